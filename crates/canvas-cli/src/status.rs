@@ -279,18 +279,26 @@ fn slow_faults(text: &mut String, s: &Status) {
 /// A line for each donor.
 fn donors(text: &mut String, s: &Status) {
     for d in &s.donors {
-        let round_trip = match d.round_trip_us {
-            Some(us) => format!("{us} us"),
-            None => "-".to_owned(),
+        let us = |us: Option<u32>| us.map_or("-".to_owned(), |us| us.to_string());
+        // One that takes back is told as that.
+        let state = match d.state.as_str() {
+            "up" if d.suspect => "silent",
+            "up" if d.slow => "slow",
+            state => state,
         };
         let slabs = if d.slabs == 1 { "slab" } else { "slabs" };
         let _ = writeln!(
             text,
-            "  donor {}  {}  {} {slabs}  {} free  {round_trip}",
+            "  donor {}  {}  {} {slabs}  {} free  ping {} us  reads p50 {} p99 {} us  {} waiting  {} failovers",
             plain(&d.address),
-            plain(&d.state),
+            plain(state),
             d.slabs,
-            Bytes(d.free_bytes)
+            Bytes(d.free_bytes),
+            us(d.round_trip_us),
+            us(d.read_p50_us),
+            us(d.read_p99_us),
+            d.outstanding,
+            d.failovers
         );
     }
 }

@@ -300,25 +300,31 @@ impl View {
     }
 
     fn table_of_donors(&self) -> Table<'_> {
-        let head = ["DONOR", "TENANT", "STATE", "SLABS", "FREE", "RTT us"];
+        let head = [
+            "DONOR", "TENANT", "STATE", "SLABS", "FREE", "RTT us", "P50 us", "P99 us", "WAIT",
+        ];
         let donors = self
             .all()
             .flat_map(|(name, s)| s.donors.iter().map(move |d| (name, d)));
-        let rows = donors.map(|(name, d)| {
+        let us = |us: Option<u32>| us.map_or("-".to_owned(), |us| us.to_string());
+        let rows = donors.map(move |(name, d)| {
             let row = Row::new([
                 plain(&d.address),
                 name.to_string(),
                 plain(&d.state),
                 d.slabs.to_string(),
                 Bytes(d.free_bytes).to_string(),
-                d.round_trip_us.map_or("-".to_owned(), |us| us.to_string()),
+                us(d.round_trip_us),
+                us(d.read_p50_us),
+                us(d.read_p99_us),
+                d.outstanding.to_string(),
             ]);
             match d.state.as_str() {
-                "up" => row,
+                "up" if !d.slow => row,
                 _ => row.style(Style::new().fg(Color::Red)),
             }
         });
-        let widths = [24, 24, 9, 6, 6, 8].map(Constraint::Length);
+        let widths = [24, 24, 9, 6, 6, 8, 8, 8, 5].map(Constraint::Length);
         Table::new(rows, widths).header(header(&head))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::status::{AgentStatus, DonorState};
+use crate::status::{AgentStatus, DonorState, DonorStatus};
 use crate::text::Bytes;
 use crate::wire::{Far, Limits, Problem, Used};
 use canvas_types::units::Size;
@@ -38,6 +38,8 @@ pub enum Code {
     LocalTooSmall,
     /// The host has no more than its reserve.
     HostShort,
+    /// A donor answers much later than another.
+    DonorSlow,
 }
 
 /// What a host that is short of memory has left.
@@ -51,7 +53,7 @@ pub struct HostLeft {
 
 impl Code {
     /// All of them: a number is never given anew.
-    pub const ALL: [(Code, &'static str, &'static str); 14] = [
+    pub const ALL: [(Code, &'static str, &'static str); 15] = [
         (Code::DonorUnreachable, "C001", "donor-unreachable"),
         (Code::SlabsDegraded, "C002", "slabs-degraded"),
         (Code::FarFull, "C003", "far-full"),
@@ -66,6 +68,7 @@ impl Code {
         (Code::RunnerSilent, "C012", "runner-silent"),
         (Code::LocalTooSmall, "C013", "local-too-small"),
         (Code::HostShort, "C014", "host-short"),
+        (Code::DonorSlow, "C015", "donor-slow"),
     ];
 
     /// One of this kind.
@@ -134,6 +137,33 @@ fn judge_far(f: &Facts, far: &Far, add: &mut impl FnMut(Code, String)) {
     }
 }
 
+/// Donors that are slow: suspect, or many times slower than the fastest one of the run, and not by less than matters.
+pub fn slow(donors: &[DonorStatus]) -> impl Iterator<Item = &DonorStatus> {
+    /// Half of the reads take so many times as long as the fastest donor's,
+    const TIMES: u32 = 8;
+    /// and no less than this.
+    const US_MIN: u32 = 2_000;
+    let p50 = |d: &DonorStatus| d.read_us.map(|(p50, _)| p50);
+    let best = donors.iter().filter_map(p50).min().unwrap_or(0);
+    let bound = best.saturating_mul(TIMES).max(US_MIN);
+    let serves = |d: &&DonorStatus| matches!(d.state, DonorState::Up | DonorState::Pressure);
+    donors
+        .iter()
+        .filter(serves)
+        .filter(move |d| d.suspect || p50(d).is_some_and(|us| us > bound))
+}
+
+fn how_slow(d: &DonorStatus) -> String {
+    let addr = d.addr;
+    let reads = d.read_us.map_or_else(String::new, |(p50, p99)| {
+        format!(": half of its reads take {p50} us or more, one in 100 {p99} us or more")
+    });
+    match d.suspect {
+        true => format!("donor {addr} is silent, and read after others until it answers{reads}"),
+        false => format!("donor {addr} answers much later than another{reads}"),
+    }
+}
+
 /// What is wrong, by code.
 pub fn judge(f: &Facts) -> Vec<Problem> {
     let mut found = Vec::new();
@@ -185,6 +215,9 @@ pub fn judge(f: &Facts) -> Vec<Problem> {
                 d.addr
             ),
         );
+    }
+    for d in f.agent.iter().flat_map(|(agent, _)| slow(&agent.donors)) {
+        add(Code::DonorSlow, how_slow(d));
     }
     if let Some((_, age)) = f.agent.filter(|(_, age)| *age > SILENT) {
         add(
@@ -288,6 +321,11 @@ mod tests {
             slabs: 0,
             free_bytes: 0,
             round_trip_us: None,
+            read_us: Some((100, 900)),
+            suspect: false,
+            failovers: 0,
+            outstanding: 0,
+            waits_us: 0,
         };
         let good_agent = AgentStatus {
             donors: vec![donor(DonorState::Up, 1), donor(DonorState::Listing, 2)],
@@ -315,6 +353,18 @@ mod tests {
                 donor(DonorState::Pressure, 1),
                 donor(DonorState::Down, 2),
                 donor(DonorState::Down, 3),
+                DonorStatus {
+                    read_us: Some((2_001, 2_002)),
+                    ..donor(DonorState::Up, 4)
+                },
+                DonorStatus {
+                    suspect: true,
+                    ..donor(DonorState::Up, 5)
+                },
+                DonorStatus {
+                    read_us: Some((1_999, 90_000)),
+                    ..donor(DonorState::Up, 6)
+                },
             ],
             ..AgentStatus::default()
         };
@@ -352,6 +402,8 @@ mod tests {
                 "unmanaged",
                 "copies-corrupt",
                 "host-short",
+                "donor-slow",
+                "donor-slow",
             ]
         );
         // Told instead of `over-local`, with what to ask for.

@@ -594,6 +594,36 @@ fn encode_donors(out: &mut Out, donors: &[Donor]) -> Result<(), Error> {
         "canvas_donor_round_trip_seconds",
         "Time to the donor's last answer.",
         &|d| Some(f64::from(d.round_trip_us?) / 1e6),
+    )?;
+    family(
+        "canvas_donor_read_p50_seconds",
+        "Half of the donor's answers to reads that a thread waits for take no longer.",
+        &|d| Some(f64::from(d.read_p50_us?) / 1e6),
+    )?;
+    family(
+        "canvas_donor_read_p99_seconds",
+        "99 of 100 of them take no longer.",
+        &|d| Some(f64::from(d.read_p99_us?) / 1e6),
+    )?;
+    family(
+        "canvas_donor_slow",
+        "1 while the donor is silent, or many times slower than another.",
+        &|d| Some(f64::from(d.slow)),
+    )?;
+    family(
+        "canvas_donor_failovers",
+        "Reads that another copy was asked for since the donor was silent, or failed.",
+        &|d| Some(d.failovers as f64),
+    )?;
+    family(
+        "canvas_donor_outstanding",
+        "Requests that wait for the donor's answer.",
+        &|d| Some(f64::from(d.outstanding)),
+    )?;
+    family(
+        "canvas_donor_waits_seconds",
+        "How long the oldest of them waits.",
+        &|d| Some(f64::from(d.waits_us) / 1e6),
     )
 }
 

@@ -42,6 +42,17 @@ pub struct DonorStatus {
     pub free_bytes: u64,
     /// How long it took to answer the last sign of life, in us; `None` before the first.
     pub round_trip_us: Option<u32>,
+    /// How long its answers to reads that a thread waits for take: half of them no longer, and 99 of 100 no longer;
+    /// `None` before the first.
+    pub read_us: Option<(u32, u32)>,
+    /// It is silent for longer than usual, and read after others until it answers.
+    pub suspect: bool,
+    /// Reads that another copy was asked for since it was silent, or failed.
+    pub failovers: u64,
+    /// Requests that wait for its answer.
+    pub outstanding: u32,
+    /// How long the oldest of these waits, in us.
+    pub waits_us: u32,
 }
 
 /// All of it at one moment.
@@ -61,8 +72,8 @@ pub struct AgentStatus {
 
 /// Bytes before the donors, and bytes of each.
 const HEAD_BYTES: usize = 32;
-const DONOR_BYTES: usize = 40;
-/// `round_trip_us` of a donor that never answered.
+const DONOR_BYTES: usize = 64;
+/// A time of a donor that never answered.
 const NEVER: u32 = u32::MAX;
 
 impl AgentStatus {
@@ -85,7 +96,11 @@ impl AgentStatus {
             out.extend(d.slabs.to_le_bytes());
             out.extend(d.free_bytes.to_le_bytes());
             out.extend(d.round_trip_us.unwrap_or(NEVER).to_le_bytes());
-            out.extend([0; 4]);
+            let (p50, p99) = d.read_us.unwrap_or((NEVER, NEVER));
+            for n in [u32::from(d.suspect), p50, p99, d.outstanding, d.waits_us] {
+                out.extend(n.to_le_bytes());
+            }
+            out.extend(d.failovers.to_le_bytes());
         }
         out
     }
@@ -112,6 +127,11 @@ impl AgentStatus {
                 slabs: u32_at(b, 20)?,
                 free_bytes: u64_at(b, 24)?,
                 round_trip_us: Some(u32_at(b, 32)?).filter(|us| *us != NEVER),
+                suspect: u32_at(b, 36)? != 0,
+                read_us: Some((u32_at(b, 40)?, u32_at(b, 44)?)).filter(|(p50, _)| *p50 != NEVER),
+                outstanding: u32_at(b, 48)?,
+                waits_us: u32_at(b, 52)?,
+                failovers: u64_at(b, 56)?,
             })
         };
         Some(AgentStatus {
@@ -136,15 +156,22 @@ mod tests {
             any::<u32>(),
             any::<u64>(),
             proptest::option::of(0..NEVER),
+            proptest::option::of((0..NEVER, any::<u32>())),
+            (any::<bool>(), any::<u64>(), any::<[u32; 2]>()),
         );
         parts.prop_map(
-            |(addr, state, slabs, free_bytes, round_trip_us)| DonorStatus {
+            |(addr, state, slabs, free_bytes, round_trip_us, read_us, more)| DonorStatus {
                 // Flow and scope are not kept.
                 addr: SocketAddr::new(addr.ip(), addr.port()),
                 state: DonorState::ALL[state].0,
                 slabs,
                 free_bytes,
                 round_trip_us,
+                read_us,
+                suspect: more.0,
+                failovers: more.1,
+                outstanding: more.2[0],
+                waits_us: more.2[1],
             },
         )
     }

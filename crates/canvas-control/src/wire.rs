@@ -546,6 +546,27 @@ pub struct Donor {
     pub free_bytes: u64,
     /// Time to its last answer; `null` before the first.
     pub round_trip_us: Option<u32>,
+    /// Half of its answers to reads that a thread waits for take no longer; `null` before the first.
+    #[serde(default)]
+    pub read_p50_us: Option<u32>,
+    /// The same of 99 of 100.
+    #[serde(default)]
+    pub read_p99_us: Option<u32>,
+    /// It is silent for longer than usual, and read after others until it answers.
+    #[serde(default)]
+    pub suspect: bool,
+    /// It takes many times as long as another donor of the run, or is suspect.
+    #[serde(default)]
+    pub slow: bool,
+    /// Reads that another copy was asked for since it was silent, or failed.
+    #[serde(default)]
+    pub failovers: u64,
+    /// Requests that wait for its answer.
+    #[serde(default)]
+    pub outstanding: u32,
+    /// How long the oldest of these waits.
+    #[serde(default)]
+    pub waits_us: u32,
 }
 
 /// A tenant's status and counters at one moment.

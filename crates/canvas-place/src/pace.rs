@@ -2,7 +2,8 @@
 //!
 //! The 99th percentile is tracked in one number by "frugal streaming" (Ma, Muthukrishnan, Sandler,
 //! "Frugal Streaming for Estimating Quantiles", 2013), with steps in proportion to the estimate: an
-//! answer above it raises it by 99 steps, one below lowers it by one.
+//! answer above it raises it by 99 steps, one below lowers it by one. The median, by which an operator tells which
+//! donor is slow, is tracked so as well, with steps of one size.
 
 /// A read is asked of another copy as well after this many times the percentile,
 const TIMES: u64 = 8;
@@ -12,17 +13,25 @@ pub const HEDGE_NS_MIN: u64 = 20_000_000;
 pub const HEDGE_NS_MAX: u64 = 200_000_000;
 /// A step is the estimate divided by this.
 const STEPS: u64 = 1024;
+/// The same of the median, which is to follow a donor that becomes slow within a few hundred answers.
+const MEDIAN_STEPS: u64 = 32;
 
 /// The answers of one donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
     p99_ns: u64,
+    p50_ns: u64,
+    answers: u64,
 }
 
 impl Default for Pace {
     /// Before the first answer: 1 ms.
     fn default() -> Pace {
-        Pace { p99_ns: 1_000_000 }
+        Pace {
+            p99_ns: 1_000_000,
+            p50_ns: 0,
+            answers: 0,
+        }
     }
 }
 
@@ -37,6 +46,18 @@ impl Pace {
         } else {
             (self.p99_ns - step.min(self.p99_ns)).max(ns)
         };
+        self.answers += 1;
+        let step = self.p50_ns / MEDIAN_STEPS + 1;
+        self.p50_ns = match self.answers {
+            1 => ns,
+            _ if ns > self.p50_ns => (self.p50_ns + step).min(ns),
+            _ => (self.p50_ns - step.min(self.p50_ns)).max(ns),
+        };
+    }
+
+    /// The smoothed median and 99th percentile, in ns; `None` before the first answer.
+    pub fn p50_and_p99_ns(&self) -> Option<(u64, u64)> {
+        (self.answers > 0).then_some((self.p50_ns, self.p99_ns.max(self.p50_ns)))
     }
 
     /// The smoothed 99th percentile, in ns.
@@ -96,6 +117,29 @@ mod tests {
         assert_eq!(silence.ns(later_ns), HEDGE_NS_MIN);
         silence.asked(later_ns);
         assert_eq!(silence.ns(6 * HEDGE_NS_MAX), HEDGE_NS_MAX);
+    }
+
+    #[test]
+    fn the_median_follows_a_donor_that_becomes_slow_and_fast_again() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.p50_and_p99_ns(), None);
+        let mut rng = fastrand::Rng::with_seed(7);
+        for (median, wild) in [
+            (100_000, 9_000_000),
+            (20_000_000, 1_000),
+            (100_000, 9_000_000),
+        ] {
+            for _ in 0..400 {
+                let usual = median + rng.u64(0..=median / 5) - median / 10;
+                pace.answered(if rng.u32(0..10) == 0 { wild } else { usual });
+            }
+            let (p50, p99) = pace.p50_and_p99_ns().unwrap();
+            assert!(
+                (median * 8 / 10..median * 12 / 10).contains(&p50),
+                "{p50} of {median}"
+            );
+            assert!(p50 <= p99);
+        }
     }
 
     proptest! {

@@ -58,6 +58,8 @@ pub struct Donor {
     pub pace: Pace,
     /// It has been silent since then for longer than usual, and has not answered a ping.
     pub suspect: Option<Instant>,
+    /// Reads that another copy was asked for since this one was silent, or failed.
+    pub failovers: u64,
     /// That it is down was told.
     pub told: bool,
     /// What was asked over a link that is gone waits for nothing any more.
@@ -114,6 +116,7 @@ impl Donor {
             pace: Pace::default(),
             suspect: None,
             told: false,
+            failovers: 0,
             orphans: false,
             wanted: want,
             connected,

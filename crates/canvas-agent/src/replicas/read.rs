@@ -326,9 +326,19 @@ impl Replicas {
                 self.events.push(Event::Ended { id, outcome, block });
             }
             Then::GoOn { failover } => {
-                self.failovers += u64::from(failover);
+                if failover {
+                    self.failed_over(donor);
+                }
                 self.go_on(id);
             }
+        }
+    }
+
+    /// Another copy was asked for what the donor, or [`THE_DISK`], did not give.
+    pub(super) fn failed_over(&mut self, donor: usize) {
+        self.failovers += 1;
+        if let Some(donor) = self.donors.get_mut(donor) {
+            donor.failovers += 1;
         }
     }
 
@@ -397,7 +407,7 @@ impl Replicas {
                     self.suspect(donor);
                 }
                 if self.ask_next(id, true) {
-                    self.failovers += 1;
+                    self.failed_over(donor);
                 }
             }
         }

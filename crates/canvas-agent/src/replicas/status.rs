@@ -22,7 +22,17 @@ impl Replicas {
         for copy in self.map.values().flat_map(|e| &e.replicas) {
             slabs[copy.donor] += 1;
         }
-        let donors = self.donors.iter().zip(slabs).map(|(d, slabs)| DonorStatus {
+        // What waits for their answers, and since when the oldest of it does.
+        let mut waiting = vec![(0u32, None::<Instant>); self.donors.len()];
+        for sent in self.calls.values() {
+            let (n, since) = &mut waiting[sent.donor];
+            *n += 1;
+            *since = Some(since.map_or(sent.since, |s| s.min(sent.since)));
+        }
+        let us = |t: Duration| t.as_micros().min(u128::from(u32::MAX - 1)) as u32;
+        let us_of = |ns| us(Duration::from_nanos(ns));
+        let donors = self.donors.iter().zip(slabs).zip(waiting);
+        let donors = donors.map(|((d, slabs), (outstanding, since))| DonorStatus {
             addr: d.addr.addr,
             state: match d.state {
                 State::Down(_) => DonorState::Down,
@@ -32,9 +42,12 @@ impl Replicas {
             },
             slabs,
             free_bytes: d.free_bytes,
-            round_trip_us: d
-                .round_trip
-                .map(|t| t.as_micros().min(u128::from(u32::MAX - 1)) as u32),
+            round_trip_us: d.round_trip.map(us),
+            read_us: (d.pace.p50_and_p99_ns()).map(|(p50, p99)| (us_of(p50), us_of(p99))),
+            suspect: d.suspect.is_some(),
+            failovers: d.failovers,
+            outstanding,
+            waits_us: since.map_or(0, |since| us(since.elapsed())),
         });
         let status = AgentStatus {
             at_ns: now_ns(),

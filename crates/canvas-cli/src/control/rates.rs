@@ -4,7 +4,7 @@ use canvas_shm::histogram::{BUCKETS, quantile_ns};
 use serde::Serialize;
 
 use canvas_control::features::Features;
-use canvas_control::wire::Stat;
+use canvas_control::wire::{Donor, Stat};
 
 /// Rates over an interval, and levels at its end.
 #[derive(Serialize, Clone, Debug)]
@@ -54,6 +54,8 @@ pub struct Rates {
     pub features: Features,
     /// What came back ahead of need in the interval, by who asked for it.
     pub ahead: Ahead,
+    /// The hosts that lend it memory, at the end.
+    pub donors: Vec<Donor>,
 }
 
 /// Pages that came back ahead of need, by who asked for them; a second.
@@ -181,6 +183,7 @@ impl Rates {
             shared_grant_bytes: limits.shared_grant_bytes,
             features: after.features.since(&before.features).features(ns),
             ahead: Ahead::of(counter),
+            donors: after.status.donors.clone(),
         })
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use canvas_control::health::slow;
 use canvas_control::status::{AgentStatus, DonorStatus};
 use canvas_control::wire::{Donor, Far, Limits};
 use canvas_shm::far::SLAB_BYTES;
@@ -72,12 +73,20 @@ pub fn age(said: &AgentStatus) -> Duration {
 
 /// The donors that the agent knows.
 pub fn donors(said: AgentStatus) -> Vec<Donor> {
-    let donor = |d: DonorStatus| Donor {
+    let slow: Vec<_> = slow(&said.donors).map(|d| d.addr).collect();
+    let donor = |d: &DonorStatus| Donor {
         address: d.addr.to_string(),
         state: d.state.name().to_owned(),
         slabs: d.slabs,
         free_bytes: d.free_bytes,
         round_trip_us: d.round_trip_us,
+        read_p50_us: d.read_us.map(|(p50, _)| p50),
+        read_p99_us: d.read_us.map(|(_, p99)| p99),
+        suspect: d.suspect,
+        slow: slow.contains(&d.addr),
+        failovers: d.failovers,
+        outstanding: d.outstanding,
+        waits_us: d.waits_us,
     };
-    said.donors.into_iter().map(donor).collect()
+    said.donors.iter().map(donor).collect()
 }

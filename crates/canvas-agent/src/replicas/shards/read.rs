@@ -253,7 +253,7 @@ impl Replicas {
                     replica.ops += 1;
                 }
             }
-            None => self.failovers += 1,
+            None => self.failed_over(donor),
         }
         self.go_on_gathering(id);
     }
@@ -406,7 +406,7 @@ impl Replicas {
             waiting.into_iter().for_each(|gather| gather.late(donor));
             self.shard_reads.due.pop();
             if is_late {
-                self.failovers += 1;
+                self.failed_over(donor);
                 self.suspect(donor);
                 self.go_on_gathering(id);
             }
