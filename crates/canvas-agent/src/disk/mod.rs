@@ -598,12 +598,12 @@ mod tests {
         for half_at in [0, 1] {
             let all = files(2);
             let at = 3 * EXTENT_BYTES as u64;
-            all[1 - half_at]
-                .write_all_at(&[7; EXTENT_BYTES], at)
-                .unwrap();
-            all[half_at]
-                .write_all_at(&[9; EXTENT_BYTES / 2], at)
-                .unwrap();
+            let (mut good, mut half) = (Block::new(), Block::new());
+            good.fill(7);
+            half.fill(9);
+            let half = &half[..EXTENT_BYTES / 2];
+            all[1 - half_at].write_all_at(&good, at).unwrap();
+            all[half_at].write_all_at(half, at).unwrap();
             let mut rig = Rig::new(all);
             let mut found = [false; 3];
             for (copy, is_good) in found.iter_mut().enumerate() {
