@@ -2,8 +2,7 @@
 
 use canvas_far::fetch::{Lost, Stored};
 use canvas_far::{
-    Owner, channel, completion, fetch, lead_time, resident_copies, room, spill,
-    unit,
+    Owner, channel, completion, fetch, lead_time, resident_copies, room, spill, unit,
 };
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
