@@ -540,6 +540,11 @@ pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         // SAFETY: the program's call.
         check(unsafe { gate::raw(libc::SYS_mincore as usize, *a) })?;
         for page in start..end {
+            // In thread mode whoever touched a page goes on a moment before the page's word says so.
+            let mut spins = 0;
+            while word::load(areas::word(PageId(page))).state().is_busy() {
+                backoff(&mut spins, yield_now);
+            }
             let resident = word::load(areas::word(PageId(page))).state() == State::Resident;
             // SAFETY: the program's buffer of a byte a page, to which the kernel wrote just now.
             unsafe { ((a[2] + (page - start) as usize) as *mut u8).write(resident as u8) };
