@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <linux/close_range.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -280,6 +281,8 @@ static inline int case_in_process(int number, const char *self) {
         setsid();
         if (chdir(dir) || dup2(out, 1) == -1 || dup2(out, 2) == -1)
             _exit(2);
+        /* What the caller left open is no matter of the case. */
+        close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
         execl(self, self, "--case", cases[number].name, NULL);
         _exit(2);
     }

@@ -624,12 +624,10 @@ CASE(ignored_bus_over_exec) {
     execlp("python3", "python3", "-c",
            "import signal as s; assert s.getsignal(s.SIGBUS) == s.SIG_IGN; s.raise_signal(s.SIGBUS)", NULL);
 }
+static void *reads(void *got) { return (void *)(long)pthread_sigmask(SIG_SETMASK, NULL, got); }
 CASE(mask_of_a_thread_is_its_own) {
     OK(sigprocmask(SIG_SETMASK, set_of(SIGBUS, 0), NULL));
     pthread_t t;
-    void *reads(void *got) {
-        return (void *)(long)pthread_sigmask(SIG_SETMASK, NULL, got);
-    }
     sigset_t *got = no_set();
     EXPECT_EQ(pthread_create(&t, NULL, reads, got), 0);
     pthread_join(t, NULL);
