@@ -187,7 +187,7 @@ fn is_border(code: &[u8], at: usize) -> bool {
     let bytes = &code[from..(at + INSTRUCTION_MAX).min(code.len())];
     let mut d = Decoder::with_ip(64, bytes, from as u64, DecoderOptions::NONE);
     while d.can_decode() && d.ip() < at as u64 {
-        d.decode();
+        let _ = d.decode();
     }
     d.ip() == at as u64
 }
