@@ -15,7 +15,7 @@ use crate::capture::{hooks, patch};
 use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
 use crate::paging::{accounting, app_tier, learn, swapin, trace};
-use crate::process::{altstack, exec, limits, procs, sig, threads, tools, users};
+use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
 use crate::shared::{mapping, pages};
 use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
@@ -229,6 +229,7 @@ fn try_start() -> Result<(), Failure> {
     let thread_mode = seg.config.mode.load(Ordering::Relaxed) == Mode::Thread as u32;
     map_memory(thread_mode)?;
     join_tenant(fd)?;
+    arrival::init();
     if thread_mode {
         threads::start_handlers().map_err(because("fault handler threads cannot be started"))?;
     } else {
@@ -260,7 +261,7 @@ fn try_start() -> Result<(), Failure> {
         threads::start_reclaimer();
     }
     trace::start();
-    pairs::start(sig::OURS);
+    pairs::start(beliefs::OURS);
     Ok(())
 }
 

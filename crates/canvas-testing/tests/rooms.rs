@@ -15,10 +15,26 @@ const MODULES: [(&str, &[&str]); 5] = [
         "capture",
         &["patch", "prepared", "stub", "hooks", "filters"],
     ),
-    ("process", &["procs", "users", "threads", "sig", "altstack"]),
+    (
+        "process",
+        &[
+            "procs", "exec", "limits", "tools", "users", "threads", "arrival", "sig", "actions",
+            "frame", "altstack", "beliefs",
+        ],
+    ),
     (
         "memory",
-        &["exports", "remap", "brk", "mm", "open_pages", "args"],
+        &[
+            "exports",
+            "remap",
+            "brk",
+            "mm",
+            "open_pages",
+            "args",
+            "calls",
+            "uaccess",
+            "pins",
+        ],
     ),
     (
         "far_tier",
@@ -27,8 +43,9 @@ const MODULES: [(&str, &[&str]); 5] = [
     (
         "base",
         &[
-            "tenant", "regions", "touched", "freeze", "far_area", "state", "thread", "keys", "jvm",
-            "smaps", "areas", "upcalls", "call", "alloc", "own", "fds", "report", "time",
+            "tenant", "regions", "touched", "freeze", "slow", "far_area", "state", "thread",
+            "keys", "jvm", "smaps", "areas", "upcalls", "call", "alloc", "own", "fds", "report",
+            "time",
         ],
     ),
 ];

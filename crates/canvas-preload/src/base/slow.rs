@@ -4,8 +4,11 @@
 //! have been slow looks which of them lay within it. So a fast fault pays nothing but a comparison. Threads that share
 //! a number can be given each other's cause.
 
+use canvas_shm::Counter;
+use canvas_shm::segment::STRIPES;
 use canvas_shm::slow::{CAUSES, Cause, SLOW_NS, SlowFault};
 use canvas_sys::{gate, proc};
+use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::base::{state, thread, time};
@@ -87,12 +90,18 @@ yields! {
     yield_to_page: BusyPage,
 }
 
-/// The calling thread's fault on the page at `page` took from `from_ns` to `to_ns`.
+/// A fault at `addr` that began at `begun_ns` (CLOCK_MONOTONIC) has just been resolved.
 #[inline]
-pub fn note_fault(page: usize, from_ns: u64, to_ns: u64) {
-    if to_ns.saturating_sub(from_ns) >= SLOW_NS {
-        note_slow(page, from_ns, to_ns);
+pub fn note_fault(addr: usize, begun_ns: u64) {
+    let now = time::now_ns();
+    let took = now.saturating_sub(begun_ns);
+    let stripe = &state::seg().stripes[thread::thread_hash() % STRIPES];
+    stripe.fault_ns.record(took);
+    state::slot().note_stall(begun_ns, now);
+    if took >= SLOW_NS {
+        note_slow(addr & !(PAGE_SIZE - 1), begun_ns, now);
     }
+    state::count(Counter::FaultsManaged, 1);
 }
 
 #[cold]

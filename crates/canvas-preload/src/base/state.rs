@@ -2,13 +2,11 @@
 
 use canvas_pager::clock::{Clock, ClockParams, EpochClock};
 use canvas_pager::prefetch::choice::Prefetchers;
-use canvas_shm::segment::STRIPES;
 use canvas_shm::{Counter, ProcSlot, Segment};
 use canvas_sys::uffd::Uffd;
-use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{slow, thread, time};
+use crate::base::thread;
 
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
 static SLOT: AtomicUsize = AtomicUsize::new(0);
@@ -76,15 +74,4 @@ pub fn set_uffd(u: Uffd) {
 #[inline(always)]
 pub fn count(c: Counter, n: u64) {
     seg().count(thread::thread_hash(), c, n);
-}
-
-/// A fault at `addr` that began at `begun_ns` (CLOCK_MONOTONIC) has just been resolved.
-#[inline]
-pub fn note_fault(addr: usize, begun_ns: u64) {
-    let now = time::now_ns();
-    let stripe = &seg().stripes[thread::thread_hash() % STRIPES];
-    stripe.fault_ns.record(now.saturating_sub(begun_ns));
-    slot().note_stall(begun_ns, now);
-    slow::note_fault(addr & !(PAGE_SIZE - 1), begun_ns, now);
-    count(Counter::FaultsManaged, 1);
 }

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::{fds, state};
 use crate::far_tier::{lanes, pairs};
-use crate::memory::args::Pins;
+use crate::memory::pins::Pins;
 use crate::memory::uaccess;
 use crate::paging::native_swap;
 use crate::process::exec;

@@ -12,7 +12,7 @@ use crate::base::{
 };
 use crate::capture::filters;
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
-use crate::memory::{args, brk, mm, remap, uaccess};
+use crate::memory::{args, brk, mm, pins, remap, uaccess};
 use crate::paging::{accounting, devices, fork_accounting, native_swap, trace};
 use crate::process::{altstack, exec, procs, sig, users};
 use crate::shared::{mapping, pages};
@@ -237,7 +237,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
             Process::Clone | Process::Fork => procs::fork(nr, a),
             // Not libc's own wrapper, which goes past the stub: a call by syscall(2).
             Process::Clone3 => {
-                let _pins = args::pin_range(a[0], a[1]);
+                let _pins = pins::pin_range(a[0], a[1]);
                 if args::clone3_is_fork(a[0]) {
                     procs::fork(nr, a)
                 } else {

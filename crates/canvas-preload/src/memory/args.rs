@@ -6,16 +6,15 @@
 //! much.
 
 use canvas_pager::word;
-use canvas_sys::{gate, mem, probe, proc, uapi};
-use canvas_types::layout::{self, in_partition, in_window, may_be_far};
+use canvas_sys::{gate, probe, proc, uapi};
+use canvas_types::layout::{in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 
-use crate::base::{areas, freeze, regions, state};
+use crate::base::areas;
 use crate::memory::calls::{self, To, To::*};
+use crate::memory::pins::{self, Pins};
 use crate::memory::uaccess;
 use crate::paging::devices;
-use crate::paging::fault::{self, Resolved};
-use crate::shared::pins;
 
 /// Elements of a vector that are read at once.
 const IOVECS: usize = 64;
@@ -27,93 +26,7 @@ const POINTED_BYTES: usize = 4 * PAGE_SIZE;
 const IOCTL_BYTES: usize = 512;
 /// Bits of a set: as many descriptors as a process can have mostly (fs.nr_open).
 const BITS_MAX: usize = 1 << 20;
-/// Ranges of one call that need no memory of their own.
-const PINS: usize = 64;
-/// Ranges of a block of the rest (a vector of a thousand buffers): one mapping, touched lazily.
-const BLOCK_RANGES: usize = 8190;
-
-#[repr(C)]
-struct Block {
-    next: *mut Block,
-    n: usize,
-    ranges: [(u32, u32); BLOCK_RANGES],
-}
-
-/// Pinned pages of one call.
-pub struct Pins {
-    ranges: [(u32, u32); PINS],
-    n: usize,
-    more: *mut Block,
-    shared: pins::Pin,
-}
-
 impl Pins {
-    /// None yet.
-    pub fn new() -> Pins {
-        Pins {
-            ranges: [(0, 0); PINS],
-            n: 0,
-            more: core::ptr::null_mut(),
-            shared: pins::Pin::new(),
-        }
-    }
-    /// Remembers a range for [`Pins::drop`]. False when there is no memory to do so.
-    fn note(&mut self, range: (u32, u32)) -> bool {
-        if self.n < PINS {
-            self.ranges[self.n] = range;
-            self.n += 1;
-            return true;
-        }
-        // SAFETY: null, or a block that `map_lazy` gave, which only this `Pins` knows until it is dropped.
-        let full = unsafe { self.more.as_ref() }.is_none_or(|b| b.n == BLOCK_RANGES);
-        if full {
-            let rw = libc::PROT_READ | libc::PROT_WRITE;
-            let Ok(at) = mem::map_lazy(0, core::mem::size_of::<Block>(), rw) else {
-                return false;
-            };
-            let block = at as *mut Block;
-            // SAFETY: fresh zeroed memory, which is a valid empty block.
-            unsafe { (*block).next = self.more };
-            self.more = block;
-        }
-        // SAFETY: not null any more; as just said, nobody else refers to the block.
-        let block = unsafe { &mut *self.more };
-        block.ranges[block.n] = range;
-        block.n += 1;
-        true
-    }
-    /// Pins `addr..addr+bytes` as far as it lies in the window and is mapped; the kernel finds out
-    /// about the rest itself.
-    pub fn pin(&mut self, addr: usize, bytes: usize) {
-        if in_partition(addr) {
-            self.shared.pin(addr, bytes);
-            return;
-        }
-        if bytes == 0 || !in_window(addr) {
-            return;
-        }
-        let last = addr.saturating_add(bytes - 1).min(layout::window_end() - 1);
-        let (first, last) = (PageId::of_addr(addr).0, PageId::of_addr(last).0);
-        let mut from = first;
-        while from <= last {
-            let mut page = from;
-            while page <= last && pin_page(PageId(page)) {
-                page += 1;
-            }
-            if page > from && !self.note((from, page)) {
-                unpin_range((from, page));
-                return;
-            }
-            if page > last {
-                return;
-            }
-            // A file or shared mapping inside the window is the kernel's own; behind it we go on.
-            match regions::native_until(PageId(page)) {
-                Some(end) => from = end.0,
-                None => return,
-            }
-        }
-    }
     fn pin_string(&mut self, addr: usize) {
         let mut at = addr;
         while may_be_far(at) && at - addr < 2 * PAGE_SIZE {
@@ -282,57 +195,6 @@ impl Pins {
     }
 }
 
-impl Drop for Pins {
-    fn drop(&mut self) {
-        for range in &self.ranges[..self.n] {
-            unpin_range(*range);
-        }
-        while !self.more.is_null() {
-            let at = self.more;
-            // SAFETY: a block of ours, unmapped once, after its last use.
-            unsafe {
-                for range in &(&(*at).ranges)[..(*at).n] {
-                    unpin_range(*range);
-                }
-                self.more = (*at).next;
-                let _ = mem::unmap(at as usize, core::mem::size_of::<Block>());
-            }
-        }
-    }
-}
-
-fn unpin_range((first, end): (u32, u32)) {
-    for page in PageId::each(first..end) {
-        word::unpin(areas::word(page));
-    }
-}
-
-/// Makes a page present and pins it; false when it cannot be made present.
-fn pin_page(page: PageId) -> bool {
-    let w = areas::word(page);
-    loop {
-        if word::pin(w) {
-            return true;
-        }
-        let _inside = freeze::enter();
-        if fault::resolve(page, true) != Resolved::Present {
-            return false;
-        }
-        state::count(canvas_shm::Counter::FaultSyscall, 1);
-        // Pinned while inside: a batch of reclaim may have it again before the next round.
-        if word::pin(w) {
-            return true;
-        }
-    }
-}
-
-/// Pins the pages of `addr..addr+bytes` until the result is dropped.
-pub fn pin_range(addr: usize, bytes: usize) -> Pins {
-    let mut p = Pins::new();
-    p.pin(addr, bytes);
-    p
-}
-
 /// Does clone3 with these arguments, present and pinned, make a process with its own memory that
 /// goes on where this one stands?
 pub fn clone3_is_fork(clone_args: usize) -> bool {
@@ -363,7 +225,7 @@ pub fn hold_new_stack(clone_args: usize) {
     let last = PageId::of_addr(top).0;
     // The thread's descriptor and the first frames: four pages.
     for page in (PageId::of_addr(stack).0.max(last.saturating_sub(3)))..=last {
-        if pin_page(PageId(page)) {
+        if pins::pin_page(PageId(page)) {
             let i = NEXT.fetch_add(1, Relaxed) as usize % HELD.len();
             let old = HELD[i].swap(page + 1, Relaxed);
             if old != 0 {
@@ -448,7 +310,7 @@ unsafe fn again_from_own_memory(nr: usize, a: &[usize; 6]) -> isize {
     let Some(at) = at.ok().filter(|at| may_be_far(*at)) else {
         return NOTHING_READ;
     };
-    let mut pins = pin_range(at, a[2].min(PIECE));
+    let mut pins = pins::pin_range(at, a[2].min(PIECE));
     pins.pin(a[1], a[2].min(PIECE));
     // SAFETY: the program's call, the caller's promise.
     unsafe { gate::raw(nr, *a) }
@@ -469,7 +331,7 @@ unsafe fn run_in_pieces(nr: usize, a: &[usize; 6]) -> isize {
         b[1] = a[1] + done;
         b[2] = piece;
         b[3] = a[3] + done;
-        let mut pins = pin_range(b[1], piece);
+        let mut pins = pins::pin_range(b[1], piece);
         if matches!(nr as i64, libc::SYS_pread64 | libc::SYS_pwrite64) {
             // /proc/self/mem.
             pins.pin(b[3], piece);

@@ -24,8 +24,8 @@ use crate::base::{
     state::{count, uffd},
     tenant, touched,
 };
-use crate::memory::args;
 use crate::memory::open_pages::{MMAP_FIRST, make_way, protect};
+use crate::memory::pins;
 use crate::paging::{
     accounting,
     fault::{self, Resolved},
@@ -536,7 +536,7 @@ pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             return Err(Errno(libc::ENOMEM));
         }
         // The kernel writes first, and so finds out about a bad buffer.
-        let _pins = args::pin_range(a[2], (end - start) as usize);
+        let _pins = pins::pin_range(a[2], (end - start) as usize);
         // SAFETY: the program's call.
         check(unsafe { gate::raw(libc::SYS_mincore as usize, *a) })?;
         for page in start..end {

@@ -6,5 +6,6 @@ pub mod calls;
 pub mod exports;
 pub mod mm;
 pub mod open_pages;
+pub mod pins;
 pub mod remap;
 pub mod uaccess;

@@ -9,7 +9,7 @@ use canvas_types::PAGE_SIZE;
 use canvas_types::layout::may_be_far;
 use core::mem::MaybeUninit;
 
-use crate::memory::args::{self, Pins};
+use crate::memory::pins::{self, Pins};
 
 const BAD: Errno = Errno(libc::EFAULT);
 /// The kernel takes no longer string of an exec'd program's (MAX_ARG_STRLEN).
@@ -30,7 +30,7 @@ fn hold(addr: usize, bytes: usize) -> Result<(usize, Option<Pins>), Errno> {
     // The last word of all addresses is none of the program's.
     let last = addr.checked_add(bytes).ok_or(BAD)? - 1;
     let is_far = may_be_far(addr) || may_be_far(last);
-    Ok((last, is_far.then(|| args::pin_range(addr, bytes))))
+    Ok((last, is_far.then(|| pins::pin_range(addr, bytes))))
 }
 
 /// The first byte of the next page.

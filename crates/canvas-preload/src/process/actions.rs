@@ -1,19 +1,39 @@
 //! What the program does on each signal, as it set it.
 //!
 //! The kernel has other actions: SIGBUS and SIGSYS lead to us, no mask has them, and a handler that must not run
-//! where the kernel put its frame is behind [`arrival::of_program`].
+//! where the kernel put its frame is behind an entry of ours.
 
-use canvas_sys::signal::{self, KernelSigaction, bit};
+use canvas_sys::Errno;
+use canvas_sys::signal::{self, Handler, KernelSigaction, bit};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 
 use crate::base::{freeze, state};
-use crate::process::{arrival, beliefs, sig};
+use crate::process::beliefs;
 
 /// What the kernel takes out of every mask.
 const NEVER_BLOCKED: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 /// Numbers of signals end before it.
 const SIGNALS: usize = 65;
+
+/// Where the kernel is to enter: before handlers of the program's, and for signals of ours.
+static ENTRIES: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Start-up, before any action is set: the entries, in front of a handler of the program's and of ours.
+pub fn enter_by(of_program: Handler, of_canvas: Handler) {
+    for (entry, at) in ENTRIES.iter().zip([of_program, of_canvas]) {
+        entry.store(at as *const () as usize, Ordering::Relaxed);
+    }
+}
+
+fn entries() -> [usize; 2] {
+    [0, 1].map(|i| ENTRIES[i].load(Ordering::Relaxed))
+}
+
+fn entry_of_canvas() -> Handler {
+    // SAFETY: start-up has stored such a function there.
+    unsafe { core::mem::transmute::<usize, Handler>(entries()[1]) }
+}
 
 /// One action, behind a sequence number that is odd while it is changed.
 struct Action {
@@ -78,6 +98,25 @@ pub fn get(sig: i32) -> KernelSigaction {
     ACTIONS[sig as usize].get()
 }
 
+/// Makes our handler that of `sig`; what was there.
+///
+/// # Safety
+/// `sig` must be one of ours.
+pub unsafe fn take(sig: i32) -> Result<KernelSigaction, Errno> {
+    // SAFETY: the caller's promise: the entry serves these signals wherever they interrupt.
+    unsafe { signal::install(sig, entry_of_canvas(), libc::SA_RESTART as u64) }
+}
+
+/// The program has set `action` for `sig`, one of ours: calls that it interrupts go on, or not, as that says.
+pub fn install_for(sig: i32, action: &KernelSigaction) {
+    let restart = match action.handler {
+        libc::SIG_DFL | libc::SIG_IGN => libc::SA_RESTART as u64,
+        _ => action.flags & libc::SA_RESTART as u64,
+    };
+    // SAFETY: as in `take`.
+    let _ = unsafe { signal::install(sig, entry_of_canvas(), restart) };
+}
+
 /// Start-up: `action` was there before ours.
 pub fn note(sig: i32, action: KernelSigaction) {
     let inside = freeze::enter();
@@ -107,8 +146,8 @@ static STACKS_IN_WINDOW: AtomicBool = AtomicBool::new(false);
 fn moves(sig: i32, action: &KernelSigaction) -> bool {
     action.handler > libc::SIG_IGN
         && (sig == libc::SIGSEGV
-            || action.mask & sig::ours() != 0
-            || (sig::ours() != 0
+            || action.mask & beliefs::ours() != 0
+            || (beliefs::ours() != 0
                 && (action.flags & libc::SA_ONSTACK as u64 != 0
                     || STACKS_IN_WINDOW.load(Ordering::Relaxed))))
 }
@@ -116,19 +155,19 @@ fn moves(sig: i32, action: &KernelSigaction) -> bool {
 /// What the kernel gets for `action`.
 fn installed(sig: i32, action: &KernelSigaction) -> KernelSigaction {
     let mut k = *action;
-    k.mask &= !sig::ours();
+    k.mask &= !beliefs::ours();
     if moves(sig, action) {
-        k.handler = match action.mask & sig::ours() {
-            0 => arrival::of_program as *const () as usize,
+        k.handler = match action.mask & beliefs::ours() {
+            0 => entries()[0],
             // Until it returns the thread believes to have them blocked.
-            _ => arrival::of_canvas as *const () as usize,
+            _ => entries()[1],
         };
         k.flags |= libc::SA_SIGINFO as u64;
         if STACKS_IN_WINDOW.load(Ordering::Relaxed) {
             k.flags |= libc::SA_ONSTACK as u64;
         }
         // Until it runs where it must.
-        k.mask = !sig::ours() & !NEVER_BLOCKED;
+        k.mask = !beliefs::ours() & !NEVER_BLOCKED;
     }
     k
 }
@@ -137,11 +176,7 @@ fn installed(sig: i32, action: &KernelSigaction) -> KernelSigaction {
 fn seen(sig: i32, mine: &KernelSigaction, there: &KernelSigaction) -> KernelSigaction {
     let ours = installed(sig, mine);
     let same = there.restorer == ours.restorer && there.mask == ours.mask;
-    let entries = [
-        arrival::of_program as *const () as usize,
-        arrival::of_canvas as *const () as usize,
-    ];
-    if entries.contains(&there.handler) || (same && there.handler == ours.handler) {
+    if entries().contains(&there.handler) || (same && there.handler == ours.handler) {
         *mine
     } else if same && there.handler == libc::SIG_DFL {
         // SA_RESETHAND, by the kernel.
@@ -170,17 +205,17 @@ pub fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigaction {
     let borrowed = is_vfork_child();
     let before = ACTIONS[sig as usize].change(&inside, |mine| {
         let before = *mine;
-        if sig::ours() & bit(sig) != 0 {
+        if beliefs::ours() & bit(sig) != 0 {
             // The kernel's action stays ours: of what the program wants it has only whether calls are restarted.
             if let Some(w) = wanted.filter(|_| !borrowed) {
                 *mine = w;
-                sig::install_for(sig, &w);
+                install_for(sig, &w);
             }
             return before;
         }
         let set = wanted.map(|w| match borrowed {
             true => KernelSigaction {
-                mask: w.mask & !sig::ours(),
+                mask: w.mask & !beliefs::ours(),
                 ..w
             },
             false => installed(sig, &w),
@@ -207,7 +242,7 @@ pub fn stack_in_window() {
         return;
     }
     let inside = freeze::enter_masked();
-    for sig in (1..SIGNALS as i32).filter(|s| sig::OURS & bit(*s) == 0) {
+    for sig in (1..SIGNALS as i32).filter(|s| beliefs::OURS & bit(*s) == 0) {
         ACTIONS[sig as usize].change(&inside, |mine| {
             // SAFETY: only asks.
             let there = unsafe { signal::exchange(sig, None) }.unwrap_or_default();
@@ -216,7 +251,7 @@ pub fn stack_in_window() {
         });
     }
     STACKS_IN_WINDOW.store(true, Ordering::Relaxed);
-    for sig in (1..SIGNALS as i32).filter(|s| sig::OURS & bit(*s) == 0) {
+    for sig in (1..SIGNALS as i32).filter(|s| beliefs::OURS & bit(*s) == 0) {
         ACTIONS[sig as usize].change(&inside, |mine| {
             if mine.handler > libc::SIG_IGN {
                 // SAFETY: our entry in front of the program's handler.

@@ -7,11 +7,12 @@
 
 use canvas_sys::{mem, sys2};
 use canvas_types::PAGE_SIZE;
+use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::own::{self, kind};
 use crate::base::thread;
-use crate::process::{arrival, beliefs};
+use crate::process::beliefs;
 
 /// Bytes of one stack.
 const BYTES: usize = thread::SIGNAL_STACK_BYTES;
@@ -86,11 +87,38 @@ pub fn run_on_ours(frame: usize, f: extern "C" fn(*mut libc::c_void), arg: *mut 
     match take(own % COUNT) {
         Some(at) => {
             // SAFETY: the stack is this thread's until it is put back; `f` and `arg` are the caller's.
-            unsafe { arrival::call_on(at + BYTES, f, arg) };
+            unsafe { call_on(at + BYTES, f, arg) };
             put_back(at);
         }
         None => f(arg),
     }
+}
+
+/// Calls `f` with `arg` on the stack that ends at `top`.
+///
+/// # Safety
+/// Below `top` must be a stack that nobody else uses, and `f` must return and be right for `arg`.
+#[unsafe(naked)]
+unsafe extern "C" fn call_on(
+    _top: usize,
+    _f: extern "C" fn(*mut libc::c_void),
+    _arg: *mut libc::c_void,
+) {
+    naked_asm!(
+        ".cfi_startproc",
+        "push rbp",
+        ".cfi_adjust_cfa_offset 8",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "mov rsp, rdi",
+        "mov rdi, rdx",
+        "call rsi",
+        "mov rsp, rbp",
+        "pop rbp",
+        ".cfi_def_cfa rsp, 8",
+        "ret",
+        ".cfi_endproc",
+    )
 }
 
 /// In a fork's child: all stacks but that of its one thread are free.

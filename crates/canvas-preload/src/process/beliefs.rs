@@ -8,10 +8,22 @@ use canvas_types::sync::RawSpin;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::freeze;
+use crate::base::{freeze, state};
 
 /// A `siginfo_t`, as bytes.
 pub type Info = [u64; 16];
+
+/// Signals that must never be blocked: a fault would end the program.
+pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
+
+/// The signals that are ours in this mode: none when handler threads serve the faults.
+pub fn ours() -> u64 {
+    if state::THREAD_MODE.load(Ordering::Relaxed) {
+        0
+    } else {
+        OURS
+    }
+}
 
 /// Our signals in a set, as bits 0 and 1.
 pub fn pack(set: u64) -> u8 {

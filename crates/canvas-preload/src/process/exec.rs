@@ -111,14 +111,15 @@ unsafe fn with_our_vars(envp: usize, room: &mut Room, with: bool) -> Result<usiz
     let library = text_of(ours[2]).map_or(&b""[..], |text| &text[PRELOAD.len()..]);
     let mut have = [false; 3];
     let mut n = 0;
-    let mut i = 0;
-    while envp != 0 {
-        // SAFETY: a number.
-        let entry: usize = unsafe { uaccess::get(envp.wrapping_add(i * 8)) }?;
+    for i in 0usize.. {
+        let entry: usize = match envp {
+            0 => 0,
+            // SAFETY: a number.
+            at => unsafe { uaccess::get(at.wrapping_add(i * 8)) }?,
+        };
         if entry == 0 {
             break;
         }
-        i += 1;
         // SAFETY: the caller's promise.
         let text = unsafe { uaccess::string(entry) }?;
         let mut replaced = entry;

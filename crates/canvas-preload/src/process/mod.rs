@@ -5,6 +5,7 @@ pub mod altstack;
 pub mod arrival;
 pub mod beliefs;
 pub mod exec;
+pub mod frame;
 pub mod limits;
 pub mod procs;
 pub mod sig;

@@ -7,36 +7,23 @@ use canvas_sys::signal::{self, KernelSigaction, bit};
 use canvas_sys::{Errno, proc, seccomp, sys2, sys4};
 use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
-use core::sync::atomic::Ordering;
 
-use crate::base::{call::Call, freeze, regions, state, thread, time, upcalls};
+use crate::base::{call::Call, freeze, regions, slow, state, thread, time, upcalls};
 use crate::memory::{args, mm, open_pages, uaccess};
 use crate::paging::app_tier::At;
 use crate::paging::fault::{self, Resolved};
-use crate::process::arrival::{self, Next};
+use crate::process::frame::Next;
 use crate::process::{actions, altstack, beliefs};
 use crate::report;
 use crate::shared::{mapping, pages};
 
-/// Signals that must never be blocked: a fault would end the program.
-pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
-
-/// The signals that are ours in this mode: none when handler threads serve the faults.
-pub fn ours() -> u64 {
-    if state::THREAD_MODE.load(Ordering::Relaxed) {
-        0
-    } else {
-        OURS
-    }
-}
-
 /// Installs our handler of SIGBUS; whatever was there becomes the program's.
 pub fn install() -> Result<(), Errno> {
     // SAFETY: a handler made for that.
-    actions::note(libc::SIGBUS, unsafe { take(libc::SIGBUS) }?);
+    actions::note(libc::SIGBUS, unsafe { actions::take(libc::SIGBUS) }?);
     // What the program inherits as blocked it believes to be; a fault must find it open.
     let inherited = signal::set_mask(u64::MAX);
-    signal::set_mask(inherited & !OURS);
+    signal::set_mask(inherited & !beliefs::OURS);
     beliefs::change(|_| beliefs::pack(inherited));
     Ok(())
 }
@@ -44,27 +31,8 @@ pub fn install() -> Result<(), Errno> {
 /// Installs the handler of trapped system calls, before the filter that traps them.
 pub fn install_trap() -> Result<(), Errno> {
     // SAFETY: as above.
-    actions::note(libc::SIGSYS, unsafe { take(libc::SIGSYS) }?);
+    actions::note(libc::SIGSYS, unsafe { actions::take(libc::SIGSYS) }?);
     Ok(())
-}
-
-/// Makes our handler that of `sig`; what was there.
-///
-/// # Safety
-/// `sig` must be one of ours.
-unsafe fn take(sig: i32) -> Result<KernelSigaction, Errno> {
-    // SAFETY: the caller's promise: the entry serves these signals wherever they interrupt.
-    unsafe { signal::install(sig, arrival::of_canvas, libc::SA_RESTART as u64) }
-}
-
-/// The program has set `action` for `sig`, one of ours: calls that it interrupts go on, or not, as that says.
-pub fn install_for(sig: i32, action: &KernelSigaction) {
-    let restart = match action.handler {
-        libc::SIG_DFL | libc::SIG_IGN => libc::SA_RESTART as u64,
-        _ => action.flags & libc::SA_RESTART as u64,
-    };
-    // SAFETY: as in `take`.
-    let _ = unsafe { signal::install(sig, arrival::of_canvas, restart) };
 }
 
 /// `si_code` of a seccomp trap.
@@ -73,7 +41,7 @@ const SYS_SECCOMP: i32 = 1;
 /// SIGBUS or SIGSYS has arrived: what of it is ours is served, and what is not leads to the program's handler.
 ///
 /// # Safety
-/// By [`arrival::of_canvas`], with what it got.
+/// By the entry of our signals, with what it got.
 pub unsafe extern "C" fn serve(
     sig: i32,
     info: *mut libc::siginfo_t,
@@ -81,9 +49,9 @@ pub unsafe extern "C" fn serve(
     frame: usize,
     next: &mut Next,
 ) {
-    if bit(sig) & OURS == 0 {
+    if bit(sig) & beliefs::OURS == 0 {
         // SAFETY: the caller's promise.
-        return unsafe { arrival::arrive(sig, info, uc, frame, next) };
+        return unsafe { arrive(sig, info, uc, frame, next) };
     }
     next.nothing();
     // SAFETY: the kernel passes valid structures to an SA_SIGINFO handler.
@@ -141,13 +109,13 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
     }
     // The call may wait for long, and must be interruptible as it would be outside of a handler.
     // SAFETY: the kernel's set is the first word of the saved mask.
-    signal::set_mask(unsafe { *mask } & !OURS);
+    signal::set_mask(unsafe { *mask } & !beliefs::OURS);
     let r = match upcalls::dispatch() {
         // SAFETY: the registers of a system call.
         Some(dispatch) => unsafe { dispatch(&raw const call) },
         None => -(libc::ENOSYS as isize),
     };
-    signal::set_mask(!OURS);
+    signal::set_mask(!beliefs::OURS);
     uc.uc_mcontext.gregs[libc::REG_RAX as usize] = r as i64;
     true
 }
@@ -158,7 +126,7 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
 /// `mask` must be the saved mask of a signal frame that is being handled, `a` the registers of the program's call.
 unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
     // Its arguments may be far: an ordinary fault, for which SIGBUS must be open.
-    signal::set_mask(!OURS);
+    signal::set_mask(!beliefs::OURS);
     // SAFETY: the saved mask, the caller's promise.
     let before = unsafe { *mask };
     // SAFETY: a number.
@@ -174,7 +142,7 @@ unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
             _ => return -(libc::EINVAL as isize),
         };
         // SAFETY: the saved mask, the caller's promise.
-        unsafe { *mask = new & !OURS };
+        unsafe { *mask = new & !beliefs::OURS };
     }
     let had = believe(a[0], wanted);
     // SAFETY: rt_sigprocmask's old set.
@@ -249,7 +217,7 @@ fn resolve(f: &mut Fault) {
         };
     }
     if f.why == Resolved::Present {
-        state::note_fault(f.addr, begun);
+        slow::note_fault(f.addr, begun);
         return;
     }
     if f.why == Resolved::NotOurs && !f.shared {
@@ -378,7 +346,7 @@ pub unsafe fn rt_sigaction(a: &[usize; 6]) -> isize {
 /// believed before.
 fn believe(how: usize, set: Option<u64>) -> u8 {
     match set {
-        _ if ours() == 0 => 0,
+        _ if beliefs::ours() == 0 => 0,
         None => beliefs::mine(),
         Some(set) => beliefs::change(|had| match how as i32 {
             libc::SIG_BLOCK => had | beliefs::pack(set),
@@ -410,7 +378,11 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
         Err(e) => return -(e.0 as isize),
     };
     let opens = how as i32 == libc::SIG_UNBLOCK;
-    let set = if opens { wanted } else { wanted & !ours() };
+    let set = if opens {
+        wanted
+    } else {
+        wanted & !beliefs::ours()
+    };
     let arg = if new == 0 { 0 } else { &raw const set as usize };
     let mut before = 0u64;
     // SAFETY: both sets are ours and live.
@@ -459,14 +431,14 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
         // SAFETY: a number.
         if let Ok(Some(wanted)) = unsafe { get_unless_null::<u64>(mask) } {
             set = Some(wanted);
-            open = wanted & !ours();
+            open = wanted & !beliefs::ours();
             pair = [&raw const open as usize, size];
             b[at] = pair.as_ptr() as usize;
         }
     // SAFETY: a number.
     } else if let Ok(Some(wanted)) = unsafe { get_unless_null::<u64>(a[at]) } {
         set = Some(wanted);
-        open = wanted & !ours();
+        open = wanted & !beliefs::ours();
         b[at] = &raw const open as usize;
     }
     let had = believe(libc::SIG_SETMASK as usize, set);
@@ -476,7 +448,7 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
     }
     // SAFETY: the program's call, the caller's promise, with a mask of ours that lives across it.
     let r = unsafe { args::run(nr, &b) };
-    if set.is_some() && ours() != 0 {
+    if set.is_some() && beliefs::ours() != 0 {
         beliefs::change(|_| had);
         beliefs::deliver(had);
     }
@@ -505,7 +477,7 @@ pub unsafe fn rt_sigpending(a: &[usize; 6]) -> isize {
 /// # Safety
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
-    if ours() == 0 || a[0] == 0 || a[3] != 8 {
+    if beliefs::ours() == 0 || a[0] == 0 || a[3] != 8 {
         // SAFETY: the program's call, the caller's promise.
         return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a) };
     }
@@ -514,7 +486,7 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
         Ok(set) => set,
         Err(e) => return -(e.0 as isize),
     };
-    if set & OURS == 0 {
+    if set & beliefs::OURS == 0 {
         // SAFETY: the program's call, the caller's promise.
         return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a) };
     }
@@ -527,7 +499,7 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
     let mut info: beliefs::Info = [0; 16];
     // Nothing of the program's is touched while its faults cannot be served.
     let mask = signal::set_mask(u64::MAX);
-    signal::set_mask(mask | OURS);
+    signal::set_mask(mask | beliefs::OURS);
     let waiter = beliefs::wait();
     let r = loop {
         if let Some((sig, kept)) = beliefs::take(beliefs::pack(set)) {
@@ -618,11 +590,39 @@ fn set_altstack(ss: &libc::stack_t, before: &libc::stack_t, hidden: bool) -> Res
     Ok(())
 }
 
+/// A signal whose handler is the program's.
+///
+/// # Safety
+/// By an entry, with what it got.
+pub unsafe extern "C" fn arrive(
+    sig: i32,
+    info: *mut libc::siginfo_t,
+    uc: *mut libc::c_void,
+    frame: usize,
+    next: &mut Next,
+) {
+    let mut action = actions::get(sig);
+    if action.handler <= libc::SIG_IGN {
+        // Changed meanwhile.
+        action.handler = ignore as *const () as usize;
+    }
+    if sig == libc::SIGSEGV {
+        // SAFETY: the kernel passes valid structures: the action has SA_SIGINFO.
+        name_hole(unsafe { &mut *info });
+    }
+    let held = beliefs::pack(action.mask & beliefs::ours());
+    let believed = beliefs::change(|had| had | held);
+    // SAFETY: what the entry got.
+    unsafe { next.handler(&action, (sig, info, uc, frame), believed) };
+}
+
+extern "C" fn ignore(_: i32) {}
+
 /// `si_code` of a fault on an address where nothing is mapped.
 const SEGV_MAPERR: i32 = 1;
 
 /// To the kernel a hole in the window is an inaccessible mapping; to the program it is a hole.
-pub fn name_hole(i: &mut libc::siginfo_t) {
+fn name_hole(i: &mut libc::siginfo_t) {
     if i.si_code <= 0 {
         return;
     }

@@ -9,7 +9,7 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::base::{fds, fds::Fd, freeze, jvm, own, report, state, thread, time};
+use crate::base::{fds, fds::Fd, freeze, jvm, own, report, slow, state, thread, time};
 use crate::far_tier::tier;
 use crate::paging::{
     accounting, cache,
@@ -239,5 +239,5 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
             proc::sleep_ns(1_000_000_000);
         }
     }
-    state::note_fault(addr, begun);
+    slow::note_fault(addr, begun);
 }

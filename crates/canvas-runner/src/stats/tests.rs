@@ -1,6 +1,5 @@
 use super::*;
 use crate::sweep::Sample;
-use nix::sys::signal::Signal;
 
 fn run(end: End) -> Run {
     Run {

@@ -1,0 +1,140 @@
+//! The frame of a signal, and the stack on which a handler of the program's begins.
+//!
+//! The kernel puts the frame onto the thread's signal stack when the handler asks for that, and in a thread that has
+//! none of its own that is ours: 64 KiB. Such a handler belongs on the stack that was interrupted: the frame is copied
+//! there, as the kernel would have made it, and the handler starts with it. Only where that stack lies in the window
+//! does the frame stay, because the kernel reads the frame again when the handler returns, and cannot bring pages in.
+
+use canvas_sys::signal;
+use canvas_types::layout::{in_partition, in_window};
+use core::mem::{offset_of, size_of};
+
+use crate::process::{altstack, beliefs};
+
+/// What an entry does next: calls `handler` with `sig`, `info` and `uc` under `mask`, with `frame` as its stack.
+#[repr(C)]
+pub struct Next {
+    frame: usize,
+    handler: usize,
+    sig: usize,
+    info: usize,
+    uc: usize,
+    mask: u64,
+    /// What the thread believed to have blocked of our signals when this one came.
+    believed: usize,
+}
+/// Bytes that an entry takes of the stack for it; with the frame's address a multiple of 16.
+pub const NEXT_BYTES: usize = 56;
+const _: () = assert!(size_of::<Next>() == NEXT_BYTES && offset_of!(Next, believed) == 48);
+
+/// The kernel's `struct rt_sigframe`: where to return to, `ucontext`, `siginfo`. What the processor's registers take
+/// beside the general ones lies above it, where `ucontext` says.
+const FRAME_UC: usize = 8;
+const UC_BYTES: usize = 304;
+const FRAME_INFO: usize = FRAME_UC + UC_BYTES;
+const FRAME_BYTES: usize = FRAME_INFO + size_of::<libc::siginfo_t>();
+const _: () = assert!(FRAME_BYTES == 440);
+
+impl Next {
+    /// Nothing but to return.
+    pub fn nothing(&mut self) {
+        self.handler = 0;
+    }
+
+    /// The program's handler of `action`.
+    ///
+    /// # Safety
+    /// The pointers and `frame` must be what the entry got, on this thread.
+    pub unsafe fn handler(
+        &mut self,
+        action: &signal::KernelSigaction,
+        (sig, info, uc, frame): (i32, *mut libc::siginfo_t, *mut libc::c_void, usize),
+        believed: u8,
+    ) {
+        let own = match action.flags & libc::SA_NODEFER as u64 {
+            0 => signal::bit(sig),
+            _ => 0,
+        };
+        *self = Next {
+            frame,
+            handler: action.handler,
+            sig: sig as usize,
+            info: info as usize,
+            uc: uc as usize,
+            mask: 0,
+            believed: usize::from(believed),
+        };
+        if uc as usize != frame + FRAME_UC || info as usize != frame + FRAME_INFO {
+            // Called by another handler, under its mask and on its stack.
+            self.mask = signal::set_mask(u64::MAX);
+            return;
+        }
+        // SAFETY: the kernel's ucontext; the first word of uc_sigmask is the kernel's signal set.
+        let interrupted =
+            unsafe { *(&raw const (*uc.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>() };
+        self.mask = (interrupted | action.mask | own) & !beliefs::ours();
+        // SAFETY: a frame of the kernel's, as was just looked at.
+        if let Some(to) = unsafe { place(action.flags, uc.cast(), frame) } {
+            // SAFETY: as above; below `to` lies the free part of the stack that was interrupted.
+            self.frame = unsafe { move_frame(frame, to) };
+            self.uc = self.frame + FRAME_UC;
+            self.info = self.frame + FRAME_INFO;
+        }
+    }
+}
+
+/// The stack pointer below which the frame would lie without canvas, when that is not where it is.
+///
+/// # Safety
+/// `uc` and `frame` must be the kernel's, of the signal that is being handled.
+unsafe fn place(flags: u64, uc: *const libc::ucontext_t, frame: usize) -> Option<usize> {
+    // SAFETY: the caller's promise.
+    let (stack, sp) = unsafe {
+        (
+            (*uc).uc_stack,
+            (*uc).uc_mcontext.gregs[libc::REG_RSP as usize] as usize,
+        )
+    };
+    let on = |at: usize| at.wrapping_sub(stack.ss_sp as usize) < stack.ss_size;
+    let asked = flags & libc::SA_ONSTACK as u64 != 0 && !altstack::is_ours(stack.ss_sp as usize);
+    let moves = on(frame) && !on(sp) && !asked && !in_window(sp) && !in_partition(sp);
+    moves.then_some(sp)
+}
+
+/// Copies a frame to the stack below `sp`, laid out as the kernel does it; its new address.
+///
+/// # Safety
+/// `frame` must be the kernel's, and below `sp` must be memory of the program's that nothing uses.
+unsafe fn move_frame(frame: usize, sp: usize) -> usize {
+    const RED_ZONE: usize = 128;
+    /// `struct _fpx_sw_bytes`, at this place of the saved registers: a number, and how many bytes there are.
+    const SOFTWARE: usize = 464;
+    const MAGIC: u32 = 0x4650_5853;
+    const LEGACY_BYTES: usize = 512;
+    let uc = (frame + FRAME_UC) as *const libc::ucontext_t;
+    // SAFETY: the kernel's frame; where it has saved registers they begin with 512 bytes.
+    let (saved, bytes) = unsafe {
+        let saved = (*uc).uc_mcontext.fpregs as usize;
+        let bytes = match saved {
+            0 => 0,
+            at if *((at + SOFTWARE) as *const u32) == MAGIC => {
+                *((at + SOFTWARE + 4) as *const u32) as usize
+            }
+            _ => LEGACY_BYTES,
+        };
+        (saved, bytes)
+    };
+    let saved_to = (sp - RED_ZONE - bytes) & !63;
+    let to = ((saved_to - FRAME_BYTES) & !15) - 8;
+    // SAFETY: the kernel's frame and what it saved, to memory that nothing uses, the caller's promise. A stack that
+    // ends before that ends the program, as it would without canvas.
+    unsafe {
+        core::ptr::copy_nonoverlapping(saved as *const u8, saved_to as *mut u8, bytes);
+        core::ptr::copy_nonoverlapping(frame as *const u8, to as *mut u8, FRAME_BYTES);
+        if saved != 0 {
+            let copy = (to + FRAME_UC) as *mut libc::ucontext_t;
+            (*copy).uc_mcontext.fpregs = saved_to as *mut _;
+        }
+    }
+    to
+}
