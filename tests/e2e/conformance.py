@@ -148,7 +148,7 @@ class Verdict:
 
 
 def register(name):
-    @check(f"conformance-{name}", timeout_s=60)
+    @check(f"conformance-{name}", timeout_s=150)
     def test(r):
         if not r.managed and r.mode == "thread":
             raise Skip("said in signal mode")

@@ -25,13 +25,14 @@ use crate::{Agent, Setup};
 use canvas_gossip::GossipError;
 use canvas_link::Address;
 use canvas_place::paths::PATHS_MAX;
+use canvas_shm::lives::Lives;
 use canvas_shm::{Far, Segment};
 use canvas_wire::key::{ClusterKey, LineError};
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::finder::Finder;
-use crate::members::{Orphan, Whose};
+use crate::members::Orphan;
 use canvas_control::text::{reason, say};
 use canvas_types::units::Amount;
 
@@ -118,9 +119,6 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
     let segment_fd = fd(SEGMENT_FD, "its segment")?;
     let segment = Segment::map(&segment_fd).map_err(fail("its segment"))?;
     let far = Far::map(&segment_fd).map_err(fail("its area"))?;
-    let segment_inode = nix::sys::stat::fstat(&segment_fd)
-        .map_err(fail("its segment"))?
-        .st_ino;
     let journal = Journal::open(fd(JOURNAL_FD, "its journal")?).map_err(fail("its journal"))?;
     let key = journal.key().map_err(fail("its key"))?;
     let backing = (BACKING_FD..FDS_END).take(args.disks);
@@ -169,14 +167,11 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
     };
     let dispatch = Dispatch::new().with_timeliness(args.timeliness);
     let mut orphan = Orphan::default();
-    let whose = Whose {
-        uid: nix::unistd::geteuid().as_raw(),
-        inode: segment_inode,
-    };
+    let lives = Lives::of(&segment_fd);
     let is_over = || match runner.load(SeqCst) {
         RUNNING => false,
         RUN_OVER => true,
-        _ => orphan.is_over(segment, far, whose),
+        _ => orphan.is_over(lives, segment, far),
     };
     if args.servers.is_empty() && args.seeds.is_empty() {
         let disk = disk.ok_or(WorkerError::NoPlace)?;

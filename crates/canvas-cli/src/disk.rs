@@ -89,7 +89,7 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
     };
     let mut memory = memory.map_err(Failure::usage)?;
     if let Some(storage) = &storage {
-        let tenant = Tenant::enter(storage.segment, storage.far).map_err(|e| {
+        let tenant = Tenant::enter(storage.fd(), storage.segment, storage.far).map_err(|e| {
             let why = Errno::from_raw(e.0).desc();
             Failure::usage(format!("far memory: no place in its tenant: {why}"))
         })?;

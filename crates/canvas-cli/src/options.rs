@@ -290,6 +290,7 @@ fn own_name(args: &RunArgs) -> String {
     let name = Name {
         tenant: name_of(args.command.first().map_or(Path::new(""), Path::new)),
         pid: std::process::id(),
+        namesake: 0,
     };
     name.to_string()
 }

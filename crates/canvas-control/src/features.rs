@@ -47,7 +47,7 @@ pub struct Sums {
     /// Of that, what the program could have used, as no processor was idle.
     pub reclaim_wanted_ns: u64,
     /// Of each process, the time in which one of its threads or more was in a fault, in ns.
-    pub stalled_ns: BTreeMap<u32, u64>,
+    pub stalled_ns: BTreeMap<u64, u64>,
     /// Level: pages that exist anywhere.
     pub touched_pages: u64,
     /// Level: blocks that these lie in.

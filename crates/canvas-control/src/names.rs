@@ -51,12 +51,19 @@ pub struct Name {
     pub tenant: String,
     /// The process that listens.
     pub pid: u32,
+    /// Others of the tenant have this number elsewhere (in other PID namespaces): which of them it is, 0 for the
+    /// first.
+    pub namesake: u32,
 }
 
-/// As commands show and take it: `TENANT.PID`.
+/// As commands show and take it: `TENANT.PID`, or `TENANT.PID-N` where there is another one.
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.tenant, self.pid)
+        write!(f, "{}.{}", self.tenant, self.pid)?;
+        match self.namesake {
+            0 => Ok(()),
+            n => write!(f, "-{n}"),
+        }
     }
 }
 
@@ -65,10 +72,12 @@ impl Name {
         format!("{self}{END}")
     }
     pub(crate) fn parse(file: &str) -> Option<Name> {
-        let (tenant, pid) = file.strip_suffix(END)?.rsplit_once('.')?;
+        let (tenant, number) = file.strip_suffix(END)?.rsplit_once('.')?;
+        let (pid, namesake) = number.split_once('-').unwrap_or((number, "0"));
         Some(Name {
             tenant: judge_name(tenant).is_ok().then(|| tenant.to_owned())?,
             pid: pid.parse().ok()?,
+            namesake: namesake.parse().ok()?,
         })
     }
 }
@@ -81,6 +90,7 @@ mod tests {
         Name {
             tenant: tenant.to_owned(),
             pid,
+            namesake: 0,
         }
     }
 
@@ -103,6 +113,11 @@ mod tests {
     #[test]
     fn a_tenants_name_may_have_points() {
         assert_eq!(Name::parse("a.b.12.sock"), Some(name("a.b", 12)));
+        let second = Name {
+            namesake: 2,
+            ..name("a-1", 12)
+        };
+        assert_eq!(Name::parse(&second.file()), Some(second));
         for other in [".12", "a.sock", "a.x.sock", ".1.sock", "a.1", "a b.1.sock"] {
             assert_eq!(Name::parse(other), None, "{other}");
         }

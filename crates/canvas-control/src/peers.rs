@@ -80,6 +80,7 @@ impl Peers {
         let name = Name {
             tenant: tenant.to_owned(),
             pid: std::process::id(),
+            namesake: 0,
         };
         let listening = Place::own()
             .map_err(|e| e.to_string())
@@ -327,6 +328,7 @@ mod tests {
         let name = Name {
             tenant: "web".to_owned(),
             pid: 1,
+            namesake: 0,
         };
         let mut peers = Peers::new();
         let listening = Place::of_test(dir.path()).listen(name).unwrap();

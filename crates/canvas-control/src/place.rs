@@ -6,7 +6,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -160,16 +160,27 @@ impl Place {
     }
 
     /// Listens under a name, after the sockets of dead processes were removed.
-    pub fn listen(self, name: Name) -> io::Result<Listening> {
+    pub fn listen(self, mut name: Name) -> io::Result<Listening> {
         for other in self.names() {
             let _ = self.connect(&other);
         }
         // It takes its name when it listens: before, it would look like one of the dead.
-        let (new, path) = (self.at(&format!(".{}", name.pid)), self.at(&name.file()));
+        let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino());
+        let new = self.at(&format!(".{}-{namespace}", name.pid));
         let _ = fs::remove_file(&new);
         let listener = UnixListener::bind(&new)?;
         listener.set_nonblocking(true)?;
-        fs::rename(&new, &path)?;
+        // A process of another PID namespace may have the same number.
+        while let Err(e) = fs::hard_link(&new, self.at(&name.file())) {
+            if e.kind() != io::ErrorKind::AlreadyExists {
+                let _ = fs::remove_file(&new);
+                return Err(e);
+            }
+            if self.connect(&name).err() != Some(Errno::ECONNREFUSED) {
+                name.namesake += 1;
+            }
+        }
+        fs::remove_file(&new)?;
         Ok(Listening {
             listener,
             place: self,
@@ -217,6 +228,7 @@ mod tests {
         Name {
             tenant: tenant.to_owned(),
             pid,
+            namesake: 0,
         }
     }
 
@@ -237,6 +249,28 @@ mod tests {
         drop(live);
         assert_eq!(p.names(), []);
         assert!(deep.join("other").exists());
+    }
+
+    /// As of processes in two PID namespaces that share the directory.
+    #[test]
+    fn a_name_that_is_taken_stays_its_owners() {
+        let dir = tempfile::tempdir().unwrap();
+        let p = || place(dir.path());
+        let first = p().listen(name("t", 1)).unwrap();
+        let second = p().listen(name("t", 1)).unwrap();
+        let other = Name {
+            namesake: 1,
+            ..name("t", 1)
+        };
+        let mut names = p().names();
+        names.sort_by_key(|n| n.namesake);
+        assert_eq!(names, [name("t", 1), other.clone()]);
+        let accepted = |l: &Listening| l.listener().accept().is_ok();
+        assert!(p().connect(&other).is_ok());
+        assert!(accepted(&second) && !accepted(&first));
+        drop(second);
+        assert_eq!(p().names(), [name("t", 1)]);
+        assert!(p().connect(&name("t", 1)).is_ok() && accepted(&first));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! came by last.
 
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
@@ -16,12 +17,11 @@ use canvas_far::fetch;
 use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
-use canvas_shm::{Counter, Far, ProcSlot, Segment};
+use canvas_shm::{Counter, Far, ProcSlot, Segment, lives};
 use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span, Warmth};
 use canvas_swap::{Chosen, LocalPool, PoolBudget};
 use canvas_sys::lazy::LazyArray;
 use canvas_sys::{Errno, gate, proc};
-use canvas_types::procfs::Stat;
 use canvas_types::{DeepPlace, SwapEntry};
 
 use crate::pool::{Lz4, PoolStore, Slots, entry_of, has_copy, pause, thread_number};
@@ -63,14 +63,17 @@ pub struct Place {
 }
 
 impl Place {
-    /// Takes one for this process.
-    pub fn take(segment: &'static Segment, far: &'static Far) -> Result<Place, Errno> {
-        let pid = proc::pid();
-        let free = |s: &&ProcSlot| (s.pid).compare_exchange(0, pid, AcqRel, Relaxed).is_ok();
-        let slot = segment.procs.iter().find(free).ok_or(NO_PLACE)?;
+    /// Takes one for this process, of the tenant with the segment in `fd`.
+    pub fn take(
+        fd: impl AsFd,
+        segment: &'static Segment,
+        far: &'static Far,
+    ) -> Result<Place, Errno> {
+        let id = live_in(fd, segment)?;
+        let slot = segment.procs.iter().find(|s| s.take(id)).ok_or(NO_PLACE)?;
         let index = segment.index_of(slot);
         segment.procs_end.fetch_max(index as u32 + 1, Relaxed);
-        slot.start_ticks.store(start_ticks(), Release);
+        slot.pid.store(proc::pid(), Release);
         far.mailboxes[index].reset();
         far.drop_process(index);
         far.set_born(index, 0);
@@ -79,13 +82,18 @@ impl Place {
 
     /// Takes the place of process `pid`, with all that it had beyond the pool: of one that has ended, and was
     /// started by this one, or of the one that started this one. `None` when it has none.
-    pub fn take_from(segment: &'static Segment, far: &'static Far, pid: u32) -> Option<Place> {
+    pub fn take_from(
+        fd: impl AsFd,
+        segment: &'static Segment,
+        far: &'static Far,
+        pid: u32,
+    ) -> Option<Place> {
         let slot = segment.procs.iter().find(|s| s.pid.load(Acquire) == pid)?;
-        // Until the number is there, nobody takes the process for another one.
-        slot.start_ticks.store(0, Release);
-        let turn = slot.pid.compare_exchange(pid, proc::pid(), AcqRel, Relaxed);
-        slot.start_ticks.store(start_ticks(), Release);
-        turn.ok().map(|_| Place { segment, far, slot })
+        let (theirs, ours) = (slot.identity()?, live_in(fd, segment).ok()?);
+        let turn = slot.id.compare_exchange(theirs, ours, AcqRel, Relaxed);
+        turn.ok()?;
+        slot.pid.store(proc::pid(), Release);
+        Some(Place { segment, far, slot })
     }
 
     /// Gives it back, and what it had.
@@ -93,19 +101,23 @@ impl Place {
         let gone = |index| {
             self.far.drop_process(index);
         };
-        self.segment.release_slot(self.slot, proc::pid(), gone);
+        let id = self.slot.id.load(Acquire);
+        self.segment.release_slot(self.slot, id, gone);
     }
 }
 
-fn start_ticks() -> u64 {
-    let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
-    Stat::parse(&stat).map_or(0, |s| s.start_ticks)
+fn live_in(fd: impl AsFd, segment: &Segment) -> Result<u64, Errno> {
+    lives::live(fd, segment).map_err(|e| Errno(e as i32))
 }
 
 impl Tenant {
     /// Takes a place among the tenant's processes.
-    pub fn enter(segment: &'static Segment, far: &'static Far) -> Result<Tenant, Errno> {
-        Tenant::at(Place::take(segment, far)?)
+    pub fn enter(
+        fd: impl AsFd,
+        segment: &'static Segment,
+        far: &'static Far,
+    ) -> Result<Tenant, Errno> {
+        Tenant::at(Place::take(fd, segment, far)?)
     }
 
     /// The tenant at a place that is taken.

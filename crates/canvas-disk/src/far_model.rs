@@ -42,12 +42,7 @@ impl Drop for Ends<'_> {
 }
 
 /// Does something with a tenant whose far memory an agent keeps in a file.
-fn with_agent<R>(slabs: usize, on: impl FnOnce(&'static Segment, &'static Far) -> R) -> R {
-    with_agent_of(slabs, |_, segment, far| on(segment, far))
-}
-
-/// The same, with the descriptor of its segment.
-fn with_agent_of<R>(
+fn with_agent<R>(
     slabs: usize,
     on: impl FnOnce(BorrowedFd<'_>, &'static Segment, &'static Far) -> R,
 ) -> R {
@@ -80,8 +75,8 @@ fn with_agent_of<R>(
     })
 }
 
-fn memory(segment: &'static Segment, far: &'static Far) -> Box<DiskMemory> {
-    let tenant = Tenant::enter(segment, far).unwrap();
+fn memory(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'static Far) -> Box<DiskMemory> {
+    let tenant = Tenant::enter(fd, segment, far).unwrap();
     let memory = DiskMemory::new(PAGES, POOL_BYTES_MIN).unwrap();
     memory.with_tenant(tenant)
 }
@@ -90,8 +85,8 @@ fn memory(segment: &'static Segment, far: &'static Far) -> Box<DiskMemory> {
 fn a_disk_with_far_memory_is_a_disk() {
     let seen = Seen::default();
     let case = |ops: Vec<_>| {
-        let stats = with_agent(4, |segment, far| {
-            let memory = memory(segment, far);
+        let stats = with_agent(4, |fd, segment, far| {
+            let memory = memory(fd, segment, far);
             let stats = compare(&memory, &ops, &seen)?;
             memory.leave();
             // What its extents took is free, but for the slab that is being filled.
@@ -111,13 +106,13 @@ fn a_disk_with_far_memory_is_a_disk() {
 }
 
 /// The place that this process has, as its next server takes it.
-fn here(segment: &'static Segment, far: &'static Far) -> Place {
-    Place::take_from(segment, far, std::process::id()).unwrap()
+fn here(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'static Far) -> Place {
+    Place::take_from(fd, segment, far, std::process::id()).unwrap()
 }
 
 /// Once the process that had it last is gone.
-fn all_is_free_in_the_end(segment: &'static Segment, far: &'static Far) {
-    here(segment, far).leave();
+fn all_is_free_in_the_end(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'static Far) {
+    here(fd, segment, far).leave();
     assert_eq!(segment.pool_bytes.load(Relaxed), 0);
     // As whoever is there next does.
     far.mailboxes[0].reset();
@@ -139,25 +134,25 @@ fn all_is_free_in_the_end(segment: &'static Segment, far: &'static Far) {
 /// Servers are killed, whatever they are at, beyond the pool as well.
 #[test]
 fn a_killed_server_loses_nothing_beyond_the_pool() {
-    with_agent_of(6, |fd, segment, far| {
+    with_agent(6, |fd, segment, far| {
         // It goes from one to the next.
-        Place::take(segment, far).unwrap();
+        Place::take(fd, segment, far).unwrap();
         let test = "far_model::a_killed_server_loses_nothing_beyond_the_pool";
         kill_again_and_again(test, Some(fd));
         let stats = &far.stats;
         assert!(stats.extents_out.load(Relaxed) > 100 && stats.reads.load(Relaxed) > 100);
-        all_is_free_in_the_end(segment, far);
+        all_is_free_in_the_end(fd, segment, far);
     });
 }
 
 /// A place beyond the pool where nothing can be is damage of that page, and of no other.
 #[test]
 fn entries_that_name_no_extent_are_damage() {
-    with_agent(4, |segment, far| {
+    with_agent(4, |fd, segment, far| {
         let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
-        let mut place = Some(Place::take(segment, far).unwrap());
+        let mut place = Some(Place::take(fd, segment, far).unwrap());
         let mut serve = || {
-            let taken = place.take().unwrap_or_else(|| here(segment, far));
+            let taken = place.take().unwrap_or_else(|| here(fd, segment, far));
             let memory = DiskMemory::of_file(&file).unwrap();
             let memory = Box::leak(memory.with_tenant(Tenant::at(taken).unwrap()));
             PoolStore::new(memory, Codec::Lz4)
@@ -199,7 +194,7 @@ fn entries_that_name_no_extent_are_damage() {
             store.discard(n).unwrap();
         }
         assert_eq!(store.stats().stored_pages, 0);
-        all_is_free_in_the_end(segment, far);
+        all_is_free_in_the_end(fd, segment, far);
     });
 }
 
@@ -209,15 +204,15 @@ fn a_disk_with_far_memory_goes_on_where_its_last_server_ended() {
     let seen = Seen::default();
     let case = |servers: Vec<Vec<_>>| {
         let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
-        let stats = with_agent(6, |segment, far| {
-            let mut place = Some(Place::take(segment, far).unwrap());
+        let stats = with_agent(6, |fd, segment, far| {
+            let mut place = Some(Place::take(fd, segment, far).unwrap());
             let stats = compare_servers(&servers, &seen, || {
                 let taken = place.take();
-                let place = taken.unwrap_or_else(|| here(segment, far));
+                let place = taken.unwrap_or_else(|| here(fd, segment, far));
                 let memory = DiskMemory::of_file(&file).unwrap();
                 memory.with_tenant(Tenant::at(place).unwrap())
             })?;
-            all_is_free_in_the_end(segment, far);
+            all_is_free_in_the_end(fd, segment, far);
             Ok::<_, TestCaseError>(stats)
         })?;
         prop_assert_eq!(stats.refused, 0, "there is room beyond the pool");
@@ -235,8 +230,8 @@ fn a_disk_with_far_memory_goes_on_where_its_last_server_ended() {
 /// Where far memory is full, too, what finds no room is refused, and nothing is lost.
 #[test]
 fn far_memory_that_is_full_refuses_and_keeps() {
-    with_agent(0, |segment, far| {
-        let memory = memory(segment, far);
+    with_agent(0, |fd, segment, far| {
+        let memory = memory(fd, segment, far);
         let store = PoolStore::new(&memory, Codec::None);
         let mut scratch = Box::<Scratch>::default();
         let page = |n: u64| page_of(n, PAGE_SIZE);
@@ -257,8 +252,8 @@ fn far_memory_that_is_full_refuses_and_keeps() {
 #[test]
 fn threads_meet_the_one_that_moves_pages() {
     let base = seed();
-    with_agent(4, |segment, far| {
-        let memory = memory(segment, far);
+    with_agent(4, |fd, segment, far| {
+        let memory = memory(fd, segment, far);
         let store = PoolStore::new(&memory, Codec::Lz4);
         let over = AtomicBool::new(false);
         let work = |thread: u64| {

@@ -282,7 +282,7 @@ fn taken_over(file: &DiskFile, far: Option<&Far>) -> PoolStore<'static> {
     let mut memory = DiskMemory::of_file(file).unwrap();
     if let Some(Far { fd, from }) = far {
         let (segment, area) = (Segment::map(fd).unwrap(), canvas_shm::Far::map(fd).unwrap());
-        let place = Place::take_from(segment, area, *from).unwrap();
+        let place = Place::take_from(fd, segment, area, *from).unwrap();
         memory = memory.with_tenant(Tenant::at(place).unwrap());
     }
     PoolStore::new(Box::leak(memory), Codec::Lz4)

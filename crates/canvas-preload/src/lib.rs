@@ -10,7 +10,7 @@ mod paging;
 mod process;
 mod shared;
 
-use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, own, regions, state, upcalls};
+use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, life, own, regions, state, upcalls};
 use crate::capture::{hooks, patch};
 use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
@@ -101,7 +101,6 @@ unsafe extern "C" fn start(
     match try_start() {
         Ok(()) => {
             exports::open();
-            state::seg().managed.fetch_add(1, Ordering::Relaxed);
             state::count(canvas_shm::Counter::Execs, 1);
         }
         Err(Failure::NotAsked) => {}
@@ -228,7 +227,7 @@ fn try_start() -> Result<(), Failure> {
     keep_from_the_program(fd, &fd_variable);
     let thread_mode = seg.config.mode.load(Ordering::Relaxed) == Mode::Thread as u32;
     map_memory(thread_mode)?;
-    join_tenant(fd)?;
+    let is_new = join_tenant(fd)?;
     arrival::init();
     if thread_mode {
         threads::start_handlers().map_err(because("fault handler threads cannot be started"))?;
@@ -262,6 +261,9 @@ fn try_start() -> Result<(), Failure> {
     }
     trace::start();
     pairs::start(beliefs::OURS);
+    if is_new {
+        seg.managed.fetch_add(1, Ordering::Relaxed);
+    }
     Ok(())
 }
 
@@ -321,7 +323,6 @@ fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     gate::open().map_err(because("the call gate cannot be mapped"))?;
     own::note_fixed();
     areas::map().map_err(because("address space for page tables cannot be reserved"))?;
-    fds::init_floor();
     state::THREAD_MODE.store(thread_mode, Ordering::Relaxed);
     let u = procs::open_uffd(thread_mode)
         .map_err(because("userfaultfd is not available; see `canvas doctor`"))?;
@@ -334,16 +335,19 @@ fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes a slot of the tenant's, and what goes with it.
-fn join_tenant(fd: i32) -> Result<(), Failure> {
+/// Takes a slot of the tenant's, and what goes with it; false when an earlier image of this process had one.
+fn join_tenant(fd: i32) -> Result<bool, Failure> {
     far_area::map(fd).map_err(because(
         "the far area of the tenant segment cannot be mapped",
     ))?;
-    let slot = procs::take_slot().ok_or(Failure::Because(
+    let is_new = life::begin().map_err(because(
+        "the tenant segment cannot be locked, by which others see that a process lives",
+    ))?;
+    let slot = procs::take_slot(life::id()).ok_or(Failure::Because(
         "the tenant has too many processes",
         Errno(libc::EAGAIN),
     ))?;
-    state::set_slot(slot);
+    procs::begin_in(slot);
     far_area::take_mailbox();
     keys::init().map_err(because("the kernel gives no random bytes (getrandom)"))?;
     pool::init();
@@ -354,7 +358,7 @@ fn join_tenant(fd: i32) -> Result<(), Failure> {
     swapin::start();
     app_tier::start();
     learn::start();
-    Ok(())
+    Ok(is_new)
 }
 
 /// Patches the system calls of libc and the loader.

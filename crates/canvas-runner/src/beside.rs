@@ -4,6 +4,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use canvas_shm::lives::Lives;
+
 use nix::sys::stat::fstat;
 
 use crate::far::Keeper;
@@ -38,6 +40,11 @@ impl Sides {
     pub fn new(segment: &OwnedFd) -> io::Result<Sides> {
         let segment = segment.try_clone()?;
         Ok(Sides { segment })
+    }
+
+    /// Which of the tenant's processes live.
+    pub fn lives(&self) -> Lives<'_> {
+        Lives::of(&self.segment)
     }
 
     /// Asks the kernel.

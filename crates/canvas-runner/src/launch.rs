@@ -3,7 +3,7 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -22,21 +22,13 @@ use crate::supervise::Signals;
 
 /// The loader's variable.
 const LD_PRELOAD: &str = "LD_PRELOAD";
-/// Descriptors from here up, where the limit allows it: beyond what programs number themselves
-/// (shells use 10 to 255) and below what select(2) can take.
-const HIGH_FD: RawFd = 960;
 
-/// Gives `fd` a number that CMD is unlikely to use, which it inherits, and returns the number.
+/// Gives `fd` a number that CMD cannot use or is unlikely to, which it inherits, and returns the number.
 ///
 /// It stays open for the rest of this process's life: every process of the tenant finds the number
 /// in its environment or in the segment.
 pub fn inherit(fd: OwnedFd) -> Result<RawFd, Errno> {
-    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let least = HIGH_FD
-        .min(soft.saturating_sub(32).try_into().unwrap_or(HIGH_FD))
-        .max(3);
-    // F_DUPFD clears close-on-exec on the copy; the original is closed on return.
-    fcntl(&fd, FcntlArg::F_DUPFD(least))
+    canvas_sys::descriptors::moved(fd.into_raw_fd(), false).map_err(|e| Errno::from_raw(e.0))
 }
 
 /// Can files of so many bytes be made? The kernel would end this process for larger ones than are allowed.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use canvas_control::features::Sums;
 use canvas_place::slo::{Controller, Latency, Look, Slowdown};
 use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
+use canvas_shm::lives::Lives;
 use canvas_shm::segment::{Counter, Mode, ProcSlot, Segment};
 use canvas_sys::proc::futex_wake;
 use canvas_types::Slo;
@@ -54,7 +55,7 @@ impl Offload {
     }
 
     /// Looks, where it is time and there is a target, and asks processes for pages.
-    pub fn look(&mut self, segment: &Segment, mode: Option<Mode>) {
+    pub fn look(&mut self, lives: Lives, segment: &Segment, mode: Option<Mode>) {
         let now = Instant::now();
         let slo = segment.config.slo();
         // Of several runs of one tenant the one that made it.
@@ -64,7 +65,7 @@ impl Offload {
         }
         self.next = now + PERIOD;
         let sample = Sample::take(segment);
-        let sums = features::look(segment, mode, &sample);
+        let sums = features::look(Some(lives), segment, mode, &sample);
         let mut fault_ns = [0; BUCKETS];
         for stripe in &segment.stripes {
             stripe.fault_ns.add_to(&mut fault_ns);
@@ -130,7 +131,7 @@ fn held(segment: &Segment) -> impl Iterator<Item = (&ProcSlot, u64)> {
     segment
         .procs_used()
         .iter()
-        .filter(|slot| !matches!(slot.pid.load(Relaxed), 0 | u32::MAX))
+        .filter(|slot| slot.identity().is_some())
         .map(|slot| (slot, slot.held_pages().max(0) as u64))
 }
 
@@ -185,7 +186,7 @@ mod tests {
     fn copies_of_pages_that_are_back_are_given_up_past_a_small_part_of_the_pool() {
         let (_fd, segment) = Segment::create(false).unwrap();
         let slot = &segment.procs[0];
-        slot.pid.store(10, Relaxed);
+        slot.id.store(10, Relaxed);
         slot.pool_bytes.store(64 << 20, Relaxed);
         segment.procs_end.store(1, Relaxed);
         let asked = |far: i64, stored: u64| {
@@ -207,7 +208,7 @@ mod tests {
         let (_fd, segment) = Segment::create(false).unwrap();
         for (slot, pid, pages) in [(0, 10, 3000), (1, 11, 1000), (2, 0, 5000), (3, 12, 0)] {
             let slot = &segment.procs[slot];
-            slot.pid.store(pid, Relaxed);
+            slot.id.store(pid, Relaxed);
             slot.resident_pages.store(pages, Relaxed);
         }
         segment.procs_end.store(4, Relaxed);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use canvas_pager::trace::{Header, SampleRate};
 use canvas_shm::far::SHARED;
 use canvas_shm::files::Files;
+use canvas_shm::lives::Lives;
 use canvas_shm::segment::{Counter, Mode, SEGMENT_BYTES, config_flag};
 use canvas_shm::{Far, Segment};
 use canvas_types::layout::Bases;
@@ -151,7 +152,8 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     // Who asks now is told that the run is over.
     drop(peers);
     let wall = start.elapsed();
-    peaks.sample(segment, tenant.sides.look(agent.as_ref()));
+    let lives = tenant.sides.lives();
+    peaks.sample(lives, segment, tenant.sides.look(agent.as_ref()));
 
     if let Some(book) = &tenant.book {
         book.save(&segment.recordings);
@@ -166,10 +168,10 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
         .learns
         .then(|| Learned::new(&run, segment))
         .flatten();
-    release_dead(segment, agent.as_ref().map(|a| a.far()));
+    release_dead(lives, segment, agent.as_ref().map(|a| a.far()));
     if let Some(agent) = agent {
         if let Some(files) = &tenant.shared_memory {
-            leave_shared(files, segment, agent.far());
+            leave_shared(files, lives, segment, agent.far());
         }
         agent.end(!any_left(segment));
     }
@@ -295,8 +297,8 @@ fn managed_shared(
 
 /// Gives back what the run's shared memory has beyond the pool, and its part of the host's bound, where its tenant goes
 /// on and no process has it any more.
-fn leave_shared(files: &Files, segment: &Segment, far: &Far) {
-    if files.are_in_use(canvas_sys::proc::alive) {
+fn leave_shared(files: &Files, lives: Lives, segment: &Segment, far: &Far) {
+    if files.are_in_use(lives) {
         return;
     }
     segment.config.shared_bytes.store(0, Relaxed);

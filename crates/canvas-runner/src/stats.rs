@@ -505,7 +505,7 @@ impl Entries {
 
 /// Page features of the whole run.
 pub fn features_of(run: &Run, segment: &Segment) -> Features {
-    let mut sums = features::look(segment, run.mode, &run.peaks.fullest);
+    let mut sums = features::look(None, segment, run.mode, &run.peaks.fullest);
     let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
     // Its processes have ended, and those with a slot are not all that there were.
     sums.cpu_ns = nanos(run.user.saturating_add(run.system));

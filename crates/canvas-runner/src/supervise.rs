@@ -147,13 +147,14 @@ pub fn supervise(
                 segment.note_unlimited(pages);
                 peaks.uncharged_pages = pages;
             }
-            peaks.sample(segment, tenant.sides.look(agent.as_deref()));
+            let lives = tenant.sides.lives();
+            peaks.sample(lives, segment, tenant.sides.look(agent.as_deref()));
             processors.look(segment);
             if let Some(book) = &tenant.book {
                 book.look(&segment.recordings);
             }
-            offload.look(segment, tenant.mode);
-            release_dead(segment, agent.as_ref().map(|a| a.far()));
+            offload.look(lives, segment, tenant.mode);
+            release_dead(lives, segment, agent.as_ref().map(|a| a.far()));
             next_sweep = Instant::now() + SWEEP;
         }
     }

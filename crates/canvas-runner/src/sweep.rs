@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use canvas_shm::lives::Lives;
 use canvas_shm::segment::{CLASSES_MAX, ProcSlot, Segment};
 
 use crate::beside::Beside;
@@ -42,11 +43,7 @@ impl Sample {
             metadata_pages: Some(0),
             ..Sample::default()
         };
-        for slot in segment
-            .procs
-            .iter()
-            .filter(|s| !matches!(s.pid.load(Relaxed), 0 | u32::MAX))
-        {
+        for slot in segment.procs.iter().filter(|s| s.identity().is_some()) {
             s.resident_pages += slot.resident_pages.load(Relaxed);
             s.cached_pages += slot.cached_pages.load(Relaxed);
             s.native_pages += slot.native_pages.load(Relaxed);
@@ -90,7 +87,7 @@ const FILES_EVERY: u32 = 5;
 
 impl Peaks {
     /// Takes a sample; `beside` was looked at just now.
-    pub fn sample(&mut self, segment: &Segment, beside: Beside) {
+    pub fn sample(&mut self, lives: Lives, segment: &Segment, beside: Beside) {
         self.beside = beside;
         self.beside_peak = self.beside_peak.max(beside);
         let mut now = Sample::take(segment);
@@ -112,7 +109,7 @@ impl Peaks {
         if let Some(peak) = &mut self.file_bytes_peak
             && self.samples.is_multiple_of(FILES_EVERY)
         {
-            *peak = features::file_bytes(segment).max(*peak);
+            *peak = features::file_bytes(lives, segment).max(*peak);
         }
         self.samples = self.samples.wrapping_add(1);
     }
@@ -125,9 +122,10 @@ mod tests {
 
     #[test]
     fn peaks_outlive_the_processes() {
-        let (_fd, segment) = Segment::create(false).unwrap();
+        let (fd, segment) = Segment::create(false).unwrap();
+        let lives = Lives::of(&fd);
         let slot = &segment.procs[5];
-        slot.pid.store(1 << 23, Relaxed);
+        slot.id.store(1 << 23, Relaxed);
         slot.resident_pages.store(100, Relaxed);
         slot.note_stall(100, 500);
         segment.class_bytes[3].store(4096, Relaxed);
@@ -136,11 +134,11 @@ mod tests {
             segment_bytes,
             agent_bytes,
         };
-        peaks.sample(segment, beside(8192, 300));
-        release_dead(segment, None);
+        peaks.sample(lives, segment, beside(8192, 300));
+        release_dead(lives, segment, None);
         assert_eq!(segment.ended_stalled_ns.load(Relaxed), 400);
         segment.class_bytes[3].store(0, Relaxed);
-        peaks.sample(segment, beside(4096, 500));
+        peaks.sample(lives, segment, beside(4096, 500));
         assert_eq!(
             (peaks.peak.resident_pages, peaks.peak.class_bytes[3]),
             (100, 4096)
@@ -159,7 +157,7 @@ mod tests {
         let (_fd, segment) = Segment::create(false).unwrap();
         for (slot, pid, pages) in [(2, 1 << 23, 7), (4, 1 << 22, 30), (6, 0, 90)] {
             let slot = &segment.procs[slot];
-            slot.pid.store(pid, Relaxed);
+            slot.id.store(pid, Relaxed);
             slot.metadata_pages.store(pages, Relaxed);
         }
         assert_eq!(Sample::take(segment).metadata_pages, Some(37));

@@ -12,6 +12,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{ftruncate, pipe2};
 
 use crate::far::{self, Far};
+use crate::lives::Lives;
 use crate::map::map_part;
 use crate::segment::shared_fd;
 use crate::shared::{CONTROL_BYTES, Control, Map, STORE_PAGES, VICTIMS};
@@ -63,9 +64,9 @@ impl Files {
         self.map.control()
     }
     /// Has a process its shared memory?
-    pub fn are_in_use(&self, is_alive: impl Fn(u32) -> bool) -> bool {
-        let pids = self.control().procs.iter().map(|p| p.pid.load(Relaxed));
-        pids.filter(|pid| *pid != 0).any(is_alive)
+    pub fn are_in_use(&self, lives: Lives) -> bool {
+        let ids = self.control().procs.iter().map(|p| p.id.load(Relaxed));
+        ids.filter(|id| *id != 0).any(|id| !lives.is_gone(id))
     }
     /// The run is over, its tenant goes on, and no process has its shared memory any more: nobody has what lies of it
     /// beyond the pool. True when the agent is to be told so.

@@ -4,7 +4,7 @@
 //! What the words mean is canvas-pager's matter (`learn::chunks`). A recording's sequence number is odd while it is
 //! written; who dies then leaves it so, and it counts as empty.
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(feature = "std")]
 use std::vec::Vec;
 
@@ -76,8 +76,8 @@ impl Recording {
 /// All recordings of a run.
 #[repr(C, align(64))]
 pub struct Recordings {
-    /// The process that learns; 0 when none does yet.
-    pub owner: AtomicU32,
+    /// The identity of the process that learns; 0 when none does yet.
+    pub owner: AtomicU64,
     /// Goes up with each change.
     pub changes: AtomicU32,
     /// Recordings of earlier runs that it began with.
@@ -87,14 +87,14 @@ pub struct Recordings {
 }
 
 impl Recordings {
-    /// Makes `pid` the one process that learns, if nobody is that `lives`. True when it is.
-    pub fn claim(&self, pid: u32, lives: impl Fn(u32) -> bool) -> bool {
+    /// Makes `id` the one process that learns, if nobody is that `lives`. True when it is.
+    pub fn claim(&self, id: u64, lives: impl Fn(u64) -> bool) -> bool {
         let owner = self.owner.load(Ordering::Relaxed);
-        owner == pid
+        owner == id
             || (owner == 0 || !lives(owner))
                 && self
                     .owner
-                    .compare_exchange(owner, pid, Ordering::AcqRel, Ordering::Relaxed)
+                    .compare_exchange(owner, id, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
     }
     /// Where a new recording goes: an empty place, else that of the least useful, and of these the oldest.

@@ -139,7 +139,7 @@ mod tests {
         let (_fd, s) = Segment::create(false).unwrap();
         s.nodes[0].begin(1, 1000);
         for (i, slot) in s.procs[..2].iter().enumerate() {
-            slot.pid.store(10 + i as u32, Ordering::Relaxed);
+            slot.id.store(10 + i as u64, Ordering::Relaxed);
             assert!(s.charge_node(slot, 0, 100));
         }
         s.procs[1].shares.store(1, Ordering::Relaxed);

@@ -12,11 +12,12 @@ use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 use crate::histogram::Histogram;
 use crate::host::HostWatch;
 use crate::learn::Recordings;
+use crate::lives::LEAVING;
 use crate::nodes::NodeBook;
 use crate::slow::SlowFaults;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0013;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0014;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -94,8 +95,7 @@ pub struct Config {
     pub trace_fd: AtomicU32,
     /// Pid of the `canvas run` process that made the segment.
     pub runner_pid: AtomicU32,
-    /// The namespace in which the numbers of processes hold (inode of /proc/PID/ns/pid); 0 when it is
-    /// not known.
+    /// The PID namespace of that process (inode of /proc/PID/ns/pid); 0 when it is not known.
     pub pid_namespace: AtomicU64,
     /// First byte of the window in all processes of the tenant ([`canvas_types::layout::Bases`]).
     pub window_base: AtomicU64,
@@ -308,10 +308,12 @@ pub fn refault_bucket(epochs: u8) -> usize {
     (u8::BITS - epochs.leading_zeros()) as usize
 }
 
-/// One process of the tenant. All sizes in pages; a slot with pid 0 is free.
+/// One process of the tenant. All sizes in pages; a slot with identity 0 is free.
 #[repr(C, align(128))]
 pub struct ProcSlot {
-    /// The process, 0 when free.
+    /// Which process it is, for ever ([`crate::lives`]); 0 when free.
+    pub id: AtomicU64,
+    /// What number the process has where it runs, to be shown only; 0 while it is not known.
     pub pid: AtomicU32,
     /// Futex: others write here to ask for reclaim.
     pub wake: AtomicU32,
@@ -321,8 +323,6 @@ pub struct ProcSlot {
     pub shares: AtomicU32,
     /// Pages that the runner asks this process to give up ahead of need, of whatever it has.
     pub offload_wanted: AtomicU32,
-    /// Start time of the process in clock ticks (field 22 of /proc/PID/stat).
-    pub start_ticks: AtomicU64,
     /// All that this process has charged to the tenant's local memory.
     pub charged_pages: AtomicI64,
     /// Of that: mapped in the window.
@@ -501,6 +501,8 @@ pub struct Segment {
     pub native_in_the_way: AtomicU32,
     /// No process has ever had a slot from this index on.
     pub procs_end: AtomicU32,
+    /// Identities that were drawn ([`Segment::draw_identity`]).
+    pub identities: AtomicU64,
     /// Largest floor of a process, as the room was last divided (canvas-pager's `floor`).
     pub floor_level_pages: AtomicI64,
     /// All floors together.
@@ -524,6 +526,9 @@ pub struct Segment {
     pub measured_ns: AtomicU64,
     /// How long the last such measurement took.
     pub measure_took_ns: AtomicU64,
+    /// Identity of the process that measures them now: two at one time would settle the same differences twice. 0 when
+    /// none does.
+    pub measurer: AtomicU64,
     /// Highest sum of swap-cache pages.
     pub cached_pages_peak: AtomicI64,
     /// What the host has left, and what that allows.
@@ -534,7 +539,7 @@ pub struct Segment {
     pub far_full: AtomicU32,
     /// Processes that stayed unmanaged (static, or start-up failed).
     pub unmanaged: AtomicU32,
-    /// Processes that became managed, ever.
+    /// Processes that became managed, ever: by their first image here, or by a fork.
     pub managed: AtomicU32,
     /// Set by a process that refuses to run unmanaged under `--require`.
     pub refused: AtomicU32,
@@ -783,10 +788,10 @@ impl Segment {
     /// Gives back all that a dead process had charged, and frees its slot. The caller knows that
     /// no thread of that process runs any more. Of several callers, one does the work; it also calls
     /// `also`, with the slot's index, before anybody can take the slot again.
-    pub fn release_slot(&self, slot: &ProcSlot, pid: u32, also: impl FnOnce(usize)) {
+    pub fn release_slot(&self, slot: &ProcSlot, id: u64, also: impl FnOnce(usize)) {
         if slot
-            .pid
-            .compare_exchange(pid, u32::MAX, Ordering::AcqRel, Ordering::Relaxed)
+            .id
+            .compare_exchange(id, LEAVING, Ordering::AcqRel, Ordering::Relaxed)
             .is_err()
         {
             return;
@@ -825,10 +830,10 @@ impl Segment {
         let stalled_ns = slot.stalled_ns.swap(0, Ordering::Relaxed);
         (self.ended_stalled_ns).fetch_max(stalled_ns, Ordering::Relaxed);
         slot.stalled_until_ns.store(0, Ordering::Relaxed);
-        slot.start_ticks.store(0, Ordering::Relaxed);
+        slot.pid.store(0, Ordering::Relaxed);
         also(self.index_of(slot));
         self.page_ages[self.index_of(slot)].clear();
-        slot.pid.store(0, Ordering::Release);
+        slot.id.store(0, Ordering::Release);
     }
     /// The slots that have ever been taken.
     pub fn procs_used(&self) -> &[ProcSlot] {

@@ -25,15 +25,13 @@ pub const STORE_PAGES: usize = 1 << 26;
 /// Words of the key.
 pub const KEY_WORDS: usize = PAGE_SIZE / 8;
 
-/// A process. One with pid 0 is free.
+/// A process. One with identity 0 is free.
 #[repr(C, align(64))]
 pub struct Proc {
-    /// Number of the process that has the place; 0 when it is free.
-    pub pid: AtomicU32,
-    /// Its pid while a fork of it waits for its child.
+    /// Identity of the process that has the place ([`crate::lives`]); 0 when it is free.
+    pub id: AtomicU64,
+    /// Not 0 while a fork of it waits for its child: another number for each process.
     pub forking: AtomicU32,
-    /// Start time of the process in clock ticks; 0 while it is not known.
-    pub start_ticks: AtomicU64,
     /// Calls that found no free range: all of the partition is pinned.
     pub pin_all: AtomicU32,
     /// Which of the ranges are used.
@@ -97,7 +95,7 @@ pub struct Control {
     pub store_peak: AtomicI64,
     /// When dead processes were last looked for (CLOCK_MONOTONIC).
     pub looked_ns: AtomicU64,
-    /// Who holds the lock: pid in the upper half, number of the process plus one in the lower; 0 for nobody.
+    /// Who holds the lock: identity, then 16 bits with the number of its place plus one; 0 for nobody.
     pub lock: AtomicU64,
     /// The journal of `canvas_pager::shared`.
     pub phase: AtomicU32,

@@ -42,6 +42,13 @@ pub fn map_shared(fd: i32, offset: usize, bytes: usize) -> Result<usize, Errno> 
     }
 }
 
+/// Maps `bytes` of a file from `offset` on, anywhere, so that it stays open: they cannot be read.
+pub fn map_file_shared(fd: i32, offset: usize, bytes: usize) -> Result<usize, Errno> {
+    let (prot, flags) = (libc::PROT_NONE as usize, libc::MAP_SHARED as usize);
+    // SAFETY: never replaces an existing mapping.
+    unsafe { sys6(libc::SYS_mmap, 0, bytes, prot, flags, fd as usize, offset) }
+}
+
 /// Maps `bytes` of a file from `offset` on, private, anywhere.
 pub fn map_file(fd: i32, offset: usize, bytes: usize, prot: i32) -> Result<usize, Errno> {
     let (prot, flags) = (prot as usize, libc::MAP_PRIVATE as usize);

@@ -95,10 +95,9 @@ impl Pagemap {
         let path = core::ffi::CStr::from_bytes_until_nul(&path).map_err(|_| Errno(libc::EINVAL))?;
         File::open(path).map(Pagemap)
     }
-    /// Its descriptor, moved to `at_least` or above and open for good; exec closes it.
-    pub fn moved(self, at_least: i32) -> Option<i32> {
-        let fd = self.0.into_fd() as i32;
-        crate::uffd::move_fd(fd, at_least, true).ok()
+    /// Its descriptor, moved out of the program's way and open for good; exec closes it.
+    pub fn moved(self) -> Option<i32> {
+        crate::descriptors::moved(self.0.into_fd() as i32, true).ok()
     }
     /// What [`Pagemap::moved`] gave. It stays open when the last of these is gone.
     pub fn of(fd: i32) -> ManuallyDrop<Pagemap> {

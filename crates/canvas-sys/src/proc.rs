@@ -233,8 +233,8 @@ impl File {
     pub(crate) fn into_fd(self) -> usize {
         core::mem::ManuallyDrop::new(self).0
     }
-    /// Its descriptor, for calls of this crate.
-    pub(crate) fn fd(&self) -> usize {
+    /// Its descriptor.
+    pub fn fd(&self) -> usize {
         self.0
     }
 }
@@ -259,6 +259,20 @@ pub fn path_of(pid: u32, name: &[u8]) -> [u8; 32] {
     }
     path[6 + n] = b'/';
     path[7 + n..][..name.len()].copy_from_slice(name);
+    path
+}
+
+/// "/proc/self/DIR/FD" and its end. DIR has 8 bytes at most.
+pub fn path_of_own(directory: &[u8], fd: i32) -> [u8; 32] {
+    let mut path = [0u8; 32];
+    let of_process = path_of(fd.max(0) as u32, b"");
+    let digits = &of_process[6..];
+    let n = digits.iter().position(|b| *b == b'/').unwrap_or(0);
+    let at = 11 + directory.len();
+    path[..11].copy_from_slice(b"/proc/self/");
+    path[11..at].copy_from_slice(directory);
+    path[at] = b'/';
+    path[at + 1..at + 1 + n].copy_from_slice(&digits[..n]);
     path
 }
 

@@ -18,8 +18,8 @@ const MODULES: [(&str, &[&str]); 5] = [
     (
         "process",
         &[
-            "procs", "exec", "limits", "tools", "users", "threads", "arrival", "sig", "actions",
-            "frame", "altstack", "beliefs",
+            "procs", "listing", "exec", "limits", "tools", "users", "threads", "arrival", "sig",
+            "actions", "frame", "altstack", "beliefs",
         ],
     ),
     (
@@ -43,9 +43,9 @@ const MODULES: [(&str, &[&str]); 5] = [
     (
         "base",
         &[
-            "tenant", "regions", "touched", "freeze", "slow", "far_area", "state", "thread",
-            "keys", "jvm", "smaps", "areas", "upcalls", "call", "alloc", "own", "fds", "report",
-            "time",
+            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area", "state",
+            "thread", "keys", "jvm", "lines", "areas", "upcalls", "call", "alloc", "own", "fds",
+            "report", "time",
         ],
     ),
 ];

@@ -22,7 +22,7 @@ use super::prepared::Prepared;
 use super::socket::ListeningSocket;
 use super::tenant::{Service, Tenant};
 use super::threads::ServingThreads;
-use crate::members::{Orphan, Whose, members};
+use crate::members::{Orphan, members};
 use canvas_control::hello::{
     Answer, Ask, BYTES_MAX, Change, Hello, LINKS_MAX, Take, VERSION, Wanted,
 };
@@ -60,15 +60,6 @@ pub struct TenantEntry {
     /// Its runners' connections.
     pub links: Vec<OwnedFd>,
     orphan: Orphan,
-}
-
-impl TenantEntry {
-    fn whose(&self) -> Whose {
-        Whose {
-            uid: self.tenant.uid,
-            inode: self.tenant.inode.1,
-        }
-    }
 }
 
 /// How the agent ended.
@@ -622,7 +613,7 @@ impl Listener {
         if !there.links.is_empty() {
             return Err(AdmissionError::HasRun(name.to_owned()));
         }
-        let members = members(there.tenant.lease().segment(), there.whose());
+        let members = members(there.tenant.lives(), there.tenant.lease().segment());
         if force || members.is_empty() {
             return Ok(at);
         }
@@ -653,9 +644,8 @@ impl Listener {
         }
         for at in (0..self.entries.len()).rev() {
             let s = &mut self.entries[at];
-            let whose = s.whose();
-            let lease = s.tenant.lease();
-            if s.links.is_empty() && s.orphan.is_over(lease.segment(), lease.far(), whose) {
+            let (lives, lease) = (s.tenant.lives(), s.tenant.lease());
+            if s.links.is_empty() && s.orphan.is_over(lives, lease.segment(), lease.far()) {
                 self.end(at);
             }
         }

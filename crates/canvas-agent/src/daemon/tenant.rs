@@ -25,6 +25,7 @@ use crate::seal::Sealer;
 use crate::share::Live;
 use crate::{Agent, Setup, Share};
 use canvas_link::Address;
+use canvas_shm::lives::Lives;
 use canvas_shm::map::Lease;
 use canvas_shm::{Far, pass};
 use canvas_types::units::Amount;
@@ -216,6 +217,11 @@ impl Tenant {
             slabs,
             copies: LiveCopies::new(policy.into()),
         })
+    }
+
+    /// Which of its processes live.
+    pub fn lives(&self) -> Lives<'_> {
+        Lives::of(&self.segment)
     }
 
     /// How a runner sees it.

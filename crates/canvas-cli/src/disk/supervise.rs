@@ -93,7 +93,7 @@ impl Given {
             let system = |e: Errno| fail(format!("far memory: {}", e.desc()));
             let segment = Segment::map(fd).map_err(system)?;
             let far = Far::map(fd).map_err(system)?;
-            let place = Place::take_from(segment, far, args.holder);
+            let place = Place::take_from(fd, segment, far, args.holder);
             let place =
                 place.ok_or_else(|| fail("far memory: there is no place in it".to_owned()))?;
             let tenant = Tenant::at(place);
@@ -179,7 +179,8 @@ pub fn run(args: &DiskArgs, held: Held, words: &[OsString]) -> Result<i32, Failu
     let signals =
         signals::ends_and_children().map_err(|e| fail("signals cannot be waited for", e))?;
     if let Some(storage) = &held.storage {
-        let place = Place::take(storage.segment, storage.far).map_err(|e| Errno::from_raw(e.0));
+        let place = Place::take(storage.fd(), storage.segment, storage.far)
+            .map_err(|e| Errno::from_raw(e.0));
         place.map_err(|e| fail("far memory: no place in its tenant", e))?;
     }
     let mut holding = Holding {
@@ -200,7 +201,7 @@ pub fn run(args: &DiskArgs, held: Held, words: &[OsString]) -> Result<i32, Failu
 
 /// The place that this process, or a server that has ended, has in the tenant; this process's from now on.
 fn place_of(storage: &Storage, pid: u32) -> Option<Place> {
-    Place::take_from(storage.segment, storage.far, pid)
+    Place::take_from(storage.fd(), storage.segment, storage.far, pid)
 }
 
 impl Holding {

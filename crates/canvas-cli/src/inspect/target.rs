@@ -5,10 +5,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Acquire;
 
+use canvas_shm::lives::{Lives, map_offset};
 use canvas_shm::{Far, ProcSlot, Segment};
-use canvas_types::procfs::Stat;
 use canvas_types::{PAGE_SIZE, PageBuf, layout};
 
 use super::maps::{self, Map};
@@ -159,11 +159,14 @@ fn segment_of(pid: u32, path: &PathBuf) -> Option<(usize, Option<&'static Far>)>
     if segment.magic.load(Acquire) != canvas_shm::segment::MAGIC {
         return None;
     }
-    let stat = Stat::parse(&fs::read(proc_path(pid, "stat")).ok()?)?;
-    let numbers = own_numbers(&fs::read(proc_path(pid, "status")).ok()?);
+    let maps = maps::parse(&fs::read(proc_path(pid, "maps")).ok()?);
+    let lives = Lives::of(&file);
+    // It maps the page of its identity; where it could not, its number is told by a lock.
     let is_it = |slot: &&ProcSlot| {
-        let ticks = slot.start_ticks.load(Relaxed);
-        numbers.contains(&slot.pid.load(Acquire)) && (ticks == 0 || ticks == stat.start_ticks)
+        let Some(id) = slot.identity() else {
+            return false;
+        };
+        maps.iter().any(|m| shows(m, id)) || lives.number(id) == Some(pid)
     };
     let index = segment.index_of(segment.procs.iter().find(is_it)?);
     // From here on addresses are those of this tenant: we look at no other one.
@@ -174,26 +177,14 @@ fn segment_of(pid: u32, path: &PathBuf) -> Option<(usize, Option<&'static Far>)>
     Some((index, Far::map(&file).ok()))
 }
 
-/// The numbers that a process has, in this namespace and those below, from its status.
-fn own_numbers(status: &[u8]) -> Vec<u32> {
-    let line = status
-        .split(|b| *b == b'\n')
-        .find_map(|l| l.strip_prefix(b"NSpid:"));
-    let text = String::from_utf8_lossy(line.unwrap_or_default());
-    text.split_whitespace()
-        .filter_map(|n| n.parse().ok())
-        .collect()
+/// Is this the mapping by which the process with this identity lives?
+fn shows(map: &Map, id: u64) -> bool {
+    map.name.starts_with("/memfd:canvas-segment (deleted)") && map.offset == map_offset(id) as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_in_each_namespace() {
-        assert_eq!(own_numbers(b"Pid:\t7\nNSpid:\t7\t12\t1\n"), [7, 12, 1]);
-        assert!(own_numbers(b"Pid:\t7\n").is_empty());
-    }
 
     #[test]
     fn who_is_not_there_and_who_is_not_managed() {

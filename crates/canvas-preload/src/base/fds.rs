@@ -2,7 +2,7 @@
 
 use canvas_shm::segment::shared_fd;
 use canvas_sys::pagemap::Pagemap;
-use canvas_sys::proc;
+use canvas_sys::{descriptors, proc};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -136,28 +136,8 @@ pub fn leave_the_programs() -> bool {
     }
 }
 
-static FLOOR: AtomicI32 = AtomicI32::new(100);
-
-/// Descriptors of ours lie at or above this number, out of the way of programs that count on
-/// getting the lowest ones.
+/// Connections to donors lie at or above this number, out of the way of programs that count on getting the lowest
+/// ones.
 pub fn floor() -> i32 {
-    FLOOR.load(Ordering::Relaxed)
-}
-
-/// Finds room for our descriptors below the soft limit on them.
-pub fn init_floor() {
-    let mut l = [0u64; 2];
-    // SAFETY: the kernel writes `l`.
-    let ok = unsafe {
-        canvas_sys::sys4(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_NOFILE as usize,
-            0,
-            l.as_mut_ptr() as usize,
-        )
-    };
-    if ok.is_ok() {
-        FLOOR.store((l[0].min(1024) as i32 - 16).max(10), Ordering::Relaxed);
-    }
+    descriptors::floor()
 }

@@ -7,7 +7,7 @@ use canvas_sys::proc::{self, File};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::smaps::Lines;
+use crate::base::lines::Lines;
 
 /// Nobody has asked; somebody has; there is none; there is one; and all is known of it that can be.
 const UNASKED: u32 = 0;

@@ -8,6 +8,8 @@ pub mod fds;
 pub mod freeze;
 pub mod jvm;
 pub mod keys;
+pub mod life;
+pub mod lines;
 pub mod own;
 pub mod regions;
 pub mod report;

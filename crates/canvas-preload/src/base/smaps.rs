@@ -5,62 +5,13 @@
 //! as 1/n, so the sum over a tenant's processes is the memory that it really uses. The walk
 //! costs about 10 ms a resident GiB: only forked processes do it, and seldom.
 
+use canvas_shm::ProcSlot;
+use canvas_shm::lives::map_offset;
 use canvas_sys::pagemap::{EXCLUSIVE, PRESENT, Pagemap};
-use canvas_sys::proc::File;
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::NODES_MAX;
-use core::ffi::CStr;
 
-use crate::base::{areas, fds::pagemap};
-
-/// Reads a file of /proc line by line, in a fixed buffer, without libc.
-pub struct Lines {
-    file: File,
-    buf: [u8; 4096],
-    len: usize,
-    at: usize,
-}
-
-impl Lines {
-    /// Opens "/proc/PID/NAME".
-    pub fn open(pid: u32, name: &[u8]) -> Option<Lines> {
-        let path = canvas_sys::proc::path_of(pid, name);
-        Some(Lines {
-            file: File::open(CStr::from_bytes_until_nul(&path).ok()?).ok()?,
-            buf: [0; 4096],
-            len: 0,
-            at: 0,
-        })
-    }
-    /// Calls `f` with each line; lines longer than the buffer are cut.
-    fn each(&mut self, mut f: impl FnMut(&[u8])) {
-        self.each_while(|line| {
-            f(line);
-            true
-        });
-    }
-    /// The same as long as `f` says so.
-    pub fn each_while(&mut self, mut f: impl FnMut(&[u8]) -> bool) {
-        loop {
-            while let Some(n) = self.buf[self.at..self.len].iter().position(|b| *b == b'\n') {
-                if !f(&self.buf[self.at..self.at + n]) {
-                    return;
-                }
-                self.at += n + 1;
-            }
-            self.buf.copy_within(self.at..self.len, 0);
-            self.len -= self.at;
-            self.at = 0;
-            if self.len == self.buf.len() {
-                self.len = 0;
-            }
-            match self.file.read(&mut self.buf[self.len..]) {
-                Ok(n) if n > 0 => self.len += n,
-                _ => return,
-            }
-        }
-    }
-}
+use crate::base::{areas, fds::pagemap, life, life::Number, lines::Lines};
 
 fn hex(text: &[u8]) -> Option<usize> {
     let mut n = 0usize;
@@ -135,9 +86,38 @@ impl Whose {
     }
 }
 
-/// The shares of process `pid`, whose tenant has so many nodes; `None` when it has ended or may not be looked at.
-pub fn proportional(pid: u32, nodes_there: usize) -> Option<Shares> {
-    let mut lines = Lines::open(pid, b"smaps")?;
+/// Why a process's shares are not known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Unseen {
+    /// It ends, or has just begun.
+    None,
+    /// It lives, but cannot be looked at from here: in another PID namespace, or another user's.
+    Lives,
+}
+
+/// A process's mappings in /proc, and the line that shows that they are its; none is needed of our own.
+fn smaps_of(slot: &ProcSlot) -> Result<(Lines, Option<usize>), Unseen> {
+    let id = slot.identity().ok_or(Unseen::None)?;
+    if id == life::id() {
+        let own = Lines::open_file(c"/proc/self/smaps").ok_or(Unseen::Lives)?;
+        return Ok((own, None));
+    }
+    let number = match life::number(slot) {
+        Number::Here(number) => number,
+        Number::None => return Err(Unseen::None),
+        Number::Elsewhere => return Err(Unseen::Lives),
+    };
+    match Lines::open(number, b"smaps") {
+        Some(lines) => Ok((lines, Some(map_offset(id)))),
+        None if life::is_gone(id) => Err(Unseen::None),
+        None => Err(Unseen::Lives),
+    }
+}
+
+/// The shares of the process that has a slot, whose tenant has so many nodes.
+pub fn proportional(slot: &ProcSlot, nodes_there: usize) -> Result<Shares, Unseen> {
+    let (mut lines, its) = smaps_of(slot)?;
+    let mut is_it = its.is_none();
     let mut whose = Whose::Others;
     let (mut pool, mut nodes) = (Store::default(), [Store::default(); NODES_MAX]);
     let (mut kib, mut rss, mut pss, mut own, mut own_kib) = (0i64, 0i64, 0i64, 0i64, 0i64);
@@ -151,6 +131,8 @@ pub fn proportional(pid: u32, nodes_there: usize) -> Option<Shares> {
             && let Some(start) = hex(&first[..dash])
         {
             seen = true;
+            // Protection, then offset.
+            is_it |= its.is_some() && words.nth(1).and_then(hex) == its;
             whose = Whose::at(start, nodes_there);
             return;
         }
@@ -186,7 +168,14 @@ pub fn proportional(pid: u32, nodes_there: usize) -> Option<Shares> {
             _ => {}
         }
     });
-    seen.then_some(Shares {
+    if !seen {
+        return Err(Unseen::None);
+    }
+    if !is_it {
+        // /proc is another namespace's, and the number somebody else's there.
+        return Err(Unseen::Lives);
+    }
+    Ok(Shares {
         pages: kib / 4,
         own_pages: own_kib / 4,
         swapped_pages: swapped_kib / 4,

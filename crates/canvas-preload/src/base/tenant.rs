@@ -7,17 +7,30 @@ use canvas_sys::proc;
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
-use crate::base::{areas, far_area, smaps, state};
+use crate::base::{areas, far_area, life, smaps, state};
 
 /// The slots of all processes of the tenant.
 pub fn live_slots() -> impl Iterator<Item = &'static ProcSlot> + Clone {
-    let taken = |p: &&ProcSlot| !matches!(p.pid.load(Ordering::Relaxed), 0 | u32::MAX);
+    let taken = |p: &&ProcSlot| p.identity().is_some();
     state::seg().procs_used().iter().filter(taken)
 }
 
 /// Gives back all that a process had which has ended, or runs another image now.
-pub fn release_slot(slot: &ProcSlot, pid: u32) {
-    state::seg().release_slot(slot, pid, far_area::drop_process);
+pub fn release_slot(slot: &ProcSlot, id: u64) {
+    state::seg().release_slot(slot, id, far_area::drop_process);
+}
+
+/// Gives back what those of `among` had that live no more; true when there was any.
+pub fn release_gone(among: impl Fn(&ProcSlot) -> bool) -> bool {
+    let mut any = false;
+    for slot in live_slots().filter(|s| among(s)) {
+        let id = slot.id.load(Ordering::Relaxed);
+        if id != life::id() && life::is_gone(id) {
+            release_slot(slot, id);
+            any = true;
+        }
+    }
+    any
 }
 
 /// Of several threads, one does what was last done at `last`.
@@ -36,13 +49,10 @@ pub fn ask_for_pool(whom: Whom) -> Option<&'static ProcSlot> {
     let least = if whom == Whom::Larger { has(me) } else { 0 };
     let others = live_slots().filter(|p| !core::ptr::eq(*p, me) && has(p) > least);
     let ask = |p: &'static ProcSlot| {
-        let pid = p.pid.load(Ordering::Relaxed);
-        if proc::alive(pid) {
+        if !release_gone(|s| core::ptr::eq(s, p)) {
             p.pool_wanted_bytes.fetch_max(BYTES, Ordering::Relaxed);
             p.wake.fetch_add(1, Ordering::Release);
             proc::futex_wake(&p.wake, 1);
-        } else {
-            release_slot(p, pid);
         }
         p
     };

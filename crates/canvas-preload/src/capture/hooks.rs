@@ -14,7 +14,7 @@ use crate::capture::filters;
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
 use crate::memory::{args, brk, mm, pins, remap, uaccess};
 use crate::paging::{accounting, devices, fork_accounting, native_swap, trace};
-use crate::process::{altstack, exec, procs, sig, users};
+use crate::process::{altstack, exec, listing, procs, sig, users};
 use crate::shared::{mapping, pages};
 
 /// Installs the second layer: calls that do not come from libc.
@@ -232,6 +232,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
             Process::Close => procs::close(a),
             Process::DupOnto => procs::dup_onto(nr, a),
             Process::CloseRange => procs::close_range(a),
+            Process::List => listing::getdents64(nr, a),
             // A new thread or a vfork child returns on another stack, or on ours: not through here.
             Process::Clone if a[0] & libc::CLONE_VM as usize != 0 => as_it_is(),
             Process::Clone | Process::Fork => procs::fork(nr, a),

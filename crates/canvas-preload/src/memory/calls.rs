@@ -105,6 +105,8 @@ pub enum Process {
     Close,
     DupOnto,
     CloseRange,
+    /// `getdents64`: of our descriptors, nothing.
+    List,
     Clone,
     Clone3,
     Fork,
@@ -271,7 +273,11 @@ const TABLE: [Row; COUNT] = [
     pins(libc::SYS_msgrcv, &[(1, Message(2))]),
     pins(libc::SYS_truncate, &[(0, Str)]),
     pins(libc::SYS_getdents, &[(1, A(2))]),
-    pins(libc::SYS_getdents64, &[(1, A(2))]),
+    hook(
+        libc::SYS_getdents64,
+        Hook::Process(Process::List),
+        &[(1, A(2))],
+    ),
     pins(libc::SYS_getcwd, &[(0, A(1))]),
     pins(libc::SYS_chdir, &[(0, Str)]),
     pins(libc::SYS_chroot, &[(0, Str)]),

@@ -359,9 +359,7 @@ fn ask_oldest(over: i64, any: bool) -> bool {
     let Some((p, pages)) = by_age.or_else(|| if any { largest(&surplus) } else { None }) else {
         return false;
     };
-    let pid = p.pid.load(Ordering::Relaxed);
-    if !proc::alive(pid) {
-        tenant::release_slot(p, pid);
+    if tenant::release_gone(|s| core::ptr::eq(s, p)) {
         return true;
     }
     let pages = over.clamp(1, 1024).min(pages) as u32;

@@ -22,7 +22,9 @@ use canvas_types::layout::NODES_MAX;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
-    smaps, state, tenant,
+    life, smaps,
+    smaps::Unseen,
+    state, tenant,
     tenant::{DRIFT_PAGES, take_turn},
     upcalls,
 };
@@ -122,6 +124,7 @@ pub fn look(now: u64) -> bool {
     if now >= last + pause_ns
         && (now >= seg.last_fork_ns.load(Ordering::Relaxed) + FORK_SETTLES_NS
             || now >= last + FORKS_ON_NS)
+        && let Some(_measuring) = Measuring::begin()
         && take_turn(&seg.measured_ns, last, now)
     {
         DRIFT_PAGES.store(0, Ordering::Relaxed);
@@ -130,6 +133,29 @@ pub fn look(now: u64) -> bool {
             .store(proc::now_ns() - now, Ordering::Relaxed);
     }
     shares
+}
+
+/// This process measures all, and no other does.
+struct Measuring;
+
+impl Measuring {
+    fn begin() -> Option<Measuring> {
+        let measurer = &state::seg().measurer;
+        let there = measurer.load(Ordering::Acquire);
+        if there != 0 && (there == life::id() || !life::is_gone(there)) {
+            return None;
+        }
+        measurer
+            .compare_exchange(there, life::id(), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+            .then_some(Measuring)
+    }
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        state::seg().measurer.store(0, Ordering::Release);
+    }
 }
 
 /// What the dead have left on each node.
@@ -148,13 +174,21 @@ fn measure_all() {
     // Who gives up waits until all others have taken.
     let mut later: [Option<Correction>; LATER] = [None; LATER];
     let mut n = 0;
+    let mut all_seen = true;
     for slot in &seg.procs {
-        let pid = slot.pid.load(Ordering::Relaxed);
-        if matches!(pid, 0 | u32::MAX) || slot.ending.load(Ordering::Relaxed) != 0 {
+        let Some(id) = slot.identity() else { continue };
+        if slot.ending.load(Ordering::Relaxed) != 0 {
             continue;
         }
-        let Some(measured) = smaps::proportional(pid, nodes) else {
-            continue;
+        // While the kernel is asked, pages come and go: by what they change nobody is corrected.
+        let charged_before = slot.charged_pages.load(Ordering::Relaxed);
+        let pool_before = slot.pool_bytes.load(Ordering::Relaxed);
+        let measured = match smaps::proportional(slot, nodes) {
+            Ok(measured) => measured,
+            Err(there) => {
+                all_seen &= there != Unseen::Lives;
+                continue;
+            }
         };
         let share = measured.pages;
         slot.borrowed_pages
@@ -163,17 +197,22 @@ fn measure_all() {
             .store(measured.swapped_pages, Ordering::Relaxed);
         let booked =
             slot.resident_pages.load(Ordering::Relaxed) + slot.cached_pages.load(Ordering::Relaxed);
-        let pages = share - slot.charged_pages.load(Ordering::Relaxed);
+        let pages = beyond(
+            share,
+            charged_before,
+            slot.charged_pages.load(Ordering::Relaxed),
+        );
         seg.note_native(slot, (share - booked).max(0));
         let whole = slot.pool_whole_bytes.load(Ordering::Relaxed);
-        let pool_bytes = measured.of_pool(whole) - slot.pool_bytes.load(Ordering::Relaxed);
+        let pool_now = slot.pool_bytes.load(Ordering::Relaxed);
+        let pool_bytes = beyond(measured.of_pool(whole), pool_before, pool_now);
         let node_bytes = core::array::from_fn(|place| {
             let whole = slot.node_whole_bytes[place].load(Ordering::Relaxed);
             measured.of_node(place, whole) - slot.node_bytes[place].load(Ordering::Relaxed)
         });
         let mut now = Correction {
             slot,
-            pid,
+            id,
             pages,
             pool_bytes,
             node_bytes,
@@ -187,6 +226,10 @@ fn measure_all() {
     }
     for correction in later.into_iter().flatten() {
         correction.make();
+    }
+    if !all_seen {
+        // What the dead have left may be charged to who cannot be seen from here: who can will settle that.
+        return;
     }
     seg.orphan_pool_bytes
         .fetch_sub(orphan_pool, Ordering::Relaxed);
@@ -202,11 +245,16 @@ fn measure_all() {
     seg.charge_footprint(-orphans);
 }
 
+/// By how much a measured number lies outside of what the books said before and after it was measured.
+fn beyond(measured: i64, before: i64, after: i64) -> i64 {
+    measured - measured.clamp(before.min(after), before.max(after))
+}
+
 /// By how much the charge of a process is wrong.
 #[derive(Clone, Copy)]
 struct Correction {
     slot: &'static ProcSlot,
-    pid: u32,
+    id: u64,
     pages: i64,
     pool_bytes: i64,
     node_bytes: [i64; NODES_MAX],
@@ -233,7 +281,7 @@ impl Correction {
         for (place, bytes) in self.node_bytes.into_iter().enumerate() {
             seg.correct_node(slot, place, bytes);
         }
-        if slot.pid.load(Ordering::Relaxed) != self.pid {
+        if slot.id.load(Ordering::Relaxed) != self.id {
             // It has ended meanwhile, and its charge was given back.
             seg.charge_local(slot, -self.pages);
             seg.charge_footprint(-self.pages);

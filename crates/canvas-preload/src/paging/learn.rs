@@ -17,7 +17,7 @@ use canvas_types::PageId;
 use canvas_types::layout::WINDOW_PAGES;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{areas, state, state::count};
+use crate::base::{areas, life, state, state::count, tenant};
 use crate::far_tier::tier;
 use crate::paging::{
     accounting, fault,
@@ -268,12 +268,9 @@ impl Server {
 
     /// A resumption has begun.
     fn begin(&mut self, now_ns: u64) {
-        let (all, pid) = (recordings(), state::PID.load(Ordering::Relaxed));
-        let lives = |pid| {
-            let mut procs = state::seg().procs.iter();
-            procs.any(|p| p.pid.load(Ordering::Relaxed) == pid)
-        };
-        if !all.claim(pid, lives) {
+        let all = recordings();
+        let lives = |id| tenant::live_slots().any(|p| p.identity() == Some(id));
+        if !all.claim(life::id(), lives) {
             return;
         }
         let alike = self.alike();

@@ -14,7 +14,7 @@ use canvas_types::procfs::{self, Mapping};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{fds, own, smaps::Lines, state};
+use crate::base::{fds, lines::Lines, own, state};
 use crate::paging::accounting;
 
 /// Pages that one look gives the kernel at most. The program's mapping calls may wait for as long as that takes.

@@ -7,6 +7,7 @@ pub mod beliefs;
 pub mod exec;
 pub mod frame;
 pub mod limits;
+pub mod listing;
 pub mod procs;
 pub mod sig;
 pub mod threads;

@@ -2,15 +2,14 @@
 
 use canvas_shm::{Counter, ProcSlot, far};
 use canvas_sys::gate::{check, raw};
-use canvas_sys::{proc, signal, uffd};
-use canvas_types::procfs::Stat;
+use canvas_sys::{descriptors, proc, signal, uffd};
 use core::sync::atomic::Ordering;
 
 use crate::api;
 use crate::base::{
     fds,
     fds::Fd,
-    freeze, own, regions,
+    freeze, life, own, regions,
     state::{self, count},
     tenant,
 };
@@ -83,34 +82,26 @@ pub unsafe fn close_range(a: &[usize; 6]) -> isize {
     }
 }
 
-/// Takes a free slot of the segment for this process, or the one that an earlier image of it had.
-pub fn take_slot() -> Option<&'static ProcSlot> {
+/// Takes a free slot of the segment for the process with this identity.
+pub fn take_slot(id: u64) -> Option<&'static ProcSlot> {
     let seg = state::seg();
-    let pid = proc::pid();
-    for s in &seg.procs {
-        if s.pid.load(Ordering::Relaxed) == pid {
-            // exec: the old image's memory is gone.
-            tenant::release_slot(s, pid);
-        }
-    }
-    let slot = seg.procs[..far::SHARED].iter().find(|s| {
-        s.pid
-            .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
+    let free = || seg.procs[..far::SHARED].iter().find(|s| s.take(id));
+    let slot = free().or_else(|| {
+        // Nobody may have looked for the dead since they died.
+        tenant::release_gone(|_| true);
+        free()
     })?;
     seg.procs_end
         .fetch_max(seg.index_of(slot) as u32 + 1, Ordering::Relaxed);
-    slot.start_ticks.store(start_ticks(), Ordering::Release);
     Some(slot)
 }
 
-/// Start time of this process in clock ticks.
-fn start_ticks() -> u64 {
-    let mut buf = [0u8; 1024];
-    let Ok(n) = proc::read_file(c"/proc/self/stat", &mut buf) else {
-        return 0;
-    };
-    Stat::parse(&buf[..n]).map_or(0, |s| s.start_ticks)
+/// From now on this process has this slot, and none that an earlier image of it had.
+pub fn begin_in(slot: &'static ProcSlot) {
+    let pid = proc::pid();
+    tenant::release_gone(|s| s.pid.load(Ordering::Relaxed) == pid);
+    slot.pid.store(pid, Ordering::Relaxed);
+    state::set_slot(slot);
 }
 
 /// Opens and prepares a userfaultfd for this process, as the mode demands.
@@ -126,7 +117,7 @@ pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
         uffd::feature::SIGBUS | uffd::feature::PAGEFAULT_FLAG_WP
     };
     u.api(wanted)?;
-    let fd = uffd::move_fd(u.0, fds::floor(), true)?;
+    let fd = descriptors::moved(u.0, true)?;
     fds::guard(Fd::Uffd, fd);
     Ok(uffd::Uffd(fd))
 }
@@ -148,6 +139,14 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
         return -(libc::EAGAIN as isize);
     };
     let mut g = regions::lock();
+    // What the child cannot do without, so that it never fails where this call still can.
+    let Some(slot) = child_slot() else {
+        drop(g);
+        drop(frozen);
+        signal::set_mask(mask);
+        return -(libc::EAGAIN as isize);
+    };
+    let child_id = slot.id.load(Ordering::Relaxed);
     let pool_locks = pool::pool().fork_guard();
     // The child's ring shall be empty.
     trace::flush();
@@ -161,8 +160,9 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
     mm::inherit_window(false);
     drop(pool_locks);
     if r != 0 {
+        life::after_fork_in_parent();
         if waits {
-            pages::wait_for_child(u32::try_from(r).unwrap_or(0));
+            pages::wait_for_child(child_id, r > 0);
         }
         if r > 0 {
             state::FORKED.store(true, Ordering::Relaxed);
@@ -170,6 +170,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
             fork_accounting::forked();
         } else {
             far_tier::fork::fork_failed();
+            tenant::release_slot(slot, child_id);
         }
         drop(g);
         drop(frozen);
@@ -178,7 +179,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
     }
     altstack::after_fork_in_child();
     beliefs::after_fork_in_child(believed);
-    if let Err(e) = child(&mut g) {
+    if let Err(e) = child(slot, &mut g) {
         report!(
             "a forked child cannot be managed (error {}): it is ended, because its far memory would read as zeros",
             e.0
@@ -191,10 +192,20 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
     0
 }
 
-fn child(g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
-    let slot = take_slot().ok_or(canvas_sys::Errno(libc::EAGAIN))?;
+/// In the parent: a slot for the child, which lives from now on; `None` where there is none, or nothing to make it
+/// with.
+fn child_slot() -> Option<&'static ProcSlot> {
+    let slot = take_slot(life::before_fork().ok()?);
+    if slot.is_none() {
+        life::after_fork_in_parent();
+    }
+    slot
+}
+
+fn child(slot: &'static ProcSlot, g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
+    life::after_fork_in_child();
     let parent = state::slot();
-    state::set_slot(slot);
+    begin_in(slot);
     ages::inherit(parent);
     state::FAULTS_SERVED.store(0, Ordering::Relaxed);
     canvas_sys::gate::after_fork_in_child();
@@ -232,6 +243,7 @@ fn child(g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
     }
     trace::start();
     fork_accounting::child_ready();
+    state::seg().managed.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
 

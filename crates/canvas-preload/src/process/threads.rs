@@ -26,7 +26,7 @@ const STACK_BYTES: usize = thread::OWN_STACK_BYTES;
 /// Opens a descriptor of this process for process_madvise, where PIDFD_SELF may be missing.
 pub fn open_pidfd() {
     if let Ok(fd) = proc::pidfd_self()
-        && let Ok(fd) = uffd::move_fd(fd, fds::floor(), true)
+        && let Ok(fd) = canvas_sys::descriptors::moved(fd, true)
     {
         fds::guard(Fd::Pidfd, fd);
         state::PIDFD.store(fd, Ordering::Relaxed);
@@ -36,7 +36,7 @@ pub fn open_pidfd() {
 /// Opens this process's pagemap for good: program threads ask it too, and what they open meanwhile would have the
 /// number that another one may count on.
 pub fn open_pagemap() {
-    let opened = Pagemap::open().and_then(|map| map.moved(fds::floor()));
+    let opened = Pagemap::open().and_then(Pagemap::moved);
     fds::guard(Fd::Pagemap, opened.unwrap_or(-1));
 }
 

@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering
 use crate::base::{
     far_area, fds,
     fds::Fd,
-    freeze, keys, regions, slow, state,
+    freeze, keys, life, regions, slow, state,
     state::{count, uffd},
     tenant,
 };
@@ -128,7 +128,7 @@ pub fn start() {
     let joined = mem::map_shared(fd(shared_fd::CONTROL), 0, layout::CONTROL_BYTES).and_then(|at| {
         CONTROL.store(at, Ordering::Release);
         keys::init_shared(map());
-        join(numbers_are_the_runs())
+        join()
     });
     match joined {
         Ok(()) => ON.store(true, Ordering::Release),
@@ -139,17 +139,8 @@ pub fn start() {
     }
 }
 
-/// Whether a process is dead is asked by its number, which must mean the same to all.
-fn numbers_are_the_runs() -> bool {
-    let namespace = state::seg().config.pid_namespace.load(Ordering::Relaxed);
-    namespace != 0 && shmem::inode(c"/proc/self/ns/pid") == Ok(namespace)
-}
-
 /// Maps the partition, inaccessible, with our userfaultfd, and takes a number.
-fn join(same_numbers: bool) -> Result<(), Errno> {
-    if !same_numbers {
-        return Err(Errno(libc::EXDEV));
-    }
+fn join() -> Result<(), Errno> {
     // What is written to the store would end the program by SIGXFSZ.
     if proc::file_size_max() != Some(u64::MAX) {
         return Err(Errno(libc::EFBIG));
@@ -181,27 +172,17 @@ fn join(same_numbers: bool) -> Result<(), Errno> {
 /// Takes a number among the processes. Until it has one, it holds the lock as a visitor.
 fn take_number() -> Result<(), Errno> {
     let c = control();
-    let pid = proc::pid();
-    MY_LOCK.store(lock_word(pid, VISITOR), Ordering::Relaxed);
-    // An earlier image of this process: its threads are gone, and what it held is ours to end.
-    for (i, p) in c.procs.iter().enumerate() {
-        if p.pid.load(Ordering::Acquire) == pid {
-            let held = take_over(lock_word(pid, i)).unwrap_or_else(lock);
-            leave(&held, i);
-        }
-    }
+    let id = life::id();
+    MY_LOCK.store(lock_word(id, VISITOR), Ordering::Relaxed);
     for _ in 0..2 {
         let free = |p: &Proc| {
-            p.pid
-                .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed)
+            p.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
         };
         if let Some(i) = c.procs.iter().position(free) {
-            let start = stat(pid).map_or(0, |s| s.start_ticks);
-            c.procs[i].start_ticks.store(start, Ordering::Release);
             c.procs_end.fetch_max(i as u32 + 1, Ordering::SeqCst);
             ME.store(i, Ordering::Relaxed);
-            MY_LOCK.store(lock_word(pid, i), Ordering::Relaxed);
+            MY_LOCK.store(lock_word(id, i), Ordering::Relaxed);
             return Ok(());
         }
         bury_dead(&lock());
@@ -212,7 +193,7 @@ fn take_number() -> Result<(), Errno> {
 /// Settles all of process `i`, none of whose threads works on pages any more, and frees its number.
 fn leave(held: &Held, i: usize) {
     bury(held, i);
-    control().procs[i].pid.store(0, Ordering::SeqCst);
+    control().procs[i].id.store(0, Ordering::SeqCst);
     collect(held);
 }
 
@@ -224,7 +205,7 @@ pub fn before_exit() {
     // Other threads could write to what is somebody else's then: such a process is buried like one that was
     // killed. (Our own thread writes nowhere.)
     let ours = u64::from(accounting::RECLAIMER.load(Ordering::Relaxed) != 0);
-    if stat(proc::pid()).is_some_and(|s| s.threads <= 1 + ours) {
+    if own_threads().is_some_and(|threads| threads <= 1 + ours) {
         let _ = canvas_sys::signal::set_mask(u64::MAX);
         if let Some(frozen) = freeze::freeze() {
             core::mem::forget(frozen);
@@ -252,19 +233,15 @@ pub fn after_fork_in_child(lists: &mut regions::Lists) -> Result<(), Errno> {
         return Ok(());
     }
     let parent = my_proc();
-    let parent_pid = (MY_LOCK.load(Ordering::Relaxed) >> 32) as u32;
-    // In a namespace of its own it sees no parent. (/proc may be out of reach by now.)
-    // SAFETY: no memory.
-    let sees = unsafe { canvas_sys::sys0(libc::SYS_getppid) } == Ok(parent_pid as usize);
-    let joined =
-        join(sees || numbers_are_the_runs()).and_then(|()| mapping::inherit(&lock(), lists));
+    let parents = fork_mark(holder_of(MY_LOCK.load(Ordering::Relaxed)).0);
+    let joined = join().and_then(|()| mapping::inherit(&lock(), lists));
     if joined.is_err() {
         ON.store(false, Ordering::Release);
     }
     // Was it killed, its place may be another's by now.
     let waits = parent
         .forking
-        .compare_exchange(parent_pid, 0, Ordering::SeqCst, Ordering::Relaxed);
+        .compare_exchange(parents, 0, Ordering::SeqCst, Ordering::Relaxed);
     if waits.is_ok() {
         proc::futex_wake(&parent.forking, 1);
     }
@@ -276,64 +253,59 @@ pub fn after_fork_in_child(lists: &mut regions::Lists) -> Result<(), Errno> {
 pub fn before_fork() -> bool {
     let waits = is_on() && mapping::has_any();
     if waits {
-        my_proc().forking.store(proc::pid(), Ordering::SeqCst);
+        let mark = fork_mark(life::id());
+        my_proc().forking.store(mark, Ordering::SeqCst);
     }
     waits
 }
 
 /// In the parent: stands still until the child has its part of all regions, so that none can end in between.
-/// (No child: 0.)
-pub fn wait_for_child(pid: u32) {
+/// `is_there` is false where there is no child.
+pub fn wait_for_child(id: u64, is_there: bool) {
     let p = my_proc();
-    if pid == 0 {
+    if !is_there {
         p.forking.store(0, Ordering::SeqCst);
         return;
     }
-    let born = stat(pid).map_or(0, |s| s.start_ticks);
     loop {
         let waits = p.forking.load(Ordering::SeqCst);
         if waits == 0 {
             return;
         }
         proc::futex_wait(&p.forking, waits, 2_000_000);
-        if is_dead(pid, born) {
+        if life::is_gone(id) {
             p.forking.store(0, Ordering::SeqCst);
         }
     }
 }
 
-/// What /proc/PID/stat says; `None` when it cannot be read.
-fn stat(pid: u32) -> Option<Stat> {
-    let path = proc::path_of(pid, b"stat");
-    let path = core::ffi::CStr::from_bytes_until_nul(&path).ok()?;
+/// What stands in [`Proc::forking`] while this process forks.
+fn fork_mark(id: u64) -> u32 {
+    id as u32 | 1 << 31
+}
+
+/// How many threads this process has; `None` without /proc.
+fn own_threads() -> Option<u64> {
     let mut buf = [0u8; 1024];
-    let n = proc::read_file(path, &mut buf).ok()?;
-    Stat::parse(&buf[..n])
+    let n = proc::read_file(c"/proc/self/stat", &mut buf).ok()?;
+    Stat::parse(&buf[..n]).map(|s| s.threads)
 }
 
-/// Has the process no thread left? Its calls are over then.
-fn is_dead(pid: u32, start_ticks: u64) -> bool {
-    if !proc::alive(pid) {
-        return true;
-    }
-    match stat(pid) {
-        // It cannot be seen, or has just ended: kill(2) knows.
-        None => !proc::alive(pid),
-        Some(s) if start_ticks != 0 && s.start_ticks != start_ticks => true,
-        Some(s) => matches!(s.state, b'Z' | b'X') && s.threads <= 1,
-    }
+/// Bits of a lock's word that say which process holds it, by its place.
+const PLACE_BITS: u32 = 16;
+
+fn lock_word(id: u64, i: usize) -> u64 {
+    id << PLACE_BITS | (i as u64 + 1)
 }
 
-fn is_dead_number(i: usize, pid: u32) -> bool {
-    let start_ticks = control()
-        .procs
-        .get(i)
-        .map_or(0, |p| p.start_ticks.load(Ordering::Acquire));
-    pid != 0 && is_dead(pid, start_ticks)
+/// The identity in a lock's word, and the place.
+fn holder_of(word: u64) -> (u64, usize) {
+    let place = word & ((1 << PLACE_BITS) - 1);
+    (word >> PLACE_BITS, (place as usize).wrapping_sub(1))
 }
 
-fn lock_word(pid: u32, i: usize) -> u64 {
-    u64::from(pid) << 32 | (i as u64 + 1)
+fn is_dead_holder(word: u64) -> bool {
+    word != 0 && life::is_gone(holder_of(word).0)
 }
 
 /// The lock on eviction, regions and the store, between all processes of the tenant.
@@ -375,8 +347,7 @@ pub fn lock() -> Held {
             gate::wait(20_000);
             let holder = control().lock.load(Ordering::SeqCst);
             if spins.is_multiple_of(32)
-                && holder != 0
-                && is_dead_number((holder as u32 - 1) as usize, (holder >> 32) as u32)
+                && is_dead_holder(holder)
                 && let Some(held) = take_over(holder)
             {
                 return held;
@@ -415,7 +386,6 @@ fn bury(_held: &Held, i: usize) {
     for pin in &p.pins {
         pin.store(0, Ordering::Relaxed);
     }
-    p.start_ticks.store(0, Ordering::Relaxed);
 }
 
 /// Looks at all processes for dead ones.
@@ -432,12 +402,11 @@ fn bury_dead(held: &Held) {
 
 fn bury_if_dead(held: &Held, i: usize) -> bool {
     let p = &control().procs[i];
-    let pid = p.pid.load(Ordering::SeqCst);
-    let dead =
-        pid != 0 && MY_LOCK.load(Ordering::Relaxed) != lock_word(pid, i) && is_dead_number(i, pid);
+    let id = p.id.load(Ordering::SeqCst);
+    let dead = id != 0 && id != life::id() && life::is_gone(id);
     if dead {
         bury(held, i);
-        p.pid.store(0, Ordering::SeqCst);
+        p.id.store(0, Ordering::SeqCst);
     }
     dead
 }
@@ -564,8 +533,8 @@ fn look_after(owner: Option<u16>) {
         drop(lock());
         return;
     };
-    let pid = control().procs[i].pid.load(Ordering::SeqCst);
-    if is_dead_number(i, pid) {
+    let id = control().procs[i].id.load(Ordering::SeqCst);
+    if id != 0 && life::is_gone(id) {
         let held = lock();
         if bury_if_dead(&held, i) {
             collect(&held);
@@ -724,8 +693,6 @@ pub fn background_round() -> bool {
 fn lock_in_background() -> Option<Held> {
     try_lock().or_else(|| {
         let holder = control().lock.load(Ordering::SeqCst);
-        let dead =
-            holder != 0 && is_dead_number((holder as u32 - 1) as usize, (holder >> 32) as u32);
-        dead.then(|| take_over(holder)).flatten()
+        is_dead_holder(holder).then(|| take_over(holder)).flatten()
     })
 }

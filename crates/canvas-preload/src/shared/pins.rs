@@ -125,7 +125,7 @@ pub fn is_pinned(page: u32) -> bool {
 }
 
 fn has_pinned(p: &Proc, page: u32) -> bool {
-    if p.pid.load(Ordering::Relaxed) == 0 {
+    if p.id.load(Ordering::Relaxed) == 0 {
         return false;
     }
     if p.pin_all.load(Ordering::SeqCst) > 0 {

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use canvas_control::features::Sums;
+use canvas_shm::lives::Lives;
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_swap::classes::CLASS_BYTES;
 use canvas_types::PAGE_SIZE;
@@ -15,8 +16,8 @@ use canvas_types::procfs::{cpu_ticks, memory_bytes};
 
 use crate::sweep::Sample;
 
-/// Looks at the segment, and at what /proc says of its processes; levels are those of `sample`.
-pub fn look(segment: &Segment, mode: Option<Mode>, sample: &Sample) -> Sums {
+/// Looks at the segment and, by `lives`, at what /proc says of its processes; levels are those of `sample`.
+pub fn look(lives: Option<Lives>, segment: &Segment, mode: Option<Mode>, sample: &Sample) -> Sums {
     let total = |c| segment.total(c);
     let touched = sample.touched_pages();
     let faults = total(Counter::FaultsManaged);
@@ -49,30 +50,28 @@ pub fn look(segment: &Segment, mode: Option<Mode>, sample: &Sample) -> Sums {
         sums.stored_pages = sums.stored_pages.saturating_add(pages);
     }
     for slot in segment.procs_used() {
-        let pid = slot.pid.load(Relaxed);
-        if matches!(pid, 0 | u32::MAX) {
+        let Some(id) = slot.identity() else { continue };
+        sums.stalled_ns.insert(id, slot.stalled_ns.load(Relaxed));
+        let Some(pid) = lives.and_then(|l| l.number_at(slot)) else {
             continue;
-        }
-        sums.stalled_ns.insert(pid, slot.stalled_ns.load(Relaxed));
+        };
         // Of a process that has just ended there is nothing to read.
         let read = |file| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
         let ticks = cpu_ticks(&read("stat")).unwrap_or(0);
         sums.cpu_ns = sums.cpu_ns.saturating_add(ticks.saturating_mul(tick_ns()));
     }
-    sums.file_bytes = file_bytes(segment);
+    sums.file_bytes = lives.map_or(0, |l| file_bytes(l, segment));
     sums
 }
 
 /// Memory of files in the processes of a run, in bytes, as /proc says.
-pub fn file_bytes(segment: &Segment) -> u64 {
-    let pids = segment.procs_used().iter().map(|s| s.pid.load(Relaxed));
-    let pids = pids.filter(|pid| !matches!(*pid, 0 | u32::MAX));
+pub fn file_bytes(lives: Lives, segment: &Segment) -> u64 {
     let of = |pid: u32| {
         // Of a process that has just ended there is nothing to read.
         let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
         memory_bytes(&status, "RssFile").unwrap_or(0)
     };
-    pids.map(of).fold(0, u64::saturating_add)
+    lives.numbers(segment).map(of).fold(0, u64::saturating_add)
 }
 
 /// A number that the program can write.

@@ -126,7 +126,6 @@ impl Tenant {
             verify_failures: segment.total(Counter::VerifyFailure),
             unmanaged: segment.unmanaged.load(Relaxed),
         });
-        let pids = segment.procs.iter().map(|p| p.pid.load(Relaxed));
         Status {
             schema: SCHEMA.to_owned(),
             tenant: self.name.clone(),
@@ -139,7 +138,7 @@ impl Tenant {
             health,
             limits,
             used,
-            processes: pids.filter(|p| !matches!(*p, 0 | u32::MAX)).collect(),
+            processes: self.sides.lives().numbers(segment).collect(),
             far,
             nodes: nodes(segment).collect(),
             donors: said.map(beyond::donors).unwrap_or_default(),
@@ -160,7 +159,12 @@ impl Tenant {
             counters: Counter::ALL.iter().map(counter).collect(),
             fault_ns: fault_ns.to_vec(),
             fault_ns_max: longest.unwrap_or(0),
-            features: features::look(self.segment, self.mode, &Sample::take(self.segment)),
+            features: features::look(
+                Some(self.sides.lives()),
+                self.segment,
+                self.mode,
+                &Sample::take(self.segment),
+            ),
         }
     }
 

@@ -1,0 +1,171 @@
+//! Which processes of a tenant live.
+//!
+//! The number of a process is not its identity: a child in a PID namespace has another number there than elsewhere,
+//! and numbers are given again. So each process that takes a place draws an *identity* from the segment, which is
+//! never given twice, and locks the byte of that number of the segment's file. The file is opened for this lock alone
+//! and mapped where its memory is, at the page of the same number, so the kernel drops the lock with that memory: at
+//! the process's end or its exec, whoever kills it. A fork's child gets its own from its parent. A second lock, far
+//! behind, is the process's own and says what number it has: the kernel translates that for whoever asks.
+
+use core::sync::atomic::Ordering;
+
+use crate::segment::{ProcSlot, Segment};
+
+/// In place of an identity while a place is being given back.
+pub const LEAVING: u64 = u64::MAX;
+/// Identities are lower than this one.
+pub const IDENTITIES_MAX: u64 = 1 << 48;
+/// The byte whose lock tells a process's number is so far behind that of its life.
+pub const NUMBERS: u64 = 1 << 62;
+
+/// Can a process have this identity? A tenant can write any number into its segment.
+pub fn is_identity(id: u64) -> bool {
+    (1..IDENTITIES_MAX).contains(&id)
+}
+
+/// Where the file is mapped that holds the lock of `id`, in bytes from its beginning: so /proc/PID/maps tells who
+/// somebody is.
+pub fn map_offset(id: u64) -> usize {
+    id as usize * canvas_types::PAGE_SIZE
+}
+
+impl Segment {
+    /// An identity that nobody had.
+    pub fn draw_identity(&self) -> u64 {
+        self.identities.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl ProcSlot {
+    /// The identity of the process that has this place; `None` when it is free or being given back.
+    #[inline]
+    pub fn identity(&self) -> Option<u64> {
+        let id = self.id.load(Ordering::Acquire);
+        (id != 0 && id != LEAVING).then_some(id)
+    }
+    /// Takes the place if it is free.
+    pub fn take(&self, id: u64) -> bool {
+        self.id
+            .compare_exchange(0, id, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+}
+
+#[cfg(feature = "std")]
+pub use judge::{Lives, live};
+
+#[cfg(feature = "std")]
+mod judge {
+    use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};
+
+    use nix::errno::Errno;
+    use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
+    use nix::libc;
+    use nix::sys::stat::Mode;
+
+    use super::{IDENTITIES_MAX, NUMBERS, is_identity};
+    use crate::segment::{ProcSlot, Segment};
+    use core::sync::atomic::Ordering;
+
+    fn byte(kind: i32, at: u64) -> libc::flock {
+        libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: at as i64,
+            l_len: 1,
+            l_pid: 0,
+        }
+    }
+
+    /// Makes this process, which has std, one of the tenant's with this segment: its identity, which lasts as long as the
+    /// process.
+    pub fn live(fd: impl AsFd, segment: &Segment) -> Result<u64, Errno> {
+        let id = segment.draw_identity();
+        let path = std::format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+        let own = open(
+            path.as_str(),
+            OFlag::O_RDWR | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )?;
+        fcntl(&own, FcntlArg::F_OFD_SETLK(&byte(libc::F_RDLCK, id)))?;
+        // Closed by the kernel, at this process's end.
+        let _ = own.into_raw_fd();
+        fcntl(&fd, FcntlArg::F_SETLK(&byte(libc::F_RDLCK, NUMBERS + id)))?;
+        Ok(id)
+    }
+
+    /// Tells who of a tenant lives.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Lives<'f>(BorrowedFd<'f>);
+
+    impl<'f> Lives<'f> {
+        /// Of the tenant with the segment in this file.
+        pub fn of(segment: &'f impl AsFd) -> Lives<'f> {
+            Lives(segment.as_fd())
+        }
+        /// Is it known that nobody with this identity has any memory left?
+        pub fn is_gone(&self, id: u64) -> bool {
+            if !is_identity(id) {
+                // No process wrote that down; whoever did is none.
+                return true;
+            }
+            let mut lock = byte(libc::F_WRLCK, id);
+            fcntl(self.0, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok()
+                && i32::from(lock.l_type) == libc::F_UNLCK
+        }
+        /// The number of the process with this identity, here; `None` when it has none here, or is about to begin.
+        pub fn number(&self, id: u64) -> Option<u32> {
+            let mut lock = byte(libc::F_WRLCK, NUMBERS + id % IDENTITIES_MAX);
+            fcntl(self.0, FcntlArg::F_GETLK(&mut lock)).ok()?;
+            let held = i32::from(lock.l_type) != libc::F_UNLCK;
+            u32::try_from(lock.l_pid).ok().filter(|n| held && *n > 0)
+        }
+        /// The number of the process at a place that is taken: by its lock, else as the process knows it.
+        pub fn number_at(&self, slot: &ProcSlot) -> Option<u32> {
+            let own = || Some(slot.pid.load(Ordering::Relaxed)).filter(|n| *n != 0);
+            self.number(slot.identity()?).or_else(own)
+        }
+        /// The numbers of all processes that have a place.
+        pub fn numbers(self, segment: &Segment) -> impl Iterator<Item = u32> {
+            segment
+                .procs_used()
+                .iter()
+                .filter_map(move |s| self.number_at(s))
+        }
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+    #[test]
+    fn who_holds_its_lock_lives_and_no_number_makes_a_life() {
+        let (fd, segment) = Segment::create(false).unwrap();
+        let lives = Lives::of(&fd);
+        let id = live(&fd, segment).unwrap();
+        assert!(!lives.is_gone(id));
+        for none in [0, id + 1, IDENTITIES_MAX, 1 << 63, LEAVING] {
+            assert!(lives.is_gone(none), "{none}");
+        }
+        assert_ne!(segment.draw_identity(), id);
+        // Without a way to ask, nobody is taken for dead: a path alone has no locks.
+        use nix::fcntl::{OFlag, open};
+        let path = open(
+            "/",
+            OFlag::O_PATH | OFlag::O_CLOEXEC,
+            nix::sys::stat::Mode::empty(),
+        );
+        assert!(!Lives::of(&path.unwrap()).is_gone(id + 1));
+    }
+
+    #[test]
+    fn a_place_is_taken_once() {
+        let (_fd, segment) = Segment::create(false).unwrap();
+        let slot = &segment.procs[0];
+        assert_eq!(slot.identity(), None);
+        assert!(slot.take(7) && !slot.take(8));
+        assert_eq!(slot.identity(), Some(7));
+        slot.id.store(LEAVING, Ordering::Relaxed);
+        assert_eq!(slot.identity(), None);
+    }
+}

@@ -1,0 +1,134 @@
+//! Numbers for descriptors that the program did not open: above its limit, so that it can open as many as without.
+
+use crate::gate::{Errno, sys2, sys3, sys4};
+
+/// The kernel's table of descriptors reaches up to the highest, and each fork copies it: above a larger limit than this
+/// no number is sought.
+const LIMIT_MAX: u64 = 4096;
+/// Where they lie within a larger limit.
+const WITHIN: i32 = 1008;
+/// Numbers above the limit.
+const ROOM: u64 = 64;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+struct Limit {
+    soft: u64,
+    hard: u64,
+}
+
+fn limit(new: Option<&Limit>) -> Result<Limit, Errno> {
+    let mut old = Limit { soft: 0, hard: 0 };
+    let new = new.map_or(0, |new| core::ptr::from_ref(new) as usize);
+    // SAFETY: the kernel reads `new`, if it is there, and writes `old`.
+    unsafe {
+        sys4(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_NOFILE as usize,
+            new,
+            &raw mut old as usize,
+        )
+    }
+    .map(|_| old)
+}
+
+/// The limit was raised; it becomes what it was when this is dropped.
+struct Raised(Limit);
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        let _ = limit(Some(&self.0));
+    }
+}
+
+/// Raises the soft limit by [`ROOM`], and the hard one where that takes it and is allowed.
+fn raise() -> Option<Raised> {
+    let now = limit(None).ok()?;
+    let soft = now.soft.checked_add(ROOM)?;
+    let hard = now.hard.max(soft);
+    let kept = Limit {
+        soft: soft.min(now.hard),
+        hard: now.hard,
+    };
+    let higher = limit(Some(&Limit { soft, hard })).is_ok()
+        || kept.soft > now.soft && limit(Some(&kept)).is_ok();
+    higher.then_some(Raised(now))
+}
+
+/// Makes a descriptor of ours by `make`, which gets the least number that it should have and fails as the kernel does
+/// when there is none. Other threads can open more than they may meanwhile, for some microseconds.
+pub fn out_of_the_way<T>(mut make: impl FnMut(i32) -> Result<T, Errno>) -> Result<T, Errno> {
+    let soft = limit(None).map_or(0, |l| l.soft);
+    if soft <= LIMIT_MAX
+        && let Some(_raised) = raise()
+        && let Ok(made) = make(soft as i32)
+    {
+        return Ok(made);
+    }
+    make(within(soft)).or_else(|_| make(3))
+}
+
+fn within(soft: u64) -> i32 {
+    (soft.min(LIMIT_MAX) as i32 - 16).clamp(10, WITHIN)
+}
+
+/// A number near the end of those that the program may have.
+pub fn floor() -> i32 {
+    within(limit(None).map_or(0, |l| l.soft))
+}
+
+/// Has `open` open what is closed again at once, also where the program has opened all that it may.
+pub fn with_room<T>(mut open: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    match open() {
+        Err(Errno(libc::EMFILE)) => match raise() {
+            Some(_raised) => open(),
+            None => Err(Errno(libc::EMFILE)),
+        },
+        opened => opened,
+    }
+}
+
+/// Moves a descriptor out of the program's way; exec closes it where `cloexec` says so. The old number is free in any
+/// case.
+pub fn moved(fd: i32, cloexec: bool) -> Result<i32, Errno> {
+    let command = match cloexec {
+        true => libc::F_DUPFD_CLOEXEC,
+        false => libc::F_DUPFD,
+    };
+    let new = out_of_the_way(|least| {
+        // SAFETY: descriptors only.
+        unsafe {
+            sys3(
+                libc::SYS_fcntl,
+                fd as usize,
+                command as usize,
+                least as usize,
+            )
+        }
+    });
+    // SAFETY: the caller gives the descriptor away.
+    let _ = unsafe { sys2(libc::SYS_close, fd as usize, 0) };
+    new.map(|new| new as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::os::fd::IntoRawFd;
+
+    #[test]
+    fn ours_lie_above_the_limit_which_stays() {
+        let before = limit(None).unwrap();
+        let file = std::fs::File::open("/proc/self/stat")
+            .unwrap()
+            .into_raw_fd();
+        let new = moved(file, true).unwrap();
+        assert!(limit(None).unwrap() == before);
+        if before.soft <= LIMIT_MAX && before.hard > before.soft {
+            assert!(new as u64 >= before.soft, "{new}");
+        }
+        crate::proc::close(new);
+    }
+}

@@ -1,0 +1,104 @@
+//! Locks on single bytes of a file (fcntl(2)), which the kernel drops when who holds them is gone.
+
+use crate::gate::{Errno, sys3};
+
+fn byte(kind: i32, at: u64, bytes: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: at as i64,
+        l_len: bytes,
+        l_pid: 0,
+    }
+}
+
+fn call(fd: i32, command: i32, lock: &mut libc::flock) -> Result<(), Errno> {
+    // SAFETY: the kernel reads and writes `lock`, which lives across the call.
+    unsafe {
+        sys3(
+            libc::SYS_fcntl,
+            fd as usize,
+            command as usize,
+            &raw mut *lock as usize,
+        )
+    }
+    .map(drop)
+}
+
+/// Locks a byte, together with others who do so, as long as the file behind `fd` is open or mapped as it was opened
+/// now.
+pub fn hold_with_file(fd: i32, at: u64) -> Result<(), Errno> {
+    call(fd, libc::F_OFD_SETLK, &mut byte(libc::F_RDLCK, at, 1))
+}
+
+/// The same, as long as this process has its descriptors and closes none of this file.
+pub fn hold_with_process(fd: i32, at: u64) -> Result<(), Errno> {
+    call(fd, libc::F_SETLK, &mut byte(libc::F_RDLCK, at, 1))
+}
+
+/// Gives up this process's own locks on `bytes` bytes from `at` on; 0 for all.
+pub fn give_up(fd: i32, at: u64, bytes: i64) {
+    let _ = call(fd, libc::F_SETLK, &mut byte(libc::F_UNLCK, at, bytes));
+}
+
+/// Has anybody locked the byte?
+pub fn is_held(fd: i32, at: u64) -> Result<bool, Errno> {
+    let mut lock = byte(libc::F_WRLCK, at, 1);
+    call(fd, libc::F_OFD_GETLK, &mut lock)?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// Who has locked the byte.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holder {
+    /// Nobody, but perhaps the process that asks.
+    Nobody,
+    /// The process with this number here.
+    Process(u32),
+    /// One that has no number here: of another PID namespace.
+    Elsewhere,
+}
+
+/// What process has locked the byte by [`hold_with_process`].
+pub fn holder(fd: i32, at: u64) -> Result<Holder, Errno> {
+    let mut lock = byte(libc::F_WRLCK, at, 1);
+    call(fd, libc::F_GETLK, &mut lock)?;
+    Ok(match (i32::from(lock.l_type), lock.l_pid) {
+        (libc::F_UNLCK, _) => Holder::Nobody,
+        (_, number @ 1..) => Holder::Process(number as u32),
+        _ => Holder::Elsewhere,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_byte_is_held_as_long_as_its_file_is_mapped() {
+        let file = tempfile_like();
+        let path = std::format!("/proc/self/fd/{}", file.as_raw_fd());
+        let own = std::fs::File::open(path).unwrap();
+        hold_with_file(own.as_raw_fd(), 7).unwrap();
+        let at = crate::mem::map_file(own.as_raw_fd(), 0, 4096, libc::PROT_NONE).unwrap();
+        drop(own);
+        let held = |at| is_held(file.as_raw_fd(), at);
+        assert_eq!((held(7), held(8)), (Ok(true), Ok(false)));
+        assert_eq!(holder(file.as_raw_fd(), 7), Ok(Holder::Elsewhere));
+        // SAFETY: the mapping made just now, which nothing uses.
+        unsafe { crate::mem::unmap(at, 4096) }.unwrap();
+        assert_eq!(held(7), Ok(false));
+    }
+
+    fn tempfile_like() -> std::fs::File {
+        use std::os::fd::FromRawFd;
+        // SAFETY: a fresh descriptor, ours alone.
+        unsafe {
+            let name = c"lock".as_ptr() as usize;
+            let fd = crate::sys2(libc::SYS_memfd_create, name, 0).unwrap();
+            std::fs::File::from_raw_fd(fd as i32)
+        }
+    }
+}

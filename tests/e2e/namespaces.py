@@ -1,0 +1,87 @@
+"""Processes whose numbers mean something else elsewhere: PID namespaces, and what is told of how many there are."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+from lib import procs
+from lib.harness import MIB, Failure, Skip, check
+
+# N MiB that do not repeat; S seconds later all of them are compared T times.
+HOLD = """
+import hashlib, os, sys, time
+n, pause, times = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+pages = [os.urandom(1 << 20) for _ in range(n)]
+sums = [hashlib.md5(p).digest() for p in pages]
+time.sleep(pause)
+print("bad", sum(hashlib.md5(p).digest() != s for _ in range(times) for p, s in zip(pages, sums)), flush=True)
+"""
+
+IN_NAMESPACES = {
+    # The number of a process there is another process's here, or nobody's.
+    "beside": ("unshare -pf --mount-proc {hold} 60 6 1 & sleep 2; {hold} 60 .2 1; {hold} 60 .2 1; wait", 3),
+    # Two processes with the number 1.
+    "two": ("unshare -pf --mount-proc {hold} 40 5 1 & unshare -pf --mount-proc {hold} 40 5 1 & sleep 1; "
+            "{hold} 40 .2 1; wait", 3),
+    # /proc is not that of the namespace.
+    "outer-proc": ("unshare -pf {hold} 40 5 1 & sleep 1; {hold} 40 .2 1; {hold} 40 .2 1; wait", 3),
+}
+
+
+def missing():
+    if not shutil.which("unshare"):
+        return "unshare is not installed"
+    if subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True).returncode:
+        return "no PID namespace can be made here"
+    return None
+
+
+def lives(tree):
+    """The numbers of the managed processes below `tree`, as /proc shows them: each maps the file of its identity."""
+    managed = set()
+    for pid in procs.tree(tree):
+        try:
+            with open(f"/proc/{pid}/maps") as f:
+                if any("---s" in line and "/memfd:canvas-segment" in line for line in f):
+                    managed.add(pid)
+        except OSError:
+            pass
+    return managed
+
+
+def status(r, env):
+    p = subprocess.run([r.session.canvas, "status", "--json"], env={**os.environ, **env}, capture_output=True,
+                       text=True, timeout=30)
+    return json.loads(p.stdout) if p.stdout.strip() else None
+
+
+def told_as_seen(r, child, env, least):
+    """Waits until `least` processes or more are there, and then compares the command's list with the kernel's."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and child.alive():
+        before = lives(child.pid)
+        told = status(r, env)
+        if told and len(before) >= least and before == lives(child.pid):
+            r.same(sorted(told["processes"]), sorted(before), "the processes that canvas status names")
+            return
+        time.sleep(0.05)
+    raise Failure(f"never {least} processes at one time\n{child.tail()}")
+
+
+@check("pid-namespaces", timeout_s=240, needs=missing)
+def pid_namespaces(r):
+    """Programs in PID namespaces of their own keep their memory, as do those beside them."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    hold = f"{sys.executable} {r.write('hold.py', HOLD)}"
+    for name, (script, programs) in IN_NAMESPACES.items():
+        env = {"CANVAS_RUN_DIR": r.path(f"run-{name}")}
+        far = ["--far", "512M", "--far-dir", r.dir, "--far-wait", "20s"]
+        child = r.start(["bash", "-c", script.format(hold=hold)], tag=name, env=env, local=24 * MIB, pool=8 * MIB,
+                        extra=far)
+        told_as_seen(r, child, env, 3)
+        r.wait(child, timeout_s=180)
+        r.same(child.out().splitlines(), ["bad 0"] * programs, f"{name}: what the programs found")
