@@ -66,6 +66,8 @@ pub struct Config {
     pub seeds: Vec<SocketAddr>,
     /// So many files for copies on disk, each on a disk of its own.
     pub disks: usize,
+    /// They keep what too few donors take.
+    pub disks_keep: bool,
     /// What stays free on each of these disks.
     pub reserve: Option<Amount>,
     /// Connections to each server.
@@ -189,6 +191,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
             found,
             key,
             copies,
+            disk_keeps: args.disks_keep,
             sealer: Sealer::new(&setup.key, tenant),
             links: args.links,
             lanes: Some(setup.key),

@@ -345,6 +345,9 @@ pub struct WorkerArgs {
     /// Files for copies on disk.
     #[arg(long, default_value_t = 0)]
     pub disks: usize,
+    /// These were named: they keep what too few donors take.
+    #[arg(long)]
+    pub disks_keep: bool,
     #[command(flatten)]
     pub disk_reserve: FarReserveArgs,
     /// How long to look for requests after the last one.

@@ -15,6 +15,7 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
         servers: args.servers.clone(),
         seeds: args.seeds.clone(),
         disks: args.disks,
+        disks_keep: args.disks_keep,
         reserve: args.disk_reserve.far_reserve,
         links: args.links,
         spin: Duration::from_nanos(args.spin.ns),

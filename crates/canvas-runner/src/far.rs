@@ -428,6 +428,9 @@ fn flags(options: &FarOptions, disks: usize) -> Vec<String> {
     flags.extend(["--links".to_owned(), options.links.to_string()]);
     if disks > 0 {
         flags.extend(["--disks".to_owned(), disks.to_string()]);
+        if !options.dirs.is_empty() {
+            flags.push("--disks-keep".to_owned());
+        }
         if let Some(reserve) = options.reserve {
             flags.extend(["--far-reserve".to_owned(), reserve.to_string()]);
         }

@@ -406,6 +406,7 @@ impl Tenant {
                     found: service.finder.as_ref().map(|f| f.follow(waker)),
                     key: service.key.clone(),
                     copies: self.copies.clone(),
+                    disk_keeps: true,
                     sealer: Sealer::new(&setup.key, setup.tenant),
                     links: usize::from(replicas::LINKS),
                     lanes: Some(setup.key),

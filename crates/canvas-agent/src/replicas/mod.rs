@@ -94,6 +94,8 @@ pub struct Config {
     pub key: ClusterKey,
     /// Which copies there are to be.
     pub copies: LiveCopies,
+    /// The disk keeps what too few donors take, where no copy is wanted there.
+    pub disk_keeps: bool,
     /// Opens what the tenant's agent sealed: a copy is verified before it is copied on.
     pub sealer: Sealer,
     /// Connections to each donor.
@@ -156,6 +158,8 @@ pub struct Replicas {
     donors: Vec<Donor>,
     meeting: Meeting,
     disk: Option<Disk>,
+    /// It keeps what too few donors take, where no copy is wanted there.
+    disk_keeps: bool,
     /// Slabs whose copy on the disk is being freed, because it is not wanted any more, and writes that wait for that.
     dropping: HashMap<u32, Vec<u32>>,
     journal: Journal,
@@ -282,6 +286,7 @@ impl Replicas {
             donors,
             meeting,
             disk,
+            disk_keeps: config.disk_keeps,
             dropping: HashMap::new(),
             journal,
             map,

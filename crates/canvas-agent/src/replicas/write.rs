@@ -325,7 +325,7 @@ impl Replicas {
             // No donor has taken it after all.
             true => op.donors == 0,
             // Too few donors have it: the disk keeps it until enough are there. It has no shards.
-            false => policy.code.is_none() && !is_durable(policy, donors, None),
+            false => self.disk_keeps && policy.code.is_none() && !is_durable(policy, donors, None),
         };
         if is_lost && op.disk.is_none() && is_open {
             return self.write_to_disk(id);

@@ -508,6 +508,7 @@ fn config(donors: &[SocketAddr], copies: &LiveCopies) -> Config {
         found: None,
         key: ClusterKey::without_secret(),
         copies: copies.clone(),
+        disk_keeps: true,
         sealer: Sealer::new(&KEY, TENANT),
         links: 2,
         lanes: Some([5; 32]),

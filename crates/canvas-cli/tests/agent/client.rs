@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS, slab_state};
 use canvas_shm::mailbox::{Ask, DEMANDS, Kind, Status, WRITES};
 use canvas_shm::segment::ENV_SEGMENT_FD;
-use canvas_shm::{Far, Segment};
+use canvas_shm::{Far, Segment, lives};
 use canvas_swap::extent::{Line, Packer};
 use canvas_sys::proc::{futex_wait, futex_wake, now_ns};
 use canvas_types::SwapEntry;
@@ -25,15 +25,9 @@ impl Client {
         let fd = canvas_shm::map::inherited(number, 3).unwrap();
         let segment = Segment::map(&fd).unwrap();
         let far = Far::map(&fd).unwrap();
-        let proc = segment
-            .procs
-            .iter()
-            .position(|p| {
-                p.pid
-                    .compare_exchange(0, std::process::id(), SeqCst, SeqCst)
-                    .is_ok()
-            })
-            .unwrap();
+        let id = lives::live(&fd, segment).unwrap();
+        let proc = segment.procs.iter().position(|p| p.take(id)).unwrap();
+        segment.procs[proc].pid.store(std::process::id(), SeqCst);
         far.mailboxes[proc].reset();
         Client { far, proc }
     }

@@ -244,10 +244,16 @@ fn damage() {
 fn command(dir: &Path, far_dir: &Path, before: &[&str], flags: &[&str], part: &str) -> Command {
     let all = [before, &[CANVAS]].concat();
     let mut command = Command::new(all[0]);
+    command.args(&all[1..]).args(["run", "--local", "1G"]);
+    // Where there is a directory, the disk keeps what too few donors take.
+    let copies = flags
+        .iter()
+        .position(|f| *f == "--copies")
+        .map(|i| flags[i + 1]);
+    if copies.is_none_or(|copies| copies.contains("disk")) {
+        command.arg("--far-dir").arg(far_dir);
+    }
     command
-        .args(&all[1..])
-        .args(["run", "--local", "1G", "--far-dir"])
-        .arg(far_dir)
         .arg("--stats")
         .arg(dir.join("stats.json"))
         .args(flags);

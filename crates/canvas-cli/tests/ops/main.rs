@@ -115,8 +115,15 @@ impl Redis {
         let log = host.dir.path().join("log");
         let dir = host.dir.path().to_str().unwrap();
         let child = host
-            .canvas(&["run", "--tenant", "t", "--far-dir", dir])
+            .canvas(&["run", "--tenant", "t"])
             .args(flags)
+            .args(
+                flags
+                    .contains(&"--far")
+                    .then_some(["--far-dir", dir])
+                    .into_iter()
+                    .flatten(),
+            )
             .args(["--", "redis-server", "--port", "0", "--save", ""])
             .args(["--dir", dir, "--unixsocket"])
             .arg(&socket)
