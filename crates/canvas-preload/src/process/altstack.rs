@@ -49,8 +49,12 @@ pub fn current() -> libc::stack_t {
     old
 }
 
-/// Takes a free stack, from number `first` on.
+/// Takes a free stack, from number `first` on. In thread mode there are none.
 fn take(first: usize) -> Option<usize> {
+    let stacks_at = thread::signal_stacks();
+    if stacks_at == 0 {
+        return None;
+    }
     let words = TAKEN.len();
     for i in (0..words).map(|i| (first / 64 + i) % words) {
         let mut bits = TAKEN[i].load(Ordering::Relaxed);
@@ -63,7 +67,7 @@ fn take(first: usize) -> Option<usize> {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => {
-                    let at = thread::signal_stacks() + (i * 64 + free as usize) * BYTES;
+                    let at = stacks_at + (i * 64 + free as usize) * BYTES;
                     if GUARDED[i].fetch_or(1 << free, Ordering::AcqRel) & (1 << free) == 0 {
                         // SAFETY: the lowest page of a stack that nobody has used yet. Where it fails, by the
                         // bound of mappings, there is no guard.
