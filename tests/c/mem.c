@@ -21,6 +21,13 @@ static void lock(void) {
     for (size_t i = 0; i < 16; i++)
         CHECK(pattern_check(p + i * WORDS, i + 40) < 0, "page %zu", i);
     CHECK(munlock(p, 8 * PAGE) == 0, "munlock: %s", strerror(errno));
+    /* Call by call, until the limit of the user or of what can stay. */
+    size_t many = mib * 256;
+    uint64_t *m = map_pages(many, PROT_READ | PROT_WRITE);
+    for (size_t i = 0; i < many; i += 16)
+        CHECK(mlock(m + i * WORDS, 16 * PAGE) == 0 || errno == ENOMEM, "mlock: %s", strerror(errno));
+    ballast_sweep(&ballast);
+    CHECK(munmap(m, many * PAGE) == 0, "munmap: %s", strerror(errno));
     int rc = mlockall(MCL_CURRENT | MCL_FUTURE);
     CHECK(rc == 0 || errno == ENOMEM || errno == EPERM, "mlockall: %s", strerror(errno));
     uint64_t *q = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 
@@ -113,3 +114,46 @@ def early_memory(r):
     r.require(canvas.find(stats, "pages_out") > 1000, "the library's memory did not leave")
     native = stats["memory"]["native_bytes"]["peak"]
     r.require(native < 4 * MIB, f"{native} bytes are native")
+
+
+def paged(r, c, limit):
+    """Its program had nearly no native memory, and kept to its limit."""
+    stats = r.load_stats(c)
+    wrong = canvas.check_stats(stats, limit)
+    r.require(not wrong, "; ".join(wrong))
+    native = stats["memory"]["native_bytes"]["peak"]
+    r.require(native < 12 * MIB, f"{native} bytes are native")
+
+
+@check("drawn-addresses", modes=("signal", "thread"), timeout_s=60, **hostile.C)
+def drawn_addresses(r):
+    """What a program reserves at addresses that it draws itself is paged like other memory once it is opened."""
+    if not r.managed:
+        r.call([r.binary("drawn")], tag="drawn")
+        return
+    c = r.start([r.binary("drawn")], tag="drawn", local=24 * MIB, pool=128 * MIB)
+    r.wait(c, timeout_s=60)
+    r.require("drawn right" in c.out(), f"no closing line\n{c.tail()}")
+    paged(r, c, 24 * MIB)
+
+
+# A heap of 1.2 million objects, some 180 MiB. V8 draws its addresses.
+OBJECTS = """
+const all = [];
+for (let i = 0; i < 1200000; i++) all.push({x: i, y: i * 2, z: [i]});
+let sum = 0;
+for (const o of all) sum += o.x + o.y + o.z[0];
+console.log(all.length, sum);
+"""
+
+
+@check("node-heap", modes=("signal", "thread"), timeout_s=120,
+       needs=lambda: None if shutil.which("node") else "no node (tests/packages.txt)")
+def node_heap(r):
+    """The heap of node is paged, and keeps to its limit."""
+    if not r.managed:
+        return
+    c = r.start([shutil.which("node"), "-e", OBJECTS], tag="heap", local=48 * MIB, pool=256 * MIB)
+    r.wait(c, timeout_s=120)
+    r.require("1200000 2879997600000" in c.out(), f"no closing line\n{c.tail()}")
+    paged(r, c, 48 * MIB)

@@ -11,21 +11,43 @@ pub struct Attr {
     /// Bits of `PROT_READ`, `PROT_WRITE` and `PROT_EXEC`.
     pub prot: u8,
     /// Bits of [`kind`].
-    pub kind: u8,
+    pub kind: u16,
+}
+
+impl Attr {
+    /// The protection that the kernel has: none where a guard lies.
+    pub fn access(self) -> i32 {
+        match self.kind & kind::GUARD {
+            0 => i32::from(self.prot),
+            _ => 0,
+        }
+    }
+    /// May the program read here?
+    pub fn is_readable(self) -> bool {
+        self.access() & 1 != 0
+    }
 }
 
 /// Bits of [`Attr::kind`].
 pub mod kind {
     /// The kernel's own mapping lies over the window here (a file, shared memory): hands off.
-    pub const NATIVE: u8 = 1;
+    pub const NATIVE: u16 = 1;
     /// Not inherited by fork's child.
-    pub const DONTFORK: u8 = 2;
+    pub const DONTFORK: u16 = 2;
     /// Zeroed in fork's child.
-    pub const WIPEONFORK: u8 = 4;
+    pub const WIPEONFORK: u16 = 4;
     /// Used in no order: nothing comes in beside a fault.
-    pub const RANDOM: u8 = 8;
+    pub const RANDOM: u16 = 8;
     /// Used from its first page to its last.
-    pub const SEQUENTIAL: u8 = 16;
+    pub const SEQUENTIAL: u16 = 16;
+    /// Not charged against what can be held (`MAP_NORESERVE`).
+    pub const NORESERVE: u16 = 32;
+    /// Pages stay in memory from their first touch on (`mlock` and its relatives).
+    pub const LOCKED: u16 = 64;
+    /// Inaccessible, whatever its protection, until the guard is removed (`MADV_GUARD_INSTALL`).
+    pub const GUARD: u16 = 128;
+    /// Protection, place and existence may not change any more (`mseal`).
+    pub const SEALED: u16 = 256;
 }
 
 /// A mapped piece of the window, in pages: `start..end`.
@@ -247,7 +269,7 @@ mod tests {
             for op in ops {
                 match op {
                     Op::Insert(s, e, p) => {
-                        regions.insert(s, e, Attr { prot: p, kind: p & kind::NATIVE }).unwrap();
+                        regions.insert(s, e, Attr { prot: p, kind: u16::from(p) & kind::NATIVE }).unwrap();
                         oracle[s as usize..e as usize].fill(Some(p));
                     }
                     Op::Remove(s, e) => {
@@ -255,7 +277,7 @@ mod tests {
                         oracle[s as usize..e as usize].fill(None);
                     }
                     Op::Update(s, e, p) => {
-                        regions.update(s, e, |_| Attr { prot: p, kind: p & kind::NATIVE }).unwrap();
+                        regions.update(s, e, |_| Attr { prot: p, kind: u16::from(p) & kind::NATIVE }).unwrap();
                         for o in oracle[s as usize..e as usize].iter_mut().flatten() {
                             *o = p;
                         }

@@ -250,7 +250,9 @@ fn try_start() -> Result<(), Failure> {
             let _ = hooks::install_filter();
         }
     }
-    mm::inherit_window(false);
+    mm::inherit_window(&regions::lock(), false).map_err(because(
+        "the window cannot be kept from children that canvas does not see",
+    ))?;
     accounting::measure_native();
     pages::start();
     users::start(fd);

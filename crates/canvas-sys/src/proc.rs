@@ -361,6 +361,17 @@ pub fn thread_name(tid: u32, name: &mut [u8; 16]) -> Option<usize> {
     let n = read_file(path, name).ok()?;
     Some(name[..n].iter().position(|b| *b == b'\n').unwrap_or(n))
 }
+/// Memory and swap of the host, in bytes.
+pub fn ram_and_swap_bytes() -> Option<u64> {
+    let mut info = core::mem::MaybeUninit::<libc::sysinfo>::zeroed();
+    // SAFETY: the kernel fills the structure, in which any bits are valid.
+    let info = unsafe {
+        sys1(libc::SYS_sysinfo, info.as_mut_ptr() as usize).ok()?;
+        info.assume_init()
+    };
+    let units = info.totalram.saturating_add(info.totalswap);
+    Some(units.saturating_mul(u64::from(info.mem_unit)))
+}
 /// RLIMIT_FSIZE as it holds now, in bytes; `u64::MAX` is none.
 pub fn file_size_max() -> Option<u64> {
     let mut l = [0u64; 2];

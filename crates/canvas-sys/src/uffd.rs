@@ -127,6 +127,7 @@ const _: () = {
 
 const IOC_API: usize = iowr(0x3f, size_of::<UffdioApi>());
 const IOC_REGISTER: usize = iowr(0x00, size_of::<UffdioRegister>());
+const IOC_UNREGISTER: usize = ior(0x01, size_of::<UffdioRange>());
 const IOC_WAKE: usize = ior(0x02, size_of::<UffdioRange>());
 /// The request number of UFFDIO_COPY.
 pub const IOC_COPY: usize = iowr(0x03, size_of::<UffdioCopy>());
@@ -224,6 +225,23 @@ impl Uffd {
             )
         }?;
         Ok(r.ioctls)
+    }
+    /// Leaves faults of a range to the kernel again; pages there lose their write protection.
+    pub fn unregister(self, addr: usize, bytes: usize) -> Result<(), Errno> {
+        let r = UffdioRange {
+            start: addr as u64,
+            len: bytes as u64,
+        };
+        // SAFETY: the kernel reads `r` only.
+        unsafe {
+            sys3(
+                libc::SYS_ioctl,
+                self.0 as usize,
+                IOC_UNREGISTER,
+                &raw const r as usize,
+            )
+        }
+        .map(|_| ())
     }
     /// Fills absent pages at `dst` with the bytes at `src`, atomically page by page, and if asked
     /// write-protects them at once.

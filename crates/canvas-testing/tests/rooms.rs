@@ -28,8 +28,14 @@ const MODULES: [(&str, &[&str]); 5] = [
             "exports",
             "remap",
             "brk",
+            "native",
             "mm",
+            "advice",
+            "admit",
+            "lock",
+            "wishes",
             "open_pages",
+            "ranges",
             "args",
             "calls",
             "uaccess",
@@ -43,9 +49,9 @@ const MODULES: [(&str, &[&str]); 5] = [
     (
         "base",
         &[
-            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area", "state",
-            "thread", "keys", "jvm", "lines", "areas", "upcalls", "call", "alloc", "own", "fds",
-            "report", "time",
+            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area", "held",
+            "state", "thread", "keys", "jvm", "lines", "areas", "upcalls", "call", "alloc", "own",
+            "fds", "report", "time",
         ],
     ),
 ];

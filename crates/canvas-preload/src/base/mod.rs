@@ -6,6 +6,7 @@ pub mod call;
 pub mod far_area;
 pub mod fds;
 pub mod freeze;
+pub mod held;
 pub mod jvm;
 pub mod keys;
 pub mod life;

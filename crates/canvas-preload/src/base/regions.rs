@@ -79,19 +79,32 @@ pub fn try_lock() -> Option<Locked> {
     LOCK.try_lock().map(|held| Locked { _held: held })
 }
 
+/// Untouched pages that are the claimer's, `from..to`.
+pub struct Claim {
+    pub from: PageId,
+    pub to: PageId,
+    /// They stay in memory from now on.
+    pub is_locked: bool,
+}
+
 /// Claims `page` and up to `ahead` untouched neighbours in the direction of `stride` (1 or -1), in
 /// its region and chunk, for a first touch: their words become Filling and count as touched.
 /// `None` when the page is not anonymous memory of ours; an empty range when another thread has
-/// it. The caller must publish each of them without taking the mapping lock again.
-pub fn claim_untouched(page: PageId, ahead: u32, stride: i32) -> Option<(PageId, PageId)> {
+/// it. The caller must publish each of them without taking the mapping lock again, and as locked where the
+/// region is.
+pub fn claim_untouched(page: PageId, ahead: u32, stride: i32) -> Option<Claim> {
     let page = page.0;
     let g = lock();
     // Inaccessible pages must not become present: reclaim could not read them.
-    let readable = |r: &Region| i32::from(r.attr.prot) & libc::PROT_READ != 0;
     let region = g
         .window
         .at(page)
-        .filter(|r| r.attr.kind & kind::NATIVE == 0 && readable(r))?;
+        .filter(|r| r.attr.kind & kind::NATIVE == 0 && r.attr.is_readable())?;
+    let claimed = |from, to| Claim {
+        from: PageId(from),
+        to: PageId(to),
+        is_locked: region.attr.kind & kind::LOCKED != 0,
+    };
     let chunk = page & !(CHUNK_PAGES as u32 - 1);
     let block = page as usize / BLOCK_PAGES;
     let claim = |p: u32| {
@@ -106,7 +119,7 @@ pub fn claim_untouched(page: PageId, ahead: u32, stride: i32) -> Option<(PageId,
         ours
     };
     if !claim(page) {
-        return Some((PageId(page), PageId(page)));
+        return Some(claimed(page, page));
     }
     let (mut from, mut to) = (page, page + 1);
     if stride == 1 {
@@ -123,7 +136,7 @@ pub fn claim_untouched(page: PageId, ahead: u32, stride: i32) -> Option<(PageId,
             from -= 1;
         }
     }
-    Some((PageId(from), PageId(to)))
+    Some(claimed(from, to))
 }
 
 /// The mapping of `page`, for the prefetcher. Only tried: the caller may own a busy word, which a
@@ -156,16 +169,13 @@ pub fn advice_of(page: PageId) -> Advice {
     }
 }
 
-/// Does `addr` lie in memory that canvas manages (and not in a native piece of the window)?
-pub fn is_ours(addr: usize) -> bool {
-    layout::in_window(addr) && native_until(PageId::of_addr(addr)).is_none()
-}
-
-/// Is nothing mapped there?
+/// Is nothing mapped there, or a guard, which the kernel reports alike?
 pub fn is_hole(page: PageId) -> bool {
     let _inside = freeze::enter();
     let g = lock();
-    g.window.at(page.0).is_none()
+    g.window
+        .at(page.0)
+        .is_none_or(|r| r.attr.kind & kind::GUARD != 0)
 }
 
 /// One past the last page of the native mapping that holds `page`; `None` when there is none.

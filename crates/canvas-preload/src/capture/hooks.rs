@@ -8,12 +8,12 @@ use core::sync::atomic::Ordering;
 use crate::api;
 use crate::base::{
     call::{BEFORE_CLONE3, Call},
-    regions, state,
+    state,
 };
 use crate::capture::filters;
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
-use crate::memory::{args, brk, mm, pins, remap, uaccess};
-use crate::paging::{accounting, devices, fork_accounting, native_swap, trace};
+use crate::memory::{advice, args, brk, lock, mm, native, pins, remap, uaccess};
+use crate::paging::{accounting, devices, fork_accounting, trace};
 use crate::process::{altstack, exec, listing, procs, sig, users};
 use crate::shared::{mapping, pages};
 
@@ -112,32 +112,21 @@ unsafe fn memory(which: Memory, nr: usize, a: &[usize; 6]) -> isize {
         Memory::Mmap => ours(mm::mmap(a)),
         Memory::Munmap => ours(mm::munmap(a)),
         Memory::Mremap => ours(remap::mremap(a)),
+        Memory::Mprotect if nr as i64 == libc::SYS_pkey_mprotect => ours(native::pkey_mprotect(a)),
         Memory::Mprotect => ours(mm::mprotect(a)),
-        Memory::Madvise => ours(mm::madvise(a)),
+        Memory::Mseal => ours(mm::mseal(a)),
+        Memory::Madvise => ours(advice::madvise(a)),
         // SAFETY: the program's call.
         Memory::ProcessMadvise => unsafe { process_madvise(nr, a) },
         Memory::Brk => brk::brk(a) as isize,
         // SAFETY: the program's call.
-        Memory::Mincore => ours(unsafe { mm::mincore(a) }),
-        Memory::Msync if regions::is_ours(a[0]) => 0,
-        Memory::Msync => ours(None),
-        Memory::Mlock => ours(mm::mlock(a[0], a[1], true, false)),
-        Memory::Mlock2 => ours(mm::mlock(a[0], a[1], true, a[2] & 1 != 0)),
-        Memory::Munlock => ours(mm::mlock(a[0], a[1], false, false)),
-        // MCL_CURRENT alone acts; the kernel's own would lock the whole reservation.
-        Memory::Mlockall if a[0] & !7 != 0 || a[0] == 0 => -(libc::EINVAL as isize),
-        Memory::Mlockall => {
-            native_swap::lock(true);
-            if a[0] & libc::MCL_CURRENT as usize != 0 {
-                answer(mm::mlockall(true))
-            } else {
-                0
-            }
-        }
-        Memory::Munlockall => {
-            native_swap::lock(false);
-            answer(mm::mlockall(false))
-        }
+        Memory::Mincore => ours(unsafe { advice::mincore(a) }),
+        Memory::Msync => ours(advice::msync(a)),
+        Memory::Mlock => ours(lock::mlock(a[0], a[1], 0)),
+        Memory::Mlock2 => ours(lock::mlock(a[0], a[1], a[2])),
+        Memory::Munlock => ours(lock::munlock(a[0], a[1])),
+        Memory::Mlockall => answer(lock::mlockall(a[0])),
+        Memory::Munlockall => answer(lock::munlockall()),
     }
 }
 
@@ -256,6 +245,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
             }
             Process::Refused => as_it_is(),
             Process::Ioctl if devices::refuses(a) => -(libc::EACCES as isize),
+            Process::Ioctl if native::is_uffd_call(a) => native::uffd_call(a),
             Process::Ioctl => args::run(nr, a),
             Process::ChangeUser => {
                 let r = as_it_is();

@@ -18,8 +18,11 @@ use crate::base::{
     regions::{Lists, lock},
     state,
 };
-use crate::memory::mm::{admit, clear, discard, map_at};
+use crate::memory::admit::admit;
+use crate::memory::lock as locking;
+use crate::memory::mm::{clear, map_at, refuse_sealed};
 use crate::memory::open_pages::{MMAP_FIRST, NOW, OPEN_UNTIL, RW, close, end_page, protect};
+use crate::memory::ranges::discard;
 use crate::paging::fault;
 
 // Changes under the mapping lock only.
@@ -68,12 +71,20 @@ impl Fills {
     }
 }
 
+/// Memory below the break.
+fn heap() -> Attr {
+    Attr {
+        prot: RW as u8,
+        kind: locking::future_kind(),
+    }
+}
+
 /// Where the program's break begins. The page below is mapped, as it is in a program whose heap has begun
 /// below it: some read there (`stress-ng --brk`).
 pub fn begin() -> Result<usize, Errno> {
     let first = PageId(1).addr();
     let mut g = lock();
-    map_at(&mut g, 0, 1, RW)?;
+    map_at(&mut g, 0, 1, heap())?;
     NOW.store(first - window_base(), Ordering::Relaxed);
     Ok(first)
 }
@@ -101,21 +112,23 @@ pub fn brk(a: &[usize; 6]) -> usize {
     let fills = by_little && FILLS.wants(old_end);
     // A first touch takes the lock itself.
     drop(g);
-    if fills {
+    if new_end > old_end && locking::future_kind() != 0 && locking::future_fills() {
+        let _ = locking::hold(old_end, new_end, true);
+    } else if fills {
         fault::fill_if_room(PageId(old_end));
     }
     window_base() + want
 }
 
 fn grow(g: &mut Lists, old_end: u32, new_end: u32) -> Result<(), Errno> {
-    admit(g, new_end - old_end, true)?;
+    let heap = heap();
+    admit(g, u64::from(new_end - old_end), heap)?;
+    if heap.kind & kind::LOCKED != 0 {
+        return map_at(g, old_end, new_end, heap);
+    }
     let open = OPEN_UNTIL.load(Ordering::Relaxed).max(old_end);
-    let rw = Attr {
-        prot: RW as u8,
-        kind: 0,
-    };
     g.window
-        .insert(old_end, new_end, rw)
+        .insert(old_end, new_end, heap)
         .map_err(|_| Errno(libc::ENOMEM))?;
     if new_end <= open {
         return Ok(());
@@ -145,11 +158,12 @@ fn opens_ahead(g: &Lists, old_end: u32, new_end: u32) -> u32 {
 }
 
 fn shrink(g: &mut Lists, new_end: u32, old_end: u32) -> Result<(), Errno> {
+    refuse_sealed(g, new_end, old_end)?;
     FILLS.judge();
     let until = OPEN_UNTIL.load(Ordering::Relaxed).max(old_end);
     let mut plain = true;
     g.window.each(new_end, old_end, |r| {
-        plain &= i32::from(r.attr.prot) == RW && r.attr.kind & kind::NATIVE == 0;
+        plain &= i32::from(r.attr.prot) == RW && r.attr.kind & (kind::NATIVE | kind::LOCKED) == 0;
     });
     // Only what is open below the break can stay so beyond it.
     let stays_open = plain

@@ -74,6 +74,7 @@ pub enum Memory {
     Munmap,
     Mremap,
     Mprotect,
+    Mseal,
     Madvise,
     ProcessMadvise,
     Brk,
@@ -479,6 +480,7 @@ const TABLE: [Row; COUNT] = [
         Hook::Memory(Memory::Mprotect),
         &[(0, There)],
     ),
+    hook(libc::SYS_mseal, Hook::Memory(Memory::Mseal), &[(0, There)]),
     hook(
         libc::SYS_madvise,
         Hook::Memory(Memory::Madvise),
@@ -590,7 +592,7 @@ const TABLE: [Row; COUNT] = [
     refused(libc::SYS_io_setup),
 ];
 
-const COUNT: usize = 244;
+const COUNT: usize = 245;
 
 /// Each call's row, plus one; 0 for calls that have none.
 static INDEX: [u16; NR_MAX] = index();

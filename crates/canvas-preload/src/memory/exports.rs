@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api::{faults, told};
 use crate::base::{freeze, regions, state, time};
-use crate::memory::mm;
+use crate::memory::advice;
 use crate::paging::{accounting, hints};
 
 /// The version of these calls: CANVAS_API_VERSION.
@@ -195,7 +195,7 @@ extern "C" fn region(addr: usize, bytes: usize, kind: i32, base: u64, shift: u32
     }
     let at = regions::addr_of(start);
     let bytes = (end - start) as usize * PAGE_SIZE;
-    match mm::madvise(&[at, bytes, advice as usize, 0, 0, 0]) {
+    match advice::madvise(&[at, bytes, advice as usize, 0, 0, 0]) {
         Some(Err(e)) => -(e.0 as isize),
         _ => 0,
     }

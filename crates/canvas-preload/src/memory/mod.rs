@@ -1,11 +1,17 @@
 //! The program's mapping calls over the window, and the memory that its other calls name.
 
+pub mod admit;
+pub mod advice;
 pub mod args;
 pub mod brk;
 pub mod calls;
 pub mod exports;
+pub mod lock;
 pub mod mm;
+pub mod native;
 pub mod open_pages;
 pub mod pins;
+pub mod ranges;
 pub mod remap;
 pub mod uaccess;
+pub mod wishes;

@@ -17,8 +17,11 @@ use crate::base::{
     state::uffd,
     touched,
 };
-use crate::memory::mm::{admit, clear, discard, each_touched, map_as, restore_window};
+use crate::memory::admit::admit;
+use crate::memory::mm::{clear, map_at, refuse_sealed, restore_window};
 use crate::memory::open_pages::{MMAP_FIRST, RW, make_way, protect};
+use crate::memory::ranges::{discard, each_touched};
+use crate::memory::{advice, lock as locking, native};
 use crate::paging::{accounting, cache, chunk, trace};
 
 /// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must
@@ -180,6 +183,19 @@ pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !old_ours && !to_ours {
         return None;
     }
+    // Out of the window the kernel moves it, as its own.
+    let moves = libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE;
+    if old_ours
+        && flags & moves == moves
+        && flags & !(moves | libc::MREMAP_DONTUNMAP) == 0
+        && !layout::in_window(new_addr)
+        && let Ok((start, end)) = range(old, old_bytes)
+        && start < end
+        && new_bytes != 0
+        && let Err(e) = leave(start, end)
+    {
+        return Some(Err(e));
+    }
     let _inside = freeze::enter();
     let mut g = lock();
     if !old_ours {
@@ -188,6 +204,9 @@ pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             Ok(r) => r,
             Err(e) => return Some(Err(e)),
         };
+        if let Err(e) = refuse_sealed(&g, start, end) {
+            return Some(Err(e));
+        }
         discard(start, end);
         // SAFETY: the program's call.
         let r = check(unsafe { gate::raw(libc::SYS_mremap as usize, *a) });
@@ -208,6 +227,35 @@ pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     ))
 }
 
+/// Makes one mapping native, so that the kernel can move it.
+fn leave(start: u32, end: u32) -> Result<(), Errno> {
+    {
+        let _inside = freeze::enter();
+        let g = lock();
+        one_mapping(&g, start, end)?;
+        refuse_sealed(&g, start, end)?;
+    }
+    native::release(start, end)
+}
+
+/// What the range is, which must be one mapping to the kernel (EFAULT). Guards are none of their own.
+fn one_mapping(g: &Lists, start: u32, end: u32) -> Result<Region, Errno> {
+    let alike = |a: Attr| Attr {
+        kind: a.kind & !kind::GUARD,
+        ..a
+    };
+    let mut whole = g.window.at(start).ok_or(Errno(libc::EFAULT))?;
+    whole.attr = alike(whole.attr);
+    while whole.end < end {
+        let next = g.window.at(whole.end).ok_or(Errno(libc::EFAULT))?;
+        if alike(next.attr) != whole.attr {
+            return Err(Errno(libc::EFAULT));
+        }
+        whole.end = next.end;
+    }
+    Ok(whole)
+}
+
 /// A call on memory of the window, looked at: pages of one mapping that is no native one.
 struct Remap {
     start: u32,
@@ -226,13 +274,15 @@ impl Remap {
         self.end - self.start
     }
     fn admit_growth(&self, g: &Lists) -> Result<(), Errno> {
-        let more = self.new_pages - self.old_pages();
-        admit(g, more, self.prot() & libc::PROT_WRITE != 0)
+        admit(g, u64::from(self.new_pages - self.old_pages()), self.attr)
     }
     fn prot(&self) -> i32 {
         i32::from(self.attr.prot)
     }
 }
+
+/// The kernel's addresses of programs.
+const USER_BYTES: usize = 1 << 47;
 
 fn mremap_ours(
     g: &mut Lists,
@@ -255,11 +305,15 @@ fn mremap_ours(
         return Err(inval);
     }
     let (start, end) = range(old, old_bytes)?;
-    let new_pages = pages_of(new_bytes).ok_or(Errno(libc::ENOMEM))?;
-    let region = g.window.at(start).ok_or(Errno(libc::EFAULT))?;
-    if region.end < end {
-        return Err(Errno(libc::EFAULT));
+    if new_bytes > USER_BYTES || fixed && !new_addr.is_multiple_of(PAGE_SIZE) {
+        return Err(inval);
     }
+    let new_pages = pages_of(new_bytes).ok_or(Errno(libc::ENOMEM))?;
+    if keep && end - start != new_pages {
+        return Err(inval);
+    }
+    let region = one_mapping(g, start, end)?;
+    refuse_sealed(g, start, end)?;
     let native = region.attr.kind & kind::NATIVE != 0;
     // No bytes: another view of a shared mapping, which only the kernel can give.
     if start == end && !native {
@@ -280,9 +334,6 @@ fn mremap_ours(
         may_move,
         keep,
     };
-    if keep && call.old_pages() != new_pages {
-        return Err(inval);
-    }
     if !fixed && !keep {
         if let Some(done) = resize_in_place(g, &call) {
             return done.map(|()| old);
@@ -295,6 +346,7 @@ fn mremap_ours(
         if to < end && start < to_end {
             return Err(inval);
         }
+        refuse_sealed(g, to, to_end)?;
         clear(g, to, to_end)?;
         to
     } else {
@@ -327,7 +379,7 @@ fn resize_in_place(g: &mut Lists, call: &Remap) -> Option<Result<(), Errno>> {
     if let Some(to) = grown
         && g.window.find_gap(to - end, 1, end, to) == Some(end)
     {
-        return Some(map_as(g, end, to, call.attr));
+        return Some(map_at(g, end, to, call.attr));
     }
     (!call.may_move).then_some(Err(Errno(libc::ENOMEM)))
 }
@@ -342,10 +394,13 @@ fn move_mapping(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
         prot: RW as u8,
         ..call.attr
     };
-    map_as(g, to, to_end, attr)?;
-    if odd {
-        protect(start, end, RW)?;
+    map_at(g, to, to_end, attr)?;
+    if attr.kind & kind::LOCKED != 0 {
+        // Locked pages are moved by the kernel between locked mappings alone, and emptied in none.
+        locking::kernel_unlock(start, end);
     }
+    // Inaccessible where guards lie, too.
+    protect(start, end, RW)?;
     // Where the program may not read, reclaim may not either: marked before the protection returns.
     let moved = move_pages(
         start,
@@ -360,13 +415,34 @@ fn move_mapping(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
             ..a
         });
     }
+    move_guards(g, call, to)?;
     moved?;
     if call.keep {
+        let unlocked = |a: Attr| Attr {
+            kind: a.kind & !kind::LOCKED & !kind::GUARD,
+            ..a
+        };
+        let _ = g.window.update(start, end, unlocked);
         return protect(start, end, prot);
     }
     clear(g, start, end)?;
-    if odd {
-        protect(start, end, libc::PROT_NONE)?;
+    protect(start, end, libc::PROT_NONE)
+}
+
+/// Guards go with the memory in which they lie.
+fn move_guards(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
+    let end = call.end.min(call.start + call.new_pages);
+    let mut at = call.start;
+    while let Some(r) = g.window.as_slice().iter().find(|r| r.end > at).copied() {
+        let (from, until) = (r.start.max(at), r.end.min(end));
+        if from >= until {
+            break;
+        }
+        at = until;
+        if r.attr.kind & kind::GUARD != 0 {
+            let place = |page: u32| to + (page - call.start);
+            advice::change_guard(g, place(from), place(until), true)?;
+        }
     }
     Ok(())
 }
@@ -378,6 +454,7 @@ fn mremap_native(g: &mut Lists, region: Region, a: [usize; 6]) -> Result<usize, 
         .then(|| range(a[4], a[2]).ok())
         .flatten();
     if let Some((s, e)) = target {
+        refuse_sealed(g, s, e)?;
         // What the kernel would refuse must leave the target as it is.
         if s < end && start < e {
             return Err(Errno(libc::EINVAL));
@@ -409,12 +486,6 @@ fn mremap_native(g: &mut Lists, region: Region, a: [usize; 6]) -> Result<usize, 
         if start < end {
             restore_window(start, end)?;
         }
-    }
-    if !layout::in_window(at) && region.attr.kind & kind::DONTFORK == 0 {
-        // The window's pieces are not inherited but in forks that we make: outside of it nobody would
-        // see to that, and the child would miss this memory.
-        // SAFETY: changes only what a fork copies.
-        let _ = unsafe { mem::advise(at, a[2], libc::MADV_DOFORK) };
     }
     if let Ok((s, e)) = range(at, a[2]) {
         g.window

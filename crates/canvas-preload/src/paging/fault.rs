@@ -27,7 +27,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::api;
 use crate::base::{
-    areas, regions, slow, state,
+    areas, held, regions, slow, state,
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
     tenant, thread, touched,
 };
@@ -335,9 +335,10 @@ pub fn fill_if_room(page: PageId) {
 /// Makes an untouched page present, and up to `ahead` untouched neighbours of it.
 fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
     // Claimed under the mapping lock: a mapping call sees each page as busy, or not at all.
-    let Some((from, to)) = regions::claim_untouched(page, ahead, stride) else {
+    let Some(claim) = regions::claim_untouched(page, ahead, stride) else {
         return Some(Resolved::NotOurs);
     };
+    let (from, to) = (claim.from, claim.to);
     if from == to {
         return None;
     }
@@ -363,13 +364,21 @@ fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
         Err((k, e)) => (k, Some(e)),
     };
     let epoch = EPOCH.now();
+    let stays = claim.is_locked && held::has_room(present as i64);
+    if stays {
+        held::note(present as i64);
+    }
     publish_run(from, present, |i| {
         let kind = if from.plus(i) == page {
             FillKind::FirstTouch
         } else {
             FillKind::FirstTouchAhead
         };
-        CLOCK.params.on_fill(Word(0), kind, epoch)
+        let filled = CLOCK.params.on_fill(Word(0), kind, epoch);
+        match stays {
+            true => filled.set(flag::LOCKED),
+            false => filled,
+        }
     });
     drop(held);
     give_up(from.plus(present));

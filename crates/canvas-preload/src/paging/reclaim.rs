@@ -20,7 +20,7 @@ use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::base::{
-    areas, slow, smaps, state,
+    areas, held, slow, smaps, state,
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
     tenant,
 };
@@ -677,6 +677,9 @@ pub fn background_round() -> bool {
 /// caller moved it to Mapping; the page itself is the caller's to discard.
 pub fn forget(page: PageId, cur: Word) {
     trace::note(page, TraceKind::Discard);
+    if cur.has(flag::LOCKED) {
+        held::note(-1);
+    }
     match cur.state() {
         State::Resident => {
             fault::table_gone(page);

@@ -5,12 +5,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use canvas_sys::sys4;
 
-use crate::memory::mm;
+use crate::memory::admit;
 
 /// A limit of the kernel's that is kept here.
 const KEPT: [(u32, &AtomicU64); 2] = [
-    (libc::RLIMIT_AS, &mm::LIMIT_AS),
-    (libc::RLIMIT_DATA, &mm::LIMIT_DATA),
+    (libc::RLIMIT_AS, &admit::LIMIT_AS),
+    (libc::RLIMIT_DATA, &admit::LIMIT_DATA),
 ];
 
 /// Soft and hard limit of this process.

@@ -14,7 +14,7 @@ use crate::base::{
     tenant,
 };
 use crate::far_tier::{self, pool};
-use crate::memory::{mm, uaccess};
+use crate::memory::{admit, mm, uaccess};
 use crate::paging::{ages, devices, fork_accounting, native_swap, trace};
 use crate::process::{altstack, beliefs, threads};
 use crate::report;
@@ -150,14 +150,17 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
     let pool_locks = pool::pool().fork_guard();
     // The child's ring shall be empty.
     trace::flush();
-    mm::inherit_window(true);
     fork_accounting::note_fork();
     far_tier::fork::before_fork();
     let waits = pages::before_fork();
     let believed = beliefs::mine();
-    // SAFETY: the program's call; the child continues right here on its copy of this stack.
-    let r = unsafe { raw(nr, *a) };
-    mm::inherit_window(false);
+    let r = match mm::inherit_window(&g, true) {
+        // SAFETY: the program's call; the child continues right here on its copy of this stack.
+        Ok(()) => unsafe { raw(nr, *a) },
+        // The child would miss its memory.
+        Err(e) => -(e.0 as isize),
+    };
+    let _ = mm::inherit_window(&g, false);
     drop(pool_locks);
     if r != 0 {
         life::after_fork_in_parent();
@@ -262,8 +265,8 @@ struct Rlimit {
 pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
     let mine = pid == 0 || pid as u32 == proc::pid();
     let kept = match resource as u32 {
-        libc::RLIMIT_AS => Some(&mm::LIMIT_AS),
-        libc::RLIMIT_DATA => Some(&mm::LIMIT_DATA),
+        libc::RLIMIT_AS => Some(&admit::LIMIT_AS),
+        libc::RLIMIT_DATA => Some(&admit::LIMIT_DATA),
         _ => None,
     };
     let mut before = Rlimit { soft: 0, hard: 0 };

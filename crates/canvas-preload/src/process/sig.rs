@@ -9,7 +9,7 @@ use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
 
 use crate::base::{call::Call, freeze, regions, slow, state, thread, time, upcalls};
-use crate::memory::{args, mm, open_pages, uaccess};
+use crate::memory::{args, lock, open_pages, uaccess};
 use crate::paging::app_tier::At;
 use crate::paging::fault::{self, Resolved};
 use crate::process::frame::Next;
@@ -571,7 +571,7 @@ fn set_altstack(ss: &libc::stack_t, before: &libc::stack_t, hidden: bool) -> Res
         return Ok(());
     }
     if right && !off && !on_it && in_window(ss.ss_sp as usize) {
-        let _ = mm::mlock(ss.ss_sp as usize, ss.ss_size, true, false);
+        lock::keep_stack(ss.ss_sp as usize, ss.ss_size);
     }
     // On ours only a stack that is refused comes here: the kernel would see the wrong reason first.
     if hidden && on_it {

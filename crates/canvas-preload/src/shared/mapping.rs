@@ -346,7 +346,7 @@ fn madvise(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
     } else {
         Err(Errno(libc::ENOMEM))
     };
-    let mut attr = |set: u8, clear: u8| {
+    let mut attr = |set: u16, clear: u16| {
         g.partition.update(start, end, |a| Attr {
             kind: (a.kind | set) & !clear,
             ..a

@@ -1,0 +1,66 @@
+//! Whether new memory is given: the program's own limits, the far limit, and what could ever be held.
+
+use canvas_pager::regions::{Attr, kind};
+use canvas_shm::Counter;
+use canvas_sys::{Errno, proc};
+use canvas_types::PAGE_SIZE;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::{far_area, held, regions::Lists, state, state::count};
+use crate::memory::lock;
+use crate::paging::reclaim;
+
+/// The program's own RLIMIT_AS and RLIMIT_DATA (soft): ours would not fit under them.
+pub static LIMIT_AS: AtomicU64 = AtomicU64::new(u64::MAX);
+/// See [`LIMIT_AS`].
+pub static LIMIT_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Requests for fewer pages (64 MiB) are not compared with what the host has.
+const LARGE_PAGES: u64 = 16 << 10;
+
+/// Refuses what would pass the program's own limits, what could never be held or locked, or a far limit that is
+/// reached.
+pub(crate) fn admit(g: &Lists, new_pages: u64, attr: Attr) -> Result<(), Errno> {
+    let is_writable = i32::from(attr.prot) & libc::PROT_WRITE != 0;
+    let total = (g.window.pages() + new_pages).saturating_mul(PAGE_SIZE as u64);
+    if total > LIMIT_AS.load(Ordering::Relaxed)
+        || (is_writable && total > LIMIT_DATA.load(Ordering::Relaxed))
+        || (is_writable && attr.kind & kind::NORESERVE == 0 && never_fits(new_pages))
+    {
+        return Err(Errno(libc::ENOMEM));
+    }
+    let is_filled = attr.kind & kind::LOCKED != 0 && attr.is_readable() && lock::future_fills();
+    if is_filled && !held::has_room(new_pages as i64) {
+        return Err(Errno(libc::EAGAIN));
+    }
+    if new_pages > 0 && is_writable && reclaim::far_limit_reached() {
+        count(Counter::MmapRefused, 1);
+        return Err(Errno(libc::ENOMEM));
+    }
+    Ok(())
+}
+
+/// The kernel's heuristic for one request (`vm.overcommit_memory=0`), which to our reservation does not apply: more
+/// than all memory and swap of the host, to which the pool, whose pages are compressed, and far memory are added.
+pub(crate) fn never_fits(pages: u64) -> bool {
+    if pages < LARGE_PAGES {
+        return false;
+    }
+    let Some(host_bytes) = proc::ram_and_swap_bytes() else {
+        return false;
+    };
+    let pool_bytes = state::seg().config.pool_bytes.load(Ordering::Relaxed);
+    let slabs = far_area::far().map_or(0, |f| f.slabs_max.load(Ordering::Relaxed));
+    let far_bytes = slabs.saturating_mul(canvas_shm::far::SLAB_BYTES as u64);
+    let all = host_bytes
+        .saturating_add(pool_bytes.min(host_bytes))
+        .saturating_add(far_bytes);
+    pages.saturating_mul(PAGE_SIZE as u64) > all && !always_overcommits()
+}
+
+/// Is `vm.overcommit_memory` 1?
+fn always_overcommits() -> bool {
+    let mut text = [0u8; 4];
+    let read = proc::read_file(c"/proc/sys/vm/overcommit_memory", &mut text);
+    read.is_ok_and(|n| n > 0 && text[0] == b'1')
+}

@@ -1,0 +1,355 @@
+//! Memory that stays: `mlock` and its relatives.
+//!
+//! The kernel's own lock of a range is set with MLOCK_ONFAULT, which fills nothing: so the kernel enforces
+//! RLIMIT_MEMLOCK and shows the memory in VmLck. That its pages stay is ours: their words say so, from
+//! [`hold`] or from their first touch on.
+
+use canvas_pager::regions::{Attr, kind};
+use canvas_pager::word::{self, State, flag};
+use canvas_sys::gate::{check, raw};
+use canvas_sys::{Errno, mem};
+use canvas_types::layout::{self, WINDOW_PAGES, window_base};
+use canvas_types::{PAGE_SIZE, PageId};
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use crate::base::{
+    areas, freeze, held,
+    regions::{Lists, addr_of, lock, range},
+};
+use crate::memory::ranges::each_touched;
+use crate::paging::{
+    fault::{self, Resolved},
+    native_swap,
+};
+
+/// Bits of MCL_FUTURE and MCL_ONFAULT that hold for new mappings.
+static FUTURE: AtomicU8 = AtomicU8::new(0);
+
+const ON_FAULT: usize = libc::MLOCK_ONFAULT as usize;
+
+/// What a new mapping is by `mlockall(MCL_FUTURE)`: bits of [`kind`].
+pub(crate) fn future_kind() -> u16 {
+    match FUTURE.load(Ordering::Relaxed) {
+        0 => 0,
+        _ => kind::LOCKED,
+    }
+}
+
+/// Are new locked mappings filled at once?
+pub(crate) fn future_fills() -> bool {
+    FUTURE.load(Ordering::Relaxed) & libc::MCL_ONFAULT as u8 == 0
+}
+
+/// In a fork's child: locks are not inherited.
+pub fn after_fork_in_child(g: &mut Lists) {
+    FUTURE.store(0, Ordering::Relaxed);
+    let _ = g.window.update(0, WINDOW_PAGES as u32, |a| Attr {
+        kind: a.kind & !kind::LOCKED,
+        ..a
+    });
+}
+
+/// The kernel's `mlock2` of pages of the window.
+fn kernel_lock(start: u32, end: u32, flags: usize) -> Result<(), Errno> {
+    let bytes = (end - start) as usize * PAGE_SIZE;
+    // SAFETY: locks memory of the program's; MLOCK_ONFAULT fills nothing, and what is filled otherwise is native.
+    let done = unsafe {
+        raw(
+            libc::SYS_mlock2 as usize,
+            [addr_of(start), bytes, flags, 0, 0, 0],
+        )
+    };
+    check(done).map(|_| ())
+}
+
+/// Locks new memory of ours, in which no page is present yet; [`hold`] fills it.
+pub(crate) fn lock_new(start: u32, end: u32) -> Result<(), Errno> {
+    kernel_lock(start, end, ON_FAULT)
+}
+
+/// Lifts the kernel's lock of memory that is given up or moved.
+pub(crate) fn kernel_unlock(start: u32, end: u32) {
+    let bytes = (end - start) as usize * PAGE_SIZE;
+    // SAFETY: lifts locks of the program's memory.
+    let _ = unsafe {
+        raw(
+            libc::SYS_munlock as usize,
+            [addr_of(start), bytes, 0, 0, 0, 0],
+        )
+    };
+}
+
+/// Pages that are mapped from `start` on; an error when they end before `end`.
+fn covered(g: &Lists, start: u32, end: u32) -> (u32, Result<(), Errno>) {
+    let until = g.window.covered_until(start, end);
+    let whole = match until == end {
+        true => Ok(()),
+        false => Err(Errno(libc::ENOMEM)),
+    };
+    (until, whole)
+}
+
+/// Can what the program may read of a range stay, besides all that does already?
+fn can_stay(g: &Lists, start: u32, end: u32) -> bool {
+    let (mut pages, mut more) = (0, 0);
+    g.window.each(start, end, |r| {
+        if r.attr.kind & kind::NATIVE != 0 || !r.attr.is_readable() {
+            return;
+        }
+        pages += i64::from(r.end - r.start);
+        if pages <= held::most() {
+            let stays = |p: &PageId| word::load(areas::word(*p)).has(flag::LOCKED);
+            more += PageId::each(r.start..r.end).filter(|p| !stays(p)).count() as i64;
+        }
+    });
+    pages <= held::most() && held::has_room(more)
+}
+
+/// Marks a range as locked, here and in the kernel.
+fn mark(g: &mut Lists, start: u32, end: u32, flags: usize) -> Result<(), Errno> {
+    let mut any_native = false;
+    let mut done = Ok(());
+    g.window.each(start, end, |r| {
+        any_native |= r.attr.kind & kind::NATIVE != 0
+    });
+    if any_native {
+        g.window.each(start, end, |r| {
+            let flags = match r.attr.kind & kind::NATIVE {
+                0 => ON_FAULT,
+                _ => flags,
+            };
+            if done.is_ok() {
+                done = kernel_lock(r.start, r.end, flags);
+            }
+        });
+    } else {
+        done = kernel_lock(start, end, ON_FAULT);
+    }
+    done?;
+    g.window
+        .update(start, end, |a| match a.kind & kind::NATIVE {
+            0 => Attr {
+                kind: a.kind | kind::LOCKED,
+                ..a
+            },
+            _ => a,
+        })
+        .map_err(|_| Errno(libc::ENOMEM))
+}
+
+/// The pages of `mlock`'s range: to the kernel a length that wraps is short.
+fn pages(addr: usize, bytes: usize) -> Result<(u32, u32), Errno> {
+    let aligned = addr & !(PAGE_SIZE - 1);
+    let bytes = bytes
+        .wrapping_add(addr - aligned)
+        .wrapping_add(PAGE_SIZE - 1)
+        & !(PAGE_SIZE - 1);
+    if aligned.checked_add(bytes).is_none() {
+        return Err(Errno(libc::EINVAL));
+    }
+    range(aligned, bytes).map_err(|_| Errno(libc::ENOMEM))
+}
+
+/// `mlock`, `mlock2`: the range's pages are made resident and stay so. With MLOCK_ONFAULT they stay from their
+/// first touch on.
+pub fn mlock(addr: usize, bytes: usize, flags: usize) -> Option<Result<usize, Errno>> {
+    if !layout::in_window(addr) {
+        return None;
+    }
+    Some(if flags & !ON_FAULT != 0 {
+        Err(Errno(libc::EINVAL))
+    } else {
+        pages(addr, bytes).and_then(|(start, end)| lock_range(start, end, flags))
+    })
+}
+
+fn lock_range(start: u32, end: u32, flags: usize) -> Result<usize, Errno> {
+    let _inside = freeze::enter();
+    let mut g = lock();
+    let (until, whole) = covered(&g, start, end);
+    if flags & ON_FAULT == 0 && !can_stay(&g, start, until) {
+        return Err(Errno(libc::ENOMEM));
+    }
+    mark(&mut g, start, until, flags)?;
+    drop(g);
+    hold(start, until, flags & ON_FAULT == 0)
+        .and(whole)
+        .map(|()| 0)
+}
+
+/// `munlock`.
+pub fn munlock(addr: usize, bytes: usize) -> Option<Result<usize, Errno>> {
+    layout::in_window(addr).then(|| pages(addr, bytes).and_then(|(s, e)| unlock_range(s, e)))
+}
+
+fn unlock_range(start: u32, end: u32) -> Result<usize, Errno> {
+    let _inside = freeze::enter();
+    let mut g = lock();
+    let (until, whole) = covered(&g, start, end);
+    kernel_unlock(start, until);
+    let _ = g.window.update(start, until, |a| Attr {
+        kind: a.kind & !kind::LOCKED,
+        ..a
+    });
+    each_touched(start, until, |p, cur| {
+        held::note(-i64::from(cur.has(flag::LOCKED)));
+        word::publish(areas::word(p), cur.clear(flag::LOCKED))
+    });
+    whole.map(|()| 0)
+}
+
+/// Keeps what is touched of a range in memory, and with `fill` all of it, as far as that much can stay; to the kernel
+/// and the program it is not locked by that. An error when a page cannot be made present. The caller is inside.
+pub(crate) fn hold(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
+    hold_most(start, end, fill, held::most())
+}
+
+/// [`hold`], as long as `most` pages stay at most.
+fn hold_most(start: u32, end: u32, fill: bool, most: i64) -> Result<(), Errno> {
+    let mut done = Ok(());
+    for page in PageId::each(start..end) {
+        let w = areas::word(page);
+        loop {
+            let cur = word::load(w);
+            // A page that came in write-protected is opened first: the first write to a locked page may be
+            // the kernel's, of a signal's frame, and would end the program.
+            if cur.state() == State::Resident && !cur.has(flag::PROTECTED) {
+                let more = i64::from(!cur.has(flag::LOCKED));
+                if held::pages() + more > most {
+                    break;
+                }
+                if word::transition(w, cur, cur.set(flag::LOCKED)) {
+                    held::note(more);
+                    break;
+                }
+                continue;
+            }
+            if !fill && cur.state() == State::Untouched {
+                break;
+            }
+            match fault::resolve(page, true) {
+                Resolved::Present => {}
+                // Of a native piece, which the kernel has filled, or unreadable.
+                Resolved::NotOurs => {
+                    if !is_native(page) {
+                        done = Err(Errno(libc::ENOMEM));
+                    }
+                    break;
+                }
+                _ => return Err(Errno(libc::ENOMEM)),
+            }
+        }
+    }
+    done
+}
+
+fn is_native(page: PageId) -> bool {
+    let g = lock();
+    g.window
+        .at(page.0)
+        .is_some_and(|r| r.attr.kind & kind::NATIVE != 0)
+}
+
+/// Keeps the program's signal stack in memory: the kernel writes frames there by itself.
+pub fn keep_stack(addr: usize, bytes: usize) {
+    if let Ok((start, end)) = pages(addr, bytes) {
+        let _inside = freeze::enter();
+        // What is not mapped there fails as ever when a signal comes.
+        let _ = hold_most(start, end, true, i64::MAX);
+    }
+}
+
+/// `mlockall`: the kernel's own would lock, and fill, canvas's reservations as well.
+pub fn mlockall(flags: usize) -> Result<usize, Errno> {
+    let (current, future, on_fault) = (
+        libc::MCL_CURRENT as usize,
+        libc::MCL_FUTURE as usize,
+        libc::MCL_ONFAULT as usize,
+    );
+    if flags & !(current | future | on_fault) != 0 || flags & (current | future) == 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    // Of no bytes, this says whether the program may lock at all.
+    // SAFETY: locks nothing.
+    check(unsafe { raw(libc::SYS_mlock as usize, [window_base(), 0, 0, 0, 0, 0]) })?;
+    let lock_flags = match flags & on_fault {
+        0 => 0,
+        _ => ON_FAULT,
+    };
+    if flags & current != 0 {
+        if lock_flags == 0 && !can_all_stay() {
+            return Err(Errno(libc::ENOMEM));
+        }
+        let mut next = 0;
+        while let Some(r) = region_after(next) {
+            next = r.1;
+            let _inside = freeze::enter();
+            let mut g = lock();
+            let until = g.window.covered_until(r.0, r.1);
+            mark(&mut g, r.0, until, lock_flags)?;
+            drop(g);
+            // What cannot be filled is locked all the same, as by the kernel.
+            let _ = hold(r.0, until, lock_flags == 0);
+        }
+    }
+    native_swap::lock(true);
+    let kept = match flags & future {
+        0 => 0,
+        _ => (flags & (future | on_fault)) as u8,
+    };
+    FUTURE.store(kept, Ordering::Relaxed);
+    Ok(0)
+}
+
+fn can_all_stay() -> bool {
+    let _inside = freeze::enter();
+    can_stay(&lock(), 0, WINDOW_PAGES as u32)
+}
+
+/// `munlockall`.
+pub fn munlockall() -> Result<usize, Errno> {
+    FUTURE.store(0, Ordering::Relaxed);
+    native_swap::lock(false);
+    let mut next = 0;
+    while let Some((start, end)) = region_after(next) {
+        next = end;
+        let _ = unlock_range(start, end);
+    }
+    // SAFETY: the program's call; of ours nothing is locked.
+    check(unsafe { raw(libc::SYS_munlockall as usize, [0; 6]) })
+}
+
+/// The first region that ends after `page`.
+fn region_after(page: u32) -> Option<(u32, u32)> {
+    let _inside = freeze::enter();
+    let g = lock();
+    let mut regions = g.window.as_slice().iter();
+    regions.find(|r| r.end > page).map(|r| (r.start, r.end))
+}
+
+/// A native mapping of a program that has locked all future memory.
+pub(crate) fn native_mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    if FUTURE.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let mut call = *a;
+    if future_fills() {
+        call[3] |= libc::MAP_LOCKED as usize;
+    }
+    // SAFETY: the program's call; what it maps is locked as the kernel would lock it.
+    let at = match check(unsafe { raw(libc::SYS_mmap as usize, call) }) {
+        Ok(at) => at,
+        Err(e) => return Some(Err(e)),
+    };
+    if !future_fills() {
+        // SAFETY: locks what was just mapped.
+        let locked =
+            check(unsafe { raw(libc::SYS_mlock2 as usize, [at, a[1], ON_FAULT, 0, 0, 0]) });
+        if locked.is_err() {
+            // SAFETY: takes back what was just mapped.
+            let _ = unsafe { mem::unmap(at, a[1]) };
+            return Some(Err(Errno(libc::EAGAIN)));
+        }
+    }
+    Some(Ok(at))
+}

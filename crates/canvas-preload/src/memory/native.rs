@@ -1,0 +1,157 @@
+//! Parts of the window that become the kernel's own: for what the kernel does to memory that canvas cannot do in its
+//! place (a userfaultfd of the program's, protection keys, a move out of the window).
+
+use canvas_pager::regions::{Attr, kind};
+use canvas_pager::word::{self, State, Word, flag};
+use canvas_sys::gate::{check, raw};
+use canvas_sys::{Errno, mem};
+use canvas_types::layout::{self, BLOCK_PAGES};
+use canvas_types::{PAGE_SIZE, PageId};
+
+use crate::base::{
+    areas, freeze, held,
+    regions::{addr_of, lock, range},
+    state,
+    state::uffd,
+    touched,
+};
+use crate::memory::ranges::each_touched;
+use crate::memory::{mm, pins, uaccess};
+use crate::paging::{
+    accounting,
+    fault::{self, Resolved},
+    reclaim,
+};
+
+/// Makes a mapped range native, with what it holds, which comes in first. It counts as the process's other native
+/// memory from then on, and comes back to canvas when it is unmapped.
+pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
+    let _inside = freeze::enter();
+    if !lock().window.covers(start, end) {
+        return Err(Errno(libc::ENOMEM));
+    }
+    bring_in(start, end)?;
+    let mut g = lock();
+    let mut lost = false;
+    each_touched(start, end, |page, cur| {
+        if cur.state() != State::Resident {
+            // Another thread has unmapped and mapped it meanwhile: a race in the program.
+            lost = true;
+            word::publish(areas::word(page), cur);
+            return;
+        }
+        reclaim::forget(page, cur);
+        word::publish(areas::word(page), Word(0));
+        touched::note_untouched(page.index() / BLOCK_PAGES, 1);
+        state::seg().charge_footprint(-1);
+    });
+    if lost {
+        return Err(Errno(libc::EBUSY));
+    }
+    let bytes = (end - start) as usize * PAGE_SIZE;
+    uffd().unregister(addr_of(start), bytes)?;
+    let mut at = start;
+    while let Some(r) = g.window.as_slice().iter().find(|r| r.end > at).copied() {
+        let (s, e) = (r.start.max(at), r.end.min(end));
+        if s >= e {
+            break;
+        }
+        at = r.end;
+        if r.attr.kind & (kind::NATIVE | kind::DONTFORK) == 0 {
+            // SAFETY: changes only what a fork copies.
+            unsafe { mem::advise(addr_of(s), (e - s) as usize * PAGE_SIZE, libc::MADV_DOFORK) }?;
+        }
+        if r.attr.kind & kind::NATIVE == 0 {
+            let kept = r.attr.kind & (kind::SEALED | kind::DONTFORK);
+            let native = Attr {
+                kind: kept | kind::NATIVE,
+                ..r.attr
+            };
+            g.window
+                .insert(s, e, native)
+                .map_err(|_| Errno(libc::ENOMEM))?;
+        }
+    }
+    accounting::measure_soon();
+    Ok(())
+}
+
+/// Makes what was touched of the range resident and writable, and keeps it so.
+fn bring_in(start: u32, end: u32) -> Result<(), Errno> {
+    for page in PageId::each(start..end) {
+        let w = areas::word(page);
+        loop {
+            let cur = word::load(w);
+            if cur.state() == State::Untouched {
+                break;
+            }
+            if cur.state() == State::Resident && !cur.has(flag::PROTECTED) {
+                if word::transition(w, cur, cur.set(flag::LOCKED)) {
+                    held::note(i64::from(!cur.has(flag::LOCKED)));
+                    break;
+                }
+                continue;
+            }
+            if fault::resolve(page, true) != Resolved::Present {
+                return Err(Errno(libc::ENOMEM));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `pkey_mprotect` with a key other than the default one: canvas's own threads may not read what a key guards.
+pub fn pkey_mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    if !layout::in_window(a[0]) || matches!(a[3] as i32, -1 | 0) {
+        return mm::mprotect(a);
+    }
+    let set = || {
+        let (start, end) = range(a[0], a[1])?;
+        if start < end {
+            {
+                let _inside = freeze::enter();
+                mm::refuse_sealed(&lock(), start, end)?;
+            }
+            release(start, end)?;
+        }
+        // SAFETY: the program's call, on memory that is the kernel's own now.
+        let done = check(unsafe { raw(libc::SYS_pkey_mprotect as usize, *a) })?;
+        let _inside = freeze::enter();
+        let _ = lock().window.update(start, end, |attr| Attr {
+            prot: a[2] as u8,
+            ..attr
+        });
+        Ok(done)
+    };
+    Some(set())
+}
+
+/// UFFDIO_REGISTER and UFFDIO_COPY.
+const REGISTER: u32 = 0xc020_aa00;
+const COPY: u32 = 0xc028_aa03;
+
+/// Is it an `ioctl` of a userfaultfd of the program's that canvas's memory may be in the way of?
+pub fn is_uffd_call(a: &[usize; 6]) -> bool {
+    matches!(a[1] as u32, REGISTER | COPY)
+}
+
+/// Such a call: memory that it registers becomes native, and what it copies from comes in. Where it registers or
+/// copies to, nothing may be filled on its way.
+///
+/// # Safety
+/// `a` must be the registers of the program's `ioctl`.
+pub unsafe fn uffd_call(a: &[usize; 6]) -> isize {
+    // Both structures begin with the range or the destination: address, then length or source, then its length.
+    let mut words = [0usize; 5];
+    let is_copy = a[1] as u32 == COPY;
+    let words_used = if is_copy { 5 } else { 4 };
+    let _structure = pins::pin_range(a[2], words_used * size_of::<usize>());
+    let is_known = uaccess::get_words(a[2], &mut words[..words_used]).is_ok();
+    let _source = (is_copy && is_known).then(|| pins::pin_range(words[1], words[2]));
+    // SAFETY: the program's call, its pages pinned.
+    let call = || unsafe { raw(libc::SYS_ioctl as usize, *a) };
+    let first = call();
+    let is_ours = -first as i32 == libc::EBUSY && !is_copy && is_known;
+    let released = is_ours && range(words[0], words[1]).is_ok_and(|(s, e)| release(s, e).is_ok());
+    if released { call() } else { first }
+}
