@@ -894,6 +894,9 @@ impl<S: Store + Send> Served for Agent<S> {
     fn is_busy(&self) -> bool {
         self.requests.under_way() > 0 || self.requests.releasing() > 0
     }
+    fn is_quiet(&self) -> bool {
+        self.store.is_quiet()
+    }
     fn leave(&mut self) {
         Agent::leave(self);
     }

@@ -31,6 +31,8 @@ const CONTENDED: Duration = Duration::from_millis(2);
 const ACTIVE: Duration = Duration::from_secs(2);
 /// Rates of lanes are looked at so often.
 const RATES: Duration = Duration::from_millis(20);
+/// Between two looks while nothing may be begun.
+const HOLD_PAUSE: Duration = Duration::from_millis(1);
 /// A tenant takes its turns here when it is so many bytes ahead of others who wait, until it is as few.
 const AHEAD_BYTES: (u64, u64) = (256 << 10, 64 << 10);
 
@@ -71,6 +73,8 @@ pub trait Served: Send {
     fn take_direct_bytes(&mut self) -> u64;
     /// Is something of it under way?
     fn is_busy(&self) -> bool;
+    /// See [`crate::store::Store::is_quiet`].
+    fn is_quiet(&self) -> bool;
     /// See [`crate::Agent::leave`].
     fn leave(&mut self);
     /// The tenant's far area.
@@ -241,6 +245,8 @@ pub struct Host {
     /// When rates of lanes were last looked at, how many tenants of this thread used the links then, and the version
     /// of how many of all do.
     rates: Option<(Instant, usize, u64)>,
+    /// Nothing is begun any more.
+    holds: bool,
 }
 
 /// Tells what a round's time went to.
@@ -265,7 +271,14 @@ impl Host {
             first: 0,
             used_ns: None,
             rates: None,
+            holds: false,
         }
+    }
+
+    /// Begins nothing from now on (`holds`), or all again. What has begun goes on; true when none of it is at a disk.
+    pub fn hold(&mut self, holds: bool) -> bool {
+        self.holds = holds;
+        self.seats.iter().all(|seat| seat.agent.is_quiet())
     }
 
     /// One more tenant, by a number that was never used before. The time that it is served is added to `served_ns`.
@@ -344,6 +357,9 @@ impl Host {
         while go_on {
             if !self.round() {
                 self.pause(heard);
+            } else if self.holds {
+                // There is nothing to look for but the end of what is at a disk.
+                std::thread::sleep(HOLD_PAUSE);
             }
             let rung = bell.count();
             if rung != heard {
@@ -372,7 +388,7 @@ impl Host {
             seat.round_robin
                 .refill(weight, heaviest.max(weight), seat.held_back);
             let most = seat.round_robin.most();
-            if most == 0 {
+            if most == 0 || self.holds {
                 (seat.more, seat.held_back) = (true, true);
                 continue;
             }
@@ -491,6 +507,9 @@ impl Host {
 
     /// Begins what the dispatcher lets go.
     fn begin(&mut self, lap: &mut Lap) {
+        if self.holds {
+            return;
+        }
         self.dispatch.look();
         while let Some(decision) = self.dispatch.decide() {
             let id = decision.request().tenant.0;

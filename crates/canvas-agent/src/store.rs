@@ -119,6 +119,10 @@ pub trait Store {
     /// The tenant is over: what is kept for it in other places is given back, as far as that is done within `patience`.
     /// The only call that waits, and the last one.
     fn leave(&mut self, _patience: Duration) {}
+    /// Is nothing on its way to or from a disk of this host? What is could come after what the next agent writes.
+    fn is_quiet(&self) -> bool {
+        true
+    }
     /// Is an answer on its way that takes less time than to sleep and be woken?
     fn expects(&self) -> bool {
         false

@@ -40,6 +40,8 @@ const HELLO_WAIT: Duration = Duration::from_secs(2);
 const SWEEP: Duration = Duration::from_millis(500);
 /// Names and numbers in one sentence at most.
 const NAMES_TOLD: usize = 16;
+/// How long what is on its way to disks may take when another agent takes over.
+const DISK_WAIT: Duration = Duration::from_secs(5);
 /// After a connection that could not be taken for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -660,31 +662,48 @@ impl Listener {
             self.refuse(&who, "only root and the agent's own user may replace it");
             return false;
         }
+        if let Err(why) = super::replace::give(&who.fd, &self.listening, &self.entries) {
+            return self.stays(&who, &why);
+        }
+        // Until then all are served.
+        if !self.threads.hold(DISK_WAIT) {
+            let wait_s = DISK_WAIT.as_secs();
+            return self.stays(
+                &who,
+                &format_args!("what is on its way to a disk has not ended within {wait_s} s"),
+            );
+        }
         let agents = self.threads.remove_all();
         // Nobody has them, and the next agent prepares its own.
         self.prepared.ready.clear();
-        // An agent that is dropped waits for its disk: nothing of it is under way any more after that.
+        // An agent that is dropped ends its threads, which have nothing to do any more.
         std::thread::scope(|s| {
             for agent in agents {
                 s.spawn(|| drop(agent));
             }
         });
-        match super::replace::give(&who.fd, &self.listening, &self.entries) {
-            Ok(()) => true,
-            Err(why) => {
-                say(format_args!(
-                    "agent: the one that was to take over has not ({why}); this one goes on"
-                ));
-                for TenantEntry { tenant, links, .. } in std::mem::take(&mut self.entries) {
-                    let name = tenant.hello.name.clone();
-                    if let Err(why) = self.add(tenant, links) {
-                        say(format_args!("agent: tenant {name} is lost: {why}"));
-                    }
+        let gone = super::replace::goes(&who.fd);
+        if let Err(why) = &gone {
+            for TenantEntry { tenant, links, .. } in std::mem::take(&mut self.entries) {
+                let name = tenant.hello.name.clone();
+                if let Err(why) = self.add(tenant, links) {
+                    say(format_args!("agent: tenant {name} is lost: {why}"));
                 }
-                self.begin_memory();
-                false
             }
+            self.begin_memory();
+            self.threads.go_on();
+            self.stays(&who, why);
         }
+        gone.is_ok()
+    }
+
+    /// Another agent has not taken over.
+    fn stays(&self, who: &Stranger, why: &dyn Display) -> bool {
+        say_no(who, &why, false);
+        say(format_args!(
+            "agent: the one that was to take over has not ({why}); this one goes on"
+        ));
+        false
     }
 }
 

@@ -1,8 +1,8 @@
 //! One agent takes another one's tenants over (`canvas agent --replace`).
 //!
-//! The old one stops between two turns, hands over its socket, its lock and every tenant's descriptors,
-//! the connections of its runners among them, and is told that all has come. Only its own last word makes
-//! the new one serve: until then the old one goes on when anything goes wrong.
+//! The old one hands over its socket, its lock and every tenant's descriptors, the connections of its
+//! runners among them, and hears that all has come. Only then it stops serving, and only its own last word
+//! makes the new one serve: until then the old one goes on when anything goes wrong.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -17,7 +17,8 @@ use super::listener::TenantEntry;
 use super::socket::{ListeningSocket, receive_within, send_within};
 use canvas_control::hello::{Answer, Ask, BYTES_MAX, Given, VERSION};
 
-/// How long the new one waits for each message of the old one, which may have to wait for a disk first.
+/// How long the new one waits for each message of the old one, which waits for its disks before the last
+/// one.
 const WAIT: Duration = Duration::from_secs(10);
 /// How long the old one waits for the new one.
 const GIVE_WAIT: Duration = Duration::from_secs(5);
@@ -30,7 +31,8 @@ pub struct Taken {
     pub tenants: Vec<(Given, Vec<OwnedFd>)>,
 }
 
-/// Old agent: hands everything to the one at `to`. After an error nothing is given.
+/// Old agent: hands everything to the one at `to`, which says that it has come. It serves with the old
+/// one's last word ([`goes`]).
 pub fn give(
     to: &OwnedFd,
     listening: &ListeningSocket,
@@ -59,7 +61,12 @@ pub fn give(
     if !matches!(Ask::decode(&buf[..got.bytes]), Ok(Ask::Taken { .. })) {
         return Err(ReplaceError::HungUp);
     }
-    let goes = Answer::Goes { version };
+    Ok(())
+}
+
+/// Old agent: says that it serves no more. After an error the new one does not serve either.
+pub fn goes(to: &OwnedFd) -> Result<(), ReplaceError> {
+    let goes = Answer::Goes { version: VERSION };
     Ok(send_within(to, &goes.encode(), &[], GIVE_WAIT)?)
 }
 

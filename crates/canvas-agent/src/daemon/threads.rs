@@ -25,6 +25,9 @@ use crate::host::{Host, Seat, Served};
 /// Time between two looks at what they do.
 const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u64);
 
+/// Between two looks whether all that has begun is through.
+const HOLD_PAUSE: Duration = Duration::from_millis(2);
+
 /// What a thread that serves is told.
 enum Command {
     /// Serve this one too; add the time that it takes.
@@ -37,6 +40,8 @@ enum Command {
     Settle(Seat),
     /// Serve it no more; drop the rest when its agent has ended.
     Remove(u64, Box<dyn Send>),
+    /// Begin nothing (true), or all again; say whether nothing is at a disk.
+    Hold(bool, Sender<bool>),
     /// Serve nobody any more, and give all back.
     RemoveAll(Sender<Vec<Box<dyn Served>>>),
 }
@@ -184,6 +189,35 @@ impl ServingThreads {
         }
     }
 
+    /// Has nothing more begun; true when nothing is at a disk within `patience`. Else all goes on.
+    pub fn hold(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        loop {
+            if self.all_hold(true) {
+                return true;
+            }
+            if Instant::now() >= until {
+                self.all_hold(false);
+                return false;
+            }
+            std::thread::sleep(HOLD_PAUSE);
+        }
+    }
+
+    fn all_hold(&self, holds: bool) -> bool {
+        let (send, said) = channel();
+        for thread in &self.all {
+            thread.tell(Command::Hold(holds, send.clone()));
+        }
+        drop(send);
+        said.iter().filter(|is_quiet| !is_quiet).count() == 0
+    }
+
+    /// Begins all again after [`ServingThreads::hold`].
+    pub fn go_on(&self) {
+        self.all_hold(false);
+    }
+
     /// Has nobody served any more; what served them.
     pub fn remove_all(&mut self) -> Vec<Box<dyn Served>> {
         self.tenants.clear();
@@ -278,6 +312,9 @@ fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
                 let _ = std::thread::Builder::new()
                     .name("end".to_owned())
                     .spawn(ends);
+            }
+            Command::Hold(holds, to) => {
+                let _ = to.send(host.hold(holds));
             }
             Command::RemoveAll(to) => {
                 let _ = to.send(host.remove_all());
@@ -376,6 +413,9 @@ mod tests {
         fn set_direct(&mut self, _: Direct) {}
         fn take_direct_bytes(&mut self) -> u64 {
             0
+        }
+        fn is_quiet(&self) -> bool {
+            true
         }
         fn is_busy(&self) -> bool {
             !self.tickets.is_empty()

@@ -290,6 +290,10 @@ impl Disk {
 }
 
 impl Store for Disk {
+    fn is_quiet(&self) -> bool {
+        self.paths.iter().all(Path::is_quiet)
+    }
+
     fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32) {
         if !writes || self.paths.len() == 1 {
             return (self.lane_of(extent), ONCE);

@@ -101,6 +101,8 @@ struct Jobs {
     came: u64,
     waited: u64,
     ended: u64,
+    /// Jobs that threads are at work on.
+    running: usize,
 }
 
 impl Jobs {
@@ -128,6 +130,12 @@ impl Jobs {
 
     /// The next job for a thread.
     fn take(&mut self, thread: usize) -> Option<Job> {
+        let job = self.next(thread);
+        self.running += usize::from(job.is_some());
+        job
+    }
+
+    fn next(&mut self, thread: usize) -> Option<Job> {
         if thread >= self.width {
             return None;
         }
@@ -273,6 +281,13 @@ impl Path {
         }
     }
 
+    /// Is nothing left to do?
+    pub fn is_quiet(&self) -> bool {
+        let jobs = lock(&self.shared.jobs);
+        let waiting = jobs.reads.len() + jobs.writes.len() + jobs.frees.len();
+        waiting + jobs.running == 0
+    }
+
     /// Is there something to take?
     pub fn is_ready(&self) -> bool {
         self.shared.any_done.load(Ordering::SeqCst)
@@ -352,8 +367,10 @@ fn work(shared: &Shared, thread: usize) {
                 done.push(Done::Freed(slab));
             }
         }
-        lock(&shared.jobs).ended += 1;
         lock(&shared.done).append(&mut done);
+        let mut jobs = lock(&shared.jobs);
+        (jobs.ended, jobs.running) = (jobs.ended + 1, jobs.running - 1);
+        drop(jobs);
         shared.any_done.store(true, Ordering::SeqCst);
         shared.waker.wake();
         shared.bell.ring();

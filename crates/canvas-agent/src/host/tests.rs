@@ -58,6 +58,9 @@ impl Served for Counts {
     fn take_direct_bytes(&mut self) -> u64 {
         self.read.swap(0, Relaxed) as u64
     }
+    fn is_quiet(&self) -> bool {
+        true
+    }
     fn is_busy(&self) -> bool {
         false
     }

@@ -918,6 +918,10 @@ impl Store for Replicas {
         self.leave(patience);
     }
 
+    fn is_quiet(&self) -> bool {
+        self.disk.as_ref().is_none_or(Store::is_quiet)
+    }
+
     fn expects(&self) -> bool {
         !self.calls.is_empty()
     }

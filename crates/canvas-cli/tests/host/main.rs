@@ -10,13 +10,14 @@ mod load;
 mod pools;
 #[path = "../common/program.rs"]
 mod program;
+mod replaced;
 mod shared;
 mod terms;
 mod users;
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -111,13 +112,19 @@ impl Host {
 
     /// Starts an agent, which may fail.
     fn begin(&mut self, flags: &[&str]) -> Agent {
+        let dir = self.dir.path().to_owned();
+        self.begin_at(&dir, flags)
+    }
+
+    /// The same with another far directory.
+    fn begin_at(&mut self, far: &Path, flags: &[&str]) -> Agent {
         self.agents += 1;
         let err = self.dir.path().join(format!("agent-{}", self.agents));
         let child = Command::new(CANVAS)
             .args(["agent", "--socket"])
             .arg(self.socket())
             .arg("--far-dir")
-            .arg(self.dir.path())
+            .arg(far)
             .args(flags)
             .stderr(fs::File::create(&err).unwrap())
             .spawn()
