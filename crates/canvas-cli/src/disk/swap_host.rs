@@ -1,7 +1,8 @@
 //! `--swap-host`: the kernel of this host swaps onto the disk, so that the disk's process must need no memory while
 //! others wait for it.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
@@ -13,6 +14,7 @@ use canvas_sys::process::{stay_in_memory, write_memory_out};
 use canvas_sys::ublk::{Device, Queue};
 use canvas_types::units::Size;
 use nix::errno::Errno;
+use nix::libc;
 
 use crate::args::DiskArgs;
 use crate::error::{Failure, say};
@@ -145,9 +147,10 @@ impl HostDevice {
         &self.path
     }
 
-    /// Whether the host swaps onto it; also where that cannot be known.
+    /// Whether the host swaps onto it, or may: somebody has it for themselves alone. /proc/swaps names it only where
+    /// nothing lies between, as a mapping (dm-crypt, LVM), a RAID or a file system does.
     pub fn is_swap(&self) -> bool {
-        fs::read_to_string("/proc/swaps").map_or(true, |swaps| is_among(&swaps, &self.path))
+        is_held(Path::new(&self.path))
     }
 }
 
@@ -161,27 +164,51 @@ impl Drop for HostDevice {
     }
 }
 
-/// Whether a device, or a partition of it, is in a list as that of /proc/swaps.
-fn is_among(swaps: &str, device: &str) -> bool {
-    let mut paths = swaps
-        .lines()
-        .filter_map(|line| line.split_whitespace().next());
-    paths.any(|path| {
-        let rest = path.strip_prefix(device);
-        rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
-    })
+/// Whether somebody has a block device, or a partition of it, for themselves alone: a swap area, a mapping, a mounted
+/// file system. Also where that cannot be known.
+fn is_held(device: &Path) -> bool {
+    let mut open = OpenOptions::new();
+    match open.read(true).custom_flags(libc::O_EXCL).open(device) {
+        // Closed at once.
+        Ok(_) => false,
+        // It is served no more.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => false,
+        // Nor where there are no device files.
+        Err(_) => true,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     #[test]
-    fn a_device_that_is_swapped_onto_is_seen() {
-        let swaps =
-            "Filename\t\tType\t\tSize\n/dev/ublkb10 partition\t4\n/dev/ublkb2p1   partition 8\n";
-        let seen = [0, 1, 2, 10].map(|n| is_among(swaps, &format!("/dev/ublkb{n}")));
-        assert_eq!(seen, [false, false, true, true]);
+    fn a_device_that_somebody_holds_is_seen() {
+        if !canvas_testing::has_root("a loop device") {
+            return;
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let losetup = |words: &[&str]| Command::new("losetup").args(words).output().unwrap();
+        let made = losetup(&["--find", "--show", file.path().to_str().unwrap()]);
+        let device = String::from_utf8(made.stdout).unwrap();
+        let device = Path::new(device.trim());
+        if !made.status.success() {
+            let why = String::from_utf8_lossy(&made.stderr);
+            return canvas_testing::skip(&format!("there is no loop device: {}", why.trim()));
+        }
+        // As dm-crypt, LVM, RAID and file systems do; /proc/swaps does not name the device then.
+        let mut hold = OpenOptions::new();
+        hold.read(true).custom_flags(libc::O_EXCL);
+        let seen_before = is_held(device);
+        let held = hold.open(device).unwrap();
+        let seen = is_held(device);
+        drop(held);
+        let seen_after = is_held(device);
+        losetup(&["--detach", device.to_str().unwrap()]);
+        assert_eq!((seen_before, seen, seen_after), (false, true, false));
+        assert!(is_held(Path::new("/dev/none")), "it cannot be known");
     }
 
     #[test]
