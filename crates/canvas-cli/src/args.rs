@@ -824,7 +824,7 @@ When local, shared, pool or a node shrinks, what is too much is moved away. When
 moves while the program goes on; `canvas status` tells when it has. What was not there from the
 start (--local, --shared, --far, a node, a server for more copies) cannot be set later.
 
-Exit codes: 0 done; 2 nothing was changed.
+Exit codes: 0 done; 1 no answer in time, it may still be done; 2 nothing was changed.
 
 Example:
   canvas set redis local=4G spill-at=70";

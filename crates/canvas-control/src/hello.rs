@@ -160,6 +160,14 @@ pub struct Change {
     /// Its copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<Wanted>,
+    /// Its number on this connection, which its answer repeats.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub id: u64,
+}
+
+/// Is a message without a number: of an older runner, or an answer to nothing that has one?
+fn is_none(id: &u64) -> bool {
+    *id == 0
 }
 
 /// A tenant's copies.
@@ -252,6 +260,9 @@ pub enum Answer {
     Changed {
         /// [`VERSION`].
         version: u32,
+        /// The change's number ([`Change::id`]).
+        #[serde(default, skip_serializing_if = "is_none")]
+        id: u64,
     },
     /// Nothing was done, and why.
     Unchanged {
@@ -259,6 +270,9 @@ pub enum Answer {
         version: u32,
         /// One sentence.
         why: String,
+        /// The change's number.
+        #[serde(default, skip_serializing_if = "is_none")]
+        id: u64,
     },
     /// It leaves; so many tenants follow.
     Leaves {
@@ -591,10 +605,11 @@ mod tests {
             },
             Answer::NonePrepared { version },
             Answer::Goes { version },
-            Answer::Changed { version },
+            Answer::Changed { version, id: 7 },
             Answer::Unchanged {
                 version,
                 why: "x".to_owned(),
+                id: 7,
             },
             Answer::Refused {
                 version,

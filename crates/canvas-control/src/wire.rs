@@ -57,6 +57,8 @@ pub enum Reply {
     Done,
     /// Nothing was done, for this reason: one sentence.
     Refused(String),
+    /// To [`Ask::Set`]: it may be done later, for this reason: one sentence.
+    Unsure(String),
 }
 
 /// Why a question is not answered: one sentence for who asked.

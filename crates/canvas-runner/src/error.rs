@@ -214,12 +214,15 @@ pub enum ChangeError {
     /// There is no agent at this time.
     #[error("the host's agent is not there now; try again when it is")]
     Down,
-    /// It says nothing in time.
+    /// It has not even read what came before.
     #[error("the host's agent does not answer; try again")]
-    Silent,
-    /// It has ended meanwhile.
-    #[error("the host's agent is gone; try again when it is back")]
-    Gone,
+    Busy,
+    /// It was asked and has not answered: it may do it later.
+    #[error(
+        "the host's agent has not answered so far ({}); what it was asked for may still be done: \
+         `canvas status` shows what holds", .0.desc()
+    )]
+    Unsure(#[source] Errno),
     /// The kernel's answer.
     #[error("the host's agent cannot be asked: {}", .0.desc())]
     System(#[source] Errno),

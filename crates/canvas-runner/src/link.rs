@@ -14,6 +14,8 @@ use canvas_control::status::AgentStatus;
 use canvas_shm::{Far, pass};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::SigSet;
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::error::{AgentError, ChangeError, RunError};
 use crate::join::Joined;
@@ -27,8 +29,8 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// First and longest pause between two tries.
 const PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long a change of the tenant may take.
-const CHANGE_WAIT: Duration = Duration::from_secs(2);
+/// How long the agent's answer to a change is waited for: who asked the run waits two seconds.
+const CHANGE_WAIT: Duration = Duration::from_millis(1500);
 /// How long the end of a run waits until its far memory is given back.
 const END_WAIT: Duration = Duration::from_secs(2);
 
@@ -55,6 +57,10 @@ pub struct Link {
     pause: Duration,
     /// What was last said about it; empty when all is well.
     told: String,
+    /// Changes that were asked for on any connection.
+    changes: u64,
+    /// Those without an answer so far.
+    late: Vec<(u64, Change)>,
 }
 
 impl Link {
@@ -76,6 +82,8 @@ impl Link {
             state: State::Down(Instant::now()),
             pause: PAUSE,
             told: String::new(),
+            changes: 0,
+            late: Vec::new(),
         };
         let until = Instant::now() + ANSWER_WAIT;
         loop {
@@ -122,6 +130,8 @@ impl Link {
             state: State::Served(fd),
             pause: PAUSE,
             told: String::new(),
+            changes: 0,
+            late: Vec::new(),
         })
     }
 
@@ -140,28 +150,37 @@ impl Link {
         pool_in(&self.kept)
     }
 
-    /// Has the agent change the tenant; says why not.
+    /// Has the agent change the tenant; says why not. A signal for this process ends the wait for its answer.
     pub fn change(&mut self, change: Change) -> Result<(), ChangeError> {
         let State::Served(fd) = &self.state else {
             return Err(ChangeError::Down);
         };
-        let failed = |e: Errno| match e {
-            Errno::ETIMEDOUT => ChangeError::Silent,
+        self.changes += 1;
+        let id = self.changes;
+        let ask = Ask::Change(Change { id, ..change });
+        pass::send(fd, &ask.encode(), &[]).map_err(|e| match e {
+            // Nothing of it is there.
+            Errno::EAGAIN => ChangeError::Busy,
             e => ChangeError::System(e),
-        };
-        pass::send(fd, &Ask::Change(change).encode(), &[]).map_err(failed)?;
-        let mut buf = [0; BYTES_MAX];
-        let got = receive_within(fd, &mut buf, CHANGE_WAIT).map_err(failed)?;
-        if got.bytes == 0 {
-            return Err(ChangeError::Gone);
-        }
-        match Answer::decode(&buf[..got.bytes])? {
-            Answer::Changed { .. } => {
-                self.hello.copies = change.copies.or(self.hello.copies);
-                Ok(())
+        })?;
+        self.late.push((id, change));
+        let until = Instant::now() + CHANGE_WAIT;
+        loop {
+            match heard(fd, until)? {
+                Answer::Changed { id: of, .. } => {
+                    changed(&mut self.late, &mut self.hello, of);
+                    if of == id {
+                        return Ok(());
+                    }
+                }
+                Answer::Unchanged { why, id: of, .. } => {
+                    self.late.retain(|(late, _)| *late != of);
+                    if of == id {
+                        return Err(ChangeError::Refused(why));
+                    }
+                }
+                _ => return Err(ChangeError::Nonsense),
             }
-            Answer::Unchanged { why, .. } => Err(ChangeError::Refused(why)),
-            _ => Err(ChangeError::Nonsense),
         }
     }
 
@@ -253,6 +272,8 @@ impl Link {
         };
         let stepped = stepped.and_then(|()| self.hear());
         if stepped.is_err() {
+            // Their answers come no more.
+            self.late.clear();
             self.state = State::Down(Instant::now() + self.pause);
             self.pause = (self.pause * 2).min(PAUSE_MAX);
         }
@@ -304,7 +325,15 @@ impl Link {
                 Err(Why::lasting(AgentError::Refused { why, taken }))
             }
             // To a change that nobody waits for any more.
-            (Ok(Answer::Changed { .. } | Answer::Unchanged { .. }), State::Served(_)) => Ok(()),
+            (Ok(Answer::Changed { id, .. }), State::Served(_)) => {
+                changed(&mut self.late, &mut self.hello, id);
+                say("the host's agent has made a change after all that it did not answer in time");
+                Ok(())
+            }
+            (Ok(Answer::Unchanged { id, .. }), State::Served(_)) => {
+                self.late.retain(|(late, _)| *late != id);
+                Ok(())
+            }
             (Ok(_), _) => Err(Why::lasting(AgentError::Nonsense)),
             (Err(why), _) => Err(Why::lasting(why.into())),
         }
@@ -319,6 +348,39 @@ impl Link {
                 // Nothing is said any more: this is the agent hanging up.
                 let _ = receive_within(fd, &mut [0; BYTES_MAX], END_WAIT);
             }
+        }
+    }
+}
+
+/// The agent has made a change: the next one is to keep these copies.
+fn changed(late: &mut Vec<(u64, Change)>, hello: &mut Hello, id: u64) {
+    if let Some(at) = late.iter().position(|(late, _)| *late == id) {
+        let (_, change) = late.swap_remove(at);
+        hello.copies = change.copies.or(hello.copies);
+    }
+}
+
+/// What the agent says until then, or until this process gets a signal, which matters more.
+fn heard(fd: &OwnedFd, until: Instant) -> Result<Answer, ChangeError> {
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    let blocked = SigSet::thread_get_mask().map_err(ChangeError::Unsure)?;
+    let signals = SignalFd::with_flags(&blocked, flags).map_err(ChangeError::Unsure)?;
+    let mut buf = [0; BYTES_MAX];
+    loop {
+        match pass::receive(fd, &mut buf) {
+            Ok(got) if got.bytes == 0 => return Err(ChangeError::Unsure(Errno::EPIPE)),
+            Ok(got) => return Ok(Answer::decode(&buf[..got.bytes])?),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(e) => return Err(ChangeError::Unsure(e)),
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+        let [agent, signal] = [fd.as_fd(), signals.as_fd()];
+        let mut fds = [agent, signal].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match poll(&mut fds, timeout) {
+            Ok(0) => return Err(ChangeError::Unsure(Errno::ETIMEDOUT)),
+            Ok(_) if fds[1].any() == Some(true) => return Err(ChangeError::Unsure(Errno::EINTR)),
+            _ => {}
         }
     }
 }

@@ -532,12 +532,13 @@ impl Listener {
             // The last one says when the tenant is over; the others only go.
             Some(Ask::Over { .. }) if self.entries[at].links.len() == 1 => self.end(at),
             Some(Ask::Change(change)) => {
-                let version = VERSION;
+                let (version, id) = (VERSION, change.id);
                 let answer = match self.change(at, &change) {
-                    Ok(()) => Answer::Changed { version },
+                    Ok(()) => Answer::Changed { version, id },
                     Err(why) => Answer::Unchanged {
                         version,
                         why: why.to_string(),
+                        id,
                     },
                 };
                 // A runner that is gone is noticed when its connection is read.
@@ -584,7 +585,7 @@ impl Listener {
                 );
                 let version = VERSION;
                 // Whoever asked need not listen.
-                let _ = pass::send(&who.fd, &Answer::Changed { version }.encode(), &[]);
+                let _ = pass::send(&who.fd, &Answer::Changed { version, id: 0 }.encode(), &[]);
                 self.entries[at].links.push(who.fd);
                 self.end(at);
             }

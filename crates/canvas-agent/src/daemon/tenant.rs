@@ -256,8 +256,8 @@ impl Tenant {
                 weight: to.asked.weight,
                 swap_in_limit: to.asked.swap_in_limit,
                 swap_out_limit: to.asked.swap_out_limit,
-                pool_bytes: None,
                 copies: to.copies,
+                ..Change::default()
             },
             service,
         );

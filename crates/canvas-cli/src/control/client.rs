@@ -12,6 +12,7 @@ use canvas_control::health::Code;
 use canvas_control::names::Name;
 use canvas_control::place::Place;
 use canvas_control::wire::{ANSWER_BYTES_MAX, Answer, Ask, Problem, Reply, Request, Stat, VERSION};
+use canvas_types::exit;
 
 /// How long a run may take to answer. It looks ten times a second.
 const TIME: Duration = Duration::from_secs(3);
@@ -95,7 +96,14 @@ impl Runs {
         match self.ask(found, Ask::Set(changes)) {
             Ok(Reply::Done) => Ok(()),
             Ok(Reply::Refused(why)) => Err(Failure::usage(why)),
+            Ok(Reply::Unsure(why)) => Err(unsure(why)),
             Ok(_) => Err(Failure::usage("the run's answer makes no sense")),
+            // It reads later what lies there.
+            Err(NoAnswer::Silent) => Err(unsure(
+                "its canvas process has not answered so far (it may be stopped); what it was asked for may still be \
+                 done: `canvas status` shows what holds"
+                    .to_owned(),
+            )),
             Err(e) => Err(e.failure(found)),
         }
     }
@@ -201,6 +209,14 @@ impl Stats {
         let mut told = Stats::told(wanted);
         told.retain(|_, stat| stat.status.disk.is_none());
         told
+    }
+}
+
+/// A change may be made or not.
+fn unsure(sentence: String) -> Failure {
+    Failure {
+        code: exit::NEGATIVE,
+        sentence,
     }
 }
 

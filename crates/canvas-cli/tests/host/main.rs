@@ -19,7 +19,11 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use canvas_shm::mailbox::Status;
 use client::Client;
@@ -440,6 +444,51 @@ fn a_signal_ends_it_and_the_next_one_serves() {
     run.go_on();
     let (far, _) = run.finish();
     assert_eq!((&far["agents"], &far["corrupt"]), (&2.into(), &0.into()));
+}
+
+/// What an agent does not answer in time may still be done; it is said so, and no later answer is taken for another
+/// change's. A signal for the run ends the wait.
+#[test]
+fn an_agent_that_answers_late_confuses_nobody() {
+    let mut host = Host::new();
+    let agent = host.agent(&["--far-max", "256M"]);
+    let mut run = host.run("load", &["--far", "128M", "--tenant", "web"]);
+    run.wait_for("ready");
+    let [runner, agent_pid] = [&run.child, &agent.child].map(|c| Pid::from_raw(c.id() as i32));
+    kill(agent_pid, Signal::SIGSTOP).unwrap();
+    let (code, said) = host.ask(&["set", "web", "weight=5"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("may still be done"), "{said}");
+    let over = AtomicBool::new(false);
+    let (code, said) = std::thread::scope(|s| {
+        s.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                kill(runner, Signal::SIGWINCH).unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let asked = host.ask(&["set", "web", "weight=6"]);
+        over.store(true, Ordering::Relaxed);
+        asked
+    });
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("Interrupted"), "{said}");
+    // Its answers to both lie there when the next change is asked for.
+    kill(agent_pid, Signal::SIGCONT).unwrap();
+    let (code, said) = host.ask(&["set", "web", "far=1T"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("MiB of far memory are left"), "{said}");
+    assert_eq!(host.limits("web")["weight"], 6);
+    let (code, said) = host.ask(&["set", "web", "weight=7"]);
+    assert_eq!(code, Some(0), "{said}");
+    // So is what a run reads that was stopped.
+    kill(runner, Signal::SIGSTOP).unwrap();
+    let (code, said) = host.ask(&["set", "web", "weight=8"]);
+    kill(runner, Signal::SIGCONT).unwrap();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("may still be done"), "{said}");
+    run.go_on();
+    run.finish();
 }
 
 #[test]

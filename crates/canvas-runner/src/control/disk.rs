@@ -49,7 +49,7 @@ impl ServedDisk {
             Ask::Stat => Reply::Stat(Box::new(self.stat(storage.as_deref()))),
             Ask::Set(pairs) => match self.set(&pairs, storage) {
                 Ok(()) => Reply::Done,
-                Err(why) => Reply::Refused(why.to_string()),
+                Err(why) => why.reply(),
             },
         })
     }

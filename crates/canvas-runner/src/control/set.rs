@@ -16,6 +16,7 @@ use crate::error::ChangeError;
 use crate::options::{BatchError, LOCAL_MIN, batch_error, batch_pages};
 use canvas_control::hello::{self, SMALL_MIN};
 use canvas_control::terms::{Terms, TermsError, check_local, check_size};
+use canvas_control::wire::Reply;
 
 /// What can be changed, for people.
 pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, app-tier, \
@@ -187,6 +188,16 @@ pub enum SetError {
     /// Who keeps far memory does not do it.
     #[error(transparent)]
     Far(#[from] ChangeError),
+}
+
+impl SetError {
+    /// As the answer to who asked for the change.
+    pub fn reply(&self) -> Reply {
+        match self {
+            SetError::Far(ChangeError::Unsure(_)) => Reply::Unsure(self.to_string()),
+            why => Reply::Refused(why.to_string()),
+        }
+    }
 }
 
 /// What is wrong with a value.

@@ -62,7 +62,7 @@ impl Tenant {
             Ask::Stat => Reply::Stat(Box::new(self.stat(agent.as_deref()))),
             Ask::Set(pairs) => match self.set(&pairs, agent) {
                 Ok(()) => Reply::Done,
-                Err(why) => Reply::Refused(why.to_string()),
+                Err(why) => why.reply(),
             },
         })
     }
