@@ -77,14 +77,18 @@ fn locked(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 
 impl Finder {
     /// Listens to the gossip that these are members of; `None` without any.
-    pub fn start(seeds: &[SocketAddr], key: &ClusterKey) -> Result<Option<Finder>, GossipError> {
-        let Some(seed) = seeds.first() else {
+    pub fn start(seeds: &[String], key: &ClusterKey) -> Result<Option<Finder>, GossipError> {
+        if seeds.is_empty() {
             return Ok(None);
-        };
+        }
+        let all = canvas_gossip::addresses(seeds);
+        let routed = |addr: &&SocketAddr| canvas_gossip::reached_from(**addr).is_some();
+        let seed = all.iter().find(routed).or(all.first());
         let known = Arc::new(Mutex::new(Known::default()));
         // Without a secret only this host is believed.
         let this_host = *key == ClusterKey::without_secret();
-        let ip: IpAddr = match seed.ip() {
+        let ip = seed.map_or(Ipv4Addr::UNSPECIFIED.into(), SocketAddr::ip);
+        let ip: IpAddr = match ip {
             IpAddr::V4(ip) if ip.is_loopback() => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V6(ip) if ip.is_loopback() => Ipv6Addr::LOCALHOST.into(),
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -6,7 +6,6 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
@@ -63,7 +62,7 @@ pub struct Config {
     /// Servers.
     pub servers: Vec<Address>,
     /// Members of the servers' gossip.
-    pub seeds: Vec<SocketAddr>,
+    pub seeds: Vec<String>,
     /// So many files for copies on disk, each on a disk of its own.
     pub disks: usize,
     /// They keep what too few donors take.

@@ -361,7 +361,7 @@ pub struct WorkerArgs {
     pub links: usize,
     /// Members of the gossip that are known.
     #[arg(long = "seed")]
-    pub seeds: Vec<SocketAddr>,
+    pub seeds: Vec<String>,
 }
 
 /// Flags of `canvas bench`.

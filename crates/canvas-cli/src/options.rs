@@ -346,24 +346,36 @@ pub fn servers(names: &[String], have_key: bool) -> Result<Vec<Address>, Failure
         .collect()
 }
 
-/// The addresses of members of the gossip; those of other hosts want a key.
-pub fn seeds(names: &[String], have_key: bool) -> Result<Vec<SocketAddr>, Failure> {
+/// Members of the gossip; those of other hosts want a key. Names stay names: what they mean may change.
+pub fn seeds(names: &[String], have_key: bool) -> Result<Vec<String>, Failure> {
     names
         .iter()
-        .map(|name| address("--seed", name, have_key))
+        .map(|name| {
+            let addr = address("--seed", name, have_key)?;
+            Ok(match have_key {
+                true => name.clone(),
+                // Not even another time is it another host.
+                false => addr.to_string(),
+            })
+        })
         .collect()
+}
+
+/// The first of a name's addresses that there is a route to; the first one without any.
+fn preferred(all: &[SocketAddr]) -> Option<SocketAddr> {
+    let routed = |addr: &&SocketAddr| canvas_gossip::reached_from(**addr).is_some();
+    all.iter().find(routed).or(all.first()).copied()
 }
 
 /// The address that a flag names.
 fn address(flag: &str, name: &str, have_key: bool) -> Result<SocketAddr, Failure> {
-    let mut found = name.to_socket_addrs().map_err(|e| {
+    let found = name.to_socket_addrs().map_err(|e| {
         Failure::run(format!(
             "{flag} {name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
             crate::reason(&e)
         ))
     })?;
-    let addr = found
-        .next()
+    let addr = preferred(&found.collect::<Vec<_>>())
         .ok_or_else(|| Failure::run(format!("{flag} {name} has no address")))?;
     if !have_key && !addr.ip().is_loopback() {
         return Err(Failure::run(format!(
@@ -422,6 +434,20 @@ fn at_least(flag: &str, size: Option<Size>, min: Size, or: &str) -> Result<(), F
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Names have addresses of both kinds where only one of them leads anywhere.
+    #[test]
+    fn an_address_that_can_be_reached_is_preferred() {
+        // Only who asks for it may send to all.
+        let [nowhere, here] = ["255.255.255.255:1", "127.0.0.1:1"].map(|a| a.parse().unwrap());
+        assert_eq!(preferred(&[nowhere, here]), Some(here));
+        assert_eq!(preferred(&[nowhere]), Some(nowhere));
+        assert_eq!(preferred(&[]), None);
+        let by_name = seeds(&["localhost:1".to_owned()], true).map_err(|f| f.sentence);
+        assert_eq!(by_name, Ok(vec!["localhost:1".to_owned()]));
+        let without_key = seeds(&["localhost:1".to_owned()], false).map_err(|f| f.sentence);
+        assert!(without_key.unwrap()[0].parse::<SocketAddr>().is_ok());
+    }
     use crate::args::{Cli, Command};
     use canvas_place::replicas::Code;
     use canvas_shm::segment::config_flag;

@@ -14,7 +14,7 @@ mod error;
 pub mod seal;
 mod socket;
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,8 +76,9 @@ pub struct Config {
     /// Where to listen, UDP. Port 0 takes any free one; without an address (0.0.0.0) the others are
     /// told the one that the first seed is reached from.
     pub listen: SocketAddr,
-    /// Members that are known.
-    pub seeds: Vec<SocketAddr>,
+    /// Members that are known: a host and a port each. A name is resolved again and again, and all of its addresses
+    /// are asked.
+    pub seeds: Vec<String>,
     /// The pool's key.
     pub key: ClusterKey,
     /// Where this member lends, if it does. Without an address: that of the gossip.
@@ -138,7 +139,7 @@ impl Gossip {
             cluster_id: "canvas".to_owned(),
             gossip_interval: ROUND,
             listen_addr: listen,
-            seed_nodes: config.seeds.iter().map(SocketAddr::to_string).collect(),
+            seed_nodes: config.seeds.clone(),
             failure_detector_config: FailureDetectorConfig::new(PHI, 100, 4 * ROUND, ROUND, FORGET),
             marked_for_deletion_grace_period: FORGET,
             catchup_callback: None,
@@ -221,18 +222,28 @@ fn our_ip(config: &Config) -> Result<IpAddr, GossipError> {
     if let Some(ip) = given {
         return Ok(ip);
     }
-    let any: SocketAddr = match config.listen {
+    let of_our_kind = |ip: &IpAddr| ip.is_ipv4() == config.listen.is_ipv4();
+    let found = (addresses(&config.seeds).iter())
+        .filter_map(|seed| reached_from(*seed))
+        .find(of_our_kind);
+    found.ok_or(GossipError::UnknownAddress)
+}
+
+/// What these hosts and ports resolve to now, in this order.
+pub fn addresses(names: &[String]) -> Vec<SocketAddr> {
+    let all = names.iter().filter_map(|name| name.to_socket_addrs().ok());
+    all.flatten().collect()
+}
+
+/// The address of this host that another one is reached from, if there is a route. Nothing is sent for that.
+pub fn reached_from(addr: SocketAddr) -> Option<IpAddr> {
+    let any: SocketAddr = match addr {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0; 8], 0).into(),
     };
-    // Nothing is sent by this.
-    let route = |seed: &SocketAddr| {
-        let socket = UdpSocket::bind(any).ok()?;
-        socket.connect(seed).ok()?;
-        Some(socket.local_addr().ok()?.ip())
-    };
-    let found = config.seeds.iter().find_map(route);
-    found.ok_or(GossipError::UnknownAddress)
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect(addr).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// What the gossip's own thread runs, until it is told to end.

@@ -9,7 +9,11 @@ use canvas_wire::key::ClusterKey;
 fn member(key: u8, seeds: &[&Gossip], lends: Option<u16>) -> Gossip {
     Gossip::start(Config {
         listen: ([127, 0, 0, 1], 0).into(),
-        seeds: seeds.iter().map(|g| g.listening()).collect(),
+        // By name: it is resolved here and later.
+        seeds: seeds
+            .iter()
+            .map(|g| format!("localhost:{}", g.listening().port()))
+            .collect(),
         key: ClusterKey::from_bytes([key; 32]),
         lends: lends.map(|port| ([0, 0, 0, 0], port).into()),
         changed: Box::new(|_| ()),

@@ -423,7 +423,7 @@ fn flags(options: &FarOptions, disks: usize) -> Vec<String> {
     let timeliness = if options.timeliness { "on" } else { "off" };
     flags.extend(["--timeliness".to_owned(), timeliness.to_owned()]);
     for seed in &options.seeds {
-        flags.extend(["--seed".to_owned(), seed.to_string()]);
+        flags.extend(["--seed".to_owned(), seed.clone()]);
     }
     flags.extend(["--links".to_owned(), options.links.to_string()]);
     if disks > 0 {

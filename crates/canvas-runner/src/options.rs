@@ -130,7 +130,7 @@ pub struct FarOptions {
     /// Connections to each server.
     pub links: u8,
     /// Members of the servers' gossip.
-    pub seeds: Vec<SocketAddr>,
+    pub seeds: Vec<String>,
     /// The host's agent keeps it; `None` for one of the run's own.
     pub host: Option<HostOptions>,
     /// What of its share the tenant asks for.
