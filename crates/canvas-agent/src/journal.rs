@@ -14,6 +14,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use canvas_link::Address;
 use canvas_place::replicas::Policy;
 use canvas_shm::far::SLABS_MAX;
+use canvas_wire::key::Zeroizing;
 
 use crate::copies;
 use crate::replicas::SERVERS_MAX;
@@ -169,20 +170,21 @@ impl Journal {
 
     /// Notes the pool's key.
     pub fn set_cluster_key(&self, line: &str) -> Result<(), Errno> {
-        let mut bytes = [0; CLUSTER_BYTES];
+        let mut bytes = Zeroizing::new([0; CLUSTER_BYTES]);
         let line = line.trim_end().as_bytes();
         bytes
             .get_mut(..line.len())
             .ok_or(Errno::EINVAL)?
             .copy_from_slice(line);
-        self.file.write_all_at(&bytes, CLUSTER).map_err(errno)
+        self.file.write_all_at(&*bytes, CLUSTER).map_err(errno)
     }
 
     /// The pool's key as a line, if it was noted.
-    pub fn cluster_key(&self) -> Option<String> {
-        let mut bytes = [0; CLUSTER_BYTES];
-        self.file.read_exact_at(&mut bytes, CLUSTER).ok()?;
-        (bytes[0] != 0).then(|| String::from_utf8_lossy(&bytes).into_owned())
+    pub fn cluster_key(&self) -> Option<Zeroizing<String>> {
+        let mut bytes = Zeroizing::new([0; CLUSTER_BYTES]);
+        self.file.read_exact_at(&mut *bytes, CLUSTER).ok()?;
+        let line = (bytes[0] != 0).then(|| String::from_utf8_lossy(&*bytes).into_owned());
+        line.map(Zeroizing::new)
     }
 
     /// Notes the address of donor `i`.
@@ -478,7 +480,7 @@ mod tests {
         j.put(2, &[0; LINE_BYTES]);
         j.set_cluster_key(&"ab".repeat(32)).unwrap();
         assert_eq!(j.lines(), [(1, [1; LINE_BYTES]), (3, [3; LINE_BYTES])]);
-        assert_eq!(j.cluster_key(), Some("ab".repeat(32)));
+        assert_eq!(*j.cluster_key().unwrap(), "ab".repeat(32));
         assert_eq!(j.set_cluster_key(&"a".repeat(65)), Err(Errno::EINVAL));
     }
 

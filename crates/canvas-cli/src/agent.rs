@@ -31,6 +31,8 @@ use crate::{config, options, signals};
 /// Serves until a signal or the next agent ends it.
 pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
     let fail = |why: &dyn Display| Failure::usage(format!("agent: {why}"));
+    // It has keys.
+    let _ = nix::sys::prctl::set_dumpable(false);
     // Before the first thread, so that none of them ever gets one.
     let signals = signals().map_err(|e| fail(&format!("signals cannot be had: {}", e.desc())))?;
     let Settled { terms, shared } = match &args.config {

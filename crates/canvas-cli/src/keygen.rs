@@ -22,7 +22,7 @@ pub fn run(args: &KeygenArgs) -> Result<i32, Failure> {
                 file.display()
             );
         }
-        None => writeln!(out, "{}", key.to_line())
+        None => writeln!(out, "{}", *key.to_line())
             .and_then(|()| out.flush())
             .map_err(|e| {
                 Failure::usage(format!("the key cannot be printed: {}", crate::reason(&e)))

@@ -27,6 +27,8 @@ const PEERS_TICK_MS: u16 = 100;
 
 /// Runs the server until a signal ends it.
 pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
+    // It has the key.
+    let _ = nix::sys::prctl::set_dumpable(false);
     let key = match &args.key_file {
         Some(file) => Some(ClusterKey::read(file).map_err(Failure::usage)?),
         None => None,

@@ -10,6 +10,8 @@ use crate::error::Failure;
 
 /// Serves until the tenant is gone.
 pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
+    // It has keys.
+    let _ = nix::sys::prctl::set_dumpable(false);
     worker::serve(&Config {
         slabs: args.slabs,
         servers: args.servers.clone(),

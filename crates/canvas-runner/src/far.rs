@@ -245,6 +245,8 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         .set_copies(policy)
         .map_err(system("its journal cannot be written"))?;
     if let Some(key) = &options.key {
+        // Nobody else opens the journal by /proc, and no core has the key.
+        let _ = nix::sys::prctl::set_dumpable(false);
         journal
             .set_cluster_key(&key.to_line())
             .map_err(system("its journal cannot be written"))?;

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use ring::hkdf;
 use ring::rand::{SecureRandom, SystemRandom};
+use zeroize::Zeroize;
+pub use zeroize::Zeroizing;
 
 use crate::PROTOCOL;
 
@@ -99,6 +101,13 @@ pub enum WriteError {
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClusterKey([u8; KEY_BYTES]);
 
+/// Leaves no copy behind.
+impl Drop for ClusterKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
 /// Never shows the key.
 impl fmt::Debug for ClusterKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -124,8 +133,15 @@ impl ClusterKey {
     }
 
     /// The key written as one line of 64 hexadecimal digits, without the newline.
-    pub fn to_line(&self) -> String {
-        self.0.iter().map(|b| format!("{b:02x}")).collect()
+    pub fn to_line(&self) -> Zeroizing<String> {
+        // As long as it gets: it does not move and leave a copy behind.
+        let mut line = Zeroizing::new(String::with_capacity(2 * KEY_BYTES + 1));
+        for byte in self.0 {
+            let digit = |value: u8| char::from_digit(value.into(), 16).unwrap_or('0');
+            line.push(digit(byte >> 4));
+            line.push(digit(byte & 15));
+        }
+        line
     }
 
     /// The key of a key file's text. The error says what is wrong and shows nothing of the text.
@@ -135,15 +151,15 @@ impl ClusterKey {
         if digits.len() != 2 * KEY_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
             return Err(LineError::Digits);
         }
-        let mut key = [0; KEY_BYTES];
+        let mut key = Zeroizing::new([0; KEY_BYTES]);
         for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
             let value = |c: u8| (c as char).to_digit(16).unwrap_or(0) as u8;
             *byte = value(pair[0]) << 4 | value(pair[1]);
         }
-        if key == [0; KEY_BYTES] {
+        if *key == [0; KEY_BYTES] {
             return Err(LineError::Zeros);
         }
-        Ok(ClusterKey(key))
+        Ok(ClusterKey(*key))
     }
 
     /// Reads a key file. One that others than its owner can read or write is refused: the key is
@@ -165,7 +181,7 @@ impl ClusterKey {
                 mode: meta.mode() & 0o777,
             });
         }
-        let mut text = String::new();
+        let mut text = Zeroizing::new(String::with_capacity(FILE_BYTES_MAX as usize + 1));
         match file.take(FILE_BYTES_MAX).read_to_string(&mut text) {
             Ok(_) => {}
             Err(e) if e.kind() == ErrorKind::InvalidData => {
@@ -194,7 +210,9 @@ impl ClusterKey {
                     source,
                 },
             })?;
-        file.write_all(format!("{}\n", self.to_line()).as_bytes())
+        let mut line = self.to_line();
+        line.push('\n');
+        file.write_all(line.as_bytes())
             .and_then(|()| file.sync_all())
             .map_err(|source| WriteError::Write {
                 path: named(),

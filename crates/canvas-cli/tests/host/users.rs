@@ -1,8 +1,10 @@
 //! Who may connect, and what other users may not do. They need root, to become somebody else.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
+use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use super::{CANVAS, Host, stub};
 
@@ -88,4 +90,72 @@ fn the_socket_is_for_its_user_and_a_group_that_was_named() {
     let (far, err) = run.finish();
     assert_eq!((&far["agents"], err.as_str()), (&1.into(), ""));
     drop(next);
+}
+
+/// Who has a cluster key leaves no copy of its file behind, and keeps its own user's other processes, and cores, away
+/// from its memory.
+#[test]
+fn who_has_a_key_is_closed_to_its_own_user() {
+    let host = Host::new();
+    let dir = host.dir.path();
+    let Some(out) = as_nobody(&host, &["keygen"]) else {
+        return;
+    };
+    let line = String::from_utf8(out.stdout).unwrap();
+    let key = dir.join("key");
+    fs::write(&key, &line).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    chown(&key, Some(65534), Some(65534)).unwrap();
+    let state = dir.join("state");
+    fs::create_dir(&state).unwrap();
+    chown(&state, Some(65534), Some(65534)).unwrap();
+    let mut donor = Command::new("setpriv")
+        .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"])
+        .arg(dir.join("canvas"))
+        .args([
+            "serve",
+            "--memory",
+            "64M",
+            "--reserve",
+            "0",
+            "--listen",
+            "127.0.0.1:0",
+        ])
+        .arg("--state-json")
+        .arg(state.join("s.json"))
+        .arg("--key-file")
+        .arg(&key)
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !state.join("s.json").exists() {
+        assert!(Instant::now() < until && donor.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let proc = Path::new("/proc").join(donor.id().to_string());
+    let owner = fs::metadata(proc.join("maps")).unwrap().uid();
+    let found = memory(&proc)
+        .windows(32)
+        .any(|w| w == &line.as_bytes()[32..64]);
+    donor.kill().unwrap();
+    donor.wait().unwrap();
+    assert_eq!(owner, 0, "who may look is root alone");
+    assert!(!found, "its memory has the line of the key");
+}
+
+/// What a process has written into its memory.
+fn memory(proc: &Path) -> Vec<u8> {
+    let mem = fs::File::open(proc.join("mem")).unwrap();
+    let mut all = Vec::new();
+    for line in fs::read_to_string(proc.join("maps")).unwrap().lines() {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (from, to) = range.split_once('-').unwrap();
+        let [from, to] = [from, to].map(|n| u64::from_str_radix(n, 16).unwrap());
+        if rest.starts_with("rw") && to - from <= 64 << 20 {
+            let at = all.len();
+            all.resize(at + (to - from) as usize, 0);
+            let _ = mem.read_at(&mut all[at..], from);
+        }
+    }
+    all
 }

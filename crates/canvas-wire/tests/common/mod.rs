@@ -300,6 +300,6 @@ pub fn key_any(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes)
         && let Ok(key) = ClusterKey::from_line(text)
     {
-        assert_eq!(key.to_line(), text.trim_end().to_ascii_lowercase());
+        assert_eq!(*key.to_line(), text.trim_end().to_ascii_lowercase());
     }
 }
