@@ -150,7 +150,7 @@ fn agent_of(args: &DispatchArgs, flags: &RunArgs) -> Result<Option<PathBuf>, Fai
     if let Some(Some(path)) = &flags.beyond.agent {
         return Ok(Some(path.clone()));
     }
-    let path = path_to_ask().map_err(Failure::run)?;
+    let path = path_to_ask();
     // These are a run's own.
     let is_own = !flags.beyond.servers.is_empty()
         || !flags.beyond.seeds.is_empty()

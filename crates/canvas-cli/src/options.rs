@@ -318,7 +318,7 @@ pub fn host_of(
     }
     let path = match path {
         Some(path) => path.clone(),
-        None => canvas_agent::daemon::socket::path_to_ask().map_err(Failure::run)?,
+        None => canvas_agent::daemon::socket::path_to_ask(),
     };
     Ok(Some(HostOptions {
         path,

@@ -11,6 +11,7 @@
 //! | [`metrics`] | the same figures for scrapers |
 //! | [`hello`] | messages between runners and the host's agent |
 //! | [`terms`] | what the operator of a host's agent settles for a tenant |
+//! | [`user_dir`] | directories for sockets that are one user's alone |
 //! | [`share`] | what a tenant gets of what several want |
 //! | [`status`] | what an agent says of its donors |
 //!
@@ -29,4 +30,5 @@ pub mod share;
 pub mod status;
 pub mod terms;
 pub mod text;
+pub mod user_dir;
 pub mod wire;

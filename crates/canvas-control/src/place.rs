@@ -18,6 +18,7 @@ use nix::unistd::{Uid, geteuid};
 
 use crate::names::Name;
 use crate::text::reason;
+use crate::user_dir::{self, TMP};
 
 /// Names another directory; for containers and tests.
 pub const ENV_RUN_DIR: &str = "CANVAS_RUN_DIR";
@@ -39,23 +40,19 @@ pub struct Place {
     pub owner: Uid,
 }
 
-/// This user's directories, the one to prefer first: sockets are made in the first that can be had.
-fn own_paths() -> (Option<PathBuf>, PathBuf) {
-    let absolute = |name| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|p| p.is_absolute())
+fn absolute(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name)
+        .map(PathBuf::from)
+        .filter(|p| p.is_absolute())
+}
+
+/// This user's directory, if it is none of those in /tmp.
+fn first_path() -> Option<PathBuf> {
+    let usual = || match geteuid().is_root() {
+        true => Some("/run/canvas/run".into()),
+        false => user_dir::runtime().map(|dir| dir.join("canvas/run")),
     };
-    if let Some(dir) = absolute(ENV_RUN_DIR) {
-        return (None, dir);
-    }
-    let uid = geteuid();
-    let first = match absolute("XDG_RUNTIME_DIR") {
-        _ if uid.is_root() => Some("/run/canvas/run".into()),
-        dir => dir.map(|d| d.join("canvas/run")),
-    };
-    // Flat: nobody else can rename what lies in /tmp itself.
-    (first, format!("/tmp/canvas-{uid}").into())
+    absolute(ENV_RUN_DIR).or_else(usual)
 }
 
 impl Place {
@@ -70,19 +67,26 @@ impl Place {
             });
             made.and_then(|()| Place::open(path, geteuid()))
         };
-        let (first, last) = own_paths();
-        if let Some(place) = first.and_then(|path| make(&path).ok()) {
+        let at = |path: PathBuf| move |source| PlaceError { path, source };
+        if let Some(dir) = absolute(ENV_RUN_DIR) {
+            return make(&dir).map_err(at(dir));
+        }
+        if let Some(place) = first_path().and_then(|path| make(&path).ok()) {
             return Ok(place);
         }
-        make(&last).map_err(|source| PlaceError { path: last, source })
+        // Flat: nobody else can rename what lies in /tmp itself.
+        let last = user_dir::make_in(Path::new(TMP)).map_err(at(TMP.into()))?;
+        Place::open(&last, geteuid()).map_err(at(last))
     }
 
     /// All that this user may look at, those that are there: for root those of all users.
     pub fn all() -> Vec<Place> {
-        let (first, last) = own_paths();
-        let own = first.into_iter().chain([last]);
+        let mut own: Vec<PathBuf> = first_path().into_iter().collect();
+        if absolute(ENV_RUN_DIR).is_none() {
+            own.extend(user_dir::all_in(Path::new(TMP)));
+        }
         let open = |path: PathBuf| Place::open(&path, geteuid()).ok();
-        let mut places: Vec<_> = own.filter_map(open).collect();
+        let mut places: Vec<_> = own.into_iter().filter_map(open).collect();
         if !geteuid().is_root() || std::env::var_os(ENV_RUN_DIR).is_some() {
             return places;
         }
@@ -95,9 +99,9 @@ impl Place {
             let owner = dir.file_name().and_then(|n| uid(n.to_str()?));
             places.extend(owner.and_then(|o| Place::open(&dir.join("canvas/run"), o).ok()));
         }
-        for dir in children("/tmp") {
+        for dir in children(TMP) {
             let name = dir.file_name().and_then(|n| n.to_str());
-            let owner = name.and_then(|n| uid(n.strip_prefix("canvas-")?));
+            let owner = name.and_then(user_dir::owner_of);
             let owner = owner.filter(|o| !o.is_root());
             places.extend(owner.and_then(|o| Place::open(&dir, o).ok()));
         }

@@ -57,22 +57,16 @@ pub enum DaemonError {
 pub enum SocketError {
     /// A directory for it cannot be made.
     #[error(
-        "{} cannot be made: {}; set XDG_RUNTIME_DIR or name a socket",
+        "there is no directory for a socket in {}: {}; set XDG_RUNTIME_DIR or name a socket",
         .dir.display(),
         reason(.source)
     )]
     Dir {
-        /// The directory.
+        /// Where it would be.
         dir: PathBuf,
         /// What the system says.
         source: io::Error,
     },
-    /// The directory is open to others.
-    #[error(
-        "{} is not this user's alone (mode 0700); set XDG_RUNTIME_DIR or name a socket",
-        .0.display()
-    )]
-    Open(PathBuf),
     /// There is no such group.
     #[error("there is no group {0}; write one that exists after --group")]
     Group(String),

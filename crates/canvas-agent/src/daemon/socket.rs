@@ -1,11 +1,12 @@
 //! Where the host agent listens.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use canvas_control::user_dir::{self, TMP};
 use canvas_shm::pass::{self, Received};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -31,34 +32,27 @@ pub fn own_path() -> Result<PathBuf, SocketError> {
     if geteuid().is_root() {
         return Ok(SYSTEM.into());
     }
-    let set = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    match set.filter(|p| p.is_absolute()) {
+    match user_dir::runtime() {
         Some(dir) => Ok(dir.join("canvas/agent.sock")),
-        None => Ok(fallback_dir()?.join("agent.sock")),
+        None => match user_dir::make_in(Path::new(TMP)) {
+            Ok(dir) => Ok(dir.join("agent.sock")),
+            Err(source) => Err(SocketError::Dir {
+                dir: TMP.into(),
+                source,
+            }),
+        },
     }
 }
 
-/// The agent that a program of this user asks: the user's own if there is one, else everybody's.
-pub fn path_to_ask() -> Result<PathBuf, SocketError> {
-    let own = own_path()?;
-    Ok(if own.exists() { own } else { SYSTEM.into() })
-}
-
-/// A directory of this user alone, where there is no XDG_RUNTIME_DIR. Others can make one of this name
-/// first, but not one that belongs to this user.
-fn fallback_dir() -> Result<PathBuf, SocketError> {
-    let dir = PathBuf::from(format!("/tmp/canvas-{}", geteuid()));
-    let made = DirBuilder::new().mode(0o700).create(&dir);
-    let there = fs::symlink_metadata(&dir);
-    let is_own = there
-        .is_ok_and(|m| m.is_dir() && m.uid() == geteuid().as_raw() && m.mode() & 0o777 == 0o700);
-    match made {
-        _ if is_own => Ok(dir),
-        Err(source) if source.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(SocketError::Dir { dir, source })
-        }
-        _ => Err(SocketError::Open(dir)),
-    }
+/// The agent that a program of this user asks: the user's own if there is one, else everybody's. Nothing
+/// is made for a question.
+pub fn path_to_ask() -> PathBuf {
+    let usual = user_dir::runtime().map(|dir| dir.join("canvas"));
+    let dirs = usual.into_iter().chain(user_dir::all_in(Path::new(TMP)));
+    let mut own = dirs.map(|dir| dir.join("agent.sock"));
+    let is_root = geteuid().is_root();
+    own.find(|path| !is_root && path.exists())
+        .unwrap_or_else(|| SYSTEM.into())
 }
 
 impl ListeningSocket {
@@ -188,6 +182,7 @@ pub fn send_within(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn one_agent_listens_and_what_a_dead_one_left_is_no_obstacle() {

@@ -159,3 +159,59 @@ fn memory(proc: &Path) -> Vec<u8> {
     }
     all
 }
+
+/// Another user has made the directory in /tmp that this user's sockets would be in.
+#[test]
+fn another_user_cannot_deny_an_agent() {
+    if !canvas_testing::has_root("becoming another user") {
+        return;
+    }
+    let host = Host::new();
+    let dir = host.dir.path();
+    fs::copy(CANVAS, dir.join("canvas")).unwrap();
+    stub(dir);
+    let mode = |path: &std::path::Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(dir, 0o1777);
+    let taken = dir.join(format!("canvas-{NOBODY}"));
+    fs::create_dir(&taken).unwrap();
+    let theirs = dir.join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    mode(&theirs, 0o777);
+    // For them this directory is /tmp.
+    let script = "
+        mount --bind \"$1\" /tmp && cd /tmp || exit 90
+        exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '
+            unset XDG_RUNTIME_DIR CANVAS_RUN_DIR
+            export CANVAS_PRELOAD_SO=/tmp/\"$1\"
+            ./canvas agent --far-dir theirs --far-max 128M 2>theirs/err &
+            for n in $(seq 600); do grep -q listening theirs/err && break; sleep .1; done
+            ./canvas run --local 64M --far 64M --agent -- ./canvas status
+            code=$?
+            kill $!; wait
+            exit $code' - \"$2\"";
+    let stub = stub(dir).file_name().unwrap().to_owned();
+    let out = Command::new("unshare")
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            script,
+            "-",
+        ])
+        .arg(dir)
+        .arg(stub)
+        .output()
+        .unwrap();
+    let said =
+        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    let agent = fs::read_to_string(theirs.join("err")).unwrap();
+    assert_eq!(out.status.code(), Some(0), "{said}\n{agent}");
+    assert!(agent.contains("listening at /tmp/canvas-65534."), "{agent}");
+    // `canvas status` sees the run, whose socket is there as well.
+    assert!(said.contains("canvas"), "{said}");
+    assert_eq!(fs::read_dir(taken).unwrap().count(), 0);
+}
