@@ -194,6 +194,39 @@ def agent_stopped(r):
     r.require(len(c.err().splitlines()) <= 8, f"the same is told again and again\n{c.tail()}")
 
 
+def limit_files(pid, soft):
+    """Bounds the descriptors of a process, as its user: root may not do so everywhere."""
+    who = os.stat(f"/proc/{pid}")
+    subprocess.run(["prlimit", f"--pid={pid}", f"--nofile={soft}:"], check=True, user=who.st_uid, group=who.st_gid,
+                   extra_groups=[])
+
+
+@check("deep-agent-unstartable", timeout_s=60, normal=ONCE, **hostile.C)
+def agent_unstartable(r):
+    """An agent that cannot be started is tried again and again with pauses, and one line; then all goes on."""
+    if not r.managed:
+        return
+    pages = Pages(r, Here, ("--far", "64M", "--far-dir", r.dir), 40)
+    child = pages.child
+    agent = wait_for_agent(r, child)
+    pages.alive()
+    with open(f"/proc/{child.pid}/limits") as limits:
+        soft = next(line.split()[3] for line in limits if line.startswith("Max open files"))
+    # What the runner has open stays; it can open nothing more, and so start nobody.
+    limit_files(child.pid, 3)
+    os.kill(agent, signal.SIGKILL)
+    end = time.monotonic() + 30
+    while "cannot be started" not in child.err():
+        r.require(time.monotonic() < end, f"nobody says so\n{child.tail()}")
+        time.sleep(0.01)
+    # What is wrong here is said at once, or ten times a second.
+    time.sleep(1.5)
+    r.same(child.err().count("cannot be started"), 1, "lines about it")
+    limit_files(child.pid, soft)
+    wait_for_agent(r, child, agent)
+    pages.finish()
+
+
 @check("deep-vfork-killed", timeout_s=90, modes=("signal",), **hostile.C)
 def vfork_killed(r):
     """A child of vfork is killed inside of a fault: its parent's fork fails with a sentence, and does not hang."""

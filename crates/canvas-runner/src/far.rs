@@ -34,7 +34,7 @@ use canvas_control::terms::Terms;
 use canvas_control::text::say;
 
 /// An agent that ends sooner has died young. After [`YOUNG_MAX`] of them in a row the next one has to
-/// wait, twice as long each time, at most so long.
+/// wait, twice as long each time, at most this long. So has the next try after one that cannot be started.
 const YOUNG: Duration = Duration::from_secs(1);
 const YOUNG_MAX: u32 = 5;
 /// How long it is told that an agent was replaced.
@@ -182,8 +182,10 @@ pub struct AgentProcess {
     started: Instant,
     /// Agents so far.
     starts: u32,
-    /// Agents in a row that died young.
+    /// Agents in a row that died young, or could not be started.
     young: u32,
+    /// What was last said about that, while it lasts.
+    told: String,
 }
 
 /// Can the segment be made? The kernel would end this process for a file beyond its limit.
@@ -274,6 +276,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         started: Instant::now(),
         starts: 0,
         young: 0,
+        told: String::new(),
     };
     agent
         .spawn()
@@ -373,27 +376,41 @@ impl AgentProcess {
                 return;
             };
             self.process = None;
-            self.young = if self.started.elapsed() < YOUNG {
-                self.young + 1
+            if self.started.elapsed() < YOUNG {
+                self.young += 1;
             } else {
-                0
-            };
-            say(format_args!(
-                "the agent of far memory {how}; another one takes over"
-            ));
+                self.young = 0;
+                self.told.clear();
+            }
+            let line = format!("the agent of far memory {how}; another one takes over");
+            if self.young <= YOUNG_MAX {
+                say(&line);
+                self.told = line;
+            } else {
+                self.say_once(line);
+            }
         }
-        let pause = match self.young.checked_sub(YOUNG_MAX) {
-            Some(n) => YOUNG.min(Duration::from_millis(50 << n.min(10))),
-            None => Duration::ZERO,
-        };
-        if self.started.elapsed() < pause {
+        if self.started.elapsed() < pause(self.young) {
             return;
         }
-        if let Err(e) = self.spawn() {
-            say(format_args!(
-                "the agent of far memory cannot be started: {}",
-                e.desc()
-            ));
+        match self.spawn() {
+            Ok(()) => {}
+            // What is missing is missing a moment later, too.
+            Err(e) => {
+                self.young = self.young.max(YOUNG_MAX) + 1;
+                self.say_once(format!(
+                    "the agent of far memory cannot be started: {}; canvas goes on trying",
+                    e.desc()
+                ));
+            }
+        }
+    }
+
+    /// Says a line, unless it was the last one.
+    fn say_once(&mut self, line: String) {
+        if line != self.told {
+            say(&line);
+            self.told = line;
         }
     }
 
@@ -412,6 +429,14 @@ impl AgentProcess {
         while self.process.is_some_and(|p| ended(p).is_none()) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+/// How long after the last try the next agent is started, when `young` in a row have ended at once.
+fn pause(young: u32) -> Duration {
+    match young.checked_sub(YOUNG_MAX) {
+        Some(n) => YOUNG.min(Duration::from_millis(50 << n.min(10))),
+        None => Duration::ZERO,
     }
 }
 

@@ -177,11 +177,9 @@ fn an_agent_may_be_killed_at_any_time() {
     let agents = far["agents"].as_u64().unwrap();
     assert!((1..=kills + 1).contains(&agents), "{far}");
     assert_eq!(far["corrupt"], 0, "{err}");
-    assert_eq!(
-        err.matches("another one takes over").count() as u64,
-        kills,
-        "{err}"
-    );
+    // Those that die young, one after the other, are reported no more after the fifth.
+    let reported = err.matches("another one takes over").count() as u64;
+    assert!((kills.min(5)..=kills).contains(&reported), "{err}");
 }
 
 #[test]
