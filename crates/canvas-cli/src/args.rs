@@ -543,7 +543,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE.json")]
     pub state_json: Option<PathBuf>,
     /// Connections at one time.
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 1024)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub links: u16,
     /// Where meminfo and self/cgroup are, for a server in a container that sees its own elsewhere.

@@ -53,6 +53,8 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     if let Some(addr) = args.metrics {
         peers.offer_metrics(addr).map_err(Failure::usage)?;
     }
+    // Each link has two descriptors.
+    canvas_agent::daemon::raise_descriptors();
     // Before the first thread, so that none of them ever gets one.
     let signals = signals::ends()
         .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;

@@ -27,7 +27,8 @@
 #![forbid(unsafe_code)]
 
 mod error;
-pub mod keeper;
+pub mod handshakes;
+mod keeper;
 mod lanes;
 pub mod link;
 pub mod log;
@@ -70,7 +71,7 @@ pub struct Config {
     pub state_json: Option<PathBuf>,
     /// Where `meminfo` is, and what says of this process in which control groups it is (`/proc`).
     pub procfs: PathBuf,
-    /// Links at one time, those that are still shaking hands included.
+    /// Links at one time, without those that are still shaking hands.
     pub links_max: usize,
     /// Slabs are lent over RDMA, too, to clients that ask for it.
     pub rdma: bool,

@@ -28,6 +28,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::{Ipv4Tos, Ipv6TClass};
 use nix::sys::socket::{MsgFlags, send, setsockopt};
 
+use crate::handshakes::Handshake;
 use crate::outbox::{Outbox, OwnedCall};
 use crate::rdma::Rdma;
 use crate::registry::Client;
@@ -107,8 +108,14 @@ impl fmt::Display for End {
 }
 
 /// Runs a link to its end, and says so where an operator wants to know.
-pub(crate) fn run(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
-    let end = serve(shared, stream);
+pub(crate) fn run(
+    shared: &Arc<Shared>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    outbox: Arc<Outbox>,
+    handshake: Handshake,
+) {
+    let end = serve(shared, stream, outbox, handshake);
     match &end {
         End::NotAdmitted | End::Slow => shared.counters.not_admitted.fetch_add(1, Relaxed),
         End::Session(_) | End::Lane(_) | End::Decode(_) | End::Protocol(_) => {
@@ -121,21 +128,19 @@ pub(crate) fn run(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
     }
 }
 
-fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
+fn serve(
+    shared: &Arc<Shared>,
+    stream: TcpStream,
+    outbox: Arc<Outbox>,
+    handshake: Handshake,
+) -> End {
     let ready = stream
         .set_nonblocking(true)
-        .and_then(|()| stream.set_nodelay(true))
-        .and_then(|()| Outbox::new());
-    let outbox = match ready {
-        Ok(outbox) => {
-            canvas_link::unpaced(&stream);
-            Arc::new(outbox)
-        }
-        Err(e) => {
-            shared.handshakes.fetch_sub(1, Relaxed);
-            return End::Io(e);
-        }
-    };
+        .and_then(|()| stream.set_nodelay(true));
+    if let Err(e) = ready {
+        return End::Io(e);
+    }
+    canvas_link::unpaced(&stream);
     shared.watch(&outbox);
     let mut wire = Wire {
         stream,
@@ -146,7 +151,7 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
     match lane::admit(shared, wire, &outbox, until) {
         Ok(Err(of_a_link)) => wire = of_a_link,
         other => {
-            shared.handshakes.fetch_sub(1, Relaxed);
+            drop(handshake);
             return match other {
                 Ok(Ok(mut lane)) => lane.run(),
                 Ok(Err(_)) => End::Closed,
@@ -155,13 +160,14 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
         }
     }
     let admitted = admit(shared, &mut wire, &outbox, until);
-    shared.handshakes.fetch_sub(1, Relaxed);
+    drop(handshake);
     let Admitted {
         session,
         hello,
         version,
         client,
         plain,
+        welcomed,
     } = match admitted {
         Ok(admitted) => admitted,
         Err(end) => {
@@ -187,6 +193,7 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
     outbox.fence();
     link.wire.last_words();
     shared.registry.leave(&client, hello.link, &outbox);
+    drop(welcomed);
     end
 }
 
@@ -339,11 +346,13 @@ struct Admitted {
     client: Arc<Client>,
     /// A buffer to go on with.
     plain: Vec<u8>,
+    /// Its place among the donor's links.
+    welcomed: Welcomed,
 }
 
 /// Handshake and Hello.
 fn admit(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     wire: &mut Wire,
     outbox: &Arc<Outbox>,
     until: Instant,
@@ -385,6 +394,18 @@ fn admit(
         .max(LEASE_MIN)
         .min(lease_max);
     let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
+    let links_max = shared.config.links_max;
+    let most = match shared.registry.knows(&hello.client_id) {
+        // It comes back for its slabs, or has its second link now.
+        true => usize::MAX,
+        false => links_max,
+    };
+    let Some(welcomed) = Welcomed::within(shared, most) else {
+        let text = format!(
+            "this donor serves {links_max} links, and all are there; start it with more (canvas serve --links N)"
+        );
+        return refuse(ErrorCode::TooManyLinks, &text);
+    };
     let joined = shared.registry.join(
         hello.client_id,
         hello.link,
@@ -414,7 +435,26 @@ fn admit(
         version,
         client,
         plain,
+        welcomed,
     })
+}
+
+/// One of the donor's links, until it is dropped.
+struct Welcomed(Arc<Shared>);
+
+impl Welcomed {
+    /// One more, if it is one of the first `most`.
+    fn within(shared: &Arc<Shared>, most: usize) -> Option<Welcomed> {
+        let one_more = |n: usize| (n < most).then_some(n + 1);
+        let taken = shared.welcomed.fetch_update(Relaxed, Relaxed, one_more);
+        taken.ok().map(|_| Welcomed(Arc::clone(shared)))
+    }
+}
+
+impl Drop for Welcomed {
+    fn drop(&mut self) {
+        self.0.welcomed.fetch_sub(1, Relaxed);
+    }
 }
 
 /// What a person reads beside the code.

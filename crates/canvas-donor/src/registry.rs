@@ -250,6 +250,11 @@ impl Registry {
         self.0.lock().expect("nobody panics with the table")
     }
 
+    /// Does this client have links or slabs, or had them within its lease?
+    pub fn knows(&self, id: &ClientId) -> bool {
+        self.lock().clients.contains_key(id)
+    }
+
     /// A link of this client begins. An older link of the same number is closed: the client has
     /// given it up. With link 0, which is a client's first, all older ones are: the client has begun anew,
     /// perhaps as another process. Slabs that are on their way out are told again, all of them.

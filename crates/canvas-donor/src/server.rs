@@ -15,6 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::StartError;
+use crate::handshakes::Handshakes;
 use crate::keeper::Keeper;
 use crate::lanes::Lanes;
 use crate::log::Log;
@@ -23,7 +24,7 @@ use crate::rdma::LaneDomains;
 use crate::registry::Registry;
 use crate::slab::Budget;
 use crate::state::{Counters, State};
-use crate::{Config, HANDSHAKES_MAX, link};
+use crate::{Config, link};
 use canvas_types::contention::Contention;
 
 /// Stack of a link's thread; its buffers are on the heap.
@@ -49,7 +50,10 @@ pub(crate) struct Shared {
     pub counters: Counters,
     pub log: Log,
     /// Links that are still shaking hands.
-    pub handshakes: AtomicUsize,
+    handshakes: Arc<Handshakes>,
+    /// Links that have been welcomed.
+    pub welcomed: AtomicUsize,
+    /// Threads of connections.
     links: AtomicUsize,
     /// Everything that must be closed at the end.
     outboxes: Mutex<Vec<Weak<Outbox>>>,
@@ -173,7 +177,8 @@ impl Server {
             budget: Budget::default(),
             counters: Counters::default(),
             log: Log::default(),
-            handshakes: AtomicUsize::new(0),
+            handshakes: Arc::default(),
+            welcomed: AtomicUsize::new(0),
             links: AtomicUsize::new(0),
             outboxes: Mutex::default(),
             start: Instant::now(),
@@ -298,28 +303,35 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
                 continue;
             }
         };
-        if shared.links.load(Relaxed) >= shared.config.links_max
-            || shared.handshakes.load(Relaxed) >= HANDSHAKES_MAX
-        {
-            shared
-                .log
-                .line("too many links", format_args!("{peer} is not served"));
-            continue;
+        let outbox = match Outbox::new() {
+            Ok(outbox) => Arc::new(outbox),
+            Err(e) => {
+                shared.log.line("accept", reason(&e));
+                shared.sleep(ACCEPT_PAUSE);
+                continue;
+            }
+        };
+        let (handshake, is_full) = shared.handshakes.begin(peer.ip(), &outbox);
+        if is_full {
+            shared.log.line(
+                "handshakes",
+                format_args!(
+                    "too many connections have no key so far; of the address with the most the oldest is closed"
+                ),
+            );
         }
         shared.counters.links.fetch_add(1, Relaxed);
         shared.links.fetch_add(1, Relaxed);
-        shared.handshakes.fetch_add(1, Relaxed);
         let for_link = Arc::clone(shared);
         let spawned = Builder::new()
             .name("link".to_owned())
             .stack_size(LINK_STACK_BYTES)
             .spawn(move || {
-                link::run(&for_link, stream, peer);
+                link::run(&for_link, stream, peer, outbox, handshake);
                 for_link.links.fetch_sub(1, Relaxed);
             });
         if let Err(e) = spawned {
             shared.links.fetch_sub(1, Relaxed);
-            shared.handshakes.fetch_sub(1, Relaxed);
             shared.log.line("accept", reason(&e));
             shared.sleep(ACCEPT_PAUSE);
         }

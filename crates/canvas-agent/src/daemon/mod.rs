@@ -69,13 +69,18 @@ pub struct Config {
     pub signals: SignalFd,
 }
 
+/// Lets this process open as many descriptors as it may.
+pub fn raise_descriptors() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
+
 /// Serves until a signal or the next agent ends it.
 pub fn run(config: Config) -> Result<(), DaemonError> {
     let path = config.path;
     // A tenant has up to seven descriptors, and two a server.
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-    }
+    raise_descriptors();
     // What the agent makes from here on is its user's alone, unless it says otherwise.
     umask(Mode::from_bits_retain(0o077));
     let Taken { listening, tenants } = listen(&path, config.replace)?;

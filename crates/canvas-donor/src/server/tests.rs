@@ -3,7 +3,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::keeper::Keeper;
-use canvas_link::{Completions, Link, LinkConfig, Timeouts};
+use canvas_link::{Completions, Link, LinkConfig, LinkError, Timeouts};
+use std::net::TcpStream;
+
+use crate::HANDSHAKES_MAX;
 use canvas_wire::frame::{Answer, Range, Request, SlabKey};
 
 use super::*;
@@ -30,6 +33,10 @@ fn server() -> Server {
 }
 
 fn connect(server: &Server, link: u32) -> Link {
+    try_connect(server, link, CLIENT).unwrap()
+}
+
+fn try_connect(server: &Server, link: u32, client: [u8; 16]) -> Result<Link, LinkError> {
     let config = LinkConfig {
         link,
         timeouts: Timeouts {
@@ -37,9 +44,30 @@ fn connect(server: &Server, link: u32) -> Link {
             handshake: LONG,
             request: LONG,
         },
-        ..LinkConfig::new(ClusterKey::without_secret(), CLIENT)
+        ..LinkConfig::new(ClusterKey::without_secret(), client)
     };
-    Link::connect(server.listening(), config).unwrap()
+    Link::connect(server.listening(), config)
+}
+
+/// Connections that say nothing take no place of a client's, and a client that is there is never locked out.
+#[test]
+fn who_is_new_is_refused_with_a_sentence_when_all_links_are_there() {
+    let server = server();
+    let _silent: Vec<_> = (0..2 * HANDSHAKES_MAX)
+        .map(|_| TcpStream::connect(server.listening()).unwrap())
+        .collect();
+    let links: Vec<_> = (1..=16)
+        .map(|n| try_connect(&server, 0, [n; 16]).unwrap())
+        .collect();
+    let why = try_connect(&server, 0, [17; 16]).err().unwrap().to_string();
+    assert!(
+        why.contains("serves 16 links") && why.contains("--links"),
+        "{why}"
+    );
+    let second = try_connect(&server, 1, [1; 16]).unwrap();
+    drop((links, second));
+    until(|| server.shared.welcomed.load(Relaxed) == 0);
+    try_connect(&server, 0, [17; 16]).unwrap();
 }
 
 fn until(so: impl Fn() -> bool) {
