@@ -197,8 +197,20 @@ fn addition(argv: &[OsString]) -> Result<Option<(usize, Vec<OsString>)>, Wrong> 
         exit::USAGE
     };
     let wrong = |sentence| Wrong::File(Failure { code, sentence });
-    let text = read(&file).map_err(|e| wrong(e.to_string()))?;
-    let sections = judge(&text).map_err(|errors| {
+    let text = match read(&file) {
+        Ok(text) => text,
+        // The host's file is its operator's; the program starts without what it says.
+        Err(why) if by_tenant.is_some() && file == Path::new(DEFAULT) => {
+            say(format_args!("{why}; this {name} goes without it"));
+            return Ok(None);
+        }
+        Err(why) => return Err(wrong(why.to_string())),
+    };
+    let alone = |errors| match &section[..] {
+        [kind, tenant] => judge(&alone(&text, kind, tenant)).map_err(|_| errors),
+        _ => Err(errors),
+    };
+    let sections = judge(&text).or_else(alone).map_err(|errors| {
         let n = errors.len();
         let more = match n {
             1 => String::new(),
@@ -369,6 +381,27 @@ impl Section {
             .map(|(_, flag)| flag.into())
             .collect()
     }
+}
+
+/// A file in which all lines but those of section [KIND.NAME] (or of a section [KIND]) are empty: what is
+/// wrong in other sections is nothing to a tenant.
+fn alone(text: &str, kind: &str, name: &str) -> String {
+    let mut is_its = false;
+    let line = |line| {
+        if let Some(header) = str::trim_start(line).strip_prefix('[') {
+            let header = header.split([']', '#']).next().unwrap_or_default();
+            let mut parts = header
+                .split('.')
+                .map(|part| part.trim().trim_matches(['"', '\'']));
+            is_its = parts.next() == Some(kind);
+            let below = parts
+                .next()
+                .map(|first| parts.fold(first.to_owned(), |a, b| a + "." + b));
+            is_its &= below.is_none_or(|below| below == name);
+        }
+        if is_its { line } else { "" }
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Judges a whole file: its sections, or each error as "LINE: SENTENCE".

@@ -517,4 +517,25 @@ fn the_file_gives_what_no_flag_says() {
     let (code, err) = run(&["--tenant", "web"]);
     assert_eq!(code, Some(125), "{err}");
     assert!(err.contains("canvas.toml:2: there is no key fra"), "{err}");
+    // What is wrong elsewhere is nothing to this tenant.
+    let others = "x = 1\n[serve]\nmemroy = \"1G\"\n[agent]\nfar_max = [\n[tenant.web2]\nfra = 1\n";
+    fs::write(
+        &file,
+        format!("{others}[tenant.web]\nfar = \"192M\"\n[disk\n"),
+    )
+    .unwrap();
+    let (code, err) = run(&["--tenant", "web"]);
+    assert!(err.contains("and web wants 192"), "{code:?} {err}");
+    let (code, err) = run(&["--tenant", "web", "--far", "128M"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(!err.contains("canvas.toml"), "{err}");
+    for own in [
+        "[tenant.web]\nfra = \"1G\"\n",
+        "[tenant.web\nfar = \"1G\"\n",
+    ] {
+        fs::write(&file, format!("{others}{own}")).unwrap();
+        let (code, err) = run(&["--tenant", "web"]);
+        assert_eq!(code, Some(125), "{err}");
+        assert!(err.contains("canvas.toml:"), "{err}");
+    }
 }
