@@ -1,7 +1,9 @@
 //! A process's threads, stopped for the time of a dump (ptrace(2)), with their registers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::libc::{user_fpregs_struct, user_regs_struct};
@@ -24,9 +26,17 @@ pub struct Thread {
     pub floats: Option<Vec<u8>>,
 }
 
+/// How long all threads of a process together may take to stop. Those that wait in the kernel for a disk, a network file
+/// system or a child of vfork take no notice before that is over.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// A stopped process; it goes on when this is dropped.
 pub struct Stopped {
     pid: u32,
+    /// Threads that have not stopped in time. They do before they run in user mode again.
+    late: BTreeSet<u32>,
+    until: Instant,
     /// Threads that we stopped, each with a signal that is still to be delivered.
     held: BTreeMap<u32, Option<Signal>>,
     /// All of them, the first one first.
@@ -38,6 +48,8 @@ impl Stopped {
     pub fn new(pid: u32) -> Result<Stopped, Failure> {
         let mut stopped = Stopped {
             pid,
+            late: BTreeSet::new(),
+            until: Instant::now() + PATIENCE,
             held: BTreeMap::new(),
             threads: Vec::new(),
         };
@@ -48,7 +60,7 @@ impl Stopped {
         loop {
             let new: Vec<u32> = tids(pid)
                 .into_iter()
-                .filter(|tid| !stopped.held.contains_key(tid))
+                .filter(|tid| !stopped.held.contains_key(tid) && !stopped.late.contains(tid))
                 .collect();
             if new.is_empty() {
                 break;
@@ -60,13 +72,16 @@ impl Stopped {
         for tid in stopped.held.keys() {
             stopped.threads.extend(registers(*tid));
         }
+        for tid in &stopped.late {
+            stopped.threads.push(place_only(*tid));
+        }
         stopped.threads.sort_by_key(|t| (t.tid != pid, t.tid));
         Ok(stopped)
     }
 
     /// Was it stopped here, and not by another process that traces it?
     pub fn is_ours(&self) -> bool {
-        !self.held.is_empty()
+        !self.held.is_empty() || !self.late.is_empty()
     }
 
     fn stop(&mut self, tid: u32) -> Result<(), Failure> {
@@ -85,17 +100,26 @@ impl Stopped {
             }
         }
         let _ = ptrace::interrupt(thread);
-        match waitpid(thread, Some(WaitPidFlag::__WALL)) {
-            // It stopped for a signal, which is delivered when it goes on.
-            Ok(WaitStatus::Stopped(_, signal)) => {
-                self.held.insert(tid, Some(signal));
+        loop {
+            match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)) {
+                // It stopped for a signal, which is delivered when it goes on.
+                Ok(WaitStatus::Stopped(_, signal)) => {
+                    self.held.insert(tid, Some(signal));
+                }
+                Ok(WaitStatus::PtraceEvent(..)) => {
+                    self.held.insert(tid, None);
+                }
+                Ok(WaitStatus::StillAlive) if Instant::now() < self.until => {
+                    sleep(PAUSE);
+                    continue;
+                }
+                Ok(WaitStatus::StillAlive) => {
+                    self.late.insert(tid);
+                }
+                _ => {}
             }
-            Ok(WaitStatus::PtraceEvent(..)) => {
-                self.held.insert(tid, None);
-            }
-            _ => {}
+            return Ok(());
         }
-        Ok(())
     }
 
     /// Another process traces it: then it must be stopped already.
@@ -119,6 +143,16 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         for (tid, signal) in &self.held {
             let _ = ptrace::detach(Pid::from_raw(*tid as i32), *signal);
+        }
+        // Those that have not stopped even now the kernel detaches at the end of this process.
+        for tid in &self.late {
+            let thread = Pid::from_raw(*tid as i32);
+            let stopped = waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
+            let signal = match stopped {
+                Ok(WaitStatus::Stopped(_, signal)) => Some(signal),
+                _ => None,
+            };
+            let _ = ptrace::detach(thread, signal);
         }
     }
 }
@@ -211,7 +245,8 @@ fn bytes_of(f: &user_fpregs_struct) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sys::signal::kill;
+    use nix::sys::signal::{kill, killpg};
+    use std::os::unix::process::CommandExt;
     use std::process::Command;
 
     #[test]
@@ -229,5 +264,28 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!is_still(child.id()));
+    }
+
+    /// Its only thread waits in the kernel for a child of vfork, and is woken by no tracer.
+    #[test]
+    fn a_thread_that_does_not_stop_holds_nobody_up() {
+        let vfork = "import ctypes, time; ctypes.CDLL(None).syscall(56, 0x4000 | 17, 0, 0, 0, 0); time.sleep(600)";
+        let mut child = Command::new("python3")
+            .args(["-c", vfork])
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        while state(child.id()) != Some(b'D') {
+            assert!(child.try_wait().unwrap().is_none());
+            sleep(PAUSE);
+        }
+        let stopped = Stopped::new(child.id()).unwrap();
+        assert!(stopped.is_ours());
+        let tids: Vec<u32> = stopped.threads.iter().map(|t| t.tid).collect();
+        assert_eq!(tids, [child.id()]);
+        assert_ne!(stopped.threads[0].registers[RSP], 0);
+        drop(stopped);
+        killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL).unwrap();
+        child.wait().unwrap();
     }
 }
