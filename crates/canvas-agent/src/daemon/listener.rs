@@ -4,6 +4,7 @@
 //! ([`super::threads`]) get finished agents from it and give them back. A peer that says nothing,
 //! or nonsense, is closed with a sentence and costs nobody else anything.
 
+use std::cmp::Reverse;
 use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -134,8 +135,8 @@ impl Listener {
                     return End::Replaced;
                 }
             }
-            if knocks {
-                self.accept();
+            if knocks && self.accept() {
+                return End::Replaced;
             }
             self.look_around();
         }
@@ -189,18 +190,16 @@ impl Listener {
         )
     }
 
-    fn accept(&mut self) {
+    /// Takes who has connected. True when one of them was the next agent, which has everything now.
+    fn accept(&mut self) -> bool {
         for _ in 0..STRANGERS_MAX {
             match pass::accept(&self.listening.socket) {
                 Ok(fd) => {
                     let Ok(peer) = getsockopt(&fd, sockopt::PeerCredentials) else {
                         continue;
                     };
-                    let all = self.strangers.iter().enumerate();
-                    let oldest = all.min_by_key(|(_, s)| s.since).map(|(at, _)| at);
-                    if let Some(at) = oldest.filter(|_| self.strangers.len() >= STRANGERS_MAX) {
-                        let oldest = self.strangers.swap_remove(at);
-                        self.refuse(&oldest, "too many others have connected and said nothing");
+                    if self.strangers.len() >= STRANGERS_MAX && self.make_room() {
+                        return true;
                     }
                     self.strangers.push(Stranger {
                         fd,
@@ -209,7 +208,7 @@ impl Listener {
                         since: Instant::now(),
                     });
                 }
-                Err(Errno::EAGAIN) => return,
+                Err(Errno::EAGAIN) => return false,
                 Err(Errno::ECONNABORTED | Errno::EINTR) => {}
                 Err(e) => {
                     self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
@@ -217,10 +216,29 @@ impl Listener {
                         About::Hello,
                         format_args!("a connection cannot be taken: {}", e.desc()),
                     );
-                    return;
+                    return false;
                 }
             }
         }
+        false
+    }
+
+    /// Makes room for one more that has connected. True when one of them was the next agent, which has everything
+    /// now.
+    fn make_room(&mut self) -> bool {
+        // Who has said something meanwhile is heard and not closed.
+        for at in (0..self.strangers.len()).rev() {
+            if self.hear_stranger(at) {
+                return true;
+            }
+        }
+        if self.strangers.len() >= STRANGERS_MAX
+            && let Some(at) = most_pending(self.strangers.iter().map(|s| (s.uid, s.since)))
+        {
+            let oldest = self.strangers.swap_remove(at);
+            self.refuse(&oldest, "too many others have connected and said nothing");
+        }
+        false
     }
 
     /// Says why not, and hangs up when `who` is dropped.
@@ -708,6 +726,14 @@ impl Listener {
     }
 }
 
+/// Which of those that have connected, by user and time, is closed: the oldest one of the user with the most, so that
+/// nobody closes another user's.
+fn most_pending(all: impl Iterator<Item = (u32, Instant)> + Clone) -> Option<usize> {
+    let of = |uid| all.clone().filter(|(other, _)| *other == uid).count();
+    let key = |(_, (uid, since)): &(usize, (u32, Instant))| (Reverse(of(*uid)), *since);
+    all.clone().enumerate().min_by_key(key).map(|(at, _)| at)
+}
+
 /// Tells who asked that it is not served. With `taken` its tenant is there, and it can join.
 fn say_no(who: &Stranger, why: &impl Display, taken: bool) {
     let answer = Answer::Refused {
@@ -724,5 +750,20 @@ fn unkept(source: std::io::Error) -> AdmissionError {
     AdmissionError::System {
         what: "its files cannot be kept",
         source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_who_connects_again_and_again_closes_its_own_connections() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let all = [(7, at(0)), (8, at(3)), (8, at(2)), (8, at(5)), (9, at(1))];
+        assert_eq!(most_pending(all.into_iter()), Some(2));
+        assert_eq!(most_pending(all[..2].iter().copied()), Some(0));
+        assert_eq!(most_pending(all[..0].iter().copied()), None);
     }
 }
