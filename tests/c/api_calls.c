@@ -143,12 +143,21 @@ static void *waiter(void *got) {
     return NULL;
 }
 
+/* How many of the faults are of the memory that is touched here. The rest of the program (heap, data) may be evicted
+ * at any time, too, and then it faults whenever it is used. */
+static int of_base(const struct canvas_fault *f, long n) {
+    int ours = 0;
+    for (long i = 0; i < n; i++)
+        ours += f[i].address - (uintptr_t)base < pages * PAGE;
+    return ours;
+}
+
 /* A thread that only faults: those are told, with all that belongs to them. */
 static void faults(int thread_mode) {
     extern char __executable_start, etext;
     struct canvas_fault f[2000];
     is("the first call", canvas_faults_next(f, 2000, 0), 0);
-    is("in vain", canvas_faults_next(f, 2000, 20), 0);
+    is("in vain", of_base(f, canvas_faults_next(f, 2000, 20)), 0);
     is("this thread", canvas_thread_kind(0, CANVAS_THREAD_GC), 0);
     size_t from = pages / 4;
     is("random", canvas_region(base + from * PAGE, 2500 * PAGE, CANVAS_REGION_RANDOM, 0, 0), 0);
@@ -177,7 +186,9 @@ static void faults(int thread_mode) {
         touch(p);
     uint64_t dropped = now().faults_dropped;
     n = canvas_faults_next(f, 2000, 0);
-    CHECK(n > 900 && n <= 1024, "%ld faults were kept of 2000", n);
+    /* While the kept ones are read, more may come, of the memory that they are written to, too. */
+    int kept = of_base(f, n);
+    CHECK(kept > 900 && kept <= 1024, "%d faults were kept of 2000", kept);
     dropped = now().faults_dropped - dropped;
     CHECK(dropped > 700 && dropped < 1100, "%lu faults were dropped of 2000", dropped);
     /* One that waits is woken. */
