@@ -257,6 +257,12 @@ pub enum SlowDiskError {
          devices?"
     )]
     NoDevice(&'static str),
+    /// The file would be looked for outside of the changed root.
+    #[error(
+        "a disk with slow reads cannot be had in a chroot: its server's mounts are reached by nsenter, which leaves \
+         the chroot; begin it in a namespace of mounts with its own root (unshare --mount, pivot_root)"
+    )]
+    Chroot,
     /// Its bytes are held in memory, of which there is too little.
     #[error(
         "too little memory: {free_mib} MiB are available and a disk with slow reads wants \

@@ -58,10 +58,20 @@ pub fn missing() -> Option<SlowDiskError> {
     if let Some(name) = tools.into_iter().find(|n| !tool::is_installed(n)) {
         return Some(SlowDiskError::NoTool(name));
     }
-    [FUSE, LOOP_CONTROL]
+    let no_device = [FUSE, LOOP_CONTROL]
         .into_iter()
-        .find(|device| File::open(device).is_err())
-        .map(SlowDiskError::NoDevice)
+        .find(|device| File::open(device).is_err());
+    if let Some(device) = no_device {
+        return Some(SlowDiskError::NoDevice(device));
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    (!has_root_mount(&mounts)).then_some(SlowDiskError::Chroot)
+}
+
+/// Whether a file system is mounted at /, by the text of /proc/self/mountinfo: not in a plain chroot.
+fn has_root_mount(mounts: &str) -> bool {
+    let mut points = mounts.lines().map(|line| line.split(' ').nth(4));
+    points.any(|point| point == Some("/"))
 }
 
 /// Loop devices over a file of this name: /dev/loopN of each.
@@ -360,6 +370,14 @@ fn set_wait(server: &mut Server, device: &Path, bytes: u64) -> Result<Duration, 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chroot_is_told_by_its_mounts() {
+        let root = "21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n";
+        let proc = "22 21 0:20 / /proc rw - proc proc rw\n";
+        assert!(has_root_mount(&format!("{proc}{root}")));
+        assert!(!has_root_mount(proc));
+    }
     use crate::engine::tests::{disk_server, one_journal, request};
 
     #[test]
