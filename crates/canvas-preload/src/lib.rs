@@ -11,7 +11,7 @@ mod process;
 mod shared;
 
 use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, life, own, regions, state, upcalls};
-use crate::capture::{hooks, patch};
+use crate::capture::{hooks, patch, stub};
 use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
 use crate::paging::{accounting, app_tier, learn, swapin, trace};
@@ -234,7 +234,7 @@ fn try_start() -> Result<(), Failure> {
     } else {
         sig::install().map_err(because("the SIGBUS handler cannot be installed"))?;
     }
-    upcalls::set(threads::start_reclaimer, hooks::dispatch);
+    upcalls::set(threads::start_reclaimer, hooks::dispatch, stub::entry);
     patch_calls()?;
     // From here on the heap grows in the window. It lies above the native one: to malloc the
     // break has moved up, which it takes for a foreign sbrk.

@@ -107,6 +107,16 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
         uc.uc_mcontext.gregs[libc::REG_RAX as usize] = r as i64;
         return true;
     }
+    if call.nr as i64 == libc::SYS_sigaltstack
+        && let Some(entry) = upcalls::entry()
+    {
+        // This handler runs on the stack in question, and its return would restore it: the program makes the call
+        // like libc, once the handler has returned.
+        let g = &mut uc.uc_mcontext.gregs;
+        g[libc::REG_RCX as usize] = g[libc::REG_RIP as usize];
+        g[libc::REG_RIP as usize] = entry as usize as i64;
+        return true;
+    }
     // The call may wait for long, and must be interruptible as it would be outside of a handler.
     // SAFETY: the kernel's set is the first word of the saved mask.
     signal::set_mask(unsafe { *mask } & !beliefs::OURS);
