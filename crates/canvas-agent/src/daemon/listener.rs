@@ -81,7 +81,7 @@ pub struct Listener {
     slabs_max: usize,
     /// Memory of all tenants together.
     memory: HostMemory,
-    listening: ListeningSocket,
+    pub(super) listening: ListeningSocket,
     signals: SignalFd,
     strangers: Vec<Stranger>,
     /// Tenants.

@@ -86,7 +86,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let Taken { listening, tenants } = listen(&path, config.replace)?;
     if let Err(why) = socket::permit(&path, config.group) {
         // Those of an agent that has left go on: their runners ask again.
-        let _ = std::fs::remove_file(&path);
+        listening.remove(&path);
         return Err(why.into());
     }
     let threads = ServingThreads::start(config.threads, config.spin, config.dispatch)
@@ -120,7 +120,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     ));
     match listener.serve() {
         End::Signal(signal) => {
-            let _ = std::fs::remove_file(&path);
+            listener.listening.remove(&path);
             say(format_args!(
                 "agent: {signal}: ending; {} tenants wait for another agent",
                 listener.entries.len()

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -63,15 +63,40 @@ impl ListeningSocket {
         if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
             make_dirs(dir)?;
         }
-        let mut lock_path = path.as_os_str().to_owned();
-        lock_path.push(".lock");
-        let lock: File = OpenOptions::new()
+        let Some(lock) = lock(&lock_path(path))? else {
+            return Ok(None);
+        };
+        // Nobody has the lock, so nobody listens: what is there was left behind.
+        Ok(Some(ListeningSocket {
+            socket: pass::named(path, |new| Ok(pass::listen(new)?))?,
+            lock: lock.into(),
+        }))
+    }
+
+    /// Removes the files of a socket at `path` that this is, and that nobody listens on any more. Under the lock, so
+    /// neither is another's.
+    pub fn remove(&self, path: &Path) {
+        let _ = fs::remove_file(path);
+        let _ = fs::remove_file(lock_path(path));
+    }
+}
+
+fn lock_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    name.into()
+}
+
+/// The lock beside a socket; `None` when another process holds it.
+fn lock(name: &Path) -> std::io::Result<Option<File>> {
+    loop {
+        let lock = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
-            .open(lock_path)?;
+            .open(name)?;
         // Of the open file, not of the process: whom it is handed to holds it.
         let wanted = libc::flock {
             l_type: libc::F_WRLCK as libc::c_short,
@@ -85,11 +110,11 @@ impl ListeningSocket {
             Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
             Err(e) => return Err(e.into()),
         }
-        // Nobody has the lock, so nobody listens: what is there was left behind.
-        Ok(Some(ListeningSocket {
-            socket: pass::named(path, |new| Ok(pass::listen(new)?))?,
-            lock: lock.into(),
-        }))
+        // Who had it before may have removed it, and another agent made the next one.
+        let there = fs::symlink_metadata(name);
+        if there.is_ok_and(|m| lock.metadata().is_ok_and(|own| own.ino() == m.ino())) {
+            return Ok(Some(lock));
+        }
     }
 }
 
@@ -182,7 +207,6 @@ pub fn send_within(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn one_agent_listens_and_what_a_dead_one_left_is_no_obstacle() {
@@ -197,8 +221,14 @@ mod tests {
         assert!(ListeningSocket::open(&path).unwrap().is_none(), "handed on");
         drop(copy);
         assert!(path.exists());
-        let _second = ListeningSocket::open(&path).unwrap().unwrap();
+        let second = ListeningSocket::open(&path).unwrap().unwrap();
         assert!(pass::connect(&path).is_ok());
+        second.remove(&path);
+        let left = fs::read_dir(path.parent().unwrap()).unwrap();
+        assert_eq!(left.count(), 0);
+        // Who removed them has its lock still, which is nobody's obstacle and no lock of theirs.
+        let _third = ListeningSocket::open(&path).unwrap().unwrap();
+        assert!(ListeningSocket::open(&path).unwrap().is_none());
     }
 
     #[test]

@@ -439,6 +439,7 @@ fn a_signal_ends_it_and_the_next_one_serves() {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     assert_eq!(agent.end().code(), Some(0));
     assert!(!host.socket().exists());
+    assert!(!host.dir.path().join("agent.sock.lock").exists());
     let _next = host.agent(&[]);
     std::thread::sleep(Duration::from_millis(500));
     run.go_on();
