@@ -61,7 +61,7 @@ pub struct State {
     pub donor_id: String,
     pub listen: String,
     pub uptime_ms: u64,
-    /// `ok`, `pressure` or `ending`.
+    /// `ok`, `evicting`, `pressure` or `ending`.
     pub health: &'static str,
     pub memory_bytes: u64,
     pub limit_bytes: u64,
@@ -169,6 +169,8 @@ pub(crate) fn state(shared: &Shared, host_available_bytes: u64) -> State {
             "ending"
         } else if pong.pressure {
             "pressure"
+        } else if totals.leaving > 0 {
+            "evicting"
         } else {
             "ok"
         },

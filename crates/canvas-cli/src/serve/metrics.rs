@@ -78,7 +78,7 @@ fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
         (
             "canvas_serve_pressure",
             "1 while nothing is lent.",
-            u64::from(s.health != "ok"),
+            u64::from(matches!(s.health, "pressure" | "ending")),
         ),
     ] {
         out.gauge(name, help, value as f64)?;

@@ -146,6 +146,8 @@ fn the_least_active_go_and_are_freed_when_they_are_moved() {
         refused(write(&mut link, idle, 0, b"x")),
         ErrorCode::Evicting
     );
+    // The host has memory again, but not all is well.
+    donor.wait_state("it is leaving", |s| s["health"] == "evicting");
     done(&mut link, id, idle);
     donor.wait_state("it is freed", |s| s["slabs"] == 5);
     assert_eq!(
