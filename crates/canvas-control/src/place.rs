@@ -79,6 +79,13 @@ impl Place {
         Place::open(&last, geteuid()).map_err(at(last))
     }
 
+    /// Why this user's directory is not looked at, if it is there: its sockets are of no run that can be trusted.
+    pub fn unusable() -> Option<PlaceError> {
+        let path = first_path()?;
+        let source = Place::open(&path, geteuid()).err()?;
+        (source.kind() != io::ErrorKind::NotFound).then_some(PlaceError { path, source })
+    }
+
     /// All that this user may look at, those that are there: for root those of all users.
     pub fn all() -> Vec<Place> {
         let mut own: Vec<PathBuf> = first_path().into_iter().collect();

@@ -45,6 +45,11 @@ pub struct Runs {
 impl Runs {
     /// Looks where they are.
     pub fn look() -> Runs {
+        if let Some(why) = Place::unusable() {
+            say(format_args!(
+                "{why}; runs are not looked for there: close it to others (chmod 700) or name another one in CANVAS_RUN_DIR"
+            ));
+        }
         Runs {
             places: Place::all(),
         }

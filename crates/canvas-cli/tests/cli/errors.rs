@@ -608,3 +608,20 @@ fn bad_arguments_of_bench_compare_are_2() {
         );
     }
 }
+
+/// A directory that others can look into is not believed, and whoever asks hears why nothing is seen.
+#[test]
+fn a_directory_of_sockets_that_is_open_to_others_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let ask = |mode| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(dir.path(), mode).unwrap();
+        let mut command = canvas(&["status"]);
+        answer(command.env("CANVAS_RUN_DIR", dir.path()).output().unwrap())
+    };
+    let answer = ask(0o755);
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    let why = "it is another user's, or open to other users; runs are not looked for there";
+    assert!(answer.err.contains(why), "{}", answer.err);
+    assert_eq!(ask(0o700).err, "");
+}
