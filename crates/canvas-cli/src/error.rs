@@ -178,9 +178,7 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             format!("{}: write one of {valid}", origin(&flag, &value, argv))
         }
         ErrorKind::ValueValidation => {
-            let why = std::error::Error::source(error)
-                .map(ToString::to_string)
-                .unwrap_or_default();
+            let why = value_sentence(error);
             format!("{}: {why}", origin(&flag, &value, argv))
         }
         ErrorKind::ArgumentConflict => {
@@ -246,5 +244,38 @@ fn origin(flag: &str, value: &str, argv: &[std::ffi::OsString]) -> String {
         _ if !name.starts_with('-') => format!("{name} {value}"),
         _ if value.is_empty() => format!("{name} ''"),
         _ => format!("{name} {value}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is no number is said in words about numbers, whatever flag or argument of whatever command has it.
+    #[test]
+    fn no_value_is_judged_in_words_of_the_standard_library() {
+        let mut judged = 0;
+        let mut all = Cli::command();
+        all.build();
+        for command in all.get_subcommands() {
+            for arg in command
+                .get_arguments()
+                .filter(|a| a.get_action().takes_values())
+            {
+                let flag = arg.get_long().map(|long| format!("--{long}=x"));
+                let argv: Vec<std::ffi::OsString> = ["canvas", command.get_name()]
+                    .into_iter()
+                    .map(Into::into)
+                    .chain([flag.unwrap_or_else(|| "x".to_owned()).into()])
+                    .collect();
+                let Err(error) = Cli::command().try_get_matches_from(&argv) else {
+                    continue;
+                };
+                judged += usize::from(error.kind() == ErrorKind::ValueValidation);
+                let said = sentence(&error, &argv);
+                assert!(!said.contains("invalid digit"), "{argv:?}: {said}");
+            }
+        }
+        assert!(judged > 40, "{judged} values were judged");
     }
 }

@@ -112,7 +112,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     }
     if let Some(signal) = signal {
         say(format_args!(
-            "serve: {signal}: ending, {lent} slabs are lent"
+            "serve: {signal}: ending; slabs that are lent: {lent}"
         ));
     }
     let until = Instant::now() + Duration::from(args.drain);
@@ -124,7 +124,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     let left = server.lent_slabs();
     if left > 0 {
         say(format_args!(
-            "serve: {left} slabs were not moved and are gone"
+            "serve: slabs that were not moved and are gone: {left}"
         ));
     }
     server.stop();

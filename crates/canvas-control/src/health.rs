@@ -115,7 +115,7 @@ fn judge_far(f: &Facts, far: &Far, add: &mut impl FnMut(Code, String)) {
         let n = far.degraded_slabs;
         add(
             Code::SlabsDegraded,
-            format!("{n} slabs of far memory have fewer copies than --copies asks for"),
+            format!("slabs of far memory with fewer copies than --copies asks for: {n}"),
         );
     }
     let limit = f.limits.far_bytes.unwrap_or(0);

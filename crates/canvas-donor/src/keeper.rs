@@ -70,7 +70,7 @@ impl Keeper {
                 shared.log.line(
                     "lease over",
                     format_args!(
-                        "client {} was silent for {} ms; its {} slabs are freed",
+                        "client {} was silent for {} ms; slabs of it that are freed: {}",
                         state::hex(&gone.client.id[..4]),
                         now_ms.saturating_sub(gone.client.last_ms()),
                         gone.slabs
@@ -86,7 +86,7 @@ impl Keeper {
                 .fetch_add(late as u64, Relaxed);
             shared.log.line(
                 "deadline over",
-                format_args!("{late} slabs were not moved in time and are freed"),
+                format_args!("slabs that were not moved in time and are freed: {late}"),
             );
         }
         self.watch_memory(shared, now_ms);
@@ -169,8 +169,8 @@ impl Keeper {
         shared.log.line(
             "freed early",
             format_args!(
-                "only {} MiB are available (reserve {} MiB), {} MiB less every second: {} slabs \
-                 ({} MiB) are freed at once, {sole} of them the only copies known here",
+                "only {} MiB are available (reserve {} MiB), {} MiB less every second; \
+                 slabs that are freed at once: {} ({} MiB), of which the only copies known here: {sole}",
                 available >> 20,
                 shared.reserve_bytes >> 20,
                 look.fall_bytes_s >> 20,
@@ -197,7 +197,7 @@ impl Keeper {
         shared.log.line(
             "evict",
             format_args!(
-                "{} MiB are available, the reserve is {} MiB: {stopped} slabs must go within {} ms",
+                "{} MiB are available, the reserve is {} MiB; slabs that must go within {} ms: {stopped}",
                 self.available_bytes >> 20,
                 shared.reserve_bytes >> 20,
                 shared.config.evict_within.as_millis()

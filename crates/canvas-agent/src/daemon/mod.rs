@@ -115,14 +115,14 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         path.display(),
         match n {
             0 => String::new(),
-            n => format!(", {n} tenants taken over"),
+            n => format!("; tenants taken over: {n}"),
         }
     ));
     match listener.serve() {
         End::Signal(signal) => {
             listener.listening.remove(&path);
             say(format_args!(
-                "agent: {signal}: ending; {} tenants wait for another agent",
+                "agent: {signal}: ending; tenants that wait for another agent: {}",
                 listener.entries.len()
             ));
         }

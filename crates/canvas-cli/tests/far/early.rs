@@ -57,7 +57,7 @@ fn what_is_worth_least_goes_first() {
 
     // An eviction has begun, which waits for an hour; nothing more.
     donor.set_available(501);
-    donor.wait_log("slabs must go");
+    donor.wait_log("slabs that must go");
     assert!([sole, kept, spare].map(|h| there(&mut link, h)) == [true; 3]);
     donor.set_available(499);
     assert_eq!(wait_gone(&mut link), [spare]);
@@ -75,7 +75,7 @@ fn what_is_worth_least_goes_first() {
     assert!(there(&mut link, sole));
     donor.set_available(124);
     assert_eq!(wait_gone(&mut link), [sole]);
-    donor.wait_log("1 of them the only copies known here");
+    donor.wait_log("the only copies known here: 1");
     let counted = |s: &serde_json::Value| s["counters"]["freed_early_slabs"] == 3;
     let state = donor.wait_state("they are counted", counted);
     assert_eq!(state["counters"]["freed_early_sole_slabs"], 1);

@@ -149,7 +149,7 @@ fn the_least_active_go_and_are_freed_when_they_are_moved() {
     // The host has memory again, but not all is well.
     donor.wait_state("it is leaving", |s| s["health"] == "evicting");
     done(&mut link, id, idle);
-    donor.wait_state("it is freed", |s| s["slabs"] == 5);
+    donor.wait_state("it is freed", |s| s["slabs"] == 5 && s["health"] == "ok");
     assert_eq!(
         refused(read(&mut link, idle, 0, 1)),
         ErrorCode::UnknownHandle
@@ -189,7 +189,7 @@ fn a_client_that_comes_back_is_told_again() {
     fill(&mut link, handle, 1);
     link.close();
     donor.set_available(1100);
-    donor.wait_log("slabs must go");
+    donor.wait_log("slabs that must go");
     link.reconnect().unwrap();
     let (id, told) = wait_stop(&mut link);
     assert_eq!(told, [handle]);

@@ -18,7 +18,7 @@ fn slabs_outlive_their_link_and_go_with_the_lease() {
     assert!(link.reconnect().unwrap().same_run);
     assert_eq!(read(&mut link, handle, 0, 4).unwrap(), b"kept");
     drop(link);
-    donor.wait_log("its 1 slabs are freed");
+    donor.wait_log("slabs of it that are freed: 1");
     donor.wait_state("nothing lent", |s| {
         s["slabs"] == 0 && s["clients"].as_array().unwrap().is_empty()
     });
@@ -41,7 +41,7 @@ fn a_half_open_link_is_closed_with_the_lease_and_pings_keep_it() {
         alive.ask(&Request::Ping, &mut c).unwrap();
         let log = donor.log.lock().unwrap();
         log.iter()
-            .any(|l| l.contains("slabs are freed"))
+            .any(|l| l.contains("that are freed"))
             .then_some(())
     });
     assert_eq!(read(&mut alive, handle, 0, 1).unwrap(), [0]);
@@ -147,7 +147,7 @@ fn sigterm_waits_for_clients_to_move_and_a_second_one_does_not() {
     });
     donor.signal(Signal::SIGTERM);
     assert_eq!(donor.end().code(), Some(0));
-    donor.wait_log("1 slabs were not moved");
+    donor.wait_log("slabs that were not moved and are gone: 1");
 }
 
 /// A donor that ends still has what its clients have not moved: whose link breaks meanwhile comes

@@ -32,7 +32,7 @@ fn programs_join_a_tenant_and_it_is_over_with_the_last() {
     // All of them are handed over, and all find the next one when theirs has died.
     let next = host.agent(&["--replace", "--far-max", "384M"]);
     assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
-    next.wait_for("1 tenants taken over");
+    next.wait_for("tenants taken over: 1");
     agent = next;
     agent.kill();
     let _agent = host.agent(&["--far-max", "384M"]);

@@ -289,7 +289,7 @@ fn an_agent_is_replaced_under_load() {
     for _ in 0..10 {
         let next = host.agent(&["--replace"]);
         assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
-        next.wait_for("2 tenants taken over");
+        next.wait_for("tenants taken over: 2");
         agent = next;
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -107,7 +107,7 @@ fn an_agent_whose_disk_hangs_goes_on() {
     drop(frozen);
     let next = host.agent(&["--replace"]);
     assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
-    next.wait_for("1 tenants taken over");
+    next.wait_for("tenants taken over: 1");
     for (far, err) in ends(vec![run]) {
         assert_eq!(
             (&far["agents"], &far["corrupt"]),
