@@ -85,3 +85,33 @@ def pid_namespaces(r):
         told_as_seen(r, child, env, 3)
         r.wait(child, timeout_s=180)
         r.same(child.out().splitlines(), ["bad 0"] * programs, f"{name}: what the programs found")
+
+
+# What sandboxes do before they run a program; the kernel grants it to programs of one thread.
+SANDBOXES = {
+    "sandbox-user": ["unshare", "-r"],
+    "sandbox-rootless": ["unshare", "-Urmpf", "--mount-proc"],
+    "sandbox-bubblewrap": ["bwrap", "--unshare-all", "--uid", "0", "--dev-bind", "/", "/", "--proc", "/proc",
+                           "--die-with-parent"],
+}
+
+
+def sandbox(name, words):
+    def run(r):
+        """Programs in a sandbox of their own, beyond the limit, keep their memory."""
+        if r.wait(r.start([*words, "true"], tag="plain", canvas_on=False), expect=None):
+            raise Skip(f"{words[0]} cannot make a sandbox here")
+        who = r.call([*words, "id", "-u"], tag="id", local=24 * MIB)
+        r.same(who.out().strip(), "0", "the user that a program is there")
+        hold = r.call([*words, "python3", r.write("hold.py", HOLD), "60", ".2", "2"], tag="hold", local=24 * MIB)
+        r.same(hold.out().strip(), "bad 0", "what the program found")
+        r.judge(paged=True)
+
+    def missing_here():
+        return None if shutil.which(words[0]) else f"{words[0]} is not installed"
+
+    check(name, timeout_s=120, needs=missing_here, as_user=True)(run)
+
+
+for each in SANDBOXES.items():
+    sandbox(*each)

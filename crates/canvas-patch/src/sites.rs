@@ -8,14 +8,16 @@
 //!   place for a path that jumps past the mov.
 //! * otherwise `mov eax, reg; syscall; jmp near`, a thread's exit: the three become one jump.
 //!
-//! glibc 2.36 has 526 sites; what is left out are the ones that must be (`clone` and `vfork`,
-//! whose child returns on another stack, and `rt_sigreturn`).
+//! The trampoline has a `syscall` of its own in front of what it does after the call: whoever it asks can have the call
+//! made there, which takes no stack. A new thread comes back on another one.
+//!
+//! glibc 2.36 has 526 sites; what is left out are the ones that must be (`vfork`, and `rt_sigreturn`).
 
 use core::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, OpKind, Register};
 
-use crate::calls::{BEFORE_CLONE3, CLONE3, NR_MAX, RT_SIGRETURN, VFORK};
+use crate::calls::{CLONE, EXIT, NR_MAX, RT_SIGRETURN, VFORK};
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Bytes of an instruction's longest encoding.
@@ -40,8 +42,8 @@ impl<'a> Code<'a> {
         bytes / 64 + 1
     }
 
-    /// `marks` are zeros. The functions at the offsets `never` are left as they are: their child returns on another
-    /// stack.
+    /// `marks` are zeros. The functions at the offsets `never` are left as they are, because their child uses what the
+    /// parent's stack has, but for calls of clone and of exit.
     ///
     /// # Panics
     /// When `marks` are fewer than [`Code::marks_for`] says.
@@ -62,7 +64,7 @@ impl<'a> Code<'a> {
         let mut taken = 0;
         for at in memchr::memmem::find_iter(self.bytes, &SYSCALL) {
             let new = Site::of(self.bytes, at)
-                .filter(|s| !self.is_never(s.at))
+                .filter(|s| matches!(s.known, Some(CLONE | EXIT)) || !self.is_never(s.at))
                 .and_then(|s| s.replacement(self.bytes, &self.far))
                 .filter(|r| r.from >= taken);
             taken = new.as_ref().map_or(taken, |r| r.from + JUMP_BYTES);
@@ -207,16 +209,9 @@ pub struct Replacement {
     /// What the trampoline does before the call.
     before: [u8; 5],
     before_len: usize,
-    after: After,
+    /// The instructions that it makes after the call.
+    after: Range<usize>,
     known: Option<i32>,
-}
-
-/// What a trampoline does after the call.
-#[derive(Clone, Debug)]
-enum After {
-    /// The instructions there.
-    Code(Range<usize>),
-    Own([u8; 7]),
 }
 
 /// `mov eax, nr`.
@@ -262,30 +257,21 @@ impl Site {
             r.before[..before.len()].copy_from_slice(before);
             Some(r)
         };
-        if self.known == Some(CLONE3) {
-            // The new thread comes back on its own stack, not through the stub: the stub is told
-            // beforehand, and the call itself is made in the trampoline, which uses no stack.
-            let mut call = [0; 7];
-            call[..5].copy_from_slice(&load_number(CLONE3));
-            call[5..].copy_from_slice(&SYSCALL);
-            let tell = load_number(BEFORE_CLONE3 as i32);
-            return instead(at - 5, at + 2, &tell, After::Own(call));
-        }
         // Behind the call, where all paths to it come together, if that can be; else before it: no path
         // enters the mov in its middle, and one that skips it finds the syscall in place, unhooked.
         if let Some(len) = movable(code, at + 2, 3)
             && !jumped_to(code, far, at + 2..at + 2 + len)
         {
             let to = at + 2 + len;
-            return instead(at, to, &[], After::Code(at + 2..to));
+            return instead(at, to, &[], at + 2..to);
         }
         if let Some(nr) = self.known {
             let to = at + 2;
-            return instead(at - 5, to, &load_number(nr), After::Code(to..to));
+            return instead(at - 5, to, &load_number(nr), to..to);
         }
         if let Some(to) = ends_in_a_jump(code, far, at) {
             // The jump behind the call is the trampoline's own.
-            return instead(at - 2, to, &code[at - 2..at], After::Code(to..to));
+            return instead(at - 2, to, &code[at - 2..at], to..to);
         }
         None
     }
@@ -317,10 +303,7 @@ impl Replacement {
             len: 0,
         };
         t.push(&self.before[..self.before_len]);
-        let after = match &self.after {
-            After::Code(range) => &code[range.clone()],
-            After::Own(bytes) => &bytes[..],
-        };
+        let after = &code[self.after.clone()];
         t.finish(area, after, text + self.to);
         t
     }
@@ -345,15 +328,16 @@ impl Trampoline {
     fn rel32(&self, target: usize, bytes_after: usize) -> [u8; 4] {
         ((target as i64 - (self.at + self.len + 4 + bytes_after) as i64) as i32).to_le_bytes()
     }
-    /// `lea rcx, [back]; jmp [area]; back: moved instructions; jmp to`.
+    /// `lea rcx, [back]; jmp [area]; syscall; back: moved instructions; jmp to`.
     fn finish(&mut self, area: usize, moved: &[u8], to: usize) {
-        let back = self.at + self.len + 7 + 6;
+        let back = self.at + self.len + 7 + 6 + SYSCALL.len();
         self.push(&[0x48, 0x8d, 0x0d]);
         let rel = self.rel32(back, 0);
         self.push(&rel);
         self.push(&[0xff, 0x25]);
         let rel = self.rel32(area, 0);
         self.push(&rel);
+        self.push(&SYSCALL);
         self.push(moved);
         self.push(&[0xe9]);
         let rel = self.rel32(to, 0);

@@ -1,5 +1,6 @@
 //! Code that is prepared once: what is taken from a file, and what is refused.
 
+use canvas_patch::calls::NATIVE_BYTES;
 use canvas_patch::prepared::{
     AREA_BEFORE_TEXT, AREA_HEAD_BYTES, DIRECTORY_BYTES, Identity, Patch, Prepared, Source, append,
     directory,
@@ -82,16 +83,18 @@ fn a_trampoline_goes_where_the_area_says_and_comes_back() {
     let file = file(&code, &[]);
     let one = read(&file).unwrap()[0];
     let t = &file[one.trampolines()];
-    // lea rcx, [back]; jmp [area]; back: cmp rax, -4096; jmp behind it.
+    // lea rcx, [back]; jmp [area]; syscall; back: cmp rax, -4096; jmp behind it.
     assert_eq!(&t[..3], [0x48, 0x8d, 0x0d]);
-    assert_eq!(i32::from_le_bytes(t[3..7].try_into().unwrap()), 6);
+    assert_eq!(i32::from_le_bytes(t[3..7].try_into().unwrap()), 8);
     assert_eq!(&t[7..9], [0xff, 0x25]);
     let area = AREA_HEAD_BYTES as i32 + 13 + i32::from_le_bytes(t[9..13].try_into().unwrap());
     assert_eq!(area, 0, "the first bytes of the area");
-    assert_eq!(&t[13..19], &USUAL[7..13]);
-    assert_eq!(t[19], 0xe9);
-    let back = i64::from(i32::from_le_bytes(t[20..24].try_into().unwrap()));
-    let from_text = AREA_HEAD_BYTES as i64 + 24 + back - AREA_BEFORE_TEXT as i64;
+    assert_eq!(NATIVE_BYTES, SYSCALL.len());
+    assert_eq!(&t[13..15], &SYSCALL);
+    assert_eq!(&t[15..21], &USUAL[7..13]);
+    assert_eq!(t[21], 0xe9);
+    let back = i64::from(i32::from_le_bytes(t[22..26].try_into().unwrap()));
+    let from_text = AREA_HEAD_BYTES as i64 + 26 + back - AREA_BEFORE_TEXT as i64;
     assert_eq!(from_text, 100 + 13);
 }
 
@@ -102,6 +105,13 @@ fn some_calls_stay_as_they_are() {
     code[2000..2007].copy_from_slice(&[0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
     let one = read(&file(&code, &[990])).unwrap()[0];
     assert_eq!(one.patches().len() / 16, 1);
+    // But for clone there, and the exit of its child.
+    code[1000..1005].copy_from_slice(&[0xb8, 56, 0, 0, 0]);
+    let one = read(&file(&code, &[990])).unwrap()[0];
+    assert_eq!(one.patches().len() / 16, 2);
+    code[1001] = 60;
+    let one = read(&file(&code, &[990])).unwrap()[0];
+    assert_eq!(one.patches().len() / 16, 2);
     // A jump right behind the call, and no number before it: there is no way in.
     let mut code = vec![0xc3; 300];
     code[100..102].copy_from_slice(&SYSCALL);

@@ -241,8 +241,8 @@ fn try_start() -> Result<(), Failure> {
     let break_at = brk::begin().map_err(because("the break cannot be moved"))?;
     // SAFETY: start-up has one thread.
     unsafe { __curbrk = break_at };
+    altstack::init();
     if !thread_mode {
-        altstack::init();
         sig::install_trap().map_err(because("the SIGSYS handler cannot be installed"))?;
         // An exec leaves the filter of the image before in place, which is the same. Without one only calls from
         // outside of libc are affected: they see EFAULT.

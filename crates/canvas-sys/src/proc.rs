@@ -468,6 +468,22 @@ pub unsafe fn spawn_bare(stack_top: usize, entry: extern "C" fn() -> !) -> Resul
     crate::signal::set_mask(old);
     crate::gate::check(ret).map(|t| t as u32)
 }
+/// Where the kernel writes a 0 when the calling thread ends; 0 for nowhere, or where it does not say.
+pub fn cleared_at_exit() -> usize {
+    /// PR_GET_TID_ADDRESS.
+    const GET_TID_ADDRESS: i32 = 40;
+    let mut at = 0usize;
+    // SAFETY: the kernel writes `at`.
+    let r = unsafe { prctl(GET_TID_ADDRESS, &raw mut at as usize, 0, 0, 0) };
+    r.map_or(0, |_| at)
+}
+/// Ends the calling thread, made by [`spawn_bare`].
+pub fn exit_thread() -> ! {
+    loop {
+        // SAFETY: ends a thread that nobody waits for.
+        let _ = unsafe { sys1(libc::SYS_exit, 0) };
+    }
+}
 /// Ends the whole process at once.
 pub fn exit_group(code: i32) -> ! {
     loop {

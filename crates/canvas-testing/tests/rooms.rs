@@ -18,8 +18,21 @@ const MODULES: [(&str, &[&str]); 5] = [
     (
         "process",
         &[
-            "procs", "listing", "exec", "limits", "tools", "users", "threads", "arrival", "sig",
-            "actions", "frame", "altstack", "beliefs",
+            "namespaces",
+            "clone",
+            "procs",
+            "listing",
+            "exec",
+            "limits",
+            "tools",
+            "users",
+            "threads",
+            "arrival",
+            "sig",
+            "actions",
+            "frame",
+            "altstack",
+            "beliefs",
         ],
     ),
     (

@@ -8,7 +8,7 @@ use crate::base::call::Call;
 pub type Entry = unsafe extern "C" fn();
 
 /// Makes, or stands in for, a system call of the program.
-pub type Dispatch = unsafe extern "C" fn(*const Call) -> isize;
+pub type Dispatch = unsafe extern "C" fn(*mut Call) -> isize;
 
 static START_RECLAIMER: OnceLock<fn()> = OnceLock::new();
 static DISPATCH: OnceLock<Dispatch> = OnceLock::new();

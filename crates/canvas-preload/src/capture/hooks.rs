@@ -6,24 +6,18 @@ use canvas_types::layout::{in_window, may_be_far};
 use core::sync::atomic::Ordering;
 
 use crate::api;
-use crate::base::{
-    call::{BEFORE_CLONE3, Call},
-    state,
-};
+use crate::base::{call::Call, state};
 use crate::capture::filters;
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
-use crate::memory::{advice, args, brk, lock, mm, native, pins, remap, uaccess};
-use crate::paging::{accounting, devices, fork_accounting, trace};
-use crate::process::{altstack, exec, listing, procs, sig, users};
-use crate::shared::{mapping, pages};
+use crate::memory::{advice, args, brk, lock, mm, native, remap, uaccess};
+use crate::paging::devices;
+use crate::process::{altstack, clone, exec, listing, namespaces, procs, sig, threads, users};
+use crate::shared::mapping;
 
 /// Installs the second layer: calls that do not come from libc.
 pub fn install_filter() -> Result<(), Errno> {
     canvas_sys::seccomp::install(&calls::FILTERED, canvas_types::layout::bases())
 }
-
-/// Pages that a new thread touches at once: its stack, its signal stack, its part of the heap.
-const THREAD_PAGES: i64 = 4;
 
 fn answer(r: Result<usize, Errno>) -> isize {
     match r {
@@ -45,53 +39,46 @@ unsafe fn as_it_is(nr: usize, a: &[usize; 6]) -> isize {
 ///
 /// # Safety
 /// Called by the stub only, with the registers of a system call.
-pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
+pub unsafe extern "C" fn dispatch(call: *mut Call) -> isize {
     // SAFETY: the stub's frame, which lives until this returns, and which nobody else writes to.
-    let there = unsafe { &*call };
+    let there = unsafe { &mut *call };
     if !in_window(call as usize) || keeps_its_stack(there) || altstack::is_on_own() {
         // SAFETY: the caller's promise.
         return unsafe { answer_call(there) };
     }
     // The stack is a coroutine's: its pages can be gone at any moment, also while no fault can be served.
-    let copy = Call {
-        a: there.a,
-        nr: there.nr,
-    };
-    let mut moved = (copy, 0);
+    let mut moved = (*there, 0);
     altstack::run_on_ours(call as usize, moved_call, (&raw mut moved).cast());
+    *there = moved.0;
     moved.1
 }
 
-/// Calls that do not return, or that a child returns from on the stack of its parent.
+/// Calls that do not return, or that a child could return from on the stack of its parent.
 fn keeps_its_stack(call: &Call) -> bool {
     match call.nr as i64 {
-        libc::SYS_exit | libc::SYS_exit_group | libc::SYS_vfork | libc::SYS_clone3 => true,
-        libc::SYS_clone => call.a[0] & libc::CLONE_VM as usize != 0,
-        _ => call.nr == BEFORE_CLONE3,
+        libc::SYS_exit | libc::SYS_exit_group | libc::SYS_vfork => true,
+        libc::SYS_clone | libc::SYS_clone3 => call.back == 0,
+        _ => false,
     }
 }
 
 extern "C" fn moved_call(call: *mut libc::c_void) {
     let moved = call.cast::<(Call, isize)>();
     // SAFETY: `dispatch`'s own, which waits for this.
-    unsafe { (*moved).1 = answer_call(&(*moved).0) };
+    unsafe { (*moved).1 = answer_call(&mut (*moved).0) };
 }
 
 /// # Safety
 /// `call` must be a call of the program's.
-unsafe fn answer_call(call: &Call) -> isize {
+unsafe fn answer_call(call: &mut Call) -> isize {
     let (nr, a) = (call.nr, &call.a);
-    if nr == BEFORE_CLONE3 {
-        // A new thread's first pushes come before it can have a signal stack.
-        args::hold_new_stack(a[0]);
-        accounting::expect_native(THREAD_PAGES);
-        return 0;
-    }
     // SAFETY: the program's call.
     unsafe {
         match calls::row(nr).and_then(|row| row.hook) {
             Some(Hook::Memory(which)) => memory(which, nr, a),
             Some(Hook::Signal(which)) => signals(which, nr, a),
+            Some(Hook::Process(Process::Clone)) => clone::clone(call),
+            Some(Hook::Process(Process::Clone3)) => clone::clone3(call),
             Some(Hook::Process(which)) => process(which, nr, a),
             None => args::run(nr, a),
         }
@@ -208,32 +195,30 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
                 as_it_is()
             }
             Process::Exit => {
-                altstack::thread_exit();
-                api::thread_ends();
+                // What a child of vfork has is its parent's.
+                if state::PID.load(Ordering::Relaxed) == proc::pid() {
+                    altstack::thread_exit();
+                    api::thread_ends();
+                    let here = 0u8;
+                    if in_window(&raw const here as usize) {
+                        // So is what the kernel writes at last, by which others wait for this thread.
+                        args::hold(proc::cleared_at_exit(), canvas_sys::uapi::NUMBER);
+                    }
+                    threads::before_exit(a[0] as i32);
+                }
                 as_it_is()
             }
             Process::ExitGroup => {
-                trace::at_exit();
-                pages::before_exit();
-                fork_accounting::before_exit();
+                threads::before_exit_group();
                 as_it_is()
             }
             Process::Close => procs::close(a),
             Process::DupOnto => procs::dup_onto(nr, a),
             Process::CloseRange => procs::close_range(a),
             Process::List => listing::getdents64(nr, a),
-            // A new thread or a vfork child returns on another stack, or on ours: not through here.
-            Process::Clone if a[0] & libc::CLONE_VM as usize != 0 => as_it_is(),
-            Process::Clone | Process::Fork => procs::fork(nr, a),
-            // Not libc's own wrapper, which goes past the stub: a call by syscall(2).
-            Process::Clone3 => {
-                let _pins = pins::pin_range(a[0], a[1]);
-                if args::clone3_is_fork(a[0]) {
-                    procs::fork(nr, a)
-                } else {
-                    as_it_is()
-                }
-            }
+            // By `answer_call`: they change the call's stack.
+            Process::Clone | Process::Clone3 => -(libc::ENOSYS as isize),
+            Process::Fork => procs::fork(nr, a, 0).0,
             Process::Exec => exec::execve(a),
             Process::ExecAt => exec::execveat(a),
             Process::GetLimit => procs::prlimit(0, a[0], 0, a[1]),
@@ -257,7 +242,8 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
             Process::Seccomp => filters::seccomp(a),
             Process::Prctl if a[0] as i32 == libc::PR_SET_SECCOMP => filters::prctl(a),
             Process::Prctl => args::run(nr, a),
-            Process::Unshare | Process::Setns => as_it_is(),
+            Process::Unshare => namespaces::unshare(a),
+            Process::Setns => namespaces::setns(a),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! To the code around the site nothing may differ from a real system call: all registers but rax,
 //! rcx and r11 keep their values, vector registers and the red zone included.
 
+use canvas_patch::calls::NATIVE_BYTES;
 use core::arch::naked_asm;
 
 use crate::memory::calls::WANTED;
@@ -23,16 +24,14 @@ pub unsafe extern "C" fn entry() {
         "lea r11, [rip + {wanted}]",
         "cmp byte ptr [r11 + rax], 0",
         "jne 2f",
-        // Not ours: make the call and go back.
+        // Not ours: the trampoline makes the call.
         "3:",
-        "lea rsp, [rsp - 128]",
-        "push rcx",
-        "syscall",
-        "pop rcx",
-        "lea rsp, [rsp + 128]",
+        "lea rcx, [rcx - {native}]",
         "jmp rcx",
         "2:",
+        "mov r11, rsp",
         "lea rsp, [rsp - 128]",
+        "push r11",
         "push rcx",
         "push rbp",
         "mov rbp, rsp",
@@ -90,8 +89,9 @@ pub unsafe extern "C" fn entry() {
         "lea rsp, [rsp + 8]",
         "pop rbp",
         "pop rcx",
-        "lea rsp, [rsp + 128]",
+        "pop rsp",
         "jmp rcx",
+        native = const NATIVE_BYTES,
         nr_max = const NR_MAX,
         wanted = sym WANTED,
         dispatch = sym crate::capture::hooks::dispatch,

@@ -9,6 +9,7 @@ use canvas_pager::word;
 use canvas_sys::{gate, probe, proc, uapi};
 use canvas_types::layout::{in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::base::areas;
 use crate::memory::calls::{self, To, To::*};
@@ -195,39 +196,19 @@ impl Pins {
     }
 }
 
-/// Does clone3 with these arguments, present and pinned, make a process with its own memory that
-/// goes on where this one stands?
-pub fn clone3_is_fork(clone_args: usize) -> bool {
-    // flags, pidfd, child_tid, parent_tid, exit_signal, stack
-    let mut words = [0usize; 6];
-    uaccess::get_words(clone_args, &mut words).is_ok()
-        && words[0] & libc::CLONE_VM as usize == 0
-        && words[5] == 0
-}
-
-/// A new thread's stack lies in the window (`pthread_attr_setstack`): its top is made present and
-/// stays so until the thread is long running. `clone_args` as clone3 takes them.
-pub fn hold_new_stack(clone_args: usize) {
-    /// Tops held, as page + 1; the oldest is let go.
-    static HELD: [core::sync::atomic::AtomicU32; 16] =
-        [const { core::sync::atomic::AtomicU32::new(0) }; 16];
-    static NEXT: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
-    use core::sync::atomic::Ordering::Relaxed;
-    let mut words = [0usize; 2];
-    if uaccess::get_words(clone_args.wrapping_add(40), &mut words).is_err() {
+/// Makes what a call needs present that ends after its hook, or not at all. It stays so until it is long used.
+pub fn hold(addr: usize, bytes: usize) {
+    /// Pages held, plus one; the oldest is let go.
+    static HELD: [AtomicU32; 32] = [const { AtomicU32::new(0) }; 32];
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let last = addr.wrapping_add(bytes).wrapping_sub(1);
+    if bytes == 0 || !in_window(addr) || !in_window(last) {
         return;
     }
-    let [stack, bytes] = words;
-    let top = stack.wrapping_add(bytes).wrapping_sub(1);
-    if !in_window(stack) || !in_window(top) {
-        return;
-    }
-    let last = PageId::of_addr(top).0;
-    // The thread's descriptor and the first frames: four pages.
-    for page in (PageId::of_addr(stack).0.max(last.saturating_sub(3)))..=last {
-        if pins::pin_page(PageId(page)) {
+    for page in PageId::each(PageId::of_addr(addr).0..PageId::of_addr(last).0 + 1) {
+        if pins::pin_page(page) {
             let i = NEXT.fetch_add(1, Relaxed) as usize % HELD.len();
-            let old = HELD[i].swap(page + 1, Relaxed);
+            let old = HELD[i].swap(page.0 + 1, Relaxed);
             if old != 0 {
                 word::unpin(areas::word(PageId(old - 1)));
             }

@@ -8,7 +8,7 @@
 use canvas_sys::seccomp;
 use canvas_sys::uapi::*;
 
-use crate::base::call::{BEFORE_CLONE3, NR_MAX};
+use crate::base::call::NR_MAX;
 
 /// What a pointer argument points to.
 #[derive(Clone, Copy)]
@@ -535,11 +535,7 @@ const TABLE: [Row; COUNT] = [
         &[],
     ),
     hook(libc::SYS_clone, Hook::Process(Process::Clone), &[]),
-    hook(
-        libc::SYS_clone3,
-        Hook::Process(Process::Clone3),
-        &[(0, There)],
-    ),
+    hook(libc::SYS_clone3, Hook::Process(Process::Clone3), &[]),
     hook(libc::SYS_fork, Hook::Process(Process::Fork), &[]),
     hook(
         libc::SYS_execve,
@@ -616,7 +612,6 @@ pub static WANTED: [u8; NR_MAX] = {
         wanted[i] = (index[i] != 0) as u8;
         i += 1;
     }
-    wanted[BEFORE_CLONE3] = 1;
     wanted
 };
 

@@ -123,6 +123,23 @@ pub fn note(sig: i32, action: KernelSigaction) {
     ACTIONS[sig as usize].change(&inside, |mine| *mine = action);
 }
 
+/// In a child whose handlers the kernel has reset (CLONE_CLEAR_SIGHAND), ours too. The caller has all signals blocked and
+/// is not inside.
+pub fn were_cleared() {
+    let inside = freeze::enter_masked();
+    for sig in 1..SIGNALS as i32 {
+        let action = ACTIONS[sig as usize].change(&inside, |mine| {
+            if mine.handler != libc::SIG_IGN {
+                *mine = KernelSigaction::DEFAULT;
+            }
+            *mine
+        });
+        if beliefs::ours() & bit(sig) != 0 {
+            install_for(sig, &action);
+        }
+    }
+}
+
 /// A handler of `action` begins: as the kernel does, SA_RESETHAND ends it. False when the action is another one now.
 /// The caller has all signals blocked and is not inside.
 pub fn begin(sig: i32, action: &KernelSigaction) -> bool {

@@ -11,7 +11,7 @@ use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::own::{self, kind};
-use crate::base::thread;
+use crate::base::{state, thread};
 use crate::process::beliefs;
 
 /// Bytes of one stack.
@@ -125,12 +125,16 @@ unsafe extern "C" fn call_on(
     )
 }
 
-/// In a fork's child: all stacks but that of its one thread are free.
+/// In a fork's child: all stacks are free but that of its one thread, and what that runs on now.
 pub fn after_fork_in_child() {
-    let mine = thread::signal_stack(current().ss_sp as usize);
+    let here = 0u8;
+    let mine = [current().ss_sp as usize, &raw const here as usize].map(thread::signal_stack);
     for (i, word) in TAKEN.iter().enumerate() {
-        let bit = mine.filter(|m| m / 64 == i).map_or(0, |m| 1 << (m % 64));
-        word.store(bit, Ordering::Relaxed);
+        let bits = mine.iter().flatten().filter(|m| **m / 64 == i);
+        word.store(
+            bits.fold(0, |all, m| all | 1 << (m % 64)),
+            Ordering::Relaxed,
+        );
     }
 }
 
@@ -139,9 +143,10 @@ pub fn is_on_own() -> bool {
     current().ss_flags & libc::SS_ONSTACK != 0
 }
 
-/// Gives the calling thread one of our stacks if it has none.
+/// Gives the calling thread one of our stacks if it has none. In thread mode no fault is a signal.
 pub fn give() {
-    if thread::signal_stacks() == 0 || current().ss_flags & libc::SS_DISABLE == 0 {
+    let unused = thread::signal_stacks() == 0 || state::THREAD_MODE.load(Ordering::Relaxed);
+    if unused || current().ss_flags & libc::SS_DISABLE == 0 {
         return;
     }
     if let Some(at) = take(0) {

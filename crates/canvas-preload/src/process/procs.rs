@@ -16,7 +16,7 @@ use crate::base::{
 use crate::far_tier::{self, pool};
 use crate::memory::{admit, mm, uaccess};
 use crate::paging::{ages, devices, fork_accounting, native_swap, trace};
-use crate::process::{altstack, beliefs, threads};
+use crate::process::{actions, altstack, beliefs, threads};
 use crate::report;
 use crate::shared::pages;
 
@@ -122,12 +122,17 @@ pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
     Ok(uffd::Uffd(fd))
 }
 
+/// CLONE_CLEAR_SIGHAND: no handlers of the parent's.
+pub const CLEAR_SIGHAND: usize = 1 << 32;
+
 /// A fork with its own memory. The child's copy of the window has lost its registration: absent
-/// pages would read as zeros. So parent and child stand still until the child has its own.
+/// pages would read as zeros. So parent and child stand still until the child has its own. The call's answer, and who
+/// the child is ([`life`]).
 ///
 /// # Safety
-/// `nr` and `a` must be the program's call, of one that makes a process with memory and a stack of its own.
-pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
+/// `nr` and `a` must be the program's call, of one that makes a process with memory of its own, which goes on on a copy of
+/// this stack; `flags` are clone's.
+pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     let mask = signal::set_mask(u64::MAX);
     // Frozen first: whoever is inside may be waiting for the mapping lock.
     let Some(frozen) = freeze::freeze() else {
@@ -136,7 +141,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
             "fork fails with EAGAIN: a child of vfork was killed while it brought a page in, and left this process's \
              tables in disorder"
         );
-        return -(libc::EAGAIN as isize);
+        return (-(libc::EAGAIN as isize), 0);
     };
     let mut g = regions::lock();
     // What the child cannot do without, so that it never fails where this call still can.
@@ -144,7 +149,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
         drop(g);
         drop(frozen);
         signal::set_mask(mask);
-        return -(libc::EAGAIN as isize);
+        return (-(libc::EAGAIN as isize), 0);
     };
     let child_id = slot.id.load(Ordering::Relaxed);
     let pool_locks = pool::pool().fork_guard();
@@ -178,11 +183,11 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
         drop(g);
         drop(frozen);
         signal::set_mask(mask);
-        return r;
+        return (r, child_id);
     }
     altstack::after_fork_in_child();
     beliefs::after_fork_in_child(believed);
-    if let Err(e) = child(slot, &mut g) {
+    if let Err(e) = child(slot, &mut g, flags) {
         report!(
             "a forked child cannot be managed (error {}): it is ended, because its far memory would read as zeros",
             e.0
@@ -191,8 +196,11 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
     }
     drop(g);
     drop(frozen);
+    if flags & CLEAR_SIGHAND != 0 {
+        actions::were_cleared();
+    }
     signal::set_mask(mask);
-    0
+    (0, child_id)
 }
 
 /// In the parent: a slot for the child, which lives from now on; `None` where there is none, or nothing to make it
@@ -205,7 +213,13 @@ fn child_slot() -> Option<&'static ProcSlot> {
     slot
 }
 
-fn child(slot: &'static ProcSlot, g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
+fn child(
+    slot: &'static ProcSlot,
+    g: &mut regions::Lists,
+    flags: usize,
+) -> Result<(), canvas_sys::Errno> {
+    // Descriptors that it shares are its parent's still.
+    let has_its_own = flags & libc::CLONE_FILES as usize == 0;
     life::after_fork_in_child();
     let parent = state::slot();
     begin_in(slot);
@@ -213,6 +227,7 @@ fn child(slot: &'static ProcSlot, g: &mut regions::Lists) -> Result<(), canvas_s
     state::FAULTS_SERVED.store(0, Ordering::Relaxed);
     canvas_sys::gate::after_fork_in_child();
     own::after_fork_in_child();
+    threads::after_fork_in_child();
     native_swap::after_fork_in_child();
     devices::after_fork_in_child();
     api::after_fork_in_child();
@@ -222,18 +237,24 @@ fn child(slot: &'static ProcSlot, g: &mut regions::Lists) -> Result<(), canvas_s
     let thread_mode = state::THREAD_MODE.load(Ordering::Relaxed);
     fds::guard(Fd::Uffd, -1);
     // A copy into the parent's userfaultfd would land in the parent's memory.
-    parents.close();
+    if has_its_own {
+        parents.close();
+    }
     state::set_uffd(open_uffd(thread_mode)?);
     state::PID.store(proc::pid(), Ordering::Relaxed);
     let pidfd = state::PIDFD.swap(-1, Ordering::Relaxed);
     if pidfd >= 0 {
         // It names the parent.
-        proc::close(pidfd);
+        if has_its_own {
+            proc::close(pidfd);
+        }
         threads::open_pidfd();
     }
     if let Some(parents) = fds::get(Fd::Pagemap) {
         fds::guard(Fd::Pagemap, -1);
-        proc::close(parents);
+        if has_its_own {
+            proc::close(parents);
+        }
     }
     threads::open_pagemap();
     // First: what follows may give up extents, and that as the parent, whose slabs would go.

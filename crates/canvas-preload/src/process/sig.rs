@@ -87,7 +87,7 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
     }
     let g = &mut uc.uc_mcontext.gregs;
     let reg = |r: i32| g[r as usize] as usize;
-    let call = Call {
+    let mut call = Call {
         a: [
             reg(libc::REG_RDI),
             reg(libc::REG_RSI),
@@ -97,6 +97,9 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
             reg(libc::REG_R9),
         ],
         nr: reg(libc::REG_RAX),
+        frame: 0,
+        back: 0,
+        stack: 0,
     };
     state::count(Counter::SyscallsTrapped, 1);
     let mask = (&raw mut uc.uc_sigmask).cast::<u64>();
@@ -122,7 +125,7 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
     signal::set_mask(unsafe { *mask } & !beliefs::OURS);
     let r = match upcalls::dispatch() {
         // SAFETY: the registers of a system call.
-        Some(dispatch) => unsafe { dispatch(&raw const call) },
+        Some(dispatch) => unsafe { dispatch(&raw mut call) },
         None => -(libc::ENOSYS as isize),
     };
     signal::set_mask(!beliefs::OURS);

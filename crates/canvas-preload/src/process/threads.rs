@@ -4,17 +4,17 @@
 use canvas_shm::Counter;
 use canvas_sys::pagemap::Pagemap;
 use canvas_sys::uffd::{self, Msg};
-use canvas_sys::{Errno, mem, proc};
+use canvas_sys::{Errno, gate, mem, proc, signal};
 use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::base::{fds, fds::Fd, freeze, jvm, own, report, slow, state, thread, time};
 use crate::far_tier::tier;
 use crate::paging::{
     accounting, cache,
     fault::{self, Resolved},
-    hints, learn, native_swap, reclaim,
+    fork_accounting, hints, learn, native_swap, reclaim,
     swapin::{Round, SwapIn},
     trace,
 };
@@ -40,12 +40,61 @@ pub fn open_pagemap() {
     fds::guard(Fd::Pagemap, opened.unwrap_or(-1));
 }
 
-fn spawn(entry: extern "C" fn() -> !) -> Result<u32, Errno> {
-    let base = mem::map_lazy(0, STACK_BYTES, libc::PROT_READ | libc::PROT_WRITE)?;
-    own::note_stack(base, STACK_BYTES);
-    // SAFETY: a fresh stack that nothing else uses; the entries never return and use no
+/// One of our threads.
+struct Ours {
+    /// 0 for none, or for one that is just being started.
+    tid: AtomicU32,
+    /// Its stack, which the next one takes over; 0 for none.
+    stack: AtomicUsize,
+}
+
+impl Ours {
+    /// Has the kernel forgotten it?
+    fn is_gone(&self) -> bool {
+        let (pid, tid) = (proc::pid() as usize, self.tid.load(Ordering::Acquire));
+        // SAFETY: no signal: asks whether there is such a thread.
+        let there = unsafe { canvas_sys::sys3(libc::SYS_tgkill, pid, tid as usize, 0) };
+        tid != 0 && there == Err(Errno(libc::ESRCH))
+    }
+}
+
+/// Fault handler threads of thread mode.
+const HANDLERS: usize = thread::SERVERS;
+/// The handlers, and the reclaim thread.
+static OURS: [Ours; HANDLERS + 1] = [const {
+    Ours {
+        tid: AtomicU32::new(0),
+        stack: AtomicUsize::new(0),
+    }
+}; HANDLERS + 1];
+const RECLAIMER: usize = HANDLERS;
+
+/// Starts a thread, in a place where there is none.
+fn spawn(place: usize, entry: extern "C" fn() -> !) -> Result<(), Errno> {
+    let ours = &OURS[place];
+    ours.tid.store(0, Ordering::Release);
+    if ours.stack.load(Ordering::Relaxed) == 0 {
+        let base = mem::map_lazy(0, STACK_BYTES, libc::PROT_READ | libc::PROT_WRITE)?;
+        own::note_stack(base, STACK_BYTES);
+        ours.stack.store(base, Ordering::Relaxed);
+    }
+    let top = ours.stack.load(Ordering::Relaxed) + STACK_BYTES;
+    // SAFETY: a stack that nothing else uses; the entries never return and use no
     // thread-local data.
-    unsafe { proc::spawn_bare(base + STACK_BYTES, entry) }
+    let tid = unsafe { proc::spawn_bare(top, entry) }?;
+    ours.tid.store(tid, Ordering::Release);
+    Ok(())
+}
+
+/// In a fork's child, which has none of its parent's threads.
+pub fn after_fork_in_child() {
+    for ours in &OURS {
+        ours.tid.store(0, Ordering::Relaxed);
+        ours.stack.store(0, Ordering::Relaxed);
+    }
+    FIRST_ENDED.store(false, Ordering::Relaxed);
+    IS_ALONE.store(false, Ordering::Relaxed);
+    END.store(false, Ordering::Relaxed);
 }
 
 /// Are all descriptors there that the reclaim thread uses?
@@ -71,11 +120,163 @@ pub fn start_reclaimer() {
     {
         return;
     }
-    if spawn(reclaimer).is_err() {
-        // Direct reclaim still works; try again when it is needed again.
+    // Direct reclaim still works; try again when it is needed again.
+    if spawn(RECLAIMER, reclaimer).is_err() {
         accounting::RECLAIMER.store(0, Ordering::Release);
     }
 }
+
+/// Starts the handlers of faults, for thread mode.
+pub fn start_handlers() -> Result<(), Errno> {
+    let missing = |place: &usize| OURS[*place].tid.load(Ordering::Relaxed) == 0;
+    (0..HANDLERS)
+        .filter(missing)
+        .try_for_each(|place| spawn(place, handler))
+}
+
+/// A thread is in [`alone`].
+static IS_ALONE: AtomicBool = AtomicBool::new(false);
+/// Our threads are to end.
+static END: AtomicBool = AtomicBool::new(false);
+/// What the handlers that are to end are woken by: a fault in as many pages.
+static BELL: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes a call of the program that the kernel grants to programs of one thread only: ours are gone meanwhile.
+pub fn alone<R>(call: impl FnOnce() -> R) -> R {
+    // A child of vfork has its parent's. Who does so while another thread does has that one.
+    if state::PID.load(Ordering::Relaxed) != proc::pid() || IS_ALONE.swap(true, Ordering::AcqRel) {
+        return call();
+    }
+    let mask = signal::set_mask(u64::MAX);
+    let handled = state::THREAD_MODE.load(Ordering::Relaxed);
+    let reclaimed = accounting::RECLAIMER.load(Ordering::Acquire) != 0;
+    END.store(true, Ordering::SeqCst);
+    if reclaimed {
+        end_reclaimer();
+    }
+    let handled = handled && end_handlers();
+    END.store(false, Ordering::SeqCst);
+    let r = call();
+    if handled {
+        start_handlers_again();
+    }
+    if reclaimed {
+        start_reclaimer();
+    }
+    IS_ALONE.store(false, Ordering::Release);
+    signal::set_mask(mask);
+    r
+}
+
+/// The program's first thread has ended, before others.
+static FIRST_ENDED: AtomicBool = AtomicBool::new(false);
+/// What the last thread that ended did so with, since then.
+static LAST_CODE: AtomicU32 = AtomicU32::new(0);
+
+/// The calling thread is about to end with `code`. If it is the program's last one the process ends, as it does where
+/// there are no threads of ours.
+pub fn before_exit(code: i32) {
+    if FIRST_ENDED.load(Ordering::SeqCst) {
+        LAST_CODE.store(code as u32 & 0xff, Ordering::SeqCst);
+    }
+    // Others than the first one: libc ends the process with the last of them, and so does the reclaim thread.
+    if proc::tid() != proc::pid() {
+        return;
+    }
+    if !has_ended() {
+        LAST_CODE.store(code as u32 & 0xff, Ordering::SeqCst);
+        FIRST_ENDED.store(true, Ordering::SeqCst);
+        start_reclaimer();
+        return;
+    }
+    before_exit_group();
+    proc::exit_group(code);
+}
+
+/// The process is about to end.
+pub fn before_exit_group() {
+    trace::at_exit();
+    pages::before_exit();
+    fork_accounting::before_exit();
+}
+
+/// Are there no threads but ours and the first one, which counts until the process has ended?
+fn has_ended() -> bool {
+    let handlers = match state::THREAD_MODE.load(Ordering::Relaxed) {
+        true => HANDLERS as u64,
+        false => 0,
+    };
+    let reclaimer = u64::from(accounting::RECLAIMER.load(Ordering::Acquire) != 0);
+    pages::own_threads().is_some_and(|threads| threads <= 1 + handlers + reclaimer)
+}
+
+/// For the reclaim thread: ends the process whose threads have all ended, but for ours.
+fn look_at_the_end() {
+    if FIRST_ENDED.load(Ordering::Relaxed) && has_ended() {
+        before_exit_group();
+        proc::exit_group(LAST_CODE.load(Ordering::SeqCst) as i32);
+    }
+}
+
+fn end_reclaimer() {
+    // Where another thread could not start it, there is none.
+    while !OURS[RECLAIMER].is_gone() && accounting::RECLAIMER.load(Ordering::Acquire) != 0 {
+        accounting::wake_reclaimer();
+        gate::yield_now();
+    }
+    accounting::RECLAIMER.store(0, Ordering::Release);
+}
+
+/// Ends the handlers; false where they stay.
+fn end_handlers() -> bool {
+    let bytes = HANDLERS * PAGE_SIZE;
+    let Ok(bell) = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE) else {
+        return false;
+    };
+    // SAFETY: pages made just now.
+    let rings = unsafe { state::uffd().register(bell, bytes, false) }.is_ok();
+    if rings {
+        BELL.store(bell, Ordering::SeqCst);
+        for page in 0..HANDLERS {
+            // SAFETY: a page of the mapping, which a handler fills before it ends.
+            unsafe { ((bell + page * PAGE_SIZE) as *const u8).read_volatile() };
+        }
+        for ours in &OURS[..HANDLERS] {
+            while !ours.is_gone() {
+                gate::yield_now();
+            }
+            ours.tid.store(0, Ordering::Release);
+        }
+        BELL.store(0, Ordering::SeqCst);
+    }
+    // SAFETY: nobody else knows of it any more.
+    let _ = unsafe { mem::unmap(bell, bytes) };
+    rings
+}
+
+/// A fault on the bell: this handler ends.
+fn end_handler(u: uffd::Uffd, page: usize) -> ! {
+    static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+    // SAFETY: an absent page of the bell's, whose toucher waits.
+    let _ = unsafe { u.copy(page, ZEROS.as_ptr() as usize, PAGE_SIZE, false) };
+    proc::exit_thread()
+}
+
+/// Faults wait until there are handlers again.
+fn start_handlers_again() {
+    let mut tries = 0;
+    while start_handlers().is_err() {
+        tries += 1;
+        if tries == HANDLER_TRIES {
+            report!("the threads that serve faults cannot be started again: the program is ended");
+            proc::exit_group(canvas_types::exit::RUN_FAILED);
+        }
+        proc::sleep_ns(1_000_000);
+    }
+}
+
+/// How often handlers are tried to be started, a millisecond apart.
+const HANDLER_TRIES: u32 = 1000;
 
 /// What native memory there is and what of it is to leave, what each process may keep, and what of the swap cache
 /// lies idle.
@@ -101,6 +302,10 @@ extern "C" fn reclaimer() -> ! {
     let mut told = hints::Server::default();
     let mut resumed = learn::Server::new();
     loop {
+        if END.load(Ordering::Acquire) {
+            proc::exit_thread();
+        }
+        look_at_the_end();
         rounds = rounds.wrapping_add(1);
         let before_ns = core::mem::replace(&mut used_ns, proc::thread_ns());
         state::count(Counter::ReclaimCpuNs, used_ns - before_ns);
@@ -167,18 +372,8 @@ fn beyond_idle_ns() -> u64 {
     tier::idle_ns().min(beyond::idle_ns())
 }
 
-/// Fault handler threads of thread mode.
-const HANDLERS: usize = thread::SERVERS;
 /// Handlers that were started, in this process or those that it was forked from.
 static HANDLERS_STARTED: AtomicUsize = AtomicUsize::new(0);
-
-/// Starts them.
-pub fn start_handlers() -> Result<(), Errno> {
-    for _ in 0..HANDLERS {
-        spawn(handler)?;
-    }
-    Ok(())
-}
 
 extern "C" fn handler() -> ! {
     let u = state::uffd();
@@ -205,6 +400,10 @@ extern "C" fn handler() -> ! {
 fn serve(u: uffd::Uffd, msg: &Msg) {
     let addr = msg.address as usize & !(PAGE_SIZE - 1);
     if !in_window(addr) {
+        let bell = BELL.load(Ordering::SeqCst);
+        if bell != 0 && (bell..bell + HANDLERS * PAGE_SIZE).contains(&addr) {
+            end_handler(u, addr);
+        }
         return;
     }
     state::FAULTS_SERVED.fetch_add(1, Ordering::Relaxed);
@@ -231,7 +430,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
                 "page {addr:#x}: {}; the program is ended by SIGBUS",
                 r.reason()
             );
-            canvas_sys::signal::set_default(libc::SIGBUS);
+            signal::set_default(libc::SIGBUS);
             // SAFETY: a signal to ourselves.
             let _ = unsafe {
                 canvas_sys::sys2(libc::SYS_kill, proc::pid() as usize, libc::SIGBUS as usize)

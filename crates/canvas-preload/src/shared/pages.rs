@@ -285,7 +285,7 @@ fn fork_mark(id: u64) -> u32 {
 }
 
 /// How many threads this process has; `None` without /proc.
-fn own_threads() -> Option<u64> {
+pub fn own_threads() -> Option<u64> {
     let mut buf = [0u8; 1024];
     let n = proc::read_file(c"/proc/self/stat", &mut buf).ok()?;
     Stat::parse(&buf[..n]).map(|s| s.threads)
