@@ -104,6 +104,17 @@ def killing_filter(r):
         r.require(first == "hello" and int(count) > 0, f"beside a sandbox: {p.stdout}{p.stderr}")
 
 
+@check("strict-mode", as_user=True, normal=ONCE)
+def strict_mode(r):
+    """Strict mode, in which no page could come back, is refused with one line, and the program goes on."""
+    managed_only(r)
+    script = ("import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.prctl(22, 1), ctypes.get_errno()); "
+              "print(c.syscall(317, 0, 0, None), ctypes.get_errno())")
+    p = within(r, [*command(r), PYTHON, "-c", script])
+    r.same((p.returncode, p.stdout), (0, "-1 22\n-1 22\n"), "prctl and seccomp")
+    r.require("strict mode of seccomp is refused" in p.stderr, f"what is told: {p.stderr}")
+
+
 @check("sanitizers", as_user=True, normal=ONCE, timeout_s=120)
 def sanitizers(r):
     """A program built with a sanitizer runs unmanaged after one line, as the command and as a child."""
