@@ -468,6 +468,18 @@ pub unsafe fn spawn_bare(stack_top: usize, entry: extern "C" fn() -> !) -> Resul
     crate::signal::set_mask(old);
     crate::gate::check(ret).map(|t| t as u32)
 }
+/// Has this process CAP_SYS_RESOURCE?
+pub fn may_raise_limits() -> bool {
+    /// _LINUX_CAPABILITY_VERSION_3: two words each of what is effective, permitted and inheritable.
+    const VERSION: u32 = 0x2008_0522;
+    const SYS_RESOURCE: u32 = 24;
+    let head = [VERSION, 0];
+    let mut sets = [0u32; 6];
+    let (head, at) = (head.as_ptr() as usize, sets.as_mut_ptr() as usize);
+    // SAFETY: the kernel reads `head` and writes `sets`.
+    let r = unsafe { sys2(libc::SYS_capget, head, at) };
+    r.is_ok() && sets[0] & (1 << SYS_RESOURCE) != 0
+}
 /// Where the kernel writes a 0 when the calling thread ends; 0 for nowhere, or where it does not say.
 pub fn cleared_at_exit() -> usize {
     /// PR_GET_TID_ADDRESS.

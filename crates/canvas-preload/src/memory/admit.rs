@@ -14,6 +14,10 @@ use crate::paging::reclaim;
 pub static LIMIT_AS: AtomicU64 = AtomicU64::new(u64::MAX);
 /// See [`LIMIT_AS`].
 pub static LIMIT_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
+/// The hard limit that the program has set, below the kernel's, which ours need.
+pub static HARD_AS: AtomicU64 = AtomicU64::new(u64::MAX);
+/// See [`HARD_AS`].
+pub static HARD_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Requests for fewer pages (64 MiB) are not compared with what the host has.
 const LARGE_PAGES: u64 = 16 << 10;

@@ -286,8 +286,8 @@ struct Rlimit {
 pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
     let mine = pid == 0 || pid as u32 == proc::pid();
     let kept = match resource as u32 {
-        libc::RLIMIT_AS => Some(&admit::LIMIT_AS),
-        libc::RLIMIT_DATA => Some(&admit::LIMIT_DATA),
+        libc::RLIMIT_AS => Some((&admit::LIMIT_AS, &admit::HARD_AS)),
+        libc::RLIMIT_DATA => Some((&admit::LIMIT_DATA, &admit::HARD_DATA)),
         _ => None,
     };
     let mut before = Rlimit { soft: 0, hard: 0 };
@@ -314,11 +314,16 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
     if let Err(e) = r {
         return -(e.0 as isize);
     }
-    if mine && let Some(k) = kept {
-        before.soft = before.soft.min(k.load(Ordering::Relaxed));
+    if mine && let Some((soft, hard)) = kept {
+        before.soft = before.soft.min(soft.load(Ordering::Relaxed));
+        before.hard = before.hard.min(hard.load(Ordering::Relaxed));
     }
-    if let Some((k, w)) = keep {
-        k.store(w.soft, Ordering::Relaxed);
+    if let Some(((soft, hard), w)) = keep {
+        if w.hard > before.hard && !proc::may_raise_limits() {
+            return -(libc::EPERM as isize);
+        }
+        soft.store(w.soft, Ordering::Relaxed);
+        hard.store(w.hard, Ordering::Relaxed);
     }
     if old == 0 {
         return 0;
