@@ -113,7 +113,6 @@ fn policy() -> impl Strategy<Value = Policy> {
             donors,
             disk,
             late: false,
-            warm: false,
             code: None,
         })
         .to_vec(),

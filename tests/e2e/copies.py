@@ -209,7 +209,7 @@ def copies_refused(r):
         return
     (lender,), (server,) = lenders(r, 1)
     c, name, end = worker(r, [server])
-    for copies, why in (("2", "copies=2: it needs 2 servers and this run knows 1"), ("4", "write one of 1+disk, 1+disk-async, warm+disk, 2"),
+    for copies, why in (("2", "copies=2: it needs 2 servers and this run knows 1"), ("4", "write one of 1+disk, 1+disk-async, 2"),
                         ("4+2", "copies=4+2: it needs 6 servers and this run knows 1"),
                         ("4+3", "or a code from 2+1 to 8+2")):
         done = subprocess.run([r.session.canvas, "set", name, f"copies={copies}"], capture_output=True, text=True,

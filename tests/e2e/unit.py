@@ -1,4 +1,4 @@
-"""`--unit` and `--copies warm+disk`: what comes back beside a page, and where cold pages go; every byte is checked."""
+"""`--unit`: what comes back beside a page; every byte is checked."""
 
 import json
 import subprocess
@@ -89,23 +89,3 @@ def unit_refused(r):
                               capture_output=True, text=True, timeout=30)
         r.same(done.returncode, 125, done.stderr)
         r.require(why in done.stderr, done.stderr)
-
-
-@check("warm-disk", timeout_s=200)
-def warm_disk(r):
-    """Of a program that uses all pages alike nothing is warm; with `1+disk` servers get all, and back."""
-    if not r.managed:
-        return
-    _, servers = lenders(r, 1)
-    c, name, end = worker(r, servers, flags=("--copies", "warm+disk"))
-    at_servers = lambda: sum(where(r, name)[1].values())
-    used = lambda: where(r, name)[0]["used"]["far_bytes"] // (64 * MIB)
-    wait_until(r, "pages are beyond the pool", lambda: used() >= 1, 30, state=lambda: where(r, name))
-    first = (used(), at_servers())
-    r.require(first[1] < first[0], f"{first[1]} of {first[0]} slabs are at a server")
-    subprocess.run([r.session.canvas, "set", name, "copies=1+disk"], check=True, timeout=30)
-    moved(r, name, "1+disk", servers, 1)
-    subprocess.run([r.session.canvas, "set", name, "copies=warm+disk"], check=True, timeout=30)
-    wait_until(r, "cold slabs leave the server", lambda: at_servers() < used(), 30, state=lambda: where(r, name))
-    stats = slo.ends_right(r, c, end)
-    r.same(stats["far"]["corrupt"], 0, "copies that did not verify")

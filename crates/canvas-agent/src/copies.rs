@@ -32,7 +32,7 @@ const CODE_AT: u32 = 16;
 
 /// A policy as a number, which is never 0.
 pub fn number(policy: Policy) -> u64 {
-    let flags = [policy.disk, policy.late, policy.warm];
+    let flags = [policy.disk, policy.late];
     let bits = flags
         .iter()
         .rev()
@@ -41,7 +41,7 @@ pub fn number(policy: Policy) -> u64 {
     let code = policy
         .code
         .map_or(0, |code| (code.data() << 4 | code.parity()) as u64);
-    1 + (code << CODE_AT | (policy.donors as u64) << 3 | bits)
+    1 + (code << CODE_AT | (policy.donors as u64) << 2 | bits)
 }
 
 /// The policy of a number other than 0.
@@ -52,10 +52,9 @@ pub fn policy(number: u64) -> Policy {
         return Policy::coded(code);
     }
     Policy {
-        donors: (bits >> 3) as usize & 0xff,
+        donors: (bits >> 2) as usize & 0xff,
         disk: bits & 1 != 0,
         late: bits & 2 != 0,
-        warm: bits & 4 != 0,
         code: None,
     }
 }
@@ -66,12 +65,11 @@ mod tests {
 
     #[test]
     fn who_follows_sees_what_was_set() {
-        for n in 0..32 {
+        for n in 0..16 {
             let first = Policy {
-                donors: n >> 3,
+                donors: n >> 2,
                 disk: n & 1 != 0,
                 late: n & 2 != 0,
-                warm: n & 4 != 0,
                 code: None,
             };
             let wanted = LiveCopies::new(Policy::NAMED[0].1);

@@ -500,7 +500,6 @@ mod tests {
             donors: 2,
             disk: false,
             late: false,
-            warm: false,
             code: None,
         };
         j.set_copies(copies).unwrap();

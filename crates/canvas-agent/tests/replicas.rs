@@ -30,7 +30,6 @@ fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {
             donors,
             disk,
             late: false,
-            warm: false,
             code: None,
         };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
@@ -53,7 +52,6 @@ fn a_donor_that_goes_between_two_pieces_costs_a_copy_and_nothing_else() {
         donors: 2,
         disk: true,
         late: false,
-        warm: false,
         code: None,
     };
     let dir = tempfile::tempdir().unwrap();
@@ -85,7 +83,6 @@ fn repairs_move_when_they_are_let_and_what_they_made_is_whole() {
             donors: 2,
             disk,
             late: false,
-            warm: false,
             code: None,
         };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
@@ -124,7 +121,6 @@ fn a_read_in_pieces_that_the_disk_goes_on_with_is_whole() {
         donors: 1,
         disk: true,
         late: false,
-        warm: false,
         code: None,
     };
     let mut rig = Rig::over(&[way.addr], policy, Some(dir.path()), seed());
@@ -339,43 +335,6 @@ fn who_waits_for_a_donor_hears_the_disk() {
     server.stop();
 }
 
-/// A donor has nothing of the slabs that were taken for cold pages, while that is the policy.
-#[test]
-fn cold_slabs_are_on_the_disk_alone() {
-    let servers = vec![donor()];
-    let dir = tempfile::tempdir().unwrap();
-    let warm = Policy::named("warm+disk").unwrap();
-    let mut rig = Rig::new(&servers, warm, Some(dir.path()), seed());
-    assert_eq!(rig.far.by_warmth.load(Relaxed), 1);
-    rig.far.slabs[1].cold.store(1, Relaxed);
-    let extents = of_slabs(0..3);
-    let outcomes = rig.write(&extents, |_| {});
-    assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
-    rig.check();
-    assert_eq!(servers[0].lent_slabs(), 2);
-    // Not missed there, either.
-    let looked = Instant::now();
-    while looked.elapsed() < Duration::from_millis(100) {
-        assert!(rig.poll().is_empty());
-    }
-    assert_eq!(rig.degraded, 0);
-    let until = Instant::now() + PATIENCE;
-    for (copies, lent) in [
-        (Policy::new(1, true), 3),
-        (warm, 2),
-        (Policy::new(0, true), 0),
-    ] {
-        rig.copies.set(copies);
-        while servers[0].lent_slabs() != lent || rig.degraded > 0 {
-            assert!(Instant::now() < until, "{copies}: {lent}");
-            rig.check();
-        }
-        assert_eq!(rig.far.by_warmth.load(Relaxed), u32::from(copies.warm));
-    }
-    drop(rig);
-    servers.into_iter().for_each(Server::stop);
-}
-
 /// Slabs of which something is written.
 fn of_written(rig: &Rig) -> usize {
     let slab = |extent: &u32| extent / SLAB_EXTENTS as u32;
@@ -390,7 +349,6 @@ fn a_tenant_that_ends_leaves_no_slab_lent() {
         donors: 2,
         disk: false,
         late: false,
-        warm: false,
         code: None,
     };
     let mut rig = Rig::new(&servers, policy, None, seed());
@@ -414,7 +372,6 @@ fn a_slab_that_is_being_lent_when_its_tenant_ends_is_given_back() {
         donors: 1,
         disk: false,
         late: false,
-        warm: false,
         code: None,
     };
     let mut rig = Rig::over(&[way.addr], policy, None, seed());
@@ -443,7 +400,6 @@ fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
         donors: 3,
         disk: false,
         late: false,
-        warm: false,
         code: None,
     };
     let mut rig = Rig::over(&addrs, policy, None, seed());
@@ -502,7 +458,6 @@ fn a_donor_that_never_ends_what_it_holds_is_given_up() {
             donors: 1,
             disk: false,
             late: false,
-            warm: false,
             code: None,
         };
         let mut rig = Rig::over(&[liar, honest.listening()], policy, None, seed());

@@ -818,7 +818,7 @@ Keys: local=SIZE|N%, shared=SIZE, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wai
 prefetch=streams|leap|readahead|none|auto, app-tier=auto|off|threads|refs,
 proactive-threshold=SIZE|N%|off, proactive-batch=SIZE, slo=N%|p99=TIME|off, unit=SIZE|auto,
 numa=N=SIZE,...,
-copies=1+disk|1+disk-async|warm+disk|2|3|none|disk|4+2, weight=N, swap-in-limit=RATE|none,
+copies=1+disk|1+disk-async|2|3|none|disk|4+2, weight=N, swap-in-limit=RATE|none,
 swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean.
 When local, shared, pool or a node shrinks, what is too much is moved away. When copies change, far memory
 moves while the program goes on; `canvas status` tells when it has. What was not there from the

@@ -722,7 +722,7 @@ agent = true
             ),
             (
                 "[agent]\ncopies = \"4\"\n",
-                "2: [agent] copies: write one of 1+disk, 1+disk-async, warm+disk, 2",
+                "2: [agent] copies: write one of 1+disk, 1+disk-async, 2",
             ),
         ] {
             has_one_error(text, want);

@@ -181,9 +181,6 @@ pub struct Wanted {
     /// That one is made after the write has ended.
     #[serde(default)]
     pub late: bool,
-    /// Servers have none of what is not likely to be needed soon.
-    #[serde(default)]
-    pub warm: bool,
     /// Servers have shards: so many that hold the bytes, and so many more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<(usize, usize)>,
@@ -195,7 +192,6 @@ impl From<Policy> for Wanted {
             donors: p.donors,
             disk: p.disk,
             late: p.late,
-            warm: p.warm,
             code: p.code.map(|code| (code.data(), code.parity())),
         }
     }
@@ -210,7 +206,6 @@ impl From<Wanted> for Policy {
             donors: w.donors,
             disk: w.disk,
             late: w.late,
-            warm: w.warm,
             code: None,
         }
     }
@@ -520,7 +515,6 @@ mod tests {
                 donors: 1,
                 disk: true,
                 late: false,
-                warm: false,
                 code: None,
             }),
             asked: Asked {
@@ -548,7 +542,6 @@ mod tests {
                 donors: 2,
                 disk: false,
                 late: false,
-                warm: false,
                 code: None,
             },
             slabs: 9,
@@ -699,7 +692,7 @@ mod tests {
         #[test]
         fn nearly_right_ones_too(name in ".{0,80}", slabs in any::<usize>(), donors in any::<usize>(),
                                  from in 0usize..200, len in 0usize..20) {
-            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false, late: false, warm: false, code: None }), asked: Asked::default() };
+            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false, late: false, code: None }), asked: Asked::default() };
             let mut bytes = Ask::Tenant(hello.clone()).encode();
             if let Ok(ask) = Ask::decode(&bytes) {
                 prop_assert!(judge_name(&hello.name).is_ok() && (1..=SLABS_MAX).contains(&slabs));

@@ -248,7 +248,6 @@ mod tests {
                 donors: 0,
                 disk: true,
                 late: false,
-                warm: false,
                 code: None,
             }),
             weight: Some(50),

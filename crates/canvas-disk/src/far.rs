@@ -18,7 +18,7 @@ use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, W
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment, lives};
-use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span, Warmth};
+use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_swap::{Chosen, LocalPool, PoolBudget};
 use canvas_sys::lazy::LazyArray;
 use canvas_sys::{Errno, gate, proc};
@@ -259,18 +259,8 @@ impl Slabs for OurSlabs<'_> {
         let high = self.0.far.slabs_high.load(Acquire);
         high.min(SLABS_MAX as u32)
     }
-    fn take(&self, warmth: Warmth) -> Option<u32> {
-        let slab = self.0.far.take_slab(self.0.index)?;
-        // Ours now; who keeps it looks when it is first written to.
-        let cold = &self.0.far.slabs[slab as usize].cold;
-        cold.store(warmth as u32, Release);
-        Some(slab)
-    }
-    fn warmth(&self, slab: u32) -> Warmth {
-        match self.0.far.slabs[slab as usize].cold.load(Relaxed) {
-            0 => Warmth::Warm,
-            _ => Warmth::Cold,
-        }
+    fn take(&self) -> Option<u32> {
+        self.0.far.take_slab(self.0.index)
     }
     fn give_up(&self, slab: u32) {
         if self.0.far.drop_slab(slab, self.0.index) {
@@ -386,16 +376,7 @@ impl Pages for PoolStore<'_> {
         };
         self.states[page as usize].store(next & !BUSY, Release);
     }
-    fn oldest(
-        &self,
-        among: Option<Warmth>,
-        look_max: Option<usize>,
-        mut take: impl FnMut(u32, Seen) -> bool,
-    ) {
-        // None is told apart from others as cold.
-        if among == Some(Warmth::Cold) {
-            return;
-        }
+    fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Seen) -> bool) {
         let pages = self.high.load(Relaxed);
         // Once to forget that they were used, once more to take them.
         let looks = 2 * pages as usize;
@@ -520,9 +501,6 @@ impl Channel for DiskFar<'_, '_> {
     }
     fn unit_bytes(&self) -> u64 {
         self.tenant.far.unit_bytes.load(Relaxed)
-    }
-    fn by_warmth(&self) -> bool {
-        false
     }
     fn note_unit(&self, bytes: u64) {
         self.tenant.far.stats.unit_bytes.store(bytes, Relaxed);

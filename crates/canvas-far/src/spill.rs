@@ -5,7 +5,6 @@
 use canvas_shm::Counter;
 use canvas_shm::mailbox::WRITES;
 use canvas_swap::extent::{EXTENT_BYTES, Packer, record_bytes};
-use canvas_swap::extents::Warmth;
 use canvas_types::sync::{AtomicU64, Ordering};
 
 use crate::channel::{self, Request};
@@ -197,7 +196,7 @@ fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
     }
     let pool = owner.pool();
     let (mut freed, mut pages) = (0, 0);
-    owner.oldest(None, Some(PAGES_MAX), |page, seen| {
+    owner.oldest(Some(PAGES_MAX), |page, seen| {
         if freed >= bytes {
             return false;
         }
@@ -249,23 +248,16 @@ fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
     matches!(write_next(b, look_max), Wrote::Some)
 }
 
-/// The same; of cold pages first where these have slabs of their own.
+/// The same; that there is nothing to write is remembered for a while.
 fn write_next(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
     let owner = b.owner();
-    let kinds: &[Option<Warmth>] = match b.by_warmth() {
-        true => &[Some(Warmth::Cold), Some(Warmth::Warm)],
-        false => &[None],
-    };
-    for among in kinds {
-        match write_of(b, *among, look_max) {
-            Wrote::FoundNone => {}
-            wrote => return wrote,
-        }
+    let wrote = write_oldest(b, look_max);
+    if matches!(wrote, Wrote::FoundNone) {
+        let until = owner.now_ns() + FOUND_NONE_NS;
+        let found_none_until_ns = &owner.state().spill.found_none_until_ns;
+        found_none_until_ns.store(until, Ordering::Relaxed);
     }
-    let until = owner.now_ns() + FOUND_NONE_NS;
-    let found_none_until_ns = &owner.state().spill.found_none_until_ns;
-    found_none_until_ns.store(until, Ordering::Relaxed);
-    Wrote::FoundNone
+    wrote
 }
 
 /// What a look for pages to write came to.
@@ -278,7 +270,7 @@ enum Wrote {
     FoundNone,
 }
 
-fn write_of(b: &impl Beyond, among: Option<Warmth>, look_max: Option<usize>) -> Wrote {
+fn write_oldest(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
     let owner = b.owner();
     let state = owner.state();
     if state.room.writes_rest(owner.now_ns()) {
@@ -287,12 +279,12 @@ fn write_of(b: &impl Beyond, among: Option<Warmth>, look_max: Option<usize>) -> 
     let Some(mut request) = channel::claim(b, WRITES) else {
         return Wrote::NoWay;
     };
-    let Some(extent) = (b.book()).take(among.unwrap_or(Warmth::Warm), &b.slabs()) else {
+    let Some(extent) = b.book().take(&b.slabs()) else {
         state.room.note_no_place();
         channel::release(b, request);
         return Wrote::NoWay;
     };
-    let packed = pack(b, &mut request, among, look_max);
+    let packed = pack(b, &mut request, look_max);
     if packed.demoted > 0 {
         owner.count(Counter::PagesSunkUnwritten, packed.demoted);
         state.room.note_made();
@@ -322,19 +314,14 @@ struct Packed {
 
 /// Fills the buffer of a request. What need not be written leaves the pool at once; when that made as
 /// much room as an extent would have, the buffer may stay empty.
-fn pack<B: Beyond>(
-    b: &B,
-    request: &mut Request,
-    among: Option<Warmth>,
-    look_max: Option<usize>,
-) -> Packed {
+fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Packed {
     let owner = b.owner();
     let pool = owner.pool();
     b.fill(request, |buffer| {
         let mut packer = Packer::new(buffer);
         let mut packed = Packed::default();
         let mut demoted_bytes = 0;
-        owner.oldest(among, look_max, |page, seen| {
+        owner.oldest(look_max, |page, seen| {
             if demoted_bytes >= EXTENT_BYTES && packed.records == 0 {
                 return false;
             }

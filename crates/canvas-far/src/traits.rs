@@ -3,7 +3,7 @@
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_swap::extent::EXTENT_BYTES;
-use canvas_swap::extents::{ExtentBook, Slabs, Warmth};
+use canvas_swap::extents::{ExtentBook, Slabs};
 use canvas_swap::{LocalPool, Lz, PoolBudget, SlotMem};
 use canvas_types::SwapEntry;
 use canvas_types::sync::AtomicU32;
@@ -56,15 +56,10 @@ pub trait Pages {
     fn claim(&self, page: u32, seen: Self::Seen) -> bool;
     /// Gives a claimed page back.
     fn publish(&self, page: u32, seen: Self::Seen, becomes: Becomes);
-    /// Offers pages of one kind (or all) that are far and in the pool, those that left local memory longest ago first,
+    /// Offers pages that are far and in the pool, those that left local memory longest ago first,
     /// until `take` returns false; that page is offered again. Looks at about `look_max` pages; without that bound it
     /// goes on until there is none of any age.
-    fn oldest(
-        &self,
-        among: Option<Warmth>,
-        look_max: Option<usize>,
-        take: impl FnMut(u32, Self::Seen) -> bool,
-    );
+    fn oldest(&self, look_max: Option<usize>, take: impl FnMut(u32, Self::Seen) -> bool);
     /// Offers local pages whose entries name a copy until `take` returns false. Looks at about `look_max` pages.
     fn with_copies(&self, look_max: usize, take: impl FnMut(u32, Self::Seen) -> bool);
 }
@@ -146,8 +141,6 @@ pub trait Channel {
     fn spill_percent(&self) -> u64;
     /// Bytes that come back with a page that is read beyond the pool ([`crate::unit`]); 0: as is learned.
     fn unit_bytes(&self) -> u64;
-    /// Do cold pages go to slabs of their own?
-    fn by_warmth(&self) -> bool;
     /// It was learned that so many are best.
     fn note_unit(&self, bytes: u64);
     /// A page that was needed came after so long.

@@ -46,7 +46,6 @@ enum Op {
     Mood(Mood),
     Passes(u64),
     Unit(u64),
-    ByWarmth(bool),
 }
 
 fn content() -> impl Strategy<Value = Content> {
@@ -102,7 +101,6 @@ fn op() -> impl Strategy<Value = Op> {
         3 => prop_oneof![Just(1_000_000), Just(250_000_000)].prop_map(Op::Passes),
         1 => prop_oneof![Just(0), Just(4 << 10), Just(32 << 10), Just(128 << 10), Just(2 << 20)]
             .prop_map(Op::Unit),
-        1 => any::<bool>().prop_map(Op::ByWarmth),
     ]
 }
 
@@ -171,7 +169,6 @@ fn carry_out(toy: &Toy, oracle: &mut Oracle, op: &Op) {
         Op::SlabsMax(n) => w.slabs_max.store(n, Relaxed),
         Op::Mood(mood) => w.agent.lock().unwrap().mood = mood,
         Op::Passes(ns) => w.passes(ns),
-        Op::ByWarmth(is) => w.by_warmth.store(is.into(), Relaxed),
         Op::Unit(bytes) => w.unit_bytes.store(bytes, Relaxed),
     }
 }

@@ -5,9 +5,6 @@
 //! A hand goes round over the page words. It takes pages of some age, in epochs
 //! ([`crate::clock::EpochClock`]), and when a whole round finds none, it settles for younger ones. What
 //! came back to the pool with a neighbour ([`flag::REFERENCED`] on a far page) gets a second chance.
-//!
-//! Where cold pages go to another place than warm ones, each kind has a hand of its own. A page is cold that was not
-//! seen to come back soon after it had left local memory: its heat is 0.
 
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
@@ -16,17 +13,6 @@ use crate::word::{self, State, Word, flag};
 
 /// Age that the hand begins with: local memory was evicted four times over since.
 pub const AGE_START: u32 = 64;
-
-/// Which pages are offered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Among {
-    /// All.
-    All,
-    /// Those without heat.
-    Cold,
-    /// Those with heat.
-    Warm,
-}
 
 /// What a hand looks at.
 #[derive(Clone, Copy)]
@@ -37,8 +23,6 @@ pub struct Look<'a> {
     pub blocks: usize,
     /// The epoch.
     pub now_epoch: u8,
-    /// Which pages are offered.
-    pub among: Among,
     /// About so many words are looked at; `None`: until there is no page of any age left.
     pub words_max: Option<usize>,
 }
@@ -120,16 +104,10 @@ impl SpillHand {
     }
 
     fn wants(&self, w: Word, look: &Look) -> bool {
-        let is_among = match look.among {
-            Among::All => true,
-            Among::Cold => w.heat() == 0,
-            Among::Warm => w.heat() > 0,
-        };
         let age = || u32::from(look.now_epoch.wrapping_sub(w.epoch()));
         w.state() == State::Far
             && w.entry().is_some()
             && !w.has(flag::DEEP)
-            && is_among
             && age() >= self.age_min.load(Ordering::Relaxed)
     }
 
@@ -165,7 +143,6 @@ mod tests {
             words,
             blocks: 4,
             now_epoch: NOW,
-            among: Among::All,
             words_max,
         }
     }
@@ -213,32 +190,6 @@ mod tests {
         let rest = (0..12).map(|_| scan(&hand, &w, 9)).find(|r| !r.is_empty());
         assert_eq!(rest, Some(vec![700, 4, 701]));
         assert!(scan(&hand, &w, 9).is_empty());
-    }
-
-    #[test]
-    fn each_hand_finds_its_kind() {
-        let w = words(&[
-            (3, far(200).with_heat(0)),
-            (4, far(200).with_heat(2)),
-            (5, far(100).with_heat(0)),
-            (6, far(255).with_heat(15)),
-        ]);
-        let of = |among| {
-            let (hand, mut got) = (SpillHand::new(), Vec::new());
-            let look = Look {
-                among,
-                ..look(&w, Some(2048))
-            };
-            let take = |page, _| {
-                got.push(page);
-                true
-            };
-            hand.scan(look, |_| false, |_| false, take);
-            got
-        };
-        assert_eq!(of(Among::Cold), [3, 5]);
-        assert_eq!(of(Among::Warm), [4, 6]);
-        assert_eq!(of(Among::All), [3, 4, 5, 6]);
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Place {
     fn of(policy: Policy) -> Option<Place> {
         match (policy.donors, policy.disk, policy.late) {
             (0, true, _) => Some(Place::Disk),
-            (1, true, false) if !policy.warm => Some(Place::Donor),
+            (1, true, false) => Some(Place::Donor),
             // Durability is not to be changed.
             _ => None,
         }
@@ -108,7 +108,6 @@ impl Place {
             donors: usize::from(self == Place::Donor),
             disk: true,
             late: false,
-            warm: false,
             code: None,
         }
     }

@@ -164,7 +164,7 @@ proptest! {
         steps in steps(),
         policies in prop::collection::vec((0..4usize, any::<bool>()), 1..4),
     ) {
-        let policy_of = |(donors, disk)| Policy { donors, disk: disk || donors == 0, late: false, warm: false, code: None };
+        let policy_of = |(donors, disk)| Policy { donors, disk: disk || donors == 0, late: false, code: None };
         let mut policies = policies.into_iter().map(policy_of).cycle();
         let mut policy = policies.next().unwrap();
         let mut map: Map = (0..SLABS).map(|s| (s, Slab::default())).collect();
@@ -433,7 +433,6 @@ proptest! {
             donors: usize::from(wants_donors || on_disk.is_none()),
             disk: on_disk.is_some() && (wants_disk || !wants_donors),
             late: false,
-            warm: false,
             code: None,
         };
         for extent in disk_lacks.iter().filter(|_| on_disk.is_some()) {
@@ -556,7 +555,6 @@ fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
         donors: 2,
         disk: true,
         late: false,
-        warm: false,
         code: None,
     };
     let mut map = Map::new();
@@ -618,7 +616,6 @@ fn what_a_donor_has_without_anybody_knowing_is_found_there() {
         donors: 2,
         disk: false,
         late: false,
-        warm: false,
         code: None,
     };
     let (donors, seal) = ([view(true, false); 2], |extent| u64::from(extent == 0));

@@ -232,7 +232,6 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         donors: 0,
         disk: true,
         late: false,
-        warm: false,
         code: None,
     });
     let (control_read, control) = pipe2(OFlag::O_CLOEXEC).map_err(system("there is no pipe"))?;

@@ -18,7 +18,7 @@ use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_000b;
+pub const MAGIC: u64 = 0x0046_4152_0000_000c;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -56,8 +56,6 @@ pub struct Slab {
     pub state: AtomicU32,
     /// Forks under way whose children will refer to it.
     holds: AtomicU32,
-    /// 1 when it was taken for pages that are not likely to be needed soon.
-    pub cold: AtomicU32,
     /// A bit a process: by its index in [`crate::Segment::procs`].
     refs: [AtomicU64; REF_WORDS],
 }
@@ -155,8 +153,6 @@ pub struct Far {
     pub released: AtomicU32,
     /// Bytes that come back with a page that is read beyond the pool; 0: as each process learns.
     pub unit_bytes: AtomicU64,
-    /// 1 when cold pages go to slabs of their own, because these go to another place; the agent's to write.
-    pub by_warmth: AtomicU32,
     /// Part of the pool's bound, in percent, past which its oldest pages leave for the far space.
     pub spill_percent: AtomicU64,
     /// Longest that a fault may wait for a far read, in ms.

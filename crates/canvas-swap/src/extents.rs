@@ -54,36 +54,13 @@ impl Span {
 pub trait Slabs {
     /// One past the highest slab that may be ours.
     fn high(&self) -> u32;
-    /// A slab that was nobody's, ours from now on, for pages of this kind; `None` at the tenant's bound.
-    fn take(&self, warmth: Warmth) -> Option<u32>;
-    /// What a slab of ours was taken for.
-    fn warmth(&self, slab: u32) -> Warmth;
+    /// A slab that was nobody's, ours from now on; `None` at the tenant's bound.
+    fn take(&self) -> Option<u32>;
     /// We refer to the slab no more.
     fn give_up(&self, slab: u32);
     /// Calls `on` for each other process that refers to the slab. False when there may be more of them
     /// in a moment: a child on its way.
     fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool;
-}
-
-/// How soon pages that leave the pool are likely to be needed. Where slabs of both kinds go to different places, each
-/// extent has pages of one kind.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Warmth {
-    /// Soon, or nothing is known.
-    Warm = 0,
-    /// Late, or never.
-    Cold = 1,
-}
-
-impl Warmth {
-    /// The other kind.
-    fn other(self) -> Warmth {
-        match self {
-            Warmth::Warm => Warmth::Cold,
-            Warmth::Cold => Warmth::Warm,
-        }
-    }
 }
 
 /// How a slab is ours: see the module's text.
@@ -112,11 +89,11 @@ pub struct BookArrays<'a> {
 pub struct BookState {
     /// Extents are taken, and slabs given up, by one thread at a time.
     pub(crate) taking: RawSpin,
-    /// Where extents are taken, by [`Warmth`].
-    searches: [Search; 2],
+    /// Where extents are taken.
+    search: Search,
 }
 
-/// Where extents of one kind are taken.
+/// Where extents are taken.
 struct Search {
     /// The slab that extents are taken from, plus one.
     current: AtomicU32,
@@ -152,7 +129,7 @@ impl BookState {
     pub const fn new() -> BookState {
         BookState {
             taking: RawSpin::new(),
-            searches: [Search::new(), Search::new()],
+            search: Search::new(),
         }
     }
     /// Nothing taken yet.
@@ -161,7 +138,7 @@ impl BookState {
     pub fn new() -> BookState {
         BookState {
             taking: RawSpin::new(),
-            searches: [Search::new(), Search::new()],
+            search: Search::new(),
         }
     }
 }
@@ -291,8 +268,7 @@ impl ExtentBook<'_> {
     /// With the lock.
     fn drop_if_empty(&self, slab: u32, slabs: &impl Slabs) {
         let a = &self.arrays;
-        let is_current = |s: &Search| s.current.load(Ordering::Relaxed) == slab + 1;
-        if !self.state.searches.iter().any(is_current)
+        if self.state.search.current.load(Ordering::Relaxed) != slab + 1
             && a.slab_live[slab as usize].load(Ordering::Acquire) == 0
             && a.roles[slab as usize].swap(role::NONE, Ordering::AcqRel) != role::NONE
         {
@@ -300,21 +276,20 @@ impl ExtentBook<'_> {
         }
     }
 
-    /// A free extent for pages of this kind, held once; `None` when there is none and no slab to be had. Where slabs
-    /// are short it lies among those of the other kind.
-    pub fn take(&self, warmth: Warmth, slabs: &impl Slabs) -> Option<u32> {
+    /// A free extent, held once; `None` when there is none and no slab to be had.
+    pub fn take(&self, slabs: &impl Slabs) -> Option<u32> {
         let _held = self.state.taking.lock(self.yield_now);
-        let current = &self.state.searches[warmth as usize].current;
+        let current = &self.state.search.current;
         let before = current.load(Ordering::Relaxed);
-        let got = self.find(warmth, slabs);
+        let got = self.find(slabs);
         if before != 0 && current.load(Ordering::Relaxed) != before {
             self.drop_if_empty(before - 1, slabs);
         }
-        got.or_else(|| self.find_again(warmth.other(), 1, slabs))
+        got
     }
 
-    fn find(&self, warmth: Warmth, slabs: &impl Slabs) -> Option<u32> {
-        let search = &self.state.searches[warmth as usize];
+    fn find(&self, slabs: &impl Slabs) -> Option<u32> {
+        let search = &self.state.search;
         let current = search.current.load(Ordering::Relaxed);
         if current != 0 {
             let from = search.next.load(Ordering::Relaxed);
@@ -323,27 +298,26 @@ impl ExtentBook<'_> {
             }
         }
         // An eighth free is worth going back to; less only when there is no fresh slab.
-        if let Some(e) = self.find_again(warmth, self.slab_extents / 8, slabs) {
+        if let Some(e) = self.find_again(self.slab_extents / 8, slabs) {
             return Some(e);
         }
-        if let Some(slab) = slabs.take(warmth) {
+        if let Some(slab) = slabs.take() {
             self.own(slab);
             return self.find_in(search, slab, 0, slabs);
         }
-        self.find_again(warmth, 1, slabs)
+        self.find_again(1, slabs)
     }
 
-    /// In a slab of this kind that is ours already and has so many extents that are not kept.
-    fn find_again(&self, warmth: Warmth, free_min: u32, slabs: &impl Slabs) -> Option<u32> {
+    /// In a slab that is ours already and has so many extents that are not kept.
+    fn find_again(&self, free_min: u32, slabs: &impl Slabs) -> Option<u32> {
         let a = &self.arrays;
-        let search = &self.state.searches[warmth as usize];
+        let search = &self.state.search;
         let high = slabs.high();
         let from = search.look.load(Ordering::Relaxed).min(high);
         let with_room = (from..high).chain(0..from).filter(|slab| {
             a.roles[*slab as usize].load(Ordering::Relaxed) != role::NONE
                 && a.slab_live[*slab as usize].load(Ordering::Relaxed) + free_min.max(1)
                     <= self.slab_extents
-                && slabs.warmth(*slab) == warmth
         });
         for slab in with_room.take(LOOK_MAX) {
             search.look.store(slab + 1, Ordering::Relaxed);
@@ -472,9 +446,7 @@ impl ExtentBook<'_> {
     /// In the child, with no other call under way, once it refers to what its parent refers to: it is a
     /// reader, and gives up what it has no need of.
     pub fn forked(&self, slabs: &impl Slabs) {
-        for search in &self.state.searches {
-            search.current.store(0, Ordering::Relaxed);
-        }
+        self.state.search.current.store(0, Ordering::Relaxed);
         let a = &self.arrays;
         for slab in 0..slabs.high() {
             let r = &a.roles[slab as usize];

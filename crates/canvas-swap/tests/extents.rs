@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use canvas_swap::compaction::{CompactionHand, Look};
-use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span, Warmth};
+use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use proptest::prelude::*;
 
@@ -20,7 +20,6 @@ struct Tenant {
     /// Processes that refer to each slab, and children on their way.
     refs: [BTreeSet<usize>; SLABS],
     holds: [u32; SLABS],
-    cold: [bool; SLABS],
     born: BTreeMap<usize, Option<Span>>,
     forks: u32,
     /// Slabs that can never be freed: a child on its way was killed.
@@ -97,18 +96,11 @@ impl Slabs for View {
     fn high(&self) -> u32 {
         SLABS as u32
     }
-    fn take(&self, warmth: Warmth) -> Option<u32> {
+    fn take(&self) -> Option<u32> {
         let mut t = self.0.borrow_mut();
         let free = (0..SLABS).find(|s| t.refs[*s].is_empty() && t.holds[*s] == 0)?;
         t.refs[free].insert(self.1);
-        t.cold[free] = warmth == Warmth::Cold;
         Some(free as u32)
-    }
-    fn warmth(&self, slab: u32) -> Warmth {
-        match self.0.borrow().cold[slab as usize] {
-            true => Warmth::Cold,
-            false => Warmth::Warm,
-        }
     }
     fn give_up(&self, slab: u32) {
         assert!(self.0.borrow_mut().refs[slab as usize].remove(&self.1));
@@ -321,12 +313,7 @@ impl World {
 
     fn take(&mut self, p: usize) {
         let id = self.all[p].id;
-        let warmth = if self.all[p].held.len().is_multiple_of(3) {
-            Warmth::Cold
-        } else {
-            Warmth::Warm
-        };
-        let Some(e) = self.all[p].memory.book().take(warmth, &self.view(id)) else {
+        let Some(e) = self.all[p].memory.book().take(&self.view(id)) else {
             return;
         };
         for other in &self.all {
@@ -391,7 +378,7 @@ impl World {
         }
         let lost = self.tenant.borrow().lost.len();
         let view = self.view(alone.id);
-        let n = std::iter::from_fn(|| alone.memory.book().take(Warmth::Warm, &view)).count();
+        let n = std::iter::from_fn(|| alone.memory.book().take(&view)).count();
         assert!(n >= (SLABS - lost) * PER_SLAB, "{n} with {lost} slabs lost");
     }
 }
@@ -446,12 +433,7 @@ fn overlapping_children_do_not_use_up_the_slabs() {
             parent.book().unhold(e, &view(0));
         }
         for _ in 0..6 {
-            held.push(
-                parent
-                    .book()
-                    .take(Warmth::Warm, &view(0))
-                    .expect("there is room"),
-            );
+            held.push(parent.book().take(&view(0)).expect("there is room"));
         }
     }
 }
@@ -469,7 +451,7 @@ fn the_emptiest_extents_are_found_first() {
     let extents: Vec<u32> = left
         .iter()
         .map(|left| {
-            let e = book.take(Warmth::Warm, &view).unwrap();
+            let e = book.take(&view).unwrap();
             for _ in 1..*left {
                 book.hold(e);
             }

@@ -43,7 +43,6 @@ pub fn run_in_slabs(
         donors: 1,
         disk: true,
         late: false,
-        warm: false,
         code: None,
     };
     let mut world = World::new(Config {

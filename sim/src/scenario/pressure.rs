@@ -91,7 +91,6 @@ pub fn report(seed: u64, size: Size) -> String {
         donors,
         disk,
         late: false,
-        warm: false,
         code: None,
     });
     let mut text = format!(

@@ -24,7 +24,6 @@ pub fn report(seed: u64, size: Size) -> String {
         donors: 1,
         disk: true,
         late: false,
-        warm: false,
         code: None,
     };
     let mut text = format!(

@@ -63,7 +63,6 @@ pub fn run(seed: u64) -> Figures {
         donors: 1,
         disk: true,
         late: false,
-        warm: false,
         code: None,
     };
     let mut world = World::new(Config {

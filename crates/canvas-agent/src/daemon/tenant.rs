@@ -595,7 +595,6 @@ mod tests {
                 donors: 0,
                 disk: true,
                 late: false,
-                warm: false,
                 code: None,
             },
             finder: None,
@@ -755,7 +754,6 @@ mod tests {
             donors: 2,
             disk: false,
             late: false,
-            warm: false,
             code: None,
         };
         let hello = Hello {

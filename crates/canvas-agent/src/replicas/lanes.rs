@@ -268,7 +268,7 @@ impl Replicas {
         }
         match best(entry, slab, &donors) {
             Some(copy) => {
-                let policy: Policy = entry.policy(self.policy).of(entry.is_cold);
+                let policy: Policy = entry.policy(self.policy);
                 route.set(copy.donor, copy.handle, policy.disk);
             }
             None => route.clear(),

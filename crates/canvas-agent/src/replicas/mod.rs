@@ -274,9 +274,6 @@ impl Replicas {
                 }
             }
         }
-        for (slab, entry) in &mut map {
-            entry.is_cold = Replicas::is_cold(far, *slab);
-        }
         let seed = u64::from_le_bytes(crate::journal::random::<8>()?);
         let mut replicas = Replicas {
             far,
@@ -319,7 +316,6 @@ impl Replicas {
             failovers: 0,
             reported: None,
         };
-        replicas.tell_warmth();
         if let Some(key) = config.lanes {
             replicas.begin_lanes(&key);
         }
@@ -813,12 +809,7 @@ impl Store for Replicas {
         if !writes {
             return (self.read_lane(id, extent), ONCE);
         }
-        let is_cold = Replicas::is_cold(self.far, slab);
-        let policy = match self.map.get(&slab) {
-            Some(entry) => entry.policy(self.policy),
-            None => self.policy,
-        };
-        let policy = policy.of(is_cold);
+        let policy = self.policy_of(slab);
         let share = policy.code.map_or(ONCE, |code| ONCE / code.data() as u32);
         match &mut self.disk {
             Some(disk) if policy.donors == 0 => disk.lane(id, extent, writes),

@@ -4,11 +4,9 @@
 //! before (in the tenant's turns), and what is not wanted any more is given up slab by slab, when all that is wanted of
 //! a slab is whole. Reads go to whatever copy there is.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
-
 use canvas_place::replicas::Policy;
 use canvas_place::replicas::read::OnDisk;
-use canvas_shm::far::{Far, SLAB_EXTENTS};
+use canvas_shm::far::SLAB_EXTENTS;
 
 use super::{Replicas, Views};
 use crate::log::About;
@@ -27,7 +25,6 @@ pub(super) fn possible(wanted: Policy, has_disk: bool) -> Policy {
         donors,
         disk,
         late: wanted.late && both,
-        warm: wanted.warm && both,
         code: wanted.code.filter(|_| !disk),
     }
 }
@@ -41,7 +38,6 @@ impl Replicas {
         }
         self.policy = now;
         self.upkeep.all = true;
-        self.tell_warmth();
         if now.donors > 0 {
             self.meet_unmet();
         }
@@ -49,22 +45,12 @@ impl Replicas {
         self.events.push(Event::Line(About::Copies, line));
     }
 
-    /// The tenant's processes put cold pages into slabs of their own while these go to another place.
-    pub(super) fn tell_warmth(&self) {
-        self.far.by_warmth.store(self.policy.warm.into(), Relaxed);
-    }
-
     /// The copies that are wanted of a slab.
     pub(super) fn policy_of(&self, slab: u32) -> Policy {
         match self.map.get(&slab) {
             Some(entry) => entry.policy(self.policy),
-            None => self.policy.of(false),
+            None => self.policy,
         }
-    }
-
-    /// Was the slab taken for cold pages, as its owner says? What comes of a lie is the owner's alone.
-    pub(super) fn is_cold(far: &Far, slab: u32) -> bool {
-        far.slabs[slab as usize].cold.load(Acquire) != 0
     }
 
     /// Has the disk an extent (a number within its slab), as far as is known?

@@ -87,7 +87,6 @@ impl Replicas {
         self.settle_form(slab);
         self.upkeep.restless.insert(slab);
         let entry = self.map.entry(slab).or_default();
-        entry.is_cold = Replicas::is_cold(self.far, slab);
         let donors = Views::of(&self.donors, self.started);
         for _ in 0..entry.to_ask(&donors, self.policy, now) {
             self.place(slab);

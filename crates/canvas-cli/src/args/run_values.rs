@@ -208,17 +208,13 @@ impl From<CodecArg> for Codec {
 pub struct CopiesArg(&'static str);
 
 /// What `--copies` can be, with what it means where that is listed.
-const COPIES: [(&str, Option<&str>); 21] = [
+const COPIES: [(&str, Option<&str>); 20] = [
     ("1+disk", Some("One server, and a disk of this host")),
     (
         "1+disk-async",
         Some(
             "The same, where the disk may be behind by 64 MiB, which are lost when the server dies then",
         ),
-    ),
-    (
-        "warm+disk",
-        Some("A disk of this host, and one server of what is likely to be needed again soon"),
     ),
     ("2", Some("Two servers")),
     ("3", Some("Three servers")),
@@ -261,9 +257,9 @@ const ALL_COPIES: [CopiesArg; COPIES.len()] = {
 
 impl CopiesArg {
     /// One server, and a disk of this host.
-    pub const ONE_AND_DISK: CopiesArg = ALL_COPIES[0];
+    pub const ONE_AND_DISK: CopiesArg = CopiesArg("1+disk");
     /// A disk of this host.
-    pub const DISK: CopiesArg = ALL_COPIES[6];
+    pub const DISK: CopiesArg = CopiesArg("disk");
 }
 
 impl ValueEnum for CopiesArg {

@@ -18,7 +18,7 @@ use canvas_shm::mailbox::{FETCHES, Mailbox, REQUESTS, Status, WRITES};
 use canvas_swap::classes::region_bytes;
 use canvas_swap::digests::words_for;
 use canvas_swap::extent::EXTENT_BYTES;
-use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span, Warmth};
+use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_swap::hash::{PageHash, portable};
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_swap::{
@@ -167,9 +167,6 @@ pub struct World {
     /// The read unit that was asked for, and the one that was learned.
     pub unit_bytes: Plain,
     pub unit_learned: Plain,
-    /// Cold pages go to slabs of their own; the slabs that were taken for them.
-    pub by_warmth: Plain,
-    cold: Vec<AtomicU32>,
 }
 
 fn words(n: usize) -> Vec<AtomicU64> {
@@ -220,8 +217,6 @@ impl World {
             keeps: true,
             unit_bytes: Plain::new(0),
             unit_learned: Plain::new(0),
-            by_warmth: Plain::new(0),
-            cold: shorts(SLABS),
         }
     }
     pub fn toy(&self) -> Toy<'_> {
@@ -288,21 +283,14 @@ impl Slabs for OurSlabs<'_> {
     fn high(&self) -> u32 {
         SLABS as u32
     }
-    fn take(&self, warmth: Warmth) -> Option<u32> {
+    fn take(&self) -> Option<u32> {
         let mut taken = self.0.taken.lock().unwrap();
         if taken.len() as u64 >= self.0.slabs_max.load(Relaxed) {
             return None;
         }
         let slab = (0..SLABS as u32).find(|s| !taken.contains(s))?;
         taken.push(slab);
-        self.0.cold[slab as usize].store(warmth as u32, Ordering::Relaxed);
         Some(slab)
-    }
-    fn warmth(&self, slab: u32) -> Warmth {
-        match self.0.cold[slab as usize].load(Ordering::Relaxed) {
-            0 => Warmth::Warm,
-            _ => Warmth::Cold,
-        }
     }
     fn give_up(&self, slab: u32) {
         let mut taken = self.0.taken.lock().unwrap();
@@ -381,25 +369,17 @@ impl Pages for Toy<'_> {
             },
         );
     }
-    /// Odd pages are cold.
-    fn oldest(
-        &self,
-        among: Option<Warmth>,
-        look_max: Option<usize>,
-        mut take: impl FnMut(u32, Word) -> bool,
-    ) {
+    fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Word) -> bool) {
         if self.w.all_used.load(Relaxed) > 0 {
             self.w.all_used.fetch_sub(1, Relaxed);
             return;
         }
-        let is_among = |page: usize| among.is_none_or(|a| (a == Warmth::Cold) == (page % 2 == 1));
         let n = self.w.words.len();
         let rounds = if look_max.is_some() { 1 } else { 2 };
         for _ in 0..n * rounds {
             let page = self.w.hand.load(Relaxed) as usize % n;
             let seen = Word(self.w.words[page].load(Ordering::Acquire));
             let offered = seen.state() == FAR && seen.entry().is_some() && !seen.has(BEYOND);
-            let offered = offered && is_among(page);
             if offered && seen.has(REFERENCED) {
                 let passed = seen.0 & !REFERENCED;
                 let order = Ordering::AcqRel;
@@ -500,9 +480,6 @@ impl Channel for Toy<'_> {
     }
     fn unit_bytes(&self) -> u64 {
         self.w.unit_bytes.load(Relaxed)
-    }
-    fn by_warmth(&self) -> bool {
-        self.w.by_warmth.load(Relaxed) != 0
     }
     fn note_unit(&self, bytes: u64) {
         self.w.unit_learned.store(bytes, Relaxed);

@@ -173,7 +173,7 @@ mod tests {
             now in 0..20u64,
         ) {
             let disk = disk || donors == 0;
-            let (policy, on_disk) = (Policy { donors, disk, late: false, warm: false, code: None }, disk && is_whole);
+            let (policy, on_disk) = (Policy { donors, disk, late: false, code: None }, disk && is_whole);
             let Some(given) = give_up(copies.iter().copied(), policy, on_disk, room, now) else {
                 // What is over, or not needed, does not stay.
                 let due = |c: &Held| c.leaving_until_ns.is_some_and(|u| now >= u);
@@ -240,7 +240,6 @@ mod tests {
             donors: 2,
             disk: false,
             late: false,
-            warm: false,
             code: None,
         };
         assert!(!is_durable(two, 1, None));
@@ -252,7 +251,6 @@ mod tests {
             donors: 1,
             disk: true,
             late: false,
-            warm: false,
             code: None,
         };
         assert!(is_durable(disk, 0, Some(true)));

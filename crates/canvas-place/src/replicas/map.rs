@@ -179,8 +179,6 @@ pub struct Slab {
     pub code: Option<Code>,
     /// What the disk of this host lacks of it, where that keeps copies.
     pub disk: Gaps,
-    /// Its pages are not likely to be needed soon, as who writes them says.
-    pub is_cold: bool,
     /// Something may be on that disk: it was written there, or an agent before this one may have.
     pub may_be_on_disk: bool,
     /// Requests for a copy under way.
@@ -205,7 +203,7 @@ impl Slab {
         match (self.code, wanted.code) {
             (Some(code), _) => Policy::coded(code),
             (None, Some(code)) => Policy::new(code.parity() + 1, false),
-            (None, None) => wanted.of(self.is_cold),
+            (None, None) => wanted,
         }
     }
 

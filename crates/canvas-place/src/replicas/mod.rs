@@ -34,8 +34,6 @@ pub struct Policy {
     pub disk: bool,
     /// The disk gets its copy after the write has ended: what donors have is durable (as in Infiniswap).
     pub late: bool,
-    /// Donors get only slabs that are not cold: what is not likely to be needed soon is on the disk alone.
-    pub warm: bool,
     /// Donors have shards of this code, each another one, and no whole copies.
     pub code: Option<Code>,
 }
@@ -46,19 +44,12 @@ pub const LATE_BYTES_MAX: u64 = 64 << 20;
 
 impl Policy {
     /// Those that can be asked for, by the names that `--copies` has.
-    pub const NAMED: [(&'static str, Policy); 7] = [
+    pub const NAMED: [(&'static str, Policy); 6] = [
         ("1+disk", Policy::new(1, true)),
         (
             "1+disk-async",
             Policy {
                 late: true,
-                ..Policy::new(1, true)
-            },
-        ),
-        (
-            "warm+disk",
-            Policy {
-                warm: true,
                 ..Policy::new(1, true)
             },
         ),
@@ -97,16 +88,7 @@ impl Policy {
             donors,
             disk,
             late: false,
-            warm: false,
             code: None,
-        }
-    }
-
-    /// Of a slab that is cold or not.
-    pub fn of(self, is_cold: bool) -> Policy {
-        match self.warm && self.disk && is_cold {
-            true => Policy::new(0, true),
-            false => self,
         }
     }
 }

@@ -36,7 +36,7 @@ pub enum OnDisk {
 impl OnDisk {
     /// What is known of an extent (a number within its slab). `has_disk`: copies are kept there, wanted or not.
     pub fn of(slab: Option<&Slab>, extent: usize, has_disk: bool, policy: Policy) -> OnDisk {
-        let policy = slab.map_or(policy.of(false), |e| e.policy(policy));
+        let policy = slab.map_or(policy, |e| e.policy(policy));
         match slab.filter(|e| e.disk.has(extent)) {
             _ if !has_disk => OnDisk::No,
             Some(lacking) if lacking.may_be_on_disk => OnDisk::Unsure,

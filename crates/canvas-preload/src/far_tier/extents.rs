@@ -4,7 +4,7 @@
 //! number of an extent is not used anew while an answer for the old one may come.
 
 use canvas_shm::far::{self, Far, SLAB_EXTENTS};
-use canvas_swap::extents::{BookState, ExtentBook, Slabs, Span, Warmth};
+use canvas_swap::extents::{BookState, ExtentBook, Slabs, Span};
 use canvas_sys::gate;
 use core::sync::atomic::Ordering;
 
@@ -34,19 +34,8 @@ impl Slabs for OurSlabs {
         let high = self.0.slabs_high.load(Ordering::Acquire);
         high.min(far::SLABS_MAX as u32)
     }
-    fn take(&self, warmth: Warmth) -> Option<u32> {
-        let slab = self.0.take_slab(far_area::index())?;
-        // Ours now; who keeps it looks when it is first written to.
-        self.0.slabs[slab as usize]
-            .cold
-            .store(warmth as u32, Ordering::Release);
-        Some(slab)
-    }
-    fn warmth(&self, slab: u32) -> Warmth {
-        match self.0.slabs[slab as usize].cold.load(Ordering::Relaxed) {
-            0 => Warmth::Warm,
-            _ => Warmth::Cold,
-        }
+    fn take(&self) -> Option<u32> {
+        self.0.take_slab(far_area::index())
     }
     fn give_up(&self, slab: u32) {
         if self.0.drop_slab(slab, far_area::index()) {

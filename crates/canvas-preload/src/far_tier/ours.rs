@@ -3,12 +3,12 @@
 
 use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
 use canvas_pager::copies::CopyHand;
-use canvas_pager::spill::{Among, Look, SpillHand};
+use canvas_pager::spill::{Look, SpillHand};
 use canvas_pager::word::{self, State as At, Word, flag};
 use canvas_shm::far::{self, Far};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, far::EXTENT_BYTES};
-use canvas_swap::extents::{ExtentBook, Warmth};
+use canvas_swap::extents::ExtentBook;
 use canvas_swap::{Chosen, LocalPool};
 use canvas_sys::{gate, proc};
 use canvas_types::{PageId, SwapEntry};
@@ -30,7 +30,6 @@ use crate::report;
 
 static STATE: State = State::new();
 static SPILL: SpillHand = SpillHand::new();
-static SPILL_COLD: SpillHand = SpillHand::new();
 static COPIES: CopyHand = CopyHand::new();
 
 /// This process: its pages and its pool.
@@ -78,28 +77,17 @@ impl Pages for Ours {
         };
         word::publish(areas::word(PageId(page)), next);
     }
-    fn oldest(
-        &self,
-        among: Option<Warmth>,
-        look_max: Option<usize>,
-        take: impl FnMut(u32, Word) -> bool,
-    ) {
+    fn oldest(&self, look_max: Option<usize>, take: impl FnMut(u32, Word) -> bool) {
         let table = areas::table();
-        let (hand, among) = match among {
-            None => (&SPILL, Among::All),
-            Some(Warmth::Warm) => (&SPILL, Among::Warm),
-            Some(Warmth::Cold) => (&SPILL_COLD, Among::Cold),
-        };
         let look = Look {
             words: table.words,
             blocks: table.blocks(),
             now_epoch: EPOCH.now(),
-            among,
             words_max: look_max,
         };
         // What lies on a node is not in the pool.
         let on_node = |w: Word| pool().node_of(w.entry()).is_some();
-        hand.scan(look, areas::all_resident, on_node, take);
+        SPILL.scan(look, areas::all_resident, on_node, take);
     }
     fn with_copies(&self, look_max: usize, take: impl FnMut(u32, Word) -> bool) {
         COPIES.scan(&areas::table(), look_max, take);
@@ -221,10 +209,6 @@ impl Channel for OurFar {
     #[inline]
     fn unit_bytes(&self) -> u64 {
         self.0.unit_bytes.load(Ordering::Relaxed)
-    }
-    #[inline]
-    fn by_warmth(&self) -> bool {
-        self.0.by_warmth.load(Ordering::Relaxed) != 0
     }
     fn note_unit(&self, bytes: u64) {
         self.0.stats.unit_bytes.store(bytes, Ordering::Relaxed);

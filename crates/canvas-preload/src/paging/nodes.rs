@@ -3,7 +3,7 @@
 
 use canvas_far::{Becomes, Pages};
 use canvas_pager::copies::CopyHand;
-use canvas_pager::spill::{Among, Look, SpillHand};
+use canvas_pager::spill::{Look, SpillHand};
 use canvas_pager::word::Word;
 use canvas_shm::Counter;
 use canvas_shm::nodes::NodeBook;
@@ -122,7 +122,6 @@ fn sink_oldest(ctx: &mut Reclaim, excess: &Excess) -> (i64, bool) {
         words: table.words,
         blocks: table.blocks(),
         now_epoch: EPOCH.now(),
-        among: Among::All,
         words_max: Some(LOOK_MAX),
     };
     let (mut sunk, mut is_full) = (0, false);

@@ -73,7 +73,6 @@ fn take_extent(f: &Far) -> Option<u32> {
         .or_else(|| slabs(f).find_map(|slab| u.take(slab)))
         .or_else(|| {
             let slab = f.take_slab(far::SHARED)?;
-            f.slabs[slab as usize].cold.store(0, Ordering::Release);
             u.forget(slab);
             u.take(slab)
         })

@@ -298,7 +298,6 @@ impl Places {
             donors,
             disk,
             late: _,
-            warm: _,
             code: _,
         } = policy;
         if donors > self.servers && !self.gossip {
@@ -663,7 +662,6 @@ mod tests {
                 donors: 2,
                 disk: false,
                 late: false,
-                warm: false,
                 code: None,
             }),
             Change::Weight(300),
@@ -760,7 +758,7 @@ mod tests {
             (
                 &[("copies", "4")],
                 now(),
-                "write one of 1+disk, 1+disk-async, warm+disk, 2, 3, none, disk, or a code from 2+1 to 8+2",
+                "write one of 1+disk, 1+disk-async, 2, 3, none, disk, or a code from 2+1 to 8+2",
             ),
             (
                 &[("copies", "3")],
