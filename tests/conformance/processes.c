@@ -311,6 +311,22 @@ CASE(limit_of_addresses_read_back) {
                 }),
                 0);
 }
+USER_CASE(limit_of_descriptors_raised) {
+    struct rlimit r = {50, 50}, got;
+    OK(setrlimit(RLIMIT_NOFILE, &r));
+    OK(getrlimit(RLIMIT_NOFILE, &got));
+    EXPECT(got.rlim_cur == 50 && got.rlim_max == 50);
+    r.rlim_max = 60;
+    EXPECT_ERROR(setrlimit(RLIMIT_NOFILE, &r), EPERM);
+    r = (struct rlimit){60, 50};
+    EXPECT_ERROR(setrlimit(RLIMIT_NOFILE, &r), EINVAL);
+}
+CASE(limit_of_descriptors_over_exec) {
+    struct rlimit r = {50, 60};
+    OK(setrlimit(RLIMIT_NOFILE, &r));
+    const char *asks = "[ $(ulimit -Sn) = 50 ] && [ $(ulimit -Hn) = 60 ] && exit 42";
+    EXPECT_EXIT(CHILD(execl("/bin/sh", "sh", "-c", asks, NULL)), 42);
+}
 CASE(limit_of_addresses_over_exec) {
     struct rlimit r = {1 << 30, 2UL << 30};
     OK(setrlimit(RLIMIT_AS, &r));

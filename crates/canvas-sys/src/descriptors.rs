@@ -8,7 +8,7 @@ const LIMIT_MAX: u64 = 4096;
 /// Where they lie within a larger limit.
 const WITHIN: i32 = 1008;
 /// Numbers above the limit.
-const ROOM: u64 = 64;
+pub const ROOM: u64 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use canvas_sys::sys4;
+use canvas_sys::{descriptors, sys4};
 
 use crate::memory::admit;
 
@@ -12,6 +12,14 @@ const KEPT: [(u32, &AtomicU64); 2] = [
     (libc::RLIMIT_AS, &admit::LIMIT_AS),
     (libc::RLIMIT_DATA, &admit::LIMIT_DATA),
 ];
+
+/// The hard limit of descriptors that the program has set; the kernel's has room for ours above it.
+pub static HARD_FILES: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// What the kernel's hard limit of descriptors is to be when the program sets `wanted`, and it is `now`.
+pub fn with_room(wanted: u64, now: u64) -> u64 {
+    wanted.max(now.min(wanted.saturating_add(descriptors::ROOM)))
+}
 
 /// Soft and hard limit of this process.
 fn get(resource: u32) -> Option<[u64; 2]> {
@@ -57,6 +65,10 @@ pub fn give_back() {
         if let Some([_, hard]) = get(resource).filter(|_| soft != u64::MAX) {
             set(resource, [soft.min(hard), hard]);
         }
+    }
+    let files = HARD_FILES.load(Ordering::Relaxed);
+    if let Some([soft, hard]) = get(libc::RLIMIT_NOFILE).filter(|both| files < both[1]) {
+        set(libc::RLIMIT_NOFILE, [soft, files.min(hard)]);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::base::{
 use crate::far_tier::{self, pool};
 use crate::memory::{admit, mm, uaccess};
 use crate::paging::{ages, devices, fork_accounting, native_swap, trace};
-use crate::process::{actions, altstack, beliefs, threads};
+use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
 use crate::shared::pages;
 
@@ -106,11 +106,13 @@ pub fn begin_in(slot: &'static ProcSlot) {
 
 /// Opens and prepares a userfaultfd for this process, as the mode demands.
 pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
-    let u = if thread_mode {
-        uffd::Uffd::open_syscall(false).or_else(|_| uffd::Uffd::open_device())?
-    } else {
-        uffd::Uffd::open_syscall(true)?
-    };
+    let u = descriptors::with_room(|| match thread_mode {
+        true => uffd::Uffd::open_syscall(false).or_else(|e| match e.0 {
+            libc::EMFILE => Err(e),
+            _ => uffd::Uffd::open_device(),
+        }),
+        false => uffd::Uffd::open_syscall(true),
+    })?;
     let wanted = if thread_mode {
         uffd::feature::PAGEFAULT_FLAG_WP | uffd::feature::THREAD_ID
     } else {
@@ -284,7 +286,10 @@ struct Rlimit {
 /// # Safety
 /// `new` and `old` must be what the program passed: null, or a structure of two numbers to read, to write to.
 pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
-    let mine = pid == 0 || pid as u32 == proc::pid();
+    // A child of vfork has limits of its own, and not where they are kept.
+    let here = state::PID.load(Ordering::Relaxed) == proc::pid();
+    let mine = here && (pid == 0 || pid as u32 == proc::pid());
+    let of_files = mine && resource as u32 == libc::RLIMIT_NOFILE;
     let kept = match resource as u32 {
         libc::RLIMIT_AS => Some((&admit::LIMIT_AS, &admit::HARD_AS)),
         libc::RLIMIT_DATA => Some((&admit::LIMIT_DATA, &admit::HARD_DATA)),
@@ -296,6 +301,10 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
         Some(Err(e)) => return -(e.0 as isize),
         wanted => wanted.and_then(Result::ok),
     };
+    if of_files {
+        // SAFETY: the caller's promise.
+        return unsafe { limit_files(wanted, old) };
+    }
     let keep = kept
         .filter(|_| mine)
         .zip(wanted)
@@ -333,4 +342,47 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
         Ok(()) => 0,
         Err(e) => -(e.0 as isize),
     }
+}
+
+/// `prlimit64` of this process's descriptors.
+///
+/// # Safety
+/// `old` must be null, or where the program wants the old limits.
+unsafe fn limit_files(wanted: Option<Rlimit>, old: usize) -> isize {
+    let kernels = |new: usize, old: usize| {
+        let a = [0, libc::RLIMIT_NOFILE as usize, new, old, 0, 0];
+        // SAFETY: both are null or structures of ours.
+        unsafe { raw(libc::SYS_prlimit64 as usize, a) }
+    };
+    let mut before = Rlimit { soft: 0, hard: 0 };
+    let r = kernels(0, &raw mut before as usize);
+    if r < 0 {
+        return r;
+    }
+    let now = before.hard;
+    before.hard = now.min(limits::HARD_FILES.load(Ordering::Relaxed));
+    if let Some(w) = wanted {
+        if w.soft <= w.hard && w.hard > before.hard && !proc::may_raise_limits() {
+            return -(libc::EPERM as isize);
+        }
+        let new = Rlimit {
+            soft: w.soft,
+            hard: match w.soft <= w.hard {
+                true => limits::with_room(w.hard, now),
+                // The kernel's to refuse.
+                false => w.hard,
+            },
+        };
+        let r = kernels(&raw const new as usize, 0);
+        if r < 0 {
+            return r;
+        }
+        limits::HARD_FILES.store(w.hard, Ordering::Relaxed);
+    }
+    if old == 0 {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    let put = unsafe { uaccess::put(old, before) };
+    put.map_or_else(|e| -(e.0 as isize), |()| 0)
 }

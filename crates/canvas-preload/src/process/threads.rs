@@ -4,7 +4,7 @@
 use canvas_shm::Counter;
 use canvas_sys::pagemap::Pagemap;
 use canvas_sys::uffd::{self, Msg};
-use canvas_sys::{Errno, gate, mem, proc, signal};
+use canvas_sys::{Errno, descriptors, gate, mem, proc, signal};
 use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -25,8 +25,8 @@ const STACK_BYTES: usize = thread::OWN_STACK_BYTES;
 
 /// Opens a descriptor of this process for process_madvise, where PIDFD_SELF may be missing.
 pub fn open_pidfd() {
-    if let Ok(fd) = proc::pidfd_self()
-        && let Ok(fd) = canvas_sys::descriptors::moved(fd, true)
+    if let Ok(fd) = descriptors::with_room(proc::pidfd_self)
+        && let Ok(fd) = descriptors::moved(fd, true)
     {
         fds::guard(Fd::Pidfd, fd);
         state::PIDFD.store(fd, Ordering::Relaxed);
@@ -36,7 +36,9 @@ pub fn open_pidfd() {
 /// Opens this process's pagemap for good: program threads ask it too, and what they open meanwhile would have the
 /// number that another one may count on.
 pub fn open_pagemap() {
-    let opened = Pagemap::open().and_then(Pagemap::moved);
+    let opened = descriptors::with_room(|| Pagemap::open().ok_or(Errno(libc::EMFILE)))
+        .ok()
+        .and_then(Pagemap::moved);
     fds::guard(Fd::Pagemap, opened.unwrap_or(-1));
 }
 
