@@ -9,7 +9,8 @@ PREFIX ?= /usr/local
 MAN_DIR := $(DESTDIR)$(PREFIX)/share/man/man1
 SHARE_DIR := $(DESTDIR)$(PREFIX)/share
 
-TEST_PACKAGES := $(shell sed 's/\#.*//' tests/packages.txt 2>/dev/null) strace
+TEST_PACKAGES := $(shell sed 's/\#.*//' tests/packages.txt 2>/dev/null) strace \
+	$(shell /usr/bin/python3 -c 'import sys; print("libpython%d.%d-testsuite" % sys.version_info[:2])' 2>/dev/null)
 DEMO_PACKAGES := redis-server redis-tools python3 iproute2 util-linux kmod
 # `make demo DEMO_ARGS='--scale 0.2'` is a short one.
 DEMO_ARGS ?=
