@@ -18,6 +18,9 @@ pub const IDENTITIES_MAX: u64 = 1 << 48;
 /// The byte whose lock tells a process's number is so far behind that of its life.
 pub const NUMBERS: u64 = 1 << 62;
 
+/// The byte that a process locks while it gives up pages which relatives map.
+pub const GIVING_UP: u64 = 1 << 61;
+
 /// Can a process have this identity? A tenant can write any number into its segment.
 pub fn is_identity(id: u64) -> bool {
     (1..IDENTITIES_MAX).contains(&id)

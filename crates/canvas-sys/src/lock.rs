@@ -36,6 +36,12 @@ pub fn hold_with_process(fd: i32, at: u64) -> Result<(), Errno> {
     call(fd, libc::F_SETLK, &mut byte(libc::F_RDLCK, at, 1))
 }
 
+/// Locks a byte for this process alone, as long as it has its descriptors and closes none of this file; EAGAIN or EACCES
+/// while another process has it.
+pub fn take_with_process(fd: i32, at: u64) -> Result<(), Errno> {
+    call(fd, libc::F_SETLK, &mut byte(libc::F_WRLCK, at, 1))
+}
+
 /// Gives up this process's own locks on `bytes` bytes from `at` on; 0 for all.
 pub fn give_up(fd: i32, at: u64, bytes: i64) {
     let _ = call(fd, libc::F_SETLK, &mut byte(libc::F_UNLCK, at, bytes));

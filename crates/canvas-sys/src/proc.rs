@@ -387,15 +387,22 @@ pub fn file_size_max() -> Option<u64> {
     };
     read.is_ok().then_some(l[0])
 }
-/// Minor faults of this process so far (getrusage, all threads); 0 when the kernel does not say.
+/// Minor faults of this process so far, of all its threads; 0 when the kernel does not say.
 pub fn minor_faults() -> u64 {
+    minor_faults_of(libc::RUSAGE_SELF)
+}
+/// Minor faults of this thread so far; 0 when the kernel does not say.
+pub fn minor_faults_of_thread() -> u64 {
+    minor_faults_of(libc::RUSAGE_THREAD)
+}
+fn minor_faults_of(whom: i32) -> u64 {
     // struct rusage: two timevals, then maxrss, ixrss, idrss, isrss, minflt, and nine more longs.
     let mut usage = [0u64; 18];
     // SAFETY: the kernel writes 144 bytes.
     let r = unsafe {
         crate::sys2(
             libc::SYS_getrusage,
-            libc::RUSAGE_SELF as usize,
+            whom as usize,
             usage.as_mut_ptr() as usize,
         )
     };

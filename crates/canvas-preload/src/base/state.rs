@@ -20,8 +20,9 @@ pub static PID: AtomicU32 = AtomicU32::new(0);
 pub static THREAD_MODE: AtomicBool = AtomicBool::new(false);
 /// The process has forked, or is a fork's child: pages may be shared.
 pub static FORKED: AtomicBool = AtomicBool::new(false);
-/// Faults that the handler threads of this process have served.
-pub static FAULTS_SERVED: AtomicU64 = AtomicU64::new(0);
+/// Minor faults of this process that copied no page of the program: served by its handler threads (and retried), or on
+/// memory of canvas that is charged apart.
+pub static FAULTS_WITHOUT_COPY: AtomicU64 = AtomicU64::new(0);
 /// process_madvise on ourselves does not work here.
 pub static NO_VECTOR_DISCARD: AtomicBool = AtomicBool::new(false);
 

@@ -3,11 +3,12 @@
 
 use canvas_far::Whom;
 use canvas_shm::ProcSlot;
-use canvas_sys::proc;
+use canvas_shm::lives::GIVING_UP;
+use canvas_sys::{gate, lock, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
-use crate::base::{areas, far_area, life, smaps, state};
+use crate::base::{areas, far_area, fds, fds::Fd, life, smaps, state};
 
 /// The slots of all processes of the tenant.
 pub fn live_slots() -> impl Iterator<Item = &'static ProcSlot> + Clone {
@@ -86,6 +87,32 @@ pub fn keep_charge(pages: i64) {
     DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
     state::seg().charge_local(state::slot(), pages);
     state::seg().charge_footprint(pages);
+}
+
+/// Counts how many of the present pages in `ranges` a relative maps, and has `discard` give them up, while no relative
+/// does so: two that looked at one page together would both leave its charge to the other. What `discard` says, and
+/// the pages, for [`keep_charge`].
+pub fn give_up_shared<T>(ranges: &[libc::iovec], discard: impl FnOnce() -> T) -> (T, i64) {
+    /// A relative that is stopped meanwhile is not waited for: then the sum is too high until it is measured.
+    const LOOKS_MAX: u32 = 50;
+    if !state::FORKED.load(Ordering::Relaxed) || smaps::shared_in(ranges) == 0 {
+        return (discard(), 0);
+    }
+    let fd = fds::get(Fd::Segment).unwrap_or(-1);
+    let takes = |_| {
+        let taken = lock::take_with_process(fd, GIVING_UP).is_ok();
+        if !taken {
+            gate::yield_now();
+        }
+        taken
+    };
+    let taken = (0..LOOKS_MAX).any(takes);
+    let shared = smaps::shared_in(ranges);
+    let out = discard();
+    if taken {
+        lock::give_up(fd, GIVING_UP, 1);
+    }
+    (out, shared)
 }
 
 /// The pool gives memory back, whole pages from `addr` on, and will uncharge it: what a relative maps of

@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use crate::api::{faults, told};
 use crate::base::{freeze, regions, state, time};
 use crate::memory::advice;
-use crate::paging::{accounting, hints};
+use crate::paging::hints;
 
 /// The version of these calls: CANVAS_API_VERSION.
 const VERSION: u32 = 0x1_0000;
@@ -264,7 +264,7 @@ unsafe extern "C" fn stats(out: *mut Stats, bytes: usize) -> isize {
     let (faults_forwarded, faults_dropped) = faults::counts();
     let now = Stats {
         local_bytes: level(&seg.local_pages),
-        local_limit_bytes: accounting::limit().map_or(u64::MAX, size),
+        local_limit_bytes: seg.local_limit_pages().map_or(u64::MAX, size),
         pool_bytes: seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64,
         resident_bytes: level(&me.resident_pages),
         far_bytes: level(&me.far_pages),

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas::{self, CACHE_SLOTS_MAX},
-    smaps, state,
+    state,
     state::count,
     tenant, thread,
 };
@@ -72,15 +72,15 @@ pub fn give_back_idle(now: u64) {
         let mut still_shared = 0;
         for place in &places[..n] {
             let at = buffer(place.slot());
-            if state::FORKED.load(Ordering::Relaxed) {
-                let range = libc::iovec {
-                    iov_base: at as *mut _,
-                    iov_len: PAGE_SIZE,
-                };
-                still_shared += smaps::shared_in(&[range]);
-            }
-            // SAFETY: the slot is ours alone until it is given back, and nothing is in it.
-            let _ = unsafe { mem::advise(at, PAGE_SIZE, libc::MADV_DONTNEED) };
+            let range = libc::iovec {
+                iov_base: at as *mut _,
+                iov_len: PAGE_SIZE,
+            };
+            let discard = || {
+                // SAFETY: the slot is ours alone until it is given back, and nothing is in it.
+                let _ = unsafe { mem::advise(at, PAGE_SIZE, libc::MADV_DONTNEED) };
+            };
+            still_shared += tenant::give_up_shared(&[range], discard).1;
         }
         slots().give_back_bare(&places[..n]);
         accounting::uncharge(n as i64);

@@ -294,16 +294,31 @@ impl Correction {
     }
 }
 
+/// Does what touches memory of canvas's own, which is not counted as local memory: its minor faults are no copies of the
+/// program's pages.
+pub fn without_copies<T>(touches: impl FnOnce() -> T) -> T {
+    if !state::FORKED.load(Ordering::Relaxed) {
+        return touches();
+    }
+    let before = proc::minor_faults_of_thread();
+    let out = touches();
+    let faults = proc::minor_faults_of_thread().saturating_sub(before);
+    state::FAULTS_WITHOUT_COPY.fetch_add(faults, Ordering::Relaxed);
+    out
+}
+
 /// Minor faults since the last call: the kernel's count of pages that it gave to writes.
 fn copies_made() -> i64 {
     static SEEN: AtomicU64 = AtomicU64::new(0);
     static OF_PID: AtomicU32 = AtomicU32::new(0);
     // Faults that our handler threads serve are retried, and counted then.
-    let now = proc::minor_faults().saturating_sub(state::FAULTS_SERVED.load(Ordering::Relaxed));
+    let served = state::FAULTS_WITHOUT_COPY.load(Ordering::Relaxed);
+    let now = proc::minor_faults().wrapping_sub(served);
     let seen = SEEN.swap(now, Ordering::Relaxed);
     let pid = proc::pid();
     if OF_PID.swap(pid, Ordering::Relaxed) != pid {
         return 0;
     }
-    now.saturating_sub(seen) as i64
+    // What was served after it was counted is taken back.
+    now.wrapping_sub(seen) as i64
 }

@@ -20,7 +20,7 @@ use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::base::{
-    areas, held, slow, smaps, state,
+    areas, held, slow, state,
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
     tenant,
 };
@@ -28,7 +28,7 @@ use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
     accounting, ages, cache,
     context::{self, BATCH_PAGES, Reclaim},
-    devices, fault, in_line, nodes, swapin, trace,
+    devices, fault, fork_accounting, in_line, nodes, swapin, trace,
 };
 
 /// Pages that left by reclaim, ever.
@@ -255,12 +255,11 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             )
         };
     }
-    let still_shared = if state::FORKED.load(Ordering::Relaxed) {
-        smaps::shared_in(&ctx.ranges[..ranges])
-    } else {
-        0
-    };
-    if !discard(&ctx.ranges[..ranges]) {
+    // What makes a slot's page come into being is charged already, and is no copy.
+    state::FAULTS_WITHOUT_COPY.fetch_add(fresh as u64, Ordering::Relaxed);
+    let given_up = &ctx.ranges[..ranges];
+    let (gone, still_shared) = tenant::give_up_shared(given_up, || discard(given_up));
+    if !gone {
         let copied = n;
         n = keep_what_stays(&mut ctx.pages[..n], |i, j| ctx.slots.swap(i, j));
         cache::slots().give_back(&ctx.slots[n..copied]);
@@ -406,15 +405,20 @@ fn is_refused() -> bool {
 /// Writes out up to `n` of the cache's oldest pages; returns how many slots became free. Where nothing can be written
 /// beyond a full pool, those that have changed stay, and others behind them are tried.
 pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
+    if is_refused() {
+        return 0;
+    }
+    // The pool is charged apart.
+    fork_accounting::without_copies(|| write_oldest(ctx, n))
+}
+
+fn write_oldest(ctx: &mut Reclaim, n: u32) -> u32 {
     /// Pages that may stay before the rest is tried later, and how much later.
     const STAY_MAX: u32 = 8;
     const LATER_NS: u64 = 10_000_000;
     let slots = cache::slots();
     let mut places = [slot::Place::default(); slot::WRITES];
     let (mut freed, mut stay) = (0, 0);
-    if is_refused() {
-        return 0;
-    }
     while freed < n {
         let most = places.len().min((n - freed) as usize);
         let got = slots.oldest(&mut places[..most]);

@@ -226,7 +226,7 @@ fn child(
     let parent = state::slot();
     begin_in(slot);
     ages::inherit(parent);
-    state::FAULTS_SERVED.store(0, Ordering::Relaxed);
+    state::FAULTS_WITHOUT_COPY.store(0, Ordering::Relaxed);
     canvas_sys::gate::after_fork_in_child();
     own::after_fork_in_child();
     threads::after_fork_in_child();

@@ -408,7 +408,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
         }
         return;
     }
-    state::FAULTS_SERVED.fetch_add(1, Ordering::Relaxed);
+    state::FAULTS_WITHOUT_COPY.fetch_add(1, Ordering::Relaxed);
     let begun = time::now_ns();
     let page = PageId::of_addr(addr);
     let r = {
