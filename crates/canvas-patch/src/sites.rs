@@ -7,6 +7,7 @@
 //! * otherwise `mov eax, imm32; syscall`: the mov's five bytes become a jump; the syscall stays in
 //!   place for a path that jumps past the mov.
 //! * otherwise `mov eax, reg; syscall; jmp near`, a thread's exit: the three become one jump.
+//! * otherwise `syscall; ret` with padding behind it: the return is made in the trampoline.
 //!
 //! The trampoline has a `syscall` of its own in front of what it does after the call: whoever it asks can have the call
 //! made there, which takes no stack. A new thread comes back on another one.
@@ -15,11 +16,12 @@
 
 use core::ops::Range;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, OpKind, Register};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, Register};
 
 use crate::calls::{CLONE, EXIT, NR_MAX, RT_SIGRETURN, VFORK};
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const RET: u8 = 0xc3;
 /// Bytes of an instruction's longest encoding.
 const INSTRUCTION_MAX: usize = 15;
 /// Bytes that one trampoline may take.
@@ -182,6 +184,21 @@ fn ends_in_a_jump(code: &[u8], far: &FarJumps<'_>, site: usize) -> Option<usize>
     usize::try_from(to).ok().filter(|to| *to < code.len())
 }
 
+/// For `syscall; ret` at a function's end, with nothing but padding behind it: since glibc 2.41 all calls that can be
+/// cancelled come by one of these.
+fn ends_in_a_return(code: &[u8], far: &FarJumps<'_>, site: usize) -> bool {
+    let behind = site + SYSCALL.len() + 1;
+    let Some(bytes) = code.get(behind..(behind + INSTRUCTION_MAX).min(code.len())) else {
+        return false;
+    };
+    let padding = Decoder::with_ip(64, bytes, 0, DecoderOptions::NONE).decode();
+    code[behind - 1] == RET
+        && padding.mnemonic() == Mnemonic::Nop
+        && behind + padding.len() >= site + JUMP_BYTES
+        && is_border(code, site)
+        && !jumped_to(code, far, site + SYSCALL.len()..site + JUMP_BYTES)
+}
+
 /// Does an instruction begin at `at`? Decoded from far enough before to be in step by then.
 fn is_border(code: &[u8], at: usize) -> bool {
     let from = at.saturating_sub(200);
@@ -272,6 +289,10 @@ impl Site {
         if let Some(to) = ends_in_a_jump(code, far, at) {
             // The jump behind the call is the trampoline's own.
             return instead(at - 2, to, &code[at - 2..at], to..to);
+        }
+        if ends_in_a_return(code, far, at) {
+            let end = at + JUMP_BYTES;
+            return instead(at, end, &[], at + SYSCALL.len()..at + SYSCALL.len() + 1);
         }
         None
     }

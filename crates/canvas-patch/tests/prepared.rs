@@ -174,3 +174,25 @@ fn bytes_within_another_instruction_are_no_call() {
     Code::new(&code, &mut marks, &[]).each(|site| found.push(site.map(|new| new.from())));
     assert_eq!(found, [Err(305), Ok(400)]);
 }
+
+/// glibc 2.41's __syscall_cancel_arch ends so, with padding up to the next function: read, write, sendmsg and all others
+/// that can be cancelled come by it.
+#[test]
+fn a_call_that_only_padding_follows_returns_from_its_trampoline() {
+    let mut code = vec![0x90; 600];
+    code[300..318].copy_from_slice(&[
+        0x4c, 0x89, 0x5c, 0x24, 0x08, 0x0f, 0x05, 0xc3, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0,
+    ]);
+    // Here another function begins behind it.
+    code[400..408].copy_from_slice(&[0x0f, 0x05, 0xc3, 0x53, 0x48, 0x89, 0xfb, 0xc3]);
+    let mut marks = vec![0; Code::marks_for(code.len())];
+    let mut found = Vec::new();
+    Code::new(&code, &mut marks, &[]).each(|site| found.push(site));
+    let [Ok(returns), Err(400)] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!(returns.from(), 305);
+    let trampoline = returns.trampoline(&code, 0x10000, 0x20000, 0x30000);
+    // `lea rcx`, `jmp [area]`, `syscall`, and the return.
+    assert_eq!(trampoline.bytes()[7 + 6..][..3], [0x0f, 0x05, 0xc3]);
+}
