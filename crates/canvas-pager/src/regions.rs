@@ -127,6 +127,16 @@ impl<'a> Regions<'a> {
             });
         }
     }
+    /// The first region's part inside `start..end`: for walks that change regions on their way.
+    pub fn first_in(&self, start: u32, end: u32) -> Option<Region> {
+        let r = *self.as_slice().get(self.first_after(start))?;
+        let part = Region {
+            start: r.start.max(start),
+            end: r.end.min(end),
+            attr: r.attr,
+        };
+        (part.start < part.end).then_some(part)
+    }
     /// First free range of `len` pages at or above `low`, aligned to `align` pages (a power of
     /// two), ending at or below `high`.
     pub fn find_gap(&self, len: u32, align: u32, low: u32, high: u32) -> Option<u32> {
@@ -214,19 +224,12 @@ impl<'a> Regions<'a> {
     /// Changes the attributes of every mapped page in `start..end` by `f`.
     pub fn update(&mut self, start: u32, end: u32, f: impl Fn(Attr) -> Attr) -> Result<(), Full> {
         let mut at = start;
-        while at < end {
-            let Some(r) = self.as_slice().get(self.first_after(at)).copied() else {
-                break;
-            };
-            if r.start >= end {
-                break;
-            }
-            let (s, e) = (r.start.max(at), r.end.min(end));
+        while let Some(r) = self.first_in(at, end) {
             let new = f(r.attr);
             if new != r.attr {
-                self.insert(s, e, new)?;
+                self.insert(r.start, r.end, new)?;
             }
-            at = e;
+            at = r.end;
         }
         Ok(())
     }
@@ -293,6 +296,10 @@ mod tests {
                 }
                 prop_assert_eq!(regions.pages(), oracle.iter().flatten().count() as u64);
                 prop_assert_eq!(regions.covers(3, 9), oracle[3..9].iter().all(Option::is_some));
+                prop_assert_eq!(regions.first_in(9, 9), None);
+                let first = regions.first_in(3, 9).map(|r| (r.start, r.attr.prot));
+                let want = (3..9u32).find_map(|p| Some((p, oracle[p as usize]?)));
+                prop_assert_eq!(first, want);
                 for w in regions.as_slice().windows(2) {
                     prop_assert!(w[0].end < w[1].start || (w[0].end == w[1].start && w[0].attr != w[1].attr));
                 }

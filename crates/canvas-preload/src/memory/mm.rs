@@ -495,7 +495,7 @@ pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
     accounting::after_fork_in_child(resident);
     touched::after_fork_in_child();
     let mut at = 0;
-    while let Some(r) = g.window.as_slice().iter().find(|r| r.end > at).copied() {
+    while let Some(r) = g.window.first_in(at, u32::MAX) {
         at = r.end;
         if r.attr.kind & kind::DONTFORK != 0 {
             clear(g, r.start, r.end)?;

@@ -433,15 +433,11 @@ fn move_mapping(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
 fn move_guards(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
     let end = call.end.min(call.start + call.new_pages);
     let mut at = call.start;
-    while let Some(r) = g.window.as_slice().iter().find(|r| r.end > at).copied() {
-        let (from, until) = (r.start.max(at), r.end.min(end));
-        if from >= until {
-            break;
-        }
-        at = until;
+    while let Some(r) = g.window.first_in(at, end) {
+        at = r.end;
         if r.attr.kind & kind::GUARD != 0 {
             let place = |page: u32| to + (page - call.start);
-            advice::change_guard(g, place(from), place(until), true)?;
+            advice::change_guard(g, place(r.start), place(r.end), true)?;
         }
     }
     Ok(())

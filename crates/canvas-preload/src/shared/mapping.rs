@@ -81,7 +81,7 @@ pub fn inherit(_held: &Held, lists: &mut Lists) -> Result<(), Errno> {
         r.hold(me());
     }
     let mut at = 0;
-    while let Some(r) = mine.as_slice().iter().find(|r| r.end > at).copied() {
+    while let Some(r) = mine.first_in(at, u32::MAX) {
         at = r.end;
         if r.attr.kind & kind::DONTFORK != 0 {
             let _ = mine.remove(r.start, r.end);
