@@ -6,7 +6,7 @@ use crate::base::state;
 
 static PAGES: AtomicI64 = AtomicI64::new(0);
 
-/// So many pages can stay at most: three quarters of the local limit. What is left is to run the rest with.
+/// How many pages can stay at most: three quarters of the local limit. What is left is to run the rest with.
 pub fn most() -> i64 {
     state::seg()
         .local_limit_pages()
@@ -23,7 +23,7 @@ pub fn has_room(more: i64) -> bool {
     pages().saturating_add(more) <= most()
 }
 
-/// So many pages were marked, or less than none freed.
+/// Notes that `more` pages were marked as locked; a negative number of them was freed.
 pub fn note(more: i64) {
     PAGES.fetch_add(more, Ordering::Relaxed);
 }

@@ -83,7 +83,7 @@ pub fn try_lock() -> Option<Locked> {
 pub struct Claim {
     pub from: PageId,
     pub to: PageId,
-    /// They stay in memory from now on.
+    /// The pages stay in memory from their first touch on.
     pub is_locked: bool,
 }
 

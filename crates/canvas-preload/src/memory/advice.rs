@@ -74,7 +74,7 @@ fn before(g: &Lists, start: u32, end: u32, stops: impl Fn(&Region) -> bool) -> u
     until
 }
 
-/// Calls `f` with a part of the range, and gives `error` when that is not all of it.
+/// Gives `error` when `until`, where the call had to stop, is not the range's end.
 fn up_to(until: u32, end: u32, error: i32) -> Result<(), Errno> {
     match until == end {
         true => Ok(()),
@@ -103,7 +103,7 @@ fn madvise_range(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
         false => Err(hole()),
     };
     advise_native(&g, start, end, advice)?;
-    let mut attr = |set: u16, clear: u16| {
+    let attr = |g: &mut Lists, set: u16, clear: u16| {
         let changed = g.window.update(start, end, |a| Attr {
             kind: (a.kind | set) & !clear,
             ..a
@@ -111,15 +111,15 @@ fn madvise_range(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
         changed.map_err(|_| hole())
     };
     match advice {
-        libc::MADV_DOFORK => attr(0, kind::DONTFORK)?,
-        libc::MADV_KEEPONFORK => attr(0, kind::WIPEONFORK)?,
-        libc::MADV_NORMAL => attr(0, kind::RANDOM | kind::SEQUENTIAL)?,
+        libc::MADV_DOFORK => attr(&mut g, 0, kind::DONTFORK)?,
+        libc::MADV_KEEPONFORK => attr(&mut g, 0, kind::WIPEONFORK)?,
+        libc::MADV_NORMAL => attr(&mut g, 0, kind::RANDOM | kind::SEQUENTIAL)?,
         libc::MADV_RANDOM => {
-            attr(kind::RANDOM, kind::SEQUENTIAL)?;
+            attr(&mut g, kind::RANDOM, kind::SEQUENTIAL)?;
             regions::note_advised();
         }
         libc::MADV_SEQUENTIAL => {
-            attr(kind::SEQUENTIAL, kind::RANDOM)?;
+            attr(&mut g, kind::SEQUENTIAL, kind::RANDOM)?;
             regions::note_advised();
         }
         libc::MADV_DONTFORK | libc::MADV_WIPEONFORK => {
@@ -128,18 +128,14 @@ fn madvise_range(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
                 _ => kind::WIPEONFORK,
             };
             up_to(before(&g, start, end, is_fast), end, libc::EPERM)?;
-            let changed = g.window.update(start, end, |a| Attr {
-                kind: a.kind | set,
-                ..a
-            });
-            changed.map_err(|_| hole())?;
+            attr(&mut g, set, 0)?;
         }
         // FREE may take the pages at any time; now is a time.
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => {
             empty(&g, start, end, advice)?;
         }
         GUARD_INSTALL => install_guard(&mut g, start, end)?,
-        GUARD_REMOVE => remove_guard(&mut g, start, end)?,
+        GUARD_REMOVE => change_guard(&mut g, start, end, false)?,
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
             drop(g);
             return populate(start, end, advice == libc::MADV_POPULATE_WRITE).map(|()| 0);
@@ -208,18 +204,11 @@ fn install_guard(g: &mut Lists, start: u32, end: u32) -> Result<(), Errno> {
     change_guard(g, start, end, true)
 }
 
-fn remove_guard(g: &mut Lists, start: u32, end: u32) -> Result<(), Errno> {
-    change_guard(g, start, end, false)
-}
-
+/// Sets or removes guards in a range, but not in native pieces, which the kernel has advised.
 pub(crate) fn change_guard(g: &mut Lists, start: u32, end: u32, is_set: bool) -> Result<(), Errno> {
     let mut at = start;
-    while let Some(r) = g.window.as_slice().iter().find(|r| r.end > at).copied() {
-        let (s, e) = (r.start.max(at), r.end.min(end));
-        if s >= e {
-            break;
-        }
-        at = e;
+    while let Some(r) = g.window.first_in(at, end) {
+        at = r.end;
         let has = r.attr.kind & kind::GUARD != 0;
         if r.attr.kind & kind::NATIVE != 0 || has == is_set {
             continue;
@@ -229,10 +218,10 @@ pub(crate) fn change_guard(g: &mut Lists, start: u32, end: u32, is_set: bool) ->
             ..r.attr
         };
         if is_set {
-            discard(s, e);
+            discard(r.start, r.end);
         }
-        g.window.insert(s, e, attr).map_err(|_| hole())?;
-        protect(s, e, attr.access())?;
+        g.window.insert(r.start, r.end, attr).map_err(|_| hole())?;
+        protect(r.start, r.end, attr.access())?;
     }
     Ok(())
 }
@@ -294,7 +283,7 @@ pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             check(unsafe { gate::raw(libc::SYS_mincore as usize, call) })?;
             if r.attr.kind & kind::NATIVE == 0 {
                 for (i, page) in (at..r.end).enumerate() {
-                    // In thread mode whoever touched a page goes on a moment before the page's word says so.
+                    // In thread mode a thread that touched a page runs on a moment before the page's word says so.
                     let mut spins = 0;
                     while word::load(areas::word(PageId(page))).state().is_busy() {
                         backoff(&mut spins, yield_now);

@@ -204,6 +204,11 @@ pub(crate) fn hold(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
     hold_most(start, end, fill, held::most())
 }
 
+/// [`hold`], however much stays by that.
+pub(crate) fn hold_all(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
+    hold_most(start, end, fill, i64::MAX)
+}
+
 /// [`hold`], as long as `most` pages stay at most.
 fn hold_most(start: u32, end: u32, fill: bool, most: i64) -> Result<(), Errno> {
     let mut done = Ok(());
@@ -255,7 +260,7 @@ pub fn keep_stack(addr: usize, bytes: usize) {
     if let Ok((start, end)) = pages(addr, bytes) {
         let _inside = freeze::enter();
         // What is not mapped there fails as ever when a signal comes.
-        let _ = hold_most(start, end, true, i64::MAX);
+        let _ = hold_all(start, end, true);
     }
 }
 
@@ -319,12 +324,12 @@ pub fn munlockall() -> Result<usize, Errno> {
     check(unsafe { raw(libc::SYS_munlockall as usize, [0; 6]) })
 }
 
-/// The first region that ends after `page`.
+/// The first region, or part of one, from `page` on.
 fn region_after(page: u32) -> Option<(u32, u32)> {
     let _inside = freeze::enter();
     let g = lock();
-    let mut regions = g.window.as_slice().iter();
-    regions.find(|r| r.end > page).map(|r| (r.start, r.end))
+    let part = g.window.first_in(page, WINDOW_PAGES as u32)?;
+    Some((part.start, part.end))
 }
 
 /// A native mapping of a program that has locked all future memory.

@@ -2,36 +2,32 @@
 //! place (a userfaultfd of the program's, protection keys, a move out of the window).
 
 use canvas_pager::regions::{Attr, kind};
-use canvas_pager::word::{self, State, Word, flag};
+use canvas_pager::word::{self, State, Word};
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{Errno, mem};
+use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{self, BLOCK_PAGES};
-use canvas_types::{PAGE_SIZE, PageId};
 
 use crate::base::{
-    areas, freeze, held,
-    regions::{addr_of, lock, range},
+    areas, freeze, regions,
+    regions::{addr_of, range},
     state,
     state::uffd,
     touched,
 };
 use crate::memory::ranges::each_touched;
-use crate::memory::{mm, pins, uaccess};
-use crate::paging::{
-    accounting,
-    fault::{self, Resolved},
-    reclaim,
-};
+use crate::memory::{lock, mm, pins, uaccess};
+use crate::paging::{accounting, reclaim};
 
 /// Makes a mapped range native, with what it holds, which comes in first. It counts as the process's other native
 /// memory from then on, and comes back to canvas when it is unmapped.
 pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
     let _inside = freeze::enter();
-    if !lock().window.covers(start, end) {
+    if !regions::lock().window.covers(start, end) {
         return Err(Errno(libc::ENOMEM));
     }
-    bring_in(start, end)?;
-    let mut g = lock();
+    lock::hold_all(start, end, false)?;
+    let mut g = regions::lock();
     let mut lost = false;
     each_touched(start, end, |page, cur| {
         if cur.state() != State::Resident {
@@ -51,15 +47,12 @@ pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
     let bytes = (end - start) as usize * PAGE_SIZE;
     uffd().unregister(addr_of(start), bytes)?;
     let mut at = start;
-    while let Some(r) = g.window.as_slice().iter().find(|r| r.end > at).copied() {
-        let (s, e) = (r.start.max(at), r.end.min(end));
-        if s >= e {
-            break;
-        }
+    while let Some(r) = g.window.first_in(at, end) {
         at = r.end;
         if r.attr.kind & (kind::NATIVE | kind::DONTFORK) == 0 {
+            let bytes = (r.end - r.start) as usize * PAGE_SIZE;
             // SAFETY: changes only what a fork copies.
-            unsafe { mem::advise(addr_of(s), (e - s) as usize * PAGE_SIZE, libc::MADV_DOFORK) }?;
+            unsafe { mem::advise(addr_of(r.start), bytes, libc::MADV_DOFORK) }?;
         }
         if r.attr.kind & kind::NATIVE == 0 {
             let kept = r.attr.kind & (kind::SEALED | kind::DONTFORK);
@@ -68,35 +61,11 @@ pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
                 ..r.attr
             };
             g.window
-                .insert(s, e, native)
+                .insert(r.start, r.end, native)
                 .map_err(|_| Errno(libc::ENOMEM))?;
         }
     }
     accounting::measure_soon();
-    Ok(())
-}
-
-/// Makes what was touched of the range resident and writable, and keeps it so.
-fn bring_in(start: u32, end: u32) -> Result<(), Errno> {
-    for page in PageId::each(start..end) {
-        let w = areas::word(page);
-        loop {
-            let cur = word::load(w);
-            if cur.state() == State::Untouched {
-                break;
-            }
-            if cur.state() == State::Resident && !cur.has(flag::PROTECTED) {
-                if word::transition(w, cur, cur.set(flag::LOCKED)) {
-                    held::note(i64::from(!cur.has(flag::LOCKED)));
-                    break;
-                }
-                continue;
-            }
-            if fault::resolve(page, true) != Resolved::Present {
-                return Err(Errno(libc::ENOMEM));
-            }
-        }
-    }
     Ok(())
 }
 
@@ -110,14 +79,14 @@ pub fn pkey_mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         if start < end {
             {
                 let _inside = freeze::enter();
-                mm::refuse_sealed(&lock(), start, end)?;
+                mm::refuse_sealed(&regions::lock(), start, end)?;
             }
             release(start, end)?;
         }
         // SAFETY: the program's call, on memory that is the kernel's own now.
         let done = check(unsafe { raw(libc::SYS_pkey_mprotect as usize, *a) })?;
         let _inside = freeze::enter();
-        let _ = lock().window.update(start, end, |attr| Attr {
+        let _ = regions::lock().window.update(start, end, |attr| Attr {
             prot: a[2] as u8,
             ..attr
         });
