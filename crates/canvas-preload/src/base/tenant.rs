@@ -89,13 +89,13 @@ pub fn keep_charge(pages: i64) {
     state::seg().charge_footprint(pages);
 }
 
-/// Counts how many of the present pages in `ranges` a relative maps, and has `discard` give them up, while no relative
+/// Counts by `shared` how many of some present pages a relative maps, and has `discard` give them up, while no relative
 /// does so: two that looked at one page together would both leave its charge to the other. What `discard` says, and
 /// the pages, for [`keep_charge`].
-pub fn give_up_shared<T>(ranges: &[libc::iovec], discard: impl FnOnce() -> T) -> (T, i64) {
+pub fn give_up_shared<T>(shared: impl Fn() -> i64, discard: impl FnOnce() -> T) -> (T, i64) {
     /// A relative that is stopped meanwhile is not waited for: then the sum is too high until it is measured.
     const LOOKS_MAX: u32 = 50;
-    if !state::FORKED.load(Ordering::Relaxed) || smaps::shared_in(ranges) == 0 {
+    if !state::FORKED.load(Ordering::Relaxed) || shared() == 0 {
         return (discard(), 0);
     }
     let fd = fds::get(Fd::Segment).unwrap_or(-1);
@@ -107,7 +107,7 @@ pub fn give_up_shared<T>(ranges: &[libc::iovec], discard: impl FnOnce() -> T) ->
         taken
     };
     let taken = (0..LOOKS_MAX).any(takes);
-    let shared = smaps::shared_in(ranges);
+    let shared = shared();
     let out = discard();
     if taken {
         lock::give_up(fd, GIVING_UP, 1);

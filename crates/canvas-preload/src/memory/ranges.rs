@@ -25,7 +25,7 @@ pub(crate) fn on_range(
     layout::in_window(addr).then(|| range(addr, bytes).and_then(|(start, end)| call(start, end)))
 }
 
-/// The same for calls that give ENOMEM where nothing can be mapped.
+/// [`on_range`] for calls that give ENOMEM where nothing can be mapped.
 pub(crate) fn on_mapped(
     addr: usize,
     bytes: usize,
@@ -95,17 +95,19 @@ pub(crate) fn discard(start: u32, end: u32) {
             reclaim::forget(page, cur);
         });
         if any {
-            if state::FORKED.load(Ordering::Relaxed) {
-                tenant::keep_charge(smaps::shared_pages(addr_of(first as u32), &present));
-            }
             let (at, bytes) = (addr_of(from), (to - from) as usize * PAGE_SIZE);
             // SAFETY: the program gave up what is there; the words of all present pages in the range are Mapping,
             // and so ours: nobody copies from these pages meanwhile.
-            let _ = unsafe {
+            let empty = || unsafe {
                 mem::advise(at, bytes, libc::MADV_DONTNEED)
                     // Some of it is locked.
                     .or_else(|_| mem::advise(at, bytes, libc::MADV_DONTNEED_LOCKED))
             };
+            let shared = || smaps::shared_pages(addr_of(first as u32), &present);
+            let (_, still_shared) = tenant::give_up_shared(shared, empty);
+            if still_shared > 0 {
+                tenant::keep_charge(still_shared);
+            }
         }
         for (i, bits) in mine.iter().enumerate() {
             let mut bits = *bits;

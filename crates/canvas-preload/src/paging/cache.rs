@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas::{self, CACHE_SLOTS_MAX},
-    state,
+    smaps, state,
     state::count,
     tenant, thread,
 };
@@ -80,7 +80,7 @@ pub fn give_back_idle(now: u64) {
                 // SAFETY: the slot is ours alone until it is given back, and nothing is in it.
                 let _ = unsafe { mem::advise(at, PAGE_SIZE, libc::MADV_DONTNEED) };
             };
-            still_shared += tenant::give_up_shared(&[range], discard).1;
+            still_shared += tenant::give_up_shared(|| smaps::shared_in(&[range]), discard).1;
         }
         slots().give_back_bare(&places[..n]);
         accounting::uncharge(n as i64);

@@ -20,7 +20,7 @@ use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::base::{
-    areas, held, slow, state,
+    areas, held, slow, smaps, state,
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
     tenant,
 };
@@ -206,6 +206,8 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     let pages = ctx.batch.dirty_pages() as usize;
     let (got, fresh) = cache::slots().alloc(&mut ctx.slots[..pages]);
     if fresh > 0 {
+        // What makes a slot's page come into being is charged here, and is no copy.
+        state::FAULTS_WITHOUT_COPY.fetch_add(fresh as u64, Ordering::Relaxed);
         state::seg().charge_local(state::slot(), fresh as i64);
         state::slot()
             .cached_pages
@@ -255,10 +257,9 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             )
         };
     }
-    // What makes a slot's page come into being is charged already, and is no copy.
-    state::FAULTS_WITHOUT_COPY.fetch_add(fresh as u64, Ordering::Relaxed);
     let given_up = &ctx.ranges[..ranges];
-    let (gone, still_shared) = tenant::give_up_shared(given_up, || discard(given_up));
+    let (gone, still_shared) =
+        tenant::give_up_shared(|| smaps::shared_in(given_up), || discard(given_up));
     if !gone {
         let copied = n;
         n = keep_what_stays(&mut ctx.pages[..n], |i, j| ctx.slots.swap(i, j));
