@@ -261,51 +261,47 @@ CASE(unshare_of_user_and_pid_namespaces) { unshares(CLONE_NEWUSER | CLONE_NEWPID
 CASE(unshare_of_files_and_directories) { unshares(CLONE_FILES | CLONE_FS); }
 CASE(unshare_of_memory) { unshares(CLONE_VM | CLONE_SIGHAND | CLONE_THREAD); }
 
-CASE(setns_of_a_user_namespace) {
-    int ready[2], done[2];
+/* A child in namespaces of its own, until a byte is written to `done`. */
+static pid_t child_in(int namespaces, int *done) {
+    int ready[2], end[2];
     char byte;
     OK(pipe(ready));
-    OK(pipe(done));
+    OK(pipe(end));
     pid_t pid = OK(fork());
     if (pid == 0) {
-        byte = unshare(CLONE_NEWUSER) == 0 ? 'y' : 'n';
+        byte = unshare(namespaces) == 0 ? 'y' : 'n';
         OK(write(ready[1], &byte, 1));
-        OK(read(done[0], &byte, 1));
+        OK(read(end[0], &byte, 1));
         _exit(0);
     }
     OK(read(ready[0], &byte, 1));
     if (byte != 'y')
         SKIP("no user namespaces here");
+    *done = end[1];
+    return pid;
+}
+
+CASE(setns_of_a_user_namespace) {
+    int done;
+    pid_t pid = child_in(CLONE_NEWUSER, &done);
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
     int fd = OK(open(path, O_RDONLY));
     OK(setns(fd, CLONE_NEWUSER));
     EXPECT_ERROR(setns(fd, CLONE_NEWUSER), EINVAL);
-    OK(write(done[1], &byte, 1));
+    OK(write(done, "", 1));
     EXPECT_EXIT(pid, 0);
 }
 
 CASE(setns_of_namespaces_by_a_pidfd) {
-    int ready[2], done[2];
-    char byte;
-    OK(pipe(ready));
-    OK(pipe(done));
-    pid_t pid = OK(fork());
-    if (pid == 0) {
-        byte = unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS) == 0 ? 'y' : 'n';
-        OK(write(ready[1], &byte, 1));
-        OK(read(done[0], &byte, 1));
-        _exit(0);
-    }
-    OK(read(ready[0], &byte, 1));
-    if (byte != 'y')
-        SKIP("no user namespaces here");
+    int done;
+    pid_t pid = child_in(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS, &done);
     int fd = OK(syscall(SYS_pidfd_open, pid, 0));
     shared_pages = absent(64);
     OK(setns(fd, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS));
     OK(sethostname("x", 1));
     EXPECT(is_filled(shared_pages, 64 * PAGE));
-    OK(write(done[1], &byte, 1));
+    OK(write(done, "", 1));
     EXPECT_EXIT(pid, 0);
     EXPECT_EXIT(CHILD(_exit(has_its_own_memory(NULL))), 7);
 }

@@ -249,6 +249,27 @@ static inline char *absent(size_t count) {
 /* Memory for one object that begins `before` bytes ahead of the end of the first of two absent pages. */
 static inline void *astride(size_t before) { return absent(2) + PAGE - before; }
 /* An address at which nothing is mapped, one page, between pages that are. */
+/* si_code of the SIGSEGV that a touch gives, or 0. */
+static sigjmp_buf touch_back;
+static volatile int touch_code;
+static inline void touch_caught(int number, siginfo_t *info, void *context) {
+    (void)number, (void)context;
+    touch_code = info->si_code;
+    siglongjmp(touch_back, 1);
+}
+static inline int touch(volatile char *p, int write) {
+    struct sigaction action = {.sa_sigaction = touch_caught, .sa_flags = SA_SIGINFO};
+    OK(sigaction(SIGSEGV, &action, NULL));
+    touch_code = 0;
+    if (sigsetjmp(touch_back, 1) == 0) {
+        if (write)
+            *p = 1;
+        else
+            (void)*p;
+    }
+    return touch_code;
+}
+
 static inline char *hole(void) {
     char *p = pages(3);
     OK(munmap(p + PAGE, PAGE));

@@ -2,26 +2,6 @@
 #include "conformance.h"
 
 
-static sigjmp_buf back;
-static volatile int code;
-static void caught(int number, siginfo_t *info, void *context) {
-    (void)number, (void)context;
-    code = info->si_code;
-    siglongjmp(back, 1);
-}
-/* si_code of the SIGSEGV that a touch gives, or 0. */
-static int touch(volatile char *p, int write) {
-    struct sigaction action = {.sa_sigaction = caught, .sa_flags = SA_SIGINFO};
-    OK(sigaction(SIGSEGV, &action, NULL));
-    code = 0;
-    if (sigsetjmp(back, 1) == 0) {
-        if (write)
-            *p = 1;
-        else
-            (void)*p;
-    }
-    return code;
-}
 
 CASE(mmap_gives_zeros) {
     char *p = pages(8);

@@ -10,25 +10,6 @@
 #define GUARD_INSTALL 102
 #define GUARD_REMOVE 103
 
-static sigjmp_buf back;
-static volatile int code;
-static void caught(int number, siginfo_t *info, void *context) {
-    (void)number, (void)context;
-    code = info->si_code;
-    siglongjmp(back, 1);
-}
-static int touch(volatile char *p, int write) {
-    struct sigaction action = {.sa_sigaction = caught, .sa_flags = SA_SIGINFO};
-    OK(sigaction(SIGSEGV, &action, NULL));
-    code = 0;
-    if (sigsetjmp(back, 1) == 0) {
-        if (write)
-            *p = 1;
-        else
-            (void)*p;
-    }
-    return code;
-}
 static long seal(void *p, size_t bytes, unsigned long flags) { return syscall(462, p, bytes, flags); }
 
 CASE(mseal_wrong_arguments) {
