@@ -65,7 +65,7 @@ pub struct Config {
     pub seeds: Vec<String>,
     /// So many files for copies on disk, each on a disk of its own.
     pub disks: usize,
-    /// They keep what too few donors take.
+    /// The disk keeps what too few donors take, where the copies that are wanted need none there.
     pub disks_keep: bool,
     /// What stays free on each of these disks.
     pub reserve: Option<Amount>,

@@ -345,7 +345,7 @@ pub struct WorkerArgs {
     /// Files for copies on disk.
     #[arg(long, default_value_t = 0)]
     pub disks: usize,
-    /// These were named: they keep what too few donors take.
+    /// `--far-dir` named the directories of these files: the disk keeps what too few donors take.
     #[arg(long)]
     pub disks_keep: bool,
     #[command(flatten)]

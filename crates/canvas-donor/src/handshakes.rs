@@ -40,7 +40,7 @@ impl Handshakes {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(IpAddr, Arc<Outbox>)>> {
-        // Whole values, whoever panicked.
+        // A thread that panicked left whole values behind.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -248,7 +248,7 @@ fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
     matches!(write_next(b, look_max), Wrote::Some)
 }
 
-/// The same; that there is nothing to write is remembered for a while.
+/// [`write_some`], and why nothing was written; that there is nothing to write is remembered for a while.
 fn write_next(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
     let owner = b.owner();
     let wrote = write_oldest(b, look_max);

@@ -9,7 +9,7 @@
 //! * otherwise `mov eax, reg; syscall; jmp near`, a thread's exit: the three become one jump.
 //! * otherwise `syscall; ret` with padding behind it: the return is made in the trampoline.
 //!
-//! The trampoline has a `syscall` of its own in front of what it does after the call: whoever it asks can have the call
+//! The trampoline has a `syscall` of its own in front of what it does after the call: the hook can have the call
 //! made there, which takes no stack. A new thread comes back on another one.
 //!
 //! glibc 2.36 has 526 sites; what is left out are the ones that must be (`vfork`, and `rt_sigreturn`).

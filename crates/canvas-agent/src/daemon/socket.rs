@@ -226,7 +226,7 @@ mod tests {
         second.remove(&path);
         let left = fs::read_dir(path.parent().unwrap()).unwrap();
         assert_eq!(left.count(), 0);
-        // Who removed them has its lock still, which is nobody's obstacle and no lock of theirs.
+        // The agent that removed the file still locks it: that lock hinders nobody who opens the new file.
         let _third = ListeningSocket::open(&path).unwrap().unwrap();
         assert!(ListeningSocket::open(&path).unwrap().is_none());
     }

@@ -158,7 +158,7 @@ pub struct Replicas {
     donors: Vec<Donor>,
     meeting: Meeting,
     disk: Option<Disk>,
-    /// It keeps what too few donors take, where no copy is wanted there.
+    /// [`Config::disk_keeps`].
     disk_keeps: bool,
     /// Slabs whose copy on the disk is being freed, because it is not wanted any more, and writes that wait for that.
     dropping: HashMap<u32, Vec<u32>>,

@@ -609,7 +609,7 @@ fn bad_arguments_of_bench_compare_are_2() {
     }
 }
 
-/// A directory that others can look into is not believed, and whoever asks hears why nothing is seen.
+/// canvas trusts no directory that other users can look into, and `status` says why it shows nothing.
 #[test]
 fn a_directory_of_sockets_that_is_open_to_others_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -120,7 +120,7 @@ impl Host {
         self.begin_at(&dir, flags)
     }
 
-    /// The same with another far directory.
+    /// [`Host::begin`] with another far directory.
     fn begin_at(&mut self, far: &Path, flags: &[&str]) -> Agent {
         self.agents += 1;
         let err = self.dir.path().join(format!("agent-{}", self.agents));
