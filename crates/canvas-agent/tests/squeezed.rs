@@ -13,7 +13,7 @@ use canvas_shm::far::SLAB_EXTENTS;
 
 use rig::{PATIENCE, Rig, donor_of, seed};
 
-const SLABS: u32 = 6;
+const SLABS: u32 = 12;
 /// So many extents of a slab are worth to be freed.
 const EXTENTS: u32 = 40;
 
