@@ -128,12 +128,12 @@ mod judge {
             let own = || Some(slot.pid.load(Ordering::Relaxed)).filter(|n| *n != 0);
             self.number(slot.identity()?).or_else(own)
         }
-        /// The numbers of all processes that have a place.
+        /// The numbers of all processes that have a place and live. A place can outlast its process until it is given
+        /// back, and so can the lock that tells its number, over an exec.
         pub fn numbers(self, segment: &Segment) -> impl Iterator<Item = u32> {
-            segment
-                .procs_used()
-                .iter()
-                .filter_map(move |s| self.number_at(s))
+            let lives = move |s: &&ProcSlot| s.identity().is_some_and(|id| !self.is_gone(id));
+            let there = segment.procs_used().iter().filter(lives);
+            there.filter_map(move |s| self.number_at(s))
         }
     }
 }
