@@ -490,7 +490,11 @@ impl World {
                 self.write_ended(a, id);
             }
             None => {
-                if op.read.disk_answered(true) == Then::HandOut {
+                if op
+                    .read
+                    .disk_answered(OnDisk::Yes, read::Answer::Data { blank: false })
+                    == Then::HandOut
+                {
                     let version = self.agents[a].disk[extent];
                     self.stats.disk_reads += u64::from(version == self.agents[a].seals[extent]);
                     self.hand_out(a, id, version);

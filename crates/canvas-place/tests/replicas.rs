@@ -375,7 +375,7 @@ proptest! {
             }
             let is_good = if kind == 0 && disk_awaited {
                 disk_awaited = false;
-                prop_assert_eq!(read.disk_answered(true), Then::HandOut);
+                prop_assert_eq!(read.disk_answered(OnDisk::Yes, Answer::Data { blank: false }), Then::HandOut);
                 disk_is_good
             } else if awaited.is_empty() {
                 continue;
@@ -699,4 +699,21 @@ fn write(
             one.lacks(extent % 4);
         }
     }
+}
+
+/// Where the disk keeps a part of a slab only, what it never had is lost with the donor, and nothing is damaged.
+#[test]
+fn a_blank_answer_of_a_disk_that_is_not_sure_is_no_copy() {
+    let blank = Answer::Data { blank: true };
+    let mut unsure = Read::default();
+    assert_eq!(
+        unsure.disk_answered(OnDisk::Unsure, blank),
+        Then::GoOn { failover: false }
+    );
+    assert_eq!(unsure.is_bad(), None);
+    let donors: &[canvas_place::replicas::DonorView] = &[];
+    let ends = unsure.otherwise(None, 0, donors, || 0, 1);
+    assert_eq!(ends, Otherwise::Ends { away: false });
+    let mut sure = Read::default();
+    assert_eq!(sure.disk_answered(OnDisk::Yes, blank), Then::HandOut);
 }

@@ -349,10 +349,19 @@ impl Replicas {
         };
         let now_ns = self.now_ns();
         self.reads.turns.disk.answered(now_ns);
-        let Some(r) = self.reads.get(id, serial) else {
+        let Some(extent) = self.reads.get(id, serial).map(|r| r.extent) else {
             return;
         };
-        match r.state.disk_answered(outcome == Outcome::Done) {
+        let (slab, within) = place(extent);
+        let on_disk = self.on_disk(slab, within);
+        let r = self.reads.get(id, serial).expect("just seen");
+        let said = match outcome {
+            Outcome::Done => read::Answer::Data {
+                blank: block[r.range.clone()].iter().all(|b| *b == 0),
+            },
+            _ => read::Answer::No,
+        };
+        match r.state.disk_answered(on_disk, said) {
             Then::Nothing => {}
             Then::HandOut => {
                 let block = match r.block.take() {

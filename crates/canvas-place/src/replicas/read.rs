@@ -223,20 +223,24 @@ impl Read {
         Then::GoOn { failover: true }
     }
 
-    /// The disk has answered, or (not `ok`) could not read.
-    pub fn disk_answered(&mut self, ok: bool) -> Then {
+    /// The disk has answered, or ([`Answer::No`]) could not read. What is blank is no copy where nothing is known to be
+    /// kept there (`on_disk`), and so none that is damaged.
+    pub fn disk_answered(&mut self, on_disk: OnDisk, answer: Answer) -> Then {
         self.asked_disk = false;
         if self.handed {
             self.tried_disk = false;
-            Then::Nothing
-        } else if ok {
-            self.handed = true;
-            self.from = None;
-            Then::HandOut
-        } else {
-            self.disk_failed = true;
-            Then::GoOn { failover: false }
+            return Then::Nothing;
         }
+        match answer {
+            Answer::Data { blank: true } if on_disk == OnDisk::Unsure => {}
+            Answer::Data { .. } => {
+                self.handed = true;
+                self.from = None;
+                return Then::HandOut;
+            }
+            Answer::Unknown | Answer::No => self.disk_failed = true,
+        }
+        Then::GoOn { failover: false }
     }
 
     /// A tick after [`Otherwise::Later`]: donors (a bit each) that do not serve are tried anew.
