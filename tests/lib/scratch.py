@@ -5,12 +5,15 @@ user of the tests can reach.
 """
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
 
 USUAL = ("/tmp", "/var/tmp")
+# What the tests have there at one time: disks of the far tier, swap files, images of guests.
+FREE_MIB = 3 << 10
 
 
 def is_open(path):
@@ -48,6 +51,8 @@ def what_is_wrong(path):
             os.unlink(f.name)
         if os.getuid() == 0 and not is_open(path):
             return "only its owner can reach it, and tests run as an ordinary user, too"
+        if (free := shutil.disk_usage(path).free >> 20) < FREE_MIB:
+            return f"{free} MiB are free, and the tests want {FREE_MIB}"
     except PermissionError:
         return "no program can be started there, or nothing can be written (mounted noexec?)"
     except OSError as e:
