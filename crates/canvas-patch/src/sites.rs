@@ -330,6 +330,34 @@ impl Replacement {
     }
 }
 
+/// `lea rcx, [rip + rel32]`, and its bytes with the distance.
+const LEA: [u8; 3] = [0x48, 0x8d, 0x0d];
+const LEA_BYTES: usize = 7;
+/// `jmp [rip + rel32]`, likewise.
+const JUMP_BY_AREA: [u8; 2] = [0xff, 0x25];
+const JUMP_BY_AREA_BYTES: usize = 6;
+
+/// Where in a library the `syscall; ret` was whose trampoline is `code`, at `start`; `None` for other trampolines and
+/// for what is none.
+pub fn returning_at(code: &[u8; TRAMPOLINE_BYTES], start: usize) -> Option<usize> {
+    const CALL: usize = LEA_AND_JUMP_BYTES;
+    /// `syscall; ret; jmp`, before the distance.
+    const LAST: [u8; 4] = [SYSCALL[0], SYSCALL[1], RET, 0xe9];
+    let is_one = code.starts_with(&LEA)
+        && code[LEA_BYTES..].starts_with(&JUMP_BY_AREA)
+        && code[CALL..].starts_with(&LAST);
+    let rel = code[CALL + LAST.len()..].first_chunk().copied();
+    let end = start + CALL + LAST.len() + 4;
+    let to = end.wrapping_add_signed(i32::from_le_bytes(rel?) as isize);
+    is_one.then(|| to.wrapping_sub(JUMP_BYTES))
+}
+
+/// Is `at` in a trampoline of [`returning_at`] an instruction that comes before the call, or the call?
+pub fn is_before_return(at: usize) -> bool {
+    matches!(at % TRAMPOLINE_BYTES, 0 | LEA_BYTES | LEA_AND_JUMP_BYTES)
+}
+const LEA_AND_JUMP_BYTES: usize = LEA_BYTES + JUMP_BY_AREA_BYTES;
+
 /// One trampoline.
 pub struct Trampoline {
     at: usize,
@@ -351,11 +379,11 @@ impl Trampoline {
     }
     /// `lea rcx, [back]; jmp [area]; syscall; back: moved instructions; jmp to`.
     fn finish(&mut self, area: usize, moved: &[u8], to: usize) {
-        let back = self.at + self.len + 7 + 6 + SYSCALL.len();
-        self.push(&[0x48, 0x8d, 0x0d]);
+        let back = self.at + self.len + LEA_BYTES + JUMP_BY_AREA_BYTES + SYSCALL.len();
+        self.push(&LEA);
         let rel = self.rel32(back, 0);
         self.push(&rel);
-        self.push(&[0xff, 0x25]);
+        self.push(&JUMP_BY_AREA);
         let rel = self.rel32(area, 0);
         self.push(&rel);
         self.push(&SYSCALL);

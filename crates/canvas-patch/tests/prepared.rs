@@ -5,7 +5,7 @@ use canvas_patch::prepared::{
     AREA_BEFORE_TEXT, AREA_HEAD_BYTES, DIRECTORY_BYTES, Identity, Patch, Prepared, Source, append,
     directory,
 };
-use canvas_patch::sites::{Code, TRAMPOLINE_BYTES};
+use canvas_patch::sites::{Code, TRAMPOLINE_BYTES, returning_at};
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// `mov eax, 9; syscall; cmp rax, -4096; ja +1`: libc's usual call.
@@ -195,4 +195,10 @@ fn a_call_that_only_padding_follows_returns_from_its_trampoline() {
     let trampoline = returns.trampoline(&code, 0x10000, 0x20000, 0x30000);
     // `lea rcx`, `jmp [area]`, `syscall`, and the return.
     assert_eq!(trampoline.bytes()[7 + 6..][..3], [0x0f, 0x05, 0xc3]);
+    // From which one finds the place in the library.
+    let mut whole = [0; TRAMPOLINE_BYTES];
+    whole[..trampoline.bytes().len()].copy_from_slice(trampoline.bytes());
+    assert_eq!(returning_at(&whole, 0x20000), Some(0x10000 + 305));
+    whole[15] = 0x90;
+    assert_eq!(returning_at(&whole, 0x20000), None);
 }

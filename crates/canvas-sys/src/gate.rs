@@ -63,6 +63,73 @@ pub unsafe fn raw(nr: usize, a: [usize; 6]) -> isize {
     ret
 }
 
+/// [`raw`] as long as `word` is `seen`, which is looked at in the last instruction before the call. Else, and where
+/// [`interrupt`] ends the wait, the answer is EINTR, and the call was not made.
+///
+/// # Safety
+/// As for [`raw`].
+#[inline(always)]
+pub unsafe fn raw_while(word: &AtomicU32, seen: u32, nr: usize, a: [usize; 6]) -> isize {
+    let ret: isize;
+    // SAFETY: as in `raw`: `checked` calls the gate, and clobbers no more than that does.
+    unsafe {
+        asm!(
+            "call {checked}",
+            checked = sym checked,
+            in("r12") word as *const AtomicU32,
+            in("r13d") seen,
+            inlateout("rax") nr as isize => ret,
+            in("rdi") a[0],
+            in("rsi") a[1],
+            in("rdx") a[2],
+            in("r10") a[3],
+            in("r8") a[4],
+            in("r9") a[5],
+            lateout("rcx") _,
+            inlateout("r11") gate() => _,
+        );
+    }
+    ret
+}
+
+/// Calls the gate (r11) if the number at r12 is r13d.
+#[unsafe(naked)]
+unsafe extern "C" fn checked() {
+    naked_asm!(
+        "cmp dword ptr [r12], r13d",
+        "jne 2f",
+        "call r11",
+        "ret",
+        "2:",
+        "mov rax, {eintr}",
+        "ret",
+        eintr = const -libc::EINTR,
+    )
+}
+/// Offsets in [`checked`]: where the gate returns to, and where it ends without a call.
+const CHECKED_BACK: usize = 9;
+const CHECKED_END: usize = 10;
+
+/// A signal has come while a thread was at `ip`, with `sp` as its stack pointer. If the thread was about to make the
+/// call of [`raw_while`], or waits in it and would go on to wait: has the call answer EINTR instead.
+///
+/// # Safety
+/// `ip` and `sp` must be those of a thread of this process that this signal has interrupted.
+pub unsafe fn interrupt(ip: &mut usize, sp: &mut usize) -> bool {
+    let start = checked as *const () as usize;
+    if *ip == gate() {
+        // SAFETY: the gate is called, and a call leaves the address to return to on the stack.
+        if unsafe { *(*sp as *const usize) } != start + CHECKED_BACK {
+            return false;
+        }
+        *sp += size_of::<usize>();
+    } else if !(start..start + CHECKED_BACK).contains(ip) {
+        return false;
+    }
+    *ip = start + CHECKED_END;
+    true
+}
+
 /// Turns the kernel's answer into a result.
 #[inline(always)]
 pub fn check(ret: isize) -> Result<usize, Errno> {
@@ -139,4 +206,48 @@ pub fn give_way() {
 /// In a fork's child, which has one thread.
 pub fn after_fork_in_child() {
     WAITING.store(0, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn a_call_is_made_only_while_nothing_has_changed() {
+        let word = AtomicU32::new(7);
+        let getpid = |seen| {
+            // SAFETY: getpid touches no memory.
+            unsafe { raw_while(&word, seen, libc::SYS_getpid as usize, [0; 6]) }
+        };
+        assert_eq!(getpid(7), std::process::id() as isize);
+        assert_eq!(getpid(8), -(libc::EINTR as isize));
+    }
+
+    #[test]
+    fn a_thread_in_the_call_or_before_it_is_led_to_its_end() {
+        let start = checked as *const () as usize;
+        // SAFETY: the function's code; `ret`, and `mov rax, imm32`.
+        unsafe {
+            assert_eq!(*((start + CHECKED_BACK) as *const u8), 0xc3);
+            assert_eq!(
+                *((start + CHECKED_END) as *const [u8; 3]),
+                [0x48, 0xc7, 0xc0]
+            );
+        }
+        let stack = [start + CHECKED_BACK, 0];
+        let other = [start + 1, 0];
+        let at = |ip: usize, stack: &[usize; 2]| {
+            let (mut ip, mut sp) = (ip, stack.as_ptr() as usize);
+            // SAFETY: a made-up thread, with a stack.
+            let led = unsafe { interrupt(&mut ip, &mut sp) };
+            led.then(|| (ip - start, sp - stack.as_ptr() as usize))
+        };
+        assert_eq!(at(start, &other), Some((CHECKED_END, 0)));
+        assert_eq!(at(gate(), &stack), Some((CHECKED_END, 8)));
+        // Another's call, and one that was made.
+        assert_eq!(at(gate(), &other), None);
+        assert_eq!(at(gate() + 2, &stack), None);
+        assert_eq!(at(start + CHECKED_BACK, &other), None);
+    }
 }

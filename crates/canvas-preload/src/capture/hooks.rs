@@ -8,10 +8,13 @@ use core::sync::atomic::Ordering;
 use crate::api;
 use crate::base::{call::Call, state};
 use crate::capture::filters;
+use crate::memory::args::{self, Make};
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
-use crate::memory::{advice, args, brk, lock, mm, native, remap, uaccess};
+use crate::memory::{advice, brk, lock, mm, native, remap, uaccess};
 use crate::paging::devices;
-use crate::process::{altstack, clone, exec, listing, namespaces, procs, sig, threads, users};
+use crate::process::{
+    altstack, cancel, clone, exec, listing, namespaces, procs, sig, threads, users,
+};
 use crate::shared::mapping;
 
 /// Installs the second layer: calls that do not come from libc.
@@ -72,15 +75,19 @@ extern "C" fn moved_call(call: *mut libc::c_void) {
 /// `call` must be a call of the program's.
 unsafe fn answer_call(call: &mut Call) -> isize {
     let (nr, a) = (call.nr, &call.a);
+    let make = match cancel::can_cancel(call.back) {
+        true => Make::Cancelled,
+        false => Make::AsItIs,
+    };
     // SAFETY: the program's call.
     unsafe {
         match calls::row(nr).and_then(|row| row.hook) {
             Some(Hook::Memory(which)) => memory(which, nr, a),
-            Some(Hook::Signal(which)) => signals(which, nr, a),
+            Some(Hook::Signal(which)) => signals(which, nr, a, make),
             Some(Hook::Process(Process::Clone)) => clone::clone(call),
             Some(Hook::Process(Process::Clone3)) => clone::clone3(call),
             Some(Hook::Process(which)) => process(which, nr, a),
-            None => args::run(nr, a),
+            None => args::run(nr, a, make),
         }
     }
 }
@@ -156,14 +163,14 @@ unsafe fn process_madvise(nr: usize, a: &[usize; 6]) -> isize {
         return done as isize;
     }
     // SAFETY: the program's call.
-    unsafe { args::run(nr, a) }
+    unsafe { args::run(nr, a, Make::AsItIs) }
 }
 
 /// Calls of signals.
 ///
 /// # Safety
 /// `nr` and `a` must be the program's call.
-unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6]) -> isize {
+unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6], make: Make) -> isize {
     // SAFETY: the caller's promise.
     unsafe {
         match which {
@@ -172,7 +179,7 @@ unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6]) -> isize {
             Signal::Stack => sig::sigaltstack(a),
             Signal::Pending => sig::rt_sigpending(a),
             Signal::TimedWait => sig::rt_sigtimedwait(a),
-            Signal::WaitMask => sig::with_wait_mask(nr, a),
+            Signal::WaitMask => sig::with_wait_mask(nr, a, make),
         }
     }
 }
@@ -212,6 +219,8 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
                 threads::before_exit_group();
                 as_it_is()
             }
+            Process::OfDescriptor if fds::is_ours(a[0] as u32 as usize) => -(libc::EBADF as isize),
+            Process::OfDescriptor => args::run(nr, a, make),
             Process::Close => procs::close(a),
             Process::DupOnto => procs::dup_onto(nr, a),
             Process::CloseRange => procs::close_range(a),
@@ -231,7 +240,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
             Process::Refused => as_it_is(),
             Process::Ioctl if devices::refuses(a) => -(libc::EACCES as isize),
             Process::Ioctl if native::is_uffd_call(a) => native::uffd_call(a),
-            Process::Ioctl => args::run(nr, a),
+            Process::Ioctl => args::run(nr, a, Make::AsItIs),
             Process::ChangeUser => {
                 let r = as_it_is();
                 if r == 0 {
@@ -241,7 +250,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
             }
             Process::Seccomp => filters::seccomp(a),
             Process::Prctl if a[0] as i32 == libc::PR_SET_SECCOMP => filters::prctl(a),
-            Process::Prctl => args::run(nr, a),
+            Process::Prctl => args::run(nr, a, Make::AsItIs),
             Process::Unshare => namespaces::unshare(a),
             Process::Setns => namespaces::setns(a),
         }

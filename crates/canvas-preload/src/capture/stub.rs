@@ -23,12 +23,27 @@ pub unsafe extern "C" fn entry() {
         "jae 3f",
         "lea r11, [rip + {wanted}]",
         "cmp byte ptr [r11 + rax], 0",
-        "jne 2f",
+        "jne {serve}",
         // Not ours: the trampoline makes the call.
         "3:",
         "lea rcx, [rcx - {native}]",
         "jmp rcx",
-        "2:",
+        native = const NATIVE_BYTES,
+        nr_max = const NR_MAX,
+        wanted = sym WANTED,
+        serve = sym serve,
+    )
+}
+/// Bytes of [`entry`], in all of which the call's registers are as they were, and rcx leads to the trampoline.
+pub const ENTRY_BYTES: usize = 32;
+
+/// Calls the hook.
+///
+/// # Safety
+/// By [`entry`].
+#[unsafe(naked)]
+unsafe extern "C" fn serve() {
+    naked_asm!(
         "mov r11, rsp",
         "lea rsp, [rsp - 128]",
         "push r11",
@@ -91,9 +106,6 @@ pub unsafe extern "C" fn entry() {
         "pop rcx",
         "pop rsp",
         "jmp rcx",
-        native = const NATIVE_BYTES,
-        nr_max = const NR_MAX,
-        wanted = sym WANTED,
         dispatch = sym crate::capture::hooks::dispatch,
     )
 }

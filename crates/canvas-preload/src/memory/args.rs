@@ -16,6 +16,7 @@ use crate::memory::calls::{self, To, To::*};
 use crate::memory::pins::{self, Pins};
 use crate::memory::uaccess;
 use crate::paging::devices;
+use crate::process::cancel;
 
 /// Elements of a vector that are read at once.
 const IOVECS: usize = 64;
@@ -231,13 +232,34 @@ fn transfers_fully(fd: usize) -> bool {
     proc::file_facts(fd as i32).is_ok_and(|f| regular(f.mode))
 }
 
+/// How a call of the program is made when its pages are there.
+#[derive(Clone, Copy)]
+pub enum Make {
+    AsItIs,
+    /// So that pthread_cancel ends it ([`cancel`]).
+    Cancelled,
+}
+
+impl Make {
+    /// # Safety
+    /// As for [`gate::raw`].
+    unsafe fn call(self, nr: usize, a: &[usize; 6]) -> isize {
+        match self {
+            // SAFETY: the caller's promise.
+            Make::AsItIs => unsafe { gate::raw(nr, *a) },
+            // SAFETY: as above.
+            Make::Cancelled => unsafe { cancel::call(nr, a) },
+        }
+    }
+}
+
 /// Runs a call of the table, its pages pinned.
 ///
 /// # Safety
 /// `nr` and `a` must be a system call that the program makes, and none that could reach memory of ours: those have
 /// a hook.
 #[inline]
-pub unsafe fn run(nr: usize, a: &[usize; 6]) -> isize {
+pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let _held = (nr as i64 == libc::SYS_ioctl).then(|| devices::before_ioctl(a));
     let arguments = calls::row(nr).map_or(&[][..], |row| row.arguments);
     let nested = |to: &To| {
@@ -251,7 +273,7 @@ pub unsafe fn run(nr: usize, a: &[usize; 6]) -> isize {
     let stream = matches!(nr as i64, libc::SYS_read | libc::SYS_write);
     if !arguments.iter().any(|(arg, to)| direct(arg, to)) {
         // SAFETY: the program's call, the caller's promise.
-        return match unsafe { gate::raw(nr, *a) } {
+        return match unsafe { make.call(nr, a) } {
             // SAFETY: as just said.
             NOTHING_READ if stream => unsafe { again_from_own_memory(nr, a) },
             r => r,
@@ -260,14 +282,14 @@ pub unsafe fn run(nr: usize, a: &[usize; 6]) -> isize {
     let plain = stream || matches!(nr as i64, libc::SYS_pread64 | libc::SYS_pwrite64);
     if plain && a[2] > PIECE {
         // SAFETY: the caller's promise.
-        return unsafe { run_in_pieces(nr, a) };
+        return unsafe { run_in_pieces(nr, a, make) };
     }
     let mut pins = Pins::new();
     for (arg, to) in arguments {
         pins.pin_argument(a, *arg, *to);
     }
     // SAFETY: the program's call, as it is.
-    let r = unsafe { gate::raw(nr, *a) };
+    let r = unsafe { make.call(nr, a) };
     if r == NOTHING_READ && stream {
         // SAFETY: as just said.
         return unsafe { again_from_own_memory(nr, a) };
@@ -302,7 +324,7 @@ unsafe fn again_from_own_memory(nr: usize, a: &[usize; 6]) -> isize {
 ///
 /// # Safety
 /// As for [`run`].
-unsafe fn run_in_pieces(nr: usize, a: &[usize; 6]) -> isize {
+unsafe fn run_in_pieces(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let writes = nr as i64 == libc::SYS_write || nr as i64 == libc::SYS_pwrite64;
     let full = writes || transfers_fully(a[0]);
     let mut done = 0usize;
@@ -318,7 +340,7 @@ unsafe fn run_in_pieces(nr: usize, a: &[usize; 6]) -> isize {
             pins.pin(b[3], piece);
         }
         // SAFETY: a part of the program's call.
-        let r = unsafe { gate::raw(nr, b) };
+        let r = unsafe { make.call(nr, &b) };
         drop(pins);
         if r < 0 {
             return if done > 0 { done as isize } else { r };

@@ -9,7 +9,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 
 use crate::base::{freeze, state};
-use crate::process::beliefs;
+use crate::process::{beliefs, cancel};
 
 /// What the kernel takes out of every mask.
 const NEVER_BLOCKED: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
@@ -162,7 +162,7 @@ static STACKS_IN_WINDOW: AtomicBool = AtomicBool::new(false);
 /// Is `action` one of a handler that may have to move?
 fn moves(sig: i32, action: &KernelSigaction) -> bool {
     action.handler > libc::SIG_IGN
-        && (sig == libc::SIGSEGV
+        && (matches!(sig, libc::SIGSEGV | cancel::SIGNAL)
             || action.mask & beliefs::ours() != 0
             || (beliefs::ours() != 0
                 && (action.flags & libc::SA_ONSTACK as u64 != 0

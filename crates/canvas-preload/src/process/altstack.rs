@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::own::{self, kind};
 use crate::base::{state, thread};
-use crate::process::beliefs;
+use crate::process::{beliefs, cancel};
 
 /// Bytes of one stack.
 const BYTES: usize = thread::SIGNAL_STACK_BYTES;
@@ -172,6 +172,7 @@ pub fn put_back(addr: usize) {
 /// The calling thread ends.
 pub fn thread_exit() {
     beliefs::thread_exit();
+    cancel::thread_exit();
     let old = current();
     if is_ours(old.ss_sp as usize) {
         let off = libc::stack_t {

@@ -4,7 +4,7 @@ use canvas_sys::file::{self, FileState};
 use core::ffi::CStr;
 
 use crate::base::fds;
-use crate::memory::args;
+use crate::memory::args::{self, Make};
 
 /// Where struct linux_dirent64 has its length, and its name.
 const LENGTH: usize = 16;
@@ -56,7 +56,7 @@ fn without_ours(entries: &mut [u8], own: impl Fn() -> bool) -> usize {
 pub unsafe fn getdents64(nr: usize, a: &[usize; 6]) -> isize {
     loop {
         // SAFETY: the program's call.
-        let got = unsafe { args::run(nr, a) };
+        let got = unsafe { args::run(nr, a, Make::AsItIs) };
         if got <= 0 {
             return got;
         }

@@ -9,11 +9,12 @@ use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
 
 use crate::base::{call::Call, freeze, regions, slow, state, thread, time, upcalls};
-use crate::memory::{args, lock, open_pages, uaccess};
+use crate::memory::args::{self, Make};
+use crate::memory::{lock, open_pages, uaccess};
 use crate::paging::app_tier::At;
 use crate::paging::fault::{self, Resolved};
 use crate::process::frame::Next;
-use crate::process::{actions, altstack, beliefs};
+use crate::process::{actions, altstack, beliefs, cancel};
 use crate::report;
 use crate::shared::{mapping, pages};
 
@@ -421,7 +422,7 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
 ///
 /// # Safety
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
-pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
+pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let mut b = *a;
     let mut set = None;
     let pair: [usize; 2];
@@ -432,7 +433,7 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
         libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 4,
         libc::SYS_pselect6 => 5,
         // SAFETY: the program's call, the caller's promise.
-        _ => return unsafe { args::run(nr, a) },
+        _ => return unsafe { args::run(nr, a, make) },
     };
     // What cannot be read stays in its place: the kernel finds that out when its turn comes.
     if nr as i64 == libc::SYS_pselect6 {
@@ -460,7 +461,7 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
         return -(libc::EINTR as isize);
     }
     // SAFETY: the program's call, the caller's promise, with a mask of ours that lives across it.
-    let r = unsafe { args::run(nr, &b) };
+    let r = unsafe { args::run(nr, &b, make) };
     if set.is_some() && beliefs::ours() != 0 {
         beliefs::change(|_| had);
         beliefs::deliver(had);
@@ -476,7 +477,7 @@ pub unsafe fn rt_sigpending(a: &[usize; 6]) -> isize {
     let kept = beliefs::pending();
     if a[1] != 8 || kept == 0 {
         // SAFETY: the program's call, the caller's promise.
-        return unsafe { args::run(libc::SYS_rt_sigpending as usize, a) };
+        return unsafe { args::run(libc::SYS_rt_sigpending as usize, a, Make::AsItIs) };
     }
     let mut set = 0u64;
     // SAFETY: the kernel writes our set.
@@ -492,7 +493,7 @@ pub unsafe fn rt_sigpending(a: &[usize; 6]) -> isize {
 pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
     if beliefs::ours() == 0 || a[0] == 0 || a[3] != 8 {
         // SAFETY: the program's call, the caller's promise.
-        return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a) };
+        return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a, Make::AsItIs) };
     }
     // SAFETY: a number.
     let set: u64 = match unsafe { uaccess::get(a[0]) } {
@@ -501,7 +502,7 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
     };
     if set & beliefs::OURS == 0 {
         // SAFETY: the program's call, the caller's promise.
-        return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a) };
+        return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a, Make::AsItIs) };
     }
     // SAFETY: two numbers.
     let time: Option<libc::timespec> = match unsafe { get_unless_null(a[2]) } {
@@ -622,6 +623,10 @@ pub unsafe extern "C" fn arrive(
     if sig == libc::SIGSEGV {
         // SAFETY: the kernel passes valid structures: the action has SA_SIGINFO.
         name_hole(unsafe { &mut *info });
+    }
+    if sig == cancel::SIGNAL {
+        // SAFETY: the kernel's, of this thread.
+        unsafe { cancel::arrived(&mut *uc.cast()) };
     }
     let held = beliefs::pack(action.mask & beliefs::ours());
     let believed = beliefs::change(|had| had | held);

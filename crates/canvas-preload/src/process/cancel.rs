@@ -1,0 +1,97 @@
+//! `pthread_cancel` of a thread that waits in a call, under glibc 2.41 and later.
+//!
+//! There all calls that can be cancelled come by one `syscall; ret` ([`sites::returning_at`]), and only
+//! while cancellation is enabled. The handler of libc's signal cancels the thread if that was interrupted between the
+//! beginning of this piece of code and its end; and whoever gets EINTR from it looks whether the thread is cancelled.
+//! With canvas the thread waits elsewhere: either in the trampoline, which the handler is shown as the place in libc,
+//! or in a call that canvas makes, which then answers EINTR.
+
+use canvas_patch::sites::{self, TRAMPOLINE_BYTES};
+use canvas_sys::{gate, proc};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::capture::stub;
+
+/// libc's signal.
+pub const SIGNAL: i32 = 32;
+
+/// How often it has come.
+static ARRIVED: AtomicU32 = AtomicU32::new(0);
+
+/// Threads that it met elsewhere, by number: perhaps on their way to a call.
+static MET: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+
+/// Has the signal met the calling thread since it was asked last?
+fn was_met() -> bool {
+    let tid = proc::tid();
+    let clear = |met: &AtomicU32| {
+        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+        met.load(Ordering::Relaxed) == tid && met.compare_exchange(tid, 0, success, failure).is_ok()
+    };
+    MET.iter().any(clear)
+}
+
+/// The calling thread ends.
+pub fn thread_exit() {
+    if ARRIVED.load(Ordering::Relaxed) != 0 {
+        was_met();
+    }
+}
+
+/// The trampoline of calls that can be cancelled that `at` lies in, if it is one: where libc's `syscall` was.
+fn cancelled_at(at: usize) -> Option<usize> {
+    let start = at & !(TRAMPOLINE_BYTES - 1);
+    // SAFETY: `at` is in code, and so is the aligned piece of 64 bytes around it: pages are larger.
+    let code = unsafe { &*(start as *const [u8; TRAMPOLINE_BYTES]) };
+    sites::returning_at(code, start)
+}
+
+/// Can the call be cancelled whose trampoline goes on at `back`?
+pub fn can_cancel(back: usize) -> bool {
+    back != 0 && cancelled_at(back).is_some()
+}
+
+/// Makes a call of the program that can be cancelled.
+///
+/// # Safety
+/// As for [`gate::raw`].
+pub unsafe fn call(nr: usize, a: &[usize; 6]) -> isize {
+    let seen = ARRIVED.load(Ordering::Relaxed);
+    if seen != 0 && was_met() {
+        return -(libc::EINTR as isize);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { gate::raw_while(&ARRIVED, seen, nr, *a) }
+}
+
+/// The signal has come.
+///
+/// # Safety
+/// `uc` must be the kernel's, of the calling thread.
+pub unsafe fn arrived(uc: &mut libc::ucontext_t) {
+    let n = ARRIVED.fetch_add(1, Ordering::Relaxed);
+    let g = &mut uc.uc_mcontext.gregs;
+    let (ip, sp) = (
+        g[libc::REG_RIP as usize] as usize,
+        g[libc::REG_RSP as usize] as usize,
+    );
+    // On the stub's way to the trampoline, all registers of the call are as they were, and rcx leads to the trampoline.
+    let on_its_way = ip.wrapping_sub(stub::entry as *const () as usize) < stub::ENTRY_BYTES;
+    let at = match on_its_way {
+        true => g[libc::REG_RCX as usize] as usize,
+        false => ip,
+    };
+    let trampoline = cancelled_at(at).filter(|_| on_its_way || sites::is_before_return(at));
+    if let Some(libc_at) = trampoline {
+        g[libc::REG_RIP as usize] = libc_at as i64;
+        return;
+    }
+    let (mut to, mut with) = (ip, sp);
+    // SAFETY: the caller's promise.
+    if unsafe { gate::interrupt(&mut to, &mut with) } {
+        g[libc::REG_RIP as usize] = to as i64;
+        g[libc::REG_RSP as usize] = with as i64;
+        return;
+    }
+    MET[n as usize % MET.len()].store(proc::tid(), Ordering::Relaxed);
+}
