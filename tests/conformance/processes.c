@@ -327,6 +327,37 @@ CASE(limit_of_descriptors_over_exec) {
     const char *asks = "[ $(ulimit -Sn) = 50 ] && [ $(ulimit -Hn) = 60 ] && exit 42";
     EXPECT_EXIT(CHILD(execl("/bin/sh", "sh", "-c", asks, NULL)), 42);
 }
+/* No number from 64 on is open: the cases open none there. */
+static void none_is_open(void) {
+    struct stat s;
+    struct statx x;
+    for (int fd = 64; fd < 4400; fd++) {
+        EXPECT_ERROR(fcntl(fd, F_GETFD), EBADF);
+        EXPECT_ERROR(fcntl(fd, F_DUPFD, 0), EBADF);
+        EXPECT_ERROR(dup(fd), EBADF);
+        EXPECT_ERROR(fstat(fd, &s), EBADF);
+        EXPECT_ERROR(fstatat(fd, "", &s, AT_EMPTY_PATH), EBADF);
+        EXPECT_ERROR(statx(fd, "", AT_EMPTY_PATH, STATX_ALL, &x), EBADF);
+    }
+}
+CASE(no_descriptors_but_the_programs) {
+    none_is_open();
+    EXPECT_EXIT(CHILD(none_is_open()), 0);
+}
+CASE(no_descriptors_below_a_limit_that_was_lowered) {
+    struct rlimit r;
+    OK(getrlimit(RLIMIT_NOFILE, &r));
+    r.rlim_cur = 200;
+    OK(setrlimit(RLIMIT_NOFILE, &r));
+    EXPECT_EXIT(CHILD(none_is_open()), 0);
+}
+CASE(no_descriptors_below_a_limit_that_was_raised) {
+    struct rlimit r;
+    OK(getrlimit(RLIMIT_NOFILE, &r));
+    r.rlim_cur = r.rlim_max;
+    OK(setrlimit(RLIMIT_NOFILE, &r));
+    EXPECT_EXIT(CHILD(none_is_open()), 0);
+}
 CASE(limit_of_addresses_over_exec) {
     struct rlimit r = {1 << 30, 2UL << 30};
     OK(setrlimit(RLIMIT_AS, &r));

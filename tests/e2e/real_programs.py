@@ -297,9 +297,8 @@ CPYTHON = [
     # name, normal, parts of the names of tests that are left out
     ("fork1", SIGNAL), ("mmap", BOTH), ("posix", THREAD), ("os", None), ("thread", BOTH), ("signal", None),
     ("threading", None),
-    # Two look with fstat at every number, and find descriptors of ours where those lie within the limit. `test_user`
-    # has a child without root's rights, which --require refuses in thread mode (G23).
-    ("subprocess", None, "test_pass_fds_redirected", "test_close_fds_when_max_fd_is_lowered", "test_user"),
+    # `test_user` has a child without root's rights, which --require refuses in thread mode (G23).
+    ("subprocess", None, "test_user"),
 ]
 # Interpreters that test themselves are hundreds of small processes: few pages leave.
 PROGRAMS += [(f"cpython-{name}", cpython(f"test_{name}", *without), cpython_missing, normal, {"paged": False})

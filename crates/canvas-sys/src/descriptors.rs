@@ -42,10 +42,10 @@ impl Drop for Raised {
     }
 }
 
-/// Raises the soft limit by [`ROOM`], and the hard one where that takes it and is allowed.
-fn raise() -> Option<Raised> {
+/// Raises the soft limit to [`ROOM`] above `least` or above itself, and the hard one where that takes it and is allowed.
+fn raise(least: u64) -> Option<Raised> {
     let now = limit(None).ok()?;
-    let soft = now.soft.checked_add(ROOM)?;
+    let soft = now.soft.max(least).checked_add(ROOM)?;
     let hard = now.hard.max(soft);
     let kept = Limit {
         soft: soft.min(now.hard),
@@ -60,11 +60,15 @@ fn raise() -> Option<Raised> {
 /// when there is none. Other threads can open more than they may meanwhile, for some microseconds.
 pub fn out_of_the_way<T>(mut make: impl FnMut(i32) -> Result<T, Errno>) -> Result<T, Errno> {
     let soft = limit(None).map_or(0, |l| l.soft);
-    if soft <= LIMIT_MAX
-        && let Some(_raised) = raise()
-        && let Ok(made) = make(soft as i32)
-    {
-        return Ok(made);
+    if soft <= LIMIT_MAX {
+        // A program that lowered its limit still knows the numbers that it opened above: out of their way as well.
+        for least in [soft.max(WITHIN as u64), soft] {
+            if let Some(_raised) = raise(least)
+                && let Ok(made) = make(least as i32)
+            {
+                return Ok(made);
+            }
+        }
     }
     make(within(soft)).or_else(|_| make(3))
 }
@@ -81,7 +85,7 @@ pub fn floor() -> i32 {
 /// Has `open` open what is closed again at once, also where the program has opened all that it may.
 pub fn with_room<T>(mut open: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     match open() {
-        Err(Errno(libc::EMFILE)) => match raise() {
+        Err(Errno(libc::EMFILE)) => match raise(0) {
             Some(_raised) => open(),
             None => Err(Errno(libc::EMFILE)),
         },

@@ -6,7 +6,7 @@ use canvas_types::layout::{in_window, may_be_far};
 use core::sync::atomic::Ordering;
 
 use crate::api;
-use crate::base::{call::Call, state};
+use crate::base::{call::Call, fds, state};
 use crate::capture::filters;
 use crate::memory::args::{self, Make};
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
@@ -86,7 +86,7 @@ unsafe fn answer_call(call: &mut Call) -> isize {
             Some(Hook::Signal(which)) => signals(which, nr, a, make),
             Some(Hook::Process(Process::Clone)) => clone::clone(call),
             Some(Hook::Process(Process::Clone3)) => clone::clone3(call),
-            Some(Hook::Process(which)) => process(which, nr, a),
+            Some(Hook::Process(which)) => process(which, nr, a, make),
             None => args::run(nr, a, make),
         }
     }
@@ -188,7 +188,7 @@ unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6], make: Make) -> isize
 ///
 /// # Safety
 /// `nr` and `a` must be the program's call.
-unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
+unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isize {
     // SAFETY: the caller's promise.
     let as_it_is = || unsafe { as_it_is(nr, a) };
     // SAFETY: the program's call, the caller's promise, in each arm.

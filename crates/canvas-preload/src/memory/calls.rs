@@ -103,6 +103,8 @@ pub enum Signal {
 pub enum Process {
     Ioctl,
     Prctl,
+    /// Calls by which programs ask which descriptors there are: ours are none.
+    OfDescriptor,
     Close,
     DupOnto,
     CloseRange,
@@ -188,9 +190,21 @@ const TABLE: [Row; COUNT] = [
     pins(libc::SYS_creat, &[(0, Str)]),
     pins(libc::SYS_stat, &[(0, Str), (1, N(STAT))]),
     pins(libc::SYS_lstat, &[(0, Str), (1, N(STAT))]),
-    pins(libc::SYS_fstat, &[(1, N(STAT))]),
-    pins(libc::SYS_newfstatat, &[(1, Str), (2, N(STAT))]),
-    pins(libc::SYS_statx, &[(1, Str), (4, N(STATX))]),
+    hook(
+        libc::SYS_fstat,
+        Hook::Process(Process::OfDescriptor),
+        &[(1, N(STAT))],
+    ),
+    hook(
+        libc::SYS_newfstatat,
+        Hook::Process(Process::OfDescriptor),
+        &[(1, Str), (2, N(STAT))],
+    ),
+    hook(
+        libc::SYS_statx,
+        Hook::Process(Process::OfDescriptor),
+        &[(1, Str), (4, N(STATX))],
+    ),
     pins(libc::SYS_statfs, &[(0, Str), (1, N(STATFS))]),
     pins(libc::SYS_fstatfs, &[(1, N(STATFS))]),
     pins(libc::SYS_access, &[(0, Str)]),
@@ -206,7 +220,12 @@ const TABLE: [Row; COUNT] = [
         Hook::Process(Process::Ioctl),
         &[(2, Ioctl)],
     ),
-    pins(libc::SYS_fcntl, &[(2, N(FLOCK))]),
+    hook(
+        libc::SYS_fcntl,
+        Hook::Process(Process::OfDescriptor),
+        &[(2, N(FLOCK))],
+    ),
+    hook(libc::SYS_dup, Hook::Process(Process::OfDescriptor), &[]),
     pins(libc::SYS_pipe, &[(0, N(2 * NUMBER))]),
     pins(libc::SYS_pipe2, &[(0, N(2 * NUMBER))]),
     pins(libc::SYS_nanosleep, &[(0, N(TIMESPEC)), (1, N(TIMESPEC))]),
@@ -588,7 +607,7 @@ const TABLE: [Row; COUNT] = [
     refused(libc::SYS_io_setup),
 ];
 
-const COUNT: usize = 245;
+const COUNT: usize = 246;
 
 /// Each call's row, plus one; 0 for calls that have none.
 static INDEX: [u16; NR_MAX] = index();
