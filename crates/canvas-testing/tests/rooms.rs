@@ -63,8 +63,8 @@ const MODULES: [(&str, &[&str]); 5] = [
         "base",
         &[
             "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area", "held",
-            "state", "thread", "keys", "jvm", "lines", "areas", "upcalls", "call", "alloc", "own",
-            "fds", "report", "time",
+            "state", "thread", "keys", "jvm", "lines", "areas", "cancel", "upcalls", "call",
+            "alloc", "own", "fds", "report", "time",
         ],
     ),
 ];

@@ -6,15 +6,13 @@ use canvas_types::layout::{in_window, may_be_far};
 use core::sync::atomic::Ordering;
 
 use crate::api;
-use crate::base::{call::Call, fds, state};
+use crate::base::{call::Call, cancel, fds, state};
 use crate::capture::filters;
 use crate::memory::args::{self, Make};
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
 use crate::memory::{advice, brk, lock, mm, native, remap, uaccess};
 use crate::paging::devices;
-use crate::process::{
-    altstack, cancel, clone, exec, listing, namespaces, procs, sig, threads, users,
-};
+use crate::process::{altstack, clone, exec, listing, namespaces, procs, sig, threads, users};
 use crate::shared::mapping;
 
 /// Installs the second layer: calls that do not come from libc.

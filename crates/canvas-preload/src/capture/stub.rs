@@ -12,7 +12,8 @@ use crate::memory::calls::WANTED;
 
 use crate::base::call::NR_MAX;
 
-/// Where every trampoline jumps: rax is the number, rcx the address to return to.
+/// Where every trampoline jumps: rax is the number, rcx the address to return to. Its length is known to
+/// [`crate::base::cancel`].
 ///
 /// # Safety
 /// Only for trampolines: it does not follow any calling convention.
@@ -34,8 +35,6 @@ pub unsafe extern "C" fn entry() {
         serve = sym serve,
     )
 }
-/// Bytes of [`entry`], in all of which the call's registers are as they were, and rcx leads to the trampoline.
-pub const ENTRY_BYTES: usize = 32;
 
 /// Calls the hook.
 ///

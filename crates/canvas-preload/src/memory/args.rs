@@ -11,12 +11,11 @@ use canvas_types::layout::{in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::base::areas;
+use crate::base::{areas, cancel};
 use crate::memory::calls::{self, To, To::*};
 use crate::memory::pins::{self, Pins};
 use crate::memory::uaccess;
 use crate::paging::devices;
-use crate::process::cancel;
 
 /// Elements of a vector that are read at once.
 const IOVECS: usize = 64;

@@ -11,8 +11,8 @@ use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::own::{self, kind};
-use crate::base::{state, thread};
-use crate::process::{beliefs, cancel};
+use crate::base::{cancel, state, thread};
+use crate::process::beliefs;
 
 /// Bytes of one stack.
 const BYTES: usize = thread::SIGNAL_STACK_BYTES;

@@ -8,13 +8,13 @@ use canvas_sys::{Errno, proc, seccomp, sys2, sys4};
 use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
 
-use crate::base::{call::Call, freeze, regions, slow, state, thread, time, upcalls};
+use crate::base::{call::Call, cancel, freeze, regions, slow, state, thread, time, upcalls};
 use crate::memory::args::{self, Make};
 use crate::memory::{lock, open_pages, uaccess};
 use crate::paging::app_tier::At;
 use crate::paging::fault::{self, Resolved};
 use crate::process::frame::Next;
-use crate::process::{actions, altstack, beliefs, cancel};
+use crate::process::{actions, altstack, beliefs};
 use crate::report;
 use crate::shared::{mapping, pages};
 

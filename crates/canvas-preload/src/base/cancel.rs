@@ -10,10 +10,14 @@ use canvas_patch::sites::{self, TRAMPOLINE_BYTES};
 use canvas_sys::{gate, proc};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::capture::stub;
+use crate::base::upcalls;
 
 /// libc's signal.
 pub const SIGNAL: i32 = 32;
+
+/// Bytes of the [`upcalls::Entry`] in all of which the call's registers are as they were, and rcx leads to the
+/// trampoline.
+pub const ENTRY_BYTES: usize = 32;
 
 /// How often it has come.
 static ARRIVED: AtomicU32 = AtomicU32::new(0);
@@ -76,7 +80,7 @@ pub unsafe fn arrived(uc: &mut libc::ucontext_t) {
         g[libc::REG_RSP as usize] as usize,
     );
     // On the stub's way to the trampoline, all registers of the call are as they were, and rcx leads to the trampoline.
-    let on_its_way = ip.wrapping_sub(stub::entry as *const () as usize) < stub::ENTRY_BYTES;
+    let on_its_way = upcalls::entry().is_some_and(|e| ip.wrapping_sub(e as usize) < ENTRY_BYTES);
     let at = match on_its_way {
         true => g[libc::REG_RCX as usize] as usize,
         false => ip,
