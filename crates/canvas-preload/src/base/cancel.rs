@@ -8,7 +8,7 @@
 
 use canvas_patch::sites::{self, TRAMPOLINE_BYTES};
 use canvas_sys::{gate, proc};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::base::upcalls;
 
@@ -42,17 +42,43 @@ pub fn thread_exit() {
     }
 }
 
-/// The trampoline of calls that can be cancelled that `at` lies in, if it is one: where libc's `syscall` was.
-fn cancelled_at(at: usize) -> Option<usize> {
+/// Where trampolines lie: starts and ends, of as many pieces of code as are patched.
+static TRAMPOLINES: [[AtomicUsize; 2]; TEXTS] =
+    [const { [const { AtomicUsize::new(0) }; 2] }; TEXTS];
+/// Pieces of code that can be patched: of libc, the loader, and what was libpthread.
+pub const TEXTS: usize = 8;
+
+/// Start-up: the trampolines of the piece of code `text` lie at `start..end`.
+pub fn trampolines_at(text: usize, start: usize, end: usize) {
+    let [first, behind] = &TRAMPOLINES[text];
+    first.store(start, Ordering::Relaxed);
+    behind.store(end, Ordering::Relaxed);
+}
+
+fn is_trampoline(at: usize) -> bool {
+    TRAMPOLINES.iter().any(|[start, end]| {
+        (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&at)
+    })
+}
+
+/// Where in libc the `syscall` was whose trampoline `at` lies in, if that is of calls that can be cancelled.
+///
+/// # Safety
+/// `at` must lie in a trampoline.
+unsafe fn cancelled_at(at: usize) -> Option<usize> {
     let start = at & !(TRAMPOLINE_BYTES - 1);
-    // SAFETY: `at` is in code, and so is the aligned piece of 64 bytes around it: pages are larger.
+    // SAFETY: the caller's promise: areas of trampolines are of whole pages, and stay.
     let code = unsafe { &*(start as *const [u8; TRAMPOLINE_BYTES]) };
     sites::returning_at(code, start)
 }
 
-/// Can the call be cancelled whose trampoline goes on at `back`?
-pub fn can_cancel(back: usize) -> bool {
-    back != 0 && cancelled_at(back).is_some()
+/// Can the call be cancelled whose trampoline goes on at `back`, which is 0 for none?
+///
+/// # Safety
+/// `back` must be what the stub got.
+pub unsafe fn can_cancel(back: usize) -> bool {
+    // SAFETY: the caller's promise.
+    back != 0 && unsafe { cancelled_at(back) }.is_some()
 }
 
 /// Makes a call of the program that can be cancelled.
@@ -85,7 +111,11 @@ pub unsafe fn arrived(uc: &mut libc::ucontext_t) {
         true => g[libc::REG_RCX as usize] as usize,
         false => ip,
     };
-    let trampoline = cancelled_at(at).filter(|_| on_its_way || sites::is_before_return(at));
+    let is_before_call = is_trampoline(at) && (on_its_way || sites::is_before_return(at));
+    // SAFETY: it is one.
+    let trampoline = is_before_call
+        .then(|| unsafe { cancelled_at(at) })
+        .flatten();
     if let Some(libc_at) = trampoline {
         g[libc::REG_RIP as usize] = libc_at as i64;
         return;

@@ -73,7 +73,8 @@ extern "C" fn moved_call(call: *mut libc::c_void) {
 /// `call` must be a call of the program's.
 unsafe fn answer_call(call: &mut Call) -> isize {
     let (nr, a) = (call.nr, &call.a);
-    let make = match cancel::can_cancel(call.back) {
+    // SAFETY: the stub's.
+    let make = match unsafe { cancel::can_cancel(call.back) } {
         true => Make::Cancelled,
         false => Make::AsItIs,
     };

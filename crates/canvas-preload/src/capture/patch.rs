@@ -12,6 +12,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use canvas_patch::sites::{Code, JUMP_BYTES, Replacement, TRAMPOLINE_BYTES};
 use canvas_sys::{Errno, mem, mem::Place};
 
+use crate::base::cancel::{self, TEXTS};
 use crate::base::own::{self, kind};
 use crate::capture::prepared::{self, Text};
 
@@ -60,7 +61,7 @@ impl Summary {
 }
 
 struct Found {
-    texts: [Text; 8],
+    texts: [Text; TEXTS],
     count: usize,
     libc: bool,
 }
@@ -143,7 +144,7 @@ pub fn patch_libc(report_left: bool) -> Summary {
         path: c"",
     };
     let mut found = Found {
-        texts: [none; 8],
+        texts: [none; TEXTS],
         count: 0,
         libc: false,
     };
@@ -154,15 +155,16 @@ pub fn patch_libc(report_left: bool) -> Summary {
         ..Summary::default()
     };
     let file = prepared::File::open();
-    for text in &found.texts[..found.count] {
+    for (i, text) in found.texts[..found.count].iter().enumerate() {
         let done = file.as_ref().and_then(|f| f.map_over(text));
         match done {
             Some(patches) => {
+                cancel::trampolines_at(i, patches.area.start, patches.area.end);
                 summary.patched += patches.len();
                 summary.prepared += patches.len();
                 patches.calls().for_each(|nr| summary.note(nr));
             }
-            None => patch_text(text, report_left, &mut summary),
+            None => patch_text(i, text, report_left, &mut summary),
         }
     }
     summary
@@ -239,7 +241,7 @@ impl Numbers {
 }
 
 /// Patches one text. Whatever fails before the first site is written to leaves all of them as they are.
-fn patch_text(text: &Text, report_left: bool, summary: &mut Summary) {
+fn patch_text(i: usize, text: &Text, report_left: bool, summary: &mut Summary) {
     let Some(plan) = Plan::make(text, report_left, summary) else {
         return;
     };
@@ -248,6 +250,7 @@ fn patch_text(text: &Text, report_left: bool, summary: &mut Summary) {
         return;
     }
     own::note(plan.area, plan.area_bytes, kind::STAYS | kind::COUNTS);
+    cancel::trampolines_at(i, plan.area, plan.area + plan.area_bytes);
     let page = text.start & !0xfff;
     let span = (text.start + text.bytes - page).next_multiple_of(4096);
     own::note(page, span, kind::COUNTS);

@@ -65,11 +65,15 @@ impl Drop for Part {
 }
 
 /// What was patched in a text.
-pub struct Patches(Part);
+pub struct Patches {
+    all: Part,
+    /// Where the trampolines lie.
+    pub area: Range<usize>,
+}
 
 impl Patches {
     fn all(&self) -> impl Iterator<Item = Patch> {
-        Patch::read_all(self.0.as_slice())
+        Patch::read_all(self.all.as_slice())
     }
     /// How many sites.
     pub fn len(&self) -> usize {
@@ -110,10 +114,10 @@ impl File {
             p.identity == identity && p.address == text.address && p.text_bytes == text.bytes
         };
         let what = prepared::directory(self.directory.as_slice(), self.bytes)?.find(fits)?;
-        let patches = Patches(Part::map(self.fd, what.patches())?);
+        let patches = Part::map(self.fd, what.patches())?;
         // SAFETY: an executable segment of a loaded library is mapped and readable, and nobody writes to it.
         let loaded = unsafe { core::slice::from_raw_parts(text.start as *const u8, text.bytes) };
-        if !patches.all().all(|p| p.fits(loaded)) {
+        if !Patch::read_all(patches.as_slice()).all(|p| p.fits(loaded)) {
             return None;
         }
         let area = self.map_area(text, &what)?;
@@ -127,7 +131,7 @@ impl File {
             let _ = unsafe { mem::unmap(area.start, area.len()) };
             return None;
         }
-        Some(patches)
+        Some(Patches { all: patches, area })
     }
 
     /// Maps the trampolines at their distance before the text.
