@@ -201,6 +201,18 @@ CASE(process_madvise_of_oneself) {
     EXPECT_EQ(NEEDS(syscall(SYS_process_madvise, fd, v, 1, MADV_COLD, 0)), 2 * PAGE);
     EXPECT(is_filled(p, 2 * PAGE));
 }
+CASE(process_madvise_drops) {
+    char *p = absent(3);
+    int fd = NEEDS((int)syscall(SYS_pidfd_open, getpid(), 0));
+    struct iovec v[] = {{p, PAGE}, {p + 2 * PAGE, PAGE}};
+    long dropped = syscall(SYS_process_madvise, fd, v, 2, MADV_DONTNEED, 0);
+    if (dropped == -1 && errno == EINVAL)
+        SKIP("before Linux 6.13 the call takes hints only");
+    EXPECT_EQ(OK(dropped), 2 * PAGE);
+    EXPECT(p[0] == 0 && p[PAGE - 1] == 0 && p[2 * PAGE] == 0);
+    memset(p, 0, PAGE);
+    EXPECT_EQ((unsigned char)p[PAGE], 2);
+}
 CASE(process_madvise_unknown_flag) {
     int fd = NEEDS((int)syscall(SYS_pidfd_open, getpid(), 0));
     struct iovec v = {pages(1), PAGE};
@@ -396,6 +408,13 @@ CASE(brk_raw) {
     char *now = (char *)RAW(SYS_brk, 0);
     EXPECT(now == sbrk(0));
     EXPECT((char *)RAW(SYS_brk, now + PAGE) == now + PAGE);
+}
+CASE(brk_raw_from_where_it_is) {
+    char *now = sbrk(0);
+    EXPECT((char *)RAW(SYS_brk, now + 16 * PAGE) == now + 16 * PAGE);
+    fill(now, 16 * PAGE);
+    away(now + PAGE, 14 * PAGE);
+    EXPECT(is_filled(now, 16 * PAGE));
 }
 CASE(brk_past_rlimit_data) {
     struct rlimit r = {1 << 20, RLIM_INFINITY};

@@ -26,6 +26,13 @@ CASE(mmap_over_memory) {
     EXPECT_EQ(p[PAGE], 0);
     EXPECT(is_filled(p, PAGE));
 }
+CASE(mmap_over_memory_leaves_and_comes_back) {
+    char *p = absent(3);
+    EXPECT((char *)RAW(SYS_mmap, p + PAGE, PAGE, RW, PRIVATE | MAP_FIXED, -1, 0) == p + PAGE);
+    fill(p, 3 * PAGE);
+    away(p, 3 * PAGE);
+    EXPECT(is_filled(p, 3 * PAGE));
+}
 CASE(munmap_of_a_part) {
     char *p = absent(3);
     EXPECT_EQ(RAW(SYS_munmap, p + PAGE, PAGE), 0);
@@ -36,6 +43,44 @@ CASE(mremap_moves) {
     char *p = absent(4), *q = (char *)RAW(SYS_mremap, p, 4 * PAGE, 64 * PAGE, MREMAP_MAYMOVE);
     EXPECT(is_filled(q, 4 * PAGE));
     EXPECT_EQ(q[63 * PAGE], 0);
+}
+CASE(mremap_to_a_place) {
+    char *p = absent(4), *q = pages(4);
+    EXPECT((char *)RAW(SYS_mremap, p, 4 * PAGE, 4 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, q) == q);
+    EXPECT(is_filled(q, 4 * PAGE));
+    EXPECT_EQ(touch(p, 0), SEGV_MAPERR);
+}
+CASE(mremap_with_all_signals_blocked) {
+    sigset_t all, before;
+    sigfillset(&all);
+    OK(sigprocmask(SIG_SETMASK, &all, &before));
+    char *p = absent(4), *q = (char *)RAW(SYS_mremap, p, 4 * PAGE, 64 * PAGE, MREMAP_MAYMOVE);
+    EXPECT(is_filled(q, 4 * PAGE));
+    OK(sigprocmask(SIG_SETMASK, &before, NULL));
+}
+static void *moves(void *p) { return (void *)RAW(SYS_mremap, p, 4 * PAGE, 64 * PAGE, MREMAP_MAYMOVE); }
+CASE(mremap_by_a_thread) {
+    pthread_t t;
+    void *q;
+    EXPECT_EQ(pthread_create(&t, NULL, moves, absent(4)), 0);
+    EXPECT_EQ(pthread_join(t, &q), 0);
+    EXPECT(is_filled(q, 4 * PAGE));
+}
+static char *moved;
+static void moves_too(int number) {
+    (void)number;
+    moved = moves(moved);
+}
+CASE(mremap_in_a_handler) {
+    static char stack[64 << 10];
+    stack_t own = {.ss_sp = stack, .ss_size = sizeof stack};
+    OK(sigaltstack(&own, NULL));
+    struct sigaction action = {.sa_handler = moves_too, .sa_flags = SA_ONSTACK};
+    sigfillset(&action.sa_mask);
+    OK(sigaction(SIGUSR1, &action, NULL));
+    moved = absent(4);
+    OK(raise(SIGUSR1));
+    EXPECT(is_filled(moved, 4 * PAGE));
 }
 CASE(mprotect_protects) {
     char *p = absent(2);
@@ -64,6 +109,18 @@ CASE(process_madvise_of_oneself) {
     struct iovec v[] = {{p, PAGE}, {p + 2 * PAGE, 2 * PAGE}};
     EXPECT_EQ(RAW(SYS_process_madvise, self, sent(v, sizeof v), 2, MADV_COLD, 0), 3 * PAGE);
     EXPECT(is_filled(p, 4 * PAGE));
+}
+CASE(process_madvise_with_a_native_vector) {
+    int self = NEEDS(syscall(SYS_pidfd_open, getpid(), 0));
+    static struct iovec v;
+    char *p = absent(4);
+    v.iov_base = p, v.iov_len = 4 * PAGE;
+    EXPECT_EQ(RAW(SYS_process_madvise, self, &v, 1, MADV_COLD, 0), 4 * PAGE);
+    EXPECT(is_filled(p, 4 * PAGE));
+    /* Since Linux 6.13 a process may drop its own pages so; who is refused has them all. */
+    long dropped = RAW(SYS_process_madvise, self, &v, 1, MADV_DONTNEED, 0);
+    EXPECT(dropped == -EINVAL || dropped == 4 * PAGE);
+    EXPECT(dropped < 0 ? is_filled(p, 4 * PAGE) : p[0] == 0 && p[3 * PAGE] == 0);
 }
 CASE(mlock_and_munlock) {
     char *p = absent(4);
@@ -110,6 +167,16 @@ CASE(sigaltstack_away) {
     EXPECT_EQ(got, SIGUSR1);
     EXPECT(is_filled(absent(4), 4 * PAGE));
 }
+CASE(sigaltstack_with_a_native_structure) {
+    static stack_t stack;
+    stack.ss_sp = absent(16), stack.ss_size = 16 * PAGE;
+    EXPECT_EQ(RAW(SYS_sigaltstack, &stack, NULL), 0);
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_ONSTACK};
+    OK(sigaction(SIGUSR1, &action, NULL));
+    away(stack.ss_sp, stack.ss_size);
+    OK(raise(SIGUSR1));
+    EXPECT_EQ(got, SIGUSR1);
+}
 CASE(sigaction_away) {
     struct sigaction *old = (void *)absent(1);
     struct sigaction action = {.sa_handler = handler};
@@ -130,6 +197,19 @@ CASE(prlimit_of_data_holds) {
     struct rlimit data = {1 << 20, RLIM_INFINITY};
     EXPECT_EQ(RAW(SYS_prlimit64, 0, RLIMIT_DATA, sent(&data, sizeof data), NULL), 0);
     EXPECT_ERROR(mmap(NULL, 64 << 20, RW, PRIVATE, -1, 0), ENOMEM);
+}
+CASE(prlimit_with_a_native_structure) {
+    static struct rlimit data = {1 << 20, RLIM_INFINITY};
+    EXPECT_EQ(RAW(SYS_prlimit64, 0, RLIMIT_DATA, &data, NULL), 0);
+    EXPECT_ERROR(mmap(NULL, 64 << 20, RW, PRIVATE, -1, 0), ENOMEM);
+    struct rlimit now;
+    OK(getrlimit(RLIMIT_DATA, &now));
+    EXPECT_EQ(now.rlim_cur, 1 << 20);
+}
+CASE(execveat_with_native_strings) {
+    static char *words[] = {"sh", "-c", "test \"$A\" = 5 && exit 42", NULL}, *env[] = {"A=5", NULL};
+    int dir = OK(open("/bin", O_PATH));
+    EXPECT_EXIT(CHILD(RAW(SYS_execveat, dir, "sh", words, env, 0)), 42);
 }
 CASE(execveat_away) {
     char *words[] = {text("sh"), text("-c"), text("test \"$A\" = 5 && exit 42"), NULL}, *env[] = {text("A=5"), NULL};

@@ -19,6 +19,7 @@ use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threa
 use crate::shared::{mapping, pages};
 use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
+use canvas_sys::seccomp::Scope;
 use canvas_sys::{Errno, gate, mem, proc};
 use canvas_types::{exit, layout};
 use core::ffi::{CStr, c_char, c_int};
@@ -217,7 +218,7 @@ fn try_start() -> Result<(), Failure> {
     // Asked before the gate opens: what goes through it no filter answers.
     let filter = canvas_sys::seccomp::installed();
     // Its traps would take our own calls for the program's.
-    if filter.is_some_and(|there| there != seg.config.bases()) {
+    if filter.is_some_and(|there| there.bases != seg.config.bases()) {
         return Err(Failure::Because(
             "the program that started this one belongs to another tenant of canvas, whose system call filter \
              stays in place",
@@ -242,13 +243,16 @@ fn try_start() -> Result<(), Failure> {
     // SAFETY: start-up has one thread.
     unsafe { __curbrk = break_at };
     altstack::init();
-    if !thread_mode {
-        sig::install_trap().map_err(because("the SIGSYS handler cannot be installed"))?;
-        // An exec leaves the filter of the image before in place, which is the same. Without one only calls from
-        // outside of libc are affected: they see EFAULT.
-        if filter.is_none() {
-            let _ = hooks::install_filter();
-        }
+    sig::install_trap().map_err(because("the SIGSYS handler cannot be installed"))?;
+    // An exec leaves the filter of the image before in place, which is mostly the same. Without one only calls from
+    // outside of libc are affected.
+    let scope = if thread_mode {
+        Scope::Memory
+    } else {
+        Scope::Pointers
+    };
+    if filter.is_none_or(|there| there.scope != scope && !thread_mode) {
+        let _ = hooks::install_filter(scope);
     }
     mm::inherit_window(&regions::lock(), false).map_err(because(
         "the window cannot be kept from children that canvas does not see",
@@ -262,7 +266,7 @@ fn try_start() -> Result<(), Failure> {
         threads::start_reclaimer();
     }
     trace::start();
-    pairs::start(beliefs::OURS);
+    pairs::start(beliefs::ours());
     if is_new {
         seg.managed.fetch_add(1, Ordering::Relaxed);
     }

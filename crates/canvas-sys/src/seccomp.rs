@@ -60,16 +60,53 @@ pub const TRAP_TAG: u16 = 0x6376;
 /// A call that no kernel has, to ask whether the filter is installed already: an argument that prctl
 /// ignores. The numbers behind it ask where the tenant has its window and gate.
 const ASK: (i32, u32) = (libc::PR_GET_SECCOMP, 0x6361_6e76);
-/// The errno with which the filter answers whoever asks whether it is installed.
+/// The errno with which the filter answers whoever asks whether it is installed: of the whole table, and of calls of
+/// memory alone.
 const PRESENT: u32 = 0x7a6;
+const PRESENT_FOR_MEMORY: u32 = 0x7a7;
+
+/// Which calls a filter knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// All that have pointers: signal mode, in which the kernel reaches no absent page.
+    Pointers,
+    /// Those that change managed memory: thread mode.
+    Memory,
+}
+
+/// The filter that is installed in a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Installed {
+    /// Where its tenant has window and gate.
+    pub bases: Bases,
+    /// Which calls it knows.
+    pub scope: Scope,
+}
 
 /// What the filter does with a call, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Filtered {
     /// Trapped when one of the arguments in the mask lies in the window or near it.
     Pointers(u32, u8),
+    /// `process_madvise`, whose ranges no filter sees: as above when its advice is a hint, and EINVAL for advice that
+    /// changes contents, which kernels before 6.13 answer so as well.
+    Hints(u32, u8),
     /// Answered by ENOSYS.
     Refused(u32),
+}
+
+impl Filtered {
+    fn number(&self) -> u32 {
+        let (Filtered::Pointers(nr, _) | Filtered::Hints(nr, _) | Filtered::Refused(nr)) = self;
+        *nr
+    }
+    /// The arguments that are looked at: a bit for each.
+    fn mask(&self) -> u8 {
+        match self {
+            Filtered::Pointers(_, mask) | Filtered::Hints(_, mask) => *mask,
+            Filtered::Refused(_) => 0,
+        }
+    }
 }
 
 /// The most instructions that a filter may have: the kernel's bound.
@@ -81,7 +118,16 @@ const MASKS: usize = 1 << 6;
 /// Calls in a row of comparisons: each jumps over the rest, and a jump has eight bits.
 const ROW: usize = 128;
 /// Instructions around the rows: the beginning, and the checks of a mask with a jump over them.
-const BEGIN_OPS: usize = 18 + 2 * Bases::PARTS;
+const BEGIN_OPS: usize = 18 + 2 * Bases::PARTS + HINT_OPS;
+/// Instructions for a call whose advice is looked at.
+const HINT_OPS: usize = 4 + HINTS.len();
+/// Advice that changes no contents, of what `process_madvise` takes for any process.
+const HINTS: [i32; 4] = [
+    libc::MADV_COLD,
+    libc::MADV_PAGEOUT,
+    libc::MADV_WILLNEED,
+    libc::MADV_COLLAPSE,
+];
 const CHECK_OPS: usize = 6 * 4 + 2;
 const _: () = assert!(
     BEGIN_OPS + 2 * CALLS_MAX + (MASKS + CALLS_MAX / ROW) * CHECK_OPS < OPS_MAX
@@ -108,16 +154,21 @@ fn ask(number: u32) -> Result<usize, Errno> {
     unsafe { prctl(ASK.0, number as usize, 0, 0, 0) }
 }
 
-/// Where the tenant whose filter is installed in this process has its window and gate; `None` without
+/// The filter that is installed in this process, the last one where there are two; `None` without
 /// such a filter. To be asked before the gate is open: the filter lets through what goes by it, and answers nothing.
-pub fn installed() -> Option<Bases> {
-    if ask(ASK.1) != Err(Errno(PRESENT as i32)) {
-        return None;
-    }
-    Bases::of_parts(|i| match ask(ASK.1 + 1 + i as u32) {
+pub fn installed() -> Option<Installed> {
+    const WHOLE: i32 = PRESENT as i32;
+    const FOR_MEMORY: i32 = PRESENT_FOR_MEMORY as i32;
+    let scope = match ask(ASK.1) {
+        Err(Errno(WHOLE)) => Scope::Pointers,
+        Err(Errno(FOR_MEMORY)) => Scope::Memory,
+        _ => return None,
+    };
+    let bases = Bases::of_parts(|i| match ask(ASK.1 + 1 + i as u32) {
         Err(Errno(n)) => u32::try_from(n).ok()?.checked_sub(1),
         Ok(_) => None,
-    })
+    })?;
+    Some(Installed { bases, scope })
 }
 
 impl Program {
@@ -134,8 +185,31 @@ impl Program {
         }
     }
 
+    fn of(scope: Scope, calls: &[Filtered], bases: Bases) -> Program {
+        let mut p = Program::new();
+        if scope == Scope::Memory {
+            p.pass_others(calls);
+        }
+        p.begin(scope, bases);
+        p.check_calls(calls, bases);
+        p
+    }
+
+    /// Lets through what is none of `calls` nor the question, by its number alone: the kernel's cache of answers that
+    /// depend on nothing but the number knows it.
+    fn pass_others(&mut self, calls: &[Filtered]) {
+        assert!(calls.len() < ROW);
+        self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
+        for (i, call) in calls.iter().enumerate() {
+            // Over the rest, the question, and the answer behind it.
+            self.op(JEQ, (calls.len() - i + 1) as u8, 0, call.number());
+        }
+        self.op(JEQ, 1, 0, libc::SYS_prctl as u32);
+        self.op(RET, 0, 0, ALLOW);
+    }
+
     /// What is let through whatever its arguments are, and the question.
-    fn begin(&mut self, bases: Bases) {
+    fn begin(&mut self, scope: Scope, bases: Bases) {
         // Every fault's way back. First, so that the kernel's cache of answers that depend on nothing
         // but the number knows it. (Harmless whatever it means on another architecture.)
         self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
@@ -156,7 +230,11 @@ impl Program {
         self.op(JEQ, 0, 3 + 2 * PARTS, libc::SYS_prctl as u32);
         self.op(LD, 0, 0, (offset_of!(Data, args) + 8) as u32);
         self.op(JEQ, 0, 1, ASK.1);
-        self.op(RET, 0, 0, ERRNO | PRESENT);
+        let present = match scope {
+            Scope::Pointers => PRESENT,
+            Scope::Memory => PRESENT_FOR_MEMORY,
+        };
+        self.op(RET, 0, 0, ERRNO | present);
         for i in 0..Bases::PARTS {
             // Never 0, which is no error.
             self.op(JEQ, 0, 1, ASK.1 + 1 + i as u32);
@@ -176,12 +254,13 @@ impl Program {
                     self.op(JEQ, 0, 1, *nr);
                     self.op(RET, 0, 0, ERRNO | libc::ENOSYS as u32);
                 }
-                Filtered::Pointers(_, 0) => {}
-                Filtered::Pointers(_, m) if masks[..count].contains(m) => {}
-                Filtered::Pointers(_, m) => {
-                    masks[count] = *m;
-                    count += 1;
-                }
+                Filtered::Hints(nr, _) => self.check_advice(*nr),
+                Filtered::Pointers(..) => {}
+            }
+            let mask = call.mask();
+            if mask != 0 && !masks[..count].contains(&mask) {
+                masks[count] = mask;
+                count += 1;
             }
         }
         // On the upper halves: what lies within 4 GiB of the window and the partition may be trapped
@@ -189,10 +268,8 @@ impl Program {
         let end = (bases.window + SHARED_OFFSET + SHARED_BYTES).next_multiple_of(1 << 32);
         for mask in &masks[..count] {
             let numbers = || {
-                calls.iter().filter_map(|call| match call {
-                    Filtered::Pointers(nr, m) if m == mask => Some(*nr),
-                    _ => None,
-                })
+                let same = calls.iter().filter(|call| call.mask() == *mask);
+                same.map(Filtered::number)
             };
             let all = numbers().count();
             for first in (0..all).step_by(ROW) {
@@ -205,6 +282,17 @@ impl Program {
             }
         }
         self.op(RET, 0, 0, ALLOW);
+    }
+
+    /// Refuses advice, the fourth argument, that is no hint; else the number is there again.
+    fn check_advice(&mut self, nr: u32) {
+        self.op(JEQ, 0, HINT_OPS as u8 - 1, nr);
+        self.op(LD, 0, 0, (offset_of!(Data, args) + 3 * 8) as u32);
+        for (i, hint) in HINTS.iter().enumerate() {
+            self.op(JEQ, (HINTS.len() - i) as u8, 0, *hint as u32);
+        }
+        self.op(RET, 0, 0, ERRNO | libc::EINVAL as u32);
+        self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
     }
 
     /// The checks of the arguments in `mask`, behind a row of comparisons that jump to them; what jumps to none goes
@@ -226,13 +314,11 @@ impl Program {
     }
 }
 
-/// Installs the filter, which exec and fork hand on: where one is there ([`installed`]), each call would pass both.
+/// Installs a filter, which exec and fork hand on: where one is there ([`installed`]), each call passes both.
 /// Sets no_new_privs where the process has no privilege: set-uid
 /// programs below it run without theirs then.
-pub fn install(calls: &[Filtered], bases: Bases) -> Result<(), Errno> {
-    let mut p = Program::new();
-    p.begin(bases);
-    p.check_calls(calls, bases);
+pub fn install(scope: Scope, calls: &[Filtered], bases: Bases) -> Result<(), Errno> {
+    let p = Program::of(scope, calls, bases);
     let prog = Fprog {
         len: p.n as u16,
         ops: p.ops.as_ptr(),
@@ -352,15 +438,64 @@ mod tests {
 
     /// What our filter answers.
     fn ours(nr: i64, args: [usize; 6], ip: usize) -> u32 {
-        let mut p = Program::new();
-        p.begin(BASES);
         let calls = [
             Filtered::Pointers(READ, 0b10),
             Filtered::Refused(libc::SYS_io_setup as u32),
+            Filtered::Hints(libc::SYS_process_madvise as u32, 0b10),
             Filtered::Pointers(libc::SYS_mremap as u32, 0b10001),
         ];
-        p.check_calls(&calls, BASES);
+        let p = Program::of(Scope::Pointers, &calls, BASES);
         answer(&p.ops[..p.n], nr, args, ip).expect("a valid filter")
+    }
+
+    #[test]
+    fn advice_that_changes_contents_is_refused_whatever_it_is_about() {
+        let calls = [
+            Filtered::Hints(libc::SYS_process_madvise as u32, 0b10),
+            Filtered::Pointers(libc::SYS_mremap as u32, 0b10001),
+        ];
+        for scope in [Scope::Pointers, Scope::Memory] {
+            let p = Program::of(scope, &calls, BASES);
+            let ask = |nr, args, ip| answer(&p.ops[..p.n], nr, args, ip).unwrap();
+            let advise = |vector, advice: i32, ip| {
+                let args = [3, vector, 1, advice as usize, 0, 0];
+                ask(libc::SYS_process_madvise, args, ip)
+            };
+            let trap = TRAP | u32::from(TRAP_TAG);
+            for hint in HINTS {
+                assert_eq!(advise(0x7fff_0000_0000, hint, 0), ALLOW);
+                assert_eq!(advise(BASES.window, hint, 0), trap);
+            }
+            let refused = ERRNO | libc::EINVAL as u32;
+            for vector in [0x7fff_0000_0000, BASES.window] {
+                let gate = BASES.gate + 2;
+                assert_eq!(advise(vector, libc::MADV_DONTNEED, 0), refused);
+                assert_eq!(advise(vector, libc::MADV_DONTNEED, gate), ALLOW);
+            }
+            let window = [BASES.window; 6];
+            assert_eq!(ask(libc::SYS_mremap, window, 0), trap, "the rest is there");
+        }
+    }
+
+    #[test]
+    fn a_filter_for_memory_knows_others_by_their_numbers() {
+        let mut calls = [Filtered::Pointers(0, 1); 20];
+        for (i, call) in calls.iter_mut().enumerate() {
+            *call = Filtered::Pointers(1000 + i as u32, 1);
+        }
+        let p = Program::of(Scope::Memory, &calls, BASES);
+        let ask = |nr, args| answer(&p.ops[..p.n], nr, args, 0).unwrap();
+        for nr in 0..2000 {
+            let trapped = ask(nr, [BASES.window; 6]) == TRAP | u32::from(TRAP_TAG);
+            assert_eq!(trapped, (1000..1020).contains(&nr), "{nr}");
+        }
+        let question = [ASK.0 as usize, ASK.1 as usize, 0, 0, 0, 0];
+        assert_eq!(ask(libc::SYS_prctl, question), ERRNO | PRESENT_FOR_MEMORY);
+        // What the kernel's cache looks at: the number and the architecture, up to the answer.
+        let first = p.ops.iter().position(|op| op.code == RET).unwrap();
+        let number = offset_of!(Data, nr) as u32;
+        let loads = p.ops[..first].iter().filter(|op| op.code == LD);
+        assert!(loads.map(|op| op.k).eq([number]));
     }
 
     #[test]
@@ -421,9 +556,7 @@ mod tests {
             let mask = |nr: u32| if same { 1 } else { (nr % MASKS as u32) as u8 };
             let calls: [_; CALLS_MAX] =
                 core::array::from_fn(|nr| Filtered::Pointers(nr as u32 + 1000, mask(nr as u32)));
-            let mut p = Program::new();
-            p.begin(BASES);
-            p.check_calls(&calls, BASES);
+            let p = Program::of(Scope::Pointers, &calls, BASES);
             for nr in 0..CALLS_MAX as u32 {
                 for arg in 0..6 {
                     let mut args = [0; 6];

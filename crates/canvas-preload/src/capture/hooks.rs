@@ -1,6 +1,7 @@
 //! Where every system call of libc arrives that canvas has an interest in.
 
 use canvas_sys::gate::raw;
+use canvas_sys::seccomp::{self, Scope};
 use canvas_sys::{Errno, proc};
 use canvas_types::layout::{in_window, may_be_far};
 use core::sync::atomic::Ordering;
@@ -16,8 +17,12 @@ use crate::process::{altstack, clone, exec, listing, namespaces, procs, sig, thr
 use crate::shared::mapping;
 
 /// Installs the second layer: calls that do not come from libc.
-pub fn install_filter() -> Result<(), Errno> {
-    canvas_sys::seccomp::install(&calls::FILTERED, canvas_types::layout::bases())
+pub fn install_filter(scope: Scope) -> Result<(), Errno> {
+    let calls = match scope {
+        Scope::Pointers => &calls::FILTERED[..],
+        Scope::Memory => &calls::FILTERED_OF_MEMORY[..],
+    };
+    seccomp::install(scope, calls, canvas_types::layout::bases())
 }
 
 fn answer(r: Result<usize, Errno>) -> isize {
@@ -133,19 +138,16 @@ unsafe fn process_madvise(nr: usize, a: &[usize; 6]) -> isize {
     for i in 0..ranges {
         let mut range = [0usize; 2];
         let is_known = uaccess::get_words(a[1].wrapping_add(i * 16), &mut range).is_ok();
-        if !is_known || !proc::is_pidfd_of_own(a[0] as i32) {
+        if !is_known || !may_be_far(range[0]) || !proc::is_pidfd_of_own(a[0] as i32) {
             break;
         }
-        if !may_be_far(range[0]) {
-            break;
+        // Which advice it takes depends on the kernel, and there are no flags: asked with no range at all.
+        // SAFETY: advises nothing.
+        let asked = unsafe { as_it_is(nr, &[a[0], a[1], 0, a[3], a[4], 0]) };
+        if asked < 0 {
+            return if done > 0 { done as isize } else { asked };
         }
-        // The kernel's call has fewer kinds of advice than madvise, and no flags.
-        match a[3] as i32 {
-            _ if a[4] != 0 => break,
-            libc::MADV_COLD | libc::MADV_PAGEOUT | libc::MADV_WILLNEED | libc::MADV_COLLAPSE => {}
-            _ => break,
-        }
-        // SAFETY: advice that changes no contents.
+        // SAFETY: the program's call.
         let r = unsafe {
             memory(
                 Memory::Madvise,

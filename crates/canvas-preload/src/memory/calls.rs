@@ -510,7 +510,7 @@ const TABLE: [Row; COUNT] = [
         Hook::Memory(Memory::ProcessMadvise),
         &[(1, There)],
     ),
-    hook(libc::SYS_brk, Hook::Memory(Memory::Brk), &[]),
+    hook(libc::SYS_brk, Hook::Memory(Memory::Brk), &[(0, There)]),
     hook(
         libc::SYS_mincore,
         Hook::Memory(Memory::Mincore),
@@ -650,19 +650,52 @@ const fn mask(row: &Row) -> u8 {
     mask
 }
 
-/// What the seccomp filter does with each call of the table.
+const fn filtered(row: &Row) -> seccomp::Filtered {
+    let nr = row.nr as u32;
+    if row.is_refused {
+        seccomp::Filtered::Refused(nr)
+    } else if row.nr == libc::SYS_process_madvise {
+        seccomp::Filtered::Hints(nr, mask(row))
+    } else {
+        seccomp::Filtered::Pointers(nr, mask(row))
+    }
+}
+
+/// What the seccomp filter of signal mode does with each call of the table.
 pub static FILTERED: [seccomp::Filtered; COUNT] = {
     let mut all = [seccomp::Filtered::Refused(0); COUNT];
     let mut i = 0;
     while i < COUNT {
-        let (row, nr) = (&TABLE[i], TABLE[i].nr as u32);
-        all[i] = if row.is_refused {
-            seccomp::Filtered::Refused(nr)
-        } else {
-            seccomp::Filtered::Pointers(nr, mask(row))
-        };
+        all[i] = filtered(&TABLE[i]);
         i += 1;
     }
     all
 };
 const _: () = assert!(COUNT <= seccomp::CALLS_MAX);
+
+const fn changes_memory(row: &Row) -> bool {
+    matches!(row.hook, Some(Hook::Memory(_))) && mask(row) != 0
+}
+
+const MEMORY_COUNT: usize = {
+    let (mut count, mut i) = (0, 0);
+    while i < COUNT {
+        count += changes_memory(&TABLE[i]) as usize;
+        i += 1;
+    }
+    count
+};
+
+/// What that of thread mode does: pages come back by themselves, and what changes the window must be known.
+pub static FILTERED_OF_MEMORY: [seccomp::Filtered; MEMORY_COUNT] = {
+    let mut all = [seccomp::Filtered::Refused(0); MEMORY_COUNT];
+    let (mut n, mut i) = (0, 0);
+    while i < COUNT {
+        if changes_memory(&TABLE[i]) {
+            all[n] = filtered(&TABLE[i]);
+            n += 1;
+        }
+        i += 1;
+    }
+    all
+};

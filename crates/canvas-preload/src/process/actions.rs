@@ -1,7 +1,7 @@
 //! What the program does on each signal, as it set it.
 //!
-//! The kernel has other actions: SIGBUS and SIGSYS lead to us, no mask has them, and a handler that must not run
-//! where the kernel put its frame is behind an entry of ours.
+//! The kernel has other actions: SIGBUS and SIGSYS ([`beliefs::ours`]) lead to us, no mask has them, and a handler that
+//! must not run where the kernel put its frame is behind an entry of ours.
 
 use canvas_sys::Errno;
 use canvas_sys::signal::{self, Handler, KernelSigaction, bit};
@@ -164,7 +164,7 @@ fn moves(sig: i32, action: &KernelSigaction) -> bool {
     action.handler > libc::SIG_IGN
         && (matches!(sig, libc::SIGSEGV | cancel::SIGNAL)
             || action.mask & beliefs::ours() != 0
-            || (beliefs::ours() != 0
+            || (!state::THREAD_MODE.load(Ordering::Relaxed)
                 && (action.flags & libc::SA_ONSTACK as u64 != 0
                     || STACKS_IN_WINDOW.load(Ordering::Relaxed))))
 }
@@ -259,7 +259,7 @@ pub fn stack_in_window() {
         return;
     }
     let inside = freeze::enter_masked();
-    for sig in (1..SIGNALS as i32).filter(|s| beliefs::OURS & bit(*s) == 0) {
+    for sig in (1..SIGNALS as i32).filter(|s| beliefs::ours() & bit(*s) == 0) {
         ACTIONS[sig as usize].change(&inside, |mine| {
             // SAFETY: only asks.
             let there = unsafe { signal::exchange(sig, None) }.unwrap_or_default();
@@ -268,7 +268,7 @@ pub fn stack_in_window() {
         });
     }
     STACKS_IN_WINDOW.store(true, Ordering::Relaxed);
-    for sig in (1..SIGNALS as i32).filter(|s| beliefs::OURS & bit(*s) == 0) {
+    for sig in (1..SIGNALS as i32).filter(|s| beliefs::ours() & bit(*s) == 0) {
         ACTIONS[sig as usize].change(&inside, |mine| {
             if mine.handler > libc::SIG_IGN {
                 // SAFETY: our entry in front of the program's handler.

@@ -1,5 +1,5 @@
-//! SIGBUS and SIGSYS are never blocked in signal mode. What the program's threads believe to have blocked of them
-//! is kept here, and those that somebody sent meanwhile, until they may be delivered.
+//! SIGSYS is never blocked, and in signal mode neither is SIGBUS. What the program's threads believe to have blocked of
+//! them is kept here, and those that somebody sent meanwhile, until they may be delivered.
 
 use canvas_sys::gate::yield_now;
 use canvas_sys::proc;
@@ -13,20 +13,19 @@ use crate::base::{freeze, state};
 /// A `siginfo_t`, as bytes.
 pub type Info = [u64; 16];
 
-/// Signals that must never be blocked: a fault would end the program.
-pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
-
-/// The signals that are ours in this mode: none when handler threads serve the faults.
+/// The signals that are ours in this mode, which must never be blocked: a fault, where no handler threads serve them, or a
+/// trapped call would end the program.
 pub fn ours() -> u64 {
-    if state::THREAD_MODE.load(Ordering::Relaxed) {
-        0
-    } else {
-        OURS
-    }
+    let faults = match state::THREAD_MODE.load(Ordering::Relaxed) {
+        true => 0,
+        false => bit(libc::SIGBUS),
+    };
+    faults | bit(libc::SIGSYS)
 }
 
 /// Our signals in a set, as bits 0 and 1.
 pub fn pack(set: u64) -> u8 {
+    let set = set & ours();
     (set & bit(libc::SIGBUS) != 0) as u8 | (((set & bit(libc::SIGSYS) != 0) as u8) << 1)
 }
 

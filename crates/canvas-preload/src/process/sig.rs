@@ -1,5 +1,5 @@
-//! Signals: SIGBUS and SIGSYS stay ours, in every mask and table, and what is not ours goes on to
-//! the program's handler as if we were not there.
+//! Signals: SIGBUS (in signal mode) and SIGSYS stay ours, in every mask and table, and what is not ours
+//! goes on to the program's handler as if we were not there.
 
 use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, raw};
@@ -20,19 +20,21 @@ use crate::shared::{mapping, pages};
 
 /// Installs our handler of SIGBUS; whatever was there becomes the program's.
 pub fn install() -> Result<(), Errno> {
-    // SAFETY: a handler made for that.
-    actions::note(libc::SIGBUS, unsafe { actions::take(libc::SIGBUS) }?);
-    // What the program inherits as blocked it believes to be; a fault must find it open.
-    let inherited = signal::set_mask(u64::MAX);
-    signal::set_mask(inherited & !beliefs::OURS);
-    beliefs::change(|_| beliefs::pack(inherited));
-    Ok(())
+    install_one(libc::SIGBUS)
 }
 
 /// Installs the handler of trapped system calls, before the filter that traps them.
 pub fn install_trap() -> Result<(), Errno> {
-    // SAFETY: as above.
-    actions::note(libc::SIGSYS, unsafe { actions::take(libc::SIGSYS) }?);
+    install_one(libc::SIGSYS)
+}
+
+fn install_one(sig: i32) -> Result<(), Errno> {
+    // SAFETY: a handler made for that.
+    actions::note(sig, unsafe { actions::take(sig) }?);
+    // What the program inherits as blocked it believes to be; a fault must find it open. One that waits comes now.
+    let inherited = signal::set_mask(u64::MAX);
+    beliefs::change(|had| had | beliefs::pack(inherited & bit(sig)));
+    signal::set_mask(inherited & !bit(sig));
     Ok(())
 }
 
@@ -50,7 +52,7 @@ pub unsafe extern "C" fn serve(
     frame: usize,
     next: &mut Next,
 ) {
-    if bit(sig) & beliefs::OURS == 0 {
+    if bit(sig) & beliefs::ours() == 0 {
         // SAFETY: the caller's promise.
         return unsafe { arrive(sig, info, uc, frame, next) };
     }
@@ -123,13 +125,13 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
     }
     // The call may wait for long, and must be interruptible as it would be outside of a handler.
     // SAFETY: the kernel's set is the first word of the saved mask.
-    signal::set_mask(unsafe { *mask } & !beliefs::OURS);
+    signal::set_mask(unsafe { *mask } & !beliefs::ours());
     let r = match upcalls::dispatch() {
         // SAFETY: the registers of a system call.
         Some(dispatch) => unsafe { dispatch(&raw mut call) },
         None => -(libc::ENOSYS as isize),
     };
-    signal::set_mask(!beliefs::OURS);
+    signal::set_mask(!beliefs::ours());
     uc.uc_mcontext.gregs[libc::REG_RAX as usize] = r as i64;
     true
 }
@@ -140,7 +142,7 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
 /// `mask` must be the saved mask of a signal frame that is being handled, `a` the registers of the program's call.
 unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
     // Its arguments may be far: an ordinary fault, for which SIGBUS must be open.
-    signal::set_mask(!beliefs::OURS);
+    signal::set_mask(!beliefs::ours());
     // SAFETY: the saved mask, the caller's promise.
     let before = unsafe { *mask };
     // SAFETY: a number.
@@ -156,7 +158,7 @@ unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
             _ => return -(libc::EINVAL as isize),
         };
         // SAFETY: the saved mask, the caller's promise.
-        unsafe { *mask = new & !beliefs::OURS };
+        unsafe { *mask = new & !beliefs::ours() };
     }
     let had = believe(a[0], wanted);
     // SAFETY: rt_sigprocmask's old set.
@@ -500,7 +502,7 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
         Ok(set) => set,
         Err(e) => return -(e.0 as isize),
     };
-    if set & beliefs::OURS == 0 {
+    if set & beliefs::ours() == 0 {
         // SAFETY: the program's call, the caller's promise.
         return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a, Make::AsItIs) };
     }
@@ -513,7 +515,7 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
     let mut info: beliefs::Info = [0; 16];
     // Nothing of the program's is touched while its faults cannot be served.
     let mask = signal::set_mask(u64::MAX);
-    signal::set_mask(mask | beliefs::OURS);
+    signal::set_mask(mask | beliefs::ours());
     let waiter = beliefs::wait();
     let r = loop {
         if let Some((sig, kept)) = beliefs::take(beliefs::pack(set)) {
