@@ -1,6 +1,7 @@
 /* Signals: of sigaction(2), sigprocmask(2), sigaltstack(2), signalfd(2), timer_create(2), kill(2) and their neighbours. */
 #include "conformance.h"
 
+#include <spawn.h>
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
 #include <ucontext.h>
@@ -609,6 +610,15 @@ CASE(pending_over_exec) {
     OK(kill(getpid(), SIGBUS));
     execlp("grep", "grep", "-qE", "^ShdPnd:\\s*0000000000000240", "/proc/self/status", NULL);
 }
+CASE(seen_as_pending_over_exec) {
+    OK(sigprocmask(SIG_BLOCK, set_of(SIGUSR1, SIGBUS), NULL));
+    OK(kill(getpid(), SIGUSR1));
+    OK(kill(getpid(), SIGBUS));
+    EXPECT_ERROR(execl("/no such file", "", NULL), ENOENT);
+    execlp("python3", "python3", "-c",
+           "import signal as s; assert s.sigpending() == {s.SIGUSR1, s.SIGBUS}\n"
+           "assert s.sigwait([s.SIGBUS]) == s.SIGBUS and s.sigpending() == {s.SIGUSR1}", NULL);
+}
 CASE(mask_over_exec) {
     OK(sigprocmask(SIG_SETMASK, set_of(SIGUSR1, SIGBUS), NULL));
     execlp("python3", "python3", "-c",
@@ -623,6 +633,25 @@ CASE(ignored_bus_over_exec) {
     signal(SIGBUS, SIG_IGN);
     execlp("python3", "python3", "-c",
            "import signal as s; assert s.getsignal(s.SIGBUS) == s.SIG_IGN; s.raise_signal(s.SIGBUS)", NULL);
+}
+CASE(ignored_sys_over_exec) {
+    signal(SIGSYS, SIG_IGN);
+    EXPECT_ERROR(execl("/no such file", "", NULL), ENOENT);
+    execlp("python3", "python3", "-c",
+           "import signal as s; assert s.getsignal(s.SIGSYS) == s.SIG_IGN; s.raise_signal(s.SIGSYS)", NULL);
+}
+CASE(ignored_bus_over_an_exec_that_fails) {
+    signal(SIGBUS, SIG_IGN);
+    char *p = absent(4);
+    EXPECT_ERROR(execl("/no such file", "", NULL), ENOENT);
+    EXPECT(is_filled(p, 4 * PAGE));
+}
+CASE(ignored_bus_over_posix_spawn) {
+    signal(SIGBUS, SIG_IGN);
+    pid_t child;
+    char *words[] = {"python3", "-c", "import signal as s; assert s.getsignal(s.SIGBUS) == s.SIG_IGN", NULL};
+    EXPECT_EQ(posix_spawnp(&child, words[0], NULL, NULL, words, environ), 0);
+    EXPECT_EXIT(child, 0);
 }
 static void *reads(void *got) { return (void *)(long)pthread_sigmask(SIG_SETMASK, NULL, got); }
 CASE(mask_of_a_thread_is_its_own) {

@@ -117,6 +117,32 @@ pub fn install_for(sig: i32, action: &KernelSigaction) {
     let _ = unsafe { signal::install(sig, entry_of_canvas(), restart) };
 }
 
+/// Has those of our signals ignored that the program ignores, until dropped: an exec hands that on.
+pub struct Ignored(());
+
+impl Ignored {
+    /// `None` where there are none, or where not `is_safe`: a fault of another thread would end the process meanwhile.
+    pub fn where_safe(is_safe: impl FnOnce() -> bool) -> Option<Ignored> {
+        ignored().next().filter(|_| is_safe())?;
+        ignored().for_each(|(sig, _)| signal::set_ignored(sig));
+        Some(Ignored(()))
+    }
+}
+
+impl Drop for Ignored {
+    fn drop(&mut self) {
+        ignored().for_each(|(sig, action)| install_for(sig, &action));
+    }
+}
+
+/// Our signals that the program ignores.
+fn ignored() -> impl Iterator<Item = (i32, KernelSigaction)> {
+    let ours = [libc::SIGBUS, libc::SIGSYS].into_iter();
+    ours.filter(|sig| beliefs::ours() & bit(*sig) != 0)
+        .map(|sig| (sig, get(sig)))
+        .filter(|(_, action)| action.handler == libc::SIG_IGN)
+}
+
 /// Start-up: `action` was there before ours.
 pub fn note(sig: i32, action: KernelSigaction) {
     let inside = freeze::enter();
@@ -207,7 +233,7 @@ fn seen(sig: i32, mine: &KernelSigaction, there: &KernelSigaction) -> KernelSiga
 }
 
 /// Does a child of vfork run here, on its parent's memory? Its actions are its own, the table is not.
-fn is_vfork_child() -> bool {
+pub fn is_vfork_child() -> bool {
     state::PID.load(Ordering::Relaxed) != canvas_sys::proc::pid()
 }
 

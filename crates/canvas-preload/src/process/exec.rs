@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::base::state;
 use crate::memory::{args, uaccess};
 use crate::paging::trace;
-use crate::process::{beliefs, limits, users};
+use crate::process::{actions, beliefs, limits, threads, users};
 use crate::report;
 use crate::shared::pages;
 
@@ -319,6 +319,7 @@ unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
         why.tell(dir, a[path]);
     }
     let _limits = limits::as_the_program_has_them();
+    let borrowed = actions::is_vfork_child();
     for _ in 0..EXEC_TRIES {
         // SAFETY: the call's path and its two vectors; the second may be the copy in `room`, which ends with null as
         // well.
@@ -335,9 +336,16 @@ unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
         let mask = (believed != 0).then(|| signal::set_mask(u64::MAX));
         if let Some(mask) = mask {
             signal::set_mask(mask | beliefs::unpack(believed));
+            // What waits is the kernel's now, which keeps it over exec; where that fails it comes back when the mask
+            // is opened again. In a child of vfork it is the parent's.
+            if !borrowed {
+                beliefs::deliver(!believed);
+            }
         }
+        let ignored = actions::Ignored::where_safe(|| borrowed || threads::is_one_left());
         // SAFETY: the program's call; `room` lives across it.
         let r = unsafe { raw(nr as usize, a) };
+        drop(ignored);
         if let Some(mask) = mask {
             signal::set_mask(mask);
         }

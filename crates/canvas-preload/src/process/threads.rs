@@ -185,7 +185,7 @@ pub fn before_exit(code: i32) {
     if proc::tid() != proc::pid() {
         return;
     }
-    if !has_ended() {
+    if !is_one_left() {
         LAST_CODE.store(code as u32 & 0xff, Ordering::SeqCst);
         FIRST_ENDED.store(true, Ordering::SeqCst);
         start_reclaimer();
@@ -202,8 +202,8 @@ pub fn before_exit_group() {
     fork_accounting::before_exit();
 }
 
-/// Are there no threads but ours and the first one, which counts until the process has ended?
-fn has_ended() -> bool {
+/// Is there no thread of the program's but one? (The first one counts until the process has ended.)
+pub fn is_one_left() -> bool {
     let handlers = match state::THREAD_MODE.load(Ordering::Relaxed) {
         true => HANDLERS as u64,
         false => 0,
@@ -214,7 +214,7 @@ fn has_ended() -> bool {
 
 /// For the reclaim thread: ends the process whose threads have all ended, but for ours.
 fn look_at_the_end() {
-    if FIRST_ENDED.load(Ordering::Relaxed) && has_ended() {
+    if FIRST_ENDED.load(Ordering::Relaxed) && is_one_left() {
         before_exit_group();
         proc::exit_group(LAST_CODE.load(Ordering::SeqCst) as i32);
     }
