@@ -534,22 +534,111 @@ CASE(own_memory_by_proc_mem) {
     EXPECT_EQ(OK(pread(OK(open("/proc/self/mem", O_RDONLY)), q, 2 * PAGE, (off_t)(uintptr_t)p)), 2 * PAGE);
     EXPECT(is_filled(q, 2 * PAGE));
 }
-CASE(memory_of_a_child_by_process_vm_readv) {
-    char *p = absent(2), *q = absent(2);
+/* A child whose copy of `p` is away, and that waits. */
+static pid_t child_with(char *p, size_t bytes) {
     int fd[2];
+    char ready;
     OK(pipe(fd));
     pid_t child = CHILD({
-        away(p, 2 * PAGE);
+        away(p, bytes);
         EXPECT_EQ(write(fd[1], "x", 1), 1);
         pause();
+        _exit(is_filled(p, bytes) ? 42 : 1);
     });
-    EXPECT_EQ(read(fd[0], q, 1), 1);
+    EXPECT_EQ(read(fd[0], &ready, 1), 1);
+    return child;
+}
+static void ended(pid_t child) {
+    kill(child, SIGKILL);
+    status_of(child);
+}
+CASE(memory_of_a_child_by_process_vm_readv) {
+    char *p = absent(2), *q = absent(2);
+    pid_t child = child_with(p, 2 * PAGE);
     memset(q, 0, 2 * PAGE);
     struct iovec local = {q, 2 * PAGE}, remote = {p, 2 * PAGE};
     EXPECT_EQ(OK(process_vm_readv(child, &local, 1, &remote, 1, 0)), 2 * PAGE);
     EXPECT(is_filled(q, 2 * PAGE));
-    kill(child, SIGKILL);
-    status_of(child);
+    ended(child);
+}
+CASE(memory_of_a_child_by_vectors) {
+    char *p = absent(700), *q = absent(700);
+    pid_t child = child_with(p, 700 * PAGE);
+    memset(q, 0, 700 * PAGE);
+    away(q, 700 * PAGE);
+    /* Ends of either vector lie within the other's ranges. */
+    struct iovec local[] = {{q, 100}, {q + 100, 699 * PAGE}, {q + 699 * PAGE + 100, PAGE - 100}};
+    struct iovec remote[] = {{p, 300 * PAGE + 7}, {p + 300 * PAGE + 7, 400 * PAGE - 7}};
+    EXPECT_EQ(OK(process_vm_readv(child, local, 3, remote, 2, 0)), 700 * PAGE);
+    EXPECT(is_filled(q, 700 * PAGE));
+    ended(child);
+}
+CASE(memory_of_a_child_by_process_vm_writev) {
+    char *p = pages(4), *q = absent(4);
+    memset(p, 1, 4 * PAGE);
+    pid_t child = child_with(p, 4 * PAGE);
+    struct iovec local = {q, 4 * PAGE}, remote = {p, 4 * PAGE};
+    EXPECT_EQ(OK(process_vm_writev(child, &local, 1, &remote, 1, 0)), 4 * PAGE);
+    /* Read back: what was written is there. */
+    memset(q, 0, 4 * PAGE);
+    local.iov_base = q;
+    EXPECT_EQ(OK(process_vm_readv(child, &local, 1, &remote, 1, 0)), 4 * PAGE);
+    EXPECT(is_filled(q, 4 * PAGE));
+    EXPECT(p[0] == 1 && p[4 * PAGE - 1] == 1);
+    ended(child);
+}
+CASE(memory_of_a_child_up_to_a_hole) {
+    char *p = absent(2), *q = absent(4);
+    pid_t child = child_with(p, 2 * PAGE);
+    struct iovec local = {q, 4 * PAGE}, remote = {p + 2 * PAGE, PAGE};
+    EXPECT_ERROR(process_vm_readv(child, &local, 1, &remote, 1, 0), EFAULT);
+    remote.iov_base = p, remote.iov_len = 3 * PAGE;
+    EXPECT_EQ(OK(process_vm_readv(child, &local, 1, &remote, 1, 0)), 2 * PAGE);
+    EXPECT(is_filled(q, 2 * PAGE));
+    ended(child);
+}
+CASE(memory_of_a_child_by_proc_mem) {
+    char *p = absent(4), *q = absent(4), path[64];
+    pid_t child = child_with(p, 4 * PAGE);
+    memset(q, 0, 4 * PAGE);
+    snprintf(path, sizeof path, "/proc/%d/mem", child);
+    int fd = OK(open(path, O_RDWR));
+    EXPECT_EQ(OK(pread(fd, q, 4 * PAGE, (off_t)(uintptr_t)p)), 4 * PAGE);
+    EXPECT(is_filled(q, 4 * PAGE));
+    memset(q, 0, 4 * PAGE);
+    OK(lseek(fd, (off_t)(uintptr_t)p, SEEK_SET));
+    EXPECT_EQ(OK(read(fd, q, PAGE)), PAGE);
+    EXPECT(is_filled(q, PAGE));
+    EXPECT_ERROR(pread(fd, q, PAGE, (off_t)(uintptr_t)p + 4 * PAGE), EIO);
+    ended(child);
+}
+CASE(memory_of_the_parent_by_process_vm_readv) {
+    char *p = absent(4);
+    /* Where Yama asks for it. */
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+    pid_t parent = getpid();
+    EXPECT_EXIT(CHILD({
+                    char *q = absent(4);
+                    memset(q, 0, 4 * PAGE);
+                    struct iovec local = {q, 4 * PAGE}, remote = {p, 4 * PAGE};
+                    EXPECT_EQ(OK(process_vm_readv(parent, &local, 1, &remote, 1, 0)), 4 * PAGE);
+                    _exit(is_filled(q, 4 * PAGE) ? 42 : 1);
+                }),
+                42);
+}
+/* It is refused, as by kernels without it, or memory is there while all calls are the program's to catch. */
+CASE(syscall_user_dispatch) {
+    static volatile char blocked;
+    char *p = absent(16);
+    int on = prctl(59, 1, 0, 0, &blocked), why = errno;
+    EXPECT(on == 0 || why == EINVAL);
+    blocked = 1;
+    int same = is_filled(p, 16 * PAGE);
+    blocked = 0;
+    EXPECT(same);
+    if (on == 0)
+        OK(prctl(59, 0, 0, 0, 0));
+    EXPECT(is_filled(absent(16), 16 * PAGE));
 }
 CASE(ptrace_of_a_child) {
     char *p = absent(1);

@@ -14,6 +14,7 @@ pub mod histogram;
 pub mod host;
 pub mod lanes;
 pub mod learn;
+pub mod lend;
 pub mod lives;
 pub mod mailbox;
 #[cfg(feature = "std")]

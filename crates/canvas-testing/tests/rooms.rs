@@ -51,6 +51,7 @@ const MODULES: [(&str, &[&str]); 5] = [
             "ranges",
             "args",
             "calls",
+            "others",
             "uaccess",
             "pins",
         ],

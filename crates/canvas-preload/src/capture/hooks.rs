@@ -11,7 +11,7 @@ use crate::base::{call::Call, cancel, fds, state};
 use crate::capture::filters;
 use crate::memory::args::{self, Make};
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
-use crate::memory::{advice, brk, lock, mm, native, remap, uaccess};
+use crate::memory::{advice, brk, lock, mm, native, others, remap, uaccess};
 use crate::paging::devices;
 use crate::process::{altstack, clone, exec, listing, namespaces, procs, sig, threads, users};
 use crate::shared::mapping;
@@ -249,6 +249,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
                 }
                 r
             }
+            Process::OthersMemory => others::process_vm(nr, a, args::run(nr, a, Make::AsItIs)),
             Process::Seccomp => filters::seccomp(a),
             Process::Prctl if a[0] as i32 == libc::PR_SET_SECCOMP => filters::prctl(a),
             Process::Prctl => args::run(nr, a, Make::AsItIs),

@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::base::{areas, cancel};
 use crate::memory::calls::{self, To, To::*};
+use crate::memory::others;
 use crate::memory::pins::{self, Pins};
 use crate::memory::uaccess;
 use crate::paging::devices;
@@ -274,7 +275,7 @@ pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
         // SAFETY: the program's call, the caller's promise.
         return match unsafe { make.call(nr, a) } {
             // SAFETY: as just said.
-            NOTHING_READ if stream => unsafe { again_from_own_memory(nr, a) },
+            NOTHING_READ if stream => unsafe { again_from_memory(nr, a) },
             r => r,
         };
     }
@@ -289,9 +290,9 @@ pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
     }
     // SAFETY: the program's call, as it is.
     let r = unsafe { make.call(nr, a) };
-    if r == NOTHING_READ && stream {
+    if r == NOTHING_READ && plain {
         // SAFETY: as just said.
-        return unsafe { again_from_own_memory(nr, a) };
+        return unsafe { again_from_memory(nr, a) };
     }
     drop(pins);
     r
@@ -300,22 +301,29 @@ pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
 /// What /proc/PID/mem answers for a page that is far.
 const NOTHING_READ: isize = -(libc::EIO as isize);
 
-/// Repeats a `read` or `write` that failed, if the descriptor's position is an address of managed memory, as that of
-/// /proc/self/mem can be, with the pages there present.
+/// Repeats a `read` or `write` that failed, if the position is an address of managed memory, as that of
+/// /proc/PID/mem can be, with the pages there present.
 ///
 /// # Safety
 /// As for [`run`].
 #[cold]
-unsafe fn again_from_own_memory(nr: usize, a: &[usize; 6]) -> isize {
-    // SAFETY: asks for a descriptor's position.
-    let at = unsafe { canvas_sys::sys3(libc::SYS_lseek, a[0], 0, libc::SEEK_CUR as usize) };
+unsafe fn again_from_memory(nr: usize, a: &[usize; 6]) -> isize {
+    let at = match nr as i64 {
+        libc::SYS_pread64 | libc::SYS_pwrite64 => Ok(a[3]),
+        // SAFETY: asks for a descriptor's position.
+        _ => unsafe { canvas_sys::sys3(libc::SYS_lseek, a[0], 0, libc::SEEK_CUR as usize) },
+    };
     let Some(at) = at.ok().filter(|at| may_be_far(*at)) else {
         return NOTHING_READ;
     };
     let mut pins = pins::pin_range(at, a[2].min(PIECE));
     pins.pin(a[1], a[2].min(PIECE));
     // SAFETY: the program's call, the caller's promise.
-    unsafe { gate::raw(nr, *a) }
+    match unsafe { gate::raw(nr, *a) } {
+        // SAFETY: as just said.
+        NOTHING_READ => unsafe { others::file(nr, a, at, NOTHING_READ) },
+        r => r,
+    }
 }
 
 /// A long read or write, so that it never pins more than a piece. Files transfer to the end;
@@ -341,6 +349,11 @@ unsafe fn run_in_pieces(nr: usize, a: &[usize; 6], make: Make) -> isize {
         // SAFETY: a part of the program's call.
         let r = unsafe { make.call(nr, &b) };
         drop(pins);
+        let r = match r {
+            // SAFETY: as just said.
+            NOTHING_READ => unsafe { again_from_memory(nr, &b) },
+            r => r,
+        };
         if r < 0 {
             return if done > 0 { done as isize } else { r };
         }

@@ -122,6 +122,7 @@ pub enum Process {
     Limit,
     Seccomp,
     ChangeUser,
+    OthersMemory,
     ThreadBegins,
     Exit,
     ExitGroup,
@@ -182,8 +183,16 @@ const TABLE: [Row; COUNT] = [
     pins(libc::SYS_preadv2, &[(1, Iov(2))]),
     pins(libc::SYS_pwritev2, &[(1, Iov(2))]),
     pins(libc::SYS_vmsplice, &[(1, Iov(2))]),
-    pins(libc::SYS_process_vm_readv, &[(1, Iov(2)), (3, Remote(4))]),
-    pins(libc::SYS_process_vm_writev, &[(1, Iov(2)), (3, Remote(4))]),
+    hook(
+        libc::SYS_process_vm_readv,
+        Hook::Process(Process::OthersMemory),
+        &[(1, Iov(2)), (3, Remote(4))],
+    ),
+    hook(
+        libc::SYS_process_vm_writev,
+        Hook::Process(Process::OthersMemory),
+        &[(1, Iov(2)), (3, Remote(4))],
+    ),
     pins(libc::SYS_open, &[(0, Str)]),
     pins(libc::SYS_openat, &[(1, Str)]),
     pins(libc::SYS_openat2, &[(1, Str), (2, A(3))]),
@@ -464,10 +473,7 @@ const TABLE: [Row; COUNT] = [
     pins(libc::SYS_mount_setattr, &[(1, Str), (3, A(4))]),
     pins(libc::SYS_landlock_create_ruleset, &[(0, A(1))]),
     pins(libc::SYS_landlock_add_rule, &[(2, N(2 * WORD))]),
-    pins(
-        libc::SYS_futex_waitv,
-        &[(0, AN(1, FUTEX_WAITV)), (3, N(TIMESPEC))],
-    ),
+    pins(libc::SYS_futex_waitv, &[(0, AN(1, FUTEX_WAITV)), (3, N(TIMESPEC))]),
     pins(libc::SYS_pidfd_send_signal, &[(2, N(SIGINFO))]),
     pins(libc::SYS_migrate_pages, &[(2, Bits(1)), (3, Bits(1))]),
     pins(

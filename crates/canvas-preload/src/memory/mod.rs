@@ -10,6 +10,7 @@ pub mod lock;
 pub mod mm;
 pub mod native;
 pub mod open_pages;
+pub mod others;
 pub mod pins;
 pub mod ranges;
 pub mod remap;

@@ -65,6 +65,10 @@ impl Pins {
         block.n += 1;
         true
     }
+    /// Is nothing pinned?
+    pub fn is_empty(&self) -> bool {
+        self.n == 0 && self.more.is_null()
+    }
     /// Pins `addr..addr+bytes` as far as it lies in the window and is mapped; the kernel finds out
     /// about the rest itself.
     pub fn pin(&mut self, addr: usize, bytes: usize) {

@@ -3,6 +3,7 @@
 use canvas_pager::floor::{self, Demand, LEAST_PAGES};
 use canvas_pager::headroom::Headroom;
 use canvas_pager::native;
+use canvas_shm::lend::{Request, Stage};
 use canvas_shm::slow::Cause;
 use canvas_shm::{Counter, ProcSlot};
 use canvas_sys::gate;
@@ -391,6 +392,11 @@ pub fn wake_reclaimer() {
     }
 }
 
+fn is_asked_to_lend() -> bool {
+    let request = Request::of_word(state::slot().lend.load(Ordering::Relaxed));
+    request.is_some_and(|r| r.stage() == Stage::Posted)
+}
+
 /// The reclaim thread sleeps until woken, or `timeout_ns`.
 pub fn sleep_until_woken(timeout_ns: u64) {
     let slot = state::slot();
@@ -400,6 +406,7 @@ pub fn sleep_until_woken(timeout_ns: u64) {
     let asked = slot.reclaim_wanted.load(Ordering::Relaxed) != 0
         || slot.offload_wanted.load(Ordering::Relaxed) != 0
         || slot.pool_wanted_bytes.load(Ordering::Relaxed) > 0
+        || is_asked_to_lend()
         || hints::arrived()
         || learn::arrived();
     if !asked && !short_of_room() {

@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::base::{fds, fds::Fd, freeze, jvm, own, report, slow, state, thread, time};
 use crate::far_tier::tier;
+use crate::memory::others;
 use crate::paging::{
     accounting, cache,
     fault::{self, Resolved},
@@ -303,8 +304,11 @@ extern "C" fn reclaimer() -> ! {
     let mut swap_in = SwapIn::new();
     let mut told = hints::Server::default();
     let mut resumed = learn::Server::new();
+    let mut lender = others::Lender::default();
     loop {
+        lender.round();
         if END.load(Ordering::Acquire) {
+            drop(lender);
             proc::exit_thread();
         }
         look_at_the_end();
