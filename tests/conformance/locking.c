@@ -187,6 +187,25 @@ USER_CASE(mlockall_future_past_the_limit) {
     OK(mlockall(MCL_FUTURE));
     EXPECT_ERROR(mmap(NULL, 64 * PAGE, RW, PRIVATE, -1, 0), EAGAIN);
 }
+/* More than the suite's local limit: all of it is locked, or the call is refused and nothing is lost. */
+ROOT_CASE(mlockall_of_more_than_is_local) {
+    char *p = pages(8192);
+    fill(p, 8192 * PAGE);
+    int why = mlockall(MCL_CURRENT | MCL_FUTURE) == 0 ? 0 : errno;
+    EXPECT(why == 0 || why == ENOMEM);
+    EXPECT(is_filled(p, 8192 * PAGE));
+    char *q = mmap(NULL, 8192 * PAGE, RW, PRIVATE, -1, 0);
+    why = errno;
+    EXPECT(q != MAP_FAILED || why == EAGAIN);
+    if (q != MAP_FAILED) {
+        fill(q, 8192 * PAGE);
+        EXPECT(is_filled(q, 8192 * PAGE));
+    }
+    EXPECT(is_filled(p, 8192 * PAGE));
+    OK(munlockall());
+    EXPECT_EQ(LOCKED_KIB(), 0);
+    EXPECT(is_filled(p, 8192 * PAGE));
+}
 ROOT_CASE(mlockall_future_locks_the_break) {
     OK(mlockall(MCL_FUTURE));
     long before = LOCKED_KIB();

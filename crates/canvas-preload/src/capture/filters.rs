@@ -119,6 +119,25 @@ pub fn prctl(a: &[usize; 6]) -> isize {
     set(libc::SYS_prctl as usize, a, operation, a[2])
 }
 
+/// Does this `prctl` send the thread's calls to the program's handler of SIGSYS (syscall user dispatch)?
+pub fn dispatches(a: &[usize; 6]) -> bool {
+    const SET_SYSCALL_USER_DISPATCH: i32 = 59;
+    a[0] as i32 == SET_SYSCALL_USER_DISPATCH && a[1] != 0
+}
+
+/// Answers it as a kernel does that does not have it: calls that canvas makes in that thread, at a fault as well, would
+/// be sent there, too.
+pub fn refuse_dispatch() -> isize {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        report!(
+            "this program's syscall user dispatch is refused (EINVAL): it would catch the calls by which far pages come \
+             back; what depends on it (Windows programs that make system calls themselves) needs a run without canvas"
+        );
+    }
+    -(libc::EINVAL as isize)
+}
+
 /// Makes the call, with its filter present.
 fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
     let mut pins = Pins::new();

@@ -252,6 +252,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
             Process::OthersMemory => others::process_vm(nr, a, args::run(nr, a, Make::AsItIs)),
             Process::Seccomp => filters::seccomp(a),
             Process::Prctl if a[0] as i32 == libc::PR_SET_SECCOMP => filters::prctl(a),
+            Process::Prctl if filters::dispatches(a) => filters::refuse_dispatch(),
             Process::Prctl => args::run(nr, a, Make::AsItIs),
             Process::Unshare => namespaces::unshare(a),
             Process::Setns => namespaces::setns(a),
