@@ -171,6 +171,18 @@ impl Pins {
                     self.pin_msghdr(at + k * uapi::MMSGHDR);
                 }
             }
+            Waitv(i) => {
+                /// The kernel takes no more (FUTEX_WAITV_MAX).
+                const WAITS: usize = 128;
+                let waits = count(i).min(WAITS);
+                self.pin(at, waits * uapi::FUTEX_WAITV);
+                for wait in (0..waits).map(|k| at.wrapping_add(k * uapi::FUTEX_WAITV)) {
+                    let mut value_and_word = [0usize; 2];
+                    if uaccess::get_words(wait, &mut value_and_word).is_ok() {
+                        self.pin(value_and_word[1], uapi::NUMBER);
+                    }
+                }
+            }
             Len(i) => {
                 // SAFETY: a number.
                 if let Ok(len) = unsafe { uaccess::get::<u32>(a[i as usize]) } {
@@ -265,7 +277,16 @@ pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let nested = |to: &To| {
         matches!(
             to,
-            Iov(_) | Remote(_) | Msg | Mmsg(_) | Blob(_) | SigPair | Ioctl | Prctl | Ptrace
+            Iov(_)
+                | Remote(_)
+                | Msg
+                | Mmsg(_)
+                | Waitv(_)
+                | Blob(_)
+                | SigPair
+                | Ioctl
+                | Prctl
+                | Ptrace
         )
     };
     let direct =

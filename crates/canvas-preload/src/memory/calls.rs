@@ -37,6 +37,8 @@ pub enum To {
     Msg,
     /// An array of mmsghdrs, as many as this argument says.
     Mmsg(u8),
+    /// An array of futex_waitvs, as many as this argument says.
+    Waitv(u8),
     /// As many bytes as the u32 that this argument points to (socklen_t).
     Len(u8),
     /// As many bytes as this argument says, whose first words may point to more.
@@ -473,7 +475,7 @@ const TABLE: [Row; COUNT] = [
     pins(libc::SYS_mount_setattr, &[(1, Str), (3, A(4))]),
     pins(libc::SYS_landlock_create_ruleset, &[(0, A(1))]),
     pins(libc::SYS_landlock_add_rule, &[(2, N(2 * WORD))]),
-    pins(libc::SYS_futex_waitv, &[(0, AN(1, FUTEX_WAITV)), (3, N(TIMESPEC))]),
+    pins(libc::SYS_futex_waitv, &[(0, Waitv(1)), (3, N(TIMESPEC))]),
     pins(libc::SYS_pidfd_send_signal, &[(2, N(SIGINFO))]),
     pins(libc::SYS_migrate_pages, &[(2, Bits(1)), (3, Bits(1))]),
     pins(
