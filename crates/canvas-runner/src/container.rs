@@ -138,7 +138,7 @@ pub fn purpose(call: Call) -> (&'static str, &'static str) {
         Call::MemfdCreate => ("library, counters", "nothing is managed"),
         Call::Seccomp => (
             "calls from outside of libc",
-            "such calls fail with EFAULT on far buffers",
+            "such calls fail with EFAULT on far buffers, and lose far pages of memory that they move or drop",
         ),
         Call::ProcessMadvise => ("eviction", "a TLB flush for each range"),
         Call::PidfdOpen => ("eviction before Linux 6.14", "a TLB flush for each range"),
