@@ -294,8 +294,7 @@ impl Far {
     /// Program: takes a free slab for process `proc`; `None` when the tenant's far limit is reached.
     pub fn take_slab(&self, proc: usize) -> Option<u32> {
         let max = self.slabs_max.load(Ordering::Relaxed).min(SLABS_MAX as u64);
-        if self.slabs_used.fetch_add(1, Ordering::Relaxed) >= max as i64 {
-            self.slabs_used.fetch_sub(1, Ordering::Relaxed);
+        if !count_slab(&self.slabs_used, max as i64) {
             return None;
         }
         let (word, bit) = (proc / 64, 1 << (proc % 64));
@@ -462,21 +461,37 @@ impl Far {
                 seal.store(0, Ordering::Relaxed);
             }
         }
-        if s.state
-            .compare_exchange(
-                slab_state::RELEASED,
-                slab_state::FREE,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            )
-            .is_ok()
-        {
-            self.slabs_used.fetch_sub(1, Ordering::Relaxed);
-        }
+        s.freed(&self.slabs_used);
     }
 }
 
+/// Counts one slab more as used; false, with nothing counted at any moment, when there are `max`.
+pub fn count_slab(used: &AtomicI64, max: i64) -> bool {
+    let more = |n: i64| (n < max).then_some(n + 1);
+    used.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more)
+        .is_ok()
+}
+
 impl Slab {
+    /// One that is free.
+    #[cfg(feature = "shuttle")]
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Slab {
+        Slab {
+            state: AtomicU32::new(slab_state::FREE),
+            holds: AtomicU32::new(0),
+            refs: core::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+    /// Agent: what donors held of the slab is freed, if it was released. Whoever sees that it can be taken finds it not
+    /// counted among the `used` ones.
+    pub fn freed(&self, used: &AtomicI64) {
+        // Only the agent leaves this state.
+        if self.state.load(Ordering::Acquire) == slab_state::RELEASED {
+            used.fetch_sub(1, Ordering::AcqRel);
+            self.state.store(slab_state::FREE, Ordering::Release);
+        }
+    }
     /// Does process `proc` refer to it?
     pub fn refers(&self, proc: usize) -> bool {
         self.refs[proc / 64].load(Ordering::Acquire) & 1 << (proc % 64) != 0

@@ -4,8 +4,9 @@
 //! the wrong request, a request done for two owners and a request that is lost all show.
 #![cfg(feature = "shuttle")]
 
+use canvas_shm::far::{Slab, count_slab, slab_state};
 use canvas_shm::mailbox::{Ask, Kind, Mailbox, Status};
-use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use shuttle::sync::Arc;
 use shuttle::thread;
 
@@ -374,5 +375,42 @@ fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
             assert!(![2, 4].contains(&mark) || done == 1, "{mark} is not done");
         }
         assert_eq!(w.mailbox.in_use(), 0, "all come back");
+    });
+}
+
+/// The tenant may have one slab, and has it; the agent frees it.
+#[test]
+fn a_slab_that_is_seen_free_is_not_refused() {
+    check(|| {
+        let tenant = Arc::new((Slab::new(), AtomicI64::new(1)));
+        tenant
+            .0
+            .state
+            .store(slab_state::RELEASED, Ordering::Relaxed);
+        let agent = {
+            let tenant = tenant.clone();
+            thread::spawn(move || tenant.0.freed(&tenant.1))
+        };
+        while tenant.0.state.load(Ordering::Acquire) != slab_state::FREE {
+            thread::yield_now();
+        }
+        assert!(count_slab(&tenant.1, 1));
+        agent.join().unwrap();
+        assert_eq!(tenant.1.load(Ordering::Relaxed), 1);
+    });
+}
+
+/// Of two processes one takes the last slab; the refusal of one never refuses the other.
+#[test]
+fn who_is_refused_a_slab_takes_nobody_elses() {
+    check(|| {
+        let used = Arc::new(AtomicI64::new(1));
+        let other = {
+            let used = used.clone();
+            thread::spawn(move || count_slab(&used, 1))
+        };
+        used.fetch_sub(1, Ordering::Relaxed);
+        let (mine, others) = (count_slab(&used, 1), other.join().unwrap());
+        assert!(mine != others, "{mine}, {others}");
     });
 }
