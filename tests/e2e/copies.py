@@ -46,6 +46,35 @@ print(f"{steps} steps, the slowest {slowest * 1e3:.1f} ms", file=sys.stderr)
 """
 
 
+# 256 MiB that do not shrink, of which every seventh stays mapped; then nothing.
+FREES = """
+import hashlib, mmap, os, sys
+MIB = 1 << 20
+parts = [mmap.mmap(-1, MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(256)]
+sums = []
+for m in parts:
+    data = os.urandom(MIB)
+    m[:] = data
+    sums.append(hashlib.md5(data).digest())
+print("filled", flush=True)
+sys.stdin.readline()
+kept = [(m, s) for i, (m, s) in enumerate(zip(parts, sums)) if i % 7 == 0]
+for i, m in enumerate(parts):
+    if i % 7:
+        m.close()
+del parts, m
+print("freed", flush=True)
+sys.stdin.readline()
+assert all(hashlib.md5(m[:]).digest() == s for m, s in kept)
+for m, _ in kept:
+    m.close()
+del kept, m
+print("right", flush=True)
+sys.stdin.readline()
+"""
+SLAB = 64 * MIB
+
+
 def lenders(r, n):
     """So many servers of this host, and where they listen."""
     addresses = [donor(r) for _ in range(n)]
@@ -92,6 +121,45 @@ def ends_right(r, c, end):
     stats = slo.ends_right(r, c, end)
     r.note(c.err().strip().splitlines()[-1])
     r.same(stats["far"]["corrupt"], 0, "copies that did not verify")
+
+
+@check("far-given-back", modes=("signal",), timeout_s=300)
+def far_given_back(r):
+    """What a program frees beyond the pool is given back, by donors and the disk, and what it keeps stays right."""
+    if not r.managed:
+        return
+    servers = lenders(r, 4)[1]
+    for copies, place in (("2", ["--server", ",".join(servers)]), ("disk", ["--far-dir", r.dir])):
+        name = f"freed{os.getpid()}-{copies}"
+        c = r.start([python(), "-c", FREES], tag=name, stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
+                    extra=["--tenant", name, "--far", "512M", "--copies", copies, *place])
+
+        def comes_to(word):
+            wait_until(r, f"the program has {word}", lambda: word in c.out() or not c.alive(), 60)
+
+        def goes_on():
+            c.p.stdin.write(b"\n")
+            c.p.stdin.flush()
+
+        def slabs():
+            status, at = where(r, name)
+            return status["used"]["far_bytes"] // SLAB, sum(at.get(s, 0) for s in servers)
+
+        each = 2 if copies == "2" else 0
+        comes_to("filled")
+        before = slabs()
+        r.require(before[0] >= 4 and before[1] >= 4 * each, f"{before} slabs")
+        goes_on()
+        comes_to("freed")
+        # 37 MiB are left: one slab, and one more.
+        wait_until(r, "slabs are given back", lambda: slabs() <= (2, 2 * each), 60, state=slabs)
+        goes_on()
+        comes_to("right")
+        # The interpreter's pages are left.
+        wait_until(r, "more slabs are given back", lambda: slabs() <= (1, each), 60, state=slabs)
+        c.p.stdin.close()
+        r.wait(c, timeout_s=60)
+        r.same(r.load_stats(c)["far"]["corrupt"], 0, "copies that did not verify")
 
 
 @check("copies-move", timeout_s=200, normal=ONCE)

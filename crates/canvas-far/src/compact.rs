@@ -1,5 +1,6 @@
 //! Compaction beyond the pool: when no more slabs are to be had and few extents are free, the pages of mostly
 //! empty ones come back into the pool ([`canvas_swap::compaction`]), which writes them out again with others.
+//! Where few pages are left of what lies beyond the pool, whole slabs are emptied in the same way and given back.
 //!
 //! It is work of the reclaim thread, one extent to a request, a few at a time, as the pool has room for
 //! them. When no extent is free at all, nothing can leave the pool to make room: then what comes back may
@@ -9,7 +10,7 @@ use canvas_shm::mailbox::FETCHES;
 use canvas_swap::compaction::{CompactionHand, Look};
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_swap::extents::Slabs;
-use canvas_types::sync::{AtomicU64, Ordering};
+use canvas_types::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::channel;
 use crate::job::JobKind;
@@ -22,6 +23,20 @@ pub(crate) struct Compaction {
     hand: CompactionHand,
     /// No look before this moment: the last one found none, or there is enough.
     rests_until_ns: AtomicU64,
+    give_back: GiveBack,
+}
+
+/// Slabs that are given back.
+struct GiveBack {
+    /// No look before this moment.
+    rests_until_ns: AtomicU64,
+    /// Writes that there had been at the last look.
+    made: AtomicU32,
+    /// The next extent of the slab that is emptied, and how often all of them were gone over.
+    at: AtomicU32,
+    passes: AtomicU32,
+    /// Pages that are neither local nor far keep some of its extents.
+    waits: AtomicBool,
 }
 
 impl Compaction {
@@ -30,6 +45,13 @@ impl Compaction {
         Compaction {
             hand: CompactionHand::new(),
             rests_until_ns: AtomicU64::new(0),
+            give_back: GiveBack {
+                rests_until_ns: AtomicU64::new(0),
+                made: AtomicU32::new(0),
+                at: AtomicU32::new(0),
+                passes: AtomicU32::new(0),
+                waits: AtomicBool::new(false),
+            },
         }
     );
 }
@@ -46,22 +68,44 @@ const FREE_PART: u64 = 32;
 const FREE_MIN: u64 = 16;
 const FREE_MAX: u64 = 1024;
 
+/// Between two looks at whether slabs can be given back, and after one that could not be emptied.
+const GIVE_BACK_NS: u64 = 500_000_000;
+const STAYS_NS: u64 = 10_000_000_000;
+/// Sixteenths of the other slabs that all pages may fill for a slab to be emptied: where nothing was written since the
+/// last look, and else. What is rewritten meanwhile soon frees extents by itself.
+const PART_QUIET: u64 = 12;
+const PART_BUSY: u64 = 8;
+/// Passes over the slab: an extent that was read or written during one may be moved in the next.
+const PASSES_MAX: u32 = 4;
+/// Of its extents so many are under way at one time.
+const EMPTIED_AT_ONCE: u32 = 4;
+
 /// Is something under way?
 pub(crate) fn works(state: &State) -> bool {
     channel::count_of(state, JobKind::Compact) > 0
+}
+
+/// Do pages in the owner's cache, which can be moved when they are far again, keep a slab from being given back? Said
+/// once each time.
+pub fn waits_for_cached(owner: &impl Owner) -> bool {
+    let waits = &owner.state().compaction.give_back.waits;
+    waits.load(Ordering::Relaxed) && waits.swap(false, Ordering::Relaxed)
 }
 
 /// Begins what is needed. True when something was begun. `in_need`: no extent is free, and a thread waits.
 pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
     let (owner, slabs) = (b.owner(), b.slabs());
     let (used, max) = b.slabs_used_and_max();
-    if used < max {
-        return false;
-    }
     let state = owner.state();
     let rests_until_ns = &state.compaction.rests_until_ns;
     let now = owner.now_ns();
-    if state.room.writes_rest(now) || rests_until_ns.load(Ordering::Relaxed) > now {
+    if state.room.writes_rest(now) {
+        return false;
+    }
+    if !in_need && (used < max || b.book().emptied().is_some()) {
+        return give_back(b);
+    }
+    if used < max || rests_until_ns.load(Ordering::Relaxed) > now {
         return false;
     }
     let book = b.book();
@@ -69,7 +113,7 @@ pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
     let wanted = (all / FREE_PART).clamp(FREE_MIN, FREE_MAX);
     if free >= wanted && !in_need {
         rests_until_ns.store(now + ENOUGH_NS, Ordering::Relaxed);
-        return false;
+        return give_back(b);
     }
     let mut begun = false;
     loop {
@@ -104,6 +148,67 @@ pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
                 rests_until_ns.store(now + FOUND_NONE_NS, Ordering::Relaxed);
                 return begun;
             }
+        }
+    }
+}
+
+/// Gives back slabs of which nothing is kept, and empties one if few pages are left of all. True when something was
+/// begun.
+fn give_back(b: &impl Beyond) -> bool {
+    let (owner, slabs, book) = (b.owner(), b.slabs(), b.book());
+    let (state, now) = (owner.state(), owner.now_ns());
+    let g = &state.compaction.give_back;
+    let rest = |ns| g.rests_until_ns.store(now + ns, Ordering::Relaxed);
+    if g.rests_until_ns.load(Ordering::Relaxed) > now {
+        return false;
+    }
+    let Some(slab) = book.emptied() else {
+        rest(GIVE_BACK_NS);
+        let made = state.room.made();
+        let is_quiet = g.made.swap(made, Ordering::Relaxed) == made;
+        let part = if is_quiet { PART_QUIET } else { PART_BUSY };
+        book.give_up_empty(&slabs);
+        let begins = !state.room.is_closed() && book.begin_emptying(part, &slabs);
+        if begins {
+            g.at.store(0, Ordering::Relaxed);
+            g.passes.store(0, Ordering::Relaxed);
+            rest(0);
+        }
+        return begins;
+    };
+    let mut begun = false;
+    loop {
+        let n = channel::count_of(state, JobKind::Compact);
+        let room = i64::from(n + 1) * EXTENT_BYTES as i64 <= room::pool_room_bytes(owner);
+        if n >= EMPTIED_AT_ONCE || !room {
+            return begun;
+        }
+        let Some(request) = channel::claim(b, FETCHES) else {
+            return begun;
+        };
+        let Some((extent, at)) = book.next_kept(slab, g.at.load(Ordering::Relaxed), &slabs) else {
+            channel::release(b, request);
+            if n > 0 {
+                // The last ones of this pass.
+                return begun;
+            }
+            g.at.store(0, Ordering::Relaxed);
+            book.give_up_empty(&slabs);
+            rest(GIVE_BACK_NS);
+            g.waits.store(book.emptied().is_some(), Ordering::Relaxed);
+            if book.emptied().is_some() && g.passes.fetch_add(1, Ordering::Relaxed) >= PASSES_MAX {
+                book.end_emptying(slab);
+                rest(STAYS_NS);
+            }
+            return begun;
+        };
+        g.at.store(at + 1, Ordering::Relaxed);
+        if channel::is_under_way(b, extent) {
+            unhold(b, extent);
+            channel::release(b, request);
+        } else {
+            channel::begin(b, request, JobKind::Compact, extent, 0);
+            begun = true;
         }
     }
 }

@@ -355,6 +355,32 @@ fn compaction_brings_the_rest_of_sparse_extents_together_and_keeps_everything() 
     toy.check(|n| if kept(n) { page(n) } else { toy::ZEROS });
 }
 
+/// What is left of several slabs comes together in fewer, and the others are given back; the one that extents are taken
+/// from as well when nothing is left of it.
+#[test]
+fn slabs_of_which_little_is_left_are_given_back() {
+    let w = World::new(400, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    let slabs = || w.taken.lock().unwrap().len();
+    // Long enough for several looks.
+    let time_passes = || {
+        for _ in 0..20 {
+            settle(&toy);
+        }
+    };
+    out(&toy, 0, 400);
+    settle(&toy);
+    assert!(slabs() >= 3, "{} slabs", slabs());
+    let lives = |k: u32| k.is_multiple_of(16);
+    (0..400).filter(|k| !lives(*k)).for_each(|k| toy.discard(k));
+    time_passes();
+    assert!(slabs() <= 1, "{} slabs for 25 pages", slabs());
+    toy.check(|k| if lives(k) { page(k) } else { toy::ZEROS });
+    (0..400).filter(|k| lives(*k)).for_each(|k| toy.discard(k));
+    time_passes();
+    assert_eq!(slabs(), 0);
+}
+
 /// Too few donors answer: nobody waits for a write, what lies beyond the pool too leaves it, and no page in local memory
 /// loses the copy without which it could not leave.
 #[test]

@@ -199,7 +199,7 @@ counters! {
     PoolCopiesDropped = "pool_copies_dropped": "Copies of pages in local memory that left the pool or a NUMA node to make room.",
     PoolCopiesStale = "pool_copies_stale": "Copies in the pool that the first write to their page made stale, and that left at once, because far memory, the pool or the host was short.",
     PoolCopiesHot = "pool_copies_hot": "Copies in the pool that left because their page was so hot that it would not be evicted for long.",
-    ExtentsCompacted = "extents_compacted": "Mostly empty extents whose pages were brought back into the pool, because no more slabs were to be had.",
+    ExtentsCompacted = "extents_compacted": "Extents whose pages were brought back into the pool, because no more slabs were to be had, or so that their slab could be given back.",
     PagesRaised = "pages_raised": "Far copies brought back into the pool with their neighbours.",
     DeepFailure = "deep_failures": "Reads and writes beyond the pool that failed or were given up.",
     FaultWait = "faults_wait": "Faults that waited for another thread's work on the same page.",

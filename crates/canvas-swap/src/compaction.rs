@@ -1,4 +1,4 @@
-//! Which extents are worth emptying when no more slabs are to be had.
+//! Which extents are worth emptying when no more slabs are to be had, and which slab when few extents are kept.
 //!
 //! An extent is free when its last page has left it, so pages that are rewritten at random leave many
 //! extents with a few pages each. Their pages are brought back into the pool, and leave it again together.
@@ -6,6 +6,9 @@
 //! hand takes those that kept half or less, and when a whole round finds none, a little more each time, to
 //! three quarters: beyond, what is moved is more than three times what is won, pages that were rewritten once
 //! are moved for those that soon will be, and far memory counts as full.
+//!
+//! A slab is given up with its last extent. Where the pages that are left would fill a part of the slabs only, the
+//! slab with the fewest of them is *emptied*: its pages are moved, and extents are taken from other slabs meanwhile.
 
 use canvas_types::sync::{AtomicU32, Ordering};
 
@@ -111,6 +114,93 @@ impl ExtentBook<'_> {
         }
         hand.at.store(at, Ordering::Relaxed);
         look
+    }
+
+    /// Gives up the slabs of which no extent is kept: also the one that extents are taken from, and slabs that a thread
+    /// emptied while another one took an extent.
+    pub fn give_up_empty(&self, slabs: &impl Slabs) {
+        let Some(_held) = self.state.taking.try_lock() else {
+            return;
+        };
+        let current = &self.state.search.current;
+        if let Some(slab) = current.load(Ordering::Relaxed).checked_sub(1)
+            && self.extents_kept(slab) == 0
+        {
+            current.store(0, Ordering::Relaxed);
+        }
+        self.each_slab(slabs.high(), |slab| self.drop_if_empty(slab, slabs));
+    }
+
+    /// Chooses the slab to empty: the one whose pages would fill the fewest extents, among those that no other process
+    /// refers to. False when all pages that are kept would fill more than `part` sixteenths of the other slabs.
+    pub fn begin_emptying(&self, part: u64, slabs: &impl Slabs) -> bool {
+        let Some(_held) = self.state.taking.try_lock() else {
+            return false;
+        };
+        let (mut ours, mut needed, mut least) = (0u64, 0u64, None::<(u32, u32)>);
+        self.each_slab(slabs.high(), |slab| {
+            if let Some(others) = self.writable(slab, slabs) {
+                let n = self.extents_needed(slab);
+                (ours, needed) = (ours + 1, needed + u64::from(n));
+                if others.nobody() && least.is_none_or(|(least, _)| n < least) {
+                    least = Some((n, slab));
+                }
+            }
+        });
+        let room = u64::from(self.slab_extents) * ours.saturating_sub(1);
+        let Some((_, slab)) = least.filter(|_| needed * 16 <= room * part) else {
+            return false;
+        };
+        let current = &self.state.search.current;
+        if current.load(Ordering::Relaxed) == slab + 1 {
+            current.store(0, Ordering::Relaxed);
+        }
+        self.state.emptied.store(slab + 1, Ordering::Relaxed);
+        true
+    }
+
+    /// Extents that the pages of a slab would fill, by some of its extents.
+    fn extents_needed(&self, slab: u32) -> u32 {
+        const LOOK_AT: u32 = 128;
+        let (first, n) = (slab * self.slab_extents, self.slab_extents);
+        let (mut live, mut written) = (0, 0);
+        for extent in (first..first + n).step_by(n.div_ceil(LOOK_AT) as usize) {
+            let kept = u32::from(self.arrays.live[extent as usize].load(Ordering::Relaxed));
+            if kept > 0 {
+                live += kept;
+                written += self.pages_written(extent).max(kept);
+            }
+        }
+        let kept = self.extents_kept(slab);
+        match written {
+            0 => kept,
+            _ => (kept * live).div_ceil(written),
+        }
+    }
+
+    /// The slab that is emptied.
+    pub fn emptied(&self) -> Option<u32> {
+        self.state.emptied.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// The slab is emptied no more, if it was.
+    pub fn end_emptying(&self, slab: u32) {
+        let emptied = &self.state.emptied;
+        let _ = emptied.compare_exchange(slab + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The next extent of the slab, from its `from`th on, whose pages can be moved, and which one of the slab it is. The
+    /// extent is held once, for the caller.
+    pub fn next_kept(&self, slab: u32, from: u32, slabs: &impl Slabs) -> Option<(u32, u32)> {
+        let _held = self.state.taking.lock(self.yield_now);
+        let others = self.writable(slab, slabs)?;
+        (from..self.slab_extents).find_map(|n| {
+            let extent = slab * self.slab_extents + n;
+            let moves = self.kept_at_most(extent, 16)
+                && !self.known_to(&others, extent)
+                && self.hold_if_kept(extent);
+            moves.then_some((extent, n))
+        })
     }
 
     /// Has the extent kept some, and so many sixteenths at most, of the pages that it was written with?

@@ -90,13 +90,15 @@ pub struct BookState {
     /// Extents are taken, and slabs given up, by one thread at a time.
     pub(crate) taking: RawSpin,
     /// Where extents are taken.
-    search: Search,
+    pub(crate) search: Search,
+    /// The slab that is emptied so that it can be given up ([`crate::compaction`]), plus one.
+    pub(crate) emptied: AtomicU32,
 }
 
 /// Where extents are taken.
-struct Search {
+pub(crate) struct Search {
     /// The slab that extents are taken from, plus one.
-    current: AtomicU32,
+    pub(crate) current: AtomicU32,
     /// Where in it the search goes on.
     next: AtomicU32,
     /// Where the search for a slab with room goes on.
@@ -130,6 +132,7 @@ impl BookState {
         BookState {
             taking: RawSpin::new(),
             search: Search::new(),
+            emptied: AtomicU32::new(0),
         }
     }
     /// Nothing taken yet.
@@ -139,6 +142,7 @@ impl BookState {
         BookState {
             taking: RawSpin::new(),
             search: Search::new(),
+            emptied: AtomicU32::new(0),
         }
     }
 }
@@ -174,7 +178,7 @@ impl Others {
             all_known,
         }
     }
-    fn nobody(&self) -> bool {
+    pub(crate) fn nobody(&self) -> bool {
         self.all_known && self.n == 0
     }
     fn may_know(&self, lived: Option<Span>) -> bool {
@@ -238,11 +242,16 @@ impl ExtentBook<'_> {
         self.arrays.written[extent as usize].store(pages, Ordering::Release);
     }
 
+    /// Extents of the slab that are kept.
+    pub(crate) fn extents_kept(&self, slab: u32) -> u32 {
+        self.arrays.slab_live[slab as usize].load(Ordering::Acquire)
+    }
+
     /// Extents of the slabs that we refer to, and how many of them are not kept.
     pub fn room(&self, high: u32) -> (u64, u64) {
         let (mut all, mut free) = (0, 0);
         self.each_slab(high, |slab| {
-            let kept = self.arrays.slab_live[slab as usize].load(Ordering::Relaxed);
+            let kept = self.extents_kept(slab);
             all += u64::from(self.slab_extents);
             free += u64::from(self.slab_extents.saturating_sub(kept));
         });
@@ -266,12 +275,13 @@ impl ExtentBook<'_> {
     }
 
     /// With the lock.
-    fn drop_if_empty(&self, slab: u32, slabs: &impl Slabs) {
+    pub(crate) fn drop_if_empty(&self, slab: u32, slabs: &impl Slabs) {
         let a = &self.arrays;
         if self.state.search.current.load(Ordering::Relaxed) != slab + 1
-            && a.slab_live[slab as usize].load(Ordering::Acquire) == 0
+            && self.extents_kept(slab) == 0
             && a.roles[slab as usize].swap(role::NONE, Ordering::AcqRel) != role::NONE
         {
+            self.end_emptying(slab);
             slabs.give_up(slab);
         }
     }
@@ -305,7 +315,11 @@ impl ExtentBook<'_> {
             self.own(slab);
             return self.find_in(search, slab, 0, slabs);
         }
-        self.find_again(1, slabs)
+        self.find_again(1, slabs).or_else(|| {
+            // The slab that is emptied has the only room.
+            self.end_emptying(self.emptied()?);
+            self.find_again(1, slabs)
+        })
     }
 
     /// In a slab that is ours already and has so many extents that are not kept.
@@ -316,8 +330,8 @@ impl ExtentBook<'_> {
         let from = search.look.load(Ordering::Relaxed).min(high);
         let with_room = (from..high).chain(0..from).filter(|slab| {
             a.roles[*slab as usize].load(Ordering::Relaxed) != role::NONE
-                && a.slab_live[*slab as usize].load(Ordering::Relaxed) + free_min.max(1)
-                    <= self.slab_extents
+                && self.emptied() != Some(*slab)
+                && self.extents_kept(*slab) + free_min.max(1) <= self.slab_extents
         });
         for slab in with_room.take(LOOK_MAX) {
             search.look.store(slab + 1, Ordering::Relaxed);
@@ -363,7 +377,7 @@ impl ExtentBook<'_> {
 
     fn find_in(&self, search: &Search, slab: u32, from: u32, slabs: &impl Slabs) -> Option<u32> {
         let (a, n) = (&self.arrays, self.slab_extents);
-        if a.slab_live[slab as usize].load(Ordering::Relaxed) >= n {
+        if self.extents_kept(slab) >= n {
             return None;
         }
         let others = self.writable(slab, slabs)?;
@@ -428,7 +442,7 @@ impl ExtentBook<'_> {
         let a = &self.arrays;
         for slab in 0..high {
             if a.roles[slab as usize].load(Ordering::Relaxed) != role::OWNER
-                || a.slab_live[slab as usize].load(Ordering::Relaxed) == 0
+                || self.extents_kept(slab) == 0
             {
                 continue;
             }
@@ -447,6 +461,7 @@ impl ExtentBook<'_> {
     /// reader, and gives up what it has no need of.
     pub fn forked(&self, slabs: &impl Slabs) {
         self.state.search.current.store(0, Ordering::Relaxed);
+        self.state.emptied.store(0, Ordering::Relaxed);
         let a = &self.arrays;
         for slab in 0..slabs.high() {
             let r = &a.roles[slab as usize];

@@ -140,6 +140,10 @@ enum Op {
     Written(usize, usize, u64),
     /// The next extent that is worth emptying.
     Sparse(usize, u32),
+    /// A slab is chosen to be emptied, and its next extent to be moved.
+    Empty(usize, u64, u32),
+    /// Empty slabs are given up.
+    GiveUp(usize),
     Fork(usize),
     Arrive(usize),
     End(usize),
@@ -154,6 +158,8 @@ fn op() -> impl Strategy<Value = Op> {
         9 => (0..9usize, 0..99usize).prop_map(|(p, e)| Op::Drop(p, e)),
         4 => (0..9usize, 0..99usize, 1..6u64).prop_map(|(p, e, n)| Op::Written(p, e, n)),
         4 => (0..9usize, 1..40u32).prop_map(|(p, n)| Op::Sparse(p, n)),
+        4 => (0..9usize, 1..40u64, 0..9u32).prop_map(|(p, n, at)| Op::Empty(p, n, at)),
+        1 => (0..9usize).prop_map(Op::GiveUp),
         2 => (0..9usize).prop_map(Op::Fork),
         2 => (0..9usize).prop_map(Op::Arrive),
         1 => (0..9usize).prop_map(Op::End),
@@ -209,6 +215,14 @@ impl World {
             }
             Op::Sparse(p, look_max) => {
                 here(p).into_iter().for_each(|p| self.sparse(p, look_max));
+            }
+            Op::Empty(p, part, at) => {
+                here(p).into_iter().for_each(|p| self.empty(p, part, at));
+            }
+            Op::GiveUp(p) => {
+                let Some(p) = here(p) else { return };
+                let view = self.view(self.all[p].id);
+                self.all[p].memory.book().give_up_empty(&view);
             }
             Op::Hold(p, e) => {
                 let Some(p) = here(p) else { return };
@@ -339,12 +353,30 @@ impl World {
         // To empty it is of use: it is ours, fewer pages are left than were written, and nobody else needs
         // it, or it would not be free afterwards.
         assert!(kept > 0 && kept * 4 <= usize::from(written) * 3);
-        for other in self.all.iter().filter(|o| o.id != this.id) {
-            assert!(
-                !other.held.contains(&e),
-                "extent {e} is needed by {}",
-                other.id
-            );
+        self.moves(p, e);
+    }
+
+    fn empty(&mut self, p: usize, part: u64, at: u32) {
+        let this = &self.all[p];
+        let (book, view) = (this.memory.book(), self.view(this.id));
+        if book.emptied().is_none() && !book.begin_emptying(part, &view) {
+            return;
+        }
+        let slab = book.emptied().unwrap();
+        assert!(self.tenant.borrow().refs[slab as usize].contains(&this.id));
+        if let Some((e, n)) = book.next_kept(slab, at, &view) {
+            assert_eq!(e, slab * PER_SLAB as u32 + n);
+            assert!(n >= at && this.held.contains(&e));
+            self.moves(p, e);
+        }
+    }
+
+    /// The extent is held once more to be moved, and needed by nobody else.
+    fn moves(&mut self, p: usize, e: u32) {
+        let id = self.all[p].id;
+        for other in self.all.iter().filter(|o| o.id != id) {
+            let needs = other.held.contains(&e);
+            assert!(!needs, "extent {e} is needed by {}", other.id);
         }
         self.all[p].held.push(e);
     }

@@ -2,7 +2,7 @@
 
 use canvas_far::fetch::{Lost, Stored};
 use canvas_far::{
-    Owner, channel, completion, fetch, lead_time, resident_copies, room, spill, unit,
+    Owner, channel, compact, completion, fetch, lead_time, resident_copies, room, spill, unit,
 };
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
@@ -170,6 +170,11 @@ pub fn make_room() -> bool {
 /// The reclaim thread's round. True when it did something.
 pub fn background_round() -> bool {
     beyond().is_some_and(|b| spill::background_round(&b))
+}
+
+/// Do pages in the swap cache keep a slab from being given back?
+pub fn waits_for_cached() -> bool {
+    compact::waits_for_cached(&Ours)
 }
 
 /// How long the reclaim thread may sleep.

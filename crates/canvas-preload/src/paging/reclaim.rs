@@ -649,6 +649,9 @@ pub fn background_round() -> bool {
     worked |= tier::give_to_others();
     worked |= nodes::background_round();
     worked |= tier::background_round();
+    if tier::waits_for_cached() {
+        worked |= write_out(&mut context::reclaim(), cap - avail) > 0;
+    }
     if excess > 0 {
         let want = excess.min(ROUND_PAGES) as u32;
         let mut done = run(want, Whose::Background);
