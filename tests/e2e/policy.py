@@ -190,6 +190,41 @@ def features(r):
         r.require(f["slowdown"] > 0.3, f"{load}: {f}")
 
 
+# A fixed amount of work on pages at random, and the processor time that it took.
+WORK = """
+import hashlib, mmap, random, time
+m, draw, sum = mmap.mmap(-1, 48 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), random.Random(7), hashlib.md5()
+for at in range(0, 48 << 20, 4096):
+    m[at:at + 64] = draw.randbytes(64)
+for _ in range(40000):
+    at = draw.randrange(12288) * 4096
+    sum.update(m[at:at + 4096])
+print(sum.hexdigest(), time.process_time())
+"""
+
+
+@check("features-slowdown", timeout_s=120, normal=ONCE)
+def features_slowdown(r):
+    """The slowdown that is told is that of processor time, beside a program that takes half of the processor."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    pinned = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
+    argv = [sys.executable, "-c", WORK]
+    plain, alone_s = r.call(argv, tag="plain", canvas_on=False, prefix=pinned).out().split()
+    r.start([sys.executable, "-c", "while True: pass"], tag="hog", canvas_on=False, prefix=pinned)
+    c = r.call(argv, tag="paged", local=16 * MIB, prefix=pinned)
+    r.same(c.out().split()[0], plain, "sum of the pages")
+    stats = r.load_stats(c)
+    took_s, told = stats["time"]["user_s"] + stats["time"]["system_s"], stats["features"]["slowdown"]
+    ns = {n: stats["counters"][n] / 1e9 for n in ("reclaim_cpu_ns", "fault_sleep_ns")}
+    # Reclaim may have cost the program nothing, or all of its time.
+    least = (took_s - ns["reclaim_cpu_ns"]) / float(alone_s) - 1
+    most = (took_s + ns["fault_sleep_ns"]) / float(alone_s) - 1
+    said = f"{told} was told, and {least:.2f} to {most:.2f} counted"
+    r.require(0.6 * least < told < 1.4 * most + 0.1, said)
+    return said
+
+
 # Touches one page in eight of 128 MiB, then waits, and reads a few of them in every turn.
 SPARSE = """
 import mmap, os, random, sys, time

@@ -36,9 +36,11 @@ pub struct Sums {
     pub faults: u64,
     /// Their time, in ns.
     pub fault_ns: u64,
-    /// Of that, and of what delivery takes, what their threads slept.
+    /// What their threads slept, in ns; where another thread resolves a fault, also until it is awake.
     pub fault_sleep_ns: u64,
-    /// What the kernel needs for each fault before it is delivered and after it was resolved.
+    /// Processor time of the faults, in ns.
+    pub fault_cpu_ns: u64,
+    /// Processor time that the kernel needs for each fault before it is delivered and after it was resolved.
     pub delivery_ns: u64,
     /// Processor time of the processes, in ns.
     pub cpu_ns: u64,
@@ -109,6 +111,7 @@ impl Sums {
             faults: less(self.faults, before.faults),
             fault_ns: less(self.fault_ns, before.fault_ns),
             fault_sleep_ns: less(self.fault_sleep_ns, before.fault_sleep_ns),
+            fault_cpu_ns: less(self.fault_cpu_ns, before.fault_cpu_ns),
             cpu_ns: less(self.cpu_ns, before.cpu_ns),
             reclaim_ns: less(self.reclaim_ns, before.reclaim_ns),
             reclaim_wanted_ns: less(self.reclaim_wanted_ns, before.reclaim_wanted_ns),
@@ -148,35 +151,36 @@ impl Sums {
         }
     }
 
-    /// Time in faults, with the kernel's part, in ns of all threads.
+    /// Processor time of faults, with the kernel's part, in ns of all threads. Their time by the clock would hold what
+    /// a thread waited for a processor, which is nobody's work.
     fn faults_ns(&self) -> u64 {
         let kernels = self.faults.saturating_mul(self.delivery_ns);
-        self.fault_ns.saturating_add(kernels)
+        self.fault_cpu_ns.saturating_add(kernels)
     }
 
-    /// Time that paging takes from the program, in ns: in faults, and for reclaim where no processor was idle.
+    /// Time that paging takes from the program, in ns: worked and slept in faults, and for reclaim where no processor
+    /// was idle.
     pub fn paging_ns(&self) -> u64 {
         let reclaim_ns = self.reclaim_wanted_ns.min(self.reclaim_ns);
-        self.faults_ns().saturating_add(reclaim_ns)
+        self.faults_ns()
+            .saturating_add(self.fault_sleep_ns)
+            .saturating_add(reclaim_ns)
     }
 
-    /// All time that threads worked or slept in a fault, without that of reclaim.
-    fn all_ns(&self) -> u64 {
-        self.cpu_ns
-            .saturating_add(self.fault_sleep_ns)
-            .saturating_sub(self.reclaim_ns)
+    /// Processor time without that of reclaim, in ns.
+    fn worked_ns(&self) -> u64 {
+        self.cpu_ns.saturating_sub(self.reclaim_ns)
     }
 
     /// The time that threads had for what the program does, in ns.
     pub fn rest_ns(&self) -> u64 {
-        self.all_ns().saturating_sub(self.faults_ns())
+        self.worked_ns().saturating_sub(self.faults_ns())
     }
 
-    /// (S + R) / (A + W - S): S is the time in faults, with the kernel's part; R what reclaim took where no processor
-    /// was idle; A the processor time, without that of reclaim; W what was slept in faults, and so is in S and not
-    /// in A.
+    /// (S + W + R) / (A - S): S is the processor time of faults, with the kernel's part; W what was slept in them; R
+    /// what reclaim took where no processor was idle; A the processor time, without that of reclaim.
     fn slowdown(&self) -> Option<f64> {
-        let (all, paging) = (self.all_ns(), self.paging_ns());
+        let (all, paging) = (self.worked_ns(), self.paging_ns());
         // Of less than that the clocks know too little, for paging and for the rest.
         let rest = self.rest_ns().max(all / 100);
         (all >= 1_000_000).then(|| four_digits((paging as f64 / rest as f64).min(SLOWDOWN_MAX)))
@@ -200,8 +204,9 @@ mod tests {
             pages_out_clean: 150,
             refaults: vec![10, 0, 20, 0, 30, 0, 0, 40, 0],
             faults: 1000,
-            fault_ns: 4_000_000,
+            fault_ns: 9_000_000,
             fault_sleep_ns: 0,
+            fault_cpu_ns: 4_000_000,
             delivery_ns: 2000,
             cpu_ns: 130_000_000,
             reclaim_ns: 4_000_000,
@@ -231,9 +236,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slept_is_in_the_faults_and_in_no_processor() {
+    fn what_is_slept_is_in_no_processor_and_what_a_processor_was_waited_for_counts_as_nothing() {
         let slow = Sums {
-            fault_ns: 64_000_000,
+            fault_ns: 600_000_000,
             fault_sleep_ns: 60_000_000,
             ..sums()
         };
@@ -283,7 +288,7 @@ mod tests {
         ) {
             let sums = Sums {
                 pages_in: n[0], pages_in_stream: n[1], pages_out: n[2], pages_out_clean: n[3],
-                refaults, faults: n[4], fault_ns: n[5], fault_sleep_ns: n[6], delivery_ns: n[7],
+                refaults, faults: n[4], fault_ns: n[5], fault_sleep_ns: n[6], delivery_ns: n[7], fault_cpu_ns: n[8],
                 cpu_ns: n[8], reclaim_ns: n[9], reclaim_wanted_ns: n[2], stalled_ns: BTreeMap::from([(1, n[10])]),
                 touched_pages: n[11], touched_blocks: n[12], stored_pages: n[13], stored_bytes: n[14],
                 anon_bytes: n[15], file_bytes: n[0],

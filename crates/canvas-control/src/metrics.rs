@@ -158,7 +158,13 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
             )?,
             Counter::FaultSleepNs => out.counter(
                 "canvas_fault_sleep_seconds",
-                "Time that threads slept until an answer from beyond the pool came.",
+                "Time that threads slept in faults until an answer from beyond the pool came, other processes gave room, \
+                 or the pool had some.",
+                value as f64 / 1e9,
+            )?,
+            Counter::FaultCpuNs => out.counter(
+                "canvas_fault_cpu_seconds",
+                "Processor time that faults took (one in 32 is measured).",
                 value as f64 / 1e9,
             )?,
             Counter::ReclaimCpuNs => out.counter(

@@ -71,6 +71,12 @@ pub fn waited(cause: Cause, from_ns: u64) {
 pub fn during<R>(cause: Cause, f: impl FnOnce() -> R) -> R {
     let from_ns = time::now_ns();
     let r = f();
+    if matches!(cause, Cause::OtherProcesses | Cause::PoolFull) {
+        state::count(
+            Counter::FaultSleepNs,
+            time::now_ns().saturating_sub(from_ns),
+        );
+    }
     waited(cause, from_ns);
     r
 }
@@ -90,10 +96,39 @@ yields! {
     yield_to_page: BusyPage,
 }
 
-/// A fault at `addr` that began at `begun_ns` (CLOCK_MONOTONIC) has just been resolved.
+/// Of so many faults the processor time of one is measured: that takes a system call.
+const CPU_SAMPLED: u64 = 32;
+
+/// When a fault began (CLOCK_MONOTONIC).
+#[derive(Clone, Copy)]
+pub struct Begun {
+    ns: u64,
+    /// The thread's processor time, where that is measured.
+    cpu_ns: Option<u64>,
+}
+
+impl Begun {
+    /// A fault begins.
+    #[inline]
+    pub fn now() -> Begun {
+        let ns = time::now_ns();
+        // By the digits of the clock that nobody can foresee.
+        let is_sampled = ns.wrapping_mul(0x9e37_79b9_7f4a_7c15) < u64::MAX / CPU_SAMPLED;
+        Begun {
+            ns,
+            cpu_ns: is_sampled.then(proc::thread_ns),
+        }
+    }
+}
+
+/// A fault at `addr` has just been resolved.
 #[inline]
-pub fn note_fault(addr: usize, begun_ns: u64) {
-    let now = time::now_ns();
+pub fn note_fault(addr: usize, begun: Begun) {
+    let (begun_ns, now) = (begun.ns, time::now_ns());
+    if let Some(before) = begun.cpu_ns {
+        let cpu_ns = proc::thread_ns().saturating_sub(before);
+        state::count(Counter::FaultCpuNs, cpu_ns * CPU_SAMPLED);
+    }
     let took = now.saturating_sub(begun_ns);
     let stripe = &state::seg().stripes[thread::thread_hash() % STRIPES];
     stripe.fault_ns.record(took);

@@ -8,7 +8,7 @@ use canvas_sys::{Errno, proc, seccomp, sys2, sys4};
 use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
 
-use crate::base::{call::Call, cancel, freeze, regions, slow, state, thread, time, upcalls};
+use crate::base::{call::Call, cancel, freeze, regions, slow, state, thread, upcalls};
 use crate::memory::args::{self, Make};
 use crate::memory::{lock, open_pages, uaccess};
 use crate::paging::app_tier::At;
@@ -219,7 +219,7 @@ extern "C" fn resolve_at_arg(fault: *mut libc::c_void) {
 }
 
 fn resolve(f: &mut Fault) {
-    let begun = time::now_ns();
+    let begun = slow::Begun::now();
     {
         let _inside = freeze::enter_masked();
         f.why = if f.shared {

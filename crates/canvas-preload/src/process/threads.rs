@@ -9,7 +9,7 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{fds, fds::Fd, freeze, jvm, own, report, slow, state, thread, time};
+use crate::base::{fds, fds::Fd, freeze, jvm, own, report, slow, state, thread};
 use crate::far_tier::tier;
 use crate::memory::others;
 use crate::paging::{
@@ -413,7 +413,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
         return;
     }
     state::FAULTS_WITHOUT_COPY.fetch_add(1, Ordering::Relaxed);
-    let begun = time::now_ns();
+    let begun = slow::Begun::now();
     let page = PageId::of_addr(addr);
     let r = {
         let _inside = freeze::enter_masked();

@@ -21,11 +21,11 @@ pub fn look(lives: Option<Lives>, segment: &Segment, mode: Option<Mode>, sample:
     let total = |c| segment.total(c);
     let touched = sample.touched_pages();
     let faults = total(Counter::FaultsManaged);
-    let delivery_ns = mode.map_or(0, delivery_ns);
-    let woken_ns = match mode {
-        // Whoever has the fault sleeps until another thread has resolved it.
-        Some(Mode::Thread) => faults.saturating_mul(delivery_ns),
-        _ => 0,
+    // Whoever has the fault works, or sleeps until another thread has resolved it.
+    let (delivery_ns, woken_ns) = match mode {
+        Some(Mode::Signal) => (delivery_ns(Mode::Signal), 0),
+        Some(Mode::Thread) => (0, faults.saturating_mul(delivery_ns(Mode::Thread))),
+        None => (0, 0),
     };
     let mut sums = Sums {
         pages_in: total(Counter::PagesIn),
@@ -36,6 +36,7 @@ pub fn look(lives: Option<Lives>, segment: &Segment, mode: Option<Mode>, sample:
         faults,
         fault_ns: segment.fault_ns_sum(),
         fault_sleep_ns: total(Counter::FaultSleepNs).saturating_add(woken_ns),
+        fault_cpu_ns: total(Counter::FaultCpuNs),
         delivery_ns,
         reclaim_ns: total(Counter::ReclaimCpuNs),
         reclaim_wanted_ns: total(Counter::ReclaimWantedNs),
