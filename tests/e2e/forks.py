@@ -45,7 +45,8 @@ def all_stopped(root):
 
 
 def snapshot(r, name, root):
-    """Bytes of local memory that a run really has, and has by its books; None when a process came or went."""
+    """Bytes of local memory that a run really has, has by its books, and by their parts; None when a process came or
+    went."""
     stopped = all_stopped(root)
     try:
         there = procs.anon_bytes(stopped) - procs.pool_bytes(stopped)
@@ -54,9 +55,11 @@ def snapshot(r, name, root):
         except Failure:
             # It begins, or is over.
             return None
-        if len(run["processes"]) != len(stopped) or set(procs.tree(root, False)) != stopped:
+        if len(run.get("processes", ())) != len(stopped) or set(procs.tree(root, False)) != stopped:
             return None
-        return there, run["used"]["local_bytes"]
+        used = run["used"]
+        parts = sum(used[part] for part in ("resident_bytes", "cache_bytes", "native_bytes"))
+        return there, used["local_bytes"], parts
     finally:
         for pid in stopped:
             try:
@@ -83,7 +86,8 @@ def forks_books(r):
     r.require(len(seen) > 5, f"{len(seen)} instants were seen")
     # Without what lasts no longer than from one instant to the next.
     lasting = max(min(a[0], b[0]) for a, b in zip(seen, seen[1:]))
-    differences = [abs(books - there) for there, books in seen]
+    differences = [abs(books - there) for there, books, _ in seen]
+    r.same([s for s in seen if abs(s[1] - s[2]) > MIB], [], "instants at which the parts of local memory do not add up")
     typical = statistics.quantiles(differences, n=4)[2]
     said = f"{lasting / MIB:.1f} MiB at most, books off by {typical / MIB:.1f} MiB or less in three of four instants"
     r.require(typical <= DIFFERENCE, said)

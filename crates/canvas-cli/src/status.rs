@@ -207,11 +207,16 @@ fn beyond_local(text: &mut String, s: &Status) {
         Some(_) => format!(" granted of {}", Bytes(limits.pool_bytes)),
         None => String::new(),
     };
+    // In the pool or beyond it; the pool may also hold copies of pages that are in local memory.
+    let pages = match (&s.disk, s.used.far_pages_bytes) {
+        (Some(_), bytes) => format!("{} of pages are stored", Bytes(bytes)),
+        (None, 0) => "no page is away".to_owned(),
+        (None, bytes) => format!("{} of pages are away", Bytes(bytes)),
+    };
     let _ = writeln!(
         text,
-        "  pool  {}{granted}, holding {} of pages",
-        of(s.used.pool_bytes, Some(limits.pool_now_bytes()), None),
-        Bytes(s.used.far_pages_bytes)
+        "  pool  {}{granted}; {pages}",
+        of(s.used.pool_bytes, Some(limits.pool_now_bytes()), None)
     );
     if limits.far_bytes.is_some() {
         let copies = limits.copies.as_ref();

@@ -11,7 +11,7 @@ use crate::control::features;
 /// What all processes of the tenant have at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sample {
-    /// Pages mapped in the window.
+    /// Pages mapped in the window; what relatives share counts once.
     pub resident_pages: i64,
     /// Pages in the swap cache.
     pub cached_pages: i64,
@@ -43,7 +43,9 @@ impl Sample {
             metadata_pages: Some(0),
             ..Sample::default()
         };
+        let mut any_shares = false;
         for slot in segment.procs.iter().filter(|s| s.identity().is_some()) {
+            any_shares |= slot.shares.load(Relaxed) != 0;
             s.resident_pages += slot.resident_pages.load(Relaxed);
             s.cached_pages += slot.cached_pages.load(Relaxed);
             s.native_pages += slot.native_pages.load(Relaxed);
@@ -53,6 +55,13 @@ impl Sample {
             s.swapped_pages += slot.swapped_pages.load(Relaxed);
             s.far_pages += slot.far_pages.load(Relaxed);
             s.touched_blocks += slot.touched_blocks.load(Relaxed);
+        }
+        if any_shares {
+            // Each process counts what it maps; what several map is charged once.
+            let local = segment.local_pages.load(Relaxed).max(0);
+            s.native_pages = s.native_pages.clamp(0, local);
+            s.cached_pages = s.cached_pages.clamp(0, local - s.native_pages);
+            s.resident_pages = local - s.native_pages - s.cached_pages;
         }
         for (sum, bytes) in s.class_bytes.iter_mut().zip(&segment.class_bytes) {
             *sum = bytes.load(Relaxed);
