@@ -140,6 +140,7 @@ CASE(locks_are_not_inherited) {
     OK(mlock(p, 4 * PAGE));
     pid_t pid = CHILD({
         EXPECT_EQ(LOCKED_KIB(), 0);
+        OK(madvise(p, 4 * PAGE, MADV_PAGEOUT));
         OK(madvise(p, 4 * PAGE, MADV_DONTNEED));
         EXPECT_EQ(p[0], 0);
     });

@@ -2,12 +2,13 @@
 
 import json
 import os
+import resource
 import signal
 import statistics
 import time
 
 from lib import procs
-from lib.harness import MIB, Failure, check
+from lib.harness import MIB, Failure, Skip, check
 
 from .operate import ask, python
 
@@ -28,6 +29,36 @@ def work(n):
     return len(own)
 with multiprocessing.Pool(4) as pool:
     print(sum(pool.map(work, range(6), 1)))
+"""
+
+
+# Of three processes each has half of --local, and locks and unlocks it as it is told to.
+LOCKERS = """
+import ctypes, errno, hashlib, mmap, os, sys
+libc, size = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+def process(go, done):
+    m = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    m[:] = os.urandom(size)
+    want, at = hashlib.md5(m).digest(), ctypes.addressof(ctypes.c_char.from_buffer(m))
+    at, length = ctypes.c_void_p(at), ctypes.c_size_t(size)
+    while (order := os.read(go, 1)) != b"e":
+        call = libc.mlock if order == b"l" else libc.munlock
+        said = errno.errorcode[ctypes.get_errno()] if call(at, length) else "0"
+        os.write(done, said.encode().ljust(8))
+    os._exit(hashlib.md5(m).digest() != want)
+pipes = []
+for _ in range(3):
+    go, done = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        process(go[0], done[1])
+    pipes.append((go[1], done[0]))
+def tells(i, order):
+    os.write(pipes[i][0], order)
+    return os.read(pipes[i][1], 8).decode().strip()
+said = [tells(i, b"l") for i in range(3)] + [tells(0, b"u"), tells(2, b"l"), tells(1, b"l"), tells(0, b"l")]
+for go, _ in pipes:
+    os.write(go, b"e")
+print(*said, *[os.waitstatus_to_exitcode(os.wait()[1]) for _ in pipes])
 """
 
 
@@ -92,3 +123,18 @@ def forks_books(r):
     said = f"{lasting / MIB:.1f} MiB at most, books off by {typical / MIB:.1f} MiB or less in three of four instants"
     r.require(typical <= DIFFERENCE, said)
     return said
+
+
+@check("locked-by-several", timeout_s=120)
+def locked_by_several(r):
+    """What several processes lock is three quarters of --local together: more is refused, and no page is lost."""
+    if not r.managed:
+        return
+    most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    if os.geteuid() and most != resource.RLIM_INFINITY and most < LOCAL:
+        raise Skip("RLIMIT_MEMLOCK is less than --local")
+    unlimited = 'ulimit -l unlimited 2>/dev/null || ulimit -l "$(ulimit -H -l)"; exec "$@"'
+    argv = ["sh", "-c", unlimited, "sh", python(), "-c", LOCKERS, str(LOCAL // 2)]
+    c = r.call(argv, local=LOCAL, pool="1G", timeout_s=100)
+    want = "0 ENOMEM ENOMEM 0 0 ENOMEM ENOMEM 0 0 0"
+    r.same(c.out().strip(), want, "answers of mlock (three, after an munlock three more), and exit codes")

@@ -334,6 +334,8 @@ pub struct ProcSlot {
     pub native_pages: AtomicI64,
     /// Pages that exist only as far copies.
     pub far_pages: AtomicI64,
+    /// Pages that stay, because the program or the kernel needs them in memory at any moment.
+    pub locked_pages: AtomicI64,
     /// Bytes that this process has charged to the pool.
     pub pool_bytes: AtomicI64,
     /// Bytes that its pool would take if no relative shared any of it.
@@ -389,7 +391,7 @@ impl ProcSlot {
         self.stalled_ns.fetch_add(new, Ordering::Relaxed);
     }
 
-    /// Local pages that reclaim could take from this process; of what it shares with relatives each has
+    /// Local pages that reclaim could take from this process, without those that stay; of what it shares with relatives each has
     /// to give up its own.
     pub fn held_pages(&self) -> i64 {
         let cached = self.cached_pages.load(Ordering::Relaxed);
@@ -397,7 +399,8 @@ impl ProcSlot {
             .resident_pages
             .load(Ordering::Relaxed)
             .saturating_add(cached);
-        held.max(0)
+        let stays = self.locked_pages.load(Ordering::Relaxed);
+        held.saturating_sub(stays).max(0)
     }
 
     /// Of its charge, what is free when it ends: nobody else maps it. Not known of one that has forked.
@@ -817,7 +820,7 @@ impl Segment {
                 .fetch_sub(local.wrapping_add(far), Ordering::Relaxed);
         }
         self.note_native(slot, 0);
-        for n in [&slot.resident_pages, &slot.cached_pages] {
+        for n in [&slot.resident_pages, &slot.cached_pages, &slot.locked_pages] {
             n.store(0, Ordering::Relaxed);
         }
         slot.reclaim_wanted.store(0, Ordering::Relaxed);

@@ -7,9 +7,10 @@
 use canvas_pager::regions::{Attr, kind};
 use canvas_pager::word::{self, State, flag};
 use canvas_sys::gate::{check, raw};
-use canvas_sys::{Errno, mem};
+use canvas_sys::{Errno, mem, sys2};
 use canvas_types::layout::{self, WINDOW_PAGES, window_base};
 use canvas_types::{PAGE_SIZE, PageId};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::base::{
@@ -47,6 +48,20 @@ pub fn after_fork_in_child(g: &mut Lists) {
         kind: a.kind & !kind::LOCKED,
         ..a
     });
+}
+
+/// The pages of this thread's signal stack, which stay; none where it lies elsewhere.
+pub(crate) fn signal_stack() -> Range<u32> {
+    let mut ss = libc::stack_t {
+        ss_sp: core::ptr::null_mut(),
+        ss_flags: libc::SS_DISABLE,
+        ss_size: 0,
+    };
+    // SAFETY: the kernel writes to `ss` only.
+    let _ = unsafe { sys2(libc::SYS_sigaltstack, 0, &raw mut ss as usize) };
+    let is_on = ss.ss_flags & libc::SS_DISABLE == 0 && layout::in_window(ss.ss_sp as usize);
+    let found = is_on.then(|| pages(ss.ss_sp as usize, ss.ss_size).ok());
+    found.flatten().map_or(0..0, |(start, end)| start..end)
 }
 
 /// The kernel's `mlock2` of pages of the window.
@@ -201,16 +216,19 @@ fn unlock_range(start: u32, end: u32) -> Result<usize, Errno> {
 /// Keeps what is touched of a range in memory, and with `fill` all of it, as far as that much can stay; to the kernel
 /// and the program it is not locked by that. An error when a page cannot be made present. The caller is inside.
 pub(crate) fn hold(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
-    hold_most(start, end, fill, held::most())
+    hold_most(start, end, fill, held::take)
 }
 
 /// [`hold`], however much stays by that.
 pub(crate) fn hold_all(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
-    hold_most(start, end, fill, i64::MAX)
+    hold_most(start, end, fill, |more| {
+        held::note(more);
+        true
+    })
 }
 
-/// [`hold`], as long as `most` pages stay at most.
-fn hold_most(start: u32, end: u32, fill: bool, most: i64) -> Result<(), Errno> {
+/// [`hold`], as long as `takes` notes one page more that stays.
+fn hold_most(start: u32, end: u32, fill: bool, takes: impl Fn(i64) -> bool) -> Result<(), Errno> {
     let mut done = Ok(());
     for page in PageId::each(start..end) {
         let w = areas::word(page);
@@ -219,14 +237,20 @@ fn hold_most(start: u32, end: u32, fill: bool, most: i64) -> Result<(), Errno> {
             // A page that came in write-protected is opened first: the first write to a locked page may be
             // the kernel's, of a signal's frame, and would end the program.
             if cur.state() == State::Resident && !cur.has(flag::PROTECTED) {
-                let more = i64::from(!cur.has(flag::LOCKED));
-                if held::pages() + more > most {
+                if cur.has(flag::LOCKED) {
+                    break;
+                }
+                if !takes(1) {
+                    if fill {
+                        // Another process was faster since it was seen that all can stay.
+                        done = Err(Errno(libc::ENOMEM));
+                    }
                     break;
                 }
                 if word::transition(w, cur, cur.set(flag::LOCKED)) {
-                    held::note(more);
                     break;
                 }
+                held::note(-1);
                 continue;
             }
             if !fill && cur.state() == State::Untouched {

@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering;
 
 use crate::api;
 use crate::base::{
-    areas, freeze,
+    areas, freeze, held,
     regions::{Lists, addr_of, lock, pages_of, range},
     state::uffd,
     touched,
@@ -477,13 +477,18 @@ pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
         // SAFETY: of the window, whose faults come to `resolve`.
         unsafe { uffd().register(addr_of(start), bytes, true) }.map(|_| ())
     })?;
-    locking::after_fork_in_child(g);
     // No other thread exists: words may be stored to.
-    let mut resident = 0;
+    let (mut resident, mut stay) = (0, 0);
+    let stack = locking::signal_stack();
     for i in 0..g.window.as_slice().len() {
         let r = g.window.as_slice()[i];
+        let was_locked = r.attr.kind & kind::LOCKED != 0;
         each_touched(r.start, r.end, |page, cur| {
             let mut now = cur.with_pins(0);
+            if was_locked && !stack.contains(&page.0) {
+                now = now.clear(flag::LOCKED);
+            }
+            stay += i64::from(now.has(flag::LOCKED));
             if cur.state() == State::Resident {
                 resident += 1;
                 // The kernel does not pass the protection on to a child.
@@ -492,6 +497,8 @@ pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
             areas::word(page).store(now.0, Ordering::Release);
         });
     }
+    held::note(stay);
+    locking::after_fork_in_child(g);
     accounting::after_fork_in_child(resident);
     touched::after_fork_in_child();
     let mut at = 0;

@@ -12,7 +12,7 @@ use canvas_types::{PAGE_SIZE, procfs};
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
-    own, slow, state, tenant,
+    held, own, slow, state, tenant,
     tenant::{live_slots, take_turn},
     upcalls,
 };
@@ -105,7 +105,7 @@ pub fn divide_room(now: u64) {
     if now < divided + floor::LOOK_NS || !take_turn(&seg.divided_ns, divided, now) {
         return;
     }
-    let room = asked - seg.native_pages.load(Ordering::Relaxed);
+    let room = asked - seg.native_pages.load(Ordering::Relaxed) - held::pages();
     let demands = live_slots().map(demand_of);
     // Reclaim ahead of need is from what is beyond the floors as well.
     let ahead = gaps(asked).1;

@@ -364,10 +364,7 @@ fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
         Err((k, e)) => (k, Some(e)),
     };
     let epoch = EPOCH.now();
-    let stays = claim.is_locked && held::has_room(present as i64);
-    if stays {
-        held::note(present as i64);
-    }
+    let stays = claim.is_locked && held::take(present as i64);
     publish_run(from, present, |i| {
         let kind = if from.plus(i) == page {
             FillKind::FirstTouch
