@@ -5,6 +5,10 @@
 #include <sys/syscall.h>
 #include <ucontext.h>
 
+#ifndef SYS_close_range /* glibc 2.31 does not name it */
+#define SYS_close_range 436
+#endif
+
 static size_t mib;
 static struct ballast ballast;
 

@@ -1,7 +1,9 @@
 """redis, memcached and PostgreSQL: every answer is checked against what was stored."""
 
+import functools
 import glob
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +25,14 @@ def missing(*commands):
 
 
 # -- redis -------------------------------------------------------------------------------------
+@functools.cache
+def redis_debug():
+    """What allows DEBUG, which redis before 7 always does."""
+    said = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"v=(\d+)", said)
+    return [] if version and int(version[1]) < 7 else ["--enable-debug-command", "yes"]
+
+
 def redis_server(r, tag="redis", canvas_on=True, rdb=None):
     socket_path = r.path(f"{tag}.sock")
     home = r.path(tag + ".d")
@@ -34,7 +44,7 @@ def redis_server(r, tag="redis", canvas_on=True, rdb=None):
     child = r.start(
         ["redis-server", "--port", "0", "--unixsocket", socket_path, "--unixsocketperm", "777",
          "--save", "", "--appendonly", "no", "--dir", home, "--dbfilename", "dump.rdb",
-         "--daemonize", "no", "--enable-debug-command", "yes"],
+         "--daemonize", "no", *redis_debug()],
         tag=tag, canvas_on=canvas_on)
     wait_socket(socket_path, child, timeout_s=60)
     return child, socket_path, home

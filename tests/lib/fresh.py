@@ -1,5 +1,5 @@
-"""A newcomer's machine: a minimal Debian 12 with gcc, make, git, CA certificates and a Rust toolchain,
-in a directory of its own, and commands that run in it with chroot(8).
+"""A newcomer's machine: a minimal Debian (12 unless another is named) with gcc, make, git, CA certificates and a Rust
+toolchain, in a directory of its own, and commands that run in it with chroot(8).
 
 Needs root, debootstrap and the right to mount. The bare system is made once and kept in the cache of
 the tests (tests/vm/kernel.py); each root is unpacked from it and removed afterwards. Rust's toolchain
@@ -70,14 +70,14 @@ def _checked(argv, **o):
     return p.stdout.strip()
 
 
-def _base():
+def _base(suite):
     """The bare system as an archive, made when it is not there."""
-    path = os.path.join(kernel.CACHE, f"fresh-{SUITE}.tar")
+    path = os.path.join(kernel.CACHE, f"fresh-{suite}.tar")
     if os.path.exists(path):
         return path
     os.makedirs(kernel.CACHE, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="canvas-fresh-", dir="/var/tmp") as new:
-        _checked(["debootstrap", "--variant=minbase", "--include=" + ",".join(HAS), SUITE, new,
+        _checked(["debootstrap", "--variant=minbase", "--include=" + ",".join(HAS), suite, new,
                   kernel.mirror()])
         part = f"{path}.{os.getpid()}"
         _checked(["tar", "-C", new, "--one-file-system", "-cf", part, "."])
@@ -102,8 +102,8 @@ def _copy_sources(to):
 class Root:
     """A new root; removed when its block ends."""
 
-    def __init__(self, keep=False):
-        self.keep = keep
+    def __init__(self, keep=False, suite=SUITE):
+        self.keep, self.suite = keep, suite
         self.dir = tempfile.mkdtemp(prefix="canvas-fresh-", dir="/var/tmp")
         try:
             self._fill()
@@ -112,7 +112,7 @@ class Root:
             raise
 
     def _fill(self):
-        _checked(["tar", "-C", self.dir, "-xf", _base()])
+        _checked(["tar", "-C", self.dir, "-xf", _base(self.suite)])
         os.chmod(self.dir, 0o755)
         self._network()
         _copy_sources(self.dir + PROJECT)
@@ -132,7 +132,7 @@ class Root:
             if os.path.exists(name):
                 shutil.copy(name, self.dir + name)
         with open(self.dir + "/etc/apt/sources.list", "w") as f:
-            f.write(f"deb {kernel.mirror()} {SUITE} main\n")
+            f.write(f"deb {kernel.mirror()} {self.suite} main\n")
         proxy = _checked(["apt-config", "shell", "http", "Acquire::http::Proxy"])
         if proxy:
             with open(self.dir + "/etc/apt/apt.conf.d/proxy", "w") as f:
