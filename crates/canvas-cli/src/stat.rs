@@ -8,7 +8,7 @@ use crate::args::StatArgs;
 use crate::control::client::{Stats, nobody};
 use crate::control::rates::{Rates, unix_s};
 use crate::error::Failure;
-use crate::table::{Bytes, Count, Micros, feature_cells, print};
+use crate::table::{Bytes, Count, MibPerS, Micros, feature_cells, print, run_name};
 
 /// Lines between two headers.
 const HEADER_EVERY: u64 = 20;
@@ -64,8 +64,8 @@ pub fn run(args: &StatArgs) -> Result<i32, Failure> {
 }
 
 const HEADER: &str = "\
-------tenant------ ------faults/s------- -----pages/s----- -fault us-- -----memory------ -far MiB/s-
-                     new cache   far deep    in   out  hits   p50   p99 local  pool   far  read write
+------tenant------ -------faults/s-------- -----pages/s----- -fault us-- -----memory------ -far MiB/s-
+                     new cache   far  deep    in   out  hits   p50   p99 local  pool   far  read write
 ";
 
 const FEATURES: &str = "\
@@ -77,8 +77,15 @@ const PREFETCH: &str = "\
                     strm  near   fwd  kept array links  used  refs  used  hint learn  free
 ";
 
+/// Characters of the first column.
+const NAME_WIDTH: usize = 18;
+
+fn name(r: &Rates) -> String {
+    run_name(&r.tenant, r.pid, NAME_WIDTH)
+}
+
 fn prefetch(r: &Rates) -> String {
-    let mut text = format!("{:<18}", format!("{}.{}", r.tenant, r.pid));
+    let mut text = name(r);
     for n in r.ahead.cells() {
         text += &format!(" {:>5}", Count(n).to_string());
     }
@@ -87,7 +94,7 @@ fn prefetch(r: &Rates) -> String {
 }
 
 fn features(r: &Rates) -> String {
-    let mut text = format!("{:<18}", format!("{}.{}", r.tenant, r.pid));
+    let mut text = name(r);
     for cell in feature_cells(&r.features) {
         text += &format!(" {cell:>6}");
     }
@@ -97,10 +104,9 @@ fn features(r: &Rates) -> String {
 
 fn line(r: &Rates) -> String {
     let us = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| Micros(ns).to_string());
-    let mib = |bytes: f64| format!("{:.1}", bytes / f64::from(1 << 20));
     format!(
-        "{:<18} {:>5} {:>5} {:>5} {:>4} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5}\n",
-        format!("{}.{}", r.tenant, r.pid),
+        "{} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5}\n",
+        name(r),
         Count(r.faults_first_touch_per_s),
         Count(r.faults_cache_per_s),
         Count(r.faults_far_per_s),
@@ -113,7 +119,28 @@ fn line(r: &Rates) -> String {
         Bytes(r.local_bytes),
         Bytes(r.pool_bytes),
         Bytes(r.far_bytes),
-        mib(r.remote_read_bytes_per_s),
-        mib(r.remote_written_bytes_per_s),
+        MibPerS(r.remote_read_bytes_per_s),
+        MibPerS(r.remote_written_bytes_per_s),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::rates::tests::rates;
+
+    #[test]
+    fn no_number_shifts_a_column() {
+        let much = rates("a-tenant-whose-name-is-long", 1e9, 1 << 53);
+        for r in [rates("t", 0.0, 0), rates("t", 12_345.0, 12_345_678), much] {
+            for (header, line) in [
+                (HEADER, line(&r)),
+                (PREFETCH, prefetch(&r)),
+                (FEATURES, features(&r)),
+            ] {
+                let width = header.lines().last().map(str::len);
+                assert_eq!(Some(line.trim_end().len()), width, "{header}{line}");
+            }
+        }
+    }
 }

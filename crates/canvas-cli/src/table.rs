@@ -6,12 +6,13 @@ use std::io::{self, Write};
 use canvas_control::features::Features;
 pub use canvas_control::text::Bytes;
 
-/// A count with a unit of a thousand: `12k`.
+/// A count with a unit of a thousand: `12k`; five characters at most.
 pub struct Count(pub f64);
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.0 {
+            n if n >= 9.9995e9 => format!("{:.0}G", (n / 1e9).min(9999.0)),
             n if n >= 9_999_500.0 => format!("{:.0}M", n / 1e6),
             n if n >= 9_999.5 => format!("{:.0}k", n / 1e3),
             n => format!("{n:.0}"),
@@ -20,18 +21,47 @@ impl fmt::Display for Count {
     }
 }
 
-/// A time in ns as microseconds.
+/// A time in ns as microseconds; five characters at most.
 pub struct Micros(pub u64);
 
 impl fmt::Display for Micros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = self.0 as f64 / 1e3;
         let text = match us {
+            us if us >= 99_999.5 => Count(us).to_string(),
             us if us >= 9.95 => format!("{us:.0}"),
             us => format!("{us:.1}"),
         };
         f.pad(&text)
     }
+}
+
+/// Bytes a second as MiB a second; five characters at most.
+pub struct MibPerS(pub f64);
+
+impl fmt::Display for MibPerS {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 / f64::from(1 << 20) {
+            mib if mib >= 999.95 => Count(mib).to_string(),
+            mib => format!("{mib:.1}"),
+        };
+        f.pad(&text)
+    }
+}
+
+/// A run's name and its number, of which the number stays whole.
+pub fn run_name(tenant: &str, pid: u32, width: usize) -> String {
+    let (tenant, number) = (plain(tenant), format!(".{pid}"));
+    let room = width.saturating_sub(number.len());
+    let is_long = tenant.chars().count() > room;
+    let kept = if is_long {
+        room.saturating_sub(1)
+    } else {
+        room
+    };
+    let mut text: String = tenant.chars().take(kept).collect();
+    text.push_str(if is_long { "~" } else { "" });
+    format!("{:<width$}", text + &number)
 }
 
 /// What `canvas stat --features` and `canvas top` show of features, in the order of their heads.
@@ -46,7 +76,10 @@ pub fn feature_cells(f: &Features) -> [String; 8] {
         percent(f.store_ratio),
         percent(f.sequential_ratio),
         percent(f.hot_ratio),
-        f.compression.map_or("-".to_owned(), |c| format!("{c:.1}x")),
+        f.compression.map_or("-".to_owned(), |c| match c {
+            c if c >= 99.95 => format!("{c:.0}x"),
+            c => format!("{c:.1}x"),
+        }),
         percent(f.file_ratio),
         fine(f.slowdown),
         fine(f.stall_ratio),
@@ -98,6 +131,17 @@ mod tests {
         assert_eq!(Count(12e6).to_string(), "12M");
         assert_eq!(Micros(4500).to_string(), "4.5");
         assert_eq!(Micros(123_456).to_string(), "123");
+        assert_eq!(Micros(123_456_789).to_string(), "123k");
+        assert_eq!(MibPerS(999.9 * f64::from(1 << 20)).to_string(), "999.9");
+        assert_eq!(MibPerS(1e12).to_string(), "954k");
+        for n in [9999.4, 9999.6, 9_999_499.0, 1e9, 9.9994e9, 1e10, 1e300] {
+            let shown = [
+                Count(n).to_string(),
+                Micros(n as u64).to_string(),
+                MibPerS(n).to_string(),
+            ];
+            assert!(shown.iter().all(|text| text.len() <= 5), "{shown:?}");
+        }
         assert_eq!(format!("{:>6}|", Bytes(5)), "     5|");
     }
 
@@ -112,6 +156,14 @@ mod tests {
         };
         let cells = feature_cells(&f);
         assert_eq!(cells, ["-", "26%", "-", "-", "3.0x", "-", "2.3%", "10%"]);
+    }
+
+    #[test]
+    fn a_long_name_keeps_its_number() {
+        assert_eq!(run_name("web", 9889, 18), "web.9889          ");
+        let long = "a-tenant-of-a-long-name";
+        assert_eq!(run_name(long, 4_194_303, 18), "a-tenant-~.4194303");
+        assert_eq!(run_name("a-tenant-o", 4_194_303, 18), "a-tenant-o.4194303");
     }
 
     #[test]

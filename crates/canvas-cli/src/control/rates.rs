@@ -195,9 +195,40 @@ pub fn unix_s() -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use canvas_shm::histogram::bucket_of;
+
+    /// With `n` in every rate, `bytes` in every level, and every feature at its end.
+    pub fn rates(tenant: &str, n: f64, bytes: u64) -> Rates {
+        let looks = [stat(1_000_000_000), stat(2_000_000_000)];
+        Rates {
+            tenant: tenant.to_owned(),
+            pid: 4_194_303,
+            faults_first_touch_per_s: n,
+            faults_cache_per_s: n,
+            faults_far_per_s: n,
+            faults_deep_per_s: n,
+            pages_in_per_s: n,
+            pages_out_per_s: n,
+            prefetch_hits_per_s: n,
+            fault_p50_ns: Some(n as u64),
+            fault_p99_ns: Some(n as u64 * 1000),
+            local_bytes: bytes,
+            pool_bytes: bytes,
+            far_bytes: bytes,
+            remote_read_bytes_per_s: n,
+            remote_written_bytes_per_s: n * 1e6,
+            features: Features {
+                compression: Some(4096.0),
+                slowdown: Some(100.0),
+                hot_ratio: Some(1.0),
+                ..Features::default()
+            },
+            ahead: Ahead::of(|_| n),
+            ..Rates::between(&looks[0], &looks[1], 0.0).unwrap()
+        }
+    }
 
     fn stat(at_ns: u64) -> Stat {
         let text = format!(
