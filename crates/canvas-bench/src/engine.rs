@@ -327,7 +327,7 @@ impl<'a> Bench<'a> {
             let mut later = later.clone();
             later.run_id.clone_from(&self.run_id);
             self.progress.say(&format!(
-                "not yet: {}: {}",
+                "left out: {}: {}",
                 later.experiment, later.waits_for
             ));
             self.results.add(&Line::NotYet(later))?;
@@ -779,7 +779,7 @@ fn list_of(all: &[Box<dyn Workload>], cache: &Path, request: &Request) -> String
             let _ = writeln!(text, "  {:width$}   mirrors {paper}", "");
         }
         for sentence in e.not_yet {
-            let _ = writeln!(text, "  {:width$}   not yet: {sentence}", "");
+            let _ = writeln!(text, "  {:width$}   left out: {sentence}", "");
         }
     }
     text.push_str("\nVariants:\n");

@@ -1,8 +1,7 @@
 //! The named experiments, as data.
 //!
 //! An experiment is a list of parts; a part is a list of programs under variants at local ratios,
-//! each alone or all of them together. What a paper did with a feature that canvas does not have
-//! yet is named in `not_yet`.
+//! each alone or all of them together. What of a paper is left out is named in `not_yet`.
 
 mod demo;
 mod goals;
@@ -133,7 +132,7 @@ pub struct Experiment {
     pub paper: Option<&'static str>,
     /// What runs.
     pub parts: &'static [Part],
-    /// What cannot run yet: the feature that each waits for, as one sentence.
+    /// What of the paper, or of the goal, is left out, as one sentence each.
     pub not_yet: &'static [&'static str],
     /// Repeats unless told otherwise.
     pub repeats: u32,
@@ -445,7 +444,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             percents: &[50],
             how: How::Alone,
         }],
-        not_yet: &["a pool that overflows to disk (figure 9: hybrid swap-out)"],
+        not_yet: &["figure 9's hybrid swap-out: experiment far has pools that overflow"],
         repeats: REPEATS,
         scale: 1.0,
         time_max: None,
@@ -585,7 +584,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             percents: &[100, 90, 80, 70, 60, 50, 40, 30, 20, 10],
             how: How::Alone,
         }],
-        not_yet: &["several backends at once, and choosing between them"],
+        not_yet: &["several backends at once, among which `canvas dispatch` chooses"],
         repeats: 3,
         scale: 0.5,
         time_max: None,
@@ -596,7 +595,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: Some("Canvas, figures 9-11 and 13, table 3"),
         parts: &[],
         not_yet: &[
-            "bandwidth shared out between programs, and demand before prefetching: there is no scheduler yet",
+            "these figures: experiment isolation has their programs together, with and without shares",
         ],
         repeats: REPEATS,
         scale: 1.0,

@@ -403,13 +403,13 @@ pub struct Skip {
     pub reason: String,
 }
 
-/// What canvas cannot do yet.
+/// What of an experiment is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotYet {
     /// The [`Run`] that it belongs to.
     pub run_id: String,
     /// Experiment.
     pub experiment: String,
-    /// One sentence: the feature that it waits for.
+    /// One sentence: what is left out.
     pub waits_for: String,
 }

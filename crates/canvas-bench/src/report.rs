@@ -185,7 +185,7 @@ fn one_experiment(setting: &Setting, experiment: &str, palette: &mut Palette) ->
         .collect();
     html! {
         @for waiting in setting.not_yet.iter().filter(|n| n.experiment == experiment) {
-            p { b { "Not yet: " } (waiting.waits_for) }
+            p { b { "Left out: " } (waiting.waits_for) }
         }
         @if measured {
             @for group in &groups { (plots(group)) }

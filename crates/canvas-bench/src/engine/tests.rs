@@ -659,6 +659,9 @@ fn the_list_is_in_columns() {
         })
         .collect();
     assert!(columns.iter().all(|c| *c == columns[0]), "{text}");
+    // What canvas has is not called missing.
+    let missing = ["not yet", "canvas has one tier", "there is no scheduler"];
+    assert!(missing.iter().all(|words| !text.contains(words)), "{text}");
 }
 
 /// What is removed at the end is what the bench made, and never a directory that only has the name.

@@ -250,9 +250,7 @@ pub const EXPERIMENT: Experiment = Experiment {
         table_3(&with_spark("spark-sssp")),
         table_3(&with_spark("spark-triangles")),
     ],
-    not_yet: &[
-        "Canvas's second tier of prefetching, which the program's runtime guides; canvas has one tier",
-    ],
+    not_yet: &[],
     repeats: REPEATS,
     scale: 1.0,
     time_max: None,

@@ -224,7 +224,7 @@ fn left_out(skips: &[&Skip], not_yet: &[&NotYet]) -> Markup {
         .map(|n| format!("{}: {}", n.experiment, n.waits_for))
         .collect();
     html! {
-        @for (title, lines) in [("Skipped", skipped), ("Not yet", waiting)] {
+        @for (title, lines) in [("Skipped", skipped), ("Left out", waiting)] {
             @if !lines.is_empty() {
                 h3 { (title) }
                 ul { @for line in lines { li { (line) } } }

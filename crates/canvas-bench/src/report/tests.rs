@@ -112,7 +112,7 @@ fn every_kind_of_plot_and_table_is_there() {
         "Bandwidth over time",
         "Throughput over time",
         "Skipped",
-        "Not yet",
+        "Left out",
     ] {
         assert!(
             page.all("h3").iter().any(|h| h.text == heading),
