@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 
@@ -172,9 +173,13 @@ def dispatch_refused(r):
         (["--", "true"], 125, "unset it", {"CANVAS_TENANT": "a"}),
         (["--", "true"], 125, "CANVAS_LOCAL=4X", {"CANVAS_LOCAL": "4X"}),
         (["--", "true"], 125, "need 1 servers", {"CANVAS_COPIES": "1+disk"}),
+        (["--", "true"], 125, "CANVAS_LOCAL", {"CANVAS_LOCAL": "1K"}),
     ):
         err = place.ask(*words, expect=code, **env).stderr
         r.require(why in err and err.count("\n") == 1, f"{words}: {err}")
+        # Of the flags that errors name it has these alone.
+        flags = set(re.findall(r"--[a-z-]+", err))
+        r.same(sorted(flags - {"--dry-run", "--json", "--socket", "--help"}), [], f"flags in {err}")
     # Nothing is prepared, and nothing is known: a new tenant.
     r.same(place.told("true")["tenant"], "new", "without --warm")
     place.ask("--", "true")
@@ -188,4 +193,4 @@ def dispatch_refused(r):
     r.stop(place.agent, signal.SIGTERM, expect={0})
     # Nobody listens there any more.
     err = place.ask("--", "true", expect=125).stderr
-    r.require("cannot be used" in err, err)
+    r.require("cannot be used" in err and "--agent" not in err, err)

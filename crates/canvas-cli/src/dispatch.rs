@@ -1,6 +1,7 @@
 //! `canvas dispatch`: runs a program in the tenant that suits ([`canvas_place::dispatch`] decides), with settings that
 //! follow from its earlier runs ([`past`]).
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_types::exit;
 use canvas_types::slo::Slo;
 use canvas_types::units::{Amount, Size};
-use clap::ValueEnum;
+use clap::{CommandFactory, ValueEnum};
 use serde::Serialize;
 
-use crate::args::{Command, CopiesArg, DispatchArgs, RunArgs};
+use crate::args::{Cli, Command, CopiesArg, DispatchArgs, RunArgs};
 use crate::config::{self, Wrong};
 use crate::control::client::Runs;
 use crate::error::{Failure, parser_answer, say};
@@ -78,6 +79,37 @@ struct Case {
 
 /// Runs CMD, or says what would be done.
 pub fn run(args: &DispatchArgs) -> Result<i32, Failure> {
+    dispatched(args).map_err(|failure| Failure {
+        sentence: with_variables(&failure.sentence),
+        ..failure
+    })
+}
+
+/// A sentence about flags of `canvas run`, which here are variables.
+fn with_variables(sentence: &str) -> String {
+    let command = Cli::command();
+    let run = command.find_subcommand("run");
+    let flags = run.into_iter().flat_map(clap::Command::get_arguments);
+    let variables: BTreeMap<String, String> = flags
+        .filter_map(|flag| {
+            let variable = flag.get_env()?.to_str()?;
+            Some((format!("--{}", flag.get_long()?), variable.to_owned()))
+        })
+        .collect();
+    let is_flags = |c: char| c == '-' || c.is_ascii_alphanumeric();
+    let ends = sentence.match_indices(|c| !is_flags(c)).map(|(at, _)| at);
+    let (mut out, mut from) = (String::new(), 0);
+    for end in ends.chain([sentence.len()]) {
+        let word = &sentence[from..end];
+        out += variables.get(word).map_or(word, String::as_str);
+        let after = sentence[end..].chars().next().map_or(0, char::len_utf8);
+        out += &sentence[end..end + after];
+        from = end + after;
+    }
+    out
+}
+
+fn dispatched(args: &DispatchArgs) -> Result<i32, Failure> {
     let name = args.command[0].clone();
     let file = canvas_runner::find(&name, std::env::var_os("PATH").as_deref())?;
     let key = Key::of(&file, &args.command);
@@ -425,4 +457,27 @@ fn sentences(t: &Told) -> String {
         t.copies,
         t.why,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_sentence_says_of_flags_it_says_of_variables() {
+        for (sentence, want) in [
+            (
+                "--far-dir without --far has no use; write --far too",
+                "CANVAS_FAR_DIR without CANVAS_FAR has no use; write CANVAS_FAR too",
+            ),
+            (
+                "--socket /x: \u{e4}, (--local)",
+                "--socket /x: \u{e4}, (CANVAS_LOCAL)",
+            ),
+            ("--far-directory", "--far-directory"),
+            ("", ""),
+        ] {
+            assert_eq!(with_variables(sentence), want);
+        }
+    }
 }

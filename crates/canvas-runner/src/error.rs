@@ -103,7 +103,7 @@ pub enum RunError {
     },
     /// There is no use in the host's agent.
     #[error(
-        "the agent at {} cannot be used: {source}; start one with `canvas agent`, or leave out --agent",
+        "the agent at {} cannot be used: {source}; start one with `canvas agent`, or do without one",
         .path.display()
     )]
     Agent {
