@@ -224,6 +224,49 @@ def inspect_shared_deep(r):
     end(r, c, "shared_pages_sunk")
 
 
+# Marks each page of 12 MiB, private and shared, and wants [3, 9) MiB of both in no dump, but then [5, 6) again; a child
+# inherits that.
+MARKS = """
+import mmap, os, sys
+MIB = 1 << 20
+for kind, flags in (b"private", mmap.MAP_PRIVATE), (b"shared", mmap.MAP_SHARED):
+    m = mmap.mmap(-1, 12 * MIB, flags=flags | mmap.MAP_ANONYMOUS)
+    for page in range(12 * 256):
+        m[page * 4096:page * 4096 + 64] = b"%s=%05d;" % (kind[::-1], page) + bytes(range(64, 64 + 51))[:64 - len(kind) - 7]
+    m.madvise(mmap.MADV_DONTDUMP, 3 * MIB, 6 * MIB)
+    m.madvise(mmap.MADV_DODUMP, 5 * MIB, MIB)
+    globals()[kind.decode()] = m
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(os.getpid(), child, flush=True)
+sys.stdin.read()
+os.waitpid(child, 0)
+"""
+
+
+@check("inspect-left-out", timeout_s=120)
+def inspect_left_out(r):
+    """What the program wants in no core dump (MADV_DONTDUMP) is not in that of `canvas dump`, and all else is, managed
+    or native, near or far, also in a fork's child."""
+    if not r.managed:
+        return
+    want = {n for n in range(12 * 256) if not (3 * 256 <= n < 5 * 256 or 6 * 256 <= n < 9 * 256)}
+    for n, flags in enumerate([(), ("--shared", "4M")] if r.mode == "signal" else [()]):
+        c = r.start(["python3", "-c", MARKS], local=14 * MIB, pool=64 * MIB, extra=flags, stdin=subprocess.PIPE)
+        wait_until(r, "the program holds its memory", lambda c=c: "\n" in c.out() or not c.alive())
+        for who, pid in zip(("parent", "child"), c.out().split()):
+            with open(dumped(r, pid, f"{who}-{n}.core"), "rb") as f:
+                core = f.read()
+            for kind in b"private", b"shared":
+                got = {int(page) for page in re.findall(kind[::-1] + rb"=(\d{5});@", core)}
+                r.same((sorted(got - want), sorted(want - got)), ([], []), f"{who}, {kind}, {flags}")
+        c.p.stdin.close()
+        r.wait(c, timeout_s=60)
+        r.require(canvas.find(r.load_stats(c), "pages_out") > 500, "hardly anything was far: the test shows nothing")
+
+
 def gdb(r, *words):
     """What gdb prints in batch mode."""
     if not shutil.which("gdb"):

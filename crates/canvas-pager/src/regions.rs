@@ -2,7 +2,8 @@
 //!
 //! A sorted array of disjoint regions, adjacent equal ones merged. The window's pages outside any
 //! region are inaccessible (the kernel has them as PROT_NONE). Memory for the array comes from the
-//! caller; a full array is an error (ENOMEM to the program), as `vm.max_map_count` is.
+//! caller; a full array is an error (ENOMEM to the program), as `vm.max_map_count` is. An empty region
+//! ends the list, for those who read it from outside (`canvas dump`).
 
 /// Attributes of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -48,6 +49,8 @@ pub mod kind {
     pub const GUARD: u16 = 128;
     /// Protection, place and existence may not change any more (`mseal`).
     pub const SEALED: u16 = 256;
+    /// Left out of core dumps.
+    pub const DONTDUMP: u16 = 512;
 }
 
 /// A mapped piece of the window, in pages: `start..end`.
@@ -60,6 +63,21 @@ pub struct Region {
     pub end: u32,
     /// How it is mapped.
     pub attr: Attr,
+}
+
+impl Region {
+    /// Its bytes in another process's list.
+    pub fn from_bytes(bytes: &[u8; size_of::<Region>()]) -> Region {
+        let [a, b, c, d, e, f, g, h, prot, _, i, j] = *bytes;
+        Region {
+            start: u32::from_ne_bytes([a, b, c, d]),
+            end: u32::from_ne_bytes([e, f, g, h]),
+            attr: Attr {
+                prot,
+                kind: u16::from_ne_bytes([i, j]),
+            },
+        }
+    }
 }
 
 /// The array is full.
@@ -161,6 +179,9 @@ impl<'a> Regions<'a> {
         self.items.copy_within(to..self.len, from + with.len());
         self.items[from..from + with.len()].copy_from_slice(with);
         self.len = new_len;
+        if let Some(end) = self.items.get_mut(new_len) {
+            *end = Region::default();
+        }
         for r in with {
             self.pages += u64::from(r.end - r.start);
         }

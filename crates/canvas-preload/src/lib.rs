@@ -16,7 +16,7 @@ use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
 use crate::paging::{accounting, app_tier, learn, swapin, trace};
 use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
-use crate::shared::{mapping, pages};
+use crate::shared::pages;
 use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
 use canvas_sys::seccomp::Scope;
@@ -335,7 +335,7 @@ fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     state::set_uffd(u);
     threads::open_pagemap();
     // SAFETY: one thread, once, after `areas::map`; what locks comes later.
-    unsafe { regions::init(mapping::region_memory()) };
+    unsafe { regions::init() };
     mm::reserve_window().map_err(because("the window cannot be reserved or registered"))?;
     state::PID.store(proc::pid(), Ordering::Relaxed);
     Ok(())

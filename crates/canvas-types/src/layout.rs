@@ -44,6 +44,15 @@ pub const POOL_OWN_SLABS: usize = 1 << 26;
 pub const NODES_MAX: usize = 4;
 /// Slabs of the pool's region that lie on one node: 256 GiB at most.
 pub const NODE_SLABS: usize = 1 << 23;
+/// Among the tables, the list of the window's regions, up to an empty one, and that of the process's parts of the
+/// partition of shared memory.
+pub const REGIONS: usize = 0x12_0000_0000;
+/// The second of the two.
+pub const PARTITION_REGIONS: usize = REGIONS + 0x8000_0000;
+/// Regions that the window can have.
+pub const REGIONS_MAX: usize = 1 << 20;
+/// Parts of the partition that a process can have.
+pub const PARTITION_REGIONS_MAX: usize = 8192;
 /// Among the tables, the swap cache's: states of its slots, then their pages, a `u32` each, and more.
 pub const CACHE_META: usize = 0x13_0000_0000;
 /// Among the tables, swap entries, one `u64` each.

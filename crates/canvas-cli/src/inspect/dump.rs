@@ -22,7 +22,7 @@ use super::target::{PRESENT, Target, proc_path};
 use crate::args::DumpArgs;
 use crate::error::{Failure, say};
 
-/// For how long a process is let go and stopped again that was stopped with pages on their way.
+/// For how long a process is let go and stopped again that was stopped with pages on their way, or in a mapping call.
 const AT_REST_WITHIN: Duration = Duration::from_secs(3);
 /// Pages looked at together.
 const BATCH: usize = 512;
@@ -100,7 +100,7 @@ fn dump(target: &Target, file: &File, path: &Path) -> Result<Missing, Failure> {
     Ok(writer.missing)
 }
 
-/// Stops the process where none of its pages is on its way; when there is no such moment, where it stands.
+/// Stops the process where none of its pages is on its way, and its list of regions is whole; when there is no such moment, where it stands.
 fn stop_at_rest(target: &Target) -> Result<Stopped, Failure> {
     let partition = Partition::of(target);
     let begun = Instant::now();
@@ -119,6 +119,9 @@ fn stop_at_rest(target: &Target) -> Result<Stopped, Failure> {
 }
 
 fn has_busy_pages(target: &Target) -> Result<bool, Failure> {
+    if target.left_out().is_none() {
+        return Ok(true);
+    }
     let mut words = vec![0; BATCH];
     let maps = target.maps_only()?;
     for m in maps.iter().filter(|m| is_window(m)) {

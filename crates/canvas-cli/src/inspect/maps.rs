@@ -1,5 +1,6 @@
 //! What a process maps, as /proc/PID/smaps tells.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use canvas_types::layout;
@@ -23,6 +24,8 @@ pub struct Map {
     pub name: PathBuf,
     /// Pages of it are the process's own, and not the file's.
     pub has_own_pages: bool,
+    /// The program wants it in no core dump (MADV_DONTDUMP).
+    pub left_out: bool,
 }
 
 /// What of a mapping goes into a core dump.
@@ -37,6 +40,17 @@ pub enum Keep {
 impl Map {
     fn bytes(&self) -> usize {
         self.end - self.start
+    }
+
+    /// What of it lies between two of its addresses; `None` when that is nothing.
+    fn part(&self, start: usize, end: usize) -> Option<Map> {
+        let offset = self.offset + (start - self.start) as u64;
+        (start < end).then(|| Map {
+            start,
+            end,
+            offset,
+            ..self.clone()
+        })
     }
 
     /// Does it lie in memory of canvas's own?
@@ -61,7 +75,9 @@ impl Map {
                 .any(|n| name.starts_with(n))
             || layout::in_partition(self.start);
         let is_device = name.starts_with("/dev/") && !in_memory;
-        if in_memory || !self.shared && (self.prot[1] || self.has_own_pages) {
+        if self.left_out {
+            Keep::Bytes(0)
+        } else if in_memory || !self.shared && (self.prot[1] || self.has_own_pages) {
             Keep::Bytes(self.bytes())
         } else if self.offset == 0 && !self.shared && !is_device {
             Keep::Bytes(canvas_types::PAGE_SIZE)
@@ -96,6 +112,7 @@ fn head(line: &[u8]) -> Option<Map> {
         inode,
         name: path(name),
         has_own_pages: false,
+        left_out: false,
     })
     .filter(|m| m.start < m.end)
 }
@@ -106,7 +123,8 @@ fn path(bytes: &[u8]) -> PathBuf {
 }
 
 /// The mappings in the text of /proc/PID/smaps or /proc/PID/maps; the latter does not say which have pages
-/// of their own.
+/// of their own, and which are left out. Of managed memory neither says what the program wants left out
+/// ([`leave_out`]): to the kernel all of it is.
 pub fn parse(text: &[u8]) -> Vec<Map> {
     let mut maps: Vec<Map> = Vec::new();
     for line in text.split(|b| *b == b'\n') {
@@ -116,9 +134,37 @@ pub fn parse(text: &[u8]) -> Vec<Map> {
             (line.strip_prefix(b"Anonymous:"), maps.last_mut())
         {
             last.has_own_pages = value.trim_ascii() != b"0 kB";
+        } else if let (Some(flags), Some(last)) = (line.strip_prefix(b"VmFlags:"), maps.last_mut())
+        {
+            let is_managed = layout::in_window(last.start) || layout::in_partition(last.start);
+            last.left_out = !is_managed && flags.split(|b| *b == b' ').any(|flag| flag == b"dd");
         }
     }
     maps
+}
+
+/// Marks what of the mappings lies in these ranges, in order, as left out.
+pub fn leave_out(maps: Vec<Map>, ranges: &[Range<usize>]) -> Vec<Map> {
+    let mut out = Vec::new();
+    for mut map in maps {
+        let first = ranges.partition_point(|r| r.end <= map.start);
+        for range in &ranges[first..] {
+            let (from, to) = (range.start.max(map.start), range.end.min(map.end));
+            if from >= to {
+                break;
+            }
+            let (before, within) = (map.part(map.start, from), map.part(from, to));
+            out.extend(before);
+            out.extend(within.map(|part| Map {
+                left_out: true,
+                ..part
+            }));
+            map.offset += (to - map.start) as u64;
+            map.start = to;
+        }
+        out.extend(map.part(map.start, map.end));
+    }
+    out
 }
 
 #[cfg(test)]
@@ -166,6 +212,41 @@ Anonymous:             0 kB
         assert_eq!(keeps, want);
         assert_eq!(maps[3].name, PathBuf::from("/usr/lib/a b.so"));
         assert_eq!((maps[4].offset, maps[4].inode), (0x1000, 77));
+    }
+
+    #[test]
+    fn what_the_program_wants_left_out_has_no_bytes() {
+        let maps = parse(
+            b"10000-20000 rw-p 00000000 00:00 0\nVmFlags: rd wr mr mw me dd nh\n\
+              600000000000-600000010000 rw-p 00000000 00:00 0\nVmFlags: rd wr dd\n\
+              600000020000-600000030000 rw-p 00001000 00:00 0\nVmFlags: rd wr dd\n",
+        );
+        let flags: Vec<bool> = maps.iter().map(|m| m.left_out).collect();
+        assert_eq!(flags, [true, false, false], "managed memory always has dd");
+        let ranges = [
+            0x6000_0000_4000..0x6000_0000_5000,
+            0x6000_0000_8000..0x6000_0002_2000,
+            0x6000_0002_f000..0x6000_0004_0000,
+        ];
+        let split = leave_out(maps, &ranges);
+        let low = |addr: usize| addr & 0xfffff;
+        let got: Vec<_> = split
+            .iter()
+            .map(|m| (low(m.start), low(m.end), m.offset, m.left_out))
+            .collect();
+        let want = [
+            (0x10000, 0x20000, 0, true),
+            (0, 0x4000, 0, false),
+            (0x4000, 0x5000, 0x4000, true),
+            (0x5000, 0x8000, 0x5000, false),
+            (0x8000, 0x10000, 0x8000, true),
+            (0x20000, 0x22000, 0x1000, true),
+            (0x22000, 0x2f000, 0x3000, false),
+            (0x2f000, 0x30000, 0x10000, true),
+        ];
+        assert_eq!(got, want);
+        assert_eq!(split[2].keep(), Keep::Bytes(0));
+        assert_eq!(split[3].keep(), Keep::Bytes(0x3000));
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Acquire;
 
+use canvas_pager::regions::{Region, kind};
 use canvas_shm::lives::{Lives, map_offset};
 use canvas_shm::{Far, ProcSlot, Segment};
 use canvas_types::{PAGE_SIZE, PageBuf, layout};
@@ -29,6 +31,9 @@ pub struct Target {
     /// The key of the content hash of its pages.
     key: OnceLock<PageBuf>,
 }
+
+/// Regions that are read together.
+const REGIONS_AT_ONCE: usize = 512;
 
 /// The page is in memory, or in the kernel's swap.
 pub const PRESENT: u64 = 0b11 << 62;
@@ -109,10 +114,54 @@ impl Target {
     /// What it maps.
     pub fn maps(&self) -> Result<Vec<Map>, Failure> {
         let text = fs::read(proc_path(self.pid, "smaps")).map_err(|e| self.gone(&e))?;
-        Ok(maps::parse(&text))
+        let ranges = self.left_out().unwrap_or_default();
+        Ok(maps::leave_out(maps::parse(&text), &ranges))
     }
 
-    /// The same, sooner, without telling which have pages of their own.
+    /// What of its managed memory the program wants in no core dump, in order; `None` when it was stopped while it
+    /// changed the lists that say so.
+    pub fn left_out(&self) -> Option<Vec<Range<usize>>> {
+        let (window, partition) = (layout::window_base(), layout::shared_base());
+        let mut found = Vec::new();
+        for (list, base) in [
+            (layout::REGIONS, window),
+            (layout::PARTITION_REGIONS, partition),
+        ] {
+            for region in self.regions(list)? {
+                let addr = |page: u32| base + page as usize * PAGE_SIZE;
+                if region.attr.kind & kind::DONTDUMP != 0 {
+                    found.push(addr(region.start)..addr(region.end));
+                }
+            }
+        }
+        Some(found)
+    }
+
+    /// A list of regions among its tables; `None` when that is no list.
+    fn regions(&self, list: usize) -> Option<Vec<Region>> {
+        let mut regions: Vec<Region> = Vec::new();
+        let mut bytes = vec![0; REGIONS_AT_ONCE * size_of::<Region>()];
+        for batch in 0..layout::REGIONS_MAX / REGIONS_AT_ONCE {
+            let at = layout::tables(list) + batch * bytes.len();
+            if self.copy(at, &mut bytes).is_err() {
+                // It has none.
+                return Some(regions);
+            }
+            for region in bytes.as_chunks().0.iter().map(Region::from_bytes) {
+                if region == Region::default() {
+                    return Some(regions);
+                }
+                let begins = regions.last().map_or(0, |r| r.end);
+                if region.start < begins || region.end <= region.start {
+                    return None;
+                }
+                regions.push(region);
+            }
+        }
+        None
+    }
+
+    /// The same, sooner, without telling which have pages of their own, or are left out.
     pub fn maps_only(&self) -> Result<Vec<Map>, Failure> {
         let text = fs::read(proc_path(self.pid, "maps")).map_err(|e| self.gone(&e))?;
         Ok(maps::parse(&text))

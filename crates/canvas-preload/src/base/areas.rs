@@ -10,8 +10,8 @@ use canvas_swap::digests;
 use canvas_swap::extents::BookArrays;
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{
-    self, ENTRIES, ENTRIES_MAX, KEYS, META_BYTES, STORE_OFFSET, WINDOW_BLOCKS, WINDOW_PAGES,
-    tables, window_base,
+    self, ENTRIES, ENTRIES_MAX, KEYS, META_BYTES, PARTITION_REGIONS, PARTITION_REGIONS_MAX,
+    REGIONS, REGIONS_MAX, STORE_OFFSET, WINDOW_BLOCKS, WINDOW_PAGES, tables, window_base,
 };
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use canvas_types::{PAGE_SIZE, PageBuf, PageId};
@@ -54,9 +54,6 @@ pub const ZERO_PAGES: usize = 64;
 const RESIDENT_IN_BLOCK: usize = 0x10_0000_0000;
 const TOUCHED_IN_BLOCK: usize = 0x11_0000_0000;
 const WRITES_IN_BLOCK: usize = 0x11_8000_0000;
-const REGIONS: usize = 0x12_0000_0000;
-/// Regions that the window can have.
-const REGIONS_MAX: usize = 1 << 20;
 /// Slab metadata of the pool.
 pub const POOL_META: usize = 0x20_0000_0000;
 /// Working memory of fills and reclaims.
@@ -96,7 +93,8 @@ const _: () = {
     assert!(WINDOW_BLOCKS * 4 <= 0x1_0000_0000);
     assert!(TOUCHED_IN_BLOCK + WINDOW_BLOCKS * 4 <= WRITES_IN_BLOCK);
     assert!(WRITES_IN_BLOCK + WINDOW_BLOCKS <= REGIONS);
-    assert!(REGIONS_MAX * core::mem::size_of::<Region>() <= 0x1_0000_0000);
+    assert!(REGIONS + REGIONS_MAX * size_of::<Region>() <= PARTITION_REGIONS);
+    assert!(PARTITION_REGIONS + PARTITION_REGIONS_MAX * size_of::<Region>() <= CACHE_META);
     assert!(ENTRIES_MAX * 8 <= 0x8_0000_0000);
     assert!(TRACE + TRACE_BYTES <= META_BYTES);
     assert!(
@@ -263,12 +261,18 @@ pub fn cache_meta64(offset: usize, n: usize) -> &'static [AtomicU64] {
     atomics(CACHE_META + offset, n)
 }
 
-/// Memory for the region list; taken once.
+/// Memory for the lists of regions, of the window and of the partition of shared memory; taken once.
 ///
 /// # Safety
 /// To be called once, after [`map`].
-pub unsafe fn region_memory() -> &'static mut [Region] {
-    // SAFETY: mapped for the life of the process and large enough (asserted); the caller promises that
-    // nobody else has it; it is all zeros, and zeros are a valid Region.
-    unsafe { core::slice::from_raw_parts_mut(tables(REGIONS) as *mut Region, REGIONS_MAX) }
+pub unsafe fn region_memory() -> [&'static mut [Region]; 2] {
+    let lists = [
+        (REGIONS, REGIONS_MAX),
+        (PARTITION_REGIONS, PARTITION_REGIONS_MAX),
+    ];
+    lists.map(|(at, n)| {
+        // SAFETY: mapped for the life of the process and large enough (asserted); the caller promises that
+        // nobody else has it; it is all zeros, and zeros are a valid Region.
+        unsafe { core::slice::from_raw_parts_mut(tables(at) as *mut Region, n) }
+    })
 }

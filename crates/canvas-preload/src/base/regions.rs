@@ -57,11 +57,12 @@ impl DerefMut for Locked {
 ///
 /// # Safety
 /// To be called once, by start-up, while there is one thread, when all areas are mapped; before [`lock`].
-pub unsafe fn init(partition: &'static mut [Region]) {
+pub unsafe fn init() {
     // SAFETY: nobody refers to the lists yet, and the memory is asked for once: the caller's promise.
     unsafe {
+        let [window, partition] = areas::region_memory();
         (*LISTS.0.get()).write(Lists {
-            window: Regions::new(areas::region_memory()),
+            window: Regions::new(window),
             partition: Regions::new(partition),
         });
     }

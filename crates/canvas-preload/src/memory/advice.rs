@@ -112,6 +112,8 @@ fn madvise_range(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
     };
     match advice {
         libc::MADV_DOFORK => attr(&mut g, 0, kind::DONTFORK)?,
+        libc::MADV_DONTDUMP => attr(&mut g, kind::DONTDUMP, 0)?,
+        libc::MADV_DODUMP => attr(&mut g, 0, kind::DONTDUMP)?,
         libc::MADV_KEEPONFORK => attr(&mut g, 0, kind::WIPEONFORK)?,
         libc::MADV_NORMAL => attr(&mut g, 0, kind::RANDOM | kind::SEQUENTIAL)?,
         libc::MADV_RANDOM => {
@@ -160,8 +162,6 @@ fn madvise_range(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
         | libc::MADV_UNMERGEABLE
         | libc::MADV_HUGEPAGE
         | libc::MADV_NOHUGEPAGE
-        | libc::MADV_DONTDUMP
-        | libc::MADV_DODUMP
         | COLLAPSE => {}
         _ => return Err(Errno(libc::EINVAL)),
     }

@@ -49,13 +49,17 @@ pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
     let mut at = start;
     while let Some(r) = g.window.first_in(at, end) {
         at = r.end;
-        if r.attr.kind & (kind::NATIVE | kind::DONTFORK) == 0 {
-            let bytes = (r.end - r.start) as usize * PAGE_SIZE;
-            // SAFETY: changes only what a fork copies.
-            unsafe { mem::advise(addr_of(r.start), bytes, libc::MADV_DOFORK) }?;
-        }
         if r.attr.kind & kind::NATIVE == 0 {
-            let kept = r.attr.kind & (kind::SEALED | kind::DONTFORK);
+            let kept = r.attr.kind & (kind::SEALED | kind::DONTFORK | kind::DONTDUMP);
+            let bytes = (r.end - r.start) as usize * PAGE_SIZE;
+            let undo = [
+                (kind::DONTFORK, libc::MADV_DOFORK),
+                (kind::DONTDUMP, libc::MADV_DODUMP),
+            ];
+            for (_, advice) in undo.into_iter().filter(|(said, _)| kept & said == 0) {
+                // SAFETY: changes only what a fork copies and a core dump has.
+                unsafe { mem::advise(addr_of(r.start), bytes, advice) }?;
+            }
             let native = Attr {
                 kind: kept | kind::NATIVE,
                 ..r.attr

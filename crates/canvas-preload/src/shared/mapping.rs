@@ -3,7 +3,7 @@
 //! Which regions there are, and which process has a part of which, all processes share. What of a region this
 //! process has, and how it is protected, is its own, and a fork's child inherits it.
 
-use canvas_pager::regions::{Attr, Region, Regions, kind};
+use canvas_pager::regions::{Attr, Regions, kind};
 use canvas_pager::shared::word::load;
 use canvas_shm::Counter;
 use canvas_shm::shared::{self as layout, Region as Shared, region_state};
@@ -12,38 +12,14 @@ use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{SHARED_PAGES, in_partition, shared_base, shared_end};
 use canvas_types::sync::backoff;
-use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::base::{freeze, regions, regions::Lists, state::count};
 use crate::paging::fault::Resolved;
 use crate::shared::pages::{self, Held, addr_of, control, me, page_of, partition};
 
-/// Pieces that this process's parts can be in.
-const PIECES: usize = 8192;
-
-struct Pieces(UnsafeCell<[Region; PIECES]>);
-// SAFETY: given out once, by `region_memory`.
-unsafe impl Sync for Pieces {}
-static MEMORY: Pieces = Pieces(UnsafeCell::new(
-    [Region {
-        start: 0,
-        end: 0,
-        attr: Attr { prot: 0, kind: 0 },
-    }; PIECES],
-));
-
 /// Which mapping at a region's place is the one that we have a part of, plus one.
 static GENERATIONS: [AtomicU32; layout::REGIONS] = [const { AtomicU32::new(0) }; layout::REGIONS];
-
-/// Memory for the list of this process's parts.
-///
-/// # Safety
-/// To be called once.
-pub unsafe fn region_memory() -> &'static mut [Region] {
-    // SAFETY: nobody else has it: the caller's promise.
-    unsafe { &mut *MEMORY.0.get() }
-}
 
 /// Has this process a part of any region?
 pub fn has_any() -> bool {
@@ -359,6 +335,8 @@ fn madvise(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
         }
         libc::MADV_DONTFORK => drop(attr(kind::DONTFORK, 0)),
         libc::MADV_DOFORK => drop(attr(0, kind::DONTFORK)),
+        libc::MADV_DONTDUMP => drop(attr(kind::DONTDUMP, 0)),
+        libc::MADV_DODUMP => drop(attr(0, kind::DONTDUMP)),
         // What one process does not need others may.
         libc::MADV_DONTNEED
         | libc::MADV_NORMAL
@@ -369,8 +347,6 @@ fn madvise(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
         | libc::MADV_NOHUGEPAGE
         | libc::MADV_MERGEABLE
         | libc::MADV_UNMERGEABLE
-        | libc::MADV_DONTDUMP
-        | libc::MADV_DODUMP
         | libc::MADV_COLD
         | libc::MADV_PAGEOUT => {}
         libc::MADV_REMOVE => return Err(Errno(libc::EOPNOTSUPP)),
