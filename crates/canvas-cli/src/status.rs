@@ -94,6 +94,14 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// The bound on local memory that is in force; `None` where only `--slo` takes from it, and all of this host's memory
+/// may be used.
+pub fn local_bound(limits: &Limits) -> Option<u64> {
+    let is_all = |bytes: u64| bytes >= canvas_runner::host_memory().ram_bytes;
+    let only_slo = limits.slo.is_some() && limits.local_bytes.is_some_and(is_all);
+    limits.local_effective_bytes.filter(|_| !only_slo)
+}
+
 /// `512M of 1.0G (50%)`.
 fn of(used: u64, limit: Option<u64>, share: Option<f64>) -> String {
     let share = share.map(|p| format!(" ({p}%)")).unwrap_or_default();
@@ -150,15 +158,14 @@ fn disk(text: &mut String, d: &Disk, s: &Status) {
 /// The lines about local memory.
 fn local(text: &mut String, s: &Status) {
     let limits = &s.limits;
-    let _ = writeln!(
-        text,
-        "  local {}",
-        of(
-            s.used.local_bytes,
-            limits.local_effective_bytes,
-            limits.local_percent
-        )
-    );
+    let used = s.used.local_bytes;
+    let local = match (local_bound(limits), &limits.slo) {
+        (None, Some(slo)) if limits.local_effective_bytes.is_some() => {
+            format!("{}, bounded by slo={slo} alone", Bytes(used))
+        }
+        (bound, _) => of(used, bound, limits.local_percent),
+    };
+    let _ = writeln!(text, "  local {local}");
     if limits.local_effective_bytes.is_none() {
         return;
     }

@@ -18,8 +18,8 @@ use crate::control::client::Stats;
 use crate::control::rates::{Rates, unix_s};
 use crate::error::Failure;
 use crate::signals;
-use crate::status::duration;
-use crate::table::{Bytes, Count, Micros, feature_cells, plain};
+use crate::status::{duration, local_bound};
+use crate::table::{Bytes, Count, MibPerS, Micros, feature_cells, plain};
 use canvas_control::names::Name;
 use canvas_control::wire::{Problem, Stat, Status};
 
@@ -179,13 +179,13 @@ impl View {
             };
             let mib = |of: fn(&Rates) -> f64| {
                 let bytes = rates.as_ref().map(of);
-                bytes.map_or("-".to_owned(), |b| format!("{:.1}", b / f64::from(1 << 20)))
+                bytes.map_or("-".to_owned(), |b| MibPerS(b).to_string())
             };
             // Behind what is, what may be.
             let most = |limit: Option<u64>| {
                 limit.map_or(String::new(), |b| format!("/{}", b.div_ceil(1 << 20)))
             };
-            let limit = s.limits.local_effective_bytes;
+            let limit = local_bound(&s.limits);
             let row = Row::new([
                 plain(&name.tenant),
                 name.pid.to_string(),
@@ -232,7 +232,7 @@ impl View {
             let count = |of| rate(of).map_or("-".to_owned(), |n| Count(n).to_string());
             let mib = |of| {
                 let bytes = rate(of);
-                bytes.map_or("-".to_owned(), |b| format!("{:.1}", b / f64::from(1 << 20)))
+                bytes.map_or("-".to_owned(), |b| MibPerS(b).to_string())
             };
             let row = Row::new([
                 plain(&name.tenant),
