@@ -265,6 +265,26 @@ impl Make {
     }
 }
 
+/// Is it a `send` or `recv` that a shorter transfer may answer? Messages are whole.
+fn is_on_a_stream(nr: usize, a: &[usize; 6]) -> bool {
+    let known = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
+    matches!(nr as i64, libc::SYS_recvfrom | libc::SYS_sendto)
+        && a[4] == 0
+        && a[3] as i32 & !known == 0
+        && is_stream(a[0])
+}
+
+/// Is the descriptor a socket without bounds between messages?
+fn is_stream(fd: usize) -> bool {
+    let (mut kind, mut bytes) = (0i32, size_of::<i32>() as u32);
+    let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
+    let to = [&raw mut kind as usize, &raw mut bytes as usize];
+    let call = [fd, level, name, to[0], to[1], 0];
+    // SAFETY: the kernel writes two numbers that are ours.
+    let done = unsafe { gate::raw(libc::SYS_getsockopt as usize, call) };
+    done == 0 && kind == libc::SOCK_STREAM
+}
+
 /// Runs a call of the table, its pages pinned.
 ///
 /// # Safety
@@ -301,7 +321,7 @@ pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
         };
     }
     let plain = stream || matches!(nr as i64, libc::SYS_pread64 | libc::SYS_pwrite64);
-    if plain && a[2] > PIECE {
+    if a[2] > PIECE && (plain || is_on_a_stream(nr, a)) {
         // SAFETY: the caller's promise.
         return unsafe { run_in_pieces(nr, a, make) };
     }
@@ -347,13 +367,17 @@ unsafe fn again_from_memory(nr: usize, a: &[usize; 6]) -> isize {
     }
 }
 
-/// A long read or write, so that it never pins more than a piece. Files transfer to the end;
+/// A long transfer, so that it never pins more than a piece. Files transfer to the end;
 /// on anything else a shorter transfer is what any program must expect, and writes go on.
 ///
 /// # Safety
 /// As for [`run`].
 unsafe fn run_in_pieces(nr: usize, a: &[usize; 6], make: Make) -> isize {
-    let writes = nr as i64 == libc::SYS_write || nr as i64 == libc::SYS_pwrite64;
+    let writes = matches!(
+        nr as i64,
+        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto
+    );
+    let has_place = matches!(nr as i64, libc::SYS_pread64 | libc::SYS_pwrite64);
     let full = writes || transfers_fully(a[0]);
     let mut done = 0usize;
     while done < a[2] {
@@ -361,9 +385,9 @@ unsafe fn run_in_pieces(nr: usize, a: &[usize; 6], make: Make) -> isize {
         let mut b = *a;
         b[1] = a[1] + done;
         b[2] = piece;
-        b[3] = a[3] + done;
         let mut pins = pins::pin_range(b[1], piece);
-        if matches!(nr as i64, libc::SYS_pread64 | libc::SYS_pwrite64) {
+        if has_place {
+            b[3] = a[3] + done;
             // /proc/self/mem.
             pins.pin(b[3], piece);
         }
