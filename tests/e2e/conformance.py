@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from lib import canvas
-from lib.harness import TESTS, Cases, Failure, Skip, check
+from lib.harness import ONCE, TESTS, Cases, Failure, Skip, check
 
 HOME = os.path.join(TESTS, "conformance")
 # So small that whatever a case sends away is away; the programs need a tenth of it.
@@ -148,7 +148,10 @@ class Verdict:
 
 
 def register(name):
-    @check(f"conformance-{name}", timeout_s=150)
+    # Of Python's library the quick suite asks in one mode: the calls below it are C's cases.
+    normal = ONCE if os.path.exists(os.path.join(HOME, name + ".py")) else None
+
+    @check(f"conformance-{name}", timeout_s=150, normal=normal)
     def test(r):
         if not r.managed and r.mode == "thread":
             raise Skip("said in signal mode")
