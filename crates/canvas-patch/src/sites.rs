@@ -7,7 +7,8 @@
 //! * otherwise `mov eax, imm32; syscall`: the mov's five bytes become a jump; the syscall stays in
 //!   place for a path that jumps past the mov.
 //! * otherwise `mov eax, reg; syscall; jmp near`, a thread's exit: the three become one jump.
-//! * otherwise `syscall; ret` with padding behind it: the return is made in the trampoline.
+//! * otherwise `syscall; ret` with padding behind it, and pops before the return: that is made in the
+//!   trampoline.
 //!
 //! The trampoline has a `syscall` of its own in front of what it does after the call: the hook can have the call
 //! made there, which takes no stack. A new thread comes back on another one.
@@ -22,6 +23,8 @@ use crate::calls::{CLONE, EXIT, NR_MAX, RT_SIGRETURN, VFORK};
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const RET: u8 = 0xc3;
+/// `pop` of one of the first eight registers.
+const POPS: core::ops::RangeInclusive<u8> = 0x58..=0x5f;
 /// Bytes of an instruction's longest encoding.
 const INSTRUCTION_MAX: usize = 15;
 /// Bytes that one trampoline may take.
@@ -184,19 +187,20 @@ fn ends_in_a_jump(code: &[u8], far: &FarJumps<'_>, site: usize) -> Option<usize>
     usize::try_from(to).ok().filter(|to| *to < code.len())
 }
 
-/// For `syscall; ret` at a function's end, with nothing but padding behind it: since glibc 2.41 all calls that can be
-/// cancelled come by one of these.
-fn ends_in_a_return(code: &[u8], far: &FarJumps<'_>, site: usize) -> bool {
-    let behind = site + SYSCALL.len() + 1;
-    let Some(bytes) = code.get(behind..(behind + INSTRUCTION_MAX).min(code.len())) else {
-        return false;
-    };
+/// For `syscall; ret` at a function's end, with nothing but padding behind it: one past the return. Since glibc 2.41 all
+/// calls that can be cancelled come by one of these, or, in a program of one thread, by one that pops a register first.
+fn ends_in_a_return(code: &[u8], far: &FarJumps<'_>, site: usize) -> Option<usize> {
+    let end = code.get(site + SYSCALL.len()..site + JUMP_BYTES)?;
+    let pops = end.iter().take_while(|b| POPS.contains(b)).count();
+    let behind = site + SYSCALL.len() + pops + 1;
+    let bytes = code.get(behind..(behind + INSTRUCTION_MAX).min(code.len()))?;
     let padding = Decoder::with_ip(64, bytes, 0, DecoderOptions::NONE).decode();
-    code[behind - 1] == RET
+    let is_one = code[behind - 1] == RET
         && padding.mnemonic() == Mnemonic::Nop
         && behind + padding.len() >= site + JUMP_BYTES
         && is_border(code, site)
-        && !jumped_to(code, far, site + SYSCALL.len()..site + JUMP_BYTES)
+        && !jumped_to(code, far, site + SYSCALL.len()..site + JUMP_BYTES);
+    is_one.then_some(behind)
 }
 
 /// Does an instruction begin at `at`? Decoded from far enough before to be in step by then.
@@ -290,9 +294,9 @@ impl Site {
             // The jump behind the call is the trampoline's own.
             return instead(at - 2, to, &code[at - 2..at], to..to);
         }
-        if ends_in_a_return(code, far, at) {
+        if let Some(behind) = ends_in_a_return(code, far, at) {
             let end = at + JUMP_BYTES;
-            return instead(at, end, &[], at + SYSCALL.len()..at + SYSCALL.len() + 1);
+            return instead(at, end, &[], at + SYSCALL.len()..behind);
         }
         None
     }

@@ -185,10 +185,14 @@ fn a_call_that_only_padding_follows_returns_from_its_trampoline() {
     ]);
     // Here another function begins behind it.
     code[400..408].copy_from_slice(&[0x0f, 0x05, 0xc3, 0x53, 0x48, 0x89, 0xfb, 0xc3]);
+    // In a program of one thread __internal_syscall_cancel makes the call itself.
+    code[500..516].copy_from_slice(&[
+        0x48, 0x8b, 0x44, 0x24, 0x10, 0x0f, 0x05, 0x5b, 0xc3, 0x0f, 0x1f, 0x80, 0, 0, 0, 0,
+    ]);
     let mut marks = vec![0; Code::marks_for(code.len())];
     let mut found = Vec::new();
     Code::new(&code, &mut marks, &[]).each(|site| found.push(site));
-    let [Ok(returns), Err(400)] = &found[..] else {
+    let [Ok(returns), Err(400), Ok(pops)] = &found[..] else {
         panic!("{found:?}");
     };
     assert_eq!(returns.from(), 305);
@@ -201,4 +205,7 @@ fn a_call_that_only_padding_follows_returns_from_its_trampoline() {
     assert_eq!(returning_at(&whole, 0x20000), Some(0x10000 + 305));
     whole[15] = 0x90;
     assert_eq!(returning_at(&whole, 0x20000), None);
+    assert_eq!(pops.from(), 505);
+    let trampoline = pops.trampoline(&code, 0x10000, 0x20000, 0x30000);
+    assert_eq!(trampoline.bytes()[7 + 6..][..4], [0x0f, 0x05, 0x5b, 0xc3]);
 }
