@@ -616,6 +616,10 @@ fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
         None if cur.has(flag::REFERENCED) && !plan.stream => tier::used_beside(),
         None => {}
     }
+    if plan.count == 0 {
+        // Before the thread goes on, which may ask for its faults next.
+        api::faults::push(page.addr() + at.offset, at.ip);
+    }
     let held = chunk::shared(page);
     let protected = !write && comes_protected(page, cur);
     if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1, protected) {
@@ -647,8 +651,6 @@ fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
     app_tier::follow(page, at, &ctx.staging[0]);
     if plan.count != 0 {
         prefetch_with(&plan, ctx);
-    } else {
-        api::faults::push(page.addr() + at.offset, at.ip);
     }
     if let Some(p) = plan.behind {
         CLOCK.stream_passed(p);
