@@ -63,7 +63,7 @@ const MODULES: [(&str, &[&str]); 5] = [
     (
         "base",
         &[
-            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area", "held",
+            "held", "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area",
             "state", "thread", "keys", "jvm", "lines", "areas", "cancel", "upcalls", "call",
             "alloc", "own", "fds", "report", "time",
         ],
