@@ -27,12 +27,14 @@ static MET: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 
 /// Has the signal met the calling thread since it was asked last?
 fn was_met() -> bool {
+    // Which thread this is, the kernel is asked only where any was met.
+    if MET.iter().all(|met| met.load(Ordering::Relaxed) == 0) {
+        return false;
+    }
     let tid = proc::tid();
-    let clear = |met: &AtomicU32| {
-        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-        met.load(Ordering::Relaxed) == tid && met.compare_exchange(tid, 0, success, failure).is_ok()
-    };
-    MET.iter().any(clear)
+    let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+    MET.iter()
+        .any(|met| met.compare_exchange(tid, 0, success, failure).is_ok())
 }
 
 /// The calling thread ends.
