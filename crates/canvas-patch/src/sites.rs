@@ -340,11 +340,12 @@ const LEA_BYTES: usize = 7;
 /// `jmp [rip + rel32]`, likewise.
 const JUMP_BY_AREA: [u8; 2] = [0xff, 0x25];
 const JUMP_BY_AREA_BYTES: usize = 6;
+/// Where behind them the call is.
+const CALL: usize = LEA_BYTES + JUMP_BY_AREA_BYTES;
 
 /// Where in a library the `syscall; ret` was whose trampoline is `code`, at `start`; `None` for other trampolines and
 /// for what is none.
 pub fn returning_at(code: &[u8; TRAMPOLINE_BYTES], start: usize) -> Option<usize> {
-    const CALL: usize = LEA_AND_JUMP_BYTES;
     /// `syscall; ret; jmp`, before the distance.
     const LAST: [u8; 4] = [SYSCALL[0], SYSCALL[1], RET, 0xe9];
     let is_one = code.starts_with(&LEA)
@@ -358,9 +359,8 @@ pub fn returning_at(code: &[u8; TRAMPOLINE_BYTES], start: usize) -> Option<usize
 
 /// Is `at` in a trampoline of [`returning_at`] an instruction that comes before the call, or the call?
 pub fn is_before_return(at: usize) -> bool {
-    matches!(at % TRAMPOLINE_BYTES, 0 | LEA_BYTES | LEA_AND_JUMP_BYTES)
+    matches!(at % TRAMPOLINE_BYTES, 0 | LEA_BYTES | CALL)
 }
-const LEA_AND_JUMP_BYTES: usize = LEA_BYTES + JUMP_BY_AREA_BYTES;
 
 /// One trampoline.
 pub struct Trampoline {
@@ -383,7 +383,7 @@ impl Trampoline {
     }
     /// `lea rcx, [back]; jmp [area]; syscall; back: moved instructions; jmp to`.
     fn finish(&mut self, area: usize, moved: &[u8], to: usize) {
-        let back = self.at + self.len + LEA_BYTES + JUMP_BY_AREA_BYTES + SYSCALL.len();
+        let back = self.at + self.len + CALL + SYSCALL.len();
         self.push(&LEA);
         let rel = self.rel32(back, 0);
         self.push(&rel);
