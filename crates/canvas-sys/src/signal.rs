@@ -1,7 +1,19 @@
 //! Signals at the system call's level: the kernel's own structures, not libc's.
 
-use crate::gate::{Errno, sys4};
+use crate::gate::{Errno, sys2, sys4};
 use core::arch::naked_asm;
+
+/// The calling thread's signal stack, as the kernel has it.
+pub fn stack() -> libc::stack_t {
+    let mut there = libc::stack_t {
+        ss_sp: core::ptr::null_mut(),
+        ss_flags: libc::SS_DISABLE,
+        ss_size: 0,
+    };
+    // SAFETY: the kernel writes `there`.
+    let _ = unsafe { sys2(libc::SYS_sigaltstack, 0, &raw mut there as usize) };
+    there
+}
 
 /// The kernel's `struct sigaction` on x86-64.
 #[repr(C)]

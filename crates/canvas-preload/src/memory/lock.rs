@@ -7,7 +7,7 @@
 use canvas_pager::regions::{Attr, kind};
 use canvas_pager::word::{self, State, flag};
 use canvas_sys::gate::{check, raw};
-use canvas_sys::{Errno, mem, sys2};
+use canvas_sys::{Errno, mem, signal};
 use canvas_types::layout::{self, WINDOW_PAGES, window_base};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::ops::Range;
@@ -52,13 +52,7 @@ pub fn after_fork_in_child(g: &mut Lists) {
 
 /// The pages of this thread's signal stack, which stay; none where it lies elsewhere.
 pub(crate) fn signal_stack() -> Range<u32> {
-    let mut ss = libc::stack_t {
-        ss_sp: core::ptr::null_mut(),
-        ss_flags: libc::SS_DISABLE,
-        ss_size: 0,
-    };
-    // SAFETY: the kernel writes to `ss` only.
-    let _ = unsafe { sys2(libc::SYS_sigaltstack, 0, &raw mut ss as usize) };
+    let ss = signal::stack();
     let is_on = ss.ss_flags & libc::SS_DISABLE == 0 && layout::in_window(ss.ss_sp as usize);
     let found = is_on.then(|| pages(ss.ss_sp as usize, ss.ss_size).ok());
     found.flatten().map_or(0..0, |(start, end)| start..end)

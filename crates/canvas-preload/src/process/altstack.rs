@@ -37,17 +37,7 @@ pub fn is_ours(addr: usize) -> bool {
     thread::signal_stack(addr).is_some()
 }
 
-/// The calling thread's signal stack, as the kernel has it.
-pub fn current() -> libc::stack_t {
-    let mut old = libc::stack_t {
-        ss_sp: core::ptr::null_mut(),
-        ss_flags: libc::SS_DISABLE,
-        ss_size: 0,
-    };
-    // SAFETY: the kernel writes `old`.
-    let _ = unsafe { sys2(libc::SYS_sigaltstack, 0, &raw mut old as usize) };
-    old
-}
+pub use canvas_sys::signal::stack as current;
 
 /// Takes a free stack, from number `first` on. In thread mode there are none.
 fn take(first: usize) -> Option<usize> {
