@@ -391,8 +391,8 @@ impl ProcSlot {
         self.stalled_ns.fetch_add(new, Ordering::Relaxed);
     }
 
-    /// Local pages that reclaim could take from this process, without those that stay; of what it shares with relatives each has
-    /// to give up its own.
+    /// Local pages that reclaim could take from this process, without those that stay; of what it shares with
+    /// relatives each has to give up its own.
     pub fn held_pages(&self) -> i64 {
         let cached = self.cached_pages.load(Ordering::Relaxed);
         let held = self

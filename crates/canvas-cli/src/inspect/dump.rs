@@ -100,7 +100,8 @@ fn dump(target: &Target, file: &File, path: &Path) -> Result<Missing, Failure> {
     Ok(writer.missing)
 }
 
-/// Stops the process where none of its pages is on its way, and its list of regions is whole; when there is no such moment, where it stands.
+/// Stops the process where none of its pages is on its way, and its list of regions is whole; when there
+/// is no such moment, where it stands.
 fn stop_at_rest(target: &Target) -> Result<Stopped, Failure> {
     let partition = Partition::of(target);
     let begun = Instant::now();

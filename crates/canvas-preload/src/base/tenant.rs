@@ -40,6 +40,12 @@ pub fn take_turn(at: &AtomicU64, last: u64, now: u64) -> bool {
         .is_ok()
 }
 
+/// Wakes the reclaim thread of a process.
+pub fn wake(slot: &ProcSlot) {
+    slot.wake.fetch_add(1, Ordering::Release);
+    proc::futex_wake(&slot.wake, 1);
+}
+
 /// Asks other processes to give back some of the pool. The one that was asked, or one of them; `None` when
 /// there is none.
 pub fn ask_for_pool(whom: Whom) -> Option<&'static ProcSlot> {
@@ -52,8 +58,7 @@ pub fn ask_for_pool(whom: Whom) -> Option<&'static ProcSlot> {
     let ask = |p: &'static ProcSlot| {
         if !release_gone(|s| core::ptr::eq(s, p)) {
             p.pool_wanted_bytes.fetch_max(BYTES, Ordering::Relaxed);
-            p.wake.fetch_add(1, Ordering::Release);
-            proc::futex_wake(&p.wake, 1);
+            wake(p);
         }
         p
     };

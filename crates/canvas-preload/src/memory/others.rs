@@ -98,11 +98,6 @@ fn take_away(place: &core::sync::atomic::AtomicU64, request: Request) {
     let _ = place.compare_exchange(request.word(), 0, success, failure);
 }
 
-fn wake(slot: &ProcSlot) {
-    slot.wake.fetch_add(1, Ordering::Release);
-    proc::futex_wake(&slot.wake, 1);
-}
-
 /// The other processes of the tenant that have a number here.
 fn others() -> impl Iterator<Item = (&'static ProcSlot, u32)> {
     let other = |slot: &&ProcSlot| !core::ptr::eq(*slot, state::slot());
@@ -139,7 +134,7 @@ fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
             let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
             let new = posted.word();
             was_posted = (slot.lend.compare_exchange(0, new, success, failure)).is_ok();
-            wake(slot);
+            tenant::wake(slot);
             continue;
         }
         let there = Request::of_word(word).filter(|r| was_posted && r.at(Stage::Posted) == posted);
@@ -165,7 +160,7 @@ fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
             return Answer::Refused;
         }
         if stage != Some(Stage::Taken) {
-            wake(slot);
+            tenant::wake(slot);
         }
         proc::sleep_ns(PAUSE_NS);
     }

@@ -366,8 +366,7 @@ fn ask_oldest(over: i64, any: bool) -> bool {
     let pages = over.clamp(1, 1024).min(pages) as u32;
     ages::note_asked(p);
     if p.reclaim_wanted.fetch_max(pages, Ordering::Relaxed) == 0 {
-        p.wake.fetch_add(1, Ordering::Release);
-        proc::futex_wake(&p.wake, 1);
+        tenant::wake(p);
     }
     true
 }
@@ -385,8 +384,7 @@ pub fn make_room() {
 pub fn wake_reclaimer() {
     if ASLEEP.load(Ordering::Relaxed) && ASLEEP.swap(false, Ordering::AcqRel) {
         let slot = state::slot();
-        slot.wake.fetch_add(1, Ordering::Release);
-        proc::futex_wake(&slot.wake, 1);
+        tenant::wake(slot);
     } else if RECLAIMER.load(Ordering::Relaxed) == 0 {
         upcalls::start_reclaimer();
     }
