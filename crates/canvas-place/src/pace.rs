@@ -50,7 +50,7 @@ impl Pace {
         let step = self.p50_ns / MEDIAN_STEPS + 1;
         self.p50_ns = match self.answers {
             1 => ns,
-            _ if ns > self.p50_ns => (self.p50_ns + step).min(ns),
+            _ if ns > self.p50_ns => self.p50_ns.saturating_add(step).min(ns),
             _ => (self.p50_ns - step.min(self.p50_ns)).max(ns),
         };
     }
@@ -189,6 +189,15 @@ mod tests {
                 prop_assert!((HEDGE_NS_MIN..=HEDGE_NS_MAX).contains(&pace.hedge_ns()));
             }
         }
+    }
+
+    #[test]
+    fn answers_of_any_length_are_taken() {
+        let mut pace = Pace::default();
+        for ns in [u64::MAX - 1, u64::MAX, 0, u64::MAX] {
+            pace.answered(ns);
+        }
+        assert!(pace.p50_and_p99_ns().is_some());
     }
 
     #[test]
