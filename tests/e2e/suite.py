@@ -91,7 +91,9 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
     "programs": """ok   redis/signal/25                     12.3 s  out 5
 skip rdma-run/signal                      0.0 s  no qemu
 2 passed, 0 failed, 1 skipped""",
-    "broken": "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s",
+    "broken": """test a::wrong ... FAILED
+failed: redis/signal: 5 answers are wrong
+test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s""",
     "unbuilt": "error: could not compile",
 }
 NOTED = "crate\\ta::c\\tneeds root\\ncrate\\ta::c\\tneeds root as well\\n"
@@ -127,6 +129,9 @@ def closing_line(r):
             for skip in ("skipped lint: cargo-deny is not", "skipped a::left_out: ignored",
                          "skipped crate a::c: needs root", "skipped rdma-run/signal: no qemu"):
                 r.require(any(x.startswith(skip) for x in said), f"no {skip!r} in:\n{p.stdout}")
+        if "broken" in targets:
+            closing = ["failed a::wrong", "failed redis/signal: 5 answers are wrong", "make broken failed (code 1)"]
+            r.same(said[-4:-1], closing, "what failed is repeated")
 
 
 # A table of promises that is wrong in each way, and what is to be said of its lines.
