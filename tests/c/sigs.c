@@ -420,6 +420,21 @@ static void forbid(void) {
     (void)done;
 }
 
+/* A filter by which a child could not be managed: fork says so, and this process goes on. */
+static void childless(unsigned answer) {
+    static const int calls[] = {SYS_userfaultfd};
+    CHECK(filter_calls(calls, 1, answer) == 0, "seccomp: %s", strerror(errno));
+    pid_t child = fork();
+    if (child == 0) {
+        ballast_sweep(&ballast);
+        _exit(0);
+    }
+    int status = 0;
+    if (child > 0)
+        CHECK(waitpid(child, &status, 0) == child, "waitpid: %s", strerror(errno));
+    printf("fork: %s, its end %d\n", child < 0 ? strerrorname_np(errno) : "done", status);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 3, "usage: sigs WHAT BALLAST_MIB");
     far_jump = map_pages(1, PROT_READ | PROT_WRITE);
@@ -444,6 +459,10 @@ int main(int argc, char **argv) {
         kept();
     else if (!strcmp(argv[1], "forbid"))
         forbid();
+    else if (!strcmp(argv[1], "childless"))
+        childless(SECCOMP_RET_ERRNO | EPERM);
+    else if (!strcmp(argv[1], "childless-killed"))
+        childless(SECCOMP_RET_KILL_PROCESS);
     else
         fail("unknown part %s", argv[1]);
     ballast_sweep(&ballast);

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from lib import canvas
-from lib.harness import MIB, ONCE, Failure, check, program
+from lib.harness import MIB, ONCE, Failure, WantOfRoot, check, program
 
 
 def no_compiler():
@@ -74,6 +74,46 @@ def sigs(part):
 
 for _part in ("segv", "blockall", "sigbus", "waits", "trap", "frames"):
     sigs(_part)
+
+
+@check("filter-forbids-children", timeout_s=60, modes=("signal",), **C)
+def filter_forbids_children(r):
+    """Under the program's own filter a child could not be managed: fork fails, and nobody is ended."""
+    for part in ("childless", "childless-killed"):
+        c = r.call([r.binary("sigs"), part, 64], tag=part, local="16M")
+        answer = "EAGAIN" if r.managed else "done"
+        r.same(c.out(), f"fork: {answer}, its end 0\nsigs {part}: right\n", part)
+        if r.managed:
+            r.require("fork fails with EAGAIN: this process may not open a userfaultfd" in c.err(), c.err())
+
+
+GIVEN_UP = """
+import os
+data = os.urandom(64 << 20)
+os.setresuid(65534, 65534, 65534)
+try:
+    child = os.fork()
+except OSError as e:
+    print(type(e).__name__, e.errno, end=" ")
+else:
+    if child == 0:
+        os._exit(sum(data[::4096]) & 1)
+    print("ends with", os.waitpid(child, 0)[1] >> 8 == sum(data[::4096]) & 1, end=" ")
+print(len(set(data)))
+"""
+
+
+def needs_root():
+    return WantOfRoot("only root has rights to give up") if os.getuid() != 0 else None
+
+
+@check("rights-given-up", timeout_s=60, modes=("signal", "thread"), needs=needs_root)
+def rights_given_up(r):
+    """A fork after root's rights were given up: managed in signal mode; in thread mode it fails, and nothing else."""
+    c = r.call(["python3", "-c", GIVEN_UP], local="16M")
+    fails = r.managed and r.mode == "thread"
+    r.same(c.out(), "BlockingIOError 11 256\n" if fails else "ends with True 256\n", "output")
+    r.same("fork fails with EAGAIN" in c.err(), fails, f"a line that says so: {c.err()!r}")
 
 
 @check("filter-forbids", timeout_s=60, modes=("signal",), **C)

@@ -2,7 +2,7 @@
 //! installed, because later nothing can be told.
 
 use canvas_sys::gate::{self, raw};
-use canvas_sys::{mem, pagemap, seccomp, uffd};
+use canvas_sys::{mem, pagemap, proc, seccomp, uffd};
 use canvas_types::layout;
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ use crate::far_tier::{lanes, pairs};
 use crate::memory::pins::Pins;
 use crate::memory::uaccess;
 use crate::paging::native_swap;
-use crate::process::exec;
+use crate::process::{exec, procs};
 use crate::report;
 
 /// The kernel's BPF_MAXINSNS.
@@ -174,6 +174,11 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
                 }
                 if first(ops, len, &of_start(), seccomp::ends).is_some() {
                     exec::forbid();
+                }
+                // A child of vfork forbids itself alone.
+                let own = state::PID.load(Ordering::Relaxed) == proc::pid();
+                if own && first(ops, len, &of_start()[..1], seccomp::ends).is_some() {
+                    procs::forbid_children();
                 }
             }
         }

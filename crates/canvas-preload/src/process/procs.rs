@@ -3,7 +3,7 @@
 use canvas_shm::{Counter, ProcSlot, far};
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{descriptors, proc, signal, uffd};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
 use crate::base::{
@@ -104,15 +104,20 @@ pub fn begin_in(slot: &'static ProcSlot) {
     state::set_slot(slot);
 }
 
-/// Opens and prepares a userfaultfd for this process, as the mode demands.
-pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
-    let u = descriptors::with_room(|| match thread_mode {
+/// A userfaultfd as the mode demands, not yet prepared.
+fn new_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
+    descriptors::with_room(|| match thread_mode {
         true => uffd::Uffd::open_syscall(false).or_else(|e| match e.0 {
             libc::EMFILE => Err(e),
             _ => uffd::Uffd::open_device(),
         }),
         false => uffd::Uffd::open_syscall(true),
-    })?;
+    })
+}
+
+/// Opens and prepares a userfaultfd for this process, as the mode demands.
+pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
+    let u = new_uffd(thread_mode)?;
     let wanted = if thread_mode {
         uffd::feature::PAGEFAULT_FLAG_WP | uffd::feature::THREAD_ID
     } else {
@@ -205,9 +210,37 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     (0, child_id)
 }
 
+/// A filter of the program's ends whoever opens a userfaultfd.
+static ENDED_BY_FILTER: AtomicBool = AtomicBool::new(false);
+
+/// No child of this process can be managed from now on, and trying would end this process.
+pub fn forbid_children() {
+    ENDED_BY_FILTER.store(true, Ordering::Relaxed);
+}
+
+/// In the parent: could a child open its userfaultfd? It has the rights, filters and limits of its parent, which can
+/// still fail.
+fn may_have_uffd() -> Result<(), canvas_sys::Errno> {
+    if ENDED_BY_FILTER.load(Ordering::Relaxed) {
+        return Err(canvas_sys::Errno(libc::EPERM));
+    }
+    new_uffd(state::THREAD_MODE.load(Ordering::Relaxed)).map(|u| u.close())
+}
+
 /// In the parent: a slot for the child, which lives from now on; `None` where there is none, or nothing to make it
 /// with.
 fn child_slot() -> Option<&'static ProcSlot> {
+    if let Err(e) = may_have_uffd() {
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        if !TOLD.swap(true, Ordering::Relaxed) {
+            report!(
+                "fork fails with EAGAIN: this process may not open a userfaultfd any more (error {}), and without one \
+                 a child's far memory would read as zeros; fork first, or run it without canvas",
+                e.0
+            );
+        }
+        return None;
+    }
     let slot = take_slot(life::before_fork().ok()?);
     if slot.is_none() {
         life::after_fork_in_parent();
