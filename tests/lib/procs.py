@@ -96,13 +96,14 @@ def anon_bytes(pids):
 
 
 # Bytes of the mapping in which libcanvas keeps the compressed pool in every process (canvas-preload,
-# areas.rs); where it lies is drawn for each run. With --numa the kernel shows it in parts, side by side.
+# areas.rs); where it lies is drawn for each run. The kernel shows it in parts, side by side: what can be written to
+# so far, what can be read only, and with --numa each node's.
 POOL_BYTES = 4 << 40
 
 
 def _pool_in(smaps):
     """Bytes in the pool, by the lines of /proc/PID/smaps."""
-    # Begin, end and KiB of mappings that can be written to, with those that follow on them at once.
+    # Begin, end and KiB of mappings that can be read, with those that follow on them at once.
     found, inside = [], False
     for line in smaps:
         if line[:4] == b"Pss:":
@@ -111,7 +112,7 @@ def _pool_in(smaps):
         elif line[0] in b"0123456789abcdef":
             ends, access = line.split()[:2]
             begin, end = (int(n, 16) for n in ends.split(b"-"))
-            inside = access.startswith(b"rw")
+            inside = access.startswith(b"r") and access.endswith(b"p")
             if inside and found and found[-1][1] == begin:
                 found[-1][1] = end
             elif inside:

@@ -7,18 +7,19 @@ use canvas_sys::proc::same_memory;
 use canvas_types::procfs::memory_bytes;
 
 /// Bytes of the mapping in which libcanvas keeps the compressed pool in each process (canvas-preload,
-/// `areas.rs`). Where it lies is drawn for each tenant; no other mapping that can be written to has this size. With
-/// `--numa` the kernel shows it in parts, side by side.
+/// `areas.rs`). Where it lies is drawn for each tenant; no other mapping that can be read has this size. The kernel
+/// shows it in parts, side by side: what can be written to so far, what can be read only, and with `--numa` each node's.
 const POOL_BYTES: usize = 4 << 40;
 
-/// Begin and end of a mapping that can be written to, as /proc/PID/smaps heads it.
-fn writable(head: &str) -> Option<(usize, usize)> {
+/// Begin and end of a private mapping that can be read, as /proc/PID/smaps heads it.
+fn readable(head: &str) -> Option<(usize, usize)> {
     let (range, rest) = head.split_once(' ')?;
     let hex = |text| usize::from_str_radix(text, 16).ok();
     let ends = range
         .split_once('-')
         .and_then(|(a, b)| hex(a).zip(hex(b)))?;
-    rest.starts_with("rw").then_some(ends)
+    let mut access = rest.chars();
+    (access.next() == Some('r') && access.nth(2) == Some('p')).then_some(ends)
 }
 
 /// Memory of the pool in the text of /proc/PID/smaps; what forks share counts in parts.
@@ -32,7 +33,7 @@ fn pool_in(smaps: &str) -> u64 {
                 *memory += bytes;
             }
         } else if line.starts_with(|c: char| c.is_ascii_digit() || ('a'..='f').contains(&c)) {
-            let ends = writable(line);
+            let ends = readable(line);
             inside = ends.is_some();
             match (ends, runs.last_mut()) {
                 (Some((begin, end)), Some((_, last, _))) if *last == begin => *last = end,
@@ -107,12 +108,14 @@ mod tests {
                      Pss: 500 kB\n";
         assert_eq!(pool_in(smaps), 70 << 10);
         assert_eq!(pool_in(""), 0);
-        // In parts, one of which lies on another NUMA node.
+        // In parts: one lies on another NUMA node, one was never used.
         let parts = "690000000000-6b0000000000 rw-p 00000000 00:00 0 \n\
                      Rss: 90 kB\nPss:                70 kB\nPss_Dirty: 5 kB\n\
-                     6b0000000000-6d0000000000 rw-p 00000000 00:00 0 \n\
+                     6b0000000000-6c0000000000 rw-p 00000000 00:00 0 \n\
                      Pss: 30 kB\n\
-                     6d0000000000-6d0000001000 r--p 00000000 00:00 0 \n\
+                     6c0000000000-6d0000000000 r--p 00000000 00:00 0 \n\
+                     Pss: 0 kB\n\
+                     6d0000000000-6d0000001000 r--s 00000000 00:00 0 \n\
                      Pss: 4 kB\n";
         assert_eq!(pool_in(parts), 100 << 10);
     }

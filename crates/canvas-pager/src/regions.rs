@@ -87,6 +87,9 @@ pub struct Full;
 /// The mapped regions of one window.
 pub struct Regions<'a> {
     items: &'a mut [Region],
+    /// Items that can be written to, and what makes it more.
+    writable: usize,
+    open: fn(usize) -> usize,
     len: usize,
     pages: u64,
 }
@@ -94,10 +97,21 @@ pub struct Regions<'a> {
 impl<'a> Regions<'a> {
     /// No regions, in memory for at most `items.len()` of them.
     pub fn new(items: &'a mut [Region]) -> Regions<'a> {
+        let writable = items.len();
         Regions {
             items,
+            writable,
+            open: |_| 0,
             len: 0,
             pages: 0,
+        }
+    }
+    /// The same in memory that `open` makes writable: so many items at least, and it says how many are then.
+    pub fn opened_by(items: &'a mut [Region], open: fn(usize) -> usize) -> Regions<'a> {
+        Regions {
+            writable: 0,
+            open,
+            ..Regions::new(items)
         }
     }
     /// All regions, in order.
@@ -172,6 +186,14 @@ impl<'a> Regions<'a> {
         let new_len = self.len - (to - from) + with.len();
         if new_len > self.items.len() {
             return Err(Full);
+        }
+        // The empty one at the end as well.
+        let wanted = (new_len + 1).min(self.items.len());
+        if wanted > self.writable {
+            self.writable = (self.open)(wanted);
+            if wanted > self.writable {
+                return Err(Full);
+            }
         }
         for r in &self.items[from..to] {
             self.pages -= u64::from(r.end - r.start);
@@ -352,5 +374,27 @@ mod tests {
                 }
             ]
         );
+    }
+
+    #[test]
+    fn items_are_opened_before_they_are_written() {
+        // As many as are asked for, up to five: there is no memory for more.
+        let open = |wanted: usize| if wanted <= 5 { wanted } else { 0 };
+        let mut items = [Region::default(); 20];
+        let mut r = Regions::opened_by(&mut items, open);
+        let a = Attr { prot: 3, kind: 0 };
+        for i in 0..4 {
+            r.insert(i * 10, i * 10 + 5, a).unwrap();
+        }
+        assert_eq!(
+            r.insert(90, 95, a),
+            Err(Full),
+            "and the empty one at the end"
+        );
+        assert_eq!(r.remove(2, 3), Err(Full));
+        assert_eq!(r.as_slice().len(), 4);
+        r.remove(30, 35).unwrap();
+        r.remove(2, 3).unwrap();
+        assert_eq!((r.as_slice().len(), r.pages()), (4, 14));
     }
 }

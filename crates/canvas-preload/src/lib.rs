@@ -14,7 +14,7 @@ use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, life, own, regions
 use crate::capture::{hooks, patch, stub};
 use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
-use crate::paging::{accounting, app_tier, learn, swapin, trace};
+use crate::paging::{accounting, app_tier, context, learn, swapin, trace};
 use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
 use crate::shared::pages;
 use canvas_shm::Mode;
@@ -328,7 +328,9 @@ fn keep_from_the_program(fd: i32, fd_variable: &Variable) {
 fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     gate::open().map_err(because("the call gate cannot be mapped"))?;
     own::note_fixed();
-    areas::map().map_err(because("address space for page tables cannot be reserved"))?;
+    areas::map()
+        .and_then(|()| context::open_first())
+        .map_err(because("address space for page tables cannot be reserved"))?;
     state::THREAD_MODE.store(thread_mode, Ordering::Relaxed);
     let u = procs::open_uffd(thread_mode)
         .map_err(because("userfaultfd is not available; see `canvas doctor`"))?;

@@ -210,7 +210,8 @@ pub struct EntryTable<'a> {
     high: AtomicU32,
     /// Entries in chains.
     chained: AtomicU64,
-    capacity: u32,
+    /// Fresh entries up to this one may be handed out.
+    capacity: AtomicU32,
     /// Free entries, without a lock.
     stock: Stock<BATCH>,
     threads: Threads,
@@ -226,10 +227,16 @@ impl<'a> EntryTable<'a> {
             free_head: AtomicU32::new(0),
             high: AtomicU32::new(0),
             chained: AtomicU64::new(0),
-            capacity: usable as u32,
+            capacity: AtomicU32::new(usable as u32),
             stock: Stock::new(),
             threads,
         }
+    }
+    /// Only the first `words` words may be written to, until more are.
+    pub fn allow(&self, words: usize) {
+        let usable = words.min(self.words.len()).saturating_sub(1);
+        self.capacity
+            .store(usable.min(ENTRIES_MAX - 1) as u32, Ordering::Relaxed);
     }
     /// Allocates an entry. `None` when the capacity is reached.
     pub fn alloc(&self) -> Option<Allocated> {
@@ -275,7 +282,8 @@ impl<'a> EntryTable<'a> {
             let head = self.free_head.load(Ordering::Relaxed);
             if head == 0 {
                 let high = self.high.load(Ordering::Relaxed);
-                let n = (self.capacity - high).min(BATCH as u32);
+                let room = self.capacity.load(Ordering::Relaxed).saturating_sub(high);
+                let n = room.min(BATCH as u32);
                 self.high.store(high + n, Ordering::Relaxed);
                 for (index, place) in (high + 1..=high + n).zip(batch) {
                     *place = index;

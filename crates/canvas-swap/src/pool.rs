@@ -118,6 +118,9 @@ impl<B: PoolBudget> PoolBudget for PastBound<'_, B> {
     fn charge(&self, bytes: i64) -> bool {
         self.0.charge_past_bound(bytes)
     }
+    fn open_slab(&self, slab: u32) -> bool {
+        self.0.open_slab(slab)
+    }
 }
 
 /// Working memory of one thread's calls. All-zero memory is valid.
@@ -312,6 +315,12 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             mem,
             budget,
         }
+    }
+
+    /// Only the first `words` words of the entries may be written to, until more are: a pool whose memory is opened as
+    /// it is needed.
+    pub fn allow_entries(&self, words: usize) {
+        self.entries.allow(words);
     }
 
     /// The same pool, for an owner who has a page nowhere else: a store that finds no room leaves the copy

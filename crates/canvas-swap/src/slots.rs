@@ -107,6 +107,12 @@ pub trait PoolBudget {
     fn charge_past_bound(&self, bytes: i64) -> bool {
         self.charge(bytes)
     }
+    /// The region's slab of this number, and its metadata, are about to be used for the first time; false when there is
+    /// no memory for it. Called under a lock: must not block.
+    fn open_slab(&self, slab: u32) -> bool {
+        let _ = slab;
+        true
+    }
     /// A copy beyond the pool is no longer needed. Not called under a lock.
     fn deep_gone(&self, place: DeepPlace) {
         let _ = place;
@@ -137,6 +143,9 @@ impl<T: PoolBudget + ?Sized> PoolBudget for &T {
     }
     fn charge_past_bound(&self, bytes: i64) -> bool {
         (**self).charge_past_bound(bytes)
+    }
+    fn open_slab(&self, slab: u32) -> bool {
+        (**self).open_slab(slab)
     }
     fn deep_gone(&self, place: DeepPlace) {
         (**self).deep_gone(place)
@@ -481,7 +490,9 @@ impl<'a> SlotPool<'a> {
         }
         let clean = self.clean_head.load(Ordering::Relaxed) != 0;
         let high = self.high.load(Ordering::Relaxed);
-        if (!clean && high >= self.slabs) || !self.charge(budget, SLAB_CHARGE_BYTES) {
+        if !clean && (high >= self.slabs || !budget.open_slab(self.first + high))
+            || !self.charge(budget, SLAB_CHARGE_BYTES)
+        {
             return None;
         }
         if clean {

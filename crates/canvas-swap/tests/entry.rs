@@ -124,6 +124,20 @@ fn touches_only_what_it_hands_out() {
 }
 
 #[test]
+fn touches_only_what_is_allowed() {
+    let words = common::words(1000);
+    let table = EntryTable::new(&words, THREADS);
+    let all = || std::iter::from_fn(|| table.alloc()).count();
+    table.allow(0);
+    assert_eq!(all(), 0);
+    table.allow(101);
+    assert_eq!(all(), 100);
+    assert!(words[101..].iter().all(|w| w.load(Ordering::Relaxed) == 0));
+    table.allow(2000);
+    assert_eq!(all(), 899);
+}
+
+#[test]
 fn patterns_that_must_fit_do() {
     let fit = [
         0,

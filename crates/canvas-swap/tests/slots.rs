@@ -320,3 +320,50 @@ fn an_id_of_another_class_frees_nothing() {
     assert_eq!(pool.class_live(3), 1);
     assert!(pool.free(slot, &budget, &released));
 }
+
+/// Opens slabs as long as there is memory for them.
+struct Opener {
+    opened: Cell<u32>,
+    most: Cell<u32>,
+}
+
+impl PoolBudget for Opener {
+    fn charge(&self, _bytes: i64) -> bool {
+        true
+    }
+    fn open_slab(&self, slab: u32) -> bool {
+        assert_eq!(slab, self.opened.get(), "each once, lowest first");
+        let may = slab < self.most.get();
+        self.opened.set(slab + u32::from(may));
+        may
+    }
+}
+
+#[test]
+fn a_slab_is_opened_before_its_first_use() {
+    let words = common::words(8 * SLAB_WORDS);
+    let pool = SlotPool::new(&words, &[], no_yield);
+    let budget = Opener {
+        opened: Cell::new(0),
+        most: Cell::new(2),
+    };
+    let fill = || -> Vec<_> { std::iter::from_fn(|| pool.alloc(RAW_CLASS, &budget)).collect() };
+    let slots = fill();
+    assert_eq!(slots.len(), 2 * RAW_SLOTS);
+    assert!(
+        words[2 * SLAB_WORDS..]
+            .iter()
+            .all(|w| w.load(Ordering::Relaxed) == 0)
+    );
+    // What was open once is used again.
+    assert!(
+        slots
+            .iter()
+            .all(|s| pool.free(*s, &budget, &Released::default()))
+    );
+    pool.trim(&budget, &Released::default());
+    assert_eq!(fill().len(), 2 * RAW_SLOTS);
+    budget.most.set(3);
+    assert_eq!(fill().len(), RAW_SLOTS);
+    assert_eq!(pool.charged_bytes(), 3 * SLAB_CHARGE_BYTES);
+}

@@ -65,7 +65,7 @@ const MODULES: [(&str, &[&str]); 5] = [
         &[
             "held", "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area",
             "state", "thread", "keys", "jvm", "lines", "areas", "cancel", "upcalls", "call",
-            "alloc", "own", "fds", "report", "time",
+            "alloc", "own", "fds", "report", "time", "writable",
         ],
     ),
 ];

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use canvas_sys::mem;
 
 use crate::base::own::{self, kind};
+use crate::base::writable::Mark;
 
 /// Addresses of a part; memory is used as it is touched.
 const PART_BYTES: usize = 32 << 20;
@@ -19,6 +20,7 @@ const PART_BYTES: usize = 32 << 20;
 struct Part {
     base: AtomicUsize,
     used: AtomicUsize,
+    open: Mark,
 }
 
 impl Part {
@@ -26,6 +28,7 @@ impl Part {
         Part {
             base: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
+            open: Mark::new(256 << 10),
         }
     }
 
@@ -35,8 +38,7 @@ impl Part {
         if base != 0 {
             return base;
         }
-        let rw = libc::PROT_READ | libc::PROT_WRITE;
-        let Ok(new) = mem::map_lazy(0, PART_BYTES, rw) else {
+        let Ok(new) = mem::map_lazy(0, PART_BYTES, libc::PROT_NONE) else {
             return 0;
         };
         // Start-up has one thread, so nobody is faster; a second part would only lie unused.
@@ -65,6 +67,9 @@ impl Part {
                 Some(end) if end <= PART_BYTES => end,
                 _ => return ptr::null_mut(),
             };
+            if self.open.reach(base, end, PART_BYTES).is_err() {
+                return ptr::null_mut();
+            }
             match self
                 .used
                 .compare_exchange(used, end, Ordering::Relaxed, Ordering::Relaxed)

@@ -1,20 +1,25 @@
-//! Where libcanvas keeps its own memory: at fixed distances from the window, mapped at start-up,
-//! touched lazily.
+//! Where libcanvas keeps its own memory: at fixed distances from the window, mapped at start-up to be read,
+//! opened to writing and touched as it is needed.
 
-use canvas_pager::regions::Region;
+use canvas_pager::regions::{Region, Regions};
 use canvas_pager::table::PageTable;
 use canvas_pager::writes::Writes;
 use canvas_shm::far;
 use canvas_swap::classes::{RAW_HEADERS_BYTES, SLAB_BYTES};
 use canvas_swap::digests;
 use canvas_swap::extents::BookArrays;
+use canvas_swap::slots::SLAB_WORDS;
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{
-    self, ENTRIES, ENTRIES_MAX, KEYS, META_BYTES, PARTITION_REGIONS, PARTITION_REGIONS_MAX,
-    REGIONS, REGIONS_MAX, STORE_OFFSET, WINDOW_BLOCKS, WINDOW_PAGES, tables, window_base,
+    self, BLOCK_PAGES, ENTRIES, ENTRIES_MAX, KEYS, META_BYTES, PARTITION_REGIONS,
+    PARTITION_REGIONS_MAX, REGIONS, REGIONS_MAX, STORE_OFFSET, WINDOW_BLOCKS, WINDOW_PAGES, tables,
+    window_base,
 };
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use canvas_types::{PAGE_SIZE, PageBuf, PageId};
+use core::ops::Range;
+
+use crate::base::writable::{Mark, Steps, open};
 
 // Where a page's bytes lie is also for those who look from outside (`canvas read`, `canvas dump`).
 pub use canvas_types::layout::{CACHE_META, CACHE_SLOTS_MAX, cache_buffers, pool};
@@ -58,6 +63,8 @@ const WRITES_IN_BLOCK: usize = 0x11_8000_0000;
 pub const POOL_META: usize = 0x20_0000_0000;
 /// Working memory of fills and reclaims.
 pub const CONTEXTS: usize = 0x38_0000_0000;
+/// Bytes of the swap cache's metadata.
+pub const CACHE_META_BYTES: usize = CACHE_SLOTS_MAX * 40;
 /// Ring and write buffer of the trace.
 const TRACE: usize = 0x39_0000_0000;
 /// Bytes that they may take.
@@ -77,6 +84,8 @@ const LINKS_MAX: usize = 1 << 21;
 const LEARN: usize = 0x3f_0000_0000;
 /// Places of such a table: no recording has more chunks than three quarters of it.
 const LEARN_PLACES: usize = 1 << 14;
+/// Bytes of them all.
+const LEARN_BYTES: usize = (2 * LEARN_PLACES + canvas_shm::learn::WORDS) * 4;
 /// Local pages that they are made for at most (128 GiB); of more, some are stored without need.
 const DIGESTS_PAGES_MAX: usize = 1 << 25;
 
@@ -84,7 +93,7 @@ const _: () = {
     assert!(DIGESTS + digests::words_for(DIGESTS_PAGES_MAX) * 8 <= KEYS);
     assert!(KEYS + 2 * PAGE_SIZE <= LINKS);
     assert!(LINKS + LINKS_MAX * 8 <= LEARN);
-    assert!(LEARN + (2 * LEARN_PLACES + canvas_shm::learn::WORDS) * 4 <= META_BYTES);
+    assert!(LEARN + LEARN_BYTES <= META_BYTES);
     assert!(DEEP_WRITTEN + far::EXTENTS_MAX <= DEEP_SPANS);
     assert!(DEEP_SPANS + far::EXTENTS_MAX * 8 <= DIGESTS);
     assert!(KEYS + 2 * PAGE_SIZE <= META_BYTES);
@@ -115,9 +124,8 @@ pub fn trace() -> usize {
 /// One past the highest block with a resident page.
 static HIGH_BLOCK: AtomicU32 = AtomicU32::new(0);
 
-/// Maps all areas.
+/// Maps all areas, and opens what every process uses.
 pub fn map() -> Result<(), Errno> {
-    let rw = libc::PROT_READ | libc::PROT_WRITE;
     // Apart from each other, so that each is a mapping of its own in /proc/self/smaps.
     let areas = [
         (cache_buffers(), CACHE_SLOTS_MAX * canvas_types::PAGE_SIZE),
@@ -126,14 +134,141 @@ pub fn map() -> Result<(), Errno> {
         (tables(0), META_BYTES),
     ];
     for (addr, bytes) in areas {
-        mem::map_lazy(addr, bytes, rw)?;
+        mem::map_lazy(addr, bytes, libc::PROT_READ)?;
         // SAFETY: these advices discard nothing. Huge pages would make memory use jump.
         unsafe {
             let _ = mem::advise(addr, bytes, libc::MADV_NOHUGEPAGE);
             let _ = mem::advise(addr, bytes, libc::MADV_DONTDUMP);
         }
     }
+    open(tables(KEYS), 2 * PAGE_SIZE)?;
+    open(tables(CACHE_META), CACHE_META_BYTES)?;
+    open(tables(LEARN), LEARN_BYTES)
+}
+
+/// Bytes of page words that are opened at a time: those of 128 MiB of the window.
+const WORDS_STEP: usize = 256 << 10;
+const WORDS_STEPS: usize = WINDOW_PAGES * 8 / WORDS_STEP;
+/// Blocks of the window whose counts are opened at a time: 8 GiB of it.
+const BLOCKS_STEP: usize = 4096;
+static WORDS_OPEN: Steps<{ WORDS_STEPS / 64 }> = Steps::new();
+static BLOCKS_OPEN: Steps<{ WINDOW_BLOCKS / BLOCKS_STEP / 64 }> = Steps::new();
+/// Pages whose words are open.
+static PAGES_OPEN: AtomicU64 = AtomicU64::new(0);
+static ENTRIES_OPEN: Mark = Mark::new(WORDS_STEP);
+
+/// Opens what is kept of the pages `start..end` of the window, which are about to become accessible, and an entry for
+/// each. How many entries may be used when there are more than before.
+pub fn open_pages(start: u32, end: u32) -> Result<Option<usize>, Errno> {
+    let steps = |unit: usize| start as usize / unit..(end as usize).div_ceil(unit);
+    BLOCKS_OPEN.reach(steps(BLOCKS_STEP * BLOCK_PAGES), |run| {
+        for (table, each) in [
+            (RESIDENT_IN_BLOCK, 4),
+            (TOUCHED_IN_BLOCK, 4),
+            (WRITES_IN_BLOCK, 1),
+        ] {
+            let step = BLOCKS_STEP * each;
+            open(tables(table) + run.start * step, run.len() * step)?;
+        }
+        Ok(())
+    })?;
+    let of_words = |run: Range<usize>| open(tables(run.start * WORDS_STEP), run.len() * WORDS_STEP);
+    let opened = WORDS_OPEN.reach(steps(WORDS_STEP / 8), of_words)?;
+    if opened == 0 {
+        return Ok(None);
+    }
+    // A page has one entry at most.
+    let more = (opened * WORDS_STEP / 8) as u64;
+    let pages = PAGES_OPEN.fetch_add(more, Ordering::Relaxed) + more;
+    let bytes = ENTRIES_OPEN.reach(tables(ENTRIES), pages as usize * 8, ENTRIES_MAX * 8)?;
+    Ok(Some(bytes / 8))
+}
+
+/// How far the pool's own slabs, and each node's, are open: their bytes, raw headers and metadata.
+static SLABS_OPEN: [[Mark; 3]; 1 + layout::NODES_MAX] =
+    [const { [Mark::new(1 << 20), Mark::new(64 << 10), Mark::new(64 << 10)] };
+        1 + layout::NODES_MAX];
+
+/// Opens a slab of the pool's region, which those before it, or before it on its node, are already.
+pub fn open_slab(slab: usize) -> Result<(), Errno> {
+    let (first, slabs, marks) = match slab.checked_sub(layout::POOL_OWN_SLABS) {
+        None => (0, layout::POOL_OWN_SLABS, &SLABS_OPEN[0]),
+        Some(n) => {
+            let node = n / layout::NODE_SLABS;
+            let first = layout::POOL_OWN_SLABS + node * layout::NODE_SLABS;
+            (first, layout::NODE_SLABS, &SLABS_OPEN[1 + node])
+        }
+    };
+    let parts = [
+        (pool(), SLAB_BYTES),
+        (pool() + layout::POOL_SLABS * SLAB_BYTES, RAW_HEADERS_BYTES),
+        (tables(POOL_META), SLAB_WORDS * 8),
+    ];
+    for (mark, (base, each)) in marks.iter().zip(parts) {
+        mark.reach(base + first * each, (slab - first + 1) * each, slabs * each)?;
+    }
     Ok(())
+}
+
+/// Opens the buffers of the swap cache's first `slots` slots; how many slots have theirs open.
+pub fn open_cache(slots: usize) -> usize {
+    static OPEN: Mark = Mark::new(128 << 10);
+    static REACHED: AtomicU64 = AtomicU64::new(0);
+    let most = CACHE_SLOTS_MAX * PAGE_SIZE;
+    let wanted = slots.min(CACHE_SLOTS_MAX) * PAGE_SIZE;
+    if let Ok(bytes) = OPEN.reach(cache_buffers(), wanted, most) {
+        REACHED.fetch_max(bytes as u64, Ordering::Relaxed);
+    }
+    REACHED.load(Ordering::Relaxed) as usize / PAGE_SIZE
+}
+
+/// Opens a list of regions for `wanted` of them at least; for how many it is open.
+fn open_regions(mark: &Mark, at: usize, wanted: usize, most: usize) -> usize {
+    let each = size_of::<Region>();
+    let open = mark.reach(
+        tables(at),
+        wanted * each,
+        (most * each).next_multiple_of(PAGE_SIZE),
+    );
+    open.map_or(0, |bytes| bytes / each)
+}
+
+fn open_window_regions(wanted: usize) -> usize {
+    static OPEN: Mark = Mark::new(64 << 10);
+    open_regions(&OPEN, REGIONS, wanted, REGIONS_MAX)
+}
+
+fn open_partition_regions(wanted: usize) -> usize {
+    static OPEN: Mark = Mark::new(16 << 10);
+    open_regions(&OPEN, PARTITION_REGIONS, wanted, PARTITION_REGIONS_MAX)
+}
+
+/// Slabs of the far space whose extents are opened at a time: 1 GiB.
+const DEEP_STEP: usize = 16;
+static DEEP_OPEN: Steps<{ far::SLABS_MAX / DEEP_STEP / 64 }> = Steps::new();
+
+/// Opens what the book of extents says of the slabs themselves. Once, in a process that has a far space.
+pub fn open_extent_book() -> Result<(), Errno> {
+    open(tables(DEEP + far::EXTENTS_MAX), far::SLABS_MAX * 8)
+}
+
+/// Opens what the book says of a slab's extents.
+pub fn open_extents(slab: u32) -> Result<(), Errno> {
+    let step = slab as usize / DEEP_STEP;
+    let extents = far::SLAB_EXTENTS * DEEP_STEP;
+    let open_steps = |run: Range<usize>| {
+        for (table, each) in [(DEEP, 1), (DEEP_WRITTEN, 1), (DEEP_SPANS, 8)] {
+            let bytes = extents * each;
+            open(tables(table + run.start * bytes), run.len() * bytes)?;
+        }
+        Ok(())
+    };
+    DEEP_OPEN.reach(step..step + 1, open_steps).map(|_| ())
+}
+
+/// Opens the trace's memory.
+pub fn open_trace() -> Result<(), Errno> {
+    open(trace(), TRACE_BYTES)
 }
 
 /// `n` atomics of the tables.
@@ -207,10 +342,19 @@ pub fn extent_book() -> BookArrays<'static> {
     }
 }
 
-/// Hashes of what lies beyond the pool, for a process with so many local pages at most.
+/// Hashes of what lies beyond the pool, for a process with so many local pages at most; none where there is no memory
+/// for them. They are opened by this.
 pub fn digests(local_pages: usize) -> &'static [AtomicU64] {
     let words = digests::words_for(local_pages.min(DIGESTS_PAGES_MAX));
-    atomics(DIGESTS, words)
+    match open(tables(DIGESTS), words * 8) {
+        Ok(()) => atomics(DIGESTS, words),
+        Err(_) => &[],
+    }
+}
+
+/// Opens what [`links`] gives for so many local pages.
+pub fn open_links(local_pages: usize) -> Result<(), Errno> {
+    open(tables(LINKS), links(local_pages).len() * 8)
 }
 
 /// Memory for links between pages, for a process with so many local pages: four links of 8 bytes for each, as most of
@@ -265,14 +409,14 @@ pub fn cache_meta64(offset: usize, n: usize) -> &'static [AtomicU64] {
 ///
 /// # Safety
 /// To be called once, after [`map`].
-pub unsafe fn region_memory() -> [&'static mut [Region]; 2] {
-    let lists = [
-        (REGIONS, REGIONS_MAX),
-        (PARTITION_REGIONS, PARTITION_REGIONS_MAX),
-    ];
-    lists.map(|(at, n)| {
-        // SAFETY: mapped for the life of the process and large enough (asserted); the caller promises that
-        // nobody else has it; it is all zeros, and zeros are a valid Region.
-        unsafe { core::slice::from_raw_parts_mut(tables(at) as *mut Region, n) }
-    })
+pub unsafe fn region_lists() -> [Regions<'static>; 2] {
+    // SAFETY: mapped for the life of the process and large enough (asserted); the caller promises that nobody else
+    // has it; it is all zeros, and zeros are a valid Region.
+    let memory = |at, n| unsafe { core::slice::from_raw_parts_mut(tables(at) as *mut Region, n) };
+    let window = memory(REGIONS, REGIONS_MAX);
+    let partition = memory(PARTITION_REGIONS, PARTITION_REGIONS_MAX);
+    [
+        Regions::opened_by(window, open_window_regions),
+        Regions::opened_by(partition, open_partition_regions),
+    ]
 }

@@ -6,7 +6,7 @@ use canvas_shm::segment::config_flag;
 use canvas_sys::{Errno, mem, proc};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::base::state;
+use crate::base::{areas, state};
 
 static FAR: AtomicUsize = AtomicUsize::new(0);
 /// This process's index in the segment.
@@ -17,6 +17,7 @@ pub fn map(fd: i32) -> Result<(), Errno> {
     if state::seg().config.flags.load(Ordering::Relaxed) & config_flag::FAR == 0 {
         return Ok(());
     }
+    areas::open_extent_book()?;
     let at = mem::map_shared(fd, far::OFFSET, far::FAR_BYTES)?;
     FAR.store(at, Ordering::Release);
     if far().is_none_or(|f| f.magic.load(Ordering::Acquire) != far::MAGIC) {

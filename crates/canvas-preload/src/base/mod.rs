@@ -23,3 +23,4 @@ pub mod thread;
 pub mod time;
 pub mod touched;
 pub mod upcalls;
+pub mod writable;

@@ -60,11 +60,8 @@ impl DerefMut for Locked {
 pub unsafe fn init() {
     // SAFETY: nobody refers to the lists yet, and the memory is asked for once: the caller's promise.
     unsafe {
-        let [window, partition] = areas::region_memory();
-        (*LISTS.0.get()).write(Lists {
-            window: Regions::new(window),
-            partition: Regions::new(partition),
-        });
+        let [window, partition] = areas::region_lists();
+        (*LISTS.0.get()).write(Lists { window, partition });
     }
 }
 

@@ -35,7 +35,12 @@ impl Slabs for OurSlabs {
         high.min(far::SLABS_MAX as u32)
     }
     fn take(&self) -> Option<u32> {
-        self.0.take_slab(far_area::index())
+        let slab = self.0.take_slab(far_area::index())?;
+        if areas::open_extents(slab).is_err() {
+            self.give_up(slab);
+            return None;
+        }
+        Some(slab)
     }
     fn give_up(&self, slab: u32) {
         if self.0.drop_slab(slab, far_area::index()) {

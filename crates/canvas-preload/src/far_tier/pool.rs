@@ -11,9 +11,9 @@ use canvas_types::layout::{self, NODES_MAX};
 use canvas_types::{DeepPlace, PageBuf};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicI64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use crate::base::{areas, keys, state, tenant, thread, time};
+use crate::base::{areas, far_area, keys, state, tenant, thread, time};
 use crate::far_tier::extents;
 
 const SLABS: usize = layout::POOL_SLABS;
@@ -72,6 +72,14 @@ impl SlotMem for Region {
 /// The tenant's bound on pool memory, and what this process has of it.
 pub struct Budget;
 
+/// The host had no memory for the last slab, which was to be a new one.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// Does the host, which does not overcommit, give the pool no more memory?
+pub fn has_no_memory() -> bool {
+    REFUSED.load(Ordering::Relaxed)
+}
+
 /// Bytes that this process has charged.
 static CHARGED: AtomicI64 = AtomicI64::new(0);
 
@@ -87,6 +95,11 @@ impl PoolBudget for Budget {
         state::seg().charge_pool_past_bound(state::slot(), bytes);
         CHARGED.fetch_add(bytes, Ordering::Relaxed);
         true
+    }
+    fn open_slab(&self, slab: u32) -> bool {
+        let opened = areas::open_slab(slab as usize).is_ok();
+        REFUSED.store(!opened, Ordering::Relaxed);
+        opened
     }
     fn deep_gone(&self, place: DeepPlace) {
         extents::unhold(place.extent);
@@ -145,11 +158,10 @@ pub fn init() {
         entries: areas::entries(),
         slab_words: areas::pool_meta64(0, SLABS * SLAB_WORDS),
         class_bytes: &state::seg().class_bytes,
-        digests: areas::digests(
-            state::seg()
-                .local_limit_pages()
-                .map_or(0, |n| usize::try_from(n).unwrap_or(0)),
-        ),
+        digests: far_area::far().map_or(&[], |_| {
+            let local = state::seg().local_limit_pages().unwrap_or(0);
+            areas::digests(usize::try_from(local).unwrap_or(0))
+        }),
     };
     let lz = Chosen {
         lz: Lz4,
@@ -163,6 +175,7 @@ pub fn init() {
         count: prefer_nodes(),
     };
     let pool = pool.with_nodes(nodes, &state::seg().class_bytes);
+    pool.allow_entries(0);
     // SAFETY: start-up has one thread and no handler installed yet.
     unsafe { (*POOL.0.get()).write(pool) };
 }

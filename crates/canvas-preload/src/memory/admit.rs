@@ -59,12 +59,12 @@ pub(crate) fn never_fits(pages: u64) -> bool {
     let all = host_bytes
         .saturating_add(pool_bytes.min(host_bytes))
         .saturating_add(far_bytes);
-    pages.saturating_mul(PAGE_SIZE as u64) > all && !always_overcommits()
+    pages.saturating_mul(PAGE_SIZE as u64) > all && overcommit() != Some(b'1')
 }
 
-/// Is `vm.overcommit_memory` 1?
-fn always_overcommits() -> bool {
+/// The digit in `vm.overcommit_memory`.
+pub(crate) fn overcommit() -> Option<u8> {
     let mut text = [0u8; 4];
     let read = proc::read_file(c"/proc/sys/vm/overcommit_memory", &mut text);
-    read.is_ok_and(|n| n > 0 && text[0] == b'1')
+    (read.ok()? > 0).then_some(text[0])
 }

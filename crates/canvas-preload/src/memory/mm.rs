@@ -10,7 +10,7 @@ use canvas_sys::gate::{self, check};
 use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{self, WINDOW_BYTES, WINDOW_PAGES, window_base, window_end};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
 use crate::base::{
@@ -71,13 +71,17 @@ pub(crate) fn clear(g: &mut Lists, start: u32, end: u32) -> Result<(), Errno> {
         locking::kernel_unlock(start, end);
     }
     discard(start, end);
-    if kinds & kind::NATIVE != 0 {
+    // What could be written to once stays charged with another protection.
+    if kinds & kind::NATIVE != 0 || accessible && NEVER_OVERCOMMITS.load(Ordering::Relaxed) {
         restore_window(start, end)?;
     } else if accessible {
         protect(start, end, libc::PROT_NONE)?;
     }
     Ok(())
 }
+
+/// `vm.overcommit_memory` is 2: the kernel charges what can be written to, until it is unmapped.
+static NEVER_OVERCOMMITS: AtomicBool = AtomicBool::new(false);
 
 /// Sealed memory keeps its place and its protection.
 pub(crate) fn refuse_sealed(g: &Lists, start: u32, end: u32) -> Result<(), Errno> {
@@ -100,6 +104,10 @@ pub(crate) fn map_at(g: &mut Lists, start: u32, end: u32, attr: Attr) -> Result<
     let mut done = Ok(());
     if access != libc::PROT_NONE {
         done = protect(start, end, access);
+        if done.is_err() {
+            // A part of it may be accessible.
+            let _ = protect(start, end, libc::PROT_NONE);
+        }
     }
     if done.is_ok() && attr.kind & kind::LOCKED != 0 {
         done = locking::lock_new(start, end).map_err(not_lockable);
@@ -419,6 +427,7 @@ pub fn mseal(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
 
 /// Reserves the window and registers it. Once, at start-up.
 pub fn reserve_window() -> Result<(), Errno> {
+    NEVER_OVERCOMMITS.store(admit::overcommit() == Some(b'2'), Ordering::Relaxed);
     mem::map_lazy(window_base(), WINDOW_BYTES, libc::PROT_NONE)?;
     // SAFETY: a fresh reservation.
     unsafe {

@@ -5,7 +5,9 @@ use canvas_types::layout::{BRK_BYTES, WINDOW_PAGES};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use crate::base::areas;
 use crate::base::regions::{Lists, addr_of, lock};
+use crate::far_tier::pool::pool;
 
 pub(crate) const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// First page that mmap may use: the break area lies below.
@@ -17,9 +19,15 @@ pub(crate) static NOW: AtomicUsize = AtomicUsize::new(0);
 /// One past the last page that is open beyond the break, if that is beyond it.
 pub(crate) static OPEN_UNTIL: AtomicU32 = AtomicU32::new(0);
 
-/// Protects pages of the window, and nothing else.
+/// Protects pages of the window, and nothing else. What is to be accessible has its words from then on; ENOMEM where
+/// the host has no memory for them.
 pub(crate) fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
     assert!(start <= end && end as usize <= WINDOW_PAGES);
+    if prot != libc::PROT_NONE
+        && let Some(entries) = areas::open_pages(start, end)?
+    {
+        pool().allow_entries(entries);
+    }
     // SAFETY: pages of the window, in which nothing of Rust's lies: their access is the program's to choose. Pages
     // that canvas cannot read then are marked (STUCK) by whoever calls this, and chosen by nobody.
     unsafe { mem::protect(addr_of(start), (end - start) as usize * PAGE_SIZE, prot) }

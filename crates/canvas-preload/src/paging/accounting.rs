@@ -474,14 +474,14 @@ pub fn excess() -> i64 {
 /// process has or may have of local memory, 32 pages at least.
 pub fn size_cache() {
     if let Some(pages) = crate::paging::trace::cache_pages() {
-        return crate::paging::cache::slots().set_capacity(pages);
+        return crate::paging::cache::set_capacity(pages);
     }
     let seg = state::seg();
     let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
     let room = limit().unwrap_or(0) - seg.native_pages.load(Ordering::Relaxed);
     let level = seg.floor_level_pages.load(Ordering::Relaxed);
     let ours = room.min(state::slot().held_pages().max(level));
-    crate::paging::cache::slots().set_capacity(want.min(ours / 16).max(32) as usize);
+    crate::paging::cache::set_capacity(want.min(ours / 16).max(32) as usize);
 }
 
 /// Measures this process's anonymous memory and charges what lies outside the window: stacks,

@@ -65,7 +65,8 @@ static RAISED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 pub fn start() {
     let pages = state::seg().local_limit_pages().unwrap_or(0).max(0) as u64;
     LINKS_PAGES.store(pages, Ordering::Relaxed);
-    HAS_FAR.store(tier::is_there(), Ordering::Relaxed);
+    let has_far = tier::is_there() && areas::open_links(pages as usize).is_ok();
+    HAS_FAR.store(has_far, Ordering::Relaxed);
 }
 
 fn links() -> Links<'static> {

@@ -19,6 +19,7 @@ use crate::paging::accounting;
 /// Places in the FIFO; stale ones are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;
 const _: () = assert!(RING.is_power_of_two());
+const _: () = assert!(CACHE_SLOTS_MAX * 24 + RING * 8 == areas::CACHE_META_BYTES);
 
 static CONTROL: Control = Control::new();
 
@@ -35,6 +36,11 @@ pub fn slots() -> SlotTable<'static> {
         ring: areas::cache_meta64(n * 24, RING),
         threads: thread::THREADS,
     }
+}
+
+/// Bounds the slots in use, and to those that there is memory for.
+pub fn set_capacity(wanted: usize) {
+    slots().set_capacity(wanted.min(areas::open_cache(wanted)));
 }
 
 /// Address of a slot's buffer.

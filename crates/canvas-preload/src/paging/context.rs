@@ -6,9 +6,11 @@ use canvas_pager::clock::VictimBatch;
 use canvas_pager::locks::{Place as Taken, Places};
 use canvas_pager::slot::Place;
 use canvas_swap::Scratch;
+use canvas_sys::Errno;
 use canvas_types::{PageBuf, PageId};
 use core::ops::{Deref, DerefMut};
 
+use crate::base::writable::{Steps, open};
 use crate::base::{areas, slow, thread};
 use crate::paging::protect::Protected;
 
@@ -59,6 +61,31 @@ const _: () = assert!(
 
 static FILL_PLACES: Places<FILLS> = Places::new();
 static RECLAIM_PLACES: Places<RECLAIMS> = Places::new();
+static FILLS_OPEN: Steps<1> = Steps::new();
+static RECLAIMS_OPEN: Steps<1> = Steps::new();
+const _: () = assert!(FILLS <= 64 && RECLAIMS <= 64);
+
+/// Opens one context of each kind, so that there is always one to wait for. Once, at start-up.
+pub fn open_first() -> Result<(), Errno> {
+    open_place::<Fill>(&FILLS_OPEN, 0, fills())?;
+    open_place::<Reclaim>(&RECLAIMS_OPEN, 0, reclaims())
+}
+
+/// Opens a context, at its first use.
+#[inline]
+fn open_place<T>(open_ones: &Steps<1>, place: usize, base: usize) -> Result<(), Errno> {
+    let bytes = core::mem::size_of::<T>();
+    let opened = open_ones.reach(place..place + 1, |_| open(base + place * FILL_STEP, bytes));
+    opened.map(|_| ())
+}
+
+fn fills() -> usize {
+    areas::contexts()
+}
+
+fn reclaims() -> usize {
+    areas::contexts() + FILLS * FILL_STEP
+}
 
 /// A context, the caller's until dropped.
 pub struct Held<T: 'static> {
@@ -82,10 +109,17 @@ impl<T> DerefMut for Held<T> {
 /// `base` is that of contexts of this type, one a place, which nobody reaches but by this.
 unsafe fn hold<T, const N: usize>(
     places: &'static Places<N>,
+    open_ones: &Steps<1>,
     first: usize,
     base: usize,
 ) -> Held<T> {
-    let place = places.take(first, slow::yield_to_context);
+    let mut place = places.take(first, slow::yield_to_context);
+    while open_place::<T>(open_ones, place.index(), base).is_err() {
+        // There is no memory for one more: the first is open.
+        drop(place);
+        slow::yield_to_context();
+        place = places.take(0, slow::yield_to_context);
+    }
     // SAFETY: the area is mapped and zero at first, which is valid for both types; the place just taken makes this
     // the only reference.
     let at = unsafe { &mut *((base + place.index() * FILL_STEP) as *mut T) };
@@ -96,12 +130,12 @@ unsafe fn hold<T, const N: usize>(
 #[inline]
 pub fn fill() -> Held<Fill> {
     // SAFETY: where the fills' contexts are.
-    unsafe { hold(&FILL_PLACES, thread::thread_hash(), areas::contexts()) }
+    unsafe { hold(&FILL_PLACES, &FILLS_OPEN, thread::thread_hash(), fills()) }
 }
 
 /// A context for reclaim.
 pub fn reclaim() -> Held<Reclaim> {
     // The lowest that is free: what no two threads need at one time takes no memory.
     // SAFETY: behind the fills' are those of reclaim.
-    unsafe { hold(&RECLAIM_PLACES, 0, areas::contexts() + FILLS * FILL_STEP) }
+    unsafe { hold(&RECLAIM_PLACES, &RECLAIMS_OPEN, 0, reclaims()) }
 }

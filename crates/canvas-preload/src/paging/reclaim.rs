@@ -24,7 +24,10 @@ use crate::base::{
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
     tenant,
 };
-use crate::far_tier::{pool::pool, tier};
+use crate::far_tier::{
+    pool::{has_no_memory, pool},
+    tier,
+};
 use crate::paging::{
     accounting, ages, cache,
     context::{self, BATCH_PAGES, Reclaim},
@@ -589,6 +592,11 @@ fn far_is_full() {
         crate::report!(
             "not enough of far memory answers: pages that have changed stay where they are, and new memory is refused with \
              ENOMEM until it does"
+        );
+    } else if has_no_memory() {
+        crate::report!(
+            "this host has no memory left to commit: the pool grows no more, reclaim stops, and new memory is refused with \
+             ENOMEM until there is more (or raise vm.overcommit_ratio)"
         );
     } else {
         crate::report!(

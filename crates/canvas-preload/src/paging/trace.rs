@@ -116,6 +116,10 @@ pub fn init() {
         report!("the trace's file cannot be read back: nothing is recorded");
         return;
     };
+    if areas::open_trace().is_err() {
+        report!("there is no memory for a trace: nothing is recorded");
+        return;
+    }
     let (wall, monotonic) = (
         clock_ns(libc::CLOCK_REALTIME),
         clock_ns(libc::CLOCK_MONOTONIC),

@@ -11,6 +11,7 @@ use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::own::{self, kind};
+use crate::base::writable::{Steps, open};
 use crate::base::{cancel, state, thread};
 use crate::process::beliefs;
 
@@ -20,12 +21,12 @@ const BYTES: usize = thread::SIGNAL_STACK_BYTES;
 const COUNT: usize = thread::SIGNAL_STACKS;
 
 static TAKEN: [AtomicU64; COUNT / 64] = [const { AtomicU64::new(0) }; COUNT / 64];
-/// Stacks whose lowest page is inaccessible.
-static GUARDED: [AtomicU64; COUNT / 64] = [const { AtomicU64::new(0) }; COUNT / 64];
+/// Stacks that were opened, but for their lowest page, which is the guard.
+static OPEN: Steps<{ COUNT / 64 }> = Steps::new();
 
 /// Maps the stacks (lazily) and gives the calling thread one. Once, at start-up.
 pub fn init() {
-    if let Ok(at) = mem::map_lazy(0, COUNT * BYTES, libc::PROT_READ | libc::PROT_WRITE) {
+    if let Ok(at) = mem::map_lazy(0, COUNT * BYTES, libc::PROT_NONE) {
         own::note(at, COUNT * BYTES, kind::STAYS | kind::COUNTS);
         thread::signal_stacks_at(at);
         give();
@@ -57,11 +58,14 @@ fn take(first: usize) -> Option<usize> {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => {
-                    let at = stacks_at + (i * 64 + free as usize) * BYTES;
-                    if GUARDED[i].fetch_or(1 << free, Ordering::AcqRel) & (1 << free) == 0 {
-                        // SAFETY: the lowest page of a stack that nobody has used yet. Where it fails, by the
-                        // bound of mappings, there is no guard.
-                        let _ = unsafe { mem::protect(at, PAGE_SIZE, libc::PROT_NONE) };
+                    let which = i * 64 + free as usize;
+                    let at = stacks_at + which * BYTES;
+                    let opened = OPEN.reach(which..which + 1, |_| {
+                        open(at + PAGE_SIZE, BYTES - PAGE_SIZE)
+                    });
+                    if opened.is_err() {
+                        TAKEN[i].fetch_and(!(1 << free), Ordering::Release);
+                        return None;
                     }
                     return Some(at);
                 }

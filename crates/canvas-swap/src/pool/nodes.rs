@@ -91,6 +91,9 @@ impl<B: PoolBudget> PoolBudget for OfNode<'_, B> {
         self.charged.set(self.charged.get() || ok && bytes > 0);
         ok
     }
+    fn open_slab(&self, slab: u32) -> bool {
+        self.budget.open_slab(slab)
+    }
 }
 
 impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {

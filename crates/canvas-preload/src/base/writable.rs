@@ -1,0 +1,84 @@
+//! Opening canvas's own memory to writing.
+//!
+//! With `vm.overcommit_memory=2` a host charges all private memory that can be written to, touched or not, against what
+//! it can ever hold. So the areas are reserved to be read only, as zeros, which is charged nowhere, and each part is
+//! opened before its first use: page words with the program's memory that they are for, the pool's slabs as it grows.
+//! What is open stays so.
+
+use canvas_sys::{Errno, mem};
+use canvas_types::PAGE_SIZE;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Opens all pages of `addr..addr + bytes`, which are canvas's own; ENOMEM when the host has no room for them.
+pub fn open(addr: usize, bytes: usize) -> Result<(), Errno> {
+    let start = addr / PAGE_SIZE * PAGE_SIZE;
+    let end = (addr + bytes).next_multiple_of(PAGE_SIZE);
+    // SAFETY: memory of canvas's own, which is mapped for good, can do more than before.
+    unsafe { mem::protect(start, end - start, libc::PROT_READ | libc::PROT_WRITE) }
+}
+
+/// How far an area is open that is opened from its beginning on.
+pub struct Mark {
+    step: usize,
+    bytes: AtomicUsize,
+}
+
+impl Mark {
+    /// Nothing is open yet; `step` bytes are opened at a time, whole pages.
+    pub const fn new(step: usize) -> Mark {
+        Mark {
+            step,
+            bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Opens the area at `base`, which has `most` bytes, until `want` of them are open; how many are.
+    pub fn reach(&self, base: usize, want: usize, most: usize) -> Result<usize, Errno> {
+        let now = self.bytes.load(Ordering::Relaxed);
+        if want <= now {
+            return Ok(now);
+        }
+        let until = want.next_multiple_of(self.step).min(most);
+        if until < want {
+            return Err(Errno(libc::ENOMEM));
+        }
+        // Another thread may do so, too, and no harm.
+        open(base + now, until - now)?;
+        Ok(self.bytes.fetch_max(until, Ordering::Relaxed).max(until))
+    }
+}
+
+/// Which steps are open of what is opened anywhere: up to 64 for each of `WORDS`.
+pub struct Steps<const WORDS: usize>([AtomicU64; WORDS]);
+
+impl<const WORDS: usize> Steps<WORDS> {
+    /// None.
+    pub const fn new() -> Steps<WORDS> {
+        Steps([const { AtomicU64::new(0) }; WORDS])
+    }
+
+    /// Calls `open` with each run of the steps that are not open, which they are from then on; how many there were.
+    pub fn reach(
+        &self,
+        steps: Range<usize>,
+        mut open: impl FnMut(Range<usize>) -> Result<(), Errno>,
+    ) -> Result<usize, Errno> {
+        let is_open = |i: usize| self.0[i / 64].load(Ordering::Relaxed) >> (i % 64) & 1 != 0;
+        let (mut at, mut opened) = (steps.start, 0);
+        while at < steps.end {
+            if is_open(at) {
+                at += 1;
+                continue;
+            }
+            let end = (at..steps.end).find(|i| is_open(*i)).unwrap_or(steps.end);
+            open(at..end)?;
+            for i in at..end {
+                let bit = 1 << (i % 64);
+                opened += usize::from(self.0[i / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0);
+            }
+            at = end;
+        }
+        Ok(opened)
+    }
+}
