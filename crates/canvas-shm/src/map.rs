@@ -13,7 +13,7 @@ use canvas_types::layout::Bases;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::unistd::ftruncate;
 
 use crate::far::{FAR_BYTES, Far, OFFSET};
@@ -152,16 +152,17 @@ impl Drop for Lease {
     }
 }
 
-/// Replaces a lease at `addr` by pages of zeros; false when there is no memory for that.
+/// Replaces a lease at `addr` by pages of zeros; false when there is no memory for that. They are a file's: private
+/// ones a host that does not overcommit memory would charge in full.
 fn leave_zeros(addr: usize) -> bool {
-    let (Some(at), Some(bytes)) = (NonZeroUsize::new(addr), NonZeroUsize::new(BOTH_BYTES)) else {
-        return false;
+    let zeros = || {
+        let fd = memfd_create(c"canvas-ended", MFdFlags::MFD_CLOEXEC)?;
+        ftruncate(&fd, BOTH_BYTES as i64)?;
+        // SAFETY: only called with the address of a lease, whose pages are ours; who has a reference still
+        // sees zeros from now on.
+        unsafe { map_at(&fd, 0, BOTH_BYTES, Some((addr, MapFlags::MAP_FIXED))) }
     };
-    let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | MapFlags::MAP_NORESERVE;
-    // SAFETY: only called with the address of a lease, whose pages are ours; who has a reference still
-    // sees zeros from now on.
-    unsafe { mmap_anonymous(Some(at), bytes, prot, flags) }.is_ok()
+    zeros().is_ok()
 }
 
 /// A thread that panicked ended the process: the list is whole.
@@ -333,6 +334,14 @@ mod tests {
         far.slabs_max.store(9, Ordering::Relaxed);
         assert_eq!(segment.total(Counter::FaultFar), 3);
         drop(lease);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let there = maps
+            .lines()
+            .find(|l| l.starts_with(&std::format!("{addr:x}-")));
+        assert!(
+            there.is_some_and(|l| l.contains(" rw-s ")),
+            "{there:?}: private memory is charged in full where none is overcommitted"
+        );
         assert_eq!(segment.total(Counter::FaultFar), 0);
         far.slabs_max.store(5, Ordering::Relaxed);
         let (other, there) = Segment::create(true).unwrap();
