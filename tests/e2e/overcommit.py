@@ -1,13 +1,17 @@
 """Hosts that do not overcommit memory (vm.overcommit_memory=2): what canvas reserves is not charged before it is used."""
 
+import glob
 import json
+import os
+import subprocess
 import sys
 
 from lib import canvas
-from lib.harness import MIB, check
+from lib.harness import MIB, Failure, check
 from vm import guest
 
-from .vm import boot, text
+from .servers import pg_bin, pg_missing
+from .vm import UNTIL, boot, text
 
 # A host that does not overcommit charges all private memory that can be written to, touched or not. What a program has
 # of it after it has held three times what is local, its answer, and what it has when it has given that back.
@@ -85,3 +89,88 @@ def never(r):
         r.same(stats["processes"]["unmanaged"], 0, "unmanaged processes")
         r.require(canvas.find(stats, "pages_out") > 0, "it never paged: the test shows nothing")
     r.note("; ".join(f"{name}{said[name][1].rstrip()}" for name in said))
+
+
+# Rows are sorted, joined and grouped in private memory.
+SQL = """
+create temp table t as select i, md5(i::text) as h, repeat(md5((i % 977)::text), 6) as pad
+    from generate_series(1, 20000) i;
+analyze t;
+select md5(string_agg(left(h, 4), '')) from (select h from t order by pad, h) s;
+select count(*), sum(a.i) from t a join t b on a.h = b.h and a.pad = b.pad;
+select md5(string_agg(g || ':' || c, ',' order by g)) from (select left(h, 3) g, count(*) c from t group by 1) x;
+"""
+PG_SCRIPT = r"""
+    tar -xf /postgres.tar -C / || exit 10
+    chown -R 65534:65534 /data
+    chmod 1777 /out
+    echo 80 > /proc/sys/vm/overcommit_ratio
+    echo 2 > /proc/sys/vm/overcommit_memory
+    as() { /usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+    step() {
+        read -r up idle < /proc/uptime
+        echo "$up s: $*"
+    }
+    ready() { as BIN/pg_isready -h /data -q || ! kill -0 $server; }
+    run() {
+        name=$1; shift
+        step "$name: server"
+        # What runs in the background is the server itself.
+        (exec /usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups "$@" BIN/postgres -D /data -k /data \
+            -c listen_addresses= -c shared_buffers=4MB -c work_mem=64MB -c temp_buffers=16MB -c fsync=off -c jit=off \
+            -c max_parallel_workers_per_gather=0 -c autovacuum=off -c max_connections=10 \
+            -c dynamic_shared_memory_type=mmap) > /out/$name.log 2>&1 &
+        server=$!
+        until_true 120 ready || { tail -n 20 /out/$name.log; exit 11; }
+        kill -0 $server || { cat /out/$name.log; exit 12; }
+        step "$name: queries"
+        as BIN/psql -h /data -U canvas -q -A -t -d postgres -v ON_ERROR_STOP=1 -f /sql > /out/$name 2>&1 ||
+            { tail -n 20 /out/$name /out/$name.log; exit 14; }
+        step "$name: end"
+        kill -INT $server
+        wait $server || { echo "the server ended with $?"; tail -n 20 /out/$name.log; exit 15; }
+    }
+    run plain
+    run managed canvas run --local 20M --pool 128M --require --stats /out/stats.json --
+    step done
+"""
+
+
+def packed(r, bin_dir):
+    """PostgreSQL's files and a new cluster, as an archive."""
+    prefix = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"] if os.getuid() == 0 else []
+    os.chmod(r.dir, 0o1777)
+    argv = [*prefix, f"{bin_dir}/initdb", "-D", r.path("data"), "-U", "canvas", "-A", "trust", "-N", "-E", "UTF8",
+            "--locale=C"]
+    # The guest has no database of time zones, and this one is built in.
+    env = {**os.environ, "TZ": "GMT"}
+    p = subprocess.run(argv, cwd=r.dir, env=env, capture_output=True, text=True, timeout=120)
+    if p.returncode:
+        raise Failure(f"initdb: {p.stdout[-500:]}{p.stderr[-1500:]}")
+    lib, version = os.path.join(os.path.dirname(bin_dir), "lib"), bin_dir.split("/")[-2]
+    names = [n for n in ("plpgsql.so", "dict_snowball.so") if os.path.exists(os.path.join(lib, n))]
+    share = [p for p in glob.glob(f"/usr/share/postgresql/{version}/*") if os.path.basename(p) not in ("man", "locale")]
+    inside = [p.lstrip("/") for p in [*(os.path.join(lib, n) for n in names), *share]]
+    subprocess.run(["tar", "-cf", r.path("postgres.tar"), "-C", r.dir, "data", "-C", "/", *inside], check=True)
+    return r.path("postgres.tar")
+
+
+def postgres_missing():
+    return guest.missing() or pg_missing()
+
+
+@check("overcommit-postgres", modes=("signal",), timeout_s=600, slow_only=True, needs=postgres_missing)
+def postgres(r):
+    """Under vm.overcommit_memory=2 PostgreSQL is managed, and answers as without."""
+    bin_dir = pg_bin()
+    files = {f"{bin_dir}/{name}": f"{bin_dir}/{name}" for name in ("postgres", "psql", "pg_isready")}
+    files |= {"/postgres.tar": packed(r, bin_dir), "/sql": r.write("sql", SQL)}
+    result = boot(r, UNTIL + PG_SCRIPT.replace("BIN", bin_dir), files=files, timeout_s=560, programs=("setpriv",))
+    answers = [text(result, name) for name in ("plain", "managed")]
+    r.same(len(answers[0].split()), 3, f"answers: {answers[0]}")
+    r.same(answers[1], answers[0], "answers under canvas")
+    stats = json.loads(text(result, "stats.json"))
+    r.same(canvas.check_stats(stats, 20 * MIB), [], "what is wrong with the report")
+    r.same(stats["processes"]["unmanaged"], 0, "unmanaged processes")
+    r.require(canvas.find(stats, "pages_out") > 1000, canvas.summary(stats))
+    r.note(f"{canvas.summary(stats)}; {'; '.join(result.output.splitlines()[-8:])}")
