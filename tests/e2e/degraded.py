@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import queue
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -129,68 +127,57 @@ def donors_dead_disk(r):
     ends_right(r, c, end)
 
 
-def late(address, seconds):
-    """A proxy before a donor, whose answers come so much later. Its address."""
-    host, port = address.rsplit(":", 1)
-    listens = socket.create_server(("127.0.0.1", 0))
+@contextlib.contextmanager
+def busy(lends):
+    """A donor is kept from its processors for most of the time, each time for longer than another copy is waited with."""
+    over = threading.Event()
 
-    def pump(source, sink, pause):
-        # What comes later waits as long, and not longer: only the way is slow.
-        due = queue.Queue()
+    def stops():
+        while not over.is_set():
+            lends.signal(signal.SIGSTOP)
+            time.sleep(0.3)
+            lends.signal(signal.SIGCONT)
+            over.wait(0.02)
 
-        def send():
-            with contextlib.suppress(OSError):
-                while (got := due.get())[1]:
-                    time.sleep(max(0, got[0] - time.monotonic()))
-                    sink.sendall(got[1])
-            for s in (source, sink):
-                with contextlib.suppress(OSError):
-                    s.shutdown(socket.SHUT_RDWR)
-
-        threading.Thread(target=send, daemon=True).start()
-        data = True
-        while data:
-            try:
-                data = source.recv(1 << 18)
-            except OSError:
-                data = b""
-            due.put((time.monotonic() + pause, data))
-
-    def serve():
-        while True:
-            client, _ = listens.accept()
-            try:
-                lends = socket.create_connection((host, int(port)))
-            except OSError:
-                client.close()
-                continue
-            for s in (client, lends):
-                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for ends in ((client, lends, 0), (lends, client, seconds)):
-                threading.Thread(target=pump, args=ends, daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()
-    return f"127.0.0.1:{listens.getsockname()[1]}"
+    thread = threading.Thread(target=stops)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
-@check("donor-slow", modes=("signal",), timeout_s=300)
+@check("donor-slow", modes=("signal",), timeout_s=200)
 def donor_slow(r):
-    """Of two donors one answers late: one command names it, and says how late."""
+    """Of two donors one becomes slow: one command names it within seconds, also while nothing is read there, and says
+    how late it answers, until it is as fast as the other one."""
     if not r.managed:
         return
-    _, servers = lenders(r, 2)
-    slow = late(servers[1], 0.05)
-    c, name, end = worker(r, [servers[0], slow], flags=("--copies", "2"))
+    lending, (slow, fast) = lenders(r, 2)
+    name = f"slow{os.getpid()}"
+    c = r.start([python(), "-c", READER, "7"], tag="reader", stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
+                extra=["--tenant", name, "--far", "256M", "--copies", "2", "--lanes", "off",
+                       "--server", f"{slow},{fast}"])
     told = lambda: [p["text"] for p in where(r, name)[0]["health"] if p["code"] == "C015"]
-    named = lambda: any(slow in text for text in told())
     donors = lambda: {d["address"]: d for d in where(r, name)[0]["donors"]}
-    wait_until(r, "it is named", lambda: named() and (donors()[slow]["read_p99_us"] or 0) > 40_000, 200, state=donors)
-    r.require(not any(servers[0] in text for text in told()), f"the other one is slow, too: {told()}")
-    fast = donors()[servers[0]]
-    r.require(fast["read_p50_us"] < 40_000 and not fast["slow"], f"the other one is slow, too: {fast}")
-    r.require(donors()[slow]["failovers"] > 0, f"no other copy was asked for: {donors()}")
-    shown = ask(r, "status", name)
-    r.require(f"C015 donor-slow: donor {slow}" in shown, shown)
-    rates = json.loads(ask(r, "stat", name, "--json", "-i", "1", "-n", "1"))
-    r.same({d["address"] for d in rates["donors"]}, {servers[0], slow}, "donors of `stat`")
-    ends_right(r, c, end)
+    does(r, c, "read")
+    wait_until(r, "none is slow", lambda: not told(), 30, state=donors)
+    with busy(lending[0]):
+        began = time.monotonic()
+        wait_until(r, "it is named", lambda: any(slow in text for text in told()), 30, state=donors)
+        r.note(f"named after {time.monotonic() - began:.1f} s")
+        r.require(not any(fast in text for text in told()), f"the other one is slow, too: {told()}")
+        r.require(donors()[slow]["slow"] and not donors()[fast]["slow"], donors())
+        shown = ask(r, "status", name)
+        r.require(f"C015 donor-slow: donor {slow}" in shown, shown)
+        rates = json.loads(ask(r, "stat", name, "--json", "-i", "1", "-n", "1"))
+        r.same({d["address"] for d in rates["donors"]}, {slow, fast}, "donors of `stat`")
+        before = donors()[slow]["failovers"]
+        c.p.stdin.write(b"read\n")
+        c.p.stdin.flush()
+        wait_until(r, "other copies are read", lambda: donors()[slow]["failovers"] > before, 30, state=donors)
+    wait_until(r, "it is named no more", lambda: not told(), 60, state=donors)
+    c.p.stdin.close()
+    r.wait(c, timeout_s=120)
+    r.same(c.out().count("read"), 2, "times that all was read")

@@ -137,20 +137,30 @@ fn judge_far(f: &Facts, far: &Far, add: &mut impl FnMut(Code, String)) {
     }
 }
 
-/// Donors that are slow: suspect, or many times slower than the fastest one of the run, and not by less than matters.
+/// Donors that are slow: silent, or their reads or answers to a ping take many times as long as those of the donor of
+/// the run that is the fastest in that, and not by less than matters.
 pub fn slow(donors: &[DonorStatus]) -> impl Iterator<Item = &DonorStatus> {
-    /// Half of the reads take so many times as long as the fastest donor's,
+    /// Half of its answers take so many times as long as the fastest donor's,
     const TIMES: u32 = 8;
-    /// and no less than this.
-    const US_MIN: u32 = 2_000;
-    let p50 = |d: &DonorStatus| d.read_us.map(|(p50, _)| p50);
-    let best = donors.iter().filter_map(p50).min().unwrap_or(0);
-    let bound = best.saturating_mul(TIMES).max(US_MIN);
+    /// and no less than this: of reads,
+    const READ_US_MIN: u32 = 2_000;
+    /// and of pings, which find threads of a busy host asleep.
+    const PING_US_MIN: u32 = 10_000;
+    /// What waits for so long waits for more than a stop of the donor's host.
+    const SILENT_US: u32 = 200_000;
+    let read = |d: &DonorStatus| d.read_us.map(|(p50, _)| p50);
+    let ping = |d: &DonorStatus| d.round_trip_us;
+    let bound = |us: &dyn Fn(&DonorStatus) -> Option<u32>, least: u32| {
+        let best = donors.iter().filter_map(us).min().unwrap_or(0);
+        best.saturating_mul(TIMES).max(least)
+    };
+    let (read_us_max, ping_us_max) = (bound(&read, READ_US_MIN), bound(&ping, PING_US_MIN));
     let serves = |d: &&DonorStatus| matches!(d.state, DonorState::Up | DonorState::Pressure);
-    donors
-        .iter()
-        .filter(serves)
-        .filter(move |d| d.suspect || p50(d).is_some_and(|us| us > bound))
+    donors.iter().filter(serves).filter(move |d| {
+        (d.suspect && d.waits_us >= SILENT_US)
+            || read(d).is_some_and(|us| us > read_us_max)
+            || ping(d).is_some_and(|us| us > ping_us_max)
+    })
 }
 
 fn how_slow(d: &DonorStatus) -> String {
@@ -158,9 +168,15 @@ fn how_slow(d: &DonorStatus) -> String {
     let reads = d.read_us.map_or_else(String::new, |(p50, p99)| {
         format!(": half of its reads take {p50} us or more, one in 100 {p99} us or more")
     });
+    let pings = d.round_trip_us.map_or_else(String::new, |us| {
+        let joined = if reads.is_empty() { ":" } else { ", and" };
+        format!("{joined} half of its answers to a ping {us} us or more")
+    });
     match d.suspect {
-        true => format!("donor {addr} is silent, and read after others until it answers{reads}"),
-        false => format!("donor {addr} answers much later than another{reads}"),
+        true => {
+            format!("donor {addr} is silent, and read after others until it answers{reads}{pings}")
+        }
+        false => format!("donor {addr} answers much later than another{reads}{pings}"),
     }
 }
 
@@ -355,11 +371,25 @@ mod tests {
                 donor(DonorState::Down, 3),
                 DonorStatus {
                     read_us: Some((2_001, 2_002)),
+                    round_trip_us: Some(200),
                     ..donor(DonorState::Up, 4)
                 },
                 DonorStatus {
                     suspect: true,
+                    waits_us: 200_000,
                     ..donor(DonorState::Up, 5)
+                },
+                DonorStatus {
+                    suspect: true,
+                    waits_us: 199_999,
+                    round_trip_us: Some(10_000),
+                    ..donor(DonorState::Up, 7)
+                },
+                // Nothing was read there.
+                DonorStatus {
+                    read_us: None,
+                    round_trip_us: Some(10_001),
+                    ..donor(DonorState::Pressure, 8)
                 },
                 DonorStatus {
                     read_us: Some((1_999, 90_000)),
@@ -397,6 +427,7 @@ mod tests {
                 "agent-restarting",
                 "verify-failures",
                 "donor-pressure",
+                "donor-pressure",
                 "agent-silent",
                 "over-local",
                 "unmanaged",
@@ -404,8 +435,11 @@ mod tests {
                 "host-short",
                 "donor-slow",
                 "donor-slow",
+                "donor-slow",
             ]
         );
+        let slow = slow(&agent.donors).map(|d| d.addr.port());
+        assert_eq!(slow.collect::<Vec<_>>(), [4, 5, 8]);
         // Told instead of `over-local`, with what to ask for.
         let limits = Limits {
             local_needed_bytes: Some(80 << 20),

@@ -598,17 +598,17 @@ fn encode_donors(out: &mut Out, donors: &[Donor]) -> Result<(), Error> {
     )?;
     family(
         "canvas_donor_round_trip_seconds",
-        "Time to the donor's last answer.",
+        "Half of the donor's last answers to a ping take no longer.",
         &|d| Some(f64::from(d.round_trip_us?) / 1e6),
     )?;
     family(
         "canvas_donor_read_p50_seconds",
-        "Half of the donor's answers to reads that a thread waits for take no longer.",
+        "Half of the donor's last answers to reads that a thread waits for take no longer.",
         &|d| Some(f64::from(d.read_p50_us?) / 1e6),
     )?;
     family(
         "canvas_donor_read_p99_seconds",
-        "99 of 100 of them take no longer.",
+        "99 of 100 of all its answers to such reads take no longer.",
         &|d| Some(f64::from(d.read_p99_us?) / 1e6),
     )?;
     family(

@@ -40,10 +40,10 @@ pub struct DonorStatus {
     pub slabs: u32,
     /// What it could lend, in bytes, as it said last.
     pub free_bytes: u64,
-    /// How long it took to answer the last sign of life, in us; `None` before the first.
+    /// How long its last answers to a ping take: half of them no longer, in us; `None` before the first.
     pub round_trip_us: Option<u32>,
-    /// How long its answers to reads that a thread waits for take: half of them no longer, and 99 of 100 no longer;
-    /// `None` before the first.
+    /// How long its answers to reads that a thread waits for take: half of the last ones no longer, and 99 of 100 no
+    /// longer; `None` before the first.
     pub read_us: Option<(u32, u32)>,
     /// It is silent for longer than usual, and read after others until it answers.
     pub suspect: bool,

@@ -546,12 +546,12 @@ pub struct Donor {
     pub slabs: u32,
     /// What it could lend, as it said last.
     pub free_bytes: u64,
-    /// Time to its last answer; `null` before the first.
+    /// Half of its last answers to a ping take no longer; `null` before the first.
     pub round_trip_us: Option<u32>,
-    /// Half of its answers to reads that a thread waits for take no longer; `null` before the first.
+    /// Half of its last answers to reads that a thread waits for take no longer; `null` before the first.
     #[serde(default)]
     pub read_p50_us: Option<u32>,
-    /// The same of 99 of 100.
+    /// 99 of 100 of all its answers to such reads take no longer.
     #[serde(default)]
     pub read_p99_us: Option<u32>,
     /// It is silent for longer than usual, and read after others until it answers.

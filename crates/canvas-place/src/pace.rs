@@ -3,7 +3,7 @@
 //! The 99th percentile is tracked in one number by "frugal streaming" (Ma, Muthukrishnan, Sandler,
 //! "Frugal Streaming for Estimating Quantiles", 2013), with steps in proportion to the estimate: an
 //! answer above it raises it by 99 steps, one below lowers it by one. The median, by which an operator tells which
-//! donor is slow, is tracked so as well, with steps of one size.
+//! donor is slow, is of the last few answers: there may be one in a second.
 
 /// A read is asked of another copy as well after this many times the percentile,
 const TIMES: u64 = 8;
@@ -13,15 +13,43 @@ pub const HEDGE_NS_MIN: u64 = 20_000_000;
 pub const HEDGE_NS_MAX: u64 = 200_000_000;
 /// A step is the estimate divided by this.
 const STEPS: u64 = 1024;
-/// The same of the median, which is to follow a donor that becomes slow within a few hundred answers.
-const MEDIAN_STEPS: u64 = 32;
+/// The median is of so many answers.
+const RECENT: usize = 11;
+
+/// How long the last few answers of one kind took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Recent {
+    ns: [u64; RECENT],
+    answers: usize,
+    /// When the last that counts came.
+    came_ns: u64,
+}
+
+impl Recent {
+    /// An answer came after `ns`. Of those that were under way together the first counts alone: one stop of the donor
+    /// delays them all.
+    pub fn answered(&mut self, ns: u64, now_ns: u64) {
+        if now_ns.saturating_sub(ns) >= self.came_ns {
+            self.came_ns = now_ns;
+            self.ns[self.answers % RECENT] = ns;
+            self.answers += 1;
+        }
+    }
+
+    /// Half of them took no longer; `None` before the second: the first of a connection says little.
+    pub fn median_ns(&self) -> Option<u64> {
+        let mut ns = self.ns;
+        let ns = &mut ns[..self.answers.min(RECENT)];
+        ns.sort_unstable();
+        (ns.len() > 1).then(|| ns[(ns.len() - 1) / 2])
+    }
+}
 
 /// The answers of one donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
     p99_ns: u64,
-    p50_ns: u64,
-    answers: u64,
+    recent: Recent,
 }
 
 impl Default for Pace {
@@ -29,15 +57,14 @@ impl Default for Pace {
     fn default() -> Pace {
         Pace {
             p99_ns: 1_000_000,
-            p50_ns: 0,
-            answers: 0,
+            recent: Recent::default(),
         }
     }
 }
 
 impl Pace {
-    /// An answer came after so long.
-    pub fn answered(&mut self, ns: u64) {
+    /// An answer came after `ns`.
+    pub fn answered(&mut self, ns: u64, now_ns: u64) {
         let step = self.p99_ns / STEPS + 1;
         self.p99_ns = if ns > self.p99_ns {
             // Rare answers far above it count like others: a stop of the donor says nothing about
@@ -46,18 +73,13 @@ impl Pace {
         } else {
             (self.p99_ns - step.min(self.p99_ns)).max(ns)
         };
-        self.answers += 1;
-        let step = self.p50_ns / MEDIAN_STEPS + 1;
-        self.p50_ns = match self.answers {
-            1 => ns,
-            _ if ns > self.p50_ns => self.p50_ns.saturating_add(step).min(ns),
-            _ => (self.p50_ns - step.min(self.p50_ns)).max(ns),
-        };
+        self.recent.answered(ns, now_ns);
     }
 
-    /// The smoothed median and 99th percentile, in ns; `None` before the first answer.
+    /// The median of the last few and the smoothed 99th percentile, in ns; `None` before the second answer.
     pub fn p50_and_p99_ns(&self) -> Option<(u64, u64)> {
-        (self.answers > 0).then_some((self.p50_ns, self.p99_ns.max(self.p50_ns)))
+        let p50_ns = self.recent.median_ns()?;
+        Some((p50_ns, self.p99_ns.max(p50_ns)))
     }
 
     /// The smoothed 99th percentile, in ns.
@@ -121,28 +143,52 @@ mod tests {
 
     #[test]
     fn the_median_follows_a_donor_that_becomes_slow_and_fast_again() {
-        let mut pace = Pace::default();
+        let (mut pace, mut now_ns) = (Pace::default(), 0);
         assert_eq!(pace.p50_and_p99_ns(), None);
-        let mut rng = fastrand::Rng::with_seed(7);
-        for (median, wild) in [
-            (100_000, 9_000_000),
-            (20_000_000, 1_000),
-            (100_000, 9_000_000),
-        ] {
-            for _ in 0..400 {
-                let usual = median + rng.u64(0..=median / 5) - median / 10;
-                pace.answered(if rng.u32(0..10) == 0 { wild } else { usual });
+        let mut takes = |ns: u64, answers: u64| {
+            for _ in 0..answers {
+                now_ns += 1_000_000_000;
+                pace.answered(ns, now_ns);
             }
-            let (p50, p99) = pace.p50_and_p99_ns().unwrap();
-            assert!(
-                (median * 8 / 10..median * 12 / 10).contains(&p50),
-                "{p50} of {median}"
-            );
-            assert!(p50 <= p99);
+            pace.p50_and_p99_ns().unwrap()
+        };
+        assert_eq!(takes(100_000, 10_000).0, 100_000);
+        // A whim is none: not of the donor, nor of the network.
+        assert_eq!(takes(50_000_000, RECENT as u64 / 2).0, 100_000);
+        let (p50, p99) = takes(50_000_000, 1);
+        assert_eq!(p50, 50_000_000);
+        assert!(p50 <= p99);
+        assert_eq!(takes(100_000, RECENT as u64).0, 100_000);
+    }
+
+    #[test]
+    fn a_stop_counts_once_however_many_wait() {
+        let (mut recent, mut now_ns) = (Recent::default(), 0);
+        for _ in 0..RECENT {
+            now_ns += 1_000_000;
+            recent.answered(100_000, now_ns);
         }
+        // All were asked before the first of them came.
+        for i in 0..4 * RECENT as u64 {
+            recent.answered(20_000_000 + i, now_ns + 20_000_000 + i);
+        }
+        assert_eq!(recent.median_ns(), Some(100_000));
     }
 
     proptest! {
+        #[test]
+        fn the_median_is_of_the_last_few(answers in prop::collection::vec(any::<u32>(), 0..40)) {
+            let (mut recent, mut now_ns) = (Recent::default(), 0);
+            for ns in &answers {
+                now_ns += u64::from(*ns);
+                recent.answered(u64::from(*ns), now_ns);
+            }
+            let mut last = answers[answers.len().saturating_sub(RECENT)..].to_vec();
+            last.sort_unstable();
+            let expected = (last.len() > 1).then(|| u64::from(last[(last.len() - 1) / 2]));
+            prop_assert_eq!(recent.median_ns(), expected);
+        }
+
         /// Against all that was said: the last answer, or the first request after nobody waited, whichever is later.
         #[test]
         fn silence_is_as_all_that_was_said_has_it(said in prop::collection::vec((any::<bool>(), 0..1_000u64), 0..60)) {
@@ -174,7 +220,7 @@ mod tests {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut pace = Pace::default();
             for _ in 0..20_000 {
-                pace.answered(rng.u64(0..scale));
+                pace.answered(rng.u64(0..scale), 0);
             }
             // True value: 0.99 x scale.
             let p99 = pace.p99_ns() as f64 / scale as f64;
@@ -185,7 +231,7 @@ mod tests {
         fn the_bound_stays_in_its_bounds(answers in prop::collection::vec(any::<u64>(), 0..300)) {
             let mut pace = Pace::default();
             for ns in answers {
-                pace.answered(ns);
+                pace.answered(ns, 0);
                 prop_assert!((HEDGE_NS_MIN..=HEDGE_NS_MAX).contains(&pace.hedge_ns()));
             }
         }
@@ -195,7 +241,7 @@ mod tests {
     fn answers_of_any_length_are_taken() {
         let mut pace = Pace::default();
         for ns in [u64::MAX - 1, u64::MAX, 0, u64::MAX] {
-            pace.answered(ns);
+            pace.answered(ns, 0);
         }
         assert!(pace.p50_and_p99_ns().is_some());
     }
@@ -204,10 +250,10 @@ mod tests {
     fn one_stop_does_not_change_the_pace() {
         let mut pace = Pace::default();
         for _ in 0..10_000 {
-            pace.answered(100_000);
+            pace.answered(100_000, 0);
         }
         assert_eq!(pace.hedge_ns(), HEDGE_NS_MIN);
-        pace.answered(900_000_000);
+        pace.answered(900_000_000, 0);
         assert_eq!(pace.hedge_ns(), HEDGE_NS_MIN);
     }
 }

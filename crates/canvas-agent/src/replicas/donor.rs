@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use canvas_link::{Address, LinkConfig, LinkError, Transport, connect};
-use canvas_place::pace::Pace;
+use canvas_place::pace::{Pace, Recent};
 use canvas_place::replicas::{CONNECT_PAUSE_NS, CONNECT_PAUSE_NS_MAX, ping_every_ns};
 use canvas_wire::DonorId;
 use canvas_wire::frame::Request;
@@ -48,8 +48,8 @@ pub struct Donor {
     pub pressure: bool,
     /// When it was last asked for a sign of life.
     pub pinged: Instant,
-    /// How long its last answer to that took.
-    pub round_trip: Option<Duration>,
+    /// How long its answers to that take.
+    pub round_trips: Recent,
     /// How often it wants one.
     pub ping_every: Duration,
     /// What it said it holds, while it is being asked.
@@ -110,7 +110,7 @@ impl Donor {
             free_bytes: 0,
             pressure: false,
             pinged: Instant::now(),
-            round_trip: None,
+            round_trips: Recent::default(),
             ping_every: Duration::from_secs(1),
             listed: Vec::new(),
             pace: Pace::default(),

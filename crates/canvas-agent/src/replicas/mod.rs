@@ -622,6 +622,8 @@ impl Replicas {
     /// A donor has answered, or (`None`) never will.
     fn answered(&mut self, sent: Sent, answer: Option<Answer>) {
         let Sent { donor, call, .. } = sent;
+        let now_ns = self.now_ns();
+        let took_ns = sent.since.elapsed().as_nanos() as u64;
         if let Some(Answer::Error { code, .. }) = answer
             && code == ErrorCode::UnknownHandle
             && sent.handle != 0
@@ -633,8 +635,7 @@ impl Replicas {
                 if let Some(Answer::Data(data)) = answer
                     && data.len() <= PROMPT_BYTES
                 {
-                    let ns = sent.since.elapsed().as_nanos() as u64;
-                    self.donors[donor].pace.answered(ns);
+                    self.donors[donor].pace.answered(took_ns, now_ns);
                 }
                 self.donor_read(donor, (id, serial), answer);
             }
@@ -644,8 +645,7 @@ impl Replicas {
                     _ => None,
                 };
                 if data.is_some_and(|data| data.len() <= PROMPT_BYTES) {
-                    let ns = sent.since.elapsed().as_nanos() as u64;
-                    self.donors[donor].pace.answered(ns);
+                    self.donors[donor].pace.answered(took_ns, now_ns);
                 }
                 self.shard_read(donor, (id, serial, part), data);
             }
@@ -672,7 +672,7 @@ impl Replicas {
                 d.free_bytes = pong.free_bytes;
                 d.pressure = pong.pressure;
                 d.suspect = d.suspect.filter(|since| sent.since < *since);
-                d.round_trip = Some(sent.since.elapsed());
+                d.round_trips.answered(took_ns, now_ns);
             }
             (Call::Ping, _) => {}
             (Call::List, Some(Answer::Handles { more, slabs })) => {

@@ -42,7 +42,7 @@ impl Replicas {
             },
             slabs,
             free_bytes: d.free_bytes,
-            round_trip_us: d.round_trip.map(us),
+            round_trip_us: d.round_trips.median_ns().map(us_of),
             read_us: (d.pace.p50_and_p99_ns()).map(|(p50, p99)| (us_of(p50), us_of(p99))),
             suspect: d.suspect.is_some(),
             failovers: d.failovers,
