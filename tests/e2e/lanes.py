@@ -358,7 +358,7 @@ def lanes_cheat(r):
     agent, socket = agent_for(r, servers)
     villain = f"cheat-{os.getpid()}"
     # It checks each word that it reads, and all of them at the end.
-    cheat = r.start([r.session.canvas, "workload", "random-read", "--mib", 48, "--seconds", 20, "--cheat"], tag="cheat",
+    cheat = r.start([r.session.canvas, "workload", "random-read", "--mib", 48, "--seconds", 12, "--cheat"], tag="cheat",
                     local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--agent={socket}",
                                                          "--copies", "none", "--prefetch", "none"])
     answers(r, villain)
