@@ -530,7 +530,7 @@ pub struct Segment {
     pub last_fork_ns: AtomicU64,
     /// When the processes were last measured together.
     pub measured_ns: AtomicU64,
-    /// How long the last such measurement took.
+    /// Processor time that the last such measurement took.
     pub measure_took_ns: AtomicU64,
     /// Identity of the process that measures them now: two at one time would settle the same differences twice. 0 when
     /// none does.

@@ -95,6 +95,9 @@ pub fn child_ready() {
 /// measured with them, not by itself).
 pub fn look(now: u64) -> bool {
     static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
+    /// Measurements in a row that a fork spoilt. After so many it is measured whatever is forked.
+    static FAILED: AtomicU32 = AtomicU32::new(0);
+    const FAILED_MAX: u32 = 16;
     let seg = state::seg();
     let shares = state::FORKED.load(Ordering::Relaxed);
     let orphans = seg.orphan_pages.load(Ordering::Relaxed) != 0
@@ -127,10 +130,20 @@ pub fn look(now: u64) -> bool {
         && let Some(_measuring) = Measuring::begin()
         && take_turn(&seg.measured_ns, last, now)
     {
-        DRIFT_PAGES.store(0, Ordering::Relaxed);
-        measure_all();
-        seg.measure_took_ns
-            .store(proc::now_ns() - now, Ordering::Relaxed);
+        // What it costs; where processors are busy it waits for one more often than not.
+        let began = proc::thread_ns();
+        let done = measure_all(FAILED.load(Ordering::Relaxed) >= FAILED_MAX);
+        let spent = proc::thread_ns() - began;
+        if done {
+            FAILED.store(0, Ordering::Relaxed);
+            DRIFT_PAGES.store(0, Ordering::Relaxed);
+            seg.measure_took_ns.store(spent, Ordering::Relaxed);
+        } else {
+            FAILED.fetch_add(1, Ordering::Relaxed);
+            let again = proc::now_ns() + (spent * 5).max(FORK_SETTLES_NS);
+            seg.measured_ns
+                .store(again.saturating_sub(pause_ns), Ordering::Relaxed);
+        }
     }
     shares
 }
@@ -165,13 +178,16 @@ fn orphans_on_nodes(seg: &Segment) -> [i64; NODES_MAX] {
         .map(|n| n.orphan_bytes.load(Ordering::Relaxed))
 }
 
-fn measure_all() {
+/// Measures all processes and corrects what they have charged. False when one was being forked or was ending: its
+/// relatives would give up what is its, and nobody would have that charged. `any`: all the same.
+fn measure_all(any: bool) -> bool {
     const LATER: usize = 64;
     let seg = state::seg();
+    let newest = seg.identities.load(Ordering::Relaxed);
     let orphans = seg.orphan_pages.load(Ordering::Relaxed);
     let orphan_pool = seg.orphan_pool_bytes.load(Ordering::Relaxed);
     let (nodes, orphan_nodes) = (seg.nodes().len(), orphans_on_nodes(seg));
-    // Who gives up waits until all others have taken.
+    // All at once: with one part of them made, the sum is off by pages that go from one to another.
     let mut later: [Option<Correction>; LATER] = [None; LATER];
     let mut n = 0;
     let mut all_seen = true;
@@ -185,6 +201,7 @@ fn measure_all() {
         let pool_before = slot.pool_bytes.load(Ordering::Relaxed);
         let measured = match smaps::proportional(slot, nodes) {
             Ok(measured) => measured,
+            Err(Unseen::None) if !any && !life::is_gone(id) => return false,
             Err(there) => {
                 all_seen &= there != Unseen::Lives;
                 continue;
@@ -210,26 +227,32 @@ fn measure_all() {
             let whole = slot.node_whole_bytes[place].load(Ordering::Relaxed);
             measured.of_node(place, whole) - slot.node_bytes[place].load(Ordering::Relaxed)
         });
-        let mut now = Correction {
+        let correction = Correction {
             slot,
             id,
             pages,
             pool_bytes,
             node_bytes,
         };
-        if n < LATER && now.gives_up() {
-            later[n] = Some(now.part(|n| n.min(0)));
-            now = now.part(|n| n.max(0));
-            n += 1;
+        match later.get_mut(n) {
+            Some(place) => *place = Some(correction),
+            None => correction.make(),
         }
-        now.make();
+        n += 1;
+    }
+    let is_new = |s: &ProcSlot| {
+        s.identity()
+            .is_some_and(|id| id > newest && !life::is_gone(id))
+    };
+    if !any && n <= LATER && tenant::live_slots().any(is_new) {
+        return false;
     }
     for correction in later.into_iter().flatten() {
         correction.make();
     }
     if !all_seen {
         // What the dead have left may be charged to who cannot be seen from here: who can will settle that.
-        return;
+        return true;
     }
     seg.orphan_pool_bytes
         .fetch_sub(orphan_pool, Ordering::Relaxed);
@@ -243,6 +266,7 @@ fn measure_all() {
     seg.orphan_pages.fetch_sub(orphans, Ordering::Relaxed);
     seg.local_pages.fetch_sub(orphans, Ordering::Relaxed);
     seg.charge_footprint(-orphans);
+    true
 }
 
 /// By how much a measured number lies outside of what the books said before and after it was measured.
@@ -261,18 +285,6 @@ struct Correction {
 }
 
 impl Correction {
-    fn gives_up(&self) -> bool {
-        self.pages < 0 || self.pool_bytes < 0 || self.node_bytes.iter().any(|n| *n < 0)
-    }
-    /// A part of each of its numbers.
-    fn part(self, of: impl Fn(i64) -> i64) -> Correction {
-        Correction {
-            pages: of(self.pages),
-            pool_bytes: of(self.pool_bytes),
-            node_bytes: self.node_bytes.map(&of),
-            ..self
-        }
-    }
     fn make(self) {
         let (seg, slot) = (state::seg(), self.slot);
         seg.charge_local(slot, self.pages);
