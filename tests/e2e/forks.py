@@ -32,6 +32,27 @@ with multiprocessing.Pool(4) as pool:
 """
 
 
+# Eight processes inherit 48 MiB while there is room, and all at once read them and make 6 MiB of their own each.
+CHILDREN = 8
+AT_ONCE = f"""
+import hashlib, os
+data = [os.urandom(1 << 20) for _ in range(60)]
+del data[48:]
+want = [hashlib.md5(p).digest() for p in data[-4:]]
+go, start = os.pipe()
+for _ in range({CHILDREN}):
+    if os.fork() == 0:
+        os.close(start)
+        os.read(go, 1)
+        own = [os.urandom(1 << 20) for _ in range(6)]
+        for p in data + own:
+            hashlib.md5(p).digest()
+        os._exit([hashlib.md5(p).digest() for p in data[-4:]] != want)
+os.close(start)
+print(*[os.waitstatus_to_exitcode(os.wait()[1]) for _ in range({CHILDREN})])
+"""
+
+
 # Of three processes each has half of --local, and locks and unlocks it as it is told to.
 LOCKERS = """
 import ctypes, errno, hashlib, mmap, os, sys
@@ -101,7 +122,7 @@ def snapshot(r, name, root):
 
 @check("forks-books", timeout_s=300)
 def forks_books(r):
-    """The books of a family whose memory is a multiple of --local say what is there (how far it passes --local: G14)."""
+    """The books of a family whose memory is a multiple of --local say what is there (past --local: G14)."""
     name = f"family-{os.getpid()}-{r.mode}"
     c = r.start([python(), "-c", FAMILY], local=LOCAL, pool="1G", extra=("--tenant", name))
     seen = []
@@ -122,6 +143,36 @@ def forks_books(r):
     typical = statistics.quantiles(differences, n=4)[2]
     said = f"{lasting / MIB:.1f} MiB at most, books off by {typical / MIB:.1f} MiB or less in three of four instants"
     r.require(typical <= DIFFERENCE, said)
+    # What was charged to nobody, as when a fork met a measurement, lets a family grow by as much.
+    missing = max(there - books for there, books, _ in seen)
+    r.require(missing <= LOCAL // 4, f"{missing / MIB:.1f} MiB are in no book")
+    return said
+
+
+@check("forks-cache", timeout_s=120)
+def forks_cache(r):
+    """Relatives that reclaim have one swap cache together: a sixteenth of --local, and less than three times as much
+    again that lasts until its pages are written out; one each would be nine sixteenths."""
+    c = r.start([python(), "-c", AT_ONCE], local=LOCAL, pool="1G", extra=("--tenant", f"cache-{os.getpid()}-{r.mode}"))
+    most = seen = 0
+    while r.managed and c.alive():
+        time.sleep(0.005)
+        stopped = all_stopped(c.pid)
+        try:
+            most = max(most, procs.cache_bytes(stopped))
+            seen += len(stopped) > CHILDREN
+        finally:
+            for pid in stopped:
+                try:
+                    os.kill(pid, signal.SIGCONT)
+                except ProcessLookupError:
+                    pass
+    r.wait(c)
+    r.same(c.out().split(), ["0"] * CHILDREN, "exit codes")
+    if not r.managed:
+        return None
+    said = f"{most / MIB:.1f} MiB of swap cache at most, at {seen} instants with all children"
+    r.require(seen > 0 and MIB < most <= LOCAL // 4, said)
     return said
 
 

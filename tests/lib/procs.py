@@ -100,9 +100,12 @@ def anon_bytes(pids):
 # so far, what can be read only, and with --numa each node's.
 POOL_BYTES = 4 << 40
 
+# And of the one in which it keeps the swap cache's pages.
+CACHE_BYTES = 128 << 20
 
-def _pool_in(smaps):
-    """Bytes in the pool, by the lines of /proc/PID/smaps."""
+
+def _resident_in(smaps, span):
+    """Bytes in mappings of `span` bytes, by the lines of /proc/PID/smaps."""
     # Begin, end and KiB of mappings that can be read, with those that follow on them at once.
     found, inside = [], False
     for line in smaps:
@@ -117,19 +120,28 @@ def _pool_in(smaps):
                 found[-1][1] = end
             elif inside:
                 found.append([begin, end, 0])
-    return sum(kib * 1024 for begin, end, kib in found if end - begin == POOL_BYTES)
+    return sum(kib * 1024 for begin, end, kib in found if end - begin == span)
 
 
-def pool_bytes(pids):
-    """Memory of the pools of these processes together; copies that a fork left shared count once."""
+def _shares_of(pids, span):
     total = 0
     for pid in pids:
         try:
             with open(f"/proc/{pid}/smaps", "rb") as f:
-                total += _pool_in(f)
+                total += _resident_in(f, span)
         except OSError:
             continue
     return total
+
+
+def pool_bytes(pids):
+    """Memory of the pools of these processes together; copies that a fork left shared count once."""
+    return _shares_of(pids, POOL_BYTES)
+
+
+def cache_bytes(pids):
+    """Memory of the swap caches of these processes together, counted in the same way."""
+    return _shares_of(pids, CACHE_BYTES)
 
 
 class Sampler:

@@ -338,11 +338,8 @@ impl<'a> SlotTable<'a> {
     /// Slots that are not on the stacks: in use, or on a shelf.
     #[inline]
     fn out(&self) -> u32 {
-        let c = self.control;
-        c.high
-            .load(Ordering::Relaxed)
-            .saturating_sub(c.free_top.load(Ordering::Relaxed))
-            .saturating_sub(c.bare_top.load(Ordering::Relaxed))
+        self.buffers()
+            .saturating_sub(self.control.free_top.load(Ordering::Relaxed))
     }
     /// Slots in use.
     #[inline]
@@ -353,6 +350,14 @@ impl<'a> SlotTable<'a> {
     #[inline]
     pub fn available(&self) -> u32 {
         self.capacity().saturating_sub(self.used())
+    }
+    /// Slots whose buffers have memory, or had it when they were last used.
+    #[inline]
+    pub fn buffers(&self) -> u32 {
+        let c = self.control;
+        c.high
+            .load(Ordering::Relaxed)
+            .saturating_sub(c.bare_top.load(Ordering::Relaxed))
     }
     /// How often the lock was found taken, modulo 2^32.
     pub fn lock_waits(&self) -> u32 {
@@ -486,19 +491,27 @@ impl<'a> SlotTable<'a> {
             *place = self.set(slot, SlotState::Owned);
         }
         c.free_top.store(top - n as u32, Ordering::Relaxed);
-        let all = n < out.len();
-        if all {
-            while let Some(number) = c.stock.take_any(0) {
-                self.stack(number - 1, &g);
-            }
-        }
-        let left = if all {
-            c.free_top.load(Ordering::Relaxed)
-        } else {
-            idle - n as u32
+        let left = match n < out.len() {
+            true => self.unshelve(&g),
+            false => idle - n as u32,
         };
         c.free_low.store(left, Ordering::Relaxed);
         n
+    }
+
+    /// All that is free is idle, whatever it was needed for until now.
+    pub fn make_idle(&self) {
+        let g = self.lock();
+        let free = self.unshelve(&g);
+        self.control.free_low.store(free, Ordering::Relaxed);
+    }
+
+    /// Puts what lies on shelves on the free stack; how many are there then.
+    fn unshelve(&self, lock: &RawGuard<'_>) -> u32 {
+        while let Some(number) = self.control.stock.take_any(0) {
+            self.stack(number - 1, lock);
+        }
+        self.control.free_top.load(Ordering::Relaxed)
     }
 
     /// Gives slots back whose buffers have no memory any more.

@@ -326,6 +326,26 @@ fn idle_slots_lose_their_buffers_and_get_new_ones() {
 }
 
 #[test]
+fn slots_that_are_made_idle_lose_their_buffers_at_once() {
+    let m = Memory::new();
+    let t = m.table();
+    let kept = full(&t, 7);
+    let mut out = [Place::default(); SLOTS];
+    assert_eq!(t.alloc(&mut out[..3]), (3, 3));
+    // Two go to the free stack, one to a shelf.
+    t.give_back(&out[..2]);
+    t.fill(out[2], PageId(8), SwapEntry::NONE, false);
+    t.finish(t.take(out[2].slot()));
+    assert_eq!((t.buffers(), t.used()), (4, 1));
+    t.make_idle();
+    assert_eq!(t.take_idle(&mut out), 3);
+    t.give_back_bare(&out[..3]);
+    assert_eq!((t.buffers(), t.used()), (1, 1));
+    // What is in use keeps its place and its buffer.
+    assert_eq!(write_oldest(&t).map(|j| j.slot), Some(kept.slot()));
+}
+
+#[test]
 fn the_fifo_keeps_its_order_when_it_grows() {
     let m = Memory::new();
     let t = m.table();

@@ -17,7 +17,7 @@ use crate::base::{
     upcalls,
 };
 use crate::far_tier::tier;
-use crate::paging::{ages, fork_accounting, hints, in_line, learn, reclaim};
+use crate::paging::{ages, cache, fork_accounting, hints, in_line, learn, reclaim};
 
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
 /// is compared with. Changed together with the charge.
@@ -474,14 +474,28 @@ pub fn excess() -> i64 {
 /// process has or may have of local memory, 32 pages at least.
 pub fn size_cache() {
     if let Some(pages) = crate::paging::trace::cache_pages() {
-        return crate::paging::cache::set_capacity(pages);
+        return cache::set_capacity(pages);
     }
     let seg = state::seg();
     let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
     let room = limit().unwrap_or(0) - seg.native_pages.load(Ordering::Relaxed);
     let level = seg.floor_level_pages.load(Ordering::Relaxed);
-    let ours = room.min(state::slot().held_pages().max(level));
-    crate::paging::cache::set_capacity(want.min(ours / 16).max(32) as usize);
+    let held = match state::FORKED.load(Ordering::Relaxed) {
+        true => held_for_all(),
+        false => state::slot().held_pages(),
+    };
+    let ours = room.min(held.max(level));
+    cache::set_capacity(want.min(ours / 16).max(32) as usize);
+}
+
+/// What this process holds of pages that relatives hold as well, so that all of them together hold what is there: what
+/// it has charged, and as long as that is not measured since the last fork, no more than an equal part.
+fn held_for_all() -> i64 {
+    let (seg, me) = (state::seg(), state::slot());
+    let all: i64 = live_slots().map(ProcSlot::held_pages).sum();
+    let there = seg.local_pages.load(Ordering::Relaxed).max(0);
+    let part = i128::from(me.held_pages()) * i128::from(there) / i128::from(all.max(there).max(1));
+    me.charged_pages.load(Ordering::Relaxed).min(part as i64)
 }
 
 /// Measures this process's anonymous memory and charges what lies outside the window: stacks,
@@ -541,6 +555,9 @@ pub fn after_fork_in_child(resident: i64) {
     state::slot()
         .resident_pages
         .fetch_add(resident, Ordering::Relaxed);
+    // Until the shares are measured it answers for none of what is there.
+    size_cache();
+    cache::after_fork_in_child();
 }
 
 /// Native memory is about to grow by this much (a new thread's stacks), or has just left: charged now, and

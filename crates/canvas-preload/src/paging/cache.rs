@@ -3,7 +3,6 @@
 
 use canvas_pager::slot::{Control, Place, SlotTable};
 use canvas_shm::Counter;
-use canvas_sys::mem;
 use canvas_types::{PAGE_SIZE, PageBuf};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -14,7 +13,7 @@ use crate::base::{
     tenant, thread,
 };
 use crate::far_tier::pool::pool;
-use crate::paging::accounting;
+use crate::paging::{accounting, reclaim};
 
 /// Places in the FIFO; stale ones are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;
@@ -62,7 +61,11 @@ pub fn contents(slot: u32) -> &'static PageBuf {
 /// else 200 ms. The caller is inside, in the reclaim thread.
 pub fn give_back_idle(now: u64) {
     static LAST_NS: AtomicU64 = AtomicU64::new(0);
-    let pause_ns = if accounting::short_of_room() {
+    let forked = state::FORKED.load(Ordering::Relaxed);
+    let pause_ns = if forked && slots().buffers() > slots().capacity() {
+        // Nobody may need them, and when relatives write to theirs, these cost memory.
+        1_000_000
+    } else if accounting::short_of_room() {
         20_000_000
     } else {
         200_000_000
@@ -72,32 +75,51 @@ pub fn give_back_idle(now: u64) {
         return;
     }
     count_lock_waits();
+    let mut still_shared = 0;
+    let n = give_back(|ranges, discard| {
+        still_shared += tenant::give_up_shared(|| smaps::shared_in(ranges), discard).1;
+    });
+    accounting::uncharge(n);
+    state::slot().cached_pages.fetch_sub(n, Ordering::Relaxed);
+    if still_shared > 0 {
+        tenant::keep_charge(still_shared);
+    }
+}
+
+/// In a fork's child, which has nothing charged yet: of its parent's slots it keeps those that hold pages. To use the
+/// others the kernel would have to copy them.
+pub fn after_fork_in_child() {
+    slots().make_idle();
+    give_back(|_, discard| discard());
+    let there = i64::from(slots().buffers());
+    state::slot().cached_pages.store(there, Ordering::Relaxed);
+}
+
+/// Gives back the memory of idle slots, which `each` lets go for some at a time; how many they were.
+fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
     let mut places = [Place::default(); 64];
+    let mut ranges = [libc::iovec {
+        iov_base: core::ptr::null_mut(),
+        iov_len: PAGE_SIZE,
+    }; 64];
+    let mut idle = 0;
     loop {
         let n = slots().take_idle(&mut places);
-        let mut still_shared = 0;
-        for place in &places[..n] {
-            let at = buffer(place.slot());
-            let range = libc::iovec {
-                iov_base: at as *mut _,
-                iov_len: PAGE_SIZE,
-            };
-            let discard = || {
-                // SAFETY: the slot is ours alone until it is given back, and nothing is in it.
-                let _ = unsafe { mem::advise(at, PAGE_SIZE, libc::MADV_DONTNEED) };
-            };
-            still_shared += tenant::give_up_shared(|| smaps::shared_in(&[range]), discard).1;
+        if n == 0 {
+            return idle;
         }
+        for (range, place) in ranges.iter_mut().zip(&places[..n]) {
+            range.iov_base = buffer(place.slot()) as *mut _;
+        }
+        let ranges = &ranges[..n];
+        each(ranges, &|| {
+            // SAFETY: these slots are ours alone until they are given back, and nothing is in them.
+            unsafe { reclaim::discard(ranges) };
+        });
         slots().give_back_bare(&places[..n]);
-        accounting::uncharge(n as i64);
-        state::slot()
-            .cached_pages
-            .fetch_sub(n as i64, Ordering::Relaxed);
-        if still_shared > 0 {
-            tenant::keep_charge(still_shared);
-        }
+        idle += n as i64;
         if n < places.len() {
-            return;
+            return idle;
         }
     }
 }

@@ -261,8 +261,9 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         };
     }
     let given_up = &ctx.ranges[..ranges];
-    let (gone, still_shared) =
-        tenant::give_up_shared(|| smaps::shared_in(given_up), || discard(given_up));
+    // SAFETY: every page of the ranges is Evicting in our hands, and copied or clean: its contents are not needed.
+    let discard = || unsafe { discard(given_up) };
+    let (gone, still_shared) = tenant::give_up_shared(|| smaps::shared_in(given_up), discard);
     if !gone {
         let copied = n;
         n = keep_what_stays(&mut ctx.pages[..n], |i, j| ctx.slots.swap(i, j));
@@ -354,16 +355,19 @@ fn give_up(run: Run, refused: bool) {
 }
 
 /// Discards what the ranges hold, with one flush if the kernel can. False when some of it may be there still.
-fn discard(ranges: &[libc::iovec]) -> bool {
+///
+/// # Safety
+/// The contents of all pages of the ranges are the caller's, and not needed any more.
+pub unsafe fn discard(ranges: &[libc::iovec]) -> bool {
     if !state::NO_VECTOR_DISCARD.load(Ordering::Relaxed) {
-        // SAFETY: every page of the ranges is Evicting in our hands, and copied or clean: its contents are not needed.
+        // SAFETY: the caller's promise.
         if unsafe { mem::discard_many(state::PIDFD.load(Ordering::Relaxed), ranges) } {
             return true;
         }
         state::NO_VECTOR_DISCARD.store(true, Ordering::Relaxed);
     }
     ranges.iter().fold(true, |all, r| {
-        // SAFETY: every page of the ranges is Evicting in our hands, and copied or clean: its contents are not needed.
+        // SAFETY: the caller's promise.
         let done = unsafe { mem::advise(r.iov_base as usize, r.iov_len, libc::MADV_DONTNEED) };
         all & done.is_ok()
     })
@@ -649,10 +653,14 @@ pub fn background_round() -> bool {
         || offload.load(Ordering::Relaxed) != 0;
     let excess = if is_ours { accounting::excess() } else { 0 };
     let mut worked = false;
-    let (cap, avail) = (cache::slots().capacity(), cache::slots().available());
-    if avail < cap / 4 {
+    let slots = cache::slots();
+    let (cap, avail) = (slots.capacity(), slots.available());
+    let over = slots.used().saturating_sub(cap);
+    // What a fork's child found there costs nothing before its parent writes to the same slots, to make room.
+    let costs = over == 0 || !state::FORKED.load(Ordering::Relaxed) || accounting::short_of_room();
+    if avail < cap / 4 && costs {
         let mut ctx = context::reclaim();
-        worked |= write_out(&mut ctx, (cap / 4 - avail).min(32)) > 0;
+        worked |= write_out(&mut ctx, (cap / 4 - avail + over).min(32)) > 0;
     }
     worked |= tier::give_to_others();
     worked |= nodes::background_round();
