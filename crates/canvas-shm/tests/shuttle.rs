@@ -338,11 +338,11 @@ fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
             })
         };
         for mark in 0..2 {
-            if let Some(i) = post_ahead(&w, mark) {
-                if mark == 0 {
-                    w.mailbox.urge(i);
-                    w.mailbox.abandon(i);
-                }
+            if let Some(i) = post_ahead(&w, mark)
+                && mark == 0
+            {
+                w.mailbox.urge(i);
+                w.mailbox.abandon(i);
             }
         }
         // Another process takes the place of this one.
