@@ -534,8 +534,9 @@ impl World {
             match call {
                 Call::Read(id) => {
                     if version.is_some() {
-                        let ns = self.now() - sent.since;
-                        self.agents[a].donors[d].pace.answered(ns);
+                        let now = self.now();
+                        let pace = &mut self.agents[a].donors[d].pace;
+                        pace.answered(now - sent.since, now);
                     }
                     return self.shard_read(a, d, id, version, code);
                 }
@@ -547,8 +548,9 @@ impl World {
         }
         match (call, answer) {
             (Call::Read(id), Some(Answer::Data(version))) => {
-                let ns = self.now() - sent.since;
-                self.agents[a].donors[d].pace.answered(ns);
+                let now = self.now();
+                let pace = &mut self.agents[a].donors[d].pace;
+                pace.answered(now - sent.since, now);
                 let said = read::Answer::Data {
                     blank: version == 0,
                 };
