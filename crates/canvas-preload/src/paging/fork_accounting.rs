@@ -247,25 +247,29 @@ fn measure_all(any: bool) -> bool {
     if !any && n <= LATER && tenant::live_slots().any(is_new) {
         return false;
     }
-    for correction in later.into_iter().flatten() {
+    // Who gives up goes first: what goes from one to another is in the books once at any moment, and in their peaks.
+    if all_seen {
+        seg.orphan_pool_bytes
+            .fetch_sub(orphan_pool, Ordering::Relaxed);
+        seg.pool_bytes.fetch_sub(orphan_pool, Ordering::Relaxed);
+        for (node, orphans) in seg.nodes.iter().zip(orphan_nodes) {
+            if orphans != 0 {
+                node.orphan_bytes.fetch_sub(orphans, Ordering::Relaxed);
+                node.bytes.fetch_sub(orphans, Ordering::Relaxed);
+            }
+        }
+        seg.orphan_pages.fetch_sub(orphans, Ordering::Relaxed);
+        seg.local_pages.fetch_sub(orphans, Ordering::Relaxed);
+        seg.charge_footprint(-orphans);
+    }
+    // Otherwise what the dead have left may be charged to who cannot be seen from here: who can will settle that.
+    let corrections = || later.iter().flatten();
+    for correction in corrections().filter(|c| c.pages < 0) {
         correction.make();
     }
-    if !all_seen {
-        // What the dead have left may be charged to who cannot be seen from here: who can will settle that.
-        return true;
+    for correction in corrections().filter(|c| c.pages >= 0) {
+        correction.make();
     }
-    seg.orphan_pool_bytes
-        .fetch_sub(orphan_pool, Ordering::Relaxed);
-    seg.pool_bytes.fetch_sub(orphan_pool, Ordering::Relaxed);
-    for (node, orphans) in seg.nodes.iter().zip(orphan_nodes) {
-        if orphans != 0 {
-            node.orphan_bytes.fetch_sub(orphans, Ordering::Relaxed);
-            node.bytes.fetch_sub(orphans, Ordering::Relaxed);
-        }
-    }
-    seg.orphan_pages.fetch_sub(orphans, Ordering::Relaxed);
-    seg.local_pages.fetch_sub(orphans, Ordering::Relaxed);
-    seg.charge_footprint(-orphans);
     true
 }
 
@@ -285,12 +289,12 @@ struct Correction {
 }
 
 impl Correction {
-    fn make(self) {
+    fn make(&self) {
         let (seg, slot) = (state::seg(), self.slot);
         seg.charge_local(slot, self.pages);
         seg.charge_footprint(self.pages);
         seg.correct_pool(slot, self.pool_bytes);
-        for (place, bytes) in self.node_bytes.into_iter().enumerate() {
+        for (place, &bytes) in self.node_bytes.iter().enumerate() {
             seg.correct_node(slot, place, bytes);
         }
         if slot.id.load(Ordering::Relaxed) != self.id {
@@ -298,7 +302,7 @@ impl Correction {
             seg.charge_local(slot, -self.pages);
             seg.charge_footprint(-self.pages);
             seg.correct_pool(slot, -self.pool_bytes);
-            for (place, bytes) in self.node_bytes.into_iter().enumerate() {
+            for (place, &bytes) in self.node_bytes.iter().enumerate() {
                 seg.correct_node(slot, place, -bytes);
             }
             seg.note_native(slot, 0);
