@@ -468,18 +468,22 @@ static void on_damage(int sig, siginfo_t *info, void *context) {
     siglongjmp(damage_jump, 1);
 }
 
-/* Where libcanvas keeps the compressed pool (canvas-preload, areas.rs): its mapping's size tells it. */
+/* Where libcanvas keeps the compressed pool (canvas-preload, areas.rs): its size tells it. The kernel shows it in parts,
+ * side by side: what can be written to so far, and what can only be read. */
 static char *find_pool(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     CHECK(maps, "maps: %s", strerror(errno));
-    char line[512], *found = NULL;
-    unsigned long begin, end;
-    while (!found && fgets(line, sizeof line, maps))
-        if (sscanf(line, "%lx-%lx rw", &begin, &end) == 2 && end - begin == 4UL << 40)
-            found = (char *)begin;
+    char line[512];
+    unsigned long start = 0, until = 0, begin, end;
+    while (until - start != 4UL << 40 && fgets(line, sizeof line, maps))
+        if (sscanf(line, "%lx-%lx r", &begin, &end) == 2) {
+            if (begin != until)
+                start = begin;
+            until = end;
+        }
     fclose(maps);
-    CHECK(found, "no pool is mapped");
-    return found;
+    CHECK(until - start == 4UL << 40, "no pool is mapped");
+    return (char *)start;
 }
 
 static void damage(void) {
