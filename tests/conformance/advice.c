@@ -265,6 +265,18 @@ CASE(mlock_is_resident) {
     away(p, 4 * PAGE);
     EXPECT(is_filled(p, 4 * PAGE));
 }
+CASE(munlock_of_pages_that_were_about_to_leave) {
+    may_lock(4 * PAGE);
+    char *p = pages(4);
+    for (int round = 0; round < 100; round++) {
+        fill(p, 4 * PAGE);
+        madvise(p, 4 * PAGE, MADV_PAGEOUT);
+        OK(mlock(p, 4 * PAGE));
+        OK(munlock(p, 4 * PAGE));
+        away(p, 4 * PAGE);
+        EXPECT(is_filled(p, 4 * PAGE));
+    }
+}
 CASE(mlock_over_a_hole) { EXPECT_ERROR(mlock(hole(), PAGE), ENOMEM); }
 CASE(munlock_over_a_hole) { EXPECT_ERROR(munlock(hole(), PAGE), ENOMEM); }
 ROOT_CASE(mlock_overflow) { EXPECT_ERROR(mlock(pages(1), -PAGE), EINVAL); }

@@ -17,7 +17,7 @@ use crate::base::{
     areas, freeze, held,
     regions::{Lists, addr_of, lock, range},
 };
-use crate::memory::ranges::each_touched;
+use crate::memory::ranges::{each_touched, may_leave};
 use crate::paging::{
     fault::{self, Resolved},
     native_swap,
@@ -204,6 +204,8 @@ fn unlock_range(start: u32, end: u32) -> Result<usize, Errno> {
         held::note(-i64::from(cur.has(flag::LOCKED)));
         word::publish(areas::word(p), cur.clear(flag::LOCKED))
     });
+    // Reclaim that had chosen a page when it was locked found that the kernel keeps it.
+    may_leave(&g, start, until);
     whole.map(|()| 0)
 }
 
