@@ -73,7 +73,7 @@ SCRIPT = r"""
 """
 
 
-@check("overcommit-never", modes=("signal",), timeout_s=240, needs=guest.missing)
+@check("overcommit-never", modes=("signal",), slow_only=True, timeout_s=240, needs=guest.missing)
 def never(r):
     """Under vm.overcommit_memory=2 a program is managed and right; what it gives back it may have again, and what is too
     much it is refused."""

@@ -6,7 +6,7 @@ import subprocess
 
 from lib.harness import MIB, Skip, WantOfRoot, check
 
-# The command, with probes on three functions of libc: where tracefs is to be mounted, the probes' group, libc, and the
+# A command, with probes on three functions of libc: where tracefs is to be mounted, the probes' group, libc, and the
 # functions' places come before it.
 WITH_PROBES = """
 home=$1 group=$2 libc=$3
@@ -46,8 +46,11 @@ def uprobes(r):
     os.mkdir(home)
     group = f"canvas_test_{os.getpid()}_{r.mode}"
     at = places(libc, ("getppid", "write", "madvise"))
-    c = r.start([program], tag="probed", local=16 * MIB, prefix=["unshare", "-m", "sh", script, home, group, libc, *at])
-    if r.wait(c, expect={0, 77}) == 77:
-        raise Skip("this kernel has no uprobes, or they cannot be set here")
+    with subprocess.Popen(["unshare", "-m", "sh", script, home, group, libc, *at, "sh", "-c", "echo there; read end"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probes:
+        if probes.stdout.readline() != "there\n":
+            raise Skip("this kernel has no uprobes, or they cannot be set here")
+        c = r.call([program], tag="probed", local=16 * MIB)
+        probes.stdin.close()
     r.same(c.out(), "bad 0\n", "what the program says")
     r.judge(paged=True)
