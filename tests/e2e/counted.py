@@ -1,4 +1,5 @@
-"""Figures of the report beside what is known from outside: a program that does so many things, and one that does none."""
+"""Figures of the report beside what is known from outside: a program that does a known number of things, and one
+that does none."""
 
 from lib import canvas
 from lib.harness import MIB, check
@@ -7,7 +8,7 @@ from .hostile import C
 
 PAGES, FORKS = 4096, 5
 PAGE = 4096
-# A first touch brings a chunk of so many pages.
+# Pages that a first touch brings in.
 CHUNK_PAGES = 64
 # By the low bits of a tag (tests/c/common.h): the counter of pages stored so, if there is one, and what the pool takes
 # of such a page, at least and at most.

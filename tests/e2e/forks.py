@@ -1,5 +1,6 @@
 """Memory of a family of processes, counted from outside while all of them stand still."""
 
+import contextlib
 import json
 import os
 import resource
@@ -83,24 +84,29 @@ print(*said, *[os.waitstatus_to_exitcode(os.wait()[1]) for _ in pipes])
 """
 
 
+def send(pids, number):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@contextlib.contextmanager
 def all_stopped(root):
-    """Stops what `root` has started, also what is forked meanwhile."""
+    """While this lasts, what `root` has started stands still, also what it forks meanwhile."""
     stopped = set()
     while new := set(procs.tree(root, False)) - stopped:
-        for pid in new:
-            try:
-                os.kill(pid, signal.SIGSTOP)
-            except ProcessLookupError:
-                pass
+        send(new, signal.SIGSTOP)
         stopped |= new
-    return stopped
+    try:
+        yield stopped
+    finally:
+        send(stopped, signal.SIGCONT)
 
 
 def snapshot(r, name, root):
     """Bytes of local memory that a run really has, has by its books, and by their parts; None when a process came or
     went."""
-    stopped = all_stopped(root)
-    try:
+    with all_stopped(root) as stopped:
         there = procs.anon_bytes(stopped) - procs.pool_bytes(stopped)
         try:
             run = json.loads(ask(r, "status", name, "--json"))
@@ -112,12 +118,6 @@ def snapshot(r, name, root):
         used = run["used"]
         parts = sum(used[part] for part in ("resident_bytes", "cache_bytes", "native_bytes"))
         return there, used["local_bytes"], parts
-    finally:
-        for pid in stopped:
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                pass
 
 
 @check("forks-books", timeout_s=300)
@@ -157,16 +157,9 @@ def forks_cache(r):
     most = seen = 0
     while r.managed and c.alive():
         time.sleep(0.005)
-        stopped = all_stopped(c.pid)
-        try:
+        with all_stopped(c.pid) as stopped:
             most = max(most, procs.cache_bytes(stopped))
             seen += len(stopped) > CHILDREN
-        finally:
-            for pid in stopped:
-                try:
-                    os.kill(pid, signal.SIGCONT)
-                except ProcessLookupError:
-                    pass
     r.wait(c)
     r.same(c.out().split(), ["0"] * CHILDREN, "exit codes")
     if not r.managed:

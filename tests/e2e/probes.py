@@ -51,6 +51,5 @@ def uprobes(r):
         if probes.stdout.readline() != "there\n":
             raise Skip("this kernel has no uprobes, or they cannot be set here")
         c = r.call([program], tag="probed", local=16 * MIB)
-        probes.stdin.close()
     r.same(c.out(), "bad 0\n", "what the program says")
     r.judge(paged=True)

@@ -140,13 +140,13 @@ fn judge_far(f: &Facts, far: &Far, add: &mut impl FnMut(Code, String)) {
 /// Donors that are slow: silent, or their reads or answers to a ping take many times as long as those of the donor of
 /// the run that is the fastest in that, and not by less than matters.
 pub fn slow(donors: &[DonorStatus]) -> impl Iterator<Item = &DonorStatus> {
-    /// Half of its answers take so many times as long as the fastest donor's,
+    /// A donor is slow when half of its answers take this many times as long as the fastest donor's,
     const TIMES: u32 = 8;
     /// and no less than this: of reads,
     const READ_US_MIN: u32 = 2_000;
     /// and of pings, which find threads of a busy host asleep.
     const PING_US_MIN: u32 = 10_000;
-    /// What waits for so long waits for more than a stop of the donor's host.
+    /// A request that waits for longer waits for more than a stop of the donor's host.
     const SILENT_US: u32 = 200_000;
     let read = |d: &DonorStatus| d.read_us.map(|(p50, _)| p50);
     let ping = |d: &DonorStatus| d.round_trip_us;

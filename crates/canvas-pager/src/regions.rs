@@ -106,7 +106,8 @@ impl<'a> Regions<'a> {
             pages: 0,
         }
     }
-    /// The same in memory that `open` makes writable: so many items at least, and it says how many are then.
+    /// No regions, in memory that is opened as their number grows: `open(n)` makes at least `n` items writable, and
+    /// gives how many are; fewer than `n` where there is no memory.
     pub fn opened_by(items: &'a mut [Region], open: fn(usize) -> usize) -> Regions<'a> {
         Regions {
             writable: 0,

@@ -13,7 +13,7 @@ pub const HEDGE_NS_MIN: u64 = 20_000_000;
 pub const HEDGE_NS_MAX: u64 = 200_000_000;
 /// A step is the estimate divided by this.
 const STEPS: u64 = 1024;
-/// The median is of so many answers.
+/// Answers that the median is taken over.
 const RECENT: usize = 11;
 
 /// How long the last few answers of one kind took.

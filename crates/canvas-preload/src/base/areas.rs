@@ -213,13 +213,11 @@ pub fn open_slab(slab: usize) -> Result<(), Errno> {
 /// Opens the buffers of the swap cache's first `slots` slots; how many slots have theirs open.
 pub fn open_cache(slots: usize) -> usize {
     static OPEN: Mark = Mark::new(128 << 10);
-    static REACHED: AtomicU64 = AtomicU64::new(0);
     let most = CACHE_SLOTS_MAX * PAGE_SIZE;
     let wanted = slots.min(CACHE_SLOTS_MAX) * PAGE_SIZE;
-    if let Ok(bytes) = OPEN.reach(cache_buffers(), wanted, most) {
-        REACHED.fetch_max(bytes as u64, Ordering::Relaxed);
-    }
-    REACHED.load(Ordering::Relaxed) as usize / PAGE_SIZE
+    // Where there is no memory for more, those that are open are all.
+    let _ = OPEN.reach(cache_buffers(), wanted, most);
+    OPEN.bytes() / PAGE_SIZE
 }
 
 /// Opens a list of regions for `wanted` of them at least; for how many it is open.
@@ -342,8 +340,8 @@ pub fn extent_book() -> BookArrays<'static> {
     }
 }
 
-/// Hashes of what lies beyond the pool, for a process with so many local pages at most; none where there is no memory
-/// for them. They are opened by this.
+/// Opens the hashes of what lies beyond the pool, for a process with at most `local_pages`; none where there is no
+/// memory for them.
 pub fn digests(local_pages: usize) -> &'static [AtomicU64] {
     let words = digests::words_for(local_pages.min(DIGESTS_PAGES_MAX));
     match open(tables(DIGESTS), words * 8) {
@@ -352,7 +350,7 @@ pub fn digests(local_pages: usize) -> &'static [AtomicU64] {
     }
 }
 
-/// Opens what [`links`] gives for so many local pages.
+/// Opens what [`links`] gives for `local_pages`.
 pub fn open_links(local_pages: usize) -> Result<(), Errno> {
     open(tables(LINKS), links(local_pages).len() * 8)
 }

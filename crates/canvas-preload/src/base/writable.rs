@@ -33,9 +33,14 @@ impl Mark {
         }
     }
 
+    /// Bytes that are open.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     /// Opens the area at `base`, which has `most` bytes, until `want` of them are open; how many are.
     pub fn reach(&self, base: usize, want: usize, most: usize) -> Result<usize, Errno> {
-        let now = self.bytes.load(Ordering::Relaxed);
+        let now = self.bytes();
         if want <= now {
             return Ok(now);
         }

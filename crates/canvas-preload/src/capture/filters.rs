@@ -177,7 +177,7 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
                 }
                 // A child of vfork forbids itself alone.
                 let own = state::PID.load(Ordering::Relaxed) == proc::pid();
-                if own && first(ops, len, &of_start()[..1], seccomp::ends).is_some() {
+                if own && first(ops, len, &[OF_CHILD], seccomp::ends).is_some() {
                     procs::forbid_children();
                 }
             }
@@ -191,13 +191,19 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
 /// A call of ours: number, name, arguments.
 type Call = (i64, &'static str, [usize; 6]);
 
+/// By which a fork's child begins, too.
+const OF_CHILD: Call = (
+    libc::SYS_userfaultfd,
+    "userfaultfd",
+    [(libc::O_CLOEXEC | libc::O_NONBLOCK) as usize, 0, 0, 0, 0, 0],
+);
+
 /// Calls by which a managed program starts, beside those that the C library makes as well. When one is refused, the
 /// program stays unmanaged; where the filter ends the program for it, the library must not be loaded.
 fn of_start() -> [Call; 10] {
     let at = layout::window_base();
-    let uffd = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     [
-        (libc::SYS_userfaultfd, "userfaultfd", [uffd, 0, 0, 0, 0, 0]),
+        OF_CHILD,
         (libc::SYS_ioctl, "ioctl", [100, uffd::IOC_COPY, at, 0, 0, 0]),
         (
             libc::SYS_memfd_create,

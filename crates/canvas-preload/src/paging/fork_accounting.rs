@@ -95,7 +95,7 @@ pub fn child_ready() {
 /// measured with them, not by itself).
 pub fn look(now: u64) -> bool {
     static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
-    /// Measurements in a row that a fork spoilt. After so many it is measured whatever is forked.
+    /// Measurements in a row that a fork spoilt; after FAILED_MAX of them the next counts whatever is forked.
     static FAILED: AtomicU32 = AtomicU32::new(0);
     const FAILED_MAX: u32 = 16;
     let seg = state::seg();

@@ -210,7 +210,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     (0, child_id)
 }
 
-/// A filter of the program's ends whoever opens a userfaultfd.
+/// A seccomp filter that the program installed ends this process when it opens a userfaultfd.
 static ENDED_BY_FILTER: AtomicBool = AtomicBool::new(false);
 
 /// No child of this process can be managed from now on, and trying would end this process.
