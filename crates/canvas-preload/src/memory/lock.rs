@@ -17,7 +17,7 @@ use crate::base::{
     areas, freeze, held,
     regions::{Lists, addr_of, lock, range},
 };
-use crate::memory::ranges::{each_touched, may_leave};
+use crate::memory::ranges::each_touched;
 use crate::paging::{
     fault::{self, Resolved},
     native_swap,
@@ -200,12 +200,14 @@ fn unlock_range(start: u32, end: u32) -> Result<usize, Errno> {
         kind: a.kind & !kind::LOCKED,
         ..a
     });
-    each_touched(start, until, |p, cur| {
-        held::note(-i64::from(cur.has(flag::LOCKED)));
-        word::publish(areas::word(p), cur.clear(flag::LOCKED))
+    g.window.each(start, until, |r| {
+        // Reclaim that had chosen a page when it was locked found that the kernel keeps it.
+        let kept = if r.attr.is_readable() { flag::STUCK } else { 0 };
+        each_touched(r.start, r.end, |p, cur| {
+            held::note(-i64::from(cur.has(flag::LOCKED)));
+            word::publish(areas::word(p), cur.clear(flag::LOCKED | kept))
+        });
     });
-    // Reclaim that had chosen a page when it was locked found that the kernel keeps it.
-    may_leave(&g, start, until);
     whole.map(|()| 0)
 }
 

@@ -24,7 +24,7 @@ use crate::memory::{
     admit::admit,
     advice, lock as locking,
     open_pages::{MMAP_FIRST, make_way, protect},
-    ranges::{discard, each_touched, may_leave, on_mapped, on_range},
+    ranges::{discard, each_touched, on_mapped, on_range},
     wishes,
     wishes::WISH,
 };
@@ -364,7 +364,14 @@ fn mprotect_range(start: u32, asked: u32, prot: i32) -> Result<usize, Errno> {
             ..a
         });
     }
-    may_leave(&g, start, end);
+    // What can be read, now or still, can leave.
+    g.window.each(start, end, |r| {
+        if r.attr.is_readable() {
+            each_touched(r.start, r.end, |page, cur| {
+                word::publish(areas::word(page), cur.clear(flag::STUCK));
+            });
+        }
+    });
     done.and(if end == asked {
         Ok(0)
     } else {

@@ -1,6 +1,6 @@
 //! Ranges of the window that a call names, and the pages in them that hold something.
 
-use canvas_pager::word::{self, State, Word, flag};
+use canvas_pager::word::{self, State, Word};
 use canvas_sys::gate::yield_now;
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{self, BLOCK_PAGES};
@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 
 use crate::base::{
     areas,
-    regions::{Lists, addr_of, range},
+    regions::{addr_of, range},
     smaps, state, tenant, touched,
 };
 use crate::paging::reclaim;
@@ -39,17 +39,6 @@ pub(crate) fn on_mapped(
         let (start, end) = range(addr, bytes).map_err(past)?;
         call(start, end)
     })
-}
-
-/// What can be read of the range can leave, whatever kept it there before.
-pub(crate) fn may_leave(g: &Lists, start: u32, end: u32) {
-    g.window.each(start, end, |r| {
-        if r.attr.is_readable() {
-            each_touched(r.start, r.end, |page, cur| {
-                word::publish(areas::word(page), cur.clear(flag::STUCK));
-            });
-        }
-    });
 }
 
 /// Takes the word of every touched page in the range for the mapping call: `f` gets the page and
