@@ -40,12 +40,20 @@ def debian_package(r):
 
 @check("workflow", modes=("signal",), timeout_s=60)
 def workflow(r):
-    """The forge's workflow runs the README's two commands, by targets that the Makefile has."""
-    with open(os.path.join(ROOT, ".github/workflows/ci.yml")) as f:
-        text = f.read()
+    """The forge's workflows run `.ci/run`, the Rust version that Cargo.toml requires, every fuzz target, and targets
+    that the Makefile has."""
+    texts = {}
+    for name in ("ci.yml", "nightly.yml"):
+        with open(os.path.join(ROOT, ".github/workflows", name)) as f:
+            texts[name] = f.read()
     with open(os.path.join(ROOT, "Makefile")) as f:
         targets = re.findall(r"^([a-z][a-z-]*):", f.read(), re.M)
-    listed = re.search(r"target: \[(.*)\]", text)[1].split(", ")
-    r.same(sorted(listed), ["demo", "test"], "what the workflow runs")
-    r.require(set(listed) <= set(targets), f"the Makefile has {targets}")
-    r.require("run: make ${{ matrix.target }}" in text, "the workflow runs no make")
+    with open(os.path.join(ROOT, "Cargo.toml")) as f:
+        minimum = re.search(r'^rust-version = "(.*)"', f.read(), re.M)[1]
+    r.require("run: .ci/run" in texts["ci.yml"], "ci.yml does not run .ci/run")
+    r.same(re.findall(r"library/rust:(\d\.\d+)-", texts["ci.yml"]), [minimum], "the minimum Rust version that is built")
+    called = re.findall(r"run: make ([a-z-]+)", "".join(texts.values()))
+    r.require(called and set(called) <= set(targets), f"the workflows call {called}, the Makefile has {targets}")
+    fuzzed = re.search(r"target: \[(.*)\]", texts["nightly.yml"])[1].split(", ")
+    present = sorted(n[:-3] for n in os.listdir(os.path.join(ROOT, "fuzz/fuzz_targets")) if n.endswith(".rs"))
+    r.same(fuzzed, present, "fuzz targets of the nightly run")
