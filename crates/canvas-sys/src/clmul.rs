@@ -3,7 +3,7 @@
 //!
 //! PCLMULQDQ multiplies two polynomials over GF(2) of degree 63, VPCLMULQDQ two or four pairs of them at a
 //! time. Which of them the processor has, and the kernel lets us use, is looked up once, when the
-//! library starts. The wide forms are assembly, as the oldest compiler that we build with (1.88) has no stable
+//! library starts. The wide forms are assembly, as the oldest compiler that we build with (1.89) has no stable
 //! names for VPCLMULQDQ. They leave the upper halves of registers zero, as code that was compiled without AVX
 //! likes them, and as keeps the kernel's own saving of registers cheap.
 

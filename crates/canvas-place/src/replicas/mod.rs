@@ -96,11 +96,14 @@ impl Policy {
 /// By its name, if it has one.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Policy::NAMED.iter().find(|(_, policy)| policy == self) {
-            Some((name, _)) => f.write_str(name),
-            None if let Some(code) = self.code => write!(f, "{code}"),
-            None if self.disk => write!(f, "{}+disk", self.donors),
-            None => write!(f, "{}", self.donors),
+        match (
+            Policy::NAMED.iter().find(|(_, policy)| policy == self),
+            self.code,
+        ) {
+            (Some((name, _)), _) => f.write_str(name),
+            (None, Some(code)) => write!(f, "{code}"),
+            (None, None) if self.disk => write!(f, "{}+disk", self.donors),
+            (None, None) => write!(f, "{}", self.donors),
         }
     }
 }

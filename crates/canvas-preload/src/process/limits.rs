@@ -8,7 +8,7 @@ use canvas_sys::{descriptors, sys4};
 use crate::memory::admit;
 
 /// A limit of the kernel's that is kept here.
-const KEPT: [(u32, &AtomicU64); 2] = [
+static KEPT: [(u32, &AtomicU64); 2] = [
     (libc::RLIMIT_AS, &admit::LIMIT_AS),
     (libc::RLIMIT_DATA, &admit::LIMIT_DATA),
 ];
