@@ -96,10 +96,8 @@ impl Policy {
 /// By its name, if it has one.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (
-            Policy::NAMED.iter().find(|(_, policy)| policy == self),
-            self.code,
-        ) {
+        let named = Policy::NAMED.iter().find(|(_, policy)| policy == self);
+        match (named, self.code) {
             (Some((name, _)), _) => f.write_str(name),
             (None, Some(code)) => write!(f, "{code}"),
             (None, None) if self.disk => write!(f, "{}+disk", self.donors),
