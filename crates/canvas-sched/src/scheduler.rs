@@ -16,7 +16,7 @@ const BYTE: u128 = 1 << 20;
 
 /// What a tenant has asked for ahead and has not got yet takes its share of a link so long, at most, and two round trips.
 /// More of it makes all of it later and moves no byte more: over 200 Mbit/s the 90th percentile of a stream's
-/// reads ahead was 75 ms without a bound, 55 with 10 ms here, and 31 with 5 (docs/design/decisions.md, 40).
+/// reads ahead was 75 ms without a bound, 55 with 10 ms here, and 31 with 5 (docs/design/decisions.md).
 pub const AHEAD_NS_MAX: u64 = 5_000_000;
 /// What a tenant that has not used its share may have beyond it when it comes back: its share of so long, beside those
 /// that have something waiting then. A stream whose program, agent and threads wait for processors has nothing waiting
