@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Is what the documents name there? Each test in SPECIFICATION.md; each target of the Makefile, link, path,
-command and flag in any document (pages.py). And does no Rust test skip without being counted? Part of `make
-lint`; takes a second and needs nothing that was built.
+command and flag in any document (pages.py); each number in the list of bounds (bounds.py). And does no Rust
+test skip without being counted? Part of `make lint`; takes a second and needs nothing that was built.
 """
 
 import fnmatch
@@ -14,7 +14,7 @@ import sys
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(TESTS)
 sys.path.insert(0, TESTS)
-from lib import harness, pages  # noqa: E402
+from lib import bounds, harness, pages  # noqa: E402
 
 # Integration tests of the command, which documents call by the name of their directory alone.
 COMMAND = {"cli": "canvas-cli", "ops": "canvas-cli", "far": "canvas-cli", "host": "canvas-cli", "agent": "canvas-cli"}
@@ -211,7 +211,7 @@ def main():
     tests, made = Tests(), targets()
     with open(os.path.join(ROOT, "SPECIFICATION.md")) as f:
         specification = Specification(f.read(), tests, cases(), made, literals())
-    wrong = specification.check() + silent_skips()
+    wrong = specification.check() + silent_skips() + bounds.wrong()
     canvas = pages.Canvas()
     for name, text in documents():
         wrong += other(name, text, made) + pages.wrong(name, text, canvas)
