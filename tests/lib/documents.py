@@ -207,11 +207,27 @@ def silent_skips():
     return wrong
 
 
+def libraries():
+    """Dependencies that docs/design/libraries.md does not explain."""
+    with open(os.path.join(ROOT, "docs", "design", "libraries.md")) as f:
+        said = set(re.findall(r"`([a-z0-9_-]+)`", f.read()))
+    wrong = []
+    for path in sorted(glob.glob(os.path.join(ROOT, "crates", "*", "Cargo.toml"))):
+        with open(path) as f:
+            parts = re.split(r"^\[(.*)\]$", f.read(), flags=re.M)
+        for section, lines in zip(parts[1::2], parts[2::2]):
+            if section.endswith("dependencies"):
+                names = set(re.findall(r"^([a-z][a-z0-9_-]*)(?:\.workspace)? *=", lines, re.M))
+                wrong += [fX
+                          for n in sorted(names - said) if not n.startswith("canvas-")]
+    return wrong
+
+
 def main():
     tests, made = Tests(), targets()
     with open(os.path.join(ROOT, "SPECIFICATION.md")) as f:
         specification = Specification(f.read(), tests, cases(), made, literals())
-    wrong = specification.check() + silent_skips() + bounds.wrong()
+    wrong = specification.check() + silent_skips() + bounds.wrong() + libraries()
     canvas = pages.Canvas()
     for name, text in documents():
         wrong += other(name, text, made) + pages.wrong(name, text, canvas)
