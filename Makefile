@@ -98,7 +98,7 @@ test-interleavings: ## Lock-free parts under shuttle's scheduler
 
 test-e2e: ## Real and hostile programs under canvas, small sizes
 	$(CARGO_TEST) --no-run --quiet
-	tests/run --suite normal --canvas $(TESTED)
+	tests/run --suite normal --canvas $(TESTED) --durations 20 --junitxml $(TARGET)/test-e2e.xml
 
 test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/TESTING.md)
 	$(call install,$(FRESH_PACKAGES))
@@ -108,7 +108,7 @@ test-slow: deps-test build ## The long tests: all programs, all modes, 10^7 step
 	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-pager --test page_model
 	CANVAS_SIM_CASES=2000 $(CARGO) test --locked --release --package canvas-sim
 	$(CARGO) run --locked --release --package canvas-sim -- --full
-	tests/run --suite slow --canvas $(CANVAS)
+	tests/run --suite slow --canvas $(CANVAS) --durations 20 --junitxml $(TARGET)/test-slow.xml
 
 sim: ## Simulate pools of many hosts and print their figures (docs/SIMULATION.md)
 	$(CARGO) run --locked --release --package canvas-sim

@@ -6,7 +6,6 @@ test skip without being counted? Part of `make lint`; takes a second and needs n
 
 import fnmatch
 import glob
-import importlib
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ import sys
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(TESTS)
 sys.path.insert(0, TESTS)
-from lib import bounds, harness, pages  # noqa: E402
+from lib import bounds, pages, registered  # noqa: E402
 
 # Integration tests of the command, which documents call by the name of their directory alone.
 COMMAND = {"cli": "canvas-cli", "ops": "canvas-cli", "far": "canvas-cli", "host": "canvas-cli", "agent": "canvas-cli"}
@@ -86,13 +85,6 @@ class Tests:
                 return "::".join(base) + name
             base.pop()
         return None
-
-
-def cases():
-    """The end-to-end tests by name."""
-    for path in sorted(glob.glob(os.path.join(TESTS, "e2e", "[a-z]*.py"))):
-        importlib.import_module("e2e." + os.path.basename(path)[:-3])
-    return {t.name: t for t in harness.REGISTRY}
 
 
 def targets():
@@ -226,7 +218,7 @@ def libraries():
 def main():
     tests, made = Tests(), targets()
     with open(os.path.join(ROOT, "SPECIFICATION.md")) as f:
-        specification = Specification(f.read(), tests, cases(), made, literals())
+        specification = Specification(f.read(), tests, registered.load(), made, literals())
     wrong = specification.check() + silent_skips() + bounds.wrong() + libraries()
     canvas = pages.Canvas()
     for name, text in documents():

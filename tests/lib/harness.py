@@ -1,21 +1,21 @@
-"""The end-to-end runner's core: registry of tests, one test's tools, the main loop.
+"""The end-to-end tests' core: their registry, and the tools of one test. pytest runs them
+(tests/conftest.py), several at one time.
 
 A *program* test is a scenario that runs twice: plain, which gives the right answer and the
 footprint, and under canvas at a share of that footprint; both answers must be equal. A *check*
-decides for itself. Tests run strictly one after another.
+decides for itself.
 """
 
+import contextlib
+import fcntl
 import functools
 import os
 import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
-import time
-import traceback
 
-from . import canvas, procs, scratch
+from . import canvas, procs
 
 MIB = canvas.MIB
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -54,10 +54,6 @@ class WantOfRoot(str):
     """What a test's `needs` answers when the reason is that we are not root."""
 
 
-class Timeout(BaseException):
-    """Raised by the alarm; not an Exception, so that scenarios do not swallow it."""
-
-
 @functools.cache
 def example(name):
     """A test program that is an example of some crate, built once. The selection of packages is that of
@@ -86,6 +82,10 @@ class Test:
         self.needs = o.pop("needs", None)
         self.pool = o.pop("pool", "4G")
         self.env = o.pop("env", {})
+        # Changes what all of the host has (swap, zram, names of control groups): never two of these at one time.
+        self.host = o.pop("host", False)
+        # Judges what the load of other tests would change: runs when no other test does.
+        self.alone = o.pop("alone", False)
         # Pool as a percentage of the plain footprint, with far memory below it; the run must use it.
         self.deep_percent = o.pop("deep_percent", None)
         # Whose plain run gives the answer.
@@ -341,25 +341,22 @@ class Run:
 
 
 class Session:
-    """One call of tests/run."""
+    """One worker of a run of the tests: `home` is the run's directory, in which `dir` is the worker's."""
 
-    def __init__(self, suite, canvas_path, plain_only=False, keep=False):
+    def __init__(self, suite, home, name, canvas_path, plain_only=False, keep=False):
         self.suite = suite
         self.plain_only = plain_only
         self.keep = keep
         # What is made here (programs, copies) is for the ordinary user as well.
         os.umask(0o022)
-        self.dir = tempfile.mkdtemp(prefix="canvas-e2e-", dir=scratch.find())
-        os.chmod(self.dir, 0o755)
+        self.dir = os.path.join(home, name)
+        # Programs of tests/c, compiled once for all workers.
+        self.programs = os.path.join(home, "c")
+        for path in (self.dir, self.programs):
+            os.makedirs(path, 0o755, exist_ok=True)
         self.user = self._ordinary_user()
-        self.canvas = None
-        if canvas_path and not plain_only:
-            # A copy that an ordinary user can execute wherever the work tree lies.
-            self.canvas = os.path.join(self.dir, "canvas")
-            shutil.copy(canvas_path, self.canvas)
-            os.chmod(self.canvas, 0o755)
+        self.canvas = canvas_path
         self.references = {}
-        self.compiled = {}
         # What the test that runs says of its own cases.
         self.cases = None
         self.count = 0
@@ -374,19 +371,24 @@ class Session:
     def compile(self, name, of="c"):
         """Compiles tests/c/NAME.c; `NAME-static` links statically, `NAME-library` makes a shared library.
         `of` is another directory of tests."""
-        if (of, name) not in self.compiled:
-            stem, _, kind = name.partition("-")
-            source = os.path.join(TESTS, of, stem + ".c")
-            target = os.path.join(self.dir, name if of == "c" else f"{of}-{name}")
-            flags = {"": [], "static": ["-static"], "library": ["-shared", "-fPIC"]}[kind]
-            # Short cases are built sooner than they would run faster.
-            flags += ["-O2", "-g"] if of == "c" else ["-O0"]
-            argv = ["gcc", *flags, "-Wall", "-pthread", "-o", target, source]
-            r = subprocess.run(argv, capture_output=True, text=True)
-            if r.returncode:
-                raise Failure(f"{' '.join(argv)}:\n{r.stderr}")
-            self.compiled[of, name] = target
-        return self.compiled[of, name]
+        target = os.path.join(self.programs, name if of == "c" else f"{of}-{name}")
+        with _locked(target + ".lock"):
+            if not os.path.exists(target):
+                self._compile(name, of, target)
+        return target
+
+    @staticmethod
+    def _compile(name, of, target):
+        stem, _, kind = name.partition("-")
+        source = os.path.join(TESTS, of, stem + ".c")
+        flags = {"": [], "static": ["-static"], "library": ["-shared", "-fPIC"]}[kind]
+        # Short cases are built sooner than they would run faster.
+        flags += ["-O2", "-g"] if of == "c" else ["-O0"]
+        argv = ["gcc", *flags, "-Wall", "-pthread", "-o", target + ".new", source]
+        r = subprocess.run(argv, capture_output=True, text=True)
+        if r.returncode:
+            raise Failure(f"{' '.join(argv)}:\n{r.stderr}")
+        os.rename(target + ".new", target)
 
     def source(self, name):
         copy = os.path.join(self.dir, name.replace("/", "-"))
@@ -455,99 +457,43 @@ class Session:
             ok = True
         finally:
             run.close()
-            procs.end_orphans()
             if ok:
                 self._tidy(path)
         return run.notes
 
-    def close(self, keep):
-        if not keep:
-            shutil.rmtree(self.dir, ignore_errors=True)
+
+@contextlib.contextmanager
+def _locked(path):
+    """A file's lock, which this process has while it is entered."""
+    with open(path, "a") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
 
 
-def selected(suite, only, mode):
+def label(test, mode, share, plain=False):
+    """What an instance of a test is called."""
+    return f"{test.name}/plain" if plain else "/".join(str(x) for x in (test.name, mode, share) if x is not None)
+
+
+def group(test):
+    """Of one group there is never more than one test at one time: of those with one plain run, which is done once,
+    and of those that change the host."""
+    if test.alone:
+        return "alone"
+    return "host" if test.host else test.reference
+
+
+def selected(suite, only=None, mode=None, plain=False):
+    """(test, mode, share) of what a command line asks for; of plain runs there is one for each test."""
     for test in REGISTRY:
         for m, share in test.instances():
-            label = "/".join(str(x) for x in (test.name, m, share) if x is not None)
+            name = label(test, m, share)
             if mode and m != mode:
                 continue
-            if only:
-                if not any(label == o or test.name == o or label.startswith(o + "/") for o in only):
-                    continue
-                yield test, m, share, label
-            elif test.in_suite(suite, m, share):
-                yield test, m, share, label
-
-
-def _on_alarm(_sig, _frame):
-    raise Timeout()
-
-
-def run_all(session, only=None, mode=None):
-    """Runs the selection; the counts (passed, failed, skipped)."""
-    passed, failed, skipped, failures = 0, 0, 0, []
-    signal.signal(signal.SIGALRM, _on_alarm)
-    # Ignored when the suite was started by nohup or in a shell's background; then the programs
-    # would ignore them too, and no shell can trap what it was started with ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(name) == signal.SIG_IGN:
-            signal.signal(name, signal.SIG_DFL)
-    procs.become_subreaper()
-    seen = set()
-    for test, m, share, label in selected(session.suite, only, mode):
-        if session.plain_only:
-            if test.name in seen:
+            if only and not any(name == o or name.startswith(o + "/") for o in only):
                 continue
-            seen.add(test.name)
-            label = test.name + "/plain"
-        began = time.monotonic()
-        factor = 6 if session.suite == "slow" else PATIENCE
-        session.cases = None
-        try:
-            signal.alarm(test.timeout_s * factor)
-            try:
-                notes = session.run_one(test, m, share)
-            finally:
-                signal.alarm(0)
-            passed += 1
-            word, text = "ok  ", "; ".join(notes)
-        except Skip as e:
-            word, text = "skip", str(e)
-            if isinstance(e, NeedsRoot) and os.environ.get("CI") in ("true", "1"):
-                failed += 1
-                word, text = "FAIL", f"{e}, which CI=true promises; run the tests as root, or unset CI"
-            else:
-                skipped += 1
-        except Failure as e:
-            failed += 1
-            word, text = "FAIL", str(e)
-        except Timeout:
-            failed += 1
-            word, text = "FAIL", f"not finished after {test.timeout_s * factor} s"
-            procs.end_orphans()
-        except Exception:
-            failed += 1
-            word, text = "FAIL", traceback.format_exc()
-        if session.cases:
-            # In place of the test that they are in.
-            passed += session.cases.passed - (word == "ok  ")
-            failed += max(session.cases.failed - 1, 0)
-            skipped += len(session.cases.skipped)
-            for case, reason in session.cases.skipped:
-                print(f"skip {label}:{case:20s}    0.0 s  {reason}", flush=True)
-        took_s = time.monotonic() - began
-        first, _, rest = text.partition("\n")
-        print(f"{word} {label:34s} {took_s:6.1f} s  {first}", flush=True)
-        for line in rest.splitlines():
-            print(f"       | {line}", flush=True)
-        if word == "FAIL":
-            failures.append((label, text))
-    if failures:
-        print("failed: " + " ".join(label for label, _ in failures))
-        # Once more, where they are found: logs are cut in the middle.
-        for label, text in failures[:20]:
-            print(f"failed: {label}: {' | '.join(text.splitlines())[:600]}")
-        print(f"their files: {session.dir}")
-    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
-    return passed, failed, skipped
+            if not only and not test.in_suite(suite, m, share):
+                continue
+            yield test, m, share
+            if plain:
+                break

@@ -36,6 +36,11 @@ def _parents():
     return table
 
 
+def children(parent):
+    """Pids of the living processes that `parent` has started."""
+    return [pid for pid, (its, state) in _parents().items() if its == parent and state != b"Z"]
+
+
 def tree(root, include_root=True):
     """Living pids of `root` and all its descendants, parents first."""
     table = _parents()
