@@ -69,7 +69,7 @@ def example(r, name, argv, plain=None, env=None, **o):
     return stats
 
 
-@check("api-calls", timeout_s=120)
+@check("api-calls", normal=ONCE, timeout_s=120)
 def api_calls(r):
     """Each call does what canvas.h says, or answers with an error; without canvas it is -ENOSYS."""
     if not r.managed:

@@ -43,7 +43,7 @@ def kind(sample):
     return v if isinstance(v, str) else next(iter(v))
 
 
-@check("bench-tiny", modes=("signal",), timeout_s=120)
+@check("bench-tiny", host=True, modes=("signal",), timeout_s=120)
 def tiny(r):
     """Two programs on all that this host has; report and comparison of the results."""
     canvas_only(r)
@@ -94,7 +94,7 @@ def tiny(r):
     r.note(f"{len(samples)} samples, {ooms} out of memory; skipped: {missing or 'nothing'}")
 
 
-@check("bench-far", modes=("signal",), timeout_s=150)
+@check("bench-far", host=True, modes=("signal",), timeout_s=150)
 def far(r):
     """A program over donors of the bench's own: what it records, and that nothing of them is left."""
     canvas_only(r)
@@ -119,7 +119,7 @@ def far(r):
     r.note(f"read p50 {got['read_ns']['p50'] / 1000:.0f} us, TCP {got['tcp']['busy_ns'] / 1000:.0f} us")
 
 
-@check("bench-far-link", modes=("signal",), slow_only=True, needs=hosts.missing, timeout_s=180)
+@check("bench-far-link", host=True, modes=("signal",), slow_only=True, needs=hosts.missing, timeout_s=180)
 def far_link(r):
     """Donors behind a link of 200 Mbit/s: nothing is faster than that; nothing of it is left, killed or not."""
     canvas_only(r)
@@ -156,7 +156,7 @@ def far_link(r):
     r.note(f"stream {sample['far']['tcp']['stream_bytes_per_s'] / 1e6:.1f} MB/s, reads up to {max(rates) / 1e6:.1f}")
 
 
-@check("bench-isolation", modes=("signal",), needs=hosts.missing, slow_only=True, timeout_s=340)
+@check("bench-isolation", host=True, modes=("signal",), needs=hosts.missing, slow_only=True, timeout_s=340)
 def isolation(r):
     """A program alone, and in company, at one agent behind a link: the company ends with it, and nothing is left."""
     canvas_only(r)
@@ -193,7 +193,7 @@ def processes():
     return found
 
 
-@check("bench-user", modes=("signal",), as_user=True, timeout_s=90)
+@check("bench-user", host=True, modes=("signal",), as_user=True, timeout_s=90)
 def user(r):
     """Without root: local and canvas run, the kernel's variants are skipped with the reason."""
     canvas_only(r)
@@ -226,7 +226,7 @@ def first_sample(r, child, results):
         time.sleep(0.2)
 
 
-@check("bench-two", modes=("signal",), timeout_s=120)
+@check("bench-two", host=True, modes=("signal",), timeout_s=120)
 def two(r):
     """A second bench is told of the first: with the kernel's swap it ends at once, without it runs."""
     canvas_only(r)
@@ -251,7 +251,7 @@ def two(r):
     r.same(host(), before, "the host")
 
 
-@check("bench-interrupted", modes=("signal",), timeout_s=90)
+@check("bench-interrupted", host=True, modes=("signal",), timeout_s=90)
 def interrupted(r):
     """Ctrl-C in the middle of a run: exit code 130, and the host is as before."""
     canvas_only(r)

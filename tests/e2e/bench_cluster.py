@@ -37,7 +37,7 @@ def figures(r):
     unit_tests(r, "lib.test_cluster")
 
 
-@check("cluster", modes=("signal",), slow_only=True, timeout_s=240, needs=cannot)
+@check("cluster", host=True, modes=("signal",), slow_only=True, timeout_s=240, needs=cannot)
 def small(r):
     """Five hosts run programs and lend at one time; one wants its memory back, one dies: all bytes are right."""
     canvas_only(r)

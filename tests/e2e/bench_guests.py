@@ -37,7 +37,7 @@ def figures(r):
     unit_tests(r, "lib.test_guests")
 
 
-@check("bench-guests", modes=("signal",), slow_only=True, timeout_s=300, needs=cannot)
+@check("bench-guests", host=True, modes=("signal",), slow_only=True, timeout_s=300, needs=cannot)
 def small(r):
     """A redis in a guest swaps onto canvas: a line with its figures, a table; a name that is none changes nothing."""
     canvas_only(r)

@@ -140,7 +140,7 @@ def compare_all(r, group):
         r.require(memory[what]["peak"] > MIB // 2, f"{what} in the report: {memory[what]}")
 
 
-@check("charged-all", timeout_s=120, modes=("signal",))
+@check("charged-all", host=True, timeout_s=120, modes=("signal",))
 def charged_all(r):
     """With far memory at donors: segment and agent within 1 % of the kernel's count, all within 2 %."""
     if not r.managed:
@@ -162,7 +162,7 @@ def charged_all(r):
         raise why
 
 
-@check("charged", timeout_s=200, modes=("signal",))
+@check("charged", host=True, timeout_s=200, modes=("signal",))
 def charged(r):
     """Pool and all memory within 1 % of the kernel's count: at rest, under writes, after forks, after freeing."""
     if not r.managed:

@@ -20,7 +20,7 @@ def cli(r, *argv, timeout_s=30):
                           env=r._environment({}), capture_output=True, text=True, timeout=timeout_s)
 
 
-@check("exit-codes", as_user=True, timeout_s=60)
+@check("exit-codes", normal=ONCE, as_user=True, timeout_s=60)
 def exit_codes(r):
     """The program's code passes through; 125, 126 and 127 are ours."""
     canvas_only(r)
@@ -87,7 +87,7 @@ def doctor(r):
     r.require(isinstance(d, dict) and "mode" in json.dumps(d), f"doctor --json names no mode: {p.stdout[:300]}")
 
 
-@check("stdio", as_user=True, timeout_s=30)
+@check("stdio", normal=ONCE, as_user=True, timeout_s=30)
 def stdio(r):
     """stdin, stdout and descriptors pass through; libcanvas writes nothing of its own."""
     canvas_only(r)
@@ -99,7 +99,7 @@ def stdio(r):
     r.same(p.stderr, b"", "stderr")
 
 
-@check("no-limit", as_user=True, timeout_s=60)
+@check("no-limit", normal=ONCE, as_user=True, timeout_s=60)
 def no_limit(r):
     """Without --local canvas stands aside: no fault is ours, and the report tells the memory."""
     canvas_only(r)
@@ -116,7 +116,7 @@ def no_limit(r):
     r.require(128 * MIB <= footprint <= 160 * MIB, f"footprint {footprint / MIB:.0f} MiB of a 128 MiB program")
 
 
-@check("roomy", as_user=True, timeout_s=60)
+@check("roomy", normal=ONCE, as_user=True, timeout_s=60)
 def roomy(r):
     """Below its limit a program is managed, and nothing is paged out."""
     canvas_only(r)

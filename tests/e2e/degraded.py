@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 
-from lib.harness import MIB, check
+from lib.harness import MIB, ONCE, check
 
 from .copies import ends_right, lenders, moved, where, worker
 from .operate import ask, python, wait_until
@@ -97,7 +97,7 @@ def reads_on(r, copies, n, kills):
     return f"{more} faults while {kills} of {n} donors were dead"
 
 
-@check("donors-dead-2", timeout_s=300)
+@check("donors-dead-2", normal=ONCE, timeout_s=300)
 def donors_dead_2(r):
     """Two copies at two donors, one of which dies: a program that only reads notices nothing."""
     return reads_on(r, "2", 2, 1) if r.managed else None

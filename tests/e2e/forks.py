@@ -9,7 +9,7 @@ import statistics
 import time
 
 from lib import procs
-from lib.harness import MIB, Failure, Skip, check
+from lib.harness import MIB, ONCE, Failure, Skip, check
 
 from .operate import ask, python
 
@@ -149,7 +149,7 @@ def forks_books(r):
     return said
 
 
-@check("forks-cache", timeout_s=120)
+@check("forks-cache", normal=ONCE, timeout_s=120)
 def forks_cache(r):
     """Relatives that reclaim have one swap cache together: a sixteenth of --local, and less than three times as much
     again that lasts until its pages are written out; one each would be nine sixteenths."""
@@ -169,7 +169,7 @@ def forks_cache(r):
     return said
 
 
-@check("locked-by-several", timeout_s=120)
+@check("locked-by-several", normal=ONCE, timeout_s=120)
 def locked_by_several(r):
     """What several processes lock is three quarters of --local together: more is refused, and no page is lost."""
     if not r.managed:

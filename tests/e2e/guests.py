@@ -271,7 +271,7 @@ HOST = r"""
 """
 
 
-@check("swap-host-grouped", modes=("signal",), timeout_s=60)
+@check("swap-host-grouped", host=True, modes=("signal",), timeout_s=60)
 def swap_host_grouped(r):
     """A disk for its own host's swap is refused in a control group with a limit, of either version: it would wait for
     memory that it is to free."""

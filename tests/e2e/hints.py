@@ -74,7 +74,7 @@ def run(r, tag, *steps, pages=PAGES, extra=(), local=32 * MIB):
     return stats, {name: int(n) for name, n in said.items()}
 
 
-@check("hints-needed", timeout_s=150)
+@check("hints-needed", normal=ONCE, timeout_s=150)
 def hints_needed(r):
     """MADV_WILLNEED: what is far comes in ahead, at the limit as well, and is not faulted for."""
     if not r.managed:
@@ -97,7 +97,7 @@ def hints_needed(r):
     r.note(f"{alone} pages far without, {said['read']} after a hint that brought in {came} of {far}")
 
 
-@check("hints-bounded", timeout_s=150)
+@check("hints-bounded", normal=ONCE, timeout_s=150)
 def hints_bounded(r):
     """A hint for everything brings in an eighth of the limit, and costs no more than that."""
     if not r.managed:
@@ -109,7 +109,7 @@ def hints_bounded(r):
     r.require(canvas.find(stats, "hints_dropped") >= 1, "the rest was not counted as dropped")
 
 
-@check("hints-unneeded", timeout_s=150)
+@check("hints-unneeded", normal=ONCE, timeout_s=150)
 def hints_unneeded(r):
     """MADV_PAGEOUT: resident pages leave. MADV_COLD: they leave before others that were used earlier."""
     if not r.managed:
@@ -135,7 +135,7 @@ def hints_unneeded(r):
     r.note(f"{said['before']} pages out; of 1000 that are cold {cold['told']} stay, else {cold['without']}")
 
 
-@check("hints-order", timeout_s=150)
+@check("hints-order", normal=ONCE, timeout_s=150)
 def hints_order(r):
     """MADV_RANDOM: nothing comes in beside a fault. MADV_SEQUENTIAL: the widest window does, at once."""
     if not r.managed:
@@ -192,7 +192,7 @@ print("right")
 """
 
 
-@check("hints-misuse", timeout_s=60)
+@check("hints-misuse", normal=ONCE, timeout_s=60)
 def hints_misuse(r):
     """Null, odd, huge and unmapped ranges are answered as by the kernel, and nothing happens to any page."""
     if not r.managed:

@@ -10,7 +10,7 @@ import subprocess
 
 from lib import canvas, procs
 from lib.clients import Redis, wait_socket
-from lib.harness import MIB, Skip, check
+from lib.harness import MIB, ONCE, Skip, check
 
 from .operate import wait_until
 
@@ -135,7 +135,7 @@ def refusals(r, pid, addr):
     r.require(not os.path.exists(r.path("no.core")), "a refused dump left a file")
 
 
-@check("inspect", timeout_s=120)
+@check("inspect", normal=ONCE, timeout_s=120)
 def inspect(r):
     """Bytes of a running program by `canvas read` and `canvas dump`; those that it has after it."""
     if not r.managed:
@@ -246,7 +246,7 @@ os.waitpid(child, 0)
 """
 
 
-@check("inspect-left-out", timeout_s=120)
+@check("inspect-left-out", normal=ONCE, timeout_s=120)
 def inspect_left_out(r):
     """What the program wants in no core dump (MADV_DONTDUMP) is not in that of `canvas dump`, and all else is, managed
     or native, near or far, also in a fork's child."""
@@ -276,7 +276,7 @@ def gdb(r, *words):
     return done.stdout + done.stderr
 
 
-@check("inspect-gdb", timeout_s=150)
+@check("inspect-gdb", normal=ONCE, timeout_s=150)
 def inspect_gdb(r):
     """gdb opens a dump, with threads, symbols and far bytes; and canvas reads what gdb holds."""
     if not r.managed:

@@ -233,7 +233,7 @@ def lanes_filter(r):
     r.same(after, before, "reads over lanes")
 
 
-@check("lanes-shards", timeout_s=300)
+@check("lanes-shards", normal=ONCE, timeout_s=300)
 def lanes_shards(r):
     """Pages in shards are read from their shard's donor; when that dies the agent computes them, and every byte is right."""
     if not r.managed:

@@ -117,11 +117,11 @@ def register_java(name, collector, normal, **o):
 
 
 register_java("serial", "Serial", (("signal", 25), ("thread", 50)))
-register_java("parallel", "Parallel", (("signal", 25), ("thread", 25)))
-register_java("g1", "G1", (("signal", 25), ("signal", 50)))
+register_java("parallel", "Parallel", (("signal", 25),))
+register_java("g1", "G1", (("signal", 25),))
 # ZGC's heap is shared memory, which stays with the kernel. Of its 40 MiB of anonymous memory, half is
 # native (the class archive, a private file mapping): shares are of these and a part of the heap.
-register_java("zgc", "Z", (("signal", 25), ("signal", 50)), paged=False, footprint_mib=112)
+register_java("zgc", "Z", (("signal", 25),), paged=False, footprint_mib=112)
 
 
 @program("pyspark", slow_only=True, timeout_s=200, needs=java_missing)

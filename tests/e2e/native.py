@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from lib import canvas, procs, swap
-from lib.harness import MIB, Skip, check
+from lib.harness import MIB, ONCE, Skip, check
 
 from . import hostile
 from .operate import ask, wait_until
@@ -53,7 +53,7 @@ def missing():
     return hostile.no_compiler() or swap.missing()
 
 
-@check("native-swap", timeout_s=120, needs=missing)
+@check("native-swap", normal=ONCE, host=True, timeout_s=120, needs=missing)
 def native_swap(r):
     """Cold native memory that is in the way leaves through the host's swap, is charged no more and told; what is
     locked stays, and every byte is right. Where that is switched off nothing leaves."""
@@ -85,7 +85,7 @@ def native_swap(r):
     r.note(f"{got['swapped_bytes'] / MIB:.1f} MiB left, {got['native_bytes'] / MIB:.1f} MiB stay")
 
 
-@check("native-stays", timeout_s=60, **hostile.C)
+@check("native-stays", normal=ONCE, host=True, timeout_s=60, **hostile.C)
 def native_stays(r):
     """Where the host has no swap, native memory stays, and nothing of it is lost."""
     if not r.managed:
@@ -147,7 +147,7 @@ console.log(all.length, sum);
 """
 
 
-@check("node-heap", modes=("signal", "thread"), timeout_s=120,
+@check("node-heap", normal=ONCE, modes=("signal", "thread"), timeout_s=120,
        needs=lambda: None if shutil.which("node") else "no node (tests/packages.txt)")
 def node_heap(r):
     """The heap of node is paged, and keeps to its limit."""

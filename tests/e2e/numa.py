@@ -88,7 +88,7 @@ def on_node(r, name, place=0):
     return status(r, name)["nodes"][place]["used_bytes"]
 
 
-@check("numa", timeout_s=200, needs=missing)
+@check("numa", normal=ONCE, timeout_s=200, needs=missing)
 def numa(r):
     """The node is filled first, its oldest sink into the pool; `canvas set` drains it, and fills it again."""
     if not r.managed:
@@ -152,7 +152,7 @@ def numa_far(r):
     r.note(f"{sunk[0]} from the node into the pool, {sunk[1]} beyond it")
 
 
-@check("numa-fork", timeout_s=240, needs=missing)
+@check("numa-fork", normal=ONCE, timeout_s=240, needs=missing)
 def numa_fork(r):
     """Parent and child have pages on the node, each its own; what the dead had there is given back."""
     if not r.managed:

@@ -9,7 +9,7 @@ import time
 
 from lib import canvas, procs
 from lib.clients import Memcached, Redis, wait_socket
-from lib.harness import MIB, TESTS, Failure, Skip, check
+from lib.harness import MIB, ONCE, TESTS, Failure, Skip, check
 from lib.values import Values, Zipf
 
 from . import hostile, servers
@@ -60,7 +60,7 @@ def local_bytes(r, name):
     return json.loads(ask(r, "status", name, "--json"))["used"]["local_bytes"]
 
 
-@check("raise-local", timeout_s=150)
+@check("raise-local", normal=ONCE, timeout_s=150)
 def raise_local(r):
     """`canvas set NAME local=`: raised, pages come back before they are touched; lowered, they leave."""
     if not r.managed:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from lib import canvas
-from lib.harness import MIB, Failure, check
+from lib.harness import MIB, ONCE, Failure, check
 from vm import guest
 
 from .servers import pg_bin, pg_missing
@@ -49,7 +49,7 @@ def holds(r, **o):
     return [int(n) for n in said[1:]]
 
 
-@check("overcommit-charged", timeout_s=90)
+@check("overcommit-charged", normal=ONCE, timeout_s=90)
 def charged(r):
     """What canvas reserves beside a program's memory counts for little where no memory is overcommitted, whatever the
     far space could hold."""

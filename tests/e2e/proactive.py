@@ -101,7 +101,7 @@ def comes_back(r, c, name, end, far_before):
     return stats, came
 
 
-@check("proactive-unmap", timeout_s=150)
+@check("proactive-unmap", normal=ONCE, timeout_s=150)
 def proactive_unmap(r):
     """Memory that is unmapped is used for what had left, and nothing of that is faulted for."""
     if not r.managed:
@@ -119,7 +119,7 @@ def proactive_unmap(r):
     r.note(f"{came} pages came back, {used} found used, {faults} far faults")
 
 
-@check("proactive-sibling", timeout_s=150)
+@check("proactive-sibling", normal=ONCE, timeout_s=150)
 def proactive_sibling(r):
     """A sibling that exits leaves its memory to what its neighbour had lost."""
     if not r.managed:
@@ -137,7 +137,7 @@ def proactive_sibling(r):
     r.note(f"{came} pages came back of {far / MIB:.0f} MiB of both")
 
 
-@check("proactive-child", timeout_s=150)
+@check("proactive-child", normal=ONCE, timeout_s=150)
 def proactive_child(r):
     """A fork's child pushes its parent's pages out, and ends: they come back."""
     if not r.managed:
@@ -182,7 +182,7 @@ print("right")
 """
 
 
-@check("proactive-busy", timeout_s=150)
+@check("proactive-busy", normal=ONCE, timeout_s=150)
 def proactive_busy(r):
     """A program that uses all of its limit: nothing comes in besides what it asks for, and nothing leaves for it."""
     if not r.managed:

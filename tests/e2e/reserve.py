@@ -126,7 +126,7 @@ def end(r, runs):
         r.same(canvas.find(r.load_stats(c), "verify_failures"), 0, "verify_failures")
 
 
-@check("host-reserve", timeout_s=180, modes=("signal",))
+@check("host-reserve", host=True, timeout_s=180, modes=("signal",))
 def host_reserve(r):
     """Without far memory: pools stop growing and new memory is refused, with a sentence; nobody is killed."""
     if not r.managed:
@@ -151,7 +151,7 @@ def host_reserve(r):
         group.close()
 
 
-@check("host-reserve-far", timeout_s=240, modes=("signal",))
+@check("host-reserve-far", host=True, timeout_s=240, modes=("signal",))
 def host_reserve_far(r):
     """With far memory: pools spill instead, and every tenant gets all that it wants."""
     if not r.managed:
@@ -172,7 +172,7 @@ def host_reserve_far(r):
         group.close()
 
 
-@check("pool-default", timeout_s=60, modes=("signal",))
+@check("pool-default", host=True, timeout_s=60, modes=("signal",))
 def pool_default(r):
     """Without --pool the pool is half of the memory that the control group lets a run use."""
     if not r.managed:

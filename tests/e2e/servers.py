@@ -131,7 +131,7 @@ def redis(r):
 
 # -- memcached ---------------------------------------------------------------------------------
 @program("memcached", as_user=True, timeout_s=120, needs=missing("memcached"),
-         normal=(("signal", 25), ("thread", 50)))
+         normal=(("signal", 25),))
 def memcached(r):
     """4 threads, 8 connections, zipf reads and writes, every value verified."""
     n = r.size(80_000, 400_000)

@@ -6,14 +6,14 @@ import signal
 import subprocess
 import time
 
-from lib.harness import MIB, check
+from lib.harness import MIB, ONCE, check
 
 from . import hostile
 from .deep import FAR, wait_for_agent
 from .operate import ask
 
 
-@check("slow-faults", timeout_s=120, modes=("signal", "thread"), **hostile.C)
+@check("slow-faults", normal=ONCE, timeout_s=120, modes=("signal", "thread"), **hostile.C)
 def slow_faults(r):
     """Four causes of slow faults, each seen by its name in the status, the metrics and the report."""
     if not r.managed:

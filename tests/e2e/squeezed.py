@@ -185,7 +185,7 @@ def donor_squeezed(r):
             h.close()
 
 
-@check("donor-grouped", modes=("signal",), timeout_s=120)
+@check("donor-grouped", host=True, modes=("signal",), timeout_s=120)
 def donor_grouped(r):
     """A donor in a control group with a limit: it lends what the group leaves, and gives that back when other
     programs of the group grow. By the machine's memory alone it would lend until the kernel ends it."""

@@ -36,7 +36,7 @@ select count(*) from (select k, count(*) c from t group by k having c > 2);
 
 
 @program("sqlite", as_user=True, timeout_s=100, needs=missing("sqlite3"),
-         normal=(("signal", 25), ("thread", 25)))
+         normal=(("signal", 25),))
 def sqlite(r):
     """An in-memory database larger than local memory."""
     script = r.write("script.sql", SQL.format(rows=r.size(250_000, 2_000_000)))

@@ -33,12 +33,12 @@ def random_write(r):
     return workload(r, "random-write", r.size(64, 512), "--seconds", "1", "--threads", "2")
 
 
-@program("workload-sequential-write", as_user=True, timeout_s=120, shares=(25,))
+@program("workload-sequential-write", as_user=True, timeout_s=120, shares=(25,), normal=(("signal", 25),))
 def sequential_write(r):
     return workload(r, "sequential-write", r.size(64, 512), "--seconds", "1", "--threads", "2")
 
 
-@program("workload-quicksort", as_user=True, timeout_s=120, shares=(25,))
+@program("workload-quicksort", as_user=True, timeout_s=120, shares=(25,), normal=(("signal", 25),))
 def quicksort(r):
     return workload(r, "quicksort", r.size(64, 512))
 
@@ -48,6 +48,6 @@ def rmat_bfs(r):
     return workload(r, "rmat-bfs", r.size(48, 256), "--rounds", "2")
 
 
-@program("workload-snappy", as_user=True, timeout_s=120, shares=(25,))
+@program("workload-snappy", as_user=True, timeout_s=120, shares=(25,), normal=(("signal", 25),))
 def snappy(r):
     return workload(r, "snappy", r.size(64, 384), "--rounds", "1")
