@@ -16,7 +16,7 @@ import sys
 import time
 
 MIB = 1 << 20
-# The lock of all benches of this host (crates/canvas-bench/src/host/lock.rs).
+# The lock of all benches of this host (lab/bench/src/host/lock.rs).
 LOCK = "/run/canvas-bench/lock"
 JOURNAL = "/run/canvas-bench-programs.json"
 ZRAM_CONTROL = "/sys/class/zram-control"

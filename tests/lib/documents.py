@@ -30,7 +30,8 @@ class Tests:
         # (crate, (module, ...), function)
         self.all = []
         places = [(os.path.basename(d), d) for d in glob.glob(os.path.join(root, "crates", "*"))]
-        places.append(("canvas-sim", os.path.join(root, "sim")))
+        # The laboratory's packages carry the same prefix, without it in their directories' names.
+        places += [("canvas-" + os.path.basename(d), d) for d in glob.glob(os.path.join(root, "lab", "*"))]
         for crate, home in places:
             for kind in ("src", "tests", "examples"):
                 top = os.path.join(home, kind)
@@ -95,7 +96,7 @@ def targets():
 def literals():
     """All strings in the bench's source: what its programs are called."""
     found = set()
-    for path in glob.glob(os.path.join(ROOT, "crates", "canvas-bench", "src", "**", "*.rs"), recursive=True):
+    for path in glob.glob(os.path.join(ROOT, "lab", "bench", "src", "**", "*.rs"), recursive=True):
         with open(path) as f:
             found.update(re.findall(r'"([a-z0-9-]+)"', f.read()))
     return found
@@ -179,7 +180,7 @@ def other(name, text, made):
 def names_of_code(name, text):
     """What is wrong with the names of the code in "How to add ..."; the house rules have made-up ones."""
     code = ""
-    for top in ("crates", "tests"):
+    for top in ("crates", "lab", "tests"):
         for path in glob.glob(os.path.join(ROOT, top, "**", "*.[rpc]*"), recursive=True):
             if path.endswith((".rs", ".py", ".c")):
                 with open(path) as f:
@@ -192,7 +193,7 @@ def names_of_code(name, text):
 def silent_skips():
     """Tests that print that they are skipped, and then count as passed."""
     wrong = []
-    for path in glob.glob(os.path.join(ROOT, "crates", "**", "*.rs"), recursive=True):
+    for path in [p for top in ("crates", "lab") for p in glob.glob(os.path.join(ROOT, top, "**", "*.rs"), recursive=True)]:
         with open(path) as f:
             if re.search(r'print(ln)?!\("skip', f.read()):
                 wrong.append(f"{os.path.relpath(path, ROOT)}: a test that cannot run here calls canvas_testing::skip")

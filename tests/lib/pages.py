@@ -114,7 +114,7 @@ def links(name, text, read):
 def paths(name, text):
     """What is wrong with the paths in backquotes: from the root, or from `crates`."""
     wrong = []
-    for path in re.findall(r"`((?:(?:crates|tests|docs|etc|fuzz|sim|bench|\.ci)|canvas-[a-z]+/(?:src|tests|examples))/[\w./-]+)`", text):
+    for path in re.findall(r"`((?:(?:crates|tests|docs|etc|fuzz|lab|bench|\.ci)|canvas-[a-z]+/(?:src|tests|examples))/[\w./-]+)`", text):
         base = path.rstrip("/")
         if base in MADE or re.match(r"bench/results/", base):
             continue

@@ -10,7 +10,7 @@ import time
 from lib.harness import MIB, Skip, WantOfRoot
 
 CONTROL = "/sys/class/zram-control"
-# The bench's (crates/canvas-bench/src/host/lock.rs).
+# The bench's (lab/bench/src/host/lock.rs).
 LOCK = "/run/canvas-bench/lock"
 
 

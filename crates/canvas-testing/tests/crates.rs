@@ -100,9 +100,10 @@ fn homes() -> BTreeMap<String, PathBuf> {
             homes.insert(name.strip_prefix("canvas-").unwrap().to_owned(), home);
         }
     }
-    for other in ["sim", "fuzz"] {
-        homes.insert(other.to_owned(), root().join(other));
+    for part in ["bench", "replay", "sim", "workloads"] {
+        homes.insert(part.to_owned(), root().join("lab").join(part));
     }
+    homes.insert("fuzz".to_owned(), root().join("fuzz"));
     homes
 }
 
