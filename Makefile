@@ -3,6 +3,7 @@
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 CANVAS := $(TARGET)/release/canvas
+LAB := $(TARGET)/release/lab
 # What `make test` tests: the command as cargo's tests are built, the library inside optimised as ever.
 TESTED := $(TARGET)/debug/canvas
 PREFIX ?= /usr/local
@@ -24,7 +25,7 @@ PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
-.PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
+.PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
 	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-reads bench-serving \
 	bench-cluster bench-fastswap lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
@@ -36,6 +37,9 @@ help: ## List the targets
 build: ## Build the canvas command, its library inside, optimised
 	@command -v $(CARGO) >/dev/null || { echo "make: cargo is missing; install Rust from https://rustup.rs" >&2; exit 1; }
 	$(CARGO) build --release --locked --package canvas-cli
+
+lab: build ## Build the laboratory's command, which measures canvas (lab/README.md)
+	$(CARGO) build --release --locked --package canvas-lab
 
 bindings: ## Build the Python package and the Java archive of canvas.h under target/bindings (docs/API.md)
 	$(call install,$(BINDING_PACKAGES))
@@ -67,7 +71,7 @@ uninstall: ## Remove what `make install` installed
 deb: build ## Make a Debian package under target/deb (docs/OPERATING.md)
 	CARGO=$(CARGO) etc/deb/build $(CANVAS) $(TARGET)/deb
 
-demo: deps-demo build ## Three scenes in a few minutes, and a report: redis beside zram, a donor killed, tenants
+demo: deps-demo lab ## Three scenes in a few minutes, and a report: redis beside zram, a donor killed, tenants
 	python3 tests/demo $(DEMO_ARGS)
 
 # One after the other even under -j: the parts load the machine and time out together.
@@ -104,64 +108,64 @@ test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/T
 	$(call install,$(FRESH_PACKAGES))
 	tests/fresh
 
-test-slow: deps-test build ## The long tests: all programs, all modes, 10^7 steps of the page model
+test-slow: deps-test lab ## The long tests: all programs, all modes, 10^7 steps of the page model
 	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-pager --test page_model
 	CANVAS_SIM_CASES=2000 $(CARGO) test --locked --release --package canvas-sim
-	$(CARGO) run --locked --release --package canvas-sim -- --full
+	$(LAB) sim --full
 	tests/run --suite slow --canvas $(CANVAS) --durations 20 --junitxml $(TARGET)/test-slow.xml
 
-sim: ## Simulate pools of many hosts and print their figures (docs/SIMULATION.md)
-	$(CARGO) run --locked --release --package canvas-sim
+sim: lab ## Simulate pools of many hosts and print their figures (docs/SIMULATION.md)
+	$(LAB) sim
 
-bench: deps-test build ## The pager's targets against zram and plain runs (docs/TARGETS.md)
+bench: deps-test lab ## The pager's targets against zram and plain runs (docs/TARGETS.md)
 	@mkdir -p bench/results
-	$(CANVAS) bench pager --out bench/results/$$(date +%Y%m%d-%H%M%S).jsonl
+	$(LAB) run pager --out bench/results/$$(date +%Y%m%d-%H%M%S).jsonl
 
-bench-quick: build ## Measure built-in programs beside plain runs and zram, in about three minutes (docs/BENCH.md)
-	$(CANVAS) bench quick
+bench-quick: lab ## Measure built-in programs beside plain runs and zram, in about three minutes (docs/BENCH.md)
+	$(LAB) run quick
 
-bench-switch: build ## Move far memory of a working program, beside swapoff of the kernel's (root; docs/BENCH.md)
+bench-switch: lab ## Move far memory of a working program, beside swapoff of the kernel's (root; docs/BENCH.md)
 	bench/switch --canvas $(CANVAS)
 
-bench-erasure: build ## Copies beside erasure codes: memory, latency and loss with dead donors (docs/BENCH.md)
+bench-erasure: lab ## Copies beside erasure codes: memory, latency and loss with dead donors (docs/BENCH.md)
 	bench/erasure --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-erasure.jsonl
 
-bench-slo: build ## What a target of --slo saves of programs' memory, beside TMO's loop over zram (root; docs/BENCH.md)
+bench-slo: lab ## What a target of --slo saves of programs' memory, beside TMO's loop over zram (root; docs/BENCH.md)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/slo --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-slo.jsonl
 
-bench-backends: build ## Programs over pool, disk, donor, both and what canvas chooses, beside swap (root; docs/BENCH.md)
+bench-backends: lab ## Programs over pool, disk, donor, both and what canvas chooses, beside swap (root; docs/BENCH.md)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/backends --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-backends.jsonl
 
-bench-cost: build ## What the controller of --slo costs, two runs side by side (root; docs/BENCH.md)
+bench-cost: lab ## What the controller of --slo costs, two runs side by side (root; docs/BENCH.md)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/cost --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-cost.jsonl
 
-bench-pointers: build ## Programs that follow pointers, their pages at a donor, with and without --app-tier (root; docs/BENCH.md)
+bench-pointers: lab ## Programs that follow pointers, their pages at a donor, with and without --app-tier (root; docs/BENCH.md)
 	$(call install,$(POINTER_PACKAGES))
 	bench/pointers --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-pointers.jsonl
 
-bench-hints: build ## Programs that say what they need next (canvas.h), their pages at a donor (root; docs/BENCH.md)
+bench-hints: lab ## Programs that say what they need next (canvas.h), their pages at a donor (root; docs/BENCH.md)
 	$(call install,$(POINTER_PACKAGES))
 	bench/hints --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-hints.jsonl
 
-bench-resume: build ## Idle programs that are needed again, with and without --learn (root; docs/BENCH.md)
+bench-resume: lab ## Idle programs that are needed again, with and without --learn (root; docs/BENCH.md)
 	$(call install,$(POINTER_PACKAGES) redis-server)
 	bench/resume --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-resume.jsonl
 
-bench-fastswap: build ## Guests that swap onto canvas, disks, zswap, zram and a ramdisk, with redis and analytics (root; docs/BENCH.md)
+bench-fastswap: lab ## Guests that swap onto canvas, disks, zswap, zram and a ramdisk, with redis and analytics (root; docs/BENCH.md)
 	$(call install,$(GUEST_PACKAGES))
 	python3 tests/vm/kernel.py
 	bench/fastswap --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-fastswap.jsonl
 
-bench-reads: build ## What a page costs that is read alone from a donor, by process (root; docs/BENCH.md)
+bench-reads: lab ## What a page costs that is read alone from a donor, by process (root; docs/BENCH.md)
 	bench/reads --canvas $(CANVAS) --lanes on,off --processors all,one --out bench/results/$$(date +%Y%m%d-%H%M%S)-reads.jsonl
 
-bench-serving: build ## What serving threads of the host's agent give, and how full each is (root; docs/BENCH.md)
+bench-serving: lab ## What serving threads of the host's agent give, and how full each is (root; docs/BENCH.md)
 	bench/serving --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-serving.jsonl
 
-bench-cluster: build ## Five hosts that run programs and lend memory at one time, beside swap (root; docs/BENCH.md)
+bench-cluster: lab ## Five hosts that run programs and lend memory at one time, beside swap (root; docs/BENCH.md)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/cluster --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-cluster.jsonl
 

@@ -69,9 +69,13 @@ def pytest_configure(config):
         config.option.basetemp = os.path.join(home, "pytest")
     command = None if config.getoption("plain") else os.path.join(home, "canvas")
     if command and not is_worker(config):
-        # A copy that an ordinary user can execute wherever the work tree lies.
-        shutil.copy(config.getoption("canvas"), command)
-        os.chmod(command, 0o755)
+        # Copies that an ordinary user can execute wherever the work tree lies; `lab` is built beside canvas.
+        built = config.getoption("canvas")
+        lab = os.path.join(os.path.dirname(os.path.abspath(built)), "lab")
+        for path, copy in ((built, command), (lab, os.path.join(home, "lab"))):
+            if path == built or os.path.exists(path):
+                shutil.copy(path, copy)
+                os.chmod(copy, 0o755)
     config.canvas_home = home
     config.canvas_session = harness.Session(config.getoption("suite"), home, name, command,
                                             config.getoption("plain"), config.getoption("keep"))

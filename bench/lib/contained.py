@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from lib.host import MIB, read
+from lib.host import MIB, lab, read
 from lib.paced import HUNG_UP, WRONG
 
 PACED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "paced.py")
@@ -64,7 +64,7 @@ class Contained:
             return ["redis-server", "--port", 0, "--unixsocket", self.socket, "--save", "", "--dir", self.home]
         if plan.kind == "memcached":
             return ["memcached", "-s", self.socket, "-m", 4 * plan.mib, "-t", 1, "-u", "root", "-o", "no_lru_crawler"]
-        return [canvas, "workload", plan.kind, "--mib", plan.mib, "--seed", plan.seed]
+        return [lab(canvas), "workload", plan.kind, "--mib", plan.mib, "--seed", plan.seed]
 
     def look(self):
         self.peak = max(self.peak, self.group.anonymous())

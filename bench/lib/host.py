@@ -1,6 +1,6 @@
 """What the benches change on the host, and how it is changed back.
 
-Each change is written to a journal under /run before it is made, as `canvas bench` does it. At the end, and on Ctrl-C,
+Each change is written to a journal under /run before it is made, as `lab run` does it. At the end, and on Ctrl-C,
 SIGTERM and SIGHUP, the changes are undone, newest first. When the bench is killed, its guardian does it: a process in a
 session of its own that waits on a pipe whose other end only the bench holds. When both are killed, the next bench does.
 """
@@ -20,6 +20,11 @@ MIB = 1 << 20
 LOCK = "/run/canvas-bench/lock"
 JOURNAL = "/run/canvas-bench-programs.json"
 ZRAM_CONTROL = "/sys/class/zram-control"
+
+
+def lab(canvas):
+    """The laboratory's command, which has the built-in workloads; it is built beside canvas."""
+    return os.path.join(os.path.dirname(os.path.abspath(canvas)), "lab")
 
 
 def read(path, default=""):

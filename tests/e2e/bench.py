@@ -1,4 +1,4 @@
-"""`canvas bench` itself: a tiny run, its results, the report, the comparison; a host left as it was."""
+"""`lab run` itself: a tiny run, its results, the report, the comparison; a host left as it was."""
 
 import glob
 import json
@@ -6,10 +6,11 @@ import os
 import signal
 import time
 
+from lib import lab
 from lib.harness import Failure, check
 from net import hosts
 
-from .command import canvas_only, cli
+from .command import canvas_only
 
 # As small as it can be while half of the working set is more than any program's least.
 SIZE = ("--scale", "0.06", "--repeats", "3")
@@ -50,7 +51,7 @@ def tiny(r):
     before = host()
     results = r.path("results.jsonl")
     names = ("quicksort", "zipf")
-    p = cli(r, "bench", *names, *SIZE, "--ratios", "50", "--variants", "local,canvas,zram", "--out", results,
+    p = lab.call(r, "run", *names, *SIZE, "--ratios", "50", "--variants", "local,canvas,zram", "--out", results,
             "--cache", r.path("cache"), timeout_s=110)
     r.same(p.returncode, 0, f"code of the bench ({p.stderr[-1500:]})")
     r.same(host(), before, "the host after the bench")
@@ -79,15 +80,15 @@ def tiny(r):
         r.require(name in p.stdout, f"no {name} in the table:\n{p.stdout}")
 
     page = r.path("page.html")
-    p = cli(r, "report", results, "-o", page)
-    r.same((p.returncode, p.stdout, p.stderr), (0, "", ""), "canvas report")
+    p = lab.call(r, "report", results, "-o", page)
+    r.same((p.returncode, p.stdout, p.stderr), (0, "", ""), "lab report")
     with open(page) as f:
         text = f.read()
     r.require(text.count("<svg") >= 2, "the page has no plots")
     r.require(all(name in text for name in names), "the page does not name the programs")
 
-    p = cli(r, "bench", "compare", results, results)
-    r.same((p.returncode, p.stderr), (0, ""), "canvas bench compare")
+    p = lab.call(r, "compare", results, results)
+    r.same((p.returncode, p.stderr), (0, ""), "lab compare")
     rows = [x for x in p.stdout.splitlines() if x.endswith("no difference seen")]
     few = len(names) * len(variants) - len(rows)
     r.require(0 <= few <= ooms, f"rows of a file against itself:\n{p.stdout}")
@@ -100,7 +101,7 @@ def far(r):
     canvas_only(r)
     before = host()
     results = r.path("results.jsonl")
-    p = cli(r, "bench", "random-read", "--scale", "0.12", "--repeats", "1", "--ratios", "50", "--variants",
+    p = lab.call(r, "run", "random-read", "--scale", "0.12", "--repeats", "1", "--ratios", "50", "--variants",
             "local,canvas-far", "--out", results, "--cache", r.path("cache"), timeout_s=140)
     r.same(p.returncode, 0, f"code of the bench ({p.stderr[-1500:]})")
     r.same(host(), before, "the host after the bench")
@@ -126,7 +127,7 @@ def far_link(r):
     before = host()
     results = r.path("results.jsonl")
     common = ("--ratios", "25", "--variants", "canvas-far", "--far-link", "200mbit", "--cache", r.path("cache"))
-    p = cli(r, "bench", "sequential", "--scale", "0.12", "--repeats", "1", *common, "--out", results, timeout_s=100)
+    p = lab.call(r, "run", "sequential", "--scale", "0.12", "--repeats", "1", *common, "--out", results, timeout_s=100)
     r.same(p.returncode, 0, f"code of the bench ({p.stderr[-1500:]})")
     r.same(host(), before, "the host after the bench")
     sample, = [s for s in lines(results) if s["kind"] == "sample"]
@@ -139,7 +140,7 @@ def far_link(r):
     rates = [t["far"]["in_bytes_per_s"] for t in sample["timeline"] if begin < t["at_s"] < end]
     r.require(rates and 0 < max(rates) < 1.1 * link, f"rates of reading: {rates}")
 
-    child = r.start([r.session.canvas, "bench", "sequential", "--scale", "0.06", "--repeats", "99", *common, "--out",
+    child = r.start([lab.path(r), "run", "sequential", "--scale", "0.06", "--repeats", "99", *common, "--out",
                      r.path("other.jsonl")], tag="bench", canvas_on=False)
     first_sample(r, child, r.path("other.jsonl"))
     end = time.monotonic() + 30
@@ -163,7 +164,7 @@ def isolation(r):
     before = host()
     results = r.path("results.jsonl")
     # What comes behind the first cells is left out.
-    p = cli(r, "bench", "isolation", "--variants", "canvas-far", "--scale", "0.1", "--repeats", "1", "--time-max",
+    p = lab.call(r, "run", "isolation", "--variants", "canvas-far", "--scale", "0.1", "--repeats", "1", "--time-max",
             "240s", "--out", results, "--cache", r.path("cache"), timeout_s=320)
     r.require(p.returncode in (0, 1), f"code of the bench ({p.stderr[-1500:]})")
     r.same(host(), before, "the host after the bench")
@@ -200,7 +201,7 @@ def user(r):
     before = host()
     results = r.path("results.jsonl")
     common = ("--ratios", "50", "--out", results, "--cache", r.path("cache"))
-    p = cli(r, "bench", "quicksort", "--scale", "0.06", "--repeats", "1", *common, "--variants", "local,canvas,zram",
+    p = lab.call(r, "run", "quicksort", "--scale", "0.06", "--repeats", "1", *common, "--variants", "local,canvas,zram",
             timeout_s=80)
     r.same(p.returncode, 0, f"code ({p.stderr[-1500:]})")
     got = lines(results)
@@ -208,7 +209,7 @@ def user(r):
     r.same(sorted((kind(s), s["outcome"]) for s in got if s["kind"] == "sample"),
            [("canvas", "ok"), ("local", "ok")], "samples")
     size = os.path.getsize(results)
-    p = cli(r, "bench", "quicksort", *common, "--variants", "zram")
+    p = lab.call(r, "run", "quicksort", *common, "--variants", "zram")
     r.same((p.returncode, p.stdout), (2, ""), "zram alone")
     r.require("root" in p.stderr and len(p.stderr.splitlines()) == 1, f"what it says: {p.stderr!r}")
     r.same(os.path.getsize(results), size, "results after an error")
@@ -233,20 +234,20 @@ def two(r):
     before = host()
     results, other = r.path("results.jsonl"), r.path("other.jsonl")
     common = ("--scale", "0.06", "--ratios", "50", "--cache", r.path("cache"))
-    child = r.start([r.session.canvas, "bench", "quicksort", *common, "--variants", "local,canvas", "--repeats", "99",
+    child = r.start([lab.path(r), "run", "quicksort", *common, "--variants", "local,canvas", "--repeats", "99",
                      "--out", results], tag="bench", canvas_on=False)
     first_sample(r, child, results)
-    p = cli(r, "bench", "zipf", *common, "--variants", "local,zram", "--out", other)
+    p = lab.call(r, "run", "zipf", *common, "--variants", "local,zram", "--out", other)
     if os.getuid() == 0:
         r.same((p.returncode, p.stdout, os.path.exists(other)), (2, "", False), f"beside another ({p.stderr})")
         r.require(f"process {child.pid}" in p.stderr and len(p.stderr.splitlines()) == 1,
                   f"what it says: {p.stderr!r} (the first is {child.pid})")
-    p = cli(r, "bench", "quicksort", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
+    p = lab.call(r, "run", "quicksort", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
     r.same(p.returncode, 0, f"without the kernel's swap ({p.stderr})")
     r.require(f"process {child.pid}" in p.stderr, f"what it says: {p.stderr!r}")
     child.signal(signal.SIGINT)
     r.wait(child, expect=130, timeout_s=30)
-    p = cli(r, "bench", "quicksort", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
+    p = lab.call(r, "run", "quicksort", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
     r.same((p.returncode, "process" in p.stderr), (0, False), f"alone again ({p.stderr})")
     r.same(host(), before, "the host")
 
@@ -257,7 +258,7 @@ def interrupted(r):
     canvas_only(r)
     before = host()
     results = r.path("results.jsonl")
-    child = r.start([r.session.canvas, "bench", "zipf", "--scale", "0.1", "--ratios", "50", "--variants", "zram,canvas",
+    child = r.start([lab.path(r), "run", "zipf", "--scale", "0.1", "--ratios", "50", "--variants", "zram,canvas",
                      "--repeats", "9", "--out", results, "--cache", r.path("cache")], tag="bench", canvas_on=False)
     first_sample(r, child, results)
     child.signal(signal.SIGINT)

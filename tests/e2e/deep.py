@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from lib import canvas, procs
+from lib import canvas, lab, procs
 from lib.harness import MIB, ONCE, check, deep
 from net.load import Here, Pages
 
@@ -62,7 +62,7 @@ def far_timeliness(r):
     for rule in ("on", "off") if r.slow else ("off",):
         # Streams of four threads, and a limit behind which what they ask for ahead waits: with the rule some of it is
         # dropped, as a rule.
-        argv = [r.session.canvas, "workload", "sequential", "--mib", "24", "--seconds", "0.5", "--threads", "4"]
+        argv = [lab.path(r), "workload", "sequential", "--mib", "24", "--seconds", "0.5", "--threads", "4"]
         extra = ["--far", "256M", "--far-dir", r.dir, "--far-timeliness", rule, "--swap-in-limit", "6M/s"]
         c = r.call(argv, tag=rule, local=8 * MIB, pool=2 * MIB, extra=extra, timeout_s=50)
         answers[rule] = json.loads(c.out().splitlines()[-1])["answer"]
@@ -127,7 +127,7 @@ def deep_clean(r):
     if not r.managed:
         return
     for pattern in ("random-read", "sequential"):
-        c = r.call([r.session.canvas, "workload", pattern, "--mib", "64", "--seconds", "1"], tag=pattern,
+        c = r.call([lab.path(r), "workload", pattern, "--mib", "64", "--seconds", "1"], tag=pattern,
                    local="8M", pool="4M", extra=[*FAR, "--far-dir", r.dir], timeout_s=60)
         stats = r.load_stats(c)
         far = {k: stats["far"][k] for k in ("bytes_in", "bytes_out")}

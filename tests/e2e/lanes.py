@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from lib import canvas, procs
+from lib import canvas, lab, procs
 from lib.harness import MIB, ONCE, WantOfRoot, check
 
 from . import slo
@@ -358,7 +358,7 @@ def lanes_cheat(r):
     agent, socket = agent_for(r, servers)
     villain = f"cheat-{os.getpid()}"
     # It checks each word that it reads, and all of them at the end.
-    cheat = r.start([r.session.canvas, "workload", "random-read", "--mib", 48, "--seconds", 12, "--cheat"], tag="cheat",
+    cheat = r.start([lab.path(r), "workload", "random-read", "--mib", 48, "--seconds", 12, "--cheat"], tag="cheat",
                     local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--agent={socket}",
                                                          "--copies", "none", "--prefetch", "none"])
     answers(r, villain)
@@ -387,7 +387,7 @@ def tenants_move(r):
     names = [f"move{n}-{os.getpid()}" for n in range(3)]
 
     def start(name):
-        return r.start([r.session.canvas, "workload", "random-read", "--mib", 64, "--seconds", 120], tag=name,
+        return r.start([lab.path(r), "workload", "random-read", "--mib", 64, "--seconds", 120], tag=name,
                        local=16 * MIB, pool=8 * MIB, extra=["--tenant", name, "--far", "256M", f"--agent={socket}",
                                                             "--copies", "none", "--lanes", "off", "--prefetch", "none"])
 

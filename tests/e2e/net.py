@@ -14,7 +14,7 @@ import struct
 import subprocess
 import time
 
-from lib import procs
+from lib import lab, procs
 from lib.harness import MIB, Failure, check, example
 
 from net import hosts
@@ -482,7 +482,7 @@ def shared(r):
         def tenant(name, weight):
             flags = ["--far", "256M", f"--agent={socket}", "--copies", "none", "--tenant", f"{name}-{os.getpid()}",
                      "--weight", str(weight)]
-            argv = [*hosts.BOUND, r.session.canvas, "workload", "sequential", "--mib", 48, "--seconds", seconds]
+            argv = [*hosts.BOUND, lab.path(r), "workload", "sequential", "--mib", 48, "--seconds", seconds]
             return r.start(argv, tag=name, local=8 * MIB, pool=4 * MIB, extra=flags)
 
         stay = [tenant(f"stays{w}", w) for w in weights]

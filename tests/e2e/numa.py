@@ -258,7 +258,7 @@ def numa_filtered(r):
 @check("vm-numa", modes=("signal",), slow_only=True, timeout_s=300, needs=guest.missing)
 def vm_numa(r):
     """A node without a processor, on Linux 6.12: pages lie there; it fills, drains, and has no memory left."""
-    work = "canvas workload sequential --mib 40 --seconds"
+    work = "lab workload sequential --mib 40 --seconds"
     run = "canvas run --local 12M --pool 256M --require --stats"
     result = vm.boot(r, vm.UNTIL + f"""
         on_node() {{

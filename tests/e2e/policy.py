@@ -9,7 +9,7 @@ import time
 from e2e import hostile
 from e2e.languages import python_missing, science_python
 from e2e.workloads import answer_of
-from lib import canvas
+from lib import canvas, lab
 from lib.harness import MIB, ONCE, Skip, check
 
 find = canvas.find
@@ -20,7 +20,7 @@ def paged(r, name, *flags, mib=64, args=(), **limits):
     if not r.managed:
         raise Skip("says nothing without canvas")
     tag = "-".join([name, *flags]).replace("--", "")
-    c = r.call([r.session.canvas, "workload", name, "--mib", mib, *args], tag=tag, local="25%",
+    c = r.call([lab.path(r), "workload", name, "--mib", mib, *args], tag=tag, local="25%",
                extra=flags, **limits)
     stats = r.load_stats(c)
     for key in ("verify_failures", "anomalies"):

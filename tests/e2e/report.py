@@ -1,14 +1,14 @@
-"""`canvas report`: the page in a browser, light and dark. Are the plots drawn, does it stay alone?"""
+"""`lab report`: the page in a browser, light and dark. Are the plots drawn, does it stay alone?"""
 
 import json
 import os
 import subprocess
 import sys
 
-from lib import browser, samples
+from lib import browser, lab, samples
 from lib.harness import TESTS, Failure, check
 
-from .command import canvas_only, cli
+from .command import canvas_only
 
 # Every plot, its legend's colours as the page shows them, and the line or bar for each.
 FIGURES = """
@@ -61,8 +61,8 @@ def report(r):
     canvas_only(r)
     results, output = r.path("results.jsonl"), r.path("report.html")
     samples.write(results, samples.realistic(7))
-    p = cli(r, "report", results, "-o", output)
-    r.same((p.returncode, p.stdout, p.stderr), (0, "", ""), "canvas report")
+    p = lab.call(r, "report", results, "-o", output)
+    r.same((p.returncode, p.stdout, p.stderr), (0, "", ""), "lab report")
     page = browser.Browser(r.path("profile"))
     try:
         for dark in (False, True):
@@ -76,7 +76,7 @@ def report(r):
         r.require(page.value("[...document.querySelectorAll('h3')].some(h => h.textContent == 'Slow accesses')"),
                   "no plot of slow accesses")
         r.require(len(figures) >= 19, f"{len(figures)} plots")
-        r.require(page.value("document.title") == "canvas bench", "a name in the results ran as a script")
+        r.require(page.value("document.title") == "canvas in the laboratory", "a name in the results ran as a script")
         r.same(page.value("document.scripts.length"), 0, "scripts on the page")
         # A telephone: tables scroll in their frames, the page does not.
         page.open(output, 400, False)
@@ -98,10 +98,10 @@ def report_errors(r):
     samples.write(good, samples.realistic(1)[:20])
     for text, want in (("", "is empty"), ("{\n", "line 1 is damaged"), ("{\"kind\": \"cat\"}\n", "line 1 is not of")):
         bad = r.write("bad.jsonl", text)
-        p = cli(r, "report", good, bad, "-o", r.path("out.html"))
+        p = lab.call(r, "report", good, bad, "-o", r.path("out.html"))
         r.same((p.returncode, p.stdout), (2, ""), f"code for {text!r}")
         r.require(want in p.stderr and len(p.stderr.splitlines()) == 1, f"{text!r}: {p.stderr!r}")
         if os.path.exists(r.path("out.html")):
             raise Failure("a page was written from a damaged file")
-    p = cli(r, "report", good, "-o", good)
+    p = lab.call(r, "report", good, "-o", good)
     r.require(p.returncode == 2 and "overwritten" in p.stderr, f"results as output: {p.stderr!r}")

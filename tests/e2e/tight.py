@@ -1,5 +1,5 @@
 """A limit that is tight for several processes, or below what they need at all. That a run ends within the
-runner's patience is what these show; how fast it is, `canvas bench tight` does."""
+runner's patience is what these show; how fast it is, `lab run tight` does."""
 
 import json
 import os

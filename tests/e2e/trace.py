@@ -1,12 +1,11 @@
-"""`canvas run --trace` and `canvas replay`: a program whose touches are known, and the table."""
+"""`canvas run --trace` and `lab replay`: a program whose touches are known, and the table."""
 
 import os
 import re
 import struct
-import subprocess
 import sys
 
-from lib import canvas
+from lib import canvas, lab
 from lib.harness import MIB, ONCE, Failure, Skip, check
 
 HEADER_BYTES, RECORD = 64, struct.Struct("<IIHBBHH")
@@ -67,9 +66,8 @@ def record(r, local, extra=()):
     r.same(c.out(), "right\n", "output")
     stats = r.load_stats(c)
     r.same(canvas.find(stats, "trace_records_dropped"), 0, "trace_records_dropped")
-    p = subprocess.run([*r._user_prefix(), r.session.canvas, "replay", path], cwd=r.dir,
-                       env=r._environment({}), capture_output=True, text=True, timeout=180)
-    r.same(p.returncode, 0, f"exit code of canvas replay ({p.stderr.strip()[:300]})")
+    p = lab.call(r, "replay", path, timeout_s=180)
+    r.same(p.returncode, 0, f"exit code of lab replay ({p.stderr.strip()[:300]})")
     rate, found = records(path)
     r.note(f"{len(found)} records")
     return rate, found, rows(p.stdout), stats

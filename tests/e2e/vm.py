@@ -6,7 +6,7 @@ canvas on the oldest kernel that distributions support for long.
 
 import json
 
-from lib import canvas
+from lib import canvas, lab
 from lib.harness import MIB, ONCE, Failure, check
 from vm import guest
 
@@ -70,9 +70,9 @@ BENCH = "--scale 0.04 --ratios 50 --out /out/%s.jsonl --cache /disk/vda/cache"
 
 
 def boot(r, script, **o):
-    """Runs a script with canvas in its PATH; the result, whose code must be 0."""
+    """Runs a script with canvas and lab in its PATH; the result, whose code must be 0."""
     canvas_only(r)
-    result = guest.run("set -u\n" + script, files={"/usr/bin/canvas": r.session.canvas, **o.pop("files", {})},
+    result = guest.run("set -u\n" + script, files={"/usr/bin/canvas": r.session.canvas, "/usr/bin/lab": lab.path(r), **o.pop("files", {})},
                        work=r.dir, **o)
     r.note(f"{result.seconds:.0f} s in the guest" + (f", after {result.boots} boots" if result.boots > 1 else ""))
     if result.code != 0:
@@ -98,7 +98,7 @@ def same_state(r, result, name, when):
 def run(r):
     """`canvas doctor` and a program that pages, on Linux 6.12."""
     limit = 16 * MIB
-    work = "canvas workload sequential --mib 24 --seconds 0.2"
+    work = "lab workload sequential --mib 24 --seconds 0.2"
     result = boot(r, f"""
         canvas doctor --json > /out/doctor.json || exit 10
         {work} > /out/plain || exit 11
@@ -142,14 +142,14 @@ def bench(r):
         state /out/before
         watch > /out/groups & watcher=$!
         step "the bench"
-        canvas bench {' '.join(names)} --repeats 1 --variants {','.join(variants)} {BENCH % 'whole'} || exit 10
+        lab run {' '.join(names)} --repeats 1 --variants {','.join(variants)} {BENCH % 'whole'} || exit 10
         kill $watcher
         state /out/after
 
         # Interrupted, then killed, while its program is swapped out.
         for signal in INT KILL; do
             step $signal
-            canvas bench zipf --repeats 9 --variants zram {BENCH % 'cut'} &
+            lab run zipf --repeats 9 --variants zram {BENCH % 'cut'} &
             until_true 60 swapping || exit 11
             kill -$signal $!
             wait $!

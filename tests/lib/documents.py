@@ -32,6 +32,7 @@ class Tests:
         places = [(os.path.basename(d), d) for d in glob.glob(os.path.join(root, "crates", "*"))]
         # The laboratory's packages carry the same prefix, without it in their directories' names.
         places += [("canvas-" + os.path.basename(d), d) for d in glob.glob(os.path.join(root, "lab", "*"))]
+        places.append(("canvas-lab", os.path.join(root, "lab")))
         for crate, home in places:
             for kind in ("src", "tests", "examples"):
                 top = os.path.join(home, kind)
@@ -160,7 +161,8 @@ class Specification:
 
 def documents():
     """(path from the root, text) of each document."""
-    found = glob.glob(os.path.join(ROOT, "*.md")) + glob.glob(os.path.join(ROOT, "docs", "**", "*.md"), recursive=True)
+    found = [p for top in ("", "lab") for p in glob.glob(os.path.join(ROOT, top, "*.md"))]
+    found += glob.glob(os.path.join(ROOT, "docs", "**", "*.md"), recursive=True)
     for path in sorted(found):
         with open(path) as f:
             yield os.path.relpath(path, ROOT), f.read()

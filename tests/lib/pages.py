@@ -11,7 +11,7 @@ ROOT = os.path.dirname(TESTS)
 WIDTH = 100
 
 # Commands that are not for users, whose flags no help lists beside the others'.
-HIDDEN = {"workload", "bench-guardian", "bench-disk", "agent-worker", "disk-server", "help"}
+HIDDEN = {"agent-worker", "disk-server", "help"}
 # Flags of other programs, of `make demo`'s, of the simulator and of built-in workloads, as documents name them.
 FOREIGN = {"help", "version", "scale", "full", "seed", "mib", "seconds", "threads", "rounds", "stride", "huge-pages", "cheat", "pages", "device",
            "privileged", "seccomp-default", "security-opt", "only", "list", "memory", "brk"}
@@ -52,12 +52,23 @@ class Canvas:
             with open(path) as f:
                 for names in re.findall(r"\balias(?:es)? = (\[[^\]]*\]|\"[^\"]*\")", f.read()):
                     self.aliases.update(re.findall(r'"([a-z-]+)"', names))
+        with open(os.path.join(root, "lab/src/args.rs")) as f:
+            text = f.read()
+        # The laboratory's: its flags are fields, whichever of its commands they are of.
+        self.lab_flags = {name.replace("_", "-") for name in re.findall(r"^    pub ([a-z_]+):", text, re.M)}
+        commands = text.split("pub enum Command {", 1)[1].split("\n}\n", 1)[0]
+        self.lab_commands = {name.lower() for name in re.findall(r"^    ([A-Z][a-z]+)[({ ]", commands, re.M)}
         assert self.commands and self.commands == set(self.flags), (self.commands, set(self.flags))
-        self.all = set().union(*self.flags.values()) | self.aliases
+        self.all = set().union(*self.flags.values()) | self.aliases | self.lab_flags
 
     def wrong(self, line):
         """What is wrong with a line of commands, or a piece of code in a sentence."""
         said = []
+        for found in re.finditer(r"(?:^|[\s(/])lab ([a-z][a-z-]*)((?:(?! -- )[^|;&#\n])*)", line):
+            if found[1] not in self.lab_commands:
+                said.append(f"there is no `lab {found[1]}`")
+            said += [f"`lab` has no --{flag}" for flag in re.findall(r"(?<![\w-])--([a-z][a-z-]*)", re.sub(r"'[^']*'", "", found[2]))
+                     if flag not in self.lab_flags | {"help", "version", "output"}]
         for found in re.finditer(r"(?:^|[\s(])canvas ([a-z][a-z-]*)((?:(?! -- )[^|;&#\n])*)", line):
             command, rest = found[1], re.sub(r"'[^']*'", "''", found[2])
             if command in HIDDEN:

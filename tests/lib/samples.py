@@ -1,4 +1,4 @@
-"""A results file of `canvas bench` as a run would have written it, made from a seed."""
+"""A results file of `lab run` as a run would have written it, made from a seed."""
 
 import json
 import math
@@ -14,7 +14,7 @@ HOSTILE = "<script>document.title='owned'</script>"
 def run_line(run_id, **changes):
     line = {
         "kind": "run", "schema": "canvas-bench/1", "run_id": run_id, "started_unix_s": 1_760_000_000,
-        "canvas_version": "0.1.0", "argv": ["canvas", "bench", "quick"], "scale": 1.0, "repeats": 5, "seed": 1,
+        "canvas_version": "0.1.0", "argv": ["lab", "run", "quick"], "scale": 1.0, "repeats": 5, "seed": 1,
         "machine": {"cpu": "Made-up CPU @ 2.50GHz", "cpus": 4, "is_virtual": True, "memory_bytes": 16 << 30,
                     "kernel": "6.18.0-test", "cgroup_version": 2, "load_average": 0.31,
                     "features": {"thp": "madvise", "swappiness": "60", "zswap": "N"}},
@@ -133,7 +133,7 @@ def realistic(seed):
     m.sample("quick", "xgboost", "zswap", 25, 5, 60.0, outcome={"failed": "ended by signal 9"}, timeline=False)
     m.lines += [
         {"kind": "skip", "run_id": "run-1", "experiment": "quick", "workload": "spark-lr", "variant": None,
-         "reason": "pyspark is not installed; run canvas bench --prepare"},
+         "reason": "pyspark is not installed; lab has prepared nothing"},
         {"kind": "not_yet", "run_id": "run-1", "experiment": "canvas-table5",
          "waits_for": "the two-tier prefetcher (patterns by thread and by reference): canvas has one tier"},
     ]

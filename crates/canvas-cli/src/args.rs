@@ -7,11 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use canvas_agent::daemon::prepared::WARM_MAX;
-use canvas_bench::link::Link;
 use canvas_link::Address;
 use canvas_types::units::{Amount, Size, Span};
 use clap::builder::ValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 
 mod advise;
 mod beyond;
@@ -47,7 +46,7 @@ pub use run_values::{
 };
 pub use share::ShareArgs;
 pub use swap_in::SwapInArgs;
-pub use tools::{DoctorArgs, KeygenArgs, ManArgs, ReplayArgs, WorkloadArgs};
+pub use tools::{DoctorArgs, KeygenArgs, ManArgs};
 pub use tune::TuneArgs;
 
 /// Far memory for unmodified Linux programs.
@@ -84,32 +83,6 @@ pub enum Command {
     /// advice for each limit that stands in the way. Exit code 0 when `canvas run` works in some
     /// mode, 1 when it does not.
     Doctor(DoctorArgs),
-    /// Replay a trace through the eviction policies and print their miss ratios.
-    ///
-    /// Runs the pager's own policy code over a trace made by `canvas run --trace`, with FIFO, LRU,
-    /// S3-FIFO, SIEVE and Belady's optimum beside it, at 10 to 90 % local memory.
-    Replay(ReplayArgs),
-    /// Measure canvas beside the kernel's swap and all-local memory.
-    ///
-    /// Runs experiments (quick, sweep, those of papers) or workloads by name: each under every
-    /// variant at every local ratio, interleaved and repeated, with its answer checked against the
-    /// local run's. `canvas bench quick` is a beginning; `canvas bench --list` shows all names.
-    #[command(after_long_help = BENCH_NOTES)]
-    Bench(BenchArgs),
-    /// Undoes what a bench changed when that bench is killed.
-    #[command(hide = true)]
-    BenchGuardian {
-        /// The bench's journal.
-        journal: PathBuf,
-    },
-    /// Is a disk of the bench's own, in place of a file.
-    #[command(hide = true)]
-    BenchDisk {
-        /// The file.
-        place: PathBuf,
-        /// How large the disk is.
-        bytes: u64,
-    },
     /// Keeps the far memory of one `canvas run`, which starts it.
     #[command(hide = true)]
     AgentWorker(WorkerArgs),
@@ -201,17 +174,6 @@ pub enum Command {
     Man(ManArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),
-    /// Run one of the bench's built-in workloads.
-    ///
-    /// Prints one JSON object: what was computed, and how fast. Exit code 1 when the data or the
-    /// result is wrong.
-    #[command(hide = true)]
-    Workload(WorkloadArgs),
-    /// Make one page with plots and tables from results of `canvas bench`.
-    ///
-    /// The page is a single HTML file that needs no network and has no script. Several files are
-    /// put together; figures of other machines, versions and sizes are kept apart.
-    Report(ReportArgs),
 }
 
 /// Flags of `canvas run`.
@@ -268,7 +230,7 @@ pub struct RunArgs {
     )]
     pub stats: Option<PathBuf>,
 
-    /// Record faults and sampled touches to FILE, for `canvas replay`.
+    /// Record faults and sampled touches to FILE, for `lab replay`.
     #[arg(
         long,
         env = "CANVAS_TRACE",
@@ -362,145 +324,6 @@ pub struct WorkerArgs {
     /// Members of the gossip that are known.
     #[arg(long = "seed")]
     pub seeds: Vec<String>,
-}
-
-/// Flags of `canvas bench`.
-#[derive(Args)]
-#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
-pub struct BenchArgs {
-    /// What else than running.
-    #[command(subcommand)]
-    pub action: Option<BenchAction>,
-    /// Experiments, or workloads for a sweep (`--list` shows both).
-    #[arg(value_name = "EXPERIMENT|WORKLOAD")]
-    pub names: Vec<String>,
-    /// What lies below the programs, separated by commas [default: the experiment's].
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
-    pub variants: Vec<VariantArg>,
-    /// Flags of `canvas run` for the canvas variant, as one word ('--no-prefetch'); each time it is
-    /// written makes a variant of its own, and '' is canvas without flags.
-    #[arg(long, value_name = "FLAGS", allow_hyphen_values = true)]
-    pub canvas_flags: Vec<String>,
-    /// Local memory in percent of the measured working set, separated by commas [default: the
-    /// experiment's].
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub ratios: Vec<u32>,
-    /// Run the named workloads at the same time, each with its own limit, and each alone too.
-    #[arg(long)]
-    pub co_run: bool,
-    /// Repeats of each cell [default: the experiment's, mostly 5].
-    #[arg(long, value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub repeats: Option<u32>,
-    /// Size of the workloads; 1 is the size that they are made for [default: the experiment's].
-    #[arg(long, value_name = "X", value_parser = scale)]
-    pub scale: Option<f64>,
-    /// After so much time ('90s', '3m', '1h') nothing further is begun, and what runs is ended; what
-    /// was not run is named [default: none; quick: 3m].
-    #[arg(long, value_name = "TIME", value_parser = times::time)]
-    pub time_max: Option<Duration>,
-    /// Seed of all generated data.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// Where results are appended, as JSON lines.
-    #[arg(
-        short = 'o',
-        long,
-        visible_alias = "output",
-        value_name = "FILE",
-        default_value = "canvas-bench.jsonl",
-        value_hint = clap::ValueHint::FilePath
-    )]
-    pub out: PathBuf,
-    /// Where downloads and generated data stay [default: ~/.cache/canvas/bench].
-    #[arg(long, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
-    /// List experiments, variants and workloads, and what is missing for them here.
-    #[arg(long)]
-    pub list: bool,
-    /// Of the experiments, only parts in which one of these workloads runs, or whose company one of these is
-    /// (random-read+sequential), separated by commas [default:
-    /// all parts].
-    #[arg(long, value_name = "WORKLOAD,...", value_delimiter = ',')]
-    pub with: Vec<String>,
-    /// Links between this host and the donors of canvas-far, separated by commas: a rate (200mbit,
-    /// 2.5gbit), a length (25us), or both (1gbit+25us), in either direction. A variant for each, in a
-    /// network of the bench's own, as root [default: the experiment's, mostly the loopback device].
-    #[arg(long, value_name = "LINK,...", value_delimiter = ',')]
-    pub far_link: Vec<Link>,
-}
-
-/// What `canvas bench` does besides running.
-#[derive(Subcommand)]
-pub enum BenchAction {
-    /// Compare two results files: is the new one faster, and how sure is that?
-    ///
-    /// Prints a row for each program, variant and local ratio that both files have: medians, the
-    /// ratio of speeds (new over old), where that lies with 95 % confidence, and a verdict. Nothing
-    /// is run.
-    Compare {
-        /// Results from before a change.
-        #[arg(value_hint = clap::ValueHint::FilePath)]
-        old: PathBuf,
-        /// Results from after it.
-        #[arg(value_hint = clap::ValueHint::FilePath)]
-        new: PathBuf,
-    },
-    /// Compare compressors over pages of real programs, on one processor: time out and in, ratio, and what it
-    /// would save to foresee which pages do not shrink.
-    Codec(CodecArgs),
-}
-
-/// Flags of `canvas bench codec`.
-#[derive(Args)]
-pub struct CodecArgs {
-    /// Workloads whose pages are taken [default: random-read, redis-get95, java, sklearn-kmeans, spark-lr].
-    #[arg(value_name = "WORKLOAD")]
-    pub names: Vec<String>,
-    /// Pages of each, evenly spread over its memory.
-    #[arg(long, value_name = "N", default_value_t = 16384)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
-    pub pages: u32,
-    /// Rounds of each measurement.
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
-    /// Size of the workloads.
-    #[arg(long, value_name = "X", value_parser = scale, default_value = "0.5")]
-    pub scale: f64,
-    /// Seed of data, and of which pages are taken.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// Where results are appended, as JSON lines.
-    #[arg(short = 'o', long, value_name = "FILE", default_value = "canvas-codec.jsonl", value_hint = clap::ValueHint::FilePath)]
-    pub out: PathBuf,
-    /// Where downloads and generated data stay [default: ~/.cache/canvas/bench].
-    #[arg(long, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
-}
-
-/// What may lie below a program.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum VariantArg {
-    /// All in memory.
-    Local,
-    /// `canvas run`.
-    Canvas,
-    /// `canvas run` with far memory on donors of the bench's own.
-    CanvasFar,
-    /// Kernel swap on zram.
-    Zram,
-    /// Kernel swap on zram, and memory in folios of 64 KiB.
-    #[value(name = "zram-64k")]
-    Zram64k,
-    /// Kernel swap on a file behind zswap.
-    Zswap,
-    /// Kernel swap on a file.
-    Disk,
-    /// Kernel swap on a disk of the bench's own whose reads take 100 us.
-    #[value(name = "disk-100us")]
-    SlowDisk,
 }
 
 /// Flags of `canvas serve`.
@@ -713,24 +536,6 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
-/// Flags of `canvas report`.
-#[derive(Args)]
-pub struct ReportArgs {
-    /// Files that `canvas bench` wrote.
-    #[arg(required = true, value_name = "RESULTS", value_hint = clap::ValueHint::FilePath)]
-    pub results: Vec<PathBuf>,
-    /// Where the page goes.
-    #[arg(
-        short,
-        long,
-        visible_alias = "out",
-        value_name = "FILE.html",
-        default_value = "report.html",
-        value_hint = clap::ValueHint::FilePath
-    )]
-    pub output: PathBuf,
-}
-
 /// A flag without a value; its environment variable holds 1 or 0.
 fn switch() -> ValueParser {
     ValueParser::new(|text: &str| match text {
@@ -746,41 +551,16 @@ fn address(text: &str) -> Result<SocketAddr, &'static str> {
         .map_err(|_| "it is no address with a port; write one such as 10.0.0.5:7070 or [::1]:7070")
 }
 
-/// A size of workloads.
-fn scale(text: &str) -> Result<f64, &'static str> {
-    match text.parse::<f64>() {
-        Ok(x) if (0.001..=1000.0).contains(&x) => Ok(x),
-        Ok(_) => Err("it is out of range; write 0.001 to 1000"),
-        Err(_) => Err("it is no number; write one such as 0.5"),
-    }
-}
-
 const EXIT_CODES: &str = "\
 Exit codes:
   0    done
-  1    the answer is no: `doctor` found no mode that works, `bench` had runs that went wrong,
-       `status` found something wrong
+  1    the answer is no: `doctor` found no mode that works, `status` found something wrong
   2    bad arguments, configuration or input (`canvas run` and `dispatch`: 125)
   125  `canvas run` or `dispatch` itself failed
   126  CMD was found but could not be executed
   127  CMD was not found
   128+n  CMD was ended by signal n
   else CMD's own exit code";
-
-const BENCH_NOTES: &str = "\
-The kernel's variants need root, a memory controller of control groups, and no other swap; where
-one is missing the variant is skipped with the reason. Every change of the host is undone at the
-end, on Ctrl-C, and by a guardian process when the bench is killed.
-
-Exit codes: 0 done; 1 some run was wrong, failed or hung; 2 bad input, or nothing that was asked for
-can run here; 128+n stopped by signal n.
-
-Examples:
-  canvas bench quick
-  canvas bench zipf --ratios 50,25 --variants local,canvas,zram
-  canvas bench zipf --canvas-flags '' --canvas-flags '--no-prefetch'
-  canvas bench zipf snappy --co-run --ratios 25
-  canvas bench compare old.jsonl new.jsonl";
 
 const AGENT_NOTES: &str = "\
 Flags win over CANVAS_* variables, and those over the file of --config.

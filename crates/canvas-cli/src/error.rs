@@ -149,7 +149,15 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
         }
         ErrorKind::InvalidSubcommand => {
             let unknown = first(ContextKind::InvalidSubcommand);
-            format!("there is no command {unknown}; see `canvas --help`")
+            match unknown.as_str() {
+                "bench" => {
+                    "measuring is the laboratory's: write `lab run` (lab/README.md)".to_owned()
+                }
+                "workload" | "replay" | "report" => {
+                    format!("this is the laboratory's: write `lab {unknown}` (lab/README.md)")
+                }
+                _ => format!("there is no command {unknown}; see `canvas --help`"),
+            }
         }
         ErrorKind::MissingRequiredArgument if argv.get(1).is_some_and(|a| a == "run") => {
             "there is no program to run; write it behind the flags: canvas run --local 1G -- CMD"
@@ -160,11 +168,6 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
         {
             "there is no program to run; write it behind the flags: canvas dispatch -- CMD"
                 .to_owned()
-        }
-        ErrorKind::MissingRequiredArgument if argv.get(1).is_some_and(|a| a == "replay") => {
-            format!(
-                "there is nothing to replay; write the name of a trace, or --synthetic NAME (see `{help}`)"
-            )
         }
         ErrorKind::MissingRequiredArgument => {
             let missing = context(error, ContextKind::InvalidArg).join(", ");
@@ -200,7 +203,7 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
     }
 }
 
-/// The command that was named, with its subcommand: `canvas bench compare`.
+/// The command that was named, with its subcommand: `canvas config check`.
 fn named_command(argv: &[std::ffi::OsString]) -> String {
     let mut name = "canvas".to_owned();
     let mut command = Cli::command();

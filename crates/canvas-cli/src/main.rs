@@ -4,7 +4,6 @@
 mod advise;
 mod agent;
 mod args;
-mod bench;
 mod config;
 mod control;
 mod disk;
@@ -17,8 +16,6 @@ mod joined_flags;
 mod keygen;
 mod manual;
 mod options;
-mod replay;
-mod report;
 mod run;
 mod serve;
 mod set;
@@ -31,7 +28,6 @@ mod tenant_flags;
 mod top;
 mod tune;
 mod worker;
-mod workload;
 
 use args::Command;
 use canvas_control::text::reason;
@@ -47,11 +43,7 @@ fn main() {
             match &cli.command {
                 Command::Run(args) => run::run(args),
                 Command::Doctor(args) => Ok(doctor::run(args)),
-                Command::Replay(args) => replay::run(args),
                 Command::AgentWorker(args) => worker::serve(args),
-                Command::Bench(args) => bench::run(args),
-                Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
-                Command::BenchDisk { place, bytes } => Ok(bench::disk(place, *bytes)),
                 Command::Serve(args) => serve::run(args),
                 Command::Agent(args) => agent::run(args),
                 Command::Disk(args) => disk::run(args, &words),
@@ -71,8 +63,6 @@ fn main() {
                 Command::Keygen(args) => keygen::run(args),
                 Command::Man(args) => manual::man(args.dir.as_deref()),
                 Command::Completions(args) => Ok(manual::completions(args.shell)),
-                Command::Workload(args) => workload::run(args),
-                Command::Report(args) => report::run(args),
             }
         }
     };

@@ -1,4 +1,4 @@
-//! The trace that `canvas run --trace` writes and `canvas replay` reads.
+//! The trace that `canvas run --trace` writes and `lab replay` reads.
 //!
 //! A 64-byte header, then records of 16 bytes, little-endian. Recording every touch is not
 //! possible (the pager does not see hits on mapped pages), so some pages are chosen by a hash of

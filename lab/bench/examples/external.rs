@@ -37,6 +37,7 @@ fn place(options: &[String]) -> Result<Place, String> {
         scale: number("--scale")?,
         seed: number("--seed")? as u64,
         canvas: "canvas".into(),
+        lab: "lab".into(),
         huge_pages: false,
     })
 }

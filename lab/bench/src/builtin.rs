@@ -1,4 +1,4 @@
-//! The workloads that the `canvas` command brings along (`canvas workload NAME`).
+//! The workloads that `lab` brings along (`lab workload NAME`).
 //!
 //! They need nothing that is not there: no package, no download, no data on disk.
 
@@ -36,7 +36,7 @@ impl Workload for Builtin {
     }
     fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
         let mut argv = vec![
-            place.canvas.to_string_lossy().into_owned(),
+            place.lab.to_string_lossy().into_owned(),
             "workload".to_owned(),
             self.program.name.to_owned(),
             format!("--scale={}", place.scale),
@@ -70,12 +70,13 @@ mod tests {
             scale: 0.25,
             seed: 7,
             canvas: PathBuf::from("/usr/bin/canvas"),
+            lab: PathBuf::from("/usr/bin/lab"),
             huge_pages: false,
         }
     }
 
     #[test]
-    fn each_runs_the_command_itself_and_needs_nothing() {
+    fn each_runs_lab_and_needs_nothing() {
         let place = place();
         for w in all() {
             assert!(w.missing(&place).is_none());
@@ -86,7 +87,7 @@ mod tests {
             assert_eq!(
                 argv,
                 [
-                    "/usr/bin/canvas",
+                    "/usr/bin/lab",
                     "workload",
                     w.name(),
                     "--scale=0.25",

@@ -1,4 +1,4 @@
-//! `canvas bench compare OLD NEW`: is the new one faster, and how sure is that?
+//! `lab compare OLD NEW`: is the new one faster, and how sure is that?
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub enum CompareError {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// One of them has nothing to compare.
-    #[error("{} has no sample to compare; run canvas bench to its end first", .0.display())]
+    #[error("{} has no sample to compare; run lab run to its end first", .0.display())]
     NoSample(PathBuf),
 }
 

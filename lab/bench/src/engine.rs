@@ -190,7 +190,7 @@ pub(crate) fn run_with(
     });
     if let Taken::Others(pid) = &lock {
         eprintln!(
-            "canvas: {} too; the figures of both will be disturbed",
+            "lab: {} too; the figures of both will be disturbed",
             another(*pid)
         );
     }
@@ -233,7 +233,7 @@ pub(crate) fn run_with(
     let not_undone = undo.finish();
     drop(lock);
     for sentence in &not_undone {
-        eprintln!("canvas: {sentence}");
+        eprintln!("lab: {sentence}");
     }
     match result {
         Err(Fail::Error(e)) => Err(e),
@@ -762,7 +762,7 @@ fn describe(cell: &Cell) -> String {
     )
 }
 
-/// What `canvas bench --list` prints.
+/// What `lab run --list` prints.
 pub fn list(request: &Request) -> String {
     list_of(&registry::workloads(), &request.cache, request)
 }

@@ -13,7 +13,7 @@ pub fn run(id: &str) -> Run {
         run_id: format!("run-{id}"),
         started_unix_s: 1_700_000_000,
         canvas_version: "0.1.0".into(),
-        argv: vec!["canvas".into(), "bench".into(), "quick".into()],
+        argv: vec!["lab".into(), "run".into(), "quick".into()],
         scale: 1.0,
         repeats: 5,
         seed: 1,
@@ -162,7 +162,7 @@ pub fn small(id: &str, seed: u64) -> Results {
     }
 }
 
-/// As `canvas bench` would have written it.
+/// As `lab run` would have written it.
 pub fn text(results: &Results) -> String {
     let mut lines: Vec<Line> = results.runs.iter().cloned().map(Line::Run).collect();
     lines.extend(

@@ -32,7 +32,7 @@ pub enum ReadError {
         source: std::io::Error,
     },
     /// There is nothing in it.
-    #[error("{} is empty; give a file that canvas bench wrote", .0.display())]
+    #[error("{} is empty; give a file that lab run wrote", .0.display())]
     Empty(PathBuf),
     /// A line is not as the bench writes it.
     #[error("{} line {line} is damaged ({why}); remove that line", .path.display())]
@@ -46,7 +46,7 @@ pub enum ReadError {
     },
     /// A line is of another kind of file.
     #[error(
-        "{} line {line} is not of a results file ({what}); give a file that canvas bench wrote",
+        "{} line {line} is not of a results file ({what}); give a file that lab run wrote",
         .path.display()
     )]
     Foreign {
@@ -100,7 +100,7 @@ struct Head {
     schema: Option<String>,
 }
 
-/// Reads files that `canvas bench` wrote; a line that several files share (a copy, a longer
+/// Reads files that `lab run` wrote; a line that several files share (a copy, a longer
 /// version of the same file) counts once.
 pub fn read(paths: &[PathBuf]) -> Result<Results, ReadError> {
     let mut results = Results::default();
@@ -252,8 +252,8 @@ mod tests {
         let lines = good.lines().count();
         let orphan = good.lines().nth(1).unwrap().replace("run-1", "elsewhere");
         let cases: [(Vec<u8>, String, &str); 10] = [
-            (vec![], "is empty".into(), "canvas bench wrote"),
-            (b"\n \n".to_vec(), "is empty".into(), "canvas bench wrote"),
+            (vec![], "is empty".into(), "lab run wrote"),
+            (b"\n \n".to_vec(), "is empty".into(), "lab run wrote"),
             (cut.into(), format!("line {lines} is damaged"), "remove"),
             (
                 format!("{good}\nhello\n").into(),

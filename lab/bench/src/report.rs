@@ -85,12 +85,12 @@ pub fn html(results: &Results) -> String {
                 meta http-equiv="Content-Security-Policy" content=(POLICY);
                 meta name="viewport" content="width=device-width,initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                title { "canvas bench" }
+                title { "canvas in the laboratory" }
                 style { (PreEscaped(STYLE)) (PreEscaped(palette::css())) }
             }
             body {
                 header {
-                    h1 { "canvas bench" }
+                    h1 { "canvas in the laboratory" }
                     p.small { "Programs with less local memory than they use: under canvas, under the kernel's swap, and all in memory." }
                 }
                 @if results.samples.is_empty() {

@@ -21,8 +21,10 @@ pub struct Place {
     pub scale: f64,
     /// Seed of all generated data.
     pub seed: u64,
-    /// The `canvas` command itself, which contains the built-in workloads.
+    /// The `canvas` command.
     pub canvas: PathBuf,
+    /// The `lab` command, which contains the built-in workloads.
+    pub lab: PathBuf,
     /// Whether its program may have huge pages, as the host is set; else the bench's own have none.
     pub huge_pages: bool,
 }

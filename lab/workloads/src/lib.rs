@@ -1,4 +1,4 @@
-//! The bench's built-in programs, so that an installed `canvas` alone has something to measure.
+//! The bench's built-in programs, so that `lab` alone has something to measure.
 //!
 //! A program keeps its data in plain vectors, checks what it reads, and gives an [`Output`] whose
 //! `answer` depends on its data only: not on time, threads or what lies below. Sizes follow from

@@ -28,12 +28,6 @@ pub fn interval(text: &str) -> Result<Duration, TimeError> {
     within(&with_unit, Duration::from_millis(100)..=DAY, "100ms to 24h")
 }
 
-/// A time of the bench, at most a week.
-pub fn time(text: &str) -> Result<Duration, TimeError> {
-    const WEEK: Duration = Duration::from_secs(7 * 86400);
-    within(text, Duration::from_secs(1)..=WEEK, "1s to 168h")
-}
-
 /// A time in `range`, whose name is `named`.
 fn within(
     text: &str,

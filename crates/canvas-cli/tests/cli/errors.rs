@@ -317,46 +317,15 @@ fn bad_input_to_other_commands_is_2() {
             &["doctor", "--jsn"],
             "there is no flag --jsn; did you mean --json?",
         ),
-        (&["replay"], "there is nothing to replay"),
-        (
-            &["replay", "/no/such/trace"],
-            "/no/such/trace cannot be read: No such file or directory",
-        ),
-        (&["replay", text], "is not a canvas trace"),
-        (
-            &["replay", "--synthetic", "nonsense"],
-            "--synthetic nonsense: write one of loop, random",
-        ),
-        (
-            &["replay", "--synthetic", "loop", "--memory", "1"],
-            "--memory 1 is out of range",
-        ),
-        (
-            &["replay", "--synthetic", "loop", text],
-            "exclude each other",
-        ),
-        (
-            &["replay", "--percent", "0", text],
-            "--percent 0: 0 is not in 1..=100",
-        ),
+        (&["bench", "quick"], "write `lab run`"),
+        (&["workload", "zipf"], "write `lab workload`"),
+        (&["replay", text], "write `lab replay`"),
+        (&["report", text], "write `lab report`"),
         (
             &["completions"],
             "is missing; see `canvas completions --help`",
         ),
         (&["completions", "tcsh"], "write one of bash"),
-        (&["workload"], "is missing; see `canvas workload --help`"),
-        (
-            &["workload", "nonsense"],
-            "nonsense: write one of sequential, strided",
-        ),
-        (
-            &["workload", "zipf", "--threads", "17"],
-            "--threads 17 is out of range; write 1 to 16",
-        ),
-        (
-            &["workload", "quicksort", "--stride", "2"],
-            "quicksort takes no --stride",
-        ),
         (
             &["man", "--dir", "/proc/nowhere"],
             "manual pages cannot be written to /proc/nowhere",
@@ -508,105 +477,6 @@ fn the_address_space_must_hold_the_window() {
             .unwrap(),
     );
     assert_sentence(&got, 125, "ulimit -v unlimited", "ulimit -v");
-}
-
-#[test]
-fn bad_arguments_of_bench_are_2_and_change_nothing() {
-    let scratch = Scratch::new();
-    let out = scratch.path("r.jsonl");
-    let other = scratch.file("notes.txt", "mine\n", 0o644);
-    for (args, text) in [
-        (&["quack"][..], "there is no experiment or workload quack"),
-        (&[], "there is nothing to run"),
-        (
-            &["quick", "--variants", "local,ram"],
-            "--variants ram: write one of local, canvas, canvas-far, zram, zram-64k, zswap, disk",
-        ),
-        (&["quick", "--ratios", "50,0"], "--ratios 0: "),
-        (&["quick", "--ratios", "101"], "--ratios 101: "),
-        (&["quick", "--ratios", "half"], "--ratios half: "),
-        (&["quick", "--repeats", "0"], "--repeats 0: "),
-        (&["quick", "--scale", "0"], "--scale 0: it is out of range"),
-        (&["quick", "--scale", "big"], "--scale big: it is no number"),
-        (
-            &["quick", "--time-max", "3"],
-            "--time-max 3: it has no unit",
-        ),
-        (
-            &["quick", "--time-max", "0s"],
-            "--time-max 0s: it is out of range",
-        ),
-        (
-            &["quick", "--time-max", "soonm"],
-            "--time-max soonm: it does not start with a number",
-        ),
-        (
-            &["quick", "--far-link", "1gbit,fast"],
-            "--far-link fast: it is no rate",
-        ),
-        (
-            &["quick", "--far-link", "1000gbit"],
-            "--far-link 1000gbit: it is out of range",
-        ),
-        (
-            &["quick", "--far-link", "1gbit+1ms"],
-            "--far-link 1gbit+1ms: it is no rate",
-        ),
-        (
-            &["quick", "--far-link", "200us"],
-            "--far-link 200us: its delay is out of range",
-        ),
-        (&["quick", "--co-run"], "name two or more"),
-        (
-            &["quick", "--canvas-flags", "--local 1G"],
-            "--local is set by the bench itself",
-        ),
-        (
-            &["quick", "--canvas-flags", "--prefetch"],
-            "are no flags of canvas run",
-        ),
-    ] {
-        let all = [&["bench", "--out", out.to_str().unwrap()], args].concat();
-        assert_sentence(&ask(&all), 2, text, &format!("{args:?}"));
-        assert!(!out.exists(), "{args:?}");
-    }
-    // An experiment with nothing to run, so that the file is all that can be wrong.
-    let got = ask(&["bench", "canvas-fig10", "--out", other.to_str().unwrap()]);
-    assert_sentence(&got, 2, "is no results file", "another file");
-    assert_eq!(fs::read_to_string(&other).unwrap(), "mine\n");
-}
-
-#[test]
-fn bad_arguments_of_bench_compare_are_2() {
-    let scratch = Scratch::new();
-    let empty = scratch.file("empty.jsonl", "", 0o644);
-    let damaged = scratch.file("damaged.jsonl", "{\n", 0o644);
-    let (empty, damaged) = (empty.to_str().unwrap(), damaged.to_str().unwrap());
-    for (args, text) in [
-        (
-            &[][..],
-            "<OLD>, <NEW> is missing; see `canvas bench compare --help`",
-        ),
-        (&[empty], "<NEW> is missing"),
-        (&[empty, empty, empty], "there is no argument"),
-        (&["/no/such", empty], "/no/such cannot be read"),
-        (&[empty, empty], "is empty"),
-        (&[damaged, damaged], "line 1 is damaged"),
-        (&["--quick", empty], "there is no flag --quick"),
-    ] {
-        let all = [&["bench", "compare"], args].concat();
-        assert_sentence(&ask(&all), 2, text, &format!("{args:?}"));
-    }
-    // Flags of running say nothing about comparing.
-    for before in [&["--repeats", "3"][..], &["quick"]] {
-        let all = [&["bench"], before, &["compare", empty, empty]].concat();
-        assert_sentence(
-            &ask(&all),
-            2,
-            "compare stands alone",
-            &format!("{before:?}"),
-        );
-    }
 }
 
 /// canvas trusts no directory that other users can look into, and `status` says why it shows nothing.

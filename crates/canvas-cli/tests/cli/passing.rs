@@ -244,7 +244,7 @@ fn a_report_can_go_to_a_stream() {
 }
 
 #[test]
-fn a_trace_begins_with_its_header_and_can_be_replayed() {
+fn a_trace_begins_with_its_header() {
     let scratch = Scratch::new();
     let file = scratch.path("t");
     let name = file.to_str().unwrap();
@@ -253,9 +253,6 @@ fn a_trace_begins_with_its_header_and_can_be_replayed() {
     let header = canvas_pager::trace::Header::decode(bytes[..64].try_into().unwrap()).unwrap();
     assert_eq!(header.local_pages, 16384);
     assert_eq!(bytes.len(), 64, "the stub records nothing");
-    let got = ask(&["replay", name]);
-    assert_eq!(got.code, 2);
-    assert!(got.err.contains("touches no page twice"), "{}", got.err);
 }
 
 /// With the library that the binary brings along, when it was built with one.

@@ -5,14 +5,11 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 23] = [
+const COMMANDS: [&str; 20] = [
     "run",
-    "bench",
-    "replay",
     "doctor",
     "man",
     "completions",
-    "report",
     "serve",
     "keygen",
     "agent",
@@ -104,14 +101,6 @@ fn expected(command: &str) -> &'static [&'static str] {
             "unit",
             "weight",
         ],
-        "replay" => &[
-            "accesses",
-            "memory",
-            "percent",
-            "prefetch",
-            "seed",
-            "synthetic",
-        ],
         "doctor" => &["containers", "json", "seccomp"],
         "dispatch" => &["dry-run", "json", "socket"],
         "tune" => &["dry-run", "interval", "json", "once"],
@@ -119,24 +108,8 @@ fn expected(command: &str) -> &'static [&'static str] {
             "batch", "cgroup", "free", "interval", "json", "pid", "watch",
         ],
         "advise" => &["check", "interval", "json", "speed", "tries"],
-        "bench" => &[
-            "cache",
-            "canvas-flags",
-            "co-run",
-            "far-link",
-            "list",
-            "out",
-            "ratios",
-            "repeats",
-            "scale",
-            "seed",
-            "time-max",
-            "variants",
-            "with",
-        ],
         "man" => &["dir"],
         "completions" => &[],
-        "report" => &["output"],
         "serve" => &[
             "config",
             "drain",
@@ -245,8 +218,7 @@ fn documents_and_manual_name_every_flag() {
         }
     }
     for command in [
-        "run", "bench", "replay", "doctor", "report", "serve", "agent", "disk", "status", "stat",
-        "top", "dispatch", "end",
+        "run", "doctor", "serve", "agent", "disk", "status", "stat", "top", "dispatch", "end",
     ] {
         for flag in expected(command) {
             assert!(
@@ -312,34 +284,6 @@ fn every_command_has_help_and_is_listed() {
 }
 
 #[test]
-fn the_guardian_of_a_bench_is_not_for_users() {
-    for args in [&["--help"][..], &["man"], &["completions", "bash"]] {
-        let text = ask(args).out;
-        let shown = args[0] != "completions" && text.contains("guardian");
-        assert!(!shown, "{args:?}: {text}");
-    }
-}
-
-#[test]
-fn the_list_of_a_bench_names_experiments_and_variants() {
-    let got = ask(&["bench", "--list"]);
-    assert_eq!((got.code, got.err.as_str()), (0, ""));
-    for name in [
-        "quick",
-        "sweep",
-        "infiniswap",
-        "fastswap-tables",
-        "canvas-fig2",
-        "xdm-sweep",
-        "zram-64k",
-        "zswap",
-    ] {
-        let line = got.out.lines().find(|l| l.trim_start().starts_with(name));
-        assert!(line.is_some(), "{name} in:\n{}", got.out);
-    }
-}
-
-#[test]
 fn the_manual_and_the_version() {
     let page = ask(&["man"]);
     assert_eq!(page.code, 0);
@@ -369,39 +313,6 @@ fn without_a_command_there_is_help_and_exit_2() {
 }
 
 #[test]
-fn replay_prints_a_row_for_each_percentage() {
-    let args = [
-        "replay",
-        "--synthetic",
-        "zipf",
-        "--memory",
-        "1M",
-        "--accesses",
-        "5000",
-        "--percent",
-        "25,50",
-    ];
-    let got = ask(&args);
-    assert_eq!(got.code, 0, "{}", got.err);
-    for percent in ["25%", "50%"] {
-        assert_eq!(
-            got.out
-                .lines()
-                .filter(|l| l.trim_start().starts_with(percent))
-                .count(),
-            1,
-            "{}",
-            got.out
-        );
-    }
-    assert_eq!(
-        ask(&args).out,
-        got.out,
-        "the same seed gives the same table"
-    );
-}
-
-#[test]
 fn doctor_answers_in_words_and_in_json() {
     let json = ask(&["doctor", "--json"]);
     let v: serde_json::Value = serde_json::from_str(&json.out).unwrap();
@@ -421,129 +332,4 @@ fn doctor_answers_in_words_and_in_json() {
     for line in v["advice"].as_array().unwrap() {
         assert!(text.out.contains(line.as_str().unwrap()));
     }
-}
-
-#[test]
-fn workloads_are_for_the_bench_and_hidden() {
-    assert!(!ask(&["--help"]).out.contains("workload"));
-    assert!(!ask(&["man"]).out.contains("workload"));
-    let help = ask(&["workload", "--help"]);
-    assert_eq!((help.code, help.err.as_str()), (0, ""));
-    let document = include_str!("../../../../docs/WORKLOADS.md");
-    for flag in flags(&help.out) {
-        assert!(document.contains(&format!("`--{flag}")), "--{flag}");
-    }
-    for name in ["sequential", "fill", "quicksort", "rmat-bfs", "snappy"] {
-        assert!(help.out.contains(name), "{name} in:\n{}", help.out);
-        assert!(document.contains(&format!("\n| `{name}` |")), "{name}");
-    }
-}
-
-#[test]
-fn a_workload_prints_one_object() {
-    let args = ["workload", "quicksort", "--mib", "4", "--seed", "3"];
-    let answer = |args: &[&str]| {
-        let got = ask(args);
-        assert_eq!((got.code, got.err.as_str()), (0, ""));
-        assert_eq!(got.out.lines().count(), 1, "{}", got.out);
-        let v: serde_json::Value = serde_json::from_str(&got.out).unwrap();
-        assert!(v["seconds"].as_f64().unwrap() > 0.0);
-        assert!(v["ops_per_s"].as_f64().unwrap() > 0.0);
-        v["answer"].as_str().unwrap().to_owned()
-    };
-    let first = answer(&args);
-    assert!(
-        first.starts_with("quicksort ints=524288 digest="),
-        "{first}"
-    );
-    assert_eq!(answer(&args), first);
-    assert_ne!(answer(&["workload", "quicksort", "--mib", "4"]), first);
-}
-
-/// First line of a results file.
-const RUN: &str = r#"{"kind":"run","schema":"canvas-bench/1","run_id":"a","started_unix_s":1,"canvas_version":"0","argv":[],"scale":1.0,"repeats":1,"seed":1,"machine":{"cpu":"","cpus":1,"is_virtual":false,"memory_bytes":1,"kernel":"","cgroup_version":null,"features":{},"load_average":0.0}}"#;
-
-#[test]
-fn report_writes_a_page_or_says_why_not() {
-    let scratch = Scratch::new();
-    let path = |name: &str| scratch.path(name).to_str().unwrap().to_owned();
-    let (results, page) = (path("results.jsonl"), path("page.html"));
-    let run = RUN;
-    fs::write(&results, format!("{run}\n")).unwrap();
-    let got = ask(&["report", &results, "-o", &page]);
-    assert_eq!((got.code, got.out.as_str(), got.err.as_str()), (0, "", ""));
-    assert!(
-        fs::read_to_string(&page)
-            .unwrap()
-            .starts_with("<!DOCTYPE html>")
-    );
-
-    // What the bench calls its file, the report understands as well, and the other way round.
-    for (n, flag) in ["-o", "--output", "--out"].into_iter().enumerate() {
-        let page = path(&format!("page-{n}.html"));
-        let got = ask(&["report", &results, flag, &page]);
-        assert_eq!((got.code, got.err.as_str()), (0, ""), "{flag}");
-        assert!(Path::new(&page).exists(), "{flag}");
-        let there = path("there-is-no-directory/x");
-        let got = ask(&["bench", "quicksort", "--scale", "0.01", flag, &there]);
-        assert_eq!(got.code, 2, "{flag}: {}", got.err);
-        assert!(got.err.contains(&there), "{flag}: {}", got.err);
-    }
-
-    let bad = |args: &[&str], want: &str| {
-        let got = ask(args);
-        assert_eq!((got.code, got.out.as_str()), (2, ""), "{}", got.err);
-        assert!(got.err.contains(want), "{} does not say {want}", got.err);
-        assert_eq!(got.err.lines().count(), 1, "{}", got.err);
-    };
-    fs::write(path("damaged"), format!("{run}\n{{\"kind\":")).unwrap();
-    let none = path("none.html");
-    bad(
-        &["report", &path("damaged"), "-o", &none],
-        "line 2 is damaged",
-    );
-    bad(
-        &["report", &path("absent"), "-o", &none],
-        "absent cannot be read",
-    );
-    bad(
-        &["report", &results, "-o", &results],
-        "would be overwritten",
-    );
-    bad(
-        &["report", &results, "-o", &path("no/such/dir")],
-        "cannot be written",
-    );
-    assert!(!scratch.path("none.html").exists());
-    assert_eq!(fs::read_to_string(&results).unwrap(), format!("{run}\n"));
-}
-
-#[test]
-fn bench_compare_tells_faster_from_slower() {
-    let scratch = Scratch::new();
-    let file = |name: &str, zipf_s: f64, quicksort_s: f64| {
-        let mut text = format!("{RUN}\n");
-        for (workload, seconds) in [("zipf", zipf_s), ("quicksort", quicksort_s)] {
-            for repeat in 0..5 {
-                let seconds = seconds * (1.0 + 0.01 * f64::from(repeat));
-                text += &format!(
-                    r#"{{"kind":"sample","run_id":"a","experiment":"sweep","workload":"{workload}","variant":{{"canvas":[]}},"local_percent":25,"repeat":{repeat},"at_s":0.0,"outcome":"ok","seconds":{seconds},"answer":"x"}}"#
-                );
-                text.push('\n');
-            }
-        }
-        let path = scratch.path(name);
-        fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let (old, new) = (file("old", 2.0, 1.0), file("new", 1.0, 2.0));
-    let got = ask(&["bench", "compare", &old, &new]);
-    assert_eq!((got.code, got.err.as_str()), (0, ""));
-    let row = |name: &str| {
-        let row = got.out.lines().find(|l| l.contains(name));
-        row.unwrap_or_else(|| panic!("{name} in:\n{}", got.out))
-    };
-    assert!(row("zipf").contains("2.000") && row("zipf").ends_with("faster"));
-    assert!(row("quicksort").contains("0.500") && row("quicksort").ends_with("slower"));
-    assert!(ask(&["bench", "compare", "--help"]).out.contains("OLD"));
 }

@@ -1,4 +1,4 @@
-//! `canvas bench codec`: compressors over pages of real programs, on one processor.
+//! `lab codec`: compressors over pages of real programs, on one processor.
 
 mod capture;
 mod compressors;
@@ -55,6 +55,8 @@ pub struct Request {
     pub cache: PathBuf,
     /// The `canvas` command.
     pub canvas: PathBuf,
+    /// The `lab` command.
+    pub lab: PathBuf,
     /// Command that comes to the guardian.
     pub guardian: Vec<std::ffi::OsString>,
 }
@@ -63,7 +65,7 @@ pub struct Request {
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
     /// No workload has the name.
-    #[error("there is no workload {0}; `canvas bench --list` shows all")]
+    #[error("there is no workload {0}; `lab run --list` shows all")]
     Unknown(String),
     /// The workload cannot run here.
     #[error(transparent)]
@@ -194,6 +196,7 @@ pub fn run(request: &Request, print: impl Fn(&str), say: impl Fn(&str)) -> Resul
             scale: request.scale,
             seed: request.seed,
             canvas: request.canvas.clone(),
+            lab: request.lab.clone(),
             huge_pages: false,
         };
         let pages = match capture::capture(workload, &place, request.pages, &undo) {

@@ -18,19 +18,19 @@ use crate::workload::WorkloadError;
 pub enum PlanError {
     /// No name was written.
     #[error(
-        "there is nothing to run; `canvas bench quick` is a beginning, `canvas bench --list` shows \
+        "there is nothing to run; `lab run quick` is a beginning, `lab run --list` shows \
          all"
     )]
     Nothing,
     /// A name is neither an experiment's nor a workload's.
-    #[error("there is no experiment or workload {0}; `canvas bench --list` shows all")]
+    #[error("there is no experiment or workload {0}; `lab run --list` shows all")]
     UnknownName(String),
     /// Fewer than two workloads are to run together.
     #[error("--co-run runs the named workloads at the same time; name two or more of them")]
     NoCompany,
     /// What is to run has no part with a workload that was asked for.
     #[error(
-        "--with {0}: no part of what is to run names this workload; `canvas bench --list` shows \
+        "--with {0}: no part of what is to run names this workload; `lab run --list` shows \
          what there is"
     )]
     NoPartWith(String),

@@ -48,6 +48,8 @@ pub struct Request {
     pub cache: PathBuf,
     /// The `canvas` command.
     pub canvas: PathBuf,
+    /// The `lab` command.
+    pub lab: PathBuf,
     /// How the bench was called.
     pub argv: Vec<String>,
     /// Version of the `canvas` command.
@@ -626,8 +628,10 @@ pub fn leave_out_tenants(plan: &mut Plan, missing: impl Fn(&[String]) -> Option<
 
 /// Why `canvas run` does not take these flags.
 pub fn flags_missing(canvas: &Path, flags: &[String]) -> Option<String> {
-    // A flag that is not known is an error before help is given.
+    // A flag that is not known is an error before help is given, and a word would be a program, which
+    // is not found.
     let out = Command::new(canvas)
+        .env("PATH", "/nonexistent")
         .arg("run")
         .args(flags)
         .arg("--help")
@@ -650,6 +654,7 @@ pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
         scale,
         seed: request.seed,
         canvas: request.canvas.clone(),
+        lab: request.lab.clone(),
         huge_pages: false,
     }
 }

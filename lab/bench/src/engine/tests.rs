@@ -149,6 +149,7 @@ pub(crate) fn request(names: &[&str]) -> Request {
         out: dir.join("r.jsonl"),
         cache: dir.join("cache"),
         canvas: "/nonexistent/canvas".into(),
+        lab: "/nonexistent/lab".into(),
         argv: vec![],
         canvas_version: "0".to_owned(),
         guardian: words(&[

@@ -15,6 +15,7 @@ fn place(dir: &Path, scale: f64) -> Place {
         scale,
         seed: 7,
         canvas: "canvas".into(),
+        lab: "lab".into(),
         huge_pages: false,
     }
 }

@@ -1,4 +1,4 @@
-//! `canvas workload`: one of the bench's built-in programs.
+//! `lab workload`: one of the bench's built-in programs.
 
 mod cheat;
 

@@ -1,4 +1,4 @@
-//! `canvas report`: results files in, one page out.
+//! `lab report`: results files in, one page out.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ pub fn run(args: &ReportArgs) -> Result<i32, Failure> {
         Failure::usage(format!(
             "{} cannot be written: {}; write another name after --output",
             output.display(),
-            crate::reason(&e)
+            canvas_control::text::reason(&e)
         ))
     })?;
     Ok(exit::OK)

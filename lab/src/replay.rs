@@ -1,4 +1,4 @@
-//! `canvas replay`: the pager's policy code over a trace.
+//! `lab replay`: the pager's policy code over a trace.
 
 use std::fs;
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
                 Failure::usage(format!(
                     "{} cannot be read: {}",
                     file.display(),
-                    crate::reason(&e)
+                    canvas_control::text::reason(&e)
                 ))
             })?;
             let name = file
@@ -44,7 +44,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
             let name = name.as_deref().unwrap_or_default();
             synthetic::generate(name, args.seed, pages, args.accesses).ok_or_else(|| {
                 Failure::usage(format!(
-                    "--synthetic {name} is unknown; see `canvas replay --help`"
+                    "--synthetic {name} is unknown; see `lab replay --help`"
                 ))
             })?
         }
@@ -54,7 +54,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
             "the trace touches no page twice, so there is nothing to compare; record a longer one",
         ));
     }
-    let table = canvas_replay::run(&trace, &args.percent, args.prefetch.into());
+    let table = canvas_replay::run(&trace, &args.percent, args.prefetch);
     // A closed pipe is the reader's choice.
     let _ = write!(io::stdout(), "{table}");
     Ok(exit::OK)
