@@ -37,6 +37,10 @@ help: ## List the targets
 build: ## Build the canvas command, its library inside, optimised
 	@command -v $(CARGO) >/dev/null || { echo "make: cargo is missing; install Rust from https://rustup.rs" >&2; exit 1; }
 	$(CARGO) build --release --locked --package canvas-cli
+	@[ ! -x $(CANVAS) ] || { strip -o $(CANVAS).stripped $(CANVAS) && \
+		printf 'canvas: %s bytes stripped, %s packages below it\n' $$(stat -c %s $(CANVAS).stripped) \
+		$$($(CARGO) tree --locked --package canvas-cli --edges normal --prefix none | sed 's/ (.*//' | sort -u | tail -n +2 | wc -l); \
+		rm -f $(CANVAS).stripped; }
 
 lab: build ## Build the laboratory's command, which measures canvas (lab/README.md)
 	$(CARGO) build --release --locked --package canvas-lab
