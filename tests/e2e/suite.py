@@ -183,8 +183,8 @@ PAGES = [
     ("```\n$ canvas run --local 1G \\\n   --moon -- ls\n```\n", [":3: `canvas run` has no --moon"]),
     ("`canvas moon` and `canvas status --far 1`", [": there is no `canvas moon`", ": `canvas status` has no --far"]),
     ("`--moon 2G`", [": nothing has a flag --moon"]),
-    ("of 20200101-000000-moon.jsonl, 20200101-000000", [": there is no bench/results/20200101-000000",
-                                                      ": there is no bench/results/20200101-000000-moon.jsonl"]),
+    ("of 20200101-000000-moon.jsonl, 20200101-000000", [": there is no lab/results/20200101-000000",
+                                                      ": there is no lab/results/20200101-000000-moon.jsonl"]),
     (f"{'a ' * 51}\n| {'a ' * 51}|\n```\n{'a ' * 51}\n```\n[a]: {'b' * 100}\n", [":1: 102 columns, 100 at most"]),
 ]
 

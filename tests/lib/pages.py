@@ -127,7 +127,7 @@ def paths(name, text):
     wrong = []
     for path in re.findall(r"`((?:(?:crates|tests|docs|etc|fuzz|lab|bench|\.ci)|canvas-[a-z]+/(?:src|tests|examples))/[\w./-]+)`", text):
         base = path.rstrip("/")
-        if base in MADE or re.match(r"bench/results/", base):
+        if base in MADE or re.match(r"lab/results/", base):
             continue
         # Tests and examples of a crate are named as from its directory, too.
         if not any(glob.glob(os.path.join(ROOT, at, base)) for at in ("", "crates", "crates/*")):
@@ -163,8 +163,8 @@ def commands(name, text, canvas):
 
 def results(name, text):
     """Results of the bench that figures are said to be of, but that are not kept."""
-    there = set(os.listdir(os.path.join(ROOT, "bench/results")))
-    return [f"{name}: there is no bench/results/{f}"
+    there = set(os.listdir(os.path.join(ROOT, "lab/results")))
+    return [f"{name}: there is no lab/results/{f}"
             for f in sorted(set(re.findall(r"(?<![\w-])(\d{8}-\d{6}[\w-]*(?:\.jsonl)?)", text)))
             if (f if f.endswith(".jsonl") else f + ".jsonl") not in there]
 
