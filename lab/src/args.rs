@@ -67,7 +67,7 @@ pub enum Command {
     /// Runs the pager's own policy code over a trace made by `canvas run --trace`, with FIFO, LRU,
     /// S3-FIFO, SIEVE and Belady's optimum beside it, at 10 to 90 % local memory.
     Replay(ReplayArgs),
-    /// Simulate pools of many hosts, and print the figures of docs/SIMULATION.md.
+    /// Simulate pools of many hosts, and print the figures of lab/SIMULATION.md.
     Sim(SimArgs),
     /// Undoes what a run changed on the host when that run is killed.
     #[command(hide = true)]

@@ -115,7 +115,7 @@ fn flags(text: &str) -> Vec<&str> {
 fn the_page_on_workloads_has_their_names_and_flags() {
     let help = ask(&["workload", "--help"]);
     assert_eq!((help.code, help.err.as_str()), (0, ""));
-    let document = include_str!("../../docs/WORKLOADS.md");
+    let document = include_str!("../WORKLOADS.md");
     for flag in flags(&help.out) {
         assert!(document.contains(&format!("`--{flag}")), "--{flag}");
     }

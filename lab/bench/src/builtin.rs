@@ -6,7 +6,7 @@ use canvas_workloads::{PROGRAMS, Program};
 
 use crate::workload::{Argv, Place, Plan, Workload, WorkloadError};
 
-/// All of them, in the order of docs/WORKLOADS.md.
+/// All of them, in the order of lab/WORKLOADS.md.
 pub fn all() -> Vec<Box<dyn Workload>> {
     PROGRAMS
         .iter()

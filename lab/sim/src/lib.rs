@@ -2,7 +2,7 @@
 //!
 //! The decisions are the product's own code, all of it in `canvas_place`: where replicas are placed,
 //! which count, which is read, repaired and given up, what a donor lends and takes back. What carries
-//! them out (links, disks, memory) is modelled here, in events with times: docs/SIMULATION.md tells the
+//! them out (links, disks, memory) is modelled here, in events with times: lab/SIMULATION.md tells the
 //! two apart.
 //!
 //! One thread, one queue, one seed: no clock, no other random source, no iteration over hashed

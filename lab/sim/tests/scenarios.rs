@@ -46,7 +46,7 @@ fn one_failure_at_a_time_loses_nothing() {
     println!("{}", failures::report(SEED, Size::Short));
 }
 
-/// What the figures of docs/SIMULATION.md say, as relations.
+/// What the figures of lab/SIMULATION.md say, as relations.
 #[test]
 fn codes_take_less_than_copies_that_bear_as_many_deaths() {
     println!("{}", erasure::report(SEED, Size::Hosts(100)));
@@ -78,7 +78,7 @@ fn the_seed_decides_everything() {
     assert_ne!(one.0, other.0);
 }
 
-/// What the figures of docs/SIMULATION.md say, as relations.
+/// What the figures of lab/SIMULATION.md say, as relations.
 #[test]
 fn reservations_help_as_far_as_no_other_lock_is_in_the_way() {
     let at = |scheme, n: usize| {

@@ -13,7 +13,7 @@ pub struct Output {
     /// Time of the part that is measured: making and checking the data is excluded. The whole
     /// run's when absent.
     pub seconds: Option<f64>,
-    /// Throughput of that part; docs/WORKLOADS.md says of what.
+    /// Throughput of that part; lab/WORKLOADS.md says of what.
     pub ops_per_s: Option<f64>,
     /// Latency of requests.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -21,7 +21,7 @@ pub struct Output {
     /// The same as (upper bound in ns, count).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub latency_histogram: Vec<(u64, u64)>,
-    /// Time of accesses that touch a page, of a part of them (docs/WORKLOADS.md).
+    /// Time of accesses that touch a page, of a part of them (lab/WORKLOADS.md).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub access_ns: Option<Quantiles>,
     /// The same as (upper bound in ns, count).

@@ -1,5 +1,5 @@
 //! How long a page takes to be put out with 1 to 64 processors: with an entry allocated each time under
-//! one lock, with reservations (Canvas §5.1), and with shelves and batches. docs/SIMULATION.md says
+//! one lock, with reservations (Canvas §5.1), and with shelves and batches. lab/SIMULATION.md says
 //! what the parameters are and how they were measured.
 
 use std::fmt::Write;
