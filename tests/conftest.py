@@ -125,7 +125,11 @@ class Item(pytest.Item):
             return str(e)
         if isinstance(e, pytest.fail.Exception):
             return f"not finished: {e.msg}"
-        return "".join(traceback.format_exception(type(e), e, e.__traceback__))
+        frames = e.__traceback__
+        # From the test on; what comes before is pytest's.
+        while frames.tb_next and frames.tb_frame.f_code.co_name != "run_one":
+            frames = frames.tb_next
+        return "".join(traceback.format_exception(type(e), e, frames))
 
 
 @pytest.hookimpl(tryfirst=True)
