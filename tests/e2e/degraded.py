@@ -103,7 +103,7 @@ def donors_dead_2(r):
     return reads_on(r, "2", 2, 1) if r.managed else None
 
 
-@check("donors-dead-4-2", modes=("signal",), timeout_s=300)
+@check("donors-dead-4-2", slow_only=True, modes=("signal",), timeout_s=300)
 def donors_dead_4_2(r):
     """Shards at six donors, two of which die: the same."""
     return reads_on(r, "4+2", 6, 2) if r.managed else None

@@ -31,7 +31,7 @@ def hammer(r, threads, extra=(), env=None):
     # In the normal suite each mode has a seed of its own.
     for seed in seeds(r, r.size(1, 6), r.size(2 if r.mode == "thread" else 1, 1)):
         began = time.monotonic()
-        c = r.call([r.binary("hammer"), seed, threads, r.size(6000, 40_000), r.size(160, 512), *extra],
+        c = r.call([r.binary("hammer"), seed, threads, r.size(3000, 40_000), r.size(160, 512), *extra],
                    tag=f"hammer-{seed}", env=env)
         if not c.out().startswith(f"hammer seed {seed}: "):
             raise Failure(f"seed {seed}: no closing line\n{c.tail()}")

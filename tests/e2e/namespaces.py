@@ -8,7 +8,7 @@ import sys
 import time
 
 from lib import procs
-from lib.harness import MIB, Failure, Skip, check
+from lib.harness import MIB, ONCE, Failure, Skip, check
 
 # N MiB that do not repeat; S seconds later all of them are compared T times.
 HOLD = """
@@ -71,7 +71,7 @@ def told_as_seen(r, child, env, least):
     raise Failure(f"never {least} processes at one time\n{child.tail()}")
 
 
-@check("pid-namespaces", timeout_s=240, needs=missing)
+@check("pid-namespaces", normal=ONCE, timeout_s=240, needs=missing)
 def pid_namespaces(r):
     """Programs in PID namespaces of their own keep their memory, as do those beside them."""
     if not r.managed:

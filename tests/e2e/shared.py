@@ -652,7 +652,7 @@ def shared_postgres_far(r):
     judge_beyond(r, postgres(r, 16, crashes=2, pool=4 * MIB, extra=("--far", "1G", "--far-dir", r.dir)))
 
 
-@check("shared-postgres-donor", as_user=True, timeout_s=400, needs=pg_missing, paged=False, **SIGNAL)
+@check("shared-postgres-donor", slow_only=True, as_user=True, timeout_s=400, needs=pg_missing, paged=False, **SIGNAL)
 def shared_postgres_donor(r):
     """The same with all of it at a donor, through the host's agent, beside a neighbour there."""
     socket, end = r.path("agent.sock"), r.path("end")
