@@ -5,7 +5,6 @@
 
 mod errors;
 mod passing;
-mod signals;
 mod texts;
 
 use std::fs;
@@ -110,8 +109,6 @@ fn canvas<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
 struct Answer {
     /// As a shell shows it.
     code: i32,
-    /// The signal that ended it.
-    ended_by: Option<i32>,
     out: String,
     err: String,
 }
@@ -120,7 +117,6 @@ fn answer(output: Output) -> Answer {
     let ended_by = output.status.signal();
     Answer {
         code: ended_by.map_or_else(|| output.status.code().unwrap(), |n| 128 + n),
-        ended_by,
         out: String::from_utf8(output.stdout).unwrap(),
         err: String::from_utf8(output.stderr).unwrap(),
     }
