@@ -1,17 +1,35 @@
-//! One process of a tenant asks another to keep a range of its memory present for a moment, while the kernel copies from
-//! it or into it.
+//! One process of a tenant reads another's memory, or writes into it, by the kernel, which copies from or to the pages
+//! that it finds present. From its look at them to the end of the copy none of them may leave: what is written into a
+//! page that was unmapped meanwhile is lost.
+//!
+//! The asker puts a [`Request`] into the owner's [`Place`]. At stage [`Stage::Used`] the owner's reclaim leaves the
+//! pages where they are. Each side says what it does before it looks at the other: the asker puts its request there and
+//! then waits until no batch is under way, the owner begins a batch and then looks for a request. So one of the two sees
+//! the other, and the owner need not answer, as long as the pages are present. Where they are not, its reclaim thread is
+//! asked for them ([`Stage::Posted`]).
+
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Pages of a range at most.
 pub const PAGES_MAX: u32 = 256;
 
-/// What a place for requests ([`crate::ProcSlot::lend`]) holds; 0 where there is none.
+/// What a place for requests holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request(u64);
+
+/// Who asks: the index of a process's slot, and a number of a thread's, of which few bits count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asker {
+    /// Index in [`crate::Segment::procs`].
+    pub process: u32,
+    /// Two threads of one process must not take each other's request for their own.
+    pub thread: u32,
+}
 
 /// How far a request has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// Nobody has looked at it.
+    /// The owner is to make the pages present, and has not looked at it.
     Posted,
     /// The owner makes the pages present.
     Taken,
@@ -19,28 +37,47 @@ pub enum Stage {
     Ready,
     /// None of them could be made present.
     Nothing,
+    /// The kernel copies: the owner leaves the pages that are there in place, until the asker takes the request away or
+    /// is no more.
+    Used,
 }
 
-const STAGES: [Stage; 4] = [Stage::Posted, Stage::Taken, Stage::Ready, Stage::Nothing];
+const STAGES: [Stage; 5] = [
+    Stage::Posted,
+    Stage::Taken,
+    Stage::Ready,
+    Stage::Nothing,
+    Stage::Used,
+];
 const COUNT_SHIFT: u32 = 32;
-const STAGE_SHIFT: u32 = 62;
+const PROCESS_SHIFT: u32 = 41;
+const THREAD_SHIFT: u32 = 51;
+const STAGE_SHIFT: u32 = 61;
+const _: () = assert!(PAGES_MAX < 1 << (PROCESS_SHIFT - COUNT_SHIFT));
+const _: () = assert!(crate::segment::PROCS_MAX <= 1 << (THREAD_SHIFT - PROCESS_SHIFT));
 
 impl Request {
     /// Of `count` pages from `first` on, [`PAGES_MAX`] at most.
-    pub fn of(first: u32, count: u32) -> Request {
+    pub fn of(asker: Asker, first: u32, count: u32) -> Request {
         let count = count.clamp(1, PAGES_MAX);
-        Request(u64::from(first) | u64::from(count) << COUNT_SHIFT)
+        let process = asker.process & ((1 << (THREAD_SHIFT - PROCESS_SHIFT)) - 1);
+        let thread = asker.thread & ((1 << (STAGE_SHIFT - THREAD_SHIFT)) - 1);
+        Request(
+            u64::from(first)
+                | u64::from(count) << COUNT_SHIFT
+                | u64::from(process) << PROCESS_SHIFT
+                | u64::from(thread) << THREAD_SHIFT,
+        )
     }
-    /// What the place holds: any process of the tenant can have written it.
-    pub fn of_word(word: u64) -> Option<Request> {
+    /// What the word says: any process of the tenant can have written it.
+    fn of_word(word: u64) -> Option<Request> {
         let request = Request(word);
-        (1..=PAGES_MAX)
-            .contains(&request.count())
-            .then_some(request)
+        let is_valid = (1..=PAGES_MAX).contains(&request.count())
+            && ((word >> STAGE_SHIFT) as usize) < STAGES.len();
+        is_valid.then_some(request)
     }
-    /// What the place is to hold.
-    pub fn word(self) -> u64 {
-        self.0
+    fn bits(self, from: u32, to: u32) -> u32 {
+        (self.0 >> from) as u32 & ((1 << (to - from)) - 1)
     }
     /// The first page.
     pub fn first(self) -> u32 {
@@ -48,7 +85,11 @@ impl Request {
     }
     /// How many.
     pub fn count(self) -> u32 {
-        (self.0 >> COUNT_SHIFT) as u32 & ((1 << (STAGE_SHIFT - COUNT_SHIFT)) - 1)
+        self.bits(COUNT_SHIFT, PROCESS_SHIFT)
+    }
+    /// The index of the asker's slot.
+    pub fn process(self) -> u32 {
+        self.bits(PROCESS_SHIFT, THREAD_SHIFT)
     }
     /// How far it has come.
     pub fn stage(self) -> Stage {
@@ -59,30 +100,139 @@ impl Request {
         let number = STAGES.iter().position(|s| *s == stage).unwrap_or(0) as u64;
         Request(self.0 & ((1 << STAGE_SHIFT) - 1) | number << STAGE_SHIFT)
     }
+    /// Is it the same request, at whatever stage?
+    pub fn is_same(self, other: Request) -> bool {
+        self.at(Stage::Posted) == other.at(Stage::Posted)
+    }
 }
 
-#[cfg(test)]
+/// Where others put their requests to a process, one at a time; all zeros is an empty one.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Place {
+    request: AtomicU64,
+    /// Batches of the owner's reclaim under way.
+    batches: AtomicU32,
+}
+
+/// A batch of the owner's reclaim, until dropped.
+pub struct Batch<'a>(&'a Place);
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        self.0.batches.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Batch<'_> {
+    /// The pages that are not to leave, the first and the one behind the last.
+    pub fn stays(&self) -> Option<(u32, u32)> {
+        let request = self.0.request().filter(|r| r.stage() == Stage::Used)?;
+        let first = request.first();
+        Some((first, first.saturating_add(request.count())))
+    }
+}
+
+impl Place {
+    /// An empty one.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Place {
+        Place {
+            request: AtomicU64::new(0),
+            batches: AtomicU32::new(0),
+        }
+    }
+    /// The request that stands there.
+    pub fn request(&self) -> Option<Request> {
+        Request::of_word(self.request.load(Ordering::SeqCst))
+    }
+    fn change(&self, old: u64, new: u64) -> bool {
+        let (success, failure) = (Ordering::SeqCst, Ordering::Relaxed);
+        (self.request)
+            .compare_exchange(old, new, success, failure)
+            .is_ok()
+    }
+    /// Puts a request there, if the place is free.
+    pub fn put(&self, new: Request) -> bool {
+        self.change(0, new.0)
+    }
+    /// Moves a request on; false when it does not stand there as `old` any more.
+    pub fn replace(&self, old: Request, new: Request) -> bool {
+        self.change(old.0, new.0)
+    }
+    /// Takes a request away, if it stands there.
+    pub fn take_away(&self, request: Request) -> bool {
+        self.change(request.0, 0)
+    }
+    /// Is a batch of the owner's reclaim under way? One that begins after a request was used leaves its pages.
+    pub fn is_in_batch(&self) -> bool {
+        self.batches.load(Ordering::SeqCst) != 0
+    }
+    /// The owner begins to unmap what it has chosen.
+    pub fn batch(&self) -> Batch<'_> {
+        self.batches.fetch_add(1, Ordering::SeqCst);
+        Batch(self)
+    }
+    /// The process with that index is no more: takes its request away.
+    pub fn forget(&self, process: u32) {
+        if let Some(request) = self.request().filter(|r| r.process() == process) {
+            self.take_away(request);
+        }
+    }
+    /// The owner is no more.
+    pub fn clear(&self) {
+        self.request.store(0, Ordering::Relaxed);
+        self.batches.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
 
+    const ASKER: Asker = Asker {
+        process: crate::segment::PROCS_MAX as u32 - 1,
+        thread: u32::MAX,
+    };
+
     #[test]
     fn a_request_says_what_and_how_far() {
-        let r = Request::of(0x7fff_fffe, 1000);
+        let r = Request::of(ASKER, 0x7fff_fffe, 1000);
         assert_eq!(
-            (r.first(), r.count(), r.stage()),
-            (0x7fff_fffe, PAGES_MAX, Stage::Posted)
+            (r.first(), r.count(), r.process(), r.stage()),
+            (0x7fff_fffe, PAGES_MAX, ASKER.process, Stage::Posted)
         );
         for stage in STAGES {
             let at = r.at(stage);
             assert_eq!(
-                (at.first(), at.count(), at.stage()),
-                (r.first(), r.count(), stage)
+                (at.first(), at.count(), at.process(), at.stage()),
+                (r.first(), r.count(), r.process(), stage)
             );
-            assert_eq!(at.at(Stage::Posted), r);
-            assert_eq!(Request::of_word(at.word()), Some(at));
+            assert!(at.is_same(r));
+            assert_eq!(Request::of_word(at.0), Some(at));
         }
+        let other = Asker { thread: 1, ..ASKER };
+        assert!(!r.is_same(Request::of(other, 0x7fff_fffe, 1000)));
         for wrong in [0, 5, u64::MAX, u64::from(PAGES_MAX + 1) << COUNT_SHIFT] {
             assert_eq!(Request::of_word(wrong), None, "{wrong:#x}");
         }
+    }
+
+    #[test]
+    fn pages_stay_while_a_request_is_used() {
+        let place = Place::new();
+        let used = Request::of(ASKER, 7, 3).at(Stage::Used);
+        assert!(place.put(used) && !place.put(used));
+        let batch = place.batch();
+        assert!(place.is_in_batch());
+        assert_eq!(batch.stays(), Some((7, 10)));
+        assert!(place.replace(used, used.at(Stage::Ready)));
+        assert_eq!(batch.stays(), None, "kept by the owner's pins");
+        drop(batch);
+        assert!(!place.is_in_batch());
+        place.forget(ASKER.process - 1);
+        assert!(place.request().is_some_and(|r| r.is_same(used)));
+        place.forget(ASKER.process);
+        assert_eq!(place.request(), None);
     }
 }

@@ -12,12 +12,13 @@ use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 use crate::histogram::Histogram;
 use crate::host::HostWatch;
 use crate::learn::Recordings;
+use crate::lend::Place;
 use crate::lives::LEAVING;
 use crate::nodes::NodeBook;
 use crate::slow::SlowFaults;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0015;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0016;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -346,8 +347,8 @@ pub struct ProcSlot {
     pub node_whole_bytes: [AtomicI64; NODES_MAX],
     /// Bytes of the pool that others ask this process to give back; 0 when it has seen to that.
     pub pool_wanted_bytes: AtomicI64,
-    /// Pages that another process asks this one to keep present ([`crate::lend`]).
-    pub lend: AtomicU64,
+    /// Where others ask that pages of this process be there, and stay, while they copy.
+    pub lend: Place,
     /// Faults on pages that this process had and lost, ever.
     pub came_back: AtomicU64,
     /// What it wants to keep of local memory by those faults, in pages; 0 when that is not known yet.
@@ -826,7 +827,9 @@ impl Segment {
         slot.reclaim_wanted.store(0, Ordering::Relaxed);
         slot.offload_wanted.store(0, Ordering::Relaxed);
         slot.pool_wanted_bytes.store(0, Ordering::Relaxed);
-        slot.lend.store(0, Ordering::Relaxed);
+        slot.lend.clear();
+        let index = self.index_of(slot) as u32;
+        (self.procs_used().iter()).for_each(|p| p.lend.forget(index));
         slot.demand_pages.store(0, Ordering::Relaxed);
         slot.came_back.store(0, Ordering::Relaxed);
         slot.borrowed_pages.store(0, Ordering::Relaxed);

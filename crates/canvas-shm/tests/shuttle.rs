@@ -5,6 +5,7 @@
 #![cfg(feature = "shuttle")]
 
 use canvas_shm::far::{Slab, count_slab, slab_state};
+use canvas_shm::lend::{Asker, Place, Request, Stage};
 use canvas_shm::mailbox::{Ask, Kind, Mailbox, Status};
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use shuttle::sync::Arc;
@@ -412,5 +413,76 @@ fn who_is_refused_a_slab_takes_nobody_elses() {
         used.fetch_sub(1, Ordering::Relaxed);
         let (mine, others) = (count_slab(&used, 1), other.join().unwrap());
         assert!(mine != others, "{mine}, {others}");
+    });
+}
+
+/// A page's frames, of which the first that is not [`GONE`] is mapped.
+struct Page {
+    lend: Place,
+    /// The number of the frame; `GONE` while the page is away.
+    mapped: AtomicU32,
+    frames: Vec<AtomicU64>,
+}
+
+const GONE: u32 = u32::MAX;
+const PAGE: u32 = 9;
+
+/// The owner's reclaim unmaps the page, and a fault brings it back, in another frame.
+fn leaves_and_comes_back(page: &Page, frame: u32) {
+    {
+        let batch = page.lend.batch();
+        if (batch.stays()).is_some_and(|(first, end)| (first..end).contains(&PAGE)) {
+            return;
+        }
+        let old = page.mapped.load(Ordering::SeqCst);
+        let copy = page.frames[old as usize].load(Ordering::SeqCst);
+        page.mapped.store(GONE, Ordering::SeqCst);
+        page.frames[frame as usize].store(copy, Ordering::SeqCst);
+    }
+    page.mapped.store(frame, Ordering::SeqCst);
+}
+
+/// The kernel, for another process: looks which frame is mapped, and writes into that. False when there is none.
+fn writes(page: &Page, thread: u32, bit: u64) -> bool {
+    let asker = Asker { process: 1, thread };
+    let used = Request::of(asker, PAGE, 1).at(Stage::Used);
+    while !page.lend.put(used) {
+        thread::yield_now();
+    }
+    while page.lend.is_in_batch() {
+        thread::yield_now();
+    }
+    let frame = page.mapped.load(Ordering::SeqCst);
+    if frame != GONE {
+        page.frames[frame as usize].fetch_or(bit, Ordering::SeqCst);
+    }
+    assert!(page.lend.take_away(used));
+    frame != GONE
+}
+
+#[test]
+fn what_is_written_into_a_page_stays_when_it_leaves() {
+    check(|| {
+        let page = Arc::new(Page {
+            lend: Place::new(),
+            mapped: AtomicU32::new(0),
+            frames: (0..3).map(|_| AtomicU64::new(0)).collect(),
+        });
+        let writers: Vec<_> = (0..2)
+            .map(|i| {
+                let page = page.clone();
+                thread::spawn(move || if writes(&page, i, 1 << i) { 1 << i } else { 0 })
+            })
+            .collect();
+        for frame in [1, 2] {
+            leaves_and_comes_back(&page, frame);
+        }
+        let written = writers.into_iter().map(|w| w.join().unwrap()).sum();
+        let frame = page.mapped.load(Ordering::SeqCst);
+        assert_eq!(
+            page.frames[frame as usize].load(Ordering::SeqCst),
+            written,
+            "what was written is there"
+        );
     });
 }

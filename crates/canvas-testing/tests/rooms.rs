@@ -52,6 +52,7 @@ const MODULES: [(&str, &[&str]); 5] = [
             "args",
             "calls",
             "others",
+            "lending",
             "uaccess",
             "pins",
         ],

@@ -98,6 +98,21 @@ impl VictimBatch {
         }
         self.run_count = kept;
     }
+    /// Leaves out the runs that have a page of `from..to`; `f` gets them, still the caller's.
+    pub fn leave_out(&mut self, (from, to): (u32, u32), mut f: impl FnMut(Run)) {
+        let mut kept = 0;
+        for i in 0..self.run_count {
+            let r = self.runs[i];
+            if r.start.0 < to && from < r.start.0 + r.len {
+                self.pages -= r.len;
+                f(r);
+            } else {
+                self.runs[kept] = r;
+                kept += 1;
+            }
+        }
+        self.run_count = kept;
+    }
     /// Hot resident pages. While far memory is short (Canvas fig. 7), they own an entry: take their
     /// reservation with [`take_reservation`](super::take_reservation) and free the entry. Else they
     /// have a far copy that they will not need soon: drop it in
@@ -163,6 +178,22 @@ mod tests {
         b.truncate(9, |_| panic!("all fits"));
         assert_eq!(b.pages(), 4);
         b.truncate(0, |_| {});
+        assert_eq!((b.pages(), b.runs().len()), (0, 0));
+    }
+
+    #[test]
+    fn runs_with_a_page_that_stays_are_left_out() {
+        let mut b = VictimBatch::new();
+        for page in [1, 2, 3, 10, 11, 20] {
+            b.push_page(page, page == 20);
+        }
+        let mut out = Vec::new();
+        b.leave_out((3, 10), |r| out.push((r.start.0, r.len)));
+        assert_eq!(out, [(1, 3)]);
+        b.leave_out((11, 20), |r| out.push((r.start.0, r.len)));
+        assert_eq!(out, [(1, 3), (10, 2)]);
+        assert_eq!((b.pages(), b.dirty_pages()), (1, 0));
+        b.leave_out((0, u32::MAX), |r| assert!(r.clean));
         assert_eq!((b.pages(), b.runs().len()), (0, 0));
     }
 }

@@ -249,7 +249,12 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
                 }
                 r
             }
-            Process::OthersMemory => others::process_vm(nr, a, args::run(nr, a, Make::AsItIs)),
+            Process::OthersMemory => {
+                let run = || args::run(nr, a, Make::AsItIs);
+                others::process_vm(nr, a, run, || args::pinned(nr, a))
+            }
+            Process::Seek => others::seek(nr, a),
+            Process::Trace => others::ptrace(a, || args::run(nr, a, Make::AsItIs)),
             Process::Seccomp => filters::seccomp(a),
             Process::Prctl if a[0] as i32 == libc::PR_SET_SECCOMP => filters::prctl(a),
             Process::Prctl if filters::dispatches(a) => filters::refuse_dispatch(),

@@ -162,7 +162,7 @@ impl Pins {
             }
             Str => self.pin_string(at),
             Iov(i) => self.pin_iovecs(at, a[i as usize]),
-            Remote(i) if a[0] as u32 == proc::pid() => self.pin_iovecs(at, a[i as usize]),
+            Remote(i) if others::is_own(a[0] as u32) => self.pin_iovecs(at, a[i as usize]),
             Remote(i) => self.pin(at, count(i).saturating_mul(uapi::IOVEC)),
             Msg => self.pin_msghdr(at),
             Mmsg(i) => {
@@ -285,6 +285,15 @@ fn is_stream(fd: usize) -> bool {
     done == 0 && kind == libc::SOCK_STREAM
 }
 
+/// Pins what the arguments of a call of the table point to.
+pub fn pinned(nr: usize, a: &[usize; 6]) -> Pins {
+    let mut pins = Pins::new();
+    for (arg, to) in calls::row(nr).map_or(&[][..], |row| row.arguments) {
+        pins.pin_argument(a, *arg, *to);
+    }
+    pins
+}
+
 /// Runs a call of the table, its pages pinned.
 ///
 /// # Safety
@@ -312,6 +321,10 @@ pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let direct =
         |arg: &u8, to: &To| may_be_far(a[*arg as usize]) || (nested(to) && a[*arg as usize] != 0);
     let stream = matches!(nr as i64, libc::SYS_read | libc::SYS_write);
+    // SAFETY: the program's call.
+    if let Some(r) = unsafe { others::write_file(nr, a, NOTHING_READ) } {
+        return r;
+    }
     if !arguments.iter().any(|(arg, to)| direct(arg, to)) {
         // SAFETY: the program's call, the caller's promise.
         return match unsafe { make.call(nr, a) } {
@@ -325,10 +338,7 @@ pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
         // SAFETY: the caller's promise.
         return unsafe { run_in_pieces(nr, a, make) };
     }
-    let mut pins = Pins::new();
-    for (arg, to) in arguments {
-        pins.pin_argument(a, *arg, *to);
-    }
+    let pins = pinned(nr, a);
     // SAFETY: the program's call, as it is.
     let r = unsafe { make.call(nr, a) };
     if r == NOTHING_READ && plain {

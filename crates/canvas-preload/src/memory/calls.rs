@@ -125,6 +125,8 @@ pub enum Process {
     Seccomp,
     ChangeUser,
     OthersMemory,
+    Seek,
+    Trace,
     ThreadBegins,
     Exit,
     ExitGroup,
@@ -484,7 +486,12 @@ const TABLE: [Row; COUNT] = [
     ),
     pins(libc::SYS_get_robust_list, &[(1, N(WORD)), (2, N(WORD))]),
     pins(libc::SYS_modify_ldt, &[(1, A(2))]),
-    pins(libc::SYS_ptrace, &[(3, Ptrace)]),
+    hook(
+        libc::SYS_ptrace,
+        Hook::Process(Process::Trace),
+        &[(3, Ptrace)],
+    ),
+    hook(libc::SYS_lseek, Hook::Process(Process::Seek), &[]),
     // Calls that concern managed memory, or canvas itself.
     hook(libc::SYS_mmap, Hook::Memory(Memory::Mmap), &[(0, There)]),
     hook(
@@ -615,7 +622,7 @@ const TABLE: [Row; COUNT] = [
     refused(libc::SYS_io_setup),
 ];
 
-const COUNT: usize = 246;
+const COUNT: usize = 247;
 
 /// Each call's row, plus one; 0 for calls that have none.
 static INDEX: [u16; NR_MAX] = index();

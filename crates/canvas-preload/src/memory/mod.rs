@@ -6,6 +6,7 @@ pub mod args;
 pub mod brk;
 pub mod calls;
 pub mod exports;
+pub mod lending;
 pub mod lock;
 pub mod mm;
 pub mod native;

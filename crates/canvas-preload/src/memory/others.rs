@@ -1,102 +1,25 @@
 //! Memory of another process of the tenant, as `process_vm_readv` and /proc/PID/mem reach it. What is away there the kernel
-//! cannot bring back from outside: that process's reclaim thread makes it present, and keeps it so for the copy.
+//! cannot bring back from outside: that process's reclaim thread makes it present, and keeps it so for the copy. What is
+//! there must stay while the kernel writes into it, or the write is lost with the page ([`crate::memory::lending`]).
 
 use canvas_shm::ProcSlot;
-use canvas_shm::lend::{PAGES_MAX, Request, Stage};
+use canvas_shm::lend::PAGES_MAX;
 use canvas_sys::{file, gate, proc};
-use canvas_types::layout::may_be_far;
-use canvas_types::{PAGE_SIZE, PageId};
+use canvas_types::PAGE_SIZE;
+use canvas_types::layout::{in_partition, may_be_far};
 use core::ffi::CStr;
-use core::sync::atomic::Ordering;
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::life::{self, Number};
-use crate::base::{state, tenant};
+use crate::base::{life, life::Number, state, tenant};
+use crate::memory::lending::{REFUSED, Stay, Tried, copy, keep};
 use crate::memory::pins::{self, Pins};
 use crate::memory::uaccess;
 
-/// How long the owner of the pages keeps them present for who does not say that it has done.
-const KEPT_NS: u64 = 100_000_000;
-/// How long the owner may take until it looks at a request, and until it has made the pages present: one may lie beyond
-/// the pool.
-const LOOK_NS: u64 = 1_000_000_000;
-const FETCH_NS: u64 = 10_000_000_000;
-/// Pause between two looks at the answer.
-const PAUSE_NS: u64 = 100_000;
-/// How often a copy is tried while its pages are there.
-const TRIES: usize = 2;
-
 const BAD_ADDRESS: isize = -(libc::EFAULT as isize);
-const REFUSED: isize = -(libc::EPERM as isize);
 
-/// The reclaim thread's part: pages that it keeps present for another process.
-#[derive(Default)]
-pub struct Lender {
-    kept: Option<Kept>,
-}
-
-struct Kept {
-    request: Request,
-    until_ns: u64,
-    _pins: Pins,
-}
-
-impl Lender {
-    /// Takes the request that is there, if there is one. The caller is not inside.
-    pub fn round(&mut self) {
-        let place = &state::slot().lend;
-        let word = place.load(Ordering::Acquire);
-        if let Some(kept) = &self.kept {
-            if word == kept.request.word() && proc::now_ns() < kept.until_ns {
-                return;
-            }
-            self.give_up();
-        }
-        let Some(request) = Request::of_word(word).filter(|r| r.stage() == Stage::Posted) else {
-            return;
-        };
-        let taken = request.at(Stage::Taken);
-        if !replace(place, request, taken) {
-            return;
-        }
-        let bytes = request.count() as usize * PAGE_SIZE;
-        let pins = pins::pin_range(PageId(request.first()).addr(), bytes);
-        let done = taken.at(match pins.is_empty() {
-            true => Stage::Nothing,
-            false => Stage::Ready,
-        });
-        if replace(place, taken, done) {
-            self.kept = Some(Kept {
-                request: done,
-                until_ns: proc::now_ns() + KEPT_NS,
-                _pins: pins,
-            });
-        }
-    }
-
-    fn give_up(&mut self) {
-        if let Some(kept) = self.kept.take() {
-            take_away(&state::slot().lend, kept.request);
-        }
-    }
-}
-
-impl Drop for Lender {
-    fn drop(&mut self) {
-        self.give_up();
-    }
-}
-
-fn replace(place: &core::sync::atomic::AtomicU64, old: Request, new: Request) -> bool {
-    let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-    place
-        .compare_exchange(old.word(), new.word(), success, failure)
-        .is_ok()
-}
-
-fn take_away(place: &core::sync::atomic::AtomicU64, request: Request) {
-    let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-    let _ = place.compare_exchange(request.word(), 0, success, failure);
-}
+/// Bytes of one request for a range that need not begin with a page.
+const PIECE: usize = PAGES_MAX as usize * PAGE_SIZE / 2;
 
 /// The other processes of the tenant that have a number here.
 fn others() -> impl Iterator<Item = (&'static ProcSlot, u32)> {
@@ -108,86 +31,16 @@ fn others() -> impl Iterator<Item = (&'static ProcSlot, u32)> {
     })
 }
 
-/// What a request came to.
-#[derive(PartialEq, Eq)]
-enum Answer {
-    Ready(Request),
-    Nothing,
-    Refused,
-}
-
-/// Asks for `bytes` at `addr`, as much of it as one request can have. The caller takes the request away when it has done.
-fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
-    let id = slot.id.load(Ordering::Relaxed);
-    let first = PageId::of_addr(addr).0;
-    let last =
-        PageId::of_addr(addr.saturating_add(bytes.clamp(1, PAGES_MAX as usize * PAGE_SIZE) - 1));
-    let posted = Request::of(first, last.0.saturating_sub(first) + 1);
-    let begun = proc::now_ns();
-    let mut was_posted = false;
-    loop {
-        if slot.id.load(Ordering::Relaxed) != id {
-            return Answer::Refused;
-        }
-        let word = slot.lend.load(Ordering::Acquire);
-        if !was_posted && word == 0 {
-            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-            let new = posted.word();
-            was_posted = (slot.lend.compare_exchange(0, new, success, failure)).is_ok();
-            tenant::wake(slot);
-            continue;
-        }
-        let there = Request::of_word(word).filter(|r| was_posted && r.at(Stage::Posted) == posted);
-        let stage = there.map(Request::stage);
-        match (there, stage) {
-            (Some(r), Some(Stage::Ready)) => return Answer::Ready(r),
-            (Some(r), Some(Stage::Nothing)) => {
-                take_away(&slot.lend, r);
-                return Answer::Nothing;
-            }
-            // The owner lost patience.
-            (None, _) if was_posted => return Answer::Refused,
-            _ => {}
-        }
-        let patience_ns = match stage {
-            Some(Stage::Taken) => FETCH_NS,
-            _ => LOOK_NS,
-        };
-        if proc::now_ns() - begun > patience_ns {
-            if let Some(r) = there {
-                take_away(&slot.lend, r);
-            }
-            return Answer::Refused;
-        }
-        if stage != Some(Stage::Taken) {
-            tenant::wake(slot);
-        }
-        proc::sleep_ns(PAUSE_NS);
-    }
-}
-
-/// Makes a copy from or to `bytes` at `addr` of a process, which failed with `failed`, while the pages are present there.
-fn copy(
-    slot: &ProcSlot,
-    addr: usize,
-    bytes: usize,
-    failed: isize,
-    call: impl Fn() -> isize,
-) -> isize {
-    for _ in 0..TRIES {
-        match ask(slot, addr, bytes) {
-            Answer::Ready(request) => {
-                let r = call();
-                take_away(&slot.lend, request);
-                if r != failed {
-                    return r;
-                }
-            }
-            Answer::Nothing => return failed,
-            Answer::Refused => return REFUSED,
-        }
-    }
-    failed
+/// The slot of another process of the tenant, by its number or one of its threads'.
+fn owner(pid: u32) -> Option<&'static ProcSlot> {
+    // The number that it says itself is right mostly, and saves a call for each process.
+    let said = |slot: &&ProcSlot| slot.pid.load(Ordering::Relaxed) == pid;
+    let is_it = |slot: &&ProcSlot| life::number(slot) == Number::Here(pid);
+    let by_number = || others().find(|(_, number)| *number == pid);
+    let by_thread = || others().find(|(_, number)| proc::same_memory(pid, *number));
+    let found = tenant::live_slots().filter(said).find(is_it);
+    let found = found.or_else(|| by_number().or_else(by_thread).map(|(slot, _)| slot));
+    found.filter(|slot| !core::ptr::eq(*slot, state::slot()))
 }
 
 /// Two ranges of equal length, of vectors that a call has.
@@ -219,7 +72,7 @@ fn rest(at: usize, count: usize, mut skip: usize) -> Option<(usize, usize)> {
 fn piece_at(a: &[usize; 6], done: usize) -> Option<Piece> {
     let (local, here) = rest(a[1], a[2], done)?;
     let (remote, there) = rest(a[3], a[4], done)?;
-    let bytes = here.min(there).min(PAGES_MAX as usize * PAGE_SIZE / 2);
+    let bytes = here.min(there).min(PIECE);
     Some(Piece {
         local,
         remote,
@@ -227,39 +80,199 @@ fn piece_at(a: &[usize; 6], done: usize) -> Option<Piece> {
     })
 }
 
-/// `process_vm_readv` and `process_vm_writev`, of which the kernel said `r`: the rest of the call.
+/// The smallest range, from a page's bound on, that has all managed memory of the vector of `count` at `at`; `None` where
+/// the kernel refuses the vector.
+fn managed_in(at: usize, count: usize) -> Option<Range<usize>> {
+    const AT_ONCE: usize = 64;
+    if count > libc::UIO_MAXIOV as usize {
+        return None;
+    }
+    let (mut low, mut high) = (usize::MAX, 0);
+    let mut words = [0usize; 2 * AT_ONCE];
+    for first in (0..count).step_by(AT_ONCE) {
+        let words = &mut words[..2 * AT_ONCE.min(count - first)];
+        uaccess::get_words(at.wrapping_add(first * 16), words).ok()?;
+        for [begin, bytes] in words.as_chunks::<2>().0 {
+            if *bytes > isize::MAX as usize {
+                return None;
+            }
+            if *bytes > 0 && may_be_far(*begin) {
+                let first = begin & !(PAGE_SIZE - 1);
+                (low, high) = (low.min(first), high.max(begin.saturating_add(*bytes)));
+            }
+        }
+    }
+    Some(low..high)
+}
+
+/// Is it this process, or a thread of it?
+pub fn is_own(pid: u32) -> bool {
+    pid == proc::pid() || proc::is_thread(pid)
+}
+
+/// A `process_vm_writev` that the kernel would not refuse before it writes, into managed memory of another process of the
+/// tenant: which process, and where.
+fn written(nr: usize, a: &[usize; 6]) -> Option<(&'static ProcSlot, Range<usize>)> {
+    if nr as i64 != libc::SYS_process_vm_writev || a[5] != 0 || is_own(a[0] as u32) {
+        return None;
+    }
+    let managed = managed_in(a[3], a[4]).filter(|all| !all.is_empty())?;
+    managed_in(a[1], a[2])?;
+    Some((owner(a[0] as u32)?, managed))
+}
+
+/// Makes the call as a whole, while none of the pages leaves that it writes to: what the kernel said, or 0 where that
+/// cannot be had for all of it.
+///
+/// # Safety
+/// `nr` and `a` must be the program's call, and `pinned` keep what it needs of this process.
+unsafe fn write_at_once(
+    nr: usize,
+    a: &[usize; 6],
+    (slot, managed): (&ProcSlot, Range<usize>),
+    pinned: impl FnOnce() -> Pins,
+) -> isize {
+    if managed.len() > PAGES_MAX as usize * PAGE_SIZE || in_partition(managed.start) {
+        return 0;
+    }
+    let _pins = pinned();
+    match keep(slot, managed.start, managed.len()) {
+        // SAFETY: the program's call.
+        Stay::Held(_used) => unsafe { gate::raw(nr, *a) },
+        Stay::Unsettled => 0,
+        Stay::Refused => REFUSED,
+    }
+}
+
+/// `process_vm_readv` and `process_vm_writev`; `run` makes the call as it is, and `pinned` keeps what it needs of this
+/// process.
 ///
 /// # Safety
 /// `nr` and `a` must be the program's call.
-pub unsafe fn process_vm(nr: usize, a: &[usize; 6], r: isize) -> isize {
+pub unsafe fn process_vm(
+    nr: usize,
+    a: &[usize; 6],
+    run: impl FnOnce() -> isize,
+    pinned: impl FnOnce() -> Pins,
+) -> isize {
     let pid = a[0] as u32;
-    if pid == proc::pid() || (r < 0 && r != BAD_ADDRESS) {
+    let (mut slot, tried, r) = match written(nr, a) {
+        Some((slot, managed)) => {
+            // SAFETY: the program's call.
+            let r = unsafe { write_at_once(nr, a, (slot, managed), pinned) };
+            (Some(slot), Tried::No, r)
+        }
+        None => (None, Tried::Yes, run()),
+    };
+    if r < 0 && r != BAD_ADDRESS {
         return r;
     }
-    let (mut done, mut slot) = (r.max(0) as usize, None);
+    let mut done = r.max(0) as usize;
     while let Some(piece) = piece_at(a, done) {
-        if !may_be_far(piece.remote) {
-            break;
-        }
-        let find = || others().find(|(_, number)| *number == pid);
-        let Some((slot, _)) = *slot.get_or_insert_with(find) else {
-            break;
+        let pin = || {
+            let mut pins = pins::pin_range(piece.local, piece.bytes);
+            // Shared memory is kept by any process that has it.
+            if in_partition(piece.remote) {
+                pins.pin(piece.remote, piece.bytes);
+            }
+            pins
         };
         let local = [piece.local, piece.bytes];
         let remote = [piece.remote, piece.bytes];
         let call = || {
-            let _pins = pins::pin_range(local[0], local[1]);
             let (local, remote) = (local.as_ptr() as usize, remote.as_ptr() as usize);
             // SAFETY: a part of the program's call, by vectors of ours that live across it.
             unsafe { gate::raw(nr, [a[0], local, 1, remote, 1, a[5]]) }
         };
-        let r = copy(slot, piece.remote, piece.bytes, BAD_ADDRESS, call);
+        let is_others = may_be_far(piece.remote) && !in_partition(piece.remote);
+        slot = slot.or_else(|| is_others.then(|| owner(pid)).flatten());
+        let r = match slot.filter(|_| is_others) {
+            Some(slot) => {
+                let there = (piece.remote, piece.bytes);
+                copy(slot, there, (tried, BAD_ADDRESS), pin, call)
+            }
+            None => {
+                let _pins = pin();
+                call()
+            }
+        };
         if r <= 0 {
             return if done > 0 { done as isize } else { r };
         }
         done += r as usize;
     }
     if done > 0 { done as isize } else { r }
+}
+
+/// Set once a descriptor's position was moved to an address of managed memory, as that of /proc/PID/mem can be: a `write`
+/// does not say where it writes.
+static SOUGHT: AtomicBool = AtomicBool::new(false);
+
+/// `lseek`.
+///
+/// # Safety
+/// `nr` and `a` must be the program's call.
+pub unsafe fn seek(nr: usize, a: &[usize; 6]) -> isize {
+    // SAFETY: the program's call.
+    let r = unsafe { gate::raw(nr, *a) };
+    if may_be_far(r as usize) {
+        SOUGHT.store(true, Ordering::Relaxed);
+    }
+    r
+}
+
+/// Whose memory a file of /proc is.
+#[derive(Clone, Copy)]
+enum Whose {
+    Own,
+    Others(&'static ProcSlot),
+}
+
+fn memory_behind(fd: usize) -> Option<Whose> {
+    let there = file::state(fd as i32).ok()?;
+    let is_memory_of = |number| {
+        let path = proc::path_of(number, b"mem");
+        let path = CStr::from_bytes_until_nul(&path).ok();
+        let state = path.and_then(|path| file::state_of(path).ok());
+        state.is_some_and(|state| state.0[..2] == there.0[..2])
+    };
+    if is_memory_of(proc::pid()) {
+        return Some(Whose::Own);
+    }
+    let other = others().find(|(_, number)| is_memory_of(*number));
+    other.map(|(slot, _)| Whose::Others(slot))
+}
+
+/// A `read` or `write` of a file that is some process's memory, at the address `at`, or its beginning: what the kernel
+/// says, `failed` where the page is not there.
+///
+/// # Safety
+/// `nr` and `a` must be the program's call, of no more than [`PIECE`] bytes.
+unsafe fn through_file(
+    nr: usize,
+    a: &[usize; 6],
+    (whose, at): (Whose, usize),
+    (tried, failed): (Tried, isize),
+) -> isize {
+    let pin = || {
+        let mut pins = pins::pin_range(a[1], a[2]);
+        if in_partition(at) || matches!(whose, Whose::Own) {
+            pins.pin(at, a[2]);
+        }
+        pins
+    };
+    // SAFETY: the caller's promise.
+    let call = || unsafe { gate::raw(nr, *a) };
+    let r = match whose {
+        Whose::Others(slot) if !in_partition(at) => {
+            copy(slot, (at, a[2]), (tried, failed), pin, call)
+        }
+        _ => {
+            let _pins = pin();
+            call()
+        }
+    };
+    if r == REFUSED { failed } else { r }
 }
 
 /// A `read` or `write` that failed with `failed` of a descriptor whose position is `at`: what of another process's memory
@@ -269,24 +282,76 @@ pub unsafe fn process_vm(nr: usize, a: &[usize; 6], r: isize) -> isize {
 /// `nr` and `a` must be the program's call.
 #[cold]
 pub unsafe fn file(nr: usize, a: &[usize; 6], at: usize, failed: isize) -> isize {
-    let Ok(there) = file::state(a[0] as i32) else {
-        return failed;
-    };
-    let is_memory_of = |number| {
-        let path = proc::path_of(number, b"mem");
-        let path = CStr::from_bytes_until_nul(&path).ok();
-        let state = path.and_then(|path| file::state_of(path).ok());
-        state.is_some_and(|state| state.0[..2] == there.0[..2])
-    };
-    let Some((slot, _)) = others().find(|(_, number)| is_memory_of(*number)) else {
-        return failed;
-    };
     let mut b = *a;
-    b[2] = a[2].min(PAGES_MAX as usize * PAGE_SIZE / 2);
-    let r = copy(slot, at, b[2], failed, || {
-        let _pins = pins::pin_range(b[1], b[2]);
-        // SAFETY: the program's call, or the beginning of it.
-        unsafe { gate::raw(nr, b) }
-    });
-    if r == REFUSED { failed } else { r }
+    b[2] = a[2].min(PIECE);
+    match memory_behind(a[0]) {
+        // SAFETY: the beginning of the program's call.
+        Some(whose @ Whose::Others(_)) => unsafe {
+            through_file(nr, &b, (whose, at), (Tried::Yes, failed))
+        },
+        _ => failed,
+    }
+}
+
+/// Where a `write` or `pwrite64` writes, if that can be an address of managed memory.
+fn written_at(nr: usize, a: &[usize; 6]) -> Option<usize> {
+    let at = match nr as i64 {
+        libc::SYS_pwrite64 => a[3],
+        libc::SYS_write if SOUGHT.load(Ordering::Relaxed) => {
+            let position = [a[0], 0, libc::SEEK_CUR as usize, 0, 0, 0];
+            // SAFETY: asks for a descriptor's position.
+            unsafe { gate::raw(libc::SYS_lseek as usize, position) as usize }
+        }
+        _ => return None,
+    };
+    may_be_far(at).then_some(at)
+}
+
+/// A `write` or `pwrite64` into the memory of a process of the tenant by a file of /proc; `None` where it is none.
+/// `failed` is what that answers for a page that is not there.
+///
+/// # Safety
+/// `nr` and `a` must be the program's call.
+#[inline]
+pub unsafe fn write_file(nr: usize, a: &[usize; 6], failed: isize) -> Option<isize> {
+    let at = written_at(nr, a)?;
+    let whose = memory_behind(a[0])?;
+    let mut done = 0;
+    while done < a[2] {
+        let mut b = *a;
+        b[1] = a[1] + done;
+        b[2] = (a[2] - done).min(PIECE);
+        if nr as i64 == libc::SYS_pwrite64 {
+            b[3] = at + done;
+        }
+        // SAFETY: a part of the program's call.
+        let r = unsafe { through_file(nr, &b, (whose, at + done), (Tried::No, failed)) };
+        if r <= 0 {
+            return Some(if done > 0 { done as isize } else { r });
+        }
+        done += r as usize;
+    }
+    Some(done as isize)
+}
+
+/// `ptrace` with these arguments, which `call` makes: none of the tracee's pages leaves while the kernel writes a word.
+pub fn ptrace(a: &[usize; 6], call: impl FnOnce() -> isize) -> isize {
+    const NOT_THERE: isize = -(libc::EIO as isize);
+    let writes = matches!(a[0] as u32, libc::PTRACE_POKETEXT | libc::PTRACE_POKEDATA);
+    if !writes || !may_be_far(a[2]) {
+        return call();
+    }
+    let mut shared = Pins::new();
+    if in_partition(a[2]) {
+        shared.pin(a[2], size_of::<usize>());
+        return call();
+    }
+    let Some(slot) = owner(a[1] as u32) else {
+        return call();
+    };
+    match keep(slot, a[2], size_of::<usize>()) {
+        // Unsettled: it was stopped in the middle of a batch, where it protects what it copies.
+        Stay::Held(_) | Stay::Unsettled => call(),
+        Stay::Refused => NOT_THERE,
+    }
 }

@@ -3,7 +3,7 @@
 use canvas_pager::floor::{self, Demand, LEAST_PAGES};
 use canvas_pager::headroom::Headroom;
 use canvas_pager::native;
-use canvas_shm::lend::{Request, Stage};
+use canvas_shm::lend::Stage;
 use canvas_shm::slow::Cause;
 use canvas_shm::{Counter, ProcSlot};
 use canvas_sys::gate;
@@ -391,7 +391,7 @@ pub fn wake_reclaimer() {
 }
 
 fn is_asked_to_lend() -> bool {
-    let request = Request::of_word(state::slot().lend.load(Ordering::Relaxed));
+    let request = state::slot().lend.request();
     request.is_some_and(|r| r.stage() == Stage::Posted)
 }
 

@@ -206,6 +206,11 @@ fn epoch_pages() -> i64 {
 /// Unmaps the batch into the swap cache; returns the pages unmapped. `traced`: only so that a trace
 /// shows their next touch; the policy learns nothing from it.
 pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
+    // What another process copies from or to stays.
+    let batch = state::slot().lend.batch();
+    if let Some(pages) = batch.stays() {
+        ctx.batch.leave_out(pages, |r| give_up(r, false));
+    }
     let pages = ctx.batch.dirty_pages() as usize;
     let (got, fresh) = cache::slots().alloc(&mut ctx.slots[..pages]);
     if fresh > 0 {

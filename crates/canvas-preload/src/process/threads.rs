@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::base::{fds, fds::Fd, freeze, jvm, own, report, slow, state, thread};
 use crate::far_tier::tier;
-use crate::memory::others;
+use crate::memory::lending;
 use crate::paging::{
     accounting, cache,
     fault::{self, Resolved},
@@ -304,7 +304,7 @@ extern "C" fn reclaimer() -> ! {
     let mut swap_in = SwapIn::new();
     let mut told = hints::Server::default();
     let mut resumed = learn::Server::new();
-    let mut lender = others::Lender::default();
+    let mut lender = lending::Lender::default();
     loop {
         lender.round();
         if END.load(Ordering::Acquire) {

@@ -1,0 +1,286 @@
+//! Pages of one process that another copies from or to ([`canvas_shm::lend`]): the owner's part, in its reclaim thread, and
+//! the asker's.
+
+use canvas_shm::ProcSlot;
+use canvas_shm::lend::{Asker, PAGES_MAX, Place, Request, Stage};
+use canvas_sys::{gate, proc, signal};
+use canvas_types::{PAGE_SIZE, PageId};
+use core::sync::atomic::Ordering;
+
+use crate::base::{state, tenant};
+use crate::memory::pins::{self, Pins};
+
+/// How long the owner of the pages keeps them present for who does not begin to copy, and how often it looks whether
+/// who does still lives.
+const KEPT_NS: u64 = 100_000_000;
+/// How long the owner may take until it looks at a request, and until it has made the pages present: one may lie beyond
+/// the pool.
+const LOOK_NS: u64 = 1_000_000_000;
+const FETCH_NS: u64 = 10_000_000_000;
+/// How long a batch of the owner's reclaim takes at most; one that a vfork child was killed in has no end.
+const BATCH_NS: u64 = 100_000_000;
+/// Pause between two looks at the answer.
+const PAUSE_NS: u64 = 100_000;
+/// How often a copy is tried while its pages are there.
+const TRIES: usize = 4;
+
+/// What [`copy`] answers where the owner does not.
+pub const REFUSED: isize = -(libc::EPERM as isize);
+
+/// The reclaim thread's part: pages that it keeps present for another process.
+#[derive(Default)]
+pub struct Lender {
+    kept: Option<Kept>,
+}
+
+struct Kept {
+    request: Request,
+    until_ns: u64,
+    _pins: Pins,
+}
+
+impl Lender {
+    /// Takes the request that is there, if there is one. The caller is not inside.
+    pub fn round(&mut self) {
+        let place = &state::slot().lend;
+        let there = place.request();
+        if let Some(kept) = &mut self.kept {
+            // The same pages may be asked for again: that is another request.
+            let is_at = |stage| there == Some(kept.request.at(stage));
+            let is_used = is_at(Stage::Used);
+            if (is_used || is_at(Stage::Ready)) && proc::now_ns() < kept.until_ns {
+                return;
+            }
+            if is_used {
+                kept.until_ns = proc::now_ns() + KEPT_NS;
+                forget_if_gone(kept.request);
+                return;
+            }
+            self.give_up();
+        }
+        let Some(request) = there.filter(|r| r.stage() == Stage::Posted) else {
+            return;
+        };
+        let taken = request.at(Stage::Taken);
+        if !place.replace(request, taken) {
+            return;
+        }
+        let bytes = request.count() as usize * PAGE_SIZE;
+        let pins = pins::pin_range(PageId(request.first()).addr(), bytes);
+        let done = taken.at(match pins.is_empty() {
+            true => Stage::Nothing,
+            false => Stage::Ready,
+        });
+        if place.replace(taken, done) {
+            self.kept = Some(Kept {
+                request: done,
+                until_ns: proc::now_ns() + KEPT_NS,
+                _pins: pins,
+            });
+        }
+    }
+
+    /// Ends what nobody uses: who begins to copy in between keeps the pins until the next round.
+    fn give_up(&mut self) {
+        if let Some(kept) = self.kept.take() {
+            let place = &state::slot().lend;
+            if !place.take_away(kept.request)
+                && place.request() == Some(kept.request.at(Stage::Used))
+            {
+                self.kept = Some(kept);
+            }
+        }
+    }
+}
+
+/// Takes a request away whose asker has ended.
+fn forget_if_gone(request: Request) {
+    let Some(asker) = state::seg().procs.get(request.process() as usize) else {
+        return;
+    };
+    tenant::release_gone(|slot| core::ptr::eq(slot, asker));
+    if asker.identity().is_none() {
+        state::slot().lend.forget(request.process());
+    }
+}
+
+/// What a request came to.
+#[derive(PartialEq, Eq)]
+enum Answer {
+    Ready(Request),
+    Nothing,
+    Refused,
+}
+
+/// The request of this thread for `bytes` at `addr`, as much of it as one can have.
+fn request_for(addr: usize, bytes: usize) -> Request {
+    let asker = Asker {
+        process: state::seg().index_of(state::slot()) as u32,
+        thread: proc::tid(),
+    };
+    let first = PageId::of_addr(addr).0;
+    let last =
+        PageId::of_addr(addr.saturating_add(bytes.clamp(1, PAGES_MAX as usize * PAGE_SIZE) - 1));
+    Request::of(asker, first, last.0.saturating_sub(first) + 1)
+}
+
+/// A request that is used, until dropped. No signal's handler runs meanwhile, which could leave by a jump.
+pub struct Use<'a> {
+    place: &'a Place,
+    request: Request,
+    mask: u64,
+}
+
+impl<'a> Use<'a> {
+    /// Uses the request if `begin` puts it there.
+    fn begin(place: &'a Place, request: Request, begin: impl Fn(Request) -> bool) -> Option<Self> {
+        let request = request.at(Stage::Used);
+        let mask = signal::set_mask(u64::MAX);
+        if !begin(request) {
+            signal::set_mask(mask);
+            return None;
+        }
+        Some(Use {
+            place,
+            request,
+            mask,
+        })
+    }
+}
+
+impl Drop for Use<'_> {
+    fn drop(&mut self) {
+        self.place.take_away(self.request);
+        signal::set_mask(self.mask);
+    }
+}
+
+/// What [`keep`] came to.
+pub enum Stay<'a> {
+    /// What is present stays until this is dropped.
+    Held(#[allow(dead_code)] Use<'a>),
+    /// It may leave: the owner has to be asked.
+    Unsettled,
+    /// Others ask all the time, or the owner has ended.
+    Refused,
+}
+
+/// Keeps what is present of `bytes` at `addr` from leaving; the owner need do nothing.
+pub fn keep(slot: &ProcSlot, addr: usize, bytes: usize) -> Stay<'_> {
+    let (id, request) = (slot.id.load(Ordering::Relaxed), request_for(addr, bytes));
+    let begun = proc::now_ns();
+    let used = loop {
+        if let Some(used) = Use::begin(&slot.lend, request, |r| slot.lend.put(r)) {
+            break used;
+        }
+        if slot.id.load(Ordering::Relaxed) != id || proc::now_ns() - begun > LOOK_NS {
+            return Stay::Refused;
+        }
+        if let Some(other) = slot.lend.request()
+            && proc::now_ns() - begun > KEPT_NS
+        {
+            tenant::release_gone(|s| state::seg().index_of(s) == other.process() as usize);
+        }
+        gate::wait(PAUSE_NS / 2);
+    };
+    let begun = proc::now_ns();
+    while slot.lend.is_in_batch() {
+        if proc::now_ns() - begun > BATCH_NS {
+            return Stay::Unsettled;
+        }
+        gate::yield_now();
+    }
+    Stay::Held(used)
+}
+
+/// Asks for `bytes` at `addr`, as much of it as one request can have. The caller takes the request away when it has done.
+fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
+    let (id, posted) = (slot.id.load(Ordering::Relaxed), request_for(addr, bytes));
+    let begun = proc::now_ns();
+    let mut was_posted = false;
+    loop {
+        if slot.id.load(Ordering::Relaxed) != id {
+            return Answer::Refused;
+        }
+        if !was_posted && slot.lend.put(posted) {
+            was_posted = true;
+            tenant::wake(slot);
+            continue;
+        }
+        let there = (slot.lend.request()).filter(|r| was_posted && r.is_same(posted));
+        let stage = there.map(Request::stage);
+        match (there, stage) {
+            (Some(r), Some(Stage::Ready)) => return Answer::Ready(r),
+            (Some(r), Some(Stage::Nothing)) => {
+                slot.lend.take_away(r);
+                return Answer::Nothing;
+            }
+            // The owner lost patience: once more.
+            (None, _) => was_posted = false,
+            _ => {}
+        }
+        let patience_ns = match stage {
+            Some(Stage::Taken) => FETCH_NS,
+            _ => LOOK_NS,
+        };
+        if proc::now_ns() - begun > patience_ns {
+            if let Some(r) = there {
+                slot.lend.take_away(r);
+            }
+            return Answer::Refused;
+        }
+        if stage != Some(Stage::Taken) {
+            tenant::wake(slot);
+        }
+        proc::sleep_ns(PAUSE_NS);
+    }
+}
+
+/// What was tried of a copy before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Tried {
+    /// The call as the program made it: not all of the pages are there.
+    Yes,
+    /// Nothing: the kernel is to write.
+    No,
+}
+
+/// Makes a copy from or to `bytes` at `addr` of a process, which fails with `failed` where no page is there, and for which
+/// `pin` keeps what it needs of this process.
+pub fn copy(
+    slot: &ProcSlot,
+    (addr, bytes): (usize, usize),
+    (tried, failed): (Tried, isize),
+    pin: impl Fn() -> Pins,
+    call: impl Fn() -> isize,
+) -> isize {
+    if tried == Tried::No {
+        let _pins = pin();
+        match keep(slot, addr, bytes) {
+            Stay::Held(_used) => match call() {
+                r if r == failed => {}
+                r => return r,
+            },
+            Stay::Unsettled => {}
+            Stay::Refused => return REFUSED,
+        }
+    }
+    for _ in 0..TRIES {
+        match ask(slot, addr, bytes) {
+            Answer::Ready(ready) => {
+                let _pins = pin();
+                // The owner may have lost patience just now.
+                let begin = |used| slot.lend.replace(ready, used);
+                if let Some(_used) = Use::begin(&slot.lend, ready, begin) {
+                    match call() {
+                        r if r == failed => {}
+                        r => return r,
+                    }
+                }
+            }
+            Answer::Nothing => return failed,
+            Answer::Refused => return REFUSED,
+        }
+    }
+    failed
+}
