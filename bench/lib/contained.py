@@ -55,7 +55,7 @@ class Contained:
         if not self.variant.startswith("canvas"):
             self.group.limit(self.limit)
             return []
-        return [self.bench.args.canvas, "run", f"--agent={self.machine.socket()}", "--tenant", self.plan.name,
+        return [self.bench.args.canvas, "run", f"--to=agent:{self.machine.socket()}", "--tenant", self.plan.name,
                 *canvas_flags(self.limit), "--far", f"{4 * self.plan.mib}M", "--stats", self.report, "--"]
 
     def _argv(self):

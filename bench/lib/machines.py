@@ -127,8 +127,8 @@ class Machine:
             os.unlink(socket)
         servers = ",".join(f"{m.address}:{PORT}" for m in self.cluster.machines if m is not self)
         self.agent = self._service(
-            [self.cluster.args.canvas, "agent", "--socket", socket, "--server", servers, "--copies", copies,
-             "--far-dir", os.path.join(self.home, "far"), "--key-file", self.cluster.key], "agent",
+            [self.cluster.args.canvas, "agent", "--socket", socket, "--to", servers, "--copies", copies,
+             "--to", "disk:" + os.path.join(self.home, "far"), "--key-file", self.cluster.key], "agent",
             lambda: os.path.exists(socket))
 
     def socket(self):

@@ -163,7 +163,7 @@ class Canvas(Swap):
         if self.want:
             made = [Donor(bench.host, bench.args.canvas, bench.place, 2 * self.size_mib) for _ in range(self.want)]
             self.donors = [d.child for d in made]
-            flags += ["--far", f"{2 * self.size_mib}M", "--server", ",".join(d.address for d in made)]
+            flags += ["--far", f"{2 * self.size_mib}M", "--to", ",".join(d.address for d in made)]
         unique = bench.host.unique("disk")
         queues = ("--queues", str(bench.args.cpus)) if self.by != "--nbd" else ()
         path, self.json = (os.path.join(bench.place, f"{unique}.{kind}") for kind in ("sock", "json"))
@@ -233,7 +233,7 @@ def missing(name):
 
 
 def _far(bench, size_mib):
-    return ("--far", f"{2 * size_mib}M", "--far-dir", bench.place)
+    return ("--far", f"{2 * size_mib}M", "--to", f"disk:{bench.place}")
 
 
 # Each of a bench, the size of the swap in MiB, and its own name.
@@ -243,7 +243,7 @@ MAKERS = {
     "zswap": lambda b, mib, name: Swap(b, mib, name, ZSWAP.format(percent=b.args.zswap_percent) + SWAP_ON),
     "zram": Zram,
     "ramdisk": Ramdisk,
-    "none": lambda b, mib, name: Canvas(b, mib, name, ("--codec", "none")),
+    "none": lambda b, mib, name: Canvas(b, mib, name, ("-o", "codec=none")),
     "lz4": Canvas,
     "lz4-nbd": lambda b, mib, name: Canvas(b, mib, name, by="--nbd"),
     "donors": lambda b, mib, name: Canvas(b, mib, name, TWO, b.args.pool_mib, 2),

@@ -85,7 +85,7 @@ def api_calls(r):
         c = r.start(argv, tag=f"aside{static}", local=0, extra=["--allow-unmanaged"])
         r.wait(c)
         r.same(c.out(), "without canvas\n", "without a limit")
-        c = r.start(argv, tag=f"told{static}", local=24 * MIB, pool=256 * MIB, extra=["--proactive-threshold", "off"])
+        c = r.start(argv, tag=f"told{static}", local=24 * MIB, pool=256 * MIB, extra=["-o", "proactive-threshold=off"])
         right(r, c)
         r.same(c.out(), "right\n", "under canvas")
 

@@ -1,4 +1,4 @@
-"""`--app-tier`: faults that the prefetcher has nothing for."""
+"""`-o app-tier`: faults that the prefetcher has nothing for."""
 
 import json
 import os
@@ -18,8 +18,8 @@ ROUNDS = 5
 def linked(r, kind, tier, *flags):
     """tests/c/linked.c with a quarter of its pages local and most beyond the pool: its report."""
     c = r.call([r.binary("linked"), kind, 24, 4096, ROUNDS, *hostile.seeds(r, 1)], tag=f"{kind}-{tier}", local=8 * MIB,
-               pool=4 * MIB, extra=["--far", "256M", "--far-dir", r.dir, "--copies", "disk", "--unit", "4K",
-                                    "--proactive-threshold", "off", "--app-tier", tier, *flags])
+               pool=4 * MIB, extra=["--far", "256M", "--to", f"disk:{r.dir}", "--copies", "disk", "-o", "unit=4K",
+                                    "-o", "proactive-threshold=off", "-o", f"app-tier={tier}", *flags])
     r.require(f"round {ROUNDS - 1}" in c.out(), f"{kind}: {c.tail()}")
     stats = r.load_stats(c)
     r.same([find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0], "verify failures, anomalies")
@@ -57,8 +57,8 @@ def app_tier_set(r):
         raise Skip("says nothing without canvas")
     name = f"tier{os.getpid()}"
     c = r.start([r.binary("linked"), "list", 32, 4096, 100_000, *hostile.seeds(r, 1)], tag="live", local=8 * MIB,
-                pool=5 * MIB, extra=["--tenant", name, "--far", "256M", "--far-dir", r.dir, "--copies", "disk",
-                                     "--proactive-threshold", "off", "--app-tier", "off"])
+                pool=5 * MIB, extra=["--tenant", name, "--far", "256M", "--to", f"disk:{r.dir}", "--copies", "disk",
+                                     "-o", "proactive-threshold=off", "-o", "app-tier=off"])
 
     def status():
         return json.loads(ask(r, "status", name, "--json"))
@@ -116,7 +116,7 @@ def java(r):
     source = r.write("Nodes.java", JAVA)
     subprocess.run(["javac", "-d", r.dir, source], check=True, timeout=120)
     c = r.call(["java", "-XX:+UseSerialGC", "-Xmx160m", "-Xms160m", "-cp", r.dir, "Nodes"], tag="java", local=48 * MIB,
-               pool=10 * MIB, extra=["--far", "512M", "--far-dir", r.dir, "--copies", "disk", "--app-tier", "refs"],
+               pool=10 * MIB, extra=["--far", "512M", "--to", f"disk:{r.dir}", "--copies", "disk", "-o", "app-tier=refs"],
                timeout_s=150)
     r.same((c.out(), c.err()), ("right\n", ""), "output and standard error")
     stats = r.load_stats(c)

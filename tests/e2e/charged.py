@@ -95,7 +95,7 @@ def compare_all(r, group):
     can be had, against all that the kernel counts there."""
     name = f"charged{os.getpid()}-all"
     prefix = group.prefix() if group else ()
-    flags = ["--tenant", name, "--far", "256M", "--server", f"{donor(r)},{donor(r)}", "--copies", "2"]
+    flags = ["--tenant", name, "--far", "256M", "--to", f"{donor(r)},{donor(r)}", "--copies", "2"]
     c = r.start([r.binary("forks"), 100, 3, 0, 0], tag=name, stdin=subprocess.PIPE, local=16 * MIB, pool=24 * MIB,
                 prefix=prefix, extra=flags)
     wait_until(r, "the program is ready", lambda: "\n" in c.out() or not c.alive())
@@ -175,4 +175,4 @@ def charged(r):
     compare(r, [forks, 100, 3, 50, 0], "after forks and writes", local=32 * MIB, pool=pool)
     compare(r, [forks, 100, 0, 0, 80], "after freeing", peak=84 * MIB, local=16 * MIB, pool=pool)
     compare(r, [forks, 100, 0, 0, 0], "with far memory", local=16 * MIB, pool=24 * MIB,
-            extra=["--far", "256M", "--far-dir", r.dir])
+            extra=["--far", "256M", "--to", f"disk:{r.dir}"])

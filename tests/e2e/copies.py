@@ -110,9 +110,9 @@ def worker(r, servers, flags=(), keeper=None):
     """The program above, with its far memory kept by an agent of its own or by `keeper`."""
     name, end = f"copies{os.getpid()}", r.path("end")
     seed = seeds(r, 1)[0]
-    places = [*(["--server", ",".join(servers)] if servers else []), "--far-dir", r.dir]
+    places = [*(["--to", ",".join(servers)] if servers else []), "--to", f"disk:{r.dir}"]
     c = r.start([python(), "-c", WORKER, end, seed], tag="worker", local=16 * MIB, pool=8 * MIB,
-                extra=["--tenant", name, "--far", "256M", *flags, *([f"--agent={keeper}"] if keeper else places)])
+                extra=["--tenant", name, "--far", "256M", *flags, *([f"--to=agent:{keeper}"] if keeper else places)])
     wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive(), 60)
     return c, name, end
 
@@ -129,7 +129,7 @@ def far_given_back(r):
     if not r.managed:
         return
     servers = lenders(r, 4)[1]
-    for copies, place in (("2", ["--server", ",".join(servers)]), ("disk", ["--far-dir", r.dir])):
+    for copies, place in (("2", ["--to", ",".join(servers)]), ("disk", ["--to", f"disk:{r.dir}"])):
         name = f"freed{os.getpid()}-{copies}"
         c = r.start([python(), "-c", FREES], tag=name, stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
                     extra=["--tenant", name, "--far", "512M", "--copies", copies, *place])
@@ -213,8 +213,8 @@ def copies_move_agent(r):
     os.mkdir(r.path("second"))
 
     def agent(*more):
-        dirs = f"{r.dir},{r.path('second')}"
-        return r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", dirs, "--server", ",".join(servers),
+        dirs = f"{r.dir},disk:{r.path('second')}"
+        return r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{dirs}", "--to", ",".join(servers),
                         *more], tag=f"agent{len(r.children)}", canvas_on=False)
 
     first = agent()
@@ -277,8 +277,8 @@ def copies_refused(r):
         return
     (lender,), (server,) = lenders(r, 1)
     c, name, end = worker(r, [server])
-    for copies, why in (("2", "copies=2: it needs 2 servers and this run knows 1"), ("4", "write one of 1+disk, 1+disk-async, 2"),
-                        ("4+2", "copies=4+2: it needs 6 servers and this run knows 1"),
+    for copies, why in (("2", "copies=2: it needs 2 donors and this run knows 1"), ("4", "write one of 1+disk, 1+disk-async, 2"),
+                        ("4+2", "copies=4+2: it needs 6 donors and this run knows 1"),
                         ("4+3", "or a code from 2+1 to 8+2")):
         done = subprocess.run([r.session.canvas, "set", name, f"copies={copies}"], capture_output=True, text=True,
                               timeout=30)
@@ -349,7 +349,7 @@ def far_dirs(r):
     name, end, small = f"dirs{os.getpid()}", r.path("end"), r.path("small")
     c = r.start([python(), "-c", WORKER, end, seeds(r, 1)[0]], tag="worker", local=16 * MIB, pool=8 * MIB,
                 prefix=["unshare", "--mount", "sh", "-c", SMALL, small],
-                extra=["--tenant", name, "--far", "256M", "--far-reserve", "0", "--far-dir", f"{small},{r.dir}"])
+                extra=["--tenant", name, "--far", "256M", "-o", "far-reserve=0", "--to", f"disk:{small},disk:{r.dir}"])
     wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive(), 60)
     agent = wait_for_agent(r, c)
 
@@ -370,9 +370,9 @@ def far_dirs_refused(r):
     """A directory that is not there, or one too many, is one sentence, and CMD is not started."""
     if not r.managed:
         return
-    for dirs, why in ((f"{r.dir},{r.path('none')}", "none: No such file or directory"),
-                      (",".join([r.dir] * 9), "--far-dir names 9 directories; write 8 at most")):
-        done = subprocess.run([r.session.canvas, "run", "--local", "16M", "--far", "64M", "--far-dir", dirs, "--",
+    for dirs, why in ((f"{r.dir},disk:{r.path('none')}", "none: No such file or directory"),
+                      (",disk:".join([r.dir] * 9), "it names 9 directories; write 8 at most")):
+        done = subprocess.run([r.session.canvas, "run", "--local", "16M", "--far", "64M", "--to", f"disk:{dirs}", "--",
                                "echo", "started"], capture_output=True, text=True, timeout=30)
         r.same((done.returncode, done.stdout, done.stderr.count("\n")), (125, "", 1), f"{dirs}: {done.stderr}")
         r.require(why in done.stderr, f"{dirs}: {done.stderr}")

@@ -55,7 +55,7 @@ def wait_for_agent(r, child, not_pid=None):
 
 @check("far-timeliness", modes=("signal",), timeout_s=60)
 def far_timeliness(r):
-    """--far-timeliness off reaches the agent's scheduler: whatever waits there, nothing read ahead is dropped."""
+    """-o timeliness=off reaches the agent's scheduler: whatever waits there, nothing read ahead is dropped."""
     if not r.managed:
         return
     answers = {}
@@ -63,7 +63,7 @@ def far_timeliness(r):
         # Streams of four threads, and a limit behind which what they ask for ahead waits: with the rule some of it is
         # dropped, as a rule.
         argv = [lab.path(r), "workload", "sequential", "--mib", "24", "--seconds", "0.5", "--threads", "4"]
-        extra = ["--far", "256M", "--far-dir", r.dir, "--far-timeliness", rule, "--swap-in-limit", "6M/s"]
+        extra = ["--far", "256M", "--to", f"disk:{r.dir}", "-o", f"timeliness={rule}", "-o", "swap-in-limit=6M/s"]
         c = r.call(argv, tag=rule, local=8 * MIB, pool=2 * MIB, extra=extra, timeout_s=50)
         answers[rule] = json.loads(c.out().splitlines()[-1])["answer"]
         stats = r.load_stats(c)
@@ -82,7 +82,7 @@ def deep_limit(r):
     if not r.managed:
         return
     c = r.call([r.binary("mem"), "enomem", "1024"], tag="enomem", local="32M", pool="16M",
-               extra=["--far", "64M", "--far-dir", r.dir], timeout_s=80)
+               extra=["--far", "64M", "--to", f"disk:{r.dir}"], timeout_s=80)
     granted = int(c.out().split()[1]) if c.out().startswith("chunks") else -1
     r.require(70 <= granted <= 150,
               f"{granted} MiB were granted with 32 MiB local, 16 MiB of pool and 64 MiB of far memory")
@@ -101,7 +101,7 @@ def compaction(r):
     what --far holds is not what was once written there. Agents die meanwhile."""
     if not r.managed:
         return
-    pages = Pages(r, Here, ("--far", "64M", "--far-dir", r.dir), 104)
+    pages = Pages(r, Here, ("--far", "64M", "--to", f"disk:{r.dir}"), 104)
     rng, kills, last, end = random.Random(6), 0, None, time.monotonic() + r.size(40, 120)
     # By then all of it has been written anew about once, which would take another 64M.
     while pages.writes() < r.size(20_000, 100_000) and time.monotonic() < end:
@@ -128,7 +128,7 @@ def deep_clean(r):
         return
     for pattern in ("random-read", "sequential"):
         c = r.call([lab.path(r), "workload", pattern, "--mib", "64", "--seconds", "1"], tag=pattern,
-                   local="8M", pool="4M", extra=[*FAR, "--far-dir", r.dir], timeout_s=60)
+                   local="8M", pool="4M", extra=[*FAR, "--to", f"disk:{r.dir}"], timeout_s=60)
         stats = r.load_stats(c)
         far = {k: stats["far"][k] for k in ("bytes_in", "bytes_out")}
         clean = canvas.find(stats, "pages_out_clean")
@@ -144,7 +144,7 @@ def agent_killed(r):
     if not r.managed:
         return
     c = r.start([r.binary("hammer"), 5, 2, r.size(3000, 40_000), r.size(96, 256)], tag="hammer",
-                local=16 * MIB, pool=4 * MIB, extra=[*FAR, "--far-dir", r.dir])
+                local=16 * MIB, pool=4 * MIB, extra=[*FAR, "--to", f"disk:{r.dir}"])
     rng, kills, last = random.Random(5), 0, None
     while kills < r.size(5, 100):
         last = wait_for_agent(r, c, last)
@@ -171,7 +171,7 @@ def agent_stopped(r):
     if not r.managed:
         return
     c = r.start([r.binary("mem"), "leaf", 192], tag="leaf", local=16 * MIB, pool=4 * MIB,
-                extra=[*FAR, "--far-dir", r.dir, "--far-wait", "1s"])
+                extra=[*FAR, "--to", f"disk:{r.dir}", "-o", "far-wait=1s"])
     agent = wait_for_agent(r, c)
     r.require(agent, f"it ended too soon\n{c.tail()}")
     end = time.monotonic() + 30
@@ -206,7 +206,7 @@ def agent_unstartable(r):
     """An agent that cannot be started is tried again and again with pauses, and one line; then all goes on."""
     if not r.managed:
         return
-    pages = Pages(r, Here, ("--far", "64M", "--far-dir", r.dir), 40)
+    pages = Pages(r, Here, ("--far", "64M", "--to", f"disk:{r.dir}"), 40)
     child = pages.child
     agent = wait_for_agent(r, child)
     pages.alive()
@@ -233,7 +233,7 @@ def vfork_killed(r):
     if not r.managed:
         return
     c = r.start([r.binary("door"), "vfork"], tag="vfork", local=16 * MIB, pool=4 * MIB, stdin=subprocess.PIPE,
-                extra=[*FAR, "--far-dir", r.dir, "--far-wait", "1s"])
+                extra=[*FAR, "--to", f"disk:{r.dir}", "-o", "far-wait=1s"])
     agent = wait_for_agent(r, c)
     r.require(agent, f"it ended too soon\n{c.tail()}")
     end = time.monotonic() + 30

@@ -66,7 +66,7 @@ def reads_on(r, copies, n, kills):
     lending, servers = lenders(r, n)
     name = f"degraded{os.getpid()}"
     c = r.start([python(), "-c", READER, "7"], tag="reader", stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
-                extra=["--tenant", name, "--far", "256M", "--copies", copies, "--server", ",".join(servers)])
+                extra=["--tenant", name, "--far", "256M", "--copies", copies, "--to", ",".join(servers)])
     # Until nothing is on its way any more: each page has its copies.
     does(r, c, "read")
     slabs = where(r, name)[1]
@@ -157,8 +157,8 @@ def donor_slow(r):
     lending, (slow, fast) = lenders(r, 2)
     name = f"slow{os.getpid()}"
     c = r.start([python(), "-c", READER, "7"], tag="reader", stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
-                extra=["--tenant", name, "--far", "256M", "--copies", "2", "--lanes", "off",
-                       "--server", f"{slow},{fast}"])
+                extra=["--tenant", name, "--far", "256M", "--copies", "2", "-o", "lanes=off",
+                       "--to", f"{slow},{fast}"])
     told = lambda: [p["text"] for p in where(r, name)[0]["health"] if p["code"] == "C015"]
     donors = lambda: {d["address"]: d for d in where(r, name)[0]["donors"]}
     does(r, c, "read")

@@ -328,7 +328,7 @@ def killed(r):
 @check("disk-killed-often", modes=("signal",), timeout_s=60)
 def killed_often(r):
     """Servers that die too often are followed by no other, in one sentence; without any, the next disk takes the path."""
-    c, path = disk(r, "--restarts", "2")
+    c, path = disk(r, "-o", "restarts=2")
     nbd.Client(path).write(0, page(1))
     for _ in range(2):
         kill_server(r, c)
@@ -338,7 +338,7 @@ def killed_often(r):
     r.require("its servers died 3 times within a minute, the last one died of SIGKILL; no other one is started" in c.err(),
               c.err())
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
-    c, path = disk(r, "--restarts", "0")
+    c, path = disk(r, "-o", "restarts=0")
     client = nbd.Client(path)
     client.write(0, page(1))
     r.same(procs.tree(c.pid, include_root=False), [], "processes beside it")
@@ -349,7 +349,7 @@ def killed_often(r):
     except ConnectionError:
         pass
     r.require(os.path.exists(path), "the socket is gone")
-    c, path = disk(r, "--codec", "none")
+    c, path = disk(r, "-o", "codec=none")
     client = nbd.Client(path)
     r.require(client.read(0, PAGE) == bytes(PAGE), "something outlived the disk")
     client.write(0, page(2))
@@ -548,7 +548,7 @@ def looks(r, client, pages, rng, looks):
 def far(r):
     """What a pool has too much goes to far memory, and comes back; discards are free beyond the pool as well."""
     size, count = 128 * MIB, 24_000
-    c, path = disk(r, "--far", "512M", "--far-dir", r.dir, size=size, pool=6 * MIB)
+    c, path = disk(r, "--far", "512M", "--to", f"disk:{r.dir}", size=size, pool=6 * MIB)
     client = nbd.Client(path)
     pages = fill(client, count, random_bytes=PAGE)
     got = settled(r, "most of it is beyond the pool",
@@ -578,10 +578,10 @@ def far(r):
 
 @check("disk-far-lost", modes=("signal",), timeout_s=120)
 def far_lost(r):
-    """With two copies a donor may die; without any a read is an error after --far-wait, and never zeros."""
+    """With two copies a donor may die; without any a read is an error after -o far-wait, and never zeros."""
     canvas_only(r)
     lending, servers = lenders(r, 2)
-    c, path = disk(r, "--far", "256M", "--server", ",".join(servers), "--copies", "2", "--far-wait", "2s", pool=4 * MIB)
+    c, path = disk(r, "--far", "256M", "--to", ",".join(servers), "--copies", "2", "-o", "far-wait=2s", pool=4 * MIB)
     client = nbd.Client(path)
     pages = fill(client, 4000, random_bytes=3000)
     settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0)
@@ -611,13 +611,13 @@ def far_lost(r):
 
 @check("disk-lanes", modes=("signal",), timeout_s=120)
 def disk_lanes(r):
-    """A disk reads its pages from a donor by itself, also by its next server; not with `--lanes off`, and a donor that
+    """A disk reads its pages from a donor by itself, also by its next server; not with `-o lanes=off`, and a donor that
     dies ends in the agent's reads from the other copy. Every byte is right."""
     canvas_only(r)
-    for flags in ((), ("--lanes", "off")):
+    for flags in ((), ("-o", "lanes=off")):
         lending, servers = lenders(r, 2)
         tag = "lanes-" + (flags[-1] if flags else "on")
-        c, path = disk(r, "--far", "256M", "--server", ",".join(servers), "--copies", "2", *flags, pool=4 * MIB, tag=tag)
+        c, path = disk(r, "--far", "256M", "--to", ",".join(servers), "--copies", "2", *flags, pool=4 * MIB, tag=tag)
         client = nbd.Client(path)
         pages = fill(client, 4000, random_bytes=3000)
         settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0 and s["pool_bytes"] < 4 * MIB, tag)
@@ -650,7 +650,7 @@ def donor_back(r):
     canvas_only(r)
     lending, servers = lenders(r, 2)
     env = {"CANVAS_RUN_DIR": r.path("runs")}
-    c, path = disk(r, "--tenant", "vm", "--far", "256M", "--server", ",".join(servers), "--copies", "2", "--far-wait", "2s",
+    c, path = disk(r, "--tenant", "vm", "--far", "256M", "--to", ",".join(servers), "--copies", "2", "-o", "far-wait=2s",
                    pool=4 * MIB, env=env)
 
     def codes():
@@ -698,7 +698,7 @@ def vm_far(r):
     """A guest's swap beyond the pool, with copies at two of three donors, of which one dies: every byte is right."""
     canvas_only(r)
     lending, servers = lenders(r, 3)
-    c, path = disk(r, "--far", "512M", "--server", ",".join(servers), "--copies", "2", "--queues", "2", size=512 * MIB,
+    c, path = disk(r, "--far", "512M", "--to", ",".join(servers), "--copies", "2", "--queues", "2", size=512 * MIB,
                    pool=24 * MIB, by="--vhost-user")
     peak = Peak(r, on=lambda s: s["far_bytes"] and s["counters"]["reads"] > 20_000 and not lending[0].signal(signal.SIGKILL))
     moved = swaps(r, shared(path, queues=2))
@@ -729,7 +729,7 @@ LOSES = """
 @check("vm-disk-lost", modes=("signal",), slow_only=True, timeout_s=120, needs=vm_missing)
 def vm_lost(r):
     """A disk that is killed with all it holds takes the program that swapped, and nothing else: guest and host go on."""
-    c, path = disk(r, "--restarts", "0", size=512 * MIB, pool=256 * MIB)
+    c, path = disk(r, "-o", "restarts=0", size=512 * MIB, pool=256 * MIB)
     peak = Peak(r, on=lambda s: s["stored_pages"] > 12_000 and not c.signal(signal.SIGKILL))
     words = [w.replace(",reconnect-delay=60", "") for w in attached(path)]
     result = guest.run("set -u\n" + LOSES, files={"/usr/bin/swapped": r.binary("swapped-static")}, modules=("virtio_blk",),
@@ -766,7 +766,7 @@ KILLED = SWAPS.replace("swapped 144 2", "swapped 144 8") + "    dmesg | grep -c 
 
 
 def vm_killed(r, by, words, *flags, pool=256 * MIB):
-    c, path = disk(r, "--restarts", "8", "--queues", "2", *flags, size=512 * MIB, pool=pool, by=by)
+    c, path = disk(r, "-o", "restarts=8", "--queues", "2", *flags, size=512 * MIB, pool=pool, by=by)
     killer = Killer(r, c, times=6, every_s=5)
     moved = swaps(r, words(path), script=KILLED, timeout_s=420)
     killer.stop()

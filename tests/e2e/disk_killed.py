@@ -75,7 +75,7 @@ def far(r):
     canvas_only(r)
     _, servers = lenders(r, 1)
     env = {"CANVAS_RUN_DIR": r.path("runs")}
-    c, path = disk(r, "--tenant", "vm", "--far", "512M", "--far-dir", r.dir, "--server", servers[0], size=SIZE,
+    c, path = disk(r, "--tenant", "vm", "--far", "512M", "--to", f"disk:{r.dir}", "--to", servers[0], size=SIZE,
                    pool=6 * MIB, env=env)
     clients, ask = Clients(r, path), asking(r, env)
     agent = wait_for_agent(r, c)
@@ -114,7 +114,7 @@ def far(r):
 @check("disk-killed-all", modes=("signal",), timeout_s=90)
 def all_of_it(r):
     """With holder and server killed a disk is over: its agent gives back what it had, and ends; the path is free."""
-    flags = ("--far", "256M", "--far-dir", r.dir)
+    flags = ("--far", "256M", "--to", f"disk:{r.dir}")
     c, path = disk(r, *flags, pool=4 * MIB)
     fill(nbd.Client(path), 4000, random_bytes=PAGE)
     settled(r, "most of it is beyond the pool", lambda s: s["far_bytes"] > 0)
@@ -137,13 +137,13 @@ def host_agent(r):
     sock, env = r.path("agent.sock"), {"CANVAS_RUN_DIR": r.path("runs")}
 
     def agent(tag):
-        a = r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir, "--pool", "64M"], tag=tag,
+        a = r.start([r.session.canvas, "agent", "--socket", sock, "--to", f"disk:{r.dir}", "--pool", "64M"], tag=tag,
                     canvas_on=False)
         wait_until(r, "the agent listens", lambda: os.path.exists(sock) or not a.alive(), 20)
         return a
 
     first = agent("agent")
-    at = ("--far", "512M", f"--agent={sock}")
+    at = ("--far", "512M", f"--to=agent:{sock}")
     c, path = disk(r, *at, size=SIZE, pool=6 * MIB, env=env)
     clients, ask = Clients(r, path), asking(r, env)
     clients.outlive(lambda: kill_server(r, c))
@@ -175,4 +175,4 @@ def host_agent(r):
 @check("vm-disk-killed-far", modes=("signal",), slow_only=True, timeout_s=500, needs=vm_missing)
 def vm(r):
     """A guest's swap beyond the pool, whose disk's server is killed again and again: every byte is right, and no error."""
-    vm_killed(r, "--vhost-user", lambda path: shared(path, queues=2), "--far", "512M", "--far-dir", r.dir, pool=24 * MIB)
+    vm_killed(r, "--vhost-user", lambda path: shared(path, queues=2), "--far", "512M", "--to", f"disk:{r.dir}", pool=24 * MIB)

@@ -22,12 +22,12 @@ def host_agent(r):
     """A disk as a tenant of the host's agent, which may be killed; its section of the configuration has its flags."""
     canvas_only(r)
     sock = r.path("agent.sock")
-    agent = lambda tag: r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir], tag=tag,
+    agent = lambda tag: r.start([r.session.canvas, "agent", "--socket", sock, "--to", f"disk:{r.dir}"], tag=tag,
                                 canvas_on=False)
     first = agent("agent")
     wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
     path = r.path("disk.sock")
-    config = r.write("canvas.toml", f'[disk.vm]\nsize = "64M"\npool = "4M"\nfar = "256M"\nagent = "{sock}"\n'
+    config = r.write("canvas.toml", f'[disk.vm]\nsize = "64M"\npool = "4M"\nfar = "256M"\nto = "agent:{sock}"\n'
                                     f'nbd = "{path}"\nstate_json = "{r.path("disk.json")}"\n')
     r.same(subprocess.run([r.session.canvas, "config", "check", config], capture_output=True).returncode, 0, "its check")
     c = r.start([r.session.canvas, "disk", "--tenant", "vm"], tag="disk", canvas_on=False,
@@ -65,9 +65,9 @@ def status(r):
         code, out, _ = ask("status", name, "--json")
         return code, json.loads(out)
 
-    c, path = disk(r, "--tenant", "vm", "--far", "256M", "--far-dir", r.dir, pool=6 * MIB, env=env)
+    c, path = disk(r, "--tenant", "vm", "--far", "256M", "--to", f"disk:{r.dir}", pool=6 * MIB, env=env)
     # Of one process: it is to be stopped and killed whole.
-    small, small_path = disk(r, "--restarts", "0", pool=2 * MIB, tag="small", env=env)
+    small, small_path = disk(r, "-o", "restarts=0", pool=2 * MIB, tag="small", env=env)
     client = nbd.Client(path)
     pages = fill(client, 6000, random_bytes=PAGE)
     wait_until(r, "its rates are those of the last second", lambda: told("vm")[1]["disk"]["writes_per_s"] > 0, 10)
@@ -162,13 +162,13 @@ def terms(r):
     canvas_only(r)
     sock, env = r.path("agent.sock"), {"CANVAS_RUN_DIR": r.path("runs")}
     config = r.write("agent.toml", '[tenant.vm]\npool = "8M"\nfar = "128M"\nweight = 50\nswap_out_limit = "100M/s"\n')
-    a = r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir, "--config", config], tag="agent",
+    a = r.start([r.session.canvas, "agent", "--socket", sock, "--to", f"disk:{r.dir}", "--config", config], tag="agent",
                 canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
-    at = (f"--agent={sock}", "--tenant", "vm")
+    at = (f"--to=agent:{sock}", "--tenant", "vm")
     for flags, why in ((("--pool", "9M"), "--pool 9M is more than the agent's operator gives this tenant; write 8M or less"),
-                       (("--far", "129M"), "--far 129M is more than"), (("--weight", "51"), "weight 51 is more than"),
-                       (("--swap-out-limit", "none"), "--swap-out-limit none is more than")):
+                       (("--far", "129M"), "--far 129M is more than"), (("-o", "weight=51"), "weight 51 is more than"),
+                       (("-o", "swap-out-limit=none"), "-o swap-out-limit=none is more than")):
         done = subprocess.run([r.session.canvas, "disk", "--size", "64M", "--nbd", r.path("no.sock"), *at, *flags],
                               capture_output=True, text=True, timeout=20)
         r.require(done.returncode == 2 and why in done.stderr, f"{flags}: {done.returncode}: {done.stderr}")
@@ -194,13 +194,13 @@ def elastic(r):
     """Two disks at an agent with one pool: it follows the one that is used, back and forth, and every byte is right."""
     canvas_only(r)
     sock = r.path("agent.sock")
-    a = r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir, "--pool", "32M"], tag="agent",
+    a = r.start([r.session.canvas, "agent", "--socket", sock, "--to", f"disk:{r.dir}", "--pool", "32M"], tag="agent",
                 canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
     disks, ports, clients, pages = [], [], [], []
     for tag in ("one", "two"):
         ports.append(free_port())
-        c, path = disk(r, "--far", "256M", f"--agent={sock}", "--tenant", tag, "--metrics", f"127.0.0.1:{ports[-1]}",
+        c, path = disk(r, "--far", "256M", f"--to=agent:{sock}", "--tenant", tag, "--metrics", f"127.0.0.1:{ports[-1]}",
                        pool=28 * MIB, tag=tag)
         disks.append((c, path))
         clients.append(nbd.Client(path))

@@ -38,8 +38,8 @@ class Place:
         self.r, self.socket = r, r.path("agent.sock")
         self.state = r.path("state/canvas/dispatch.json")
         self.env = {**os.environ, "XDG_STATE_HOME": r.path("state"), "CANVAS_RUN_DIR": r.path("runs"),
-                    "CANVAS_MODE": "signal", "CANVAS_REQUIRE": "1"}
-        self.agent = r.start([r.session.canvas, "agent", "--socket", self.socket, "--far-dir", r.dir, *flags],
+                    "CANVAS_OPTIONS": "mode=signal,require=on"}
+        self.agent = r.start([r.session.canvas, "agent", "--socket", self.socket, "--to", f"disk:{r.dir}", *flags],
                              tag="agent", canvas_on=False)
         wait_until(r, "the agent listens", lambda: os.path.exists(self.socket))
 
@@ -79,7 +79,7 @@ def dispatch(r):
     if not r.managed:
         raise Skip("says nothing without canvas")
     (lending,), (server,) = lenders(r, 1)
-    place = Place(r, "--server", server, "--warm", "2")
+    place = Place(r, "--to", server, "--warm", "2")
     end = r.path("end")
     work = [python(), "-c", WORK, end, "at-random"]
     stream = [python(), "-c", WORK, end, "in-order"]
@@ -92,13 +92,13 @@ def dispatch(r):
 
     # What is learned: its pages come back at random, and 24 MiB are too little.
     open(end, "w").close()
-    r.same(place.ask("--", *work, CANVAS_LOCAL="24M", CANVAS_POOL="8M").stdout, "right\n", "the program's answer")
+    r.same(place.ask("--", *work, CANVAS_LOCAL="24M", CANVAS_OPTIONS="mode=signal,require=on,pool=8M").stdout, "right\n", "the program's answer")
     told = place.prepared(work, ("prepared", "1+disk"))
     r.require(told["runs"] == 1 and "at random" in told["why"], f"{told}")
     r.require(26 * MIB < told["need_bytes"] < 100 * MIB and told["pool_bytes"] < 128 * MIB, f"{told}")
 
     # The same of one that reads in order, and of sort(1): its answer is right, too.
-    place.ask("--", *stream, CANVAS_LOCAL="24M", CANVAS_POOL="8M")
+    place.ask("--", *stream, CANVAS_LOCAL="24M", CANVAS_OPTIONS="mode=signal,require=on,pool=8M")
     sorts(r, place)
     os.remove(end)
 
@@ -148,7 +148,8 @@ def switched(r, place, work, end):
     """A prepared tenant's copies are switched to what is wanted, and its program's pages are there."""
     told = place.prepared(work, ("switch", "disk"))
     r.require("one after the other" in told["why"], f"{told}")
-    child = place.begin(*work, CANVAS_LOCAL="24M", CANVAS_POOL="4M", CANVAS_FAR="256M")
+    child = place.begin(*work, CANVAS_LOCAL="24M", CANVAS_FAR="256M",
+                        CANVAS_OPTIONS="mode=signal,require=on,pool=4M")
     r.same(child.stdout.readline(), "right\n", "answer")
     (run,) = place.runs()
     r.require(run["tenant"].startswith("prepared-"), f"{run}")
@@ -172,7 +173,7 @@ def dispatch_refused(r):
         ([], 125, "canvas dispatch -- CMD", {}),
         (["--", "true"], 125, "unset it", {"CANVAS_TENANT": "a"}),
         (["--", "true"], 125, "CANVAS_LOCAL=4X", {"CANVAS_LOCAL": "4X"}),
-        (["--", "true"], 125, "need 1 servers", {"CANVAS_COPIES": "1+disk"}),
+        (["--", "true"], 125, "need 1 donors", {"CANVAS_OPTIONS": "copies=1+disk"}),
         (["--", "true"], 125, "CANVAS_LOCAL", {"CANVAS_LOCAL": "1K"}),
     ):
         err = place.ask(*words, expect=code, **env).stderr
@@ -193,4 +194,4 @@ def dispatch_refused(r):
     r.stop(place.agent, signal.SIGTERM, expect={0})
     # Nobody listens there any more.
     err = place.ask("--", "true", expect=125).stderr
-    r.require("cannot be used" in err and "--agent" not in err, err)
+    r.require("cannot be used" in err and "--to=agent" not in err, err)

@@ -64,7 +64,7 @@ PAGES = 3000, 4800
 def run(r, tag, *steps, pages=PAGES, extra=(), local=32 * MIB):
     """The report, what was printed, and that all pages were right."""
     c = r.start([python(), "-c", PROGRAM, 2 * local // 4096, *pages, *steps], tag=tag, local=local, pool=128 * MIB,
-                extra=["--proactive-threshold", "off", *extra])
+                extra=["-o", "proactive-threshold=off", *extra])
     r.wait(c, timeout_s=60)
     r.require("right" in c.out(), f"no closing line\n{c.tail()}")
     stats = r.load_stats(c)
@@ -79,7 +79,7 @@ def hints_needed(r):
     """MADV_WILLNEED: what is far comes in ahead, at the limit as well, and is not faulted for."""
     if not r.managed:
         return
-    how = {"pages": PAGES, "local": 64 * MIB, "extra": ["--prefetch", "none"]}
+    how = {"pages": PAGES, "local": 64 * MIB, "extra": ["-o", "prefetch=none"]}
     wanted = PAGES[1] - PAGES[0]
     # Looked at page by page: what the interpreter faults for of its own memory differs by hundreds from run to run.
     for _ in range(3):
@@ -103,7 +103,7 @@ def hints_bounded(r):
     if not r.managed:
         return
     stats, said = run(r, "all", f"advise={WILLNEED}", "wait=in", "resident=after", pages=(0, 12000),
-                      extra=["--prefetch", "none"])
+                      extra=["-o", "prefetch=none"])
     came, eighth = canvas.find(stats, "hint_pages_in"), (32 * MIB // 4096) // 8
     r.require(eighth * 3 // 4 <= came <= eighth, f"{came} pages came in, an eighth of the limit is {eighth}")
     r.require(canvas.find(stats, "hints_dropped") >= 1, "the rest was not counted as dropped")
@@ -117,7 +117,7 @@ def hints_unneeded(r):
     # The last ones that were filled.
     last = (64 << 8) - 1000, 64 << 8
     steps = ("read", "resident=before", f"advise={PAGEOUT}", "wait=out", "resident=after", "read")
-    alone = ["--prefetch", "none"]
+    alone = ["-o", "prefetch=none"]
     stats, said = run(r, "out", *steps, pages=last, extra=alone)
     r.require(said["before"] > 900, f"{said}: the test shows nothing")
     r.require(said["after"] < 50, f"{said}")

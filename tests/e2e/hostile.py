@@ -333,7 +333,7 @@ def crafted_private(r):
     """Writes, also a neighbour's, that are made to be taken for none by a hash without a key: all are there."""
     crafted(r, "private", "pool", "pages_out_clean", local=12 * MIB)
     crafted(r, "private", "far", "pages_out_clean", local=12 * MIB, pool="4M",
-            extra=["--far", "1G", "--far-dir", r.dir])
+            extra=["--far", "1G", "--to", f"disk:{r.dir}"])
 
 
 @check("both-full", timeout_s=60, **C)

@@ -186,7 +186,7 @@ def inspect_deep(r):
     """The same of pages beyond the pool, with the program running and stopped."""
     if not r.managed:
         return
-    c, pid, addr, want = holder(r, local=12 * MIB, pool=4 * MIB, extra=["--far", "256M", "--far-dir", r.dir])
+    c, pid, addr, want = holder(r, local=12 * MIB, pool=4 * MIB, extra=["--far", "256M", "--to", f"disk:{r.dir}"])
     whole_is_right(r, "canvas read", whole(r, "read", pid, hex(addr), len(want), "--raw"), want)
     with stopped(r, pid, addr, len(want)) as got:
         whole_is_right(r, "canvas read, stopped", got, want)
@@ -217,7 +217,7 @@ def inspect_shared_deep(r):
     if not r.managed:
         return
     c, pid, addr, want = holder(r, mib=32, kind="shared", local=24 * MIB, pool=MIB,
-                                extra=["--shared", "4M", "--far", "512M", "--far-dir", r.dir])
+                                extra=["--shared", "4M", "--far", "512M", "--to", f"disk:{r.dir}"])
     whole_is_right(r, "canvas read", whole(r, "read", pid, hex(addr), len(want), "--raw"), want)
     core = dumped(r, pid, "shared-deep.core")
     whole_is_right(r, "canvas dump", Core(core).read(addr, len(want)), want)

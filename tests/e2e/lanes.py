@@ -1,4 +1,4 @@
-"""`--lanes`: threads read their pages from donors by themselves. Whatever happens to a lane ends in the agent's mailbox,
+"""`-o lanes`: threads read their pages from donors by themselves. Whatever happens to a lane ends in the agent's mailbox,
 and never in wrong data: every byte is checked."""
 
 import json
@@ -137,10 +137,10 @@ def reader(r, servers, what, flags=(), local=16 * MIB):
     """The program above; its name, and the file that ends it."""
     name, end = f"lanes-{what}-{r.mode}-{os.getpid()}-{time.time_ns() % 1_000_000}", r.path(f"{what}{len(r.children)}.end")
     seed = seeds(r, 1)[0]
-    at = [] if any(f.startswith("--agent") for f in flags) else ["--server", ",".join(servers)]
-    copies = [] if "--copies" in flags else ["--copies", "none"]
+    at = [] if any(f.startswith("--to=agent") for f in flags) else ["--to", ",".join(servers)]
+    copies = [] if "--copies" in flags else ["--copies", "1"]
     c = r.start([python(), "-c", READER, end, seed, what], tag=f"{what}{len(r.children)}", local=local, pool=8 * MIB,
-                extra=["--tenant", name, "--far", "256M", "--prefetch", "none", "--unit", "4K", *at, *copies, *flags])
+                extra=["--tenant", name, "--far", "256M", "-o", "prefetch=none", "-o", "unit=4K", *at, *copies, *flags])
     wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive(), 60)
     return c, name, end
 
@@ -198,7 +198,7 @@ def lanes(r):
     ends_right(r, c, end)
     r.require(share > 0.85, f"{share:.0%} of the reads went over lanes: {before} {after}")
     # From the start.
-    c, name, end = reader(r, servers, "off", flags=["--lanes", "off"])
+    c, name, end = reader(r, servers, "off", flags=["-o", "lanes=off"])
     grow(r, name, "reads")
     r.same(ends_right(r, c, end)["lanes_opened"], 0, "lanes that nobody wanted")
 
@@ -276,7 +276,7 @@ def lanes_killed(r):
 def agent_for(r, servers, *more):
     """An agent over these servers that listens, and its socket."""
     socket = r.path("agent.sock")
-    agent = r.start([r.session.canvas, "agent", "--socket", socket, "--server", ",".join(servers), "--far-dir", r.dir, *more],
+    agent = r.start([r.session.canvas, "agent", "--socket", socket, "--to", ",".join(servers), "--to", f"disk:{r.dir}", *more],
                     tag="agent", canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
     return agent, socket
@@ -293,7 +293,7 @@ def taken_turns(r, *more):
     each thread of the agent's has used by then (`serving_s`)."""
     _, servers = lenders(r, 1)
     agent, socket = agent_for(r, servers, "--pool", "64M", *more)
-    flags = [f"--agent={socket}", "--copies", "none"]
+    flags = [f"--to=agent:{socket}", "--copies", "1"]
     c, name, end = reader(r, servers, "first", flags=flags)
     grow(r, name)
     other, others, ends = reader(r, servers, "second", flags=flags)
@@ -359,14 +359,14 @@ def lanes_cheat(r):
     villain = f"cheat-{os.getpid()}"
     # It checks each word that it reads, and all of them at the end.
     cheat = r.start([lab.path(r), "workload", "random-read", "--mib", 48, "--seconds", 12, "--cheat"], tag="cheat",
-                    local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--agent={socket}",
-                                                         "--copies", "none", "--prefetch", "none"])
+                    local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--to=agent:{socket}",
+                                                         "--copies", "1", "-o", "prefetch=none"])
     answers(r, villain)
     # While it is alone it gets whatever it wants. Beside others who is ahead gets no more lanes.
     open_lanes = wait_until(r, "it has many more lanes than the library", lambda: (n := sockets_of(cheat.pid)) > 24 and n, 20,
                             state=lambda: sockets_of(cheat.pid))
     grow(r, villain, by=2000)
-    c, name, end = reader(r, servers, "beside", flags=[f"--agent={socket}"])
+    c, name, end = reader(r, servers, "beside", flags=[f"--to=agent:{socket}"])
     grow(r, name, "reads", 1000)
     r.require(cheat.alive(), "the one that cheats ended before the other one had read")
     taken = far_of(r, villain)
@@ -383,13 +383,13 @@ def tenants_move(r):
     if not r.managed:
         return
     _, servers = lenders(r, 1)
-    agent, socket = agent_for(r, servers, "--threads", "2")
+    agent, socket = agent_for(r, servers, "-o", "threads=2")
     names = [f"move{n}-{os.getpid()}" for n in range(3)]
 
     def start(name):
         return r.start([lab.path(r), "workload", "random-read", "--mib", 64, "--seconds", 120], tag=name,
-                       local=16 * MIB, pool=8 * MIB, extra=["--tenant", name, "--far", "256M", f"--agent={socket}",
-                                                            "--copies", "none", "--lanes", "off", "--prefetch", "none"])
+                       local=16 * MIB, pool=8 * MIB, extra=["--tenant", name, "--far", "256M", f"--to=agent:{socket}",
+                                                            "--copies", "1", "-o", "lanes=off", "-o", "prefetch=none"])
 
     def reads(name):
         answers(r, name)
@@ -426,6 +426,6 @@ def lanes_two_threads(r):
     """The same where each of the two has a thread of the agent's: they share the link all the same."""
     if not r.managed:
         return
-    worked = taken_turns(r, "--threads", "2")
+    worked = taken_turns(r, "-o", "threads=2")
     r.same(sorted(worked), ["serve", "serve-2"], "threads that serve")
     r.require(all(s > 0 for s in worked.values()), f"both have worked: {worked}")

@@ -1,4 +1,4 @@
-"""`--learn`: what a program needed when it resumed comes in ahead when it resumes again, in this run or a later one."""
+"""`-o learn`: what a program needed when it resumed comes in ahead when it resumes again, in this run or a later one."""
 
 import os
 import random
@@ -58,15 +58,15 @@ LOCAL, LEAST = 240 * MIB, 8 * MIB
 
 
 class Resuming:
-    """A program under `--learn` that is made idle, and whose pages all leave, before each of its resumptions."""
+    """A program under `-o learn` that is made idle, and whose pages all leave, before each of its resumptions."""
 
     def __init__(self, r, argv, tag, learn=None, local=LOCAL, least=LEAST, pool=512 * MIB, flags=()):
         self.r, self.name, self.local, self.least = r, f"{tag}{os.getpid()}", local, least
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
-        extra = ["--tenant", self.name, "--proactive-threshold", "off", "--metrics", f"127.0.0.1:{self.port}"]
-        extra += ["--learn", learn] if learn else []
+        extra = ["--tenant", self.name, "-o", "proactive-threshold=off", "--metrics", f"127.0.0.1:{self.port}"]
+        extra += ["-o", f"learn={learn}"] if learn else []
         extra += flags
         # Kept open by this end for as long as there are resumptions to come.
         self.out, self.into = os.pipe()
@@ -177,7 +177,7 @@ def learn_far(r):
     if not r.managed:
         return
     p = python(r, "far", r.path("book"), PAGES // 2, pool=8 * MIB,
-               flags=["--far", "512M", "--far-dir", r.dir, "--copies", "disk"])
+               flags=["--far", "512M", "--to", f"disk:{r.dir}", "--copies", "disk"])
     first = p.resume(lambda: p.line("all"))
     r.require(first["faults_deep"] >= 1000, f"{first['faults_deep']} waited for the disk: the test shows nothing")
     then = p.best(lambda: p.line("all"), first["faults_far"] * 15 // 100)
@@ -270,7 +270,7 @@ def learn_file(r):
         return
 
     def run(path, *more):
-        return subprocess.run([r.session.canvas, "run", "--local", "64M", "--learn", path, *more, "--", "true"],
+        return subprocess.run([r.session.canvas, "run", "--local", "64M", "-o", f"learn={path}", *more, "--", "true"],
                               capture_output=True, text=True, timeout=30)
 
     def whole():

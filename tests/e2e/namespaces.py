@@ -79,7 +79,7 @@ def pid_namespaces(r):
     hold = f"{sys.executable} {r.write('hold.py', HOLD)}"
     for name, (script, programs) in IN_NAMESPACES.items():
         env = {"CANVAS_RUN_DIR": r.path(f"run-{name}")}
-        far = ["--far", "512M", "--far-dir", r.dir, "--far-wait", "20s"]
+        far = ["--far", "512M", "--to", f"disk:{r.dir}", "-o", "far-wait=20s"]
         child = r.start(["bash", "-c", script.format(hold=hold)], tag=name, env=env, local=24 * MIB, pool=8 * MIB,
                         extra=far)
         told_as_seen(r, child, env, 3)

@@ -60,7 +60,7 @@ def native_swap(r):
     if not r.managed:
         return
     with swap.zram():
-        off = Native(r, "off", "--native-swap", "off")
+        off = Native(r, "off", "-o", "native-swap=off")
         on = Native(r, "on")
         r.require("ready locked" in on.child.out(), f"nothing is locked: {on.child.out()}")
         got = {}

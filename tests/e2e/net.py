@@ -223,7 +223,7 @@ for _copies in COPIES:
 def cut_off(r):
     """A client whose own cable is out reaches no copy at all: it waits, and goes on."""
     key = key_file(r)
-    for copies in ("2", "none"):
+    for copies in ("2", "1"):
         stalls = Stalls(r)
         with Network(3) as net, Donors() as donors:
             for host in net.hosts[:2]:
@@ -280,7 +280,7 @@ def refusals(r):
     os.chmod(shown, 0o644)
     others = r"^canvas: .*shown.*(others|chmod)"
     said([canvas, "serve", "--listen", "127.0.0.1:0", "--memory", "1G", "--key-file", shown], 2, others)
-    run = [canvas, "run", "--local", "16M", "--far", "64M", "--server", "10.77.0.1:7070"]
+    run = [canvas, "run", "--local", "16M", "--far", "64M", "--to", "10.77.0.1:7070"]
     said([*run, "--key-file", shown, "--", "true"], 125, others)
     said([*run, "--", "true"], 125, r"^canvas: .*only talked to with a key; write --key-file FILE")
     said([canvas, "serve", "--listen", "10.77.0.1:7070", "--memory", "1G"], 2, r"^canvas: .*key")
@@ -468,7 +468,7 @@ def shared(r):
         net.hosts[0].cap(200)
         # Enough for those that are there at one time: who ends gives its slabs back at once.
         donors.append(Donor(r, net.hosts[0], key, memory="1G"))
-        agent = r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--server", donors.flag(),
+        agent = r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}", "--to", donors.flag(),
                          "--key-file", key], tag="agent", canvas_on=False,
                         prefix=[*net.hosts[1].prefix(), *hosts.BOUND])
         wait_until(r, "the agent listens", lambda: os.path.exists(socket))
@@ -480,8 +480,8 @@ def shared(r):
         before = held()
 
         def tenant(name, weight):
-            flags = ["--far", "256M", f"--agent={socket}", "--copies", "none", "--tenant", f"{name}-{os.getpid()}",
-                     "--weight", str(weight)]
+            flags = ["--far", "256M", f"--to=agent:{socket}", "--copies", "1", "--tenant", f"{name}-{os.getpid()}",
+                     "-o", f"weight={weight}"]
             argv = [*hosts.BOUND, lab.path(r), "workload", "sequential", "--mib", 48, "--seconds", seconds]
             return r.start(argv, tag=name, local=8 * MIB, pool=4 * MIB, extra=flags)
 

@@ -141,7 +141,7 @@ def numa_far(r):
     """Beyond the pool as well: from the node into the pool, from the pool to the disk."""
     if not r.managed:
         return
-    c, name, end = user(r, "writes", "--far", "256M", "--far-dir", r.dir, nodes="0=16M", pool=8 * MIB)
+    c, name, end = user(r, "writes", "--far", "256M", "--to", f"disk:{r.dir}", nodes="0=16M", pool=8 * MIB)
     wait_until(r, "pages are beyond the pool", lambda: status(r, name)["used"]["far_bytes"] > 0, 60,
                state=lambda: status(r, name)["used"])
     time.sleep(3)
@@ -215,9 +215,9 @@ def numa_refused(r):
         (["--local", "16M", "--numa", "0=1000"], "write 1M or more"),
         (["--local", "16M", "--numa", "0=1T"], "write 256G or less"),
         (["--local", "16M", "--numa", "0=0"], "lets nothing go there"),
-        (["--local", "16M", "--numa", many], "--numa names 5 nodes; write 4 at most"),
+        (["--local", "16M", "--numa", many], "it names 5 nodes; write 4 at most"),
         (["--local", "16M", "--numa", "0=1M", "--numa", "0=2M"], "names node 0 twice"),
-        (["--numa", "0=1M"], "--numa 0=1M without --local has no use"),
+        (["--numa", "0=1M"], "--numa without --local has no use"),
         (["--local", "16M", "--tenant", "refused"], "names node 0 twice"),
     ]
     if missing() is None:

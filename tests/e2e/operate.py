@@ -127,12 +127,12 @@ def outlived(r, threads):
     flags = iter(threads)
 
     def agent(*more):
-        return r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, *next(flags), *more],
+        return r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}", *next(flags), *more],
                        tag=f"agent{len(r.children)}", canvas_on=False)
 
     first = agent()
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
-    flags_of_run = ["--far", "1G", f"--agent={socket}"]
+    flags_of_run = ["--far", "1G", f"--to=agent:{socket}"]
     runs = [r.start([r.binary("hammer"), 11, 2, 4000, 96, "no-fork"], tag="hammer", local=16 * MIB, pool=4 * MIB,
                     extra=flags_of_run),
             r.start([r.binary("mem"), "leaf", 96], tag="leaf", local=12 * MIB, pool=3 * MIB, extra=flags_of_run)]
@@ -159,11 +159,11 @@ def host_agent_threads(r):
     if not r.managed:
         return
     for wrong in ("0", "65", "few"):
-        done = subprocess.run([r.session.canvas, "agent", "--socket", r.path("no.sock"), "--threads", wrong],
+        done = subprocess.run([r.session.canvas, "agent", "--socket", r.path("no.sock"), "-o", f"threads={wrong}"],
                               capture_output=True, text=True, timeout=30)
-        r.same((done.returncode, done.stdout), (2, ""), f"--threads {wrong}")
+        r.same((done.returncode, done.stdout), (2, ""), f"threads={wrong}")
         r.require("write auto, or a number from 1 to 64" in done.stderr, f"what it says: {done.stderr}")
-    outlived(r, [["--threads", "2"], ["--threads", "1"], ["--threads", "3"]])
+    outlived(r, [["-o", "threads=2"], ["-o", "threads=1"], ["-o", "threads=3"]])
 
 
 def sum_of_local_bytes(children):
@@ -176,9 +176,9 @@ def sum_of_local_bytes(children):
 def agent_of(r):
     """A host agent of this test's, and the flags with which runs find it."""
     socket = r.path("agent.sock")
-    r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir], tag="agent", canvas_on=False)
+    r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}"], tag="agent", canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
-    return ["--far", "512M", f"--agent={socket}", "--tenant", f"joint{os.getpid()}"]
+    return ["--far", "512M", f"--to=agent:{socket}", "--tenant", f"joint{os.getpid()}"]
 
 
 @check("joined-tenant", timeout_s=300, modes=("signal",), needs=hostile.no_compiler)
@@ -353,7 +353,7 @@ def elastic_pools(r):
     if not r.managed:
         return
     socket = r.path("agent.sock")
-    r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--pool", "64M"], tag="agent",
+    r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}", "--pool", "64M"], tag="agent",
             canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
     ends = {}
@@ -363,7 +363,7 @@ def elastic_pools(r):
         ends[name] = r.path(f"{what}.end")
         argv = [sys.executable, "-c", SWAPPER, ends[name], mib * 256, what]
         c = r.start(argv, tag=what, local=24 * MIB, pool=256 * MIB,
-                    extra=["--far", "512M", f"--agent={socket}", "--tenant", name])
+                    extra=["--far", "512M", f"--to=agent:{socket}", "--tenant", name])
         wait_until(r, f"{what} is ready", lambda: "ready" in c.out() or not c.alive(), timeout_s=90)
         return c, name
 

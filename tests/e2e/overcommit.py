@@ -54,7 +54,7 @@ def charged(r):
     """What canvas reserves beside a program's memory counts for little where no memory is overcommitted, whatever the
     far space could hold."""
     plain = holds(r, canvas_on=False)
-    for what, extra in (("pool", ()), ("far", ("--far", "512G", "--far-dir", r.dir))):
+    for what, extra in (("pool", ()), ("far", ("--far", "512G", "--to", f"disk:{r.dir}"))):
         managed = holds(r, local=LOCAL, pool=64 * MIB, extra=extra)
         more = [m - p for m, p in zip(managed, plain)]
         r.note(f"{what}: {more[0] / MIB:.1f} MiB more than plain, {more[1] / MIB:.1f} MiB when all is given back")

@@ -1,4 +1,4 @@
-"""`canvas run --codec`, `--reservations`, `--prefetch`: the same data, and what the report says."""
+"""`canvas run -o codec`, `-o reservations`, `--prefetch`: the same data, and what the report says."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def codec_none(r):
     """Nothing is compressed, pages of one value still store nothing, and the data is the same."""
     args = ["--seconds", "1"]
     want, plain = paged(r, "random-write", args=args)
-    got, stats = paged(r, "random-write", "--codec", "none", args=args)
+    got, stats = paged(r, "random-write", "-o", "codec=none", args=args)
     r.same(got, want, "answer")
     r.same([plain["policy"]["codec"], stats["policy"]["codec"]], ["lz4", "none"], "policy.codec")
     r.require(compressed_peak(plain) > 0, "lz4 compressed nothing: the test shows nothing")
@@ -79,7 +79,7 @@ def codec_none_family(r):
         raise Skip("says nothing without canvas")
     script = r.write("family.py", FAMILY)
     exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-    c = r.call([exe, script], tag="family", local=32 * MIB, extra=["--codec", "none"])
+    c = r.call([exe, script], tag="family", local=32 * MIB, extra=["-o", "codec=none"])
     r.same(c.out(), "right\n", "output")
     stats = r.load_stats(c)
     r.require(find(stats, "forks") >= 1 and find(stats, "execs") >= 2, "no fork or no exec")
@@ -254,7 +254,7 @@ def reservations_off(r):
     """Each swap-out allocates its entry; with reservations only a page's first does."""
     args = ["--seconds", "1"]
     want, on = paged(r, "random-write", args=args)
-    got, off = paged(r, "random-write", "--reservations", "off", args=args)
+    got, off = paged(r, "random-write", "-o", "reservations=off", args=args)
     r.same(got, want, "answer")
     r.same([on["policy"]["reservations"], off["policy"]["reservations"]], [True, False], "policy")
     allocs = lambda s: s["entries"]["allocs_locked"] + s["entries"]["allocs_stocked"]
@@ -326,7 +326,7 @@ def prefetch_policies(r):
     args = ["--seconds", "1"]
     answers = set()
     for who in ("streams", "leap", "readahead", "auto"):
-        answer, stats = paged(r, "sequential", "--prefetch", who, args=args)
+        answer, stats = paged(r, "sequential", "-o", f"prefetch={who}", args=args)
         answers.add(answer)
         p = stats["prefetch"]
         r.same(stats["policy"]["prefetch"], who, "policy.prefetch")
@@ -338,7 +338,7 @@ def prefetch_policies(r):
         if who in ("leap", "readahead"):
             # Each page waits in the swap cache, so that each use is a fault that hits.
             r.same(p["used"], stats["swap_cache"]["prefetch_hits"], f"{who}: used, hits")
-    for flags in (["--no-prefetch"], ["--prefetch", "none"]):
+    for flags in (["-o", "prefetch=none"], ["-o", "prefetch=none"]):
         answer, stats = paged(r, "sequential", *flags, args=args)
         answers.add(answer)
         r.same(stats["policy"]["prefetch"], "none", "policy.prefetch")
@@ -387,7 +387,7 @@ def prefetch_auto(r):
     script = r.write("mixed.py", MIXED)
     far = {}
     for who in ("none", "streams", "auto"):
-        c = r.call([science_python(), script], tag=who, local=30 * MIB, extra=["--prefetch", who],
+        c = r.call([science_python(), script], tag=who, local=30 * MIB, extra=["-o", f"prefetch={who}"],
                    env={"OPENBLAS_NUM_THREADS": "1"})
         r.same(c.out(), "right\n", f"{who}: output")
         stats = r.load_stats(c)
@@ -440,6 +440,6 @@ def first_writes(r):
 def prefetch_policies_threads(r):
     """Four threads that write at random, whose pages wait in the swap cache when prefetched."""
     args = ["--seconds", "1", "--threads", "4"]
-    answers = {paged(r, "random-write", "--prefetch", who, args=args)[0]
+    answers = {paged(r, "random-write", "-o", f"prefetch={who}", args=args)[0]
                for who in ("leap", "readahead", "auto")}
     r.same(len(answers), 1, f"answers {answers}")

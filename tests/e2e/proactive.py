@@ -157,7 +157,7 @@ def proactive_deep(r):
     if not r.managed:
         return
     c, name, end = pushed(r, "unmap", local=48 * MIB, pool=6 * MIB,
-                          extra=["--far", "512M", "--far-dir", r.dir])
+                          extra=["--far", "512M", "--to", f"disk:{r.dir}"])
     says(r, c, "pushed")
     far = far_bytes(r, name)
     touch(end + ".free")
@@ -190,7 +190,7 @@ def proactive_busy(r):
     counts = {}
     for threshold in ("off", "5%"):
         c = r.call([sys.executable, "-c", BUSY], tag=f"busy{threshold[0]}", local=32 * MIB, pool=64 * MIB,
-                   extra=["--proactive-threshold", threshold], timeout_s=60)
+                   extra=["-o", f"proactive-threshold={threshold}"], timeout_s=60)
         r.require("right" in c.out(), f"no closing line\n{c.tail()}")
         stats = r.load_stats(c)
         counts[threshold] = [canvas.find(stats, k) for k in ("pages_in_proactive", "faults_far", "pages_out")]
@@ -225,7 +225,7 @@ def proactive_set(r):
         return
     name = f"settings{os.getpid()}"
     config = r.write("canvas.toml", f'[tenant.{name}]\nproactive_threshold = "10%"\nproactive_batch = "1M"\n')
-    env = {"CANVAS_CONFIG": config, "CANVAS_PROACTIVE_THRESHOLD": "off"}
+    env = {"CANVAS_CONFIG": config, "CANVAS_OPTIONS": "proactive-threshold=off"}
     c, name, end = pushed(r, "unmap", tag="settings", local=48 * MIB, pool=64 * MIB, env=env)
     says(r, c, "pushed")
 

@@ -38,7 +38,7 @@ donor() {
     until_true 20 grep -q "listening on" /run/donor || { cat /run/donor; exit 21; }
 }
 program() {
-    canvas run --local 10M --pool 4M --far 256M --server rdma://127.0.0.1:7070 --far-dir /disk/vda --far-wait 300s "$@" --require \
+    canvas run --local 10M --pool 4M --far 256M --to rdma://127.0.0.1:7070 --to disk:/disk/vda -o far-wait=300s "$@" --require \
         --stats /out/stats.json -- far_pages 32 /run/status 1 > /out/said 2> /out/complaints &
     program=$!
     until_true 90 ready || { cat /out/complaints; exit 22; }
@@ -143,7 +143,7 @@ def run(r):
     """A program pages over RDMA, with no other copy: every byte right, and not through the donor's hands."""
     result = rdma_boot(r, """
         donor
-        program --copies none
+        program --copies 1
         reads 2000
         # The state file is a second old at most.
         sleep 1.2
@@ -171,15 +171,15 @@ def rdma_lanes(r):
         # By this name, at this server: does $3.
         reader() {{
             name=$1; server=$2; what=$3; shift 3
-            canvas run --local 8M --pool 2M --far 256M --server $server --copies none --prefetch none --unit 4K \\
-                --far-wait 300s --require --stats /out/$name.json "$@" -- far_devices 24 $what 4 1 > /out/$name \\
+            canvas run --local 8M --pool 2M --far 256M --to $server --copies 1 -o prefetch=none -o unit=4K \\
+                -o far-wait=300s --require --stats /out/$name.json "$@" -- far_devices 24 $what 4 1 > /out/$name \\
                 2> /out/$name.err || {{ echo "$name: code $?"; cat /out/$name /out/$name.err; exit 30; }}
         }}
         for what in {" ".join(whats)}; do
             reader $what rdma://127.0.0.1:7070 $what
         done
         reader connections 127.0.0.1:7070 nothing
-        reader agent rdma://127.0.0.1:7070 nothing --lanes off
+        reader agent rdma://127.0.0.1:7070 nothing -o lanes=off
         sleep 1.2
     """, files={"/usr/bin/far_devices": r.binary("far_devices")}, timeout_s=480)
     for what in whats:
@@ -206,14 +206,14 @@ def turns(r):
     result = rdma_boot(r, """
         donor
         mkdir -p /run/canvas
-        canvas agent --server rdma://127.0.0.1:7070 --copies none \\
+        canvas agent --to rdma://127.0.0.1:7070 --copies 1 \\
             2> /out/agent.log &
         agent=$!
         until_true 20 [ -S /run/canvas/agent.sock ] || { cat /out/agent.log; exit 26; }
         # A tenant of this name, with this status file, which reads until it is told to stop.
         tenant() {
-            canvas run --tenant $1 --agent --local 8M --pool 2M --far 256M --prefetch none --unit 4K \\
-                --far-wait 300s --require --stats /out/$1.json -- far_pages 24 /run/$1 1 > /out/$1.said 2> /out/$1.err &
+            canvas run --tenant $1 --to agent --local 8M --pool 2M --far 256M -o prefetch=none -o unit=4K \\
+                -o far-wait=300s --require --stats /out/$1.json -- far_pages 24 /run/$1 1 > /out/$1.said 2> /out/$1.err &
         }
         status() { dd if=/run/$1 bs=8 skip=$2 count=1 2> /dev/null | od -A n -t u8 | tr -d ' '; }
         is_ready() { [ -s /run/$1 ] && [ "$(status $1 0)" = 1 ]; }
@@ -262,7 +262,7 @@ def evicted(r):
         lender() {
             mkdir /run/$1
             available $1 32768
-            canvas serve --rdma --listen 127.0.0.1:$2 --memory 256M --reserve 1000M --evict-within 180s \\
+            canvas serve --rdma --listen 127.0.0.1:$2 --memory 256M --reserve 1000M -o evict-within=180s \\
                 --procfs /run/$1 --state-json /out/$1.json 2> /out/$1.log &
             until_true 20 grep -q "listening on" /out/$1.log || { cat /out/$1.log; exit 21; }
         }
@@ -270,7 +270,7 @@ def evicted(r):
         lends_nothing() { grep -Eq '"lent_bytes": ?0' /out/$1.json; }
         lender a 7070; a=$!
         lender b 7071; b=$!
-        program --copies none --server rdma://127.0.0.1:7071
+        program --copies 1 --to rdma://127.0.0.1:7071
         reads 1000
         # The state files are a second old at most.
         sleep 1.2

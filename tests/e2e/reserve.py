@@ -158,7 +158,7 @@ def host_reserve_far(r):
         return
     group = Group()
     try:
-        runs = growers(r, group, 120, "--far", "512M", "--far-dir", r.dir)
+        runs = growers(r, group, 120, "--far", "512M", "--to", f"disk:{r.dir}")
         r.note(f"least left {group.least / MIB:.1f} MiB, reserve {RESERVE_BYTES / MIB:.1f}")
         r.same(group.kills(), 0, "processes killed for want of memory")
         for c in runs:

@@ -73,7 +73,7 @@ def shared_kill(r):
 
 def beyond(r):
     """A pool of which shared pages leave soon, and where to."""
-    return {"bound": 1, "pool": MIB, "extra": ("--far", "512M", "--far-dir", r.dir)}
+    return {"bound": 1, "pool": MIB, "extra": ("--far", "512M", "--to", f"disk:{r.dir}")}
 
 
 @check("shared-far", timeout_s=400, paged=False, **SIGNAL, **C)
@@ -99,14 +99,14 @@ def shared_far_agents(r):
     socket = r.path("agent.sock")
 
     def agent(*more):
-        a = r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, *more],
+        a = r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}", *more],
                     tag=f"agent{len(r.children)}", canvas_on=False)
         wait_until(r, "the agent listens", lambda: os.path.exists(socket))
         return a
 
     first = agent()
     c = r.start([r.binary("shared"), 5, 5, 2000, 8, 20_000], tag="shared", local=64 * MIB, pool=MIB,
-                extra=("--shared", "1M", "--far", "512M", f"--agent={socket}"))
+                extra=("--shared", "1M", "--far", "512M", f"--to=agent:{socket}"))
     time.sleep(2)
     third = replaced_and_killed(r, first, agent)
     r.wait(c, timeout_s=90)
@@ -146,7 +146,7 @@ def shared_far_freed(r):
         return
     name, ends = f"freer{os.getpid()}", [r.path("first"), r.path("second")]
     c = r.start([sys.executable, "-c", FREER, *ends], tag="freer", local=64 * MIB, pool=4 * MIB,
-                extra=("--shared", "4M", "--tenant", name, "--far", "512M", "--far-dir", r.dir))
+                extra=("--shared", "4M", "--tenant", name, "--far", "512M", "--to", f"disk:{r.dir}"))
 
     def far():
         return json.loads(ask(r, "status", name, "--json"))["used"]["far_bytes"]
@@ -190,7 +190,7 @@ def shared_ahead(r):
     """Who reads in order has most of what it needs brought ahead, from the pool and from beyond it; others nothing."""
     if not r.managed:
         return
-    far = ("--far", "512M", "--far-dir", r.dir)
+    far = ("--far", "512M", "--to", f"disk:{r.dir}")
     for what, order, pool, extra in (("pool", "order", 64, ()), ("beyond", "order", 4, far),
                                      ("random", "random", 4, far)):
         c = r.call([sys.executable, "-c", READER, order], tag=what, local=64 * MIB, pool=pool * MIB,
@@ -320,10 +320,10 @@ def shared_agent(r):
     if not r.managed:
         return
     socket, name, end = r.path("agent.sock"), f"both{os.getpid()}", r.path("end")
-    r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--pool", "48M"], tag="agent",
+    r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}", "--pool", "48M"], tag="agent",
             canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
-    flags = ("--far", "512M", f"--agent={socket}")
+    flags = ("--far", "512M", f"--to=agent:{socket}")
     c = r.start([sys.executable, "-c", BOTH, end], tag="both", local=24 * MIB, pool=64 * MIB,
                 extra=(*flags, "--shared", "4M", "--tenant", name))
     wait_until(r, "the program is ready", lambda: "ready" in c.out() or not c.alive(), timeout_s=90)
@@ -400,7 +400,7 @@ class Section:
         with open(self.file, "w") as f:
             f.write(f'[shared]\nlocal = "{mib}M"\n')
         before, r = self.agent_run, self.r
-        self.agent_run = r.start([r.session.canvas, "agent", "--socket", self.socket, "--far-dir", r.dir, "--config",
+        self.agent_run = r.start([r.session.canvas, "agent", "--socket", self.socket, "--to", f"disk:{r.dir}", "--config",
                                   self.file, *more], tag=f"agent{len(r.children)}", canvas_on=False)
         if before and before.alive():
             r.wait(before, expect=0, timeout_s=20)
@@ -412,7 +412,7 @@ class Section:
         r, name = self.r, f"{what}{os.getpid()}"
         files = [r.path(f"{what}.busy"), r.path(f"{what}.end")]
         c = r.start([python(), "-c", WORKER, *files], tag=what, local=64 * MIB, pool=64 * MIB,
-                    extra=("--shared", "256M", "--tenant", name, "--far", "512M", f"--agent={self.socket}"))
+                    extra=("--shared", "256M", "--tenant", name, "--far", "512M", f"--to=agent:{self.socket}"))
         wait_until(r, f"{what} is ready", lambda: "ready" in c.out() or not c.alive(), timeout_s=90)
         self.runs[name] = (c, files)
         return name
@@ -509,7 +509,7 @@ def shared_section_kill(r):
     s.agent(32)
     beside, killed = s.start("beside"), f"killed{os.getpid()}"
     c = r.start([r.binary("shared"), 6, 5, 6000, 24, 5000], tag="shared", local=64 * MIB, pool=64 * MIB,
-                extra=("--shared", "256M", "--tenant", killed, "--far", "512M", f"--agent={s.socket}"))
+                extra=("--shared", "256M", "--tenant", killed, "--far", "512M", f"--to=agent:{s.socket}"))
     wait_until(r, "it is granted its part", lambda: "killed" in ask(r, "status"))
     parts, began = [], time.monotonic()
     for turn in range(6):
@@ -649,17 +649,17 @@ def shared_postgres(r):
 @check("shared-postgres-far", as_user=True, timeout_s=300, needs=pg_missing, paged=False, slow_only=True, **SIGNAL)
 def shared_postgres_far(r):
     """The same with eight times as much, most of it on disk; a backend is killed as well."""
-    judge_beyond(r, postgres(r, 16, crashes=2, pool=4 * MIB, extra=("--far", "1G", "--far-dir", r.dir)))
+    judge_beyond(r, postgres(r, 16, crashes=2, pool=4 * MIB, extra=("--far", "1G", "--to", f"disk:{r.dir}")))
 
 
 @check("shared-postgres-donor", slow_only=True, as_user=True, timeout_s=400, needs=pg_missing, paged=False, **SIGNAL)
 def shared_postgres_donor(r):
     """The same with all of it at a donor, through the host's agent, beside a neighbour there."""
     socket, end = r.path("agent.sock"), r.path("end")
-    r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--server", donor(r)], tag="agent",
+    r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}", "--to", donor(r)], tag="agent",
             canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
-    flags = ("--far", "512M", f"--agent={socket}", "--copies", "none")
+    flags = ("--far", "512M", f"--to=agent:{socket}", "--copies", "1")
     beside = r.start([python(), "-c", NOISE.replace("PAGES * 4096)", "PAGES * 4096, flags=mmap.MAP_PRIVATE)"), end],
                      tag="neighbour", local=8 * MIB, pool=4 * MIB, extra=flags)
     judge_beyond(r, postgres(r, 16, crashes=2, pool=4 * MIB, extra=flags))

@@ -20,7 +20,7 @@ def slow_faults(r):
         return
     name = f"slow-{r.mode}"
     c = r.start([r.binary("slow_faults"), 48], tag="slow", local=16 * MIB, pool=4 * MIB, stdin=subprocess.PIPE,
-                extra=[*FAR, "--far-dir", r.dir, "--far-wait", "20s", "--tenant", name])
+                extra=[*FAR, "--to", f"disk:{r.dir}", "-o", "far-wait=20s", "--tenant", name])
     agent = wait_for_agent(r, c)
     r.require(agent, f"it ended too soon\n{c.tail()}")
     wanted, said = {"far-read", "busy-page", "fork-gate", "elsewhere"}, {}

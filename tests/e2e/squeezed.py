@@ -125,7 +125,7 @@ def begin(r, servers, n):
     for i, seed in enumerate(seeds(r, n)):
         name = f"squeezed{os.getpid()}-{i}"
         c = r.start([python(), "-c", WORKER, r.path("end"), seed], tag=f"worker{i}", local=16 * MIB, pool=8 * MIB,
-                    extra=["--tenant", name, "--far", "256M", "--server", ",".join(servers), "--copies", "2"])
+                    extra=["--tenant", name, "--far", "256M", "--to", ",".join(servers), "--copies", "2"])
         runs.append((c, name))
     for c, _ in runs:
         wait_until(r, "the programs are ready", lambda c=c: "filled" in c.out() or not c.alive(), 90)

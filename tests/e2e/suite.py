@@ -179,7 +179,7 @@ PAGES = [
     ("`crates/canvas-swap/src/pool.rs` `canvas-swap/src/pool.rs` `tests/e2e` `fuzz/artifacts`", []),
     ("`crates/canvas-swap/src/moon.rs` `canvas-swap/src/moon.rs` `tests/moon.py`",
      [": there is no crates/canvas-swap/src/moon.rs", ": there is no canvas-swap/src/moon.rs", ": there is no tests/moon.py"]),
-    ("`canvas run --local 2G -- ls --moon` `canvas serve` a canvas moon `--far` `--server`", []),
+    ("`canvas run --local 2G -- ls --moon` `canvas serve` a canvas moon `--far` `--to`", []),
     ("```\n$ canvas run --local 1G \\\n   --moon -- ls\n```\n", [":3: `canvas run` has no --moon"]),
     ("`canvas moon` and `canvas status --far 1`", [": there is no `canvas moon`", ": `canvas status` has no --far"]),
     ("`--moon 2G`", [": nothing has a flag --moon"]),

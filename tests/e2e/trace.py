@@ -1,4 +1,4 @@
-"""`canvas run --trace` and `lab replay`: a program whose touches are known, and the table."""
+"""`canvas run -o trace` and `lab replay`: a program whose touches are known, and the table."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def record(r, local, extra=()):
     """Runs the program with a trace; its records, the replay's table, the stats."""
     script, path = r.write("touch.py", PROGRAM), r.path("touch.trace")
     exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-    c = r.call([exe, script, 96, 24], tag="touch", local=local, extra=["--trace", path, *extra])
+    c = r.call([exe, script, 96, 24], tag="touch", local=local, extra=["-o", f"trace={path}", *extra])
     r.same(c.out(), "right\n", "output")
     stats = r.load_stats(c)
     r.same(canvas.find(stats, "trace_records_dropped"), 0, "trace_records_dropped")

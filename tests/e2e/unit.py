@@ -1,4 +1,4 @@
-"""`--unit`: what comes back beside a page; every byte is checked."""
+"""`-o unit`: what comes back beside a page; every byte is checked."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def user(r, how, *flags):
     """The program above, its far memory on the disk; how to read its status, and the file that ends it."""
     name, end = f"unit-{how}-{r.mode}-{time.time_ns() % 1_000_000}", r.path(f"end-{how}")
     c = r.start([python(), "-c", USER, end, how], tag=f"unit-{how}", local=12 * MIB, pool=10 * MIB,
-                extra=["--tenant", name, "--far", "256M", "--far-dir", r.dir, "--prefetch", "none", *flags])
+                extra=["--tenant", name, "--far", "256M", "--to", f"disk:{r.dir}", "-o", "prefetch=none", *flags])
     wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive(), 60)
     return c, name, end
 
@@ -84,7 +84,7 @@ def unit_refused(r):
     """What is no unit is one sentence, before anything runs."""
     if not r.managed:
         return
-    for flags, why in ((["--unit", "3M"], "it is no read unit; write auto, 4K, or 32K to 2M"),):
+    for flags, why in ((["-o", "unit=3M"], "it is no read unit; write auto, 4K, or 32K to 2M"),):
         done = subprocess.run([r.session.canvas, "run", "--local", "16M", "--far", "64M", *flags, "--", "true"],
                               capture_output=True, text=True, timeout=30)
         r.same(done.returncode, 125, done.stderr)

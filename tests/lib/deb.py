@@ -96,7 +96,7 @@ def life(root, package):
         start = re.search(r"^ExecStart=(.*)$", f.read(), re.M)[1]
     said = command(f"mkdir -m 755 /run/canvas && {{ {start} & agent=$!; }} && "
                    "for i in $(seq 100); do [ -S /run/canvas/agent.sock ] && break; sleep 0.1; done && "
-                   f"canvas run --agent --local 16M --pool 8M --far 128M -- perl -e '{quoted(PAGES)}' && "
+                   f"canvas run --to agent --local 16M --pool 8M --far 128M -- perl -e '{quoted(PAGES)}' && "
                    "kill $agent && wait $agent")
     require(plain.strip() in said, f"with the agent: {said}; plain: {plain}")
     # What an administrator leaves: a key, and a unit that is enabled.

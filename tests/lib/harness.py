@@ -206,7 +206,7 @@ class Run:
             argv += ["--local", str(local)]
         argv += ["--pool", str(pool or self.pool_bytes or self.test.pool), "--mode", self.mode]
         if self.test.deep_percent:
-            argv += ["--far", "2G", "--far-dir", self.dir]
+            argv += ["--far", "2G", "--to", f"disk:{self.dir}"]
         argv += ["--stats", stats_path, *extra]
         if "--allow-unmanaged" in argv:
             argv.remove("--allow-unmanaged")

@@ -20,7 +20,7 @@ MADE = {"fuzz/artifacts"}
 
 
 # Flags of `canvas run` that take no value.
-SWITCHES = {"require", "no-prefetch", "agent"}
+SWITCHES = {"require"}
 
 
 def own(arguments):
@@ -29,7 +29,7 @@ def own(arguments):
     for word in arguments.split():
         if not word.startswith("-") and not takes:
             break
-        takes = word.startswith("--") and "=" not in word and word[2:] not in SWITCHES
+        takes = word == "-o" or word.startswith("--") and "=" not in word and word[2:] not in SWITCHES
         kept.append(word)
     return " ".join(kept)
 

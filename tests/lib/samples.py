@@ -7,7 +7,7 @@ import random
 KERNEL = ("zram", "zswap", "disk")
 # How much each variant costs a fault, and how far its tail reaches: times, not truth.
 COST = {"local": 0.0, "canvas": 1.0, "canvas-plain": 1.25, "zram": 1.7, "zswap": 2.4, "disk": 9.0}
-VARIANT = {"canvas": {"canvas": []}, "canvas-plain": {"canvas": ["--no-prefetch"]}}
+VARIANT = {"canvas": {"canvas": []}, "canvas-plain": {"canvas": ["-o", "prefetch=none"]}}
 HOSTILE = "<script>document.title='owned'</script>"
 
 

@@ -18,8 +18,8 @@ def far_flags(donors, copies, key, run, wait="30s", far="512M"):
     """Flags of a run whose far memory is at donors."""
     directory = run.path("far")
     os.makedirs(directory, exist_ok=True)
-    return ("--far", far, "--far-dir", directory, "--server", donors.flag(), "--copies", copies,
-            "--key-file", key, "--far-wait", wait)
+    return ("--far", far, "--to", f"disk:{directory}", "--to", donors.flag(), "--copies", copies,
+            "--key-file", key, "-o", f"far-wait={wait}")
 
 
 class Here:

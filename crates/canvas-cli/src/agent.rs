@@ -11,10 +11,12 @@ use canvas_agent::daemon::shared::HostShared;
 use canvas_agent::daemon::tenant::{FarDir, Service};
 use canvas_agent::daemon::{self, socket};
 use canvas_agent::disk;
-use canvas_agent::dispatch::Dispatch;
+use canvas_agent::dispatch::{Dispatch, THREADS_MAX};
 use canvas_agent::finder::Finder;
-use canvas_agent::replicas::Policy;
+use canvas_control::settings::table::*;
+use canvas_control::settings::{Settings, Threads};
 use canvas_control::terms::Terms;
+use canvas_place::threads::Width;
 use canvas_shm::far::SLAB_BYTES;
 use canvas_types::exit;
 use canvas_types::units::Size;
@@ -26,6 +28,7 @@ use nix::sys::signalfd::SignalFd;
 use crate::args::AgentArgs;
 use crate::config::Settled;
 use crate::error::Failure;
+use crate::options::Places;
 use crate::{config, options, signals};
 
 /// Serves until a signal or the next agent ends it.
@@ -39,17 +42,17 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         Some(file) => config::settled(file)?,
         None => Settled::default(),
     };
-    let service = service(args, terms)?;
-    let slabs_max = slabs(args.far_max)?;
+    let given = &args.settings;
+    let service = service(given, terms)?;
     let memory = HostMemory {
-        pool: HostPool::new(args.pool, &service.terms).map_err(Failure::usage)?,
+        pool: HostPool::new(given.get(POOL), &service.terms).map_err(Failure::usage)?,
         shared: HostShared::new(shared, &service.terms).map_err(Failure::usage)?,
     };
     // All that can be wrong, before another agent is asked to leave.
-    let group = args.group.as_deref().map(socket::group).transpose();
+    let group = given.get(GROUP).as_deref().map(socket::group).transpose();
     let group = group.map_err(|e| fail(&e))?;
-    let path = match &args.socket {
-        Some(path) => path.clone(),
+    let path = match given.get(SOCKET) {
+        Some(path) => path,
         None => socket::own_path().map_err(|e| fail(&e))?,
     };
     daemon::run(daemon::Config {
@@ -57,36 +60,48 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         replace: args.replace,
         group,
         service,
-        slabs_max,
+        slabs_max: given.get(FAR).map_or(usize::MAX, slabs),
         memory,
-        warm: args.warm,
-        spin: Duration::from_nanos(args.spin.ns),
-        threads: args.threads.width(),
-        dispatch: Dispatch::new().with_timeliness(args.timeliness.is_on()),
+        warm: given.value(WARM),
+        spin: Duration::from_nanos(given.value(SPIN).ns),
+        threads: width(given.value(THREADS)),
+        dispatch: Dispatch::new().with_timeliness(given.value(TIMELINESS).0),
         signals,
     })?;
     Ok(exit::OK)
 }
 
+/// How many threads that is on this host.
+fn width(threads: Threads) -> Width {
+    match threads {
+        Threads::Auto => {
+            let processors = std::thread::available_parallelism().map_or(1, usize::from);
+            Width::Elastic(processors.min(THREADS_MAX))
+        }
+        Threads::Fixed(n) => Width::Fixed(n),
+    }
+}
+
 /// What it does for its tenants.
-fn service(args: &AgentArgs, terms: BTreeMap<String, Terms>) -> Result<Service, Failure> {
+fn service(given: &Settings, terms: BTreeMap<String, Terms>) -> Result<Service, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
-    let servers = options::servers(&args.servers, args.key_file.is_some()).map_err(usage)?;
-    let seeds = options::seeds(&args.seeds, args.key_file.is_some()).map_err(usage)?;
+    let to = Places::of(given);
+    let key_file = given.get(KEY_FILE);
+    let servers = options::donors(&to.donors, key_file.is_some()).map_err(usage)?;
+    let seeds = options::members("--to gossip:", &to.gossip, key_file.is_some()).map_err(usage)?;
     let gossip = !seeds.is_empty();
-    let policy: Policy = options::policy(args.copies, servers.len(), gossip).map_err(usage)?;
-    let key = match &args.key_file {
+    let policy = options::policy(given.get(COPIES), servers.len(), gossip).map_err(usage)?;
+    let key = match &key_file {
         Some(file) if !servers.is_empty() || gossip => {
             ClusterKey::read(file).map_err(Failure::usage)?
         }
         _ => ClusterKey::without_secret(),
     };
-    let dirs = options::far_dirs(&args.far_dir).map_err(Failure::usage)?;
-    let dirs = match (dirs.is_empty(), policy.disk) {
+    let dirs = match (to.dirs.is_empty(), policy.disk) {
         (true, false) => Vec::new(),
         (true, true) => vec![far_dir(None)?],
         (false, _) => {
-            let dirs = dirs.into_iter().map(|dir| far_dir(Some(dir)));
+            let dirs = to.dirs.into_iter().map(|dir| far_dir(Some(dir)));
             dirs.collect::<Result<_, _>>()?
         }
     };
@@ -95,7 +110,7 @@ fn service(args: &AgentArgs, terms: BTreeMap<String, Terms>) -> Result<Service, 
     Ok(Service {
         finder,
         dirs,
-        reserve: args.disk_reserve.far_reserve,
+        reserve: given.get(FAR_RESERVE),
         servers,
         key,
         policy,
@@ -106,7 +121,7 @@ fn service(args: &AgentArgs, terms: BTreeMap<String, Terms>) -> Result<Service, 
 fn far_dir(dir: Option<PathBuf>) -> Result<FarDir, Failure> {
     let fail = |dir: &Path, e: std::io::Error| {
         Failure::usage(format!(
-            "far memory cannot be kept in {}: {}; write another directory after --far-dir",
+            "far memory cannot be kept in {}: {}; write another directory: --to disk:DIR",
             dir.display(),
             crate::reason(&e)
         ))
@@ -123,14 +138,8 @@ fn far_dir(dir: Option<PathBuf>) -> Result<FarDir, Failure> {
 }
 
 /// Slabs of all tenants together.
-fn slabs(far_max: Option<Size>) -> Result<usize, Failure> {
-    match far_max {
-        None => Ok(usize::MAX),
-        Some(size) if size.bytes < SLAB_BYTES as u64 => Err(Failure::usage(format!(
-            "--far-max {size} is less than a tenant can have; write 64M or more"
-        ))),
-        Some(size) => Ok((size.bytes / SLAB_BYTES as u64) as usize),
-    }
+fn slabs(far_max: Size) -> usize {
+    (far_max.bytes / SLAB_BYTES as u64) as usize
 }
 
 fn signals() -> Result<SignalFd, Errno> {

@@ -1,29 +1,30 @@
-//! The configuration file: flags of `canvas agent`, `canvas serve`, `canvas run --tenant NAME` and
+//! The configuration file: settings of `canvas agent`, `canvas serve`, `canvas run --tenant NAME` and
 //! `canvas disk --tenant NAME`, in TOML.
 //!
-//! Its keys are the flags' own names, with underscores; a value is what would stand behind the flag, as
-//! a string, a number, true or a list. So nothing is defined twice: what a section adds is put in front
-//! of the command's words and parsed with them. A flag or a CANVAS_* variable that is there wins.
+//! Its keys are the names of the settings, with underscores; a value is what would stand behind the
+//! flag, as a string, a number, true or a list. What the command line or a variable gives wins.
 
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use canvas_agent::daemon::shared::{self, HostShared};
 use canvas_types::exit;
-use canvas_types::units::{Size, UnitError};
-use clap::error::ErrorKind;
-use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use canvas_types::units::Size;
+use clap::{CommandFactory, FromArgMatches};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::args::{Cli, Command, ConfigAction, ConfigArgs};
-use crate::error::{Failure, say, value_sentence};
+use crate::error::{Failure, say};
 use crate::reason;
 use crate::tenant_flags as flags;
-use canvas_control::hello::SMALL_MIN;
+use canvas_control::settings::table::{POOL_FLOOR, TENANT};
+use canvas_control::settings::text::{replaced, variable_replaced};
+use canvas_control::settings::{
+    Command as Owner, Setting, Settings, Shape, Source, find, settings_of,
+};
 use canvas_control::terms::Terms;
 
 /// The file that is read when nobody names one.
@@ -32,13 +33,9 @@ const DEFAULT: &str = "/etc/canvas/canvas.toml";
 const VARIABLE: &str = "CANVAS_CONFIG";
 /// Larger files are no configuration.
 const BYTES_MAX: u64 = 1 << 20;
-/// Sections with a name, which `--tenant` says, and whose command's flags they have.
-const NAMED: [(&str, &str); 2] = [("tenant", "run"), ("disk", "disk")];
-/// Flags that make no sense in a file.
-const NOT_HERE: [&str; 5] = ["config", "replace", "help", "command", "tenant"];
+/// Settings that make no sense in a file.
+const NOT_HERE: [&str; 1] = [TENANT.name];
 
-/// Keys of [tenant.NAME] that only the operator of an agent has: a run cannot ask for them.
-const OPERATORS: [&str; 2] = ["pool_floor", "shared_floor"];
 /// What all tenants' shared memory has: a section of the agent's, whose keys are no flags.
 const SHARED: &str = "shared";
 /// Its keys.
@@ -74,7 +71,7 @@ enum FileError {
 /// Why the value of a key is not taken.
 #[derive(Debug, thiserror::Error)]
 enum ValueError {
-    /// The flag takes no value.
+    /// The setting takes no value.
     #[error("it is a switch; write true or false")]
     Switch,
     /// An item of its list is something else.
@@ -86,149 +83,99 @@ enum ValueError {
          \"4G\""
     )]
     Kind,
-    /// The flag is not taken with it.
-    #[error("{}", value_sentence(.0))]
-    Refused(#[source] clap::Error),
+    /// The setting does not take it.
+    #[error("{0}")]
+    Refused(String),
 }
 
-/// Why a bound that only an operator has is not taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-enum BoundError {
-    /// Its text is no size.
-    #[error(transparent)]
-    Unit(#[from] UnitError),
-    /// Nothing could work with it.
-    #[error("it is too little to work with; write {min} or more", min = SMALL_MIN)]
-    TooLittle,
-}
-
-/// Parses a command line, and what a configuration file adds to it.
+/// Parses a command line, and adds what a configuration file has for it.
 pub fn parse(argv: &[OsString]) -> Result<Cli, Wrong> {
-    parse_words(&words(argv)?)
-}
-
-/// The words of a command line with those that a configuration file adds.
-pub fn words(argv: &[OsString]) -> Result<Vec<OsString>, Wrong> {
-    Ok(match addition(argv)? {
-        None => argv.to_vec(),
-        Some((at, flags)) => [&argv[..=at], &flags, &argv[at + 1..]].concat(),
-    })
-}
-
-/// Parses words to which nothing is added.
-pub fn parse_words(words: &[OsString]) -> Result<Cli, Wrong> {
-    let matches = Cli::command().try_get_matches_from(words);
-    matches
-        .and_then(|m| Cli::from_arg_matches(&m))
-        .map_err(Wrong::Arguments)
-}
-
-/// Flags that say how far memory is kept. In a file or a variable they are for the runs that have any.
-const ABOUT_FAR: [&str; 10] = [
-    "far_dir",
-    "copies",
-    "far_reserve",
-    "far_spin",
-    "far_wait",
-    "key_file",
-    "lanes",
-    "links",
-    "spill_at",
-    "unit",
-];
-
-/// Notes which of the flags about far memory stand in the command line itself.
-pub fn note_about_far(argv: &[OsString], cli: &mut Cli) {
-    let beyond = match &mut cli.command {
-        Command::Run(args) => &mut args.beyond,
-        Command::Disk(args) => &mut args.beyond,
-        _ => return,
-    };
-    let Ok(matches) = Cli::command().try_get_matches_from(argv) else {
-        return;
-    };
-    let Some((_, given)) = matches.subcommand() else {
-        return;
-    };
-    let written = |id: &&&str| given.value_source(id) == Some(ValueSource::CommandLine);
-    let first = ABOUT_FAR.iter().find(written);
-    beyond.about_far = first.map(|id| format!("--{}", id.replace('_', "-")));
-}
-
-/// Flags that the file adds, and behind which word they go. What is wrong with the words themselves
-/// shows when they are parsed.
-fn addition(argv: &[OsString]) -> Result<Option<(usize, Vec<OsString>)>, Wrong> {
-    let first = argv.iter().skip(1).position(|word| !is_flag(word));
-    let Some(at) = first.map(|n| n + 1) else {
-        return Ok(None);
-    };
-    let Some(name) = argv[at]
-        .to_str()
-        .filter(|n| ["agent", "serve", "run", "disk"].contains(n))
-    else {
-        return Ok(None);
-    };
-    // What is required may stand in the file.
-    let lenient = Cli::command().mut_subcommand(name, |c| c.mut_args(|a| a.required(false)));
-    let Ok(matches) = lenient.try_get_matches_from(argv) else {
-        return Ok(None);
-    };
-    let Some((_, given)) = matches.subcommand() else {
-        return Ok(None);
-    };
-    let by_tenant = NAMED.iter().find(|(_, command)| *command == name);
-    let (file, section) = if let Some((kind, _)) = by_tenant {
-        let Some(tenant) = given.get_one::<String>("tenant") else {
-            return Ok(None);
-        };
-        match default_file() {
-            Some(file) => (file, vec![(*kind).to_owned(), tenant.clone()]),
-            None => return Ok(None),
-        }
-    } else {
-        match given.get_one::<PathBuf>("config") {
-            Some(file) => (file.clone(), vec![name.to_owned()]),
-            None => return Ok(None),
-        }
-    };
-    let code = if name == "run" {
-        exit::RUN_FAILED
-    } else {
-        exit::USAGE
+    let matches = Cli::command().try_get_matches_from(argv);
+    let cli = matches.and_then(|m| Cli::from_arg_matches(&m));
+    let mut cli = cli.map_err(Wrong::Arguments)?;
+    let (name, code) = match &cli.command {
+        Command::Run(_) => ("run", exit::RUN_FAILED),
+        _ => ("disk", exit::USAGE),
     };
     let wrong = |sentence| Wrong::File(Failure { code, sentence });
+    let added = match &mut cli.command {
+        Command::Run(args) => judge_environment().and_then(|()| {
+            let of_tenant = args.settings.get(TENANT).map(|tenant| ("tenant", tenant));
+            add_tenants(&mut args.settings, of_tenant, name)
+        }),
+        Command::Disk(args) => judge_environment().and_then(|()| {
+            let of_disk = args.settings.get(TENANT).map(|tenant| ("disk", tenant));
+            add_tenants(&mut args.settings, of_disk, name)
+        }),
+        Command::Agent(args) => add(&mut args.settings, args.config.as_deref(), "agent"),
+        Command::Serve(args) => add(&mut args.settings, args.config.as_deref(), "serve"),
+        _ => Ok(()),
+    };
+    added.map_err(wrong)?;
+    Ok(cli)
+}
+
+/// Variables that held flags once would be overlooked.
+fn judge_environment() -> Result<(), String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut wrong: Vec<String> = names.filter_map(|n| variable_replaced(&n)).collect();
+    wrong.sort();
+    match wrong.into_iter().next() {
+        Some(why) => Err(why),
+        None => Ok(()),
+    }
+}
+
+/// Adds the section of a tenant's name, where a file has it.
+fn add_tenants(
+    given: &mut Settings,
+    section: Option<(&str, String)>,
+    command: &str,
+) -> Result<(), String> {
+    let (Some((kind, tenant)), Some(file)) = (section, default_file()) else {
+        return Ok(());
+    };
     let text = match read(&file) {
         Ok(text) => text,
         // The host's file is its operator's; the program starts without what it says.
-        Err(why) if by_tenant.is_some() && file == Path::new(DEFAULT) => {
-            say(format_args!("{why}; this {name} goes without it"));
-            return Ok(None);
+        Err(why) if file == Path::new(DEFAULT) => {
+            say(format_args!("{why}; this {command} goes without it"));
+            return Ok(());
         }
-        Err(why) => return Err(wrong(why.to_string())),
+        Err(why) => return Err(why.to_string()),
     };
-    let alone = |errors| match &section[..] {
-        [kind, tenant] => judge(&alone(&text, kind, tenant)).map_err(|_| errors),
-        _ => Err(errors),
-    };
-    let sections = judge(&text).or_else(alone).map_err(|errors| {
-        let n = errors.len();
-        let more = match n {
-            1 => String::new(),
-            n => format!(
-                " ({n} errors: see `canvas config check {}`)",
-                file.display()
-            ),
-        };
-        let first = errors.into_iter().next().unwrap_or_default();
-        wrong(format!("{}:{first}{more}", file.display()))
-    })?;
-    let settings = sections.into_iter().find(|s| s.name == section);
-    let flags = settings.map_or_else(Vec::new, |s| s.flags_beside(given));
-    Ok(Some((at, flags)))
+    let alone = |errors| judge(&alone(&text, kind, &tenant)).map_err(|_| errors);
+    let sections = judge(&text).or_else(alone).map_err(|e| summary(&file, e))?;
+    add_section(given, &sections, &[kind, &tenant])
 }
 
-fn is_flag(word: &OsStr) -> bool {
-    word.as_encoded_bytes().starts_with(b"-")
+/// Adds the section of a command, where a file is named.
+fn add(given: &mut Settings, file: Option<&Path>, command: &str) -> Result<(), String> {
+    let Some(file) = file else {
+        return Ok(());
+    };
+    let text = read(file).map_err(|why| why.to_string())?;
+    let sections = judge(&text).map_err(|errors| summary(file, errors))?;
+    add_section(given, &sections, &[command])
+}
+
+fn add_section(given: &mut Settings, sections: &[Section], name: &[&str]) -> Result<(), String> {
+    let section = sections.iter().find(|s| s.name == *name);
+    for (name, value) in section.into_iter().flat_map(|s| s.settings.iter()) {
+        (given.give(name, value, Source::File)).map_err(|why| why.to_string())?;
+    }
+    Ok(())
+}
+
+/// The first of a file's errors, and how many there are.
+fn summary(file: &Path, errors: Vec<String>) -> String {
+    let file = file.display();
+    let more = match errors.len() {
+        1 => String::new(),
+        n => format!(" ({n} errors: see `canvas config check {file}`)"),
+    };
+    let first = errors.into_iter().next().unwrap_or_default();
+    format!("{file}:{first}{more}")
 }
 
 /// The file that counts when no flag names one.
@@ -276,7 +223,9 @@ pub fn settled(file: &Path) -> Result<Settled, Failure> {
 
 fn terms_in(sections: &[Section]) -> BTreeMap<String, Terms> {
     let terms = |s: &Section| match &s.name[..] {
-        [kind, name] if kind == "tenant" => Some((name.clone(), flags::terms_of(s.values()))),
+        [kind, name] if kind == "tenant" => {
+            Some((name.clone(), flags::terms_of(&s.settings, &s.floors)))
+        }
         _ => None,
     };
     sections.iter().filter_map(terms).collect()
@@ -285,10 +234,7 @@ fn terms_in(sections: &[Section]) -> BTreeMap<String, Terms> {
 /// Section [shared], where there is one with a bound.
 fn shared_in(sections: &[Section]) -> Option<shared::Section> {
     let section = sections.iter().find(|s| s.name == [SHARED])?;
-    let size = |wanted: &str| {
-        let value = section.values().find(|(key, _)| *key == wanted)?.1;
-        value.parse::<Size>().ok()
-    };
+    let size = |wanted: &str| section.sizes.get(wanted).copied();
     let [local, floor, ceiling] = SHARED_KEYS.map(size);
     Some(shared::Section {
         local: local?,
@@ -354,33 +300,12 @@ pub fn run(args: &ConfigArgs) -> Result<i32, Failure> {
 struct Section {
     /// Its name, in parts.
     name: Vec<String>,
-    /// Key and flag.
-    flags: Vec<(String, String)>,
-}
-
-impl Section {
-    /// Keys and values, without switches.
-    fn values(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.flags.iter().filter_map(|(key, flag)| {
-            let (_, value) = flag.split_once('=')?;
-            Some((key.as_str(), value))
-        })
-    }
-
-    /// Its flags, but those that the words or the environment have.
-    fn flags_beside(self, given: &ArgMatches) -> Vec<OsString> {
-        let wins = |key: &str| {
-            matches!(
-                given.value_source(key),
-                Some(ValueSource::CommandLine | ValueSource::EnvVariable)
-            )
-        };
-        self.flags
-            .into_iter()
-            .filter(|(key, _)| !OPERATORS.contains(&key.as_str()) && !wins(key))
-            .map(|(_, flag)| flag.into())
-            .collect()
-    }
+    /// Settings of the command.
+    settings: Settings,
+    /// Those that only the operator of an agent has.
+    floors: Settings,
+    /// Of section [shared]: its keys.
+    sizes: BTreeMap<String, Size>,
 }
 
 /// A file in which all lines but those of section [KIND.NAME] (or of a section [KIND]) are empty: what is
@@ -424,11 +349,13 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
         match (named, value.get_ref()) {
             ("agent" | "serve" | SHARED, DeValue::Table(keys)) => {
                 let name = vec![named.to_owned()];
-                sections.push(section(name, named, keys, &at, &mut errors));
+                sections.push(section(name, Owner::named(named), keys, &at, &mut errors));
             }
             ("tenant" | "disk", DeValue::Table(tenants)) => {
-                let command = NAMED.iter().find(|(kind, _)| *kind == named);
-                let command = command.map_or("", |(_, command)| command);
+                let command = match named {
+                    "disk" => Owner::Disk,
+                    _ => Owner::Run,
+                };
                 for (tenant, value) in tenants {
                     let line = at(tenant.span().start);
                     let kind = named;
@@ -437,7 +364,7 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
                         errors.push((line, format!("[{kind}.{named}]: {why}")));
                     } else if let DeValue::Table(keys) = value.get_ref() {
                         let name = vec![kind.to_owned(), named.to_owned()];
-                        sections.push(section(name, command, keys, &at, &mut errors));
+                        sections.push(section(name, Some(command), keys, &at, &mut errors));
                     } else {
                         errors.push((
                             line,
@@ -503,103 +430,129 @@ fn tenants_that_are_disks(
     }
 }
 
-/// One section, whose keys are the flags of `canvas COMMAND`.
+/// One section, whose keys are the settings of `command`; without one those of section [shared].
 fn section(
     name: Vec<String>,
-    command: &str,
+    command: Option<Owner>,
     keys: &DeTable,
     at: &dyn Fn(usize) -> usize,
     errors: &mut Vec<(usize, String)>,
 ) -> Section {
     let shown = name.join(".");
-    let cli = Cli::command();
-    let mut known: Vec<&Arg> = cli
-        .find_subcommand(command)
-        .map(|c| c.get_arguments().collect())
-        .unwrap_or_default();
-    let own = match command {
-        "run" => OPERATORS.map(bound_arg).to_vec(),
-        SHARED => SHARED_KEYS.map(bound_arg).to_vec(),
-        _ => Vec::new(),
+    let mut section = Section {
+        name,
+        settings: Settings::of(command.unwrap_or(Owner::Run)),
+        floors: Settings::of(Owner::Operator),
+        sizes: BTreeMap::new(),
     };
-    known.extend(&own);
-    let mut flags = Vec::new();
     for (key, value) in keys {
-        let line = at(key.span().start);
         let named = key.get_ref().as_ref();
-        let arg = known.iter().find(|a| {
-            a.get_id() == named
-                && a.get_long().is_some()
-                && !a.is_hide_set()
-                && !NOT_HERE.contains(&named)
-        });
-        let Some(arg) = arg else {
-            let near = nearest(named, &known);
-            let all = match command {
-                SHARED => "its keys are local, floor and ceiling".to_owned(),
-                _ => format!("see `canvas {command} --help`: its flags are the keys, with _ for -"),
-            };
-            let why = format!("there is no key {named} in [{shown}]{near}; {all}");
-            errors.push((line, why));
-            continue;
+        let line = at(key.span().start);
+        let taken = match command {
+            Some(command) => take(&mut section, command, named, value.get_ref(), &shown),
+            None => take_size(&mut section, named, value.get_ref(), &shown),
         };
-        let taken = flag(arg, value).and_then(|flag| match flag {
-            Some(flag) => try_flag(&known, &flag).map(|()| Some(flag)),
-            None => Ok(None),
-        });
-        match taken {
-            Ok(Some(flag)) => flags.push((named.to_owned(), flag)),
-            Ok(None) => {}
-            Err(why) => errors.push((line, format!("[{shown}] {named}: {why}"))),
+        if let Err(why) = taken {
+            errors.push((line, why));
         }
     }
-    Section { name, flags }
+    section
 }
 
-/// A key that is no flag of a command's, whose value is a size.
-fn bound_arg(key: &'static str) -> Arg {
-    let size = |text: &str| match text.parse::<Size>()? {
-        size if size < SMALL_MIN => Err(BoundError::TooLittle),
-        size => Ok(size),
+/// Takes a key of a command's section.
+fn take(
+    section: &mut Section,
+    command: Owner,
+    key: &str,
+    value: &DeValue,
+    shown: &str,
+) -> Result<(), String> {
+    let name = key.replace('_', "-");
+    let row = find(command, &name).filter(|row| row.key() == key && !NOT_HERE.contains(&row.name));
+    // Keys of [tenant.NAME] that only the operator of an agent has: a run cannot ask for them.
+    let of_operator = match command {
+        Owner::Run => find(Owner::Operator, &name).filter(|row| row.key() == key),
+        _ => None,
     };
-    Arg::new(key).long(key).value_parser(size)
+    let Some(row) = row.or(of_operator) else {
+        return Err(no_key(command, key, shown));
+    };
+    let wrong = |why: ValueError| format!("[{shown}] {key}: {why}");
+    let Some(text) = text_of(row, value).map_err(wrong)? else {
+        return Ok(());
+    };
+    let text = row
+        .read(&text)
+        .map_err(|why| wrong(ValueError::Refused(why)))?;
+    let settings = match row.is_of(Owner::Operator) {
+        true => &mut section.floors,
+        false => &mut section.settings,
+    };
+    (settings.give(row.name, &text, Source::File)).map_err(|why| why.to_string())
+}
+
+/// Takes a key of section [shared].
+fn take_size(section: &mut Section, key: &str, value: &DeValue, shown: &str) -> Result<(), String> {
+    if !SHARED_KEYS.contains(&key) {
+        let near = nearest(key, SHARED_KEYS.into_iter().map(str::to_owned));
+        return Err(format!(
+            "there is no key {key} in [{shown}]{near}; its keys are local, floor and ceiling"
+        ));
+    }
+    let wrong = |why: ValueError| format!("[{shown}] {key}: {why}");
+    let text = plain(value).ok_or_else(|| wrong(ValueError::Kind))?;
+    // The least is that of any bound that only an operator has.
+    let row = find(Owner::Operator, POOL_FLOOR.name);
+    let text = row.map_or(Ok(text.clone()), |row| row.read(&text));
+    let text = text.map_err(|why| wrong(ValueError::Refused(why)))?;
+    if let Ok(size) = text.parse() {
+        section.sizes.insert(key.to_owned(), size);
+    }
+    Ok(())
+}
+
+/// Why there is no such key.
+fn no_key(command: Owner, key: &str, shown: &str) -> String {
+    let name = key.replace('_', "-");
+    if let Some((row, value)) = replaced(command, &name).filter(|(row, _)| row.key() != key) {
+        let new = row.key();
+        return format!("there is no key {key} in [{shown}]; write {new} = \"{value}\"");
+    }
+    let keys = settings_of(command).map(Setting::key);
+    let near = nearest(key, keys);
+    format!(
+        "there is no key {key} in [{shown}]{near}; see `canvas {} --help` and `canvas help tunables`: \
+         their names are the keys, with _ for -",
+        command.name()
+    )
 }
 
 /// A key that is written nearly so.
-fn nearest(named: &str, known: &[&Arg]) -> String {
+fn nearest(named: &str, mut known: impl Iterator<Item = String>) -> String {
     let same = |a: &str, b: &str| {
         let plain = |s: &str| s.replace(['-', '_'], "").to_lowercase();
         let (a, b) = (plain(a), plain(b));
         a == b || a.trim_end_matches('s') == b.trim_end_matches('s')
     };
-    let near = known.iter().map(|a| a.get_id().as_str());
-    let near = near.filter(|id| !NOT_HERE.contains(id));
-    near.into_iter()
-        .find(|id| same(id, named))
-        .map_or_else(String::new, |id| format!("; did you mean {id}"))
+    let near = known.find(|key| same(key, named) && !NOT_HERE.contains(&key.as_str()));
+    near.map_or_else(String::new, |key| format!("; did you mean {key}"))
 }
 
-/// The flag that a value stands for, as one word; `None` for one that is not to be given.
-fn flag(arg: &Arg, value: &Spanned<DeValue>) -> Result<Option<String>, ValueError> {
-    let long = arg.get_long().unwrap_or_default();
-    let switch = matches!(arg.get_action(), ArgAction::SetTrue);
-    let may_be_bare = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
-    let text = match value.get_ref() {
-        DeValue::Boolean(on) if switch || may_be_bare => {
-            return Ok(on.then(|| format!("--{long}")));
+/// A value as text; `None` for a list of nothing.
+fn text_of(row: &Setting, value: &DeValue) -> Result<Option<String>, ValueError> {
+    let is_switch = row.shape == Shape::Switch;
+    match value {
+        DeValue::Boolean(on) if is_switch || row.values == "on|off" => {
+            Ok(Some(if *on { "on" } else { "off" }.to_owned()))
         }
-        _ if switch => return Err(ValueError::Switch),
-        DeValue::Array(items) if arg.get_value_delimiter().is_some() => {
+        _ if is_switch => Err(ValueError::Switch),
+        DeValue::Array(items) if row.shape == Shape::List => {
             let items: Option<Vec<String>> = items.iter().map(|i| plain(i.get_ref())).collect();
             let items = items.ok_or(ValueError::List)?;
-            if items.is_empty() {
-                return Ok(None);
-            }
-            items.join(",")
+            Ok((!items.is_empty()).then(|| items.join(",")))
         }
-        value => plain(value).ok_or(ValueError::Kind)?,
-    };
-    Ok(Some(format!("--{long}={text}")))
+        value => plain(value).map(Some).ok_or(ValueError::Kind),
+    }
 }
 
 fn plain(value: &DeValue) -> Option<String> {
@@ -611,22 +564,10 @@ fn plain(value: &DeValue) -> Option<String> {
     }
 }
 
-/// Would the flag be taken, beside the flags that it asks for?
-fn try_flag(known: &[&Arg], flag: &str) -> Result<(), ValueError> {
-    let all = known.iter().map(|arg| (*arg).clone().required(false));
-    let command = clap::Command::new("canvas")
-        .disable_help_flag(true)
-        .args(all);
-    match command.try_get_matches_from(["canvas", flag]) {
-        Err(e) if e.kind() != ErrorKind::MissingRequiredArgument => Err(ValueError::Refused(e)),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Command;
+    use canvas_control::settings::table::*;
 
     /// There is one error in it, which begins so.
     fn has_one_error(text: &str, want: &str) {
@@ -645,28 +586,29 @@ mod tests {
         assert_eq!(errors(""), [""; 0]);
         let all = r#"
 [agent]
-far_max = "64G"
+far = "64G"
 timeliness = "off"
-servers = ["a:1", "b:2"]
+to = ["a:1", "b:2"]
 copies = 2
 [serve]
 listen = "127.0.0.1:0"
 memory = "1G"
-links = 16
+connections = 16
 gossip = "127.0.0.1:0"
-seeds = ["a:3"]
+join = ["a:3"]
 [disk.vm]
 size = "8G"
 nbd = "/run/disk.sock"
 far = "16G"
-agent = true
+to = "agent"
 [tenant.web]
 local = "25%"
 far = "4G"
 spill_at = 70
-far_timeliness = "off"
-no_prefetch = true
-agent = true
+timeliness = false
+prefetch = "none"
+require = true
+to = ["agent"]
 "#;
         assert_eq!(errors(all), [""; 0]);
     }
@@ -688,16 +630,20 @@ agent = true
                 "4: there is no key memry in [serve]; see `canvas serve --help`",
             ),
             (
-                "[agent]\nserver = [\"a:1\"]\n",
-                "2: there is no key server in [agent]; did you mean servers; see",
+                "[agent]\nservers = [\"a:1\"]\n",
+                "2: there is no key servers in [agent]; write to = \"HOST:PORT\"",
+            ),
+            (
+                "[tenant.a]\nunits = \"4K\"\n",
+                "2: there is no key units in [tenant.a]; did you mean unit; see",
             ),
             (
                 "[agent]\nreplace = true\n",
                 "2: there is no key replace in [agent]",
             ),
             (
-                "[tenant.a]\nno_prefetch = 1\n",
-                "2: [tenant.a] no_prefetch: it is a switch; write true or false",
+                "[tenant.a]\nrequire = 1\n",
+                "2: [tenant.a] require: it is a switch; write true or false",
             ),
             (
                 "[tenant.\"a b\"]\n",
@@ -708,13 +654,13 @@ agent = true
                 "2: tenant.local is no section; write [tenant.local]",
             ),
             (
-                "[agent]\nfar_max = true\n",
-                "2: [agent] far_max: its value is neither a string nor a number",
+                "[agent]\nfar = true\n",
+                "2: [agent] far: its value is neither a string nor a number",
             ),
             ("[agent\n", "1: it is no TOML: "),
             (
-                "[agent]\ntimeliness = \"no\"\n",
-                "2: [agent] timeliness: write one of on, off",
+                "[agent]\ntimeliness = \"maybe\"\n",
+                "2: [agent] timeliness: it is neither; write on or off",
             ),
             (
                 "[agent]\nspin = \"1ms\"\nspin = \"2ms\"\n",
@@ -756,10 +702,15 @@ agent = true
     fn what_only_an_operator_settles_is_no_flag_of_a_run() {
         let text = "[tenant.web]\npool = \"1G\"\npool_floor = \"8M\"\n";
         let mut sections = judge(text).unwrap();
-        let argv = ["canvas", "run", "--", "true"];
-        let given = Cli::command().try_get_matches_from(argv).unwrap();
-        let (_, given) = given.subcommand().unwrap();
-        assert_eq!(sections.remove(0).flags_beside(given), ["--pool=1G"]);
+        let section = sections.remove(0);
+        assert_eq!(
+            section.settings.iter().collect::<Vec<_>>(),
+            [("pool", "1G")]
+        );
+        assert_eq!(
+            section.floors.iter().collect::<Vec<_>>(),
+            [("pool-floor", "8M")]
+        );
         let small = "[tenant.web]\npool_floor = \"8K\"\n";
         let want = "2: [tenant.web] pool_floor: it is too little to work with; write 1M or more";
         assert_eq!(errors(small), [want]);
@@ -785,13 +736,8 @@ agent = true
         assert_eq!(now.shared, Some(want));
         assert_eq!(now.terms["a"].shared_floor_bytes, Some(64 << 20));
         // What a run of that tenant gets of it is the flag alone.
-        let given = Cli::command().try_get_matches_from(["canvas", "run", "--", "true"]);
-        let given = given.unwrap();
         let of_a = judge(all).unwrap().remove(1);
-        assert_eq!(
-            of_a.flags_beside(given.subcommand().unwrap().1),
-            ["--shared=2G"]
-        );
+        assert_eq!(of_a.settings.iter().collect::<Vec<_>>(), [("shared", "2G")]);
         let bare = read("[shared]\nlocal = 67_108_864\n").shared.unwrap();
         assert_eq!(
             (bare.local, bare.floor, bare.ceiling),
@@ -851,7 +797,7 @@ agent = true
         let file = dir.path().join("c.toml");
         std::fs::write(
             &file,
-            "[serve]\nlisten = \"127.0.0.1:7\"\nmemory = \"2G\"\nlease = \"9s\"\nlinks = 3\n",
+            "[serve]\nlisten = \"127.0.0.1:7\"\nmemory = \"2G\"\nlease = \"9s\"\nconnections = 3\n",
         )
         .unwrap();
         let name = file.to_str().unwrap();
@@ -866,7 +812,10 @@ agent = true
             }
         };
         let args = parse(&["canvas", "serve", "--config", name, "--memory", "1G"]);
-        assert_eq!((args.memory.bytes, args.lease.ns), (1 << 30, 9_000_000_000));
-        assert_eq!((args.links, args.drain.ns), (3, 5_000_000_000));
+        let given = args.settings;
+        assert_eq!(given.get(MEMORY).unwrap().bytes, 1 << 30);
+        assert_eq!(given.value(LEASE).ns, 9_000_000_000);
+        assert_eq!(given.value(CONNECTIONS), 3);
+        assert_eq!(given.value(DRAIN).ns, 5_000_000_000);
     }
 }

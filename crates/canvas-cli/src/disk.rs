@@ -5,7 +5,6 @@ mod state;
 mod supervise;
 mod swap_host;
 
-use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,16 +27,19 @@ use canvas_runner::options::{FarOptions, HostOptions};
 use canvas_runner::storage::Storage;
 use canvas_shm::mailbox::Status;
 use canvas_types::units::Size;
-use canvas_types::{Codec, PAGE_SIZE, exit};
+use canvas_types::{PAGE_SIZE, exit};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
-use crate::args::{CodecArg, DiskArgs, HeldArgs};
+use crate::args::{DiskArgs, HeldArgs};
 use crate::error::{Failure, say};
+use crate::options::Places;
 use crate::{options, signals, tenant_flags};
 use canvas_control::hello::SMALL_MIN;
+use canvas_control::settings::Key;
+use canvas_control::settings::table::*;
 use questions::Holder;
 use state::{State, ratio};
 use supervise::{Given, Held, Sockets};
@@ -55,20 +57,23 @@ const TOLD_AGAIN: Duration = Duration::from_secs(60);
 const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
 
 /// Serves the disk until a signal ends it: by another process where one is to outlive the other, else in this one.
-/// `words` are those of the command line.
-pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
+pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     let args = &settled(args.clone())?;
-    let pages = pages(args.size)?;
-    let pool = pool(args)?;
-    if args.nbd.is_none() && args.vhost_user.is_none() && !args.swap_host {
+    let given = &args.settings;
+    let size = size(args)?;
+    let pages = pages(size)?;
+    let pool = pool(args, size)?;
+    let swap_host = given.value(SWAP_HOST).0;
+    if !given.has(NBD) && !given.has(VHOST_USER) && !swap_host {
         return Err(Failure::usage(
             "nobody could reach the disk; write --vhost-user PATH, --nbd PATH or --swap-host",
         ));
     }
     let far = far(args)?;
-    if args.swap_host {
+    if swap_host {
+        stands_alone(args)?;
         swap_host::prepare(args, pages, pool)?;
-    } else if args.restarts > 0 {
+    } else if given.value(RESTARTS) > 0 {
         let file = DiskFile::create(pages, pool.bytes).map_err(Failure::usage)?;
         let sockets = sockets(args)?;
         let storage = far.map(|far| begin(pool, &far)).transpose()?;
@@ -77,13 +82,13 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
             sockets,
             storage,
         };
-        return supervise::run(args, held, words);
+        return supervise::run(args, held);
     }
     let peers = peers(args)?;
     let signals = ends()?;
     let sockets = sockets(args)?;
     let storage = far.as_ref().map(|far| begin(pool, far)).transpose()?;
-    let memory = match args.swap_host {
+    let memory = match swap_host {
         true => DiskMemory::taken(pages, pool.bytes),
         false => DiskMemory::new(pages, pool.bytes),
     };
@@ -130,21 +135,23 @@ fn ends() -> Result<SignalFd, Failure> {
 
 fn peers(args: &DiskArgs) -> Result<Peers, Failure> {
     let mut peers = Peers::new();
-    if let Some(addr) = args.metrics {
+    if let Some(addr) = args.settings.get(METRICS) {
         peers.offer_metrics(addr).map_err(Failure::usage)?;
     }
     Ok(peers)
 }
 
 fn sockets(args: &DiskArgs) -> Result<Sockets, Failure> {
-    let open = |flag: &str, path: &Option<PathBuf>| {
-        let open = |path| Socket::open(path, args.group.as_deref());
+    let group = args.settings.get(GROUP);
+    let open = |key: Key<PathBuf>| {
+        let path = args.settings.get(key);
+        let open = |path| Socket::open(path, group.as_deref());
         let socket = path.as_deref().map(open).transpose();
-        socket.map_err(|e| Failure::usage(format!("{flag}: {e}")))
+        socket.map_err(|e| Failure::usage(format!("--{}: {e}", key.name)))
     };
     Ok(Sockets {
-        nbd: open("--nbd", &args.nbd)?,
-        vhost: open("--vhost-user", &args.vhost_user)?,
+        nbd: open(NBD)?,
+        vhost: open(VHOST_USER)?,
     })
 }
 
@@ -158,18 +165,16 @@ fn serve(
     memory: Box<DiskMemory>,
     beyond: Beyond,
 ) -> Result<i32, Failure> {
-    let codec = match args.codec {
-        CodecArg::Lz4 => Codec::Lz4,
-        CodecArg::None => Codec::None,
-    };
+    let given = &args.settings;
+    let queues = given.value(QUEUES);
     // It is there to the end, whatever threads use it then.
     let memory: &'static DiskMemory = Box::leak(memory);
-    let store: &'static PoolStore<'static> = Box::leak(Box::new(PoolStore::new(memory, codec)));
-    let start = |socket| Vhost::start(socket, store, args.queues);
+    let store: &'static PoolStore<'static> =
+        Box::leak(Box::new(PoolStore::new(memory, given.value(CODEC))));
+    let start = |socket| Vhost::start(socket, store, queues);
     let vhost = sockets.vhost.map(start).transpose()?;
-    let host = args
-        .swap_host
-        .then(|| HostDevice::start(store, args.queues));
+    let swap_host = given.value(SWAP_HOST).0;
+    let host = swap_host.then(|| HostDevice::start(store, queues));
     let host = host.transpose()?;
     let disk = Disk {
         name,
@@ -208,7 +213,7 @@ fn name_of(pid: u32) -> String {
 /// The flags, with what the operator of the host's agent has settled; an error when they ask for more.
 fn settled(mut args: DiskArgs) -> Result<DiskArgs, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
-    let Some(host) = options::host_of(&args.beyond, own_name).map_err(usage)? else {
+    let Some(host) = options::host_of(&args.settings, own_name).map_err(usage)? else {
         return Ok(args);
     };
     let name = host.name.clone();
@@ -219,7 +224,7 @@ fn settled(mut args: DiskArgs) -> Result<DiskArgs, Failure> {
     };
     match join::begin(alone).map_err(Failure::usage)? {
         Begun::Vacant(terms) => {
-            tenant_flags::fill_beyond(&terms, &mut args.pool, &mut args.beyond).map_err(usage)?;
+            tenant_flags::fill_beyond(&terms, &mut args.settings).map_err(usage)?;
             Ok(args)
         }
         Begun::Joined(_) => Err(is_there(&name)),
@@ -236,17 +241,18 @@ fn is_there(name: &str) -> Failure {
 fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
     let host = canvas_runner::host_memory();
-    let Some(wanted) = options::far_wanted(&args.beyond, host.ram_bytes).map_err(usage)? else {
+    let slabs = options::far_slabs(&args.settings, host.ram_bytes).map_err(usage)?;
+    let Some(slabs) = slabs else {
         return Ok(None);
     };
-    let far = options::far_options(&args.beyond, &wanted, own_name);
+    let far = options::far_options(&args.settings, slabs, own_name);
     far.map(Some).map_err(usage)
 }
 
 /// What `canvas status` and its like call the disk.
 fn name(args: &DiskArgs, own_name: impl FnOnce() -> String) -> String {
-    let at_host = args.beyond.agent.is_some();
-    let given = args.beyond.tenant.clone();
+    let at_host = Places::of(&args.settings).agent.is_some();
+    let given = args.settings.get(TENANT);
     given.unwrap_or_else(|| {
         if at_host {
             own_name()
@@ -350,12 +356,32 @@ fn pages(size: Size) -> Result<u64, Failure> {
     }
 }
 
-/// The bound on the pool.
-fn pool(args: &DiskArgs) -> Result<Size, Failure> {
-    match args.pool {
-        Some(size) if size < SMALL_MIN => Err(Failure::usage(format!(
-            "--pool {size} is too little to work with; write {SMALL_MIN} or more"
+/// The size of the disk.
+fn size(args: &DiskArgs) -> Result<Size, Failure> {
+    let size = args.settings.get(SIZE);
+    size.ok_or_else(|| Failure::usage("--size is missing; see `canvas disk --help`"))
+}
+
+/// What its host swaps onto has no other clients.
+fn stands_alone(args: &DiskArgs) -> Result<(), Failure> {
+    let given = &args.settings;
+    let others = [
+        given.has(NBD).then_some(NBD.name),
+        given.has(VHOST_USER).then_some(VHOST_USER.name),
+        given.has(GROUP).then_some(GROUP.name),
+        given.has(QUEUES).then_some(QUEUES.name),
+    ];
+    match others.into_iter().flatten().next() {
+        Some(other) => Err(Failure::usage(format!(
+            "--swap-host and --{other} exclude each other; write one of them"
         ))),
+        None => Ok(()),
+    }
+}
+
+/// The bound on the pool.
+fn pool(args: &DiskArgs, disk: Size) -> Result<Size, Failure> {
+    match args.settings.get(POOL) {
         Some(size) if size.bytes > POOL_BYTES_MAX => Err(Failure::usage(format!(
             "--pool {size} is more than canvas can number; write {} or less",
             Size::from_bytes(POOL_BYTES_MAX)
@@ -363,7 +389,7 @@ fn pool(args: &DiskArgs) -> Result<Size, Failure> {
         Some(size) => Ok(size),
         None => {
             let half = Size::from_bytes(canvas_runner::host_memory().usable_bytes / 2);
-            Ok(args.size.min(half).max(SMALL_MIN))
+            Ok(disk.min(half).max(SMALL_MIN))
         }
     }
 }
@@ -389,7 +415,8 @@ impl Disk<'_> {
     fn greet(&self) {
         let stats = self.store.stats();
         if self.died == 0 {
-            let paths = [&self.args.vhost_user, &self.args.nbd];
+            let given = &self.args.settings;
+            let paths = [given.get(VHOST_USER), given.get(NBD)];
             let paths = paths.into_iter().flatten();
             let paths = paths.map(|p| p.display().to_string());
             let device = self.host.as_ref().map(|host| host.path().to_owned());
@@ -400,7 +427,7 @@ impl Disk<'_> {
             };
             say(format_args!(
                 "disk: {} at {}, pool up to {} MiB{far}",
-                self.args.size,
+                given.get(SIZE).unwrap_or_default(),
                 paths.join(" and "),
                 self.memory.pool_bytes_max() >> 20
             ));
@@ -534,7 +561,8 @@ impl Disk<'_> {
     /// As whoever asks for it sees it.
     fn served(&self, watch: &Watch) -> ServedDisk {
         let stats = self.store.stats();
-        let socket = self.args.vhost_user.as_ref().or(self.args.nbd.as_ref());
+        let given = &self.args.settings;
+        let socket = given.get(VHOST_USER).or_else(|| given.get(NBD));
         ServedDisk {
             name: self.name.clone(),
             pid: std::process::id(),
@@ -579,7 +607,7 @@ impl Disk<'_> {
     }
 
     fn write_state(&self, health: &'static str) {
-        if let Some(path) = &self.args.state_json
+        if let Some(path) = &self.args.settings.get(STATE_JSON)
             && let Err(e) = canvas_donor::state::write(path, &self.state(health).json())
         {
             say(format_args!(

@@ -18,16 +18,20 @@ use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_types::exit;
 use canvas_types::slo::Slo;
 use canvas_types::units::{Amount, Size};
-use clap::{CommandFactory, ValueEnum};
 use serde::Serialize;
 
-use crate::args::{Cli, Command, CopiesArg, DispatchArgs, RunArgs};
+use crate::args::{Command, DispatchArgs, RunArgs};
 use crate::config::{self, Wrong};
 use crate::control::client::Runs;
 use crate::error::{Failure, parser_answer, say};
+use crate::options::Places;
 use crate::table::{Bytes, plain, print};
 use crate::tune::spare_bytes;
 use crate::{joined_flags, options, run};
+use canvas_control::settings::table::*;
+use canvas_control::settings::{
+    Command as Owner, Destination, OPTIONS_VARIABLE, Setting, settings_of,
+};
 use past::{Key, Past, Record};
 
 mod past;
@@ -87,14 +91,13 @@ pub fn run(args: &DispatchArgs) -> Result<i32, Failure> {
 
 /// A sentence about flags of `canvas run`, which here are variables.
 fn with_variables(sentence: &str) -> String {
-    let command = Cli::command();
-    let run = command.find_subcommand("run");
-    let flags = run.into_iter().flat_map(clap::Command::get_arguments);
+    let flags = settings_of(Owner::Run).filter(|row| row.is_flag_of(Owner::Run));
+    let written = |row: &Setting| match row.variable {
+        Some(variable) => variable.to_owned(),
+        None => format!("{} in {OPTIONS_VARIABLE}", row.name),
+    };
     let variables: BTreeMap<String, String> = flags
-        .filter_map(|flag| {
-            let variable = flag.get_env()?.to_str()?;
-            Some((format!("--{}", flag.get_long()?), variable.to_owned()))
-        })
+        .map(|row| (format!("--{}", row.name), written(row)))
         .collect();
     let is_flags = |c: char| c == '-' || c.is_ascii_alphanumeric();
     let ends = sentence.match_indices(|c| !is_flags(c)).map(|(at, _)| at);
@@ -166,7 +169,7 @@ fn run_flags(args: &DispatchArgs) -> Result<Option<RunArgs>, Failure> {
             _ => return Err(Failure::run("the command line makes no sense")),
         },
     };
-    if flags.beyond.tenant.is_some() {
+    if flags.settings.has(TENANT) {
         return Err(Failure::run(
             "CANVAS_TENANT names a tenant, and canvas dispatch chooses one; unset it, or use canvas run",
         ));
@@ -179,16 +182,14 @@ fn agent_of(args: &DispatchArgs, flags: &RunArgs) -> Result<Option<PathBuf>, Fai
     if let Some(path) = &args.socket {
         return Ok(Some(path.clone()));
     }
-    if let Some(Some(path)) = &flags.beyond.agent {
-        return Ok(Some(path.clone()));
+    let to = Places::of(&flags.settings);
+    if let Some(Some(path)) = to.agent {
+        return Ok(Some(path));
     }
     let path = path_to_ask();
     // These are a run's own.
-    let is_own = !flags.beyond.servers.is_empty()
-        || !flags.beyond.seeds.is_empty()
-        || !flags.beyond.far_dir.is_empty()
-        || flags.shared.is_some();
-    let is_there = flags.beyond.agent.is_some() || !is_own && path.exists();
+    let is_own = to.has_donors() || !to.dirs.is_empty() || flags.settings.has(SHARED);
+    let is_there = to.agent.is_some() || !is_own && path.exists();
     Ok(is_there.then_some(path))
 }
 
@@ -206,7 +207,7 @@ fn case(args: &DispatchArgs, flags: RunArgs, record: Option<Record>) -> Result<C
     let far_bytes = far_bytes(&flags, known.as_ref(), offers.slabs);
     let (mut online, mut running) = (Vec::new(), Vec::new());
     // Who needs what is not known, or a part of its memory, has a tenant of its own.
-    let is_size = !matches!(flags.local, Some(Amount::Share(_)));
+    let is_size = !matches!(flags.settings.get(LOCAL), Some(Amount::Share(_)));
     if agent.is_some() && is_size && settings.need_bytes.is_some() {
         (online, running) = look(host.spare_bytes).into_iter().unzip();
     }
@@ -224,11 +225,13 @@ fn case(args: &DispatchArgs, flags: RunArgs, record: Option<Record>) -> Result<C
 
 /// What an agent of the run's own offers.
 fn own_offers(flags: &RunArgs) -> Result<Offers, Failure> {
-    let has_seeds = !flags.beyond.seeds.is_empty();
-    let servers = options::servers(&flags.beyond.servers, flags.beyond.key_file.is_some())?;
+    let given = &flags.settings;
+    let to = Places::of(given);
+    let has_seeds = !to.gossip.is_empty();
+    let servers = options::donors(&to.donors, given.has(KEY_FILE))?;
     Ok(Offers {
         version: VERSION,
-        copies: options::policy(flags.beyond.copies, servers.len(), has_seeds)?.into(),
+        copies: options::policy(given.get(COPIES), servers.len(), has_seeds)?.into(),
         has_donors: !servers.is_empty() || has_seeds,
         has_disk: true,
         slabs: SLABS_MAX,
@@ -250,22 +253,23 @@ fn host(offers: &Offers) -> Host {
 
 /// What the user has said wins.
 fn wishes(settings: &mut Settings, flags: &RunArgs) {
-    if let Some(copies) = flags.beyond.copies {
-        settings.copies = options::copies_of(copies);
-        settings.why = "CANVAS_COPIES says so".to_owned();
+    let given = &flags.settings;
+    if let Some(copies) = given.get(COPIES) {
+        settings.copies = copies;
+        settings.why = "CANVAS_OPTIONS says so".to_owned();
     }
-    if let Some(Amount::Size(size)) = flags.local {
+    if let Some(Amount::Size(size)) = given.get(LOCAL) {
         settings.local_bytes = size.bytes;
         settings.need_bytes = settings.need_bytes.map(|_| size.bytes);
     }
-    settings.pool_bytes = flags.pool.map(|p| p.bytes).or(settings.pool_bytes);
+    settings.pool_bytes = given.get(POOL).map(|p| p.bytes).or(settings.pool_bytes);
 }
 
 /// Far memory of a tenant of its own: a quarter more than all that it had, or as much as this host has memory.
 fn far_bytes(flags: &RunArgs, known: Option<&Known>, slabs: usize) -> u64 {
     let slab = SLAB_BYTES as u64;
     let all = known.map(|k| k.footprint_bytes).filter(|bytes| *bytes > 0);
-    let wanted = match (flags.beyond.far, all) {
+    let wanted = match (flags.settings.get(FAR), all) {
         (Some(far), _) => return far.bytes,
         (None, Some(all)) => all.saturating_add(all / 4),
         (None, None) => canvas_runner::host_memory().ram_bytes,
@@ -323,7 +327,8 @@ fn go(case: &Case) -> Result<Ended, Failure> {
     // An agent knows it by a name that nobody else has.
     if case.agent.is_some() {
         let [number] = canvas_sys::proc::random().unwrap_or([std::process::id().into()]);
-        flags.beyond.tenant = Some(format!("dispatched-{:08x}", number as u32));
+        let name = format!("dispatched-{:08x}", number as u32);
+        flags.settings.put(TENANT, &name);
     }
     run::until_it_ends(&flags, true)
 }
@@ -346,8 +351,9 @@ fn joined(case: &Case, there: &Running) -> Result<Option<Ended>, Failure> {
         return Ok(None);
     }
     let mut flags = case.args.clone();
-    flags.beyond.agent = Some(Some(path));
-    flags.beyond.tenant = Some(there.name.clone());
+    let agent = Destination::Agent(Some(path));
+    flags.settings.put(TO, &vec![agent]);
+    flags.settings.put(TENANT, &there.name);
     let Ok(flags) = joined_flags::fill(&joined, flags) else {
         return Ok(None);
     };
@@ -386,24 +392,25 @@ fn take(path: &Path, case: &Case, options: &Options) -> Option<Joined> {
 fn own_flags(case: &Case) -> RunArgs {
     let settings = &case.settings;
     let mut flags = case.args.clone();
-    let size = |bytes| Some(Size::from_bytes(bytes));
-    let local = Amount::Size(Size::from_bytes(settings.local_bytes));
-    flags.local = flags.local.or(Some(local));
-    flags.pool = settings.pool_bytes.map(Size::from_bytes);
-    flags.beyond.far = size(case.far_bytes);
-    flags.beyond.copies = copies_arg(settings.copies).or(flags.beyond.copies);
-    flags.beyond.agent = case.agent.clone().map(Some);
-    if std::env::var_os("CANVAS_SLO").is_none() {
+    let given = &mut flags.settings;
+    if !given.has(LOCAL) {
+        let local = Size::from_bytes(settings.local_bytes);
+        given.put(LOCAL, &Amount::Size(local));
+    }
+    match settings.pool_bytes {
+        Some(bytes) => given.put(POOL, &Size::from_bytes(bytes)),
+        None => given.remove(POOL),
+    }
+    given.put(FAR, &Size::from_bytes(case.far_bytes));
+    given.put(COPIES, &settings.copies);
+    if let Some(path) = &case.agent {
+        given.put(TO, &vec![Destination::Agent(Some(path.clone()))]);
+    }
+    if !given.has(SLO) {
         let ppm = ((1.0 - SPEED) * 1e6).round();
-        flags.proactive.slo = Slo::Slowdown(ppm as u32);
+        given.put(SLO, &Slo::Slowdown(ppm as u32));
     }
     flags
-}
-
-/// A policy as it is written behind `--copies`.
-fn copies_arg(policy: Policy) -> Option<CopiesArg> {
-    let mut all = CopiesArg::value_variants().iter().copied();
-    all.find(|arg| options::copies_of(*arg) == policy)
 }
 
 fn told(case: &Case, program: &str) -> Told {
@@ -467,14 +474,14 @@ mod tests {
     fn what_a_sentence_says_of_flags_it_says_of_variables() {
         for (sentence, want) in [
             (
-                "--far-dir without --far has no use; write --far too",
-                "CANVAS_FAR_DIR without CANVAS_FAR has no use; write CANVAS_FAR too",
+                "--to without --far has no use; write --far too",
+                "to in CANVAS_OPTIONS without CANVAS_FAR has no use; write CANVAS_FAR too",
             ),
             (
                 "--socket /x: \u{e4}, (--local)",
                 "--socket /x: \u{e4}, (CANVAS_LOCAL)",
             ),
-            ("--far-directory", "--far-directory"),
+            ("--to-nowhere", "--to-nowhere"),
             ("", ""),
         ] {
             assert_eq!(with_variables(sentence), want);

@@ -10,6 +10,8 @@ use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::args::Cli;
+use canvas_control::settings::Command as Owner;
+use canvas_control::settings::text::flag_replaced;
 
 pub use canvas_control::text::say;
 
@@ -127,7 +129,7 @@ pub fn value_sentence(error: &clap::Error) -> String {
 }
 
 /// One sentence for an error of the parser.
-fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
+pub fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
     let first = |kind| context(error, kind).into_iter().next().unwrap_or_default();
     let flag = first(ContextKind::InvalidArg);
     let value = first(ContextKind::InvalidValue);
@@ -135,6 +137,9 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
     match error.kind() {
         ErrorKind::UnknownArgument => {
             let near = first(ContextKind::SuggestedArg);
+            if let Some(new) = owner(argv).and_then(|owner| flag_replaced(owner, &flag)) {
+                return new;
+            }
             let did_you = if near.is_empty() {
                 String::new()
             } else {
@@ -146,6 +151,11 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
                 "argument"
             };
             format!("there is no {what} {flag}; {did_you}see `{help}`")
+        }
+        // What the table of settings says is a sentence already.
+        ErrorKind::Format => {
+            let text = error.to_string();
+            text.trim_start_matches("error: ").trim_end().to_owned()
         }
         ErrorKind::InvalidSubcommand => {
             let unknown = first(ContextKind::InvalidSubcommand);
@@ -180,6 +190,8 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             let valid = context(error, ContextKind::ValidValue).join(", ");
             format!("{}: write one of {valid}", origin(&flag, &value, argv))
         }
+        // The sentence names the option.
+        ErrorKind::ValueValidation if flag.starts_with("-o ") => value_sentence(error),
         ErrorKind::ValueValidation => {
             let why = value_sentence(error);
             format!("{}: {why}", origin(&flag, &value, argv))
@@ -201,6 +213,12 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             format!("{}; see `{help}`", line.trim_start_matches("error: "))
         }
     }
+}
+
+/// The command that was named, if it has settings.
+fn owner(argv: &[std::ffi::OsString]) -> Option<Owner> {
+    let mut words = argv.iter().skip(1).filter_map(|word| word.to_str());
+    Owner::named(words.find(|word| !word.starts_with('-'))?)
 }
 
 /// The command that was named, with its subcommand: `canvas config check`.

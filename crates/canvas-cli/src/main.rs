@@ -34,37 +34,40 @@ use canvas_control::text::reason;
 
 fn main() {
     let argv: Vec<_> = std::env::args_os().collect();
-    let words = config::words(&argv);
-    let result = match words.and_then(|words| Ok((config::parse_words(&words)?, words))) {
+    if let [_, help, topic] = &argv[..]
+        && help == "help"
+        && topic == "tunables"
+    {
+        table::print(&canvas_control::settings::text::help());
+        return;
+    }
+    let result = match config::parse(&argv) {
         Err(config::Wrong::Arguments(e)) => Ok(error::parser_answer(&e, &argv)),
         Err(config::Wrong::File(failure)) => Err(failure),
-        Ok((mut cli, words)) => {
-            config::note_about_far(&argv, &mut cli);
-            match &cli.command {
-                Command::Run(args) => run::run(args),
-                Command::Doctor(args) => Ok(doctor::run(args)),
-                Command::AgentWorker(args) => worker::serve(args),
-                Command::Serve(args) => serve::run(args),
-                Command::Agent(args) => agent::run(args),
-                Command::Disk(args) => disk::run(args, &words),
-                Command::DiskServer(args) => disk::serve_held(args),
-                Command::Config(args) => config::run(args),
-                Command::Status(args) => status::run(args),
-                Command::Stat(args) => stat::run(args),
-                Command::Top(args) => top::run(args),
-                Command::Set(args) => set::run(args),
-                Command::Advise(args) => advise::run(args),
-                Command::Dispatch(args) => dispatch::run(args),
-                Command::Tune(args) => tune::run(args),
-                Command::SwapIn(args) => swap_in::run(args),
-                Command::Read(args) => inspect::read(args),
-                Command::Dump(args) => inspect::dump(args),
-                Command::End(args) => end::run(args),
-                Command::Keygen(args) => keygen::run(args),
-                Command::Man(args) => manual::man(args.dir.as_deref()),
-                Command::Completions(args) => Ok(manual::completions(args.shell)),
-            }
-        }
+        Ok(cli) => match &cli.command {
+            Command::Run(args) => run::run(args),
+            Command::Doctor(args) => Ok(doctor::run(args)),
+            Command::AgentWorker(args) => worker::serve(args),
+            Command::Serve(args) => serve::run(args),
+            Command::Agent(args) => agent::run(args),
+            Command::Disk(args) => disk::run(args),
+            Command::DiskServer(args) => disk::serve_held(args),
+            Command::Config(args) => config::run(args),
+            Command::Status(args) => status::run(args),
+            Command::Stat(args) => stat::run(args),
+            Command::Top(args) => top::run(args),
+            Command::Set(args) => set::run(args),
+            Command::Advise(args) => advise::run(args),
+            Command::Dispatch(args) => dispatch::run(args),
+            Command::Tune(args) => tune::run(args),
+            Command::SwapIn(args) => swap_in::run(args),
+            Command::Read(args) => inspect::read(args),
+            Command::Dump(args) => inspect::dump(args),
+            Command::End(args) => end::run(args),
+            Command::Keygen(args) => keygen::run(args),
+            Command::Man(args) => manual::man(args.dir.as_deref()),
+            Command::Completions(args) => Ok(manual::completions(args.shell)),
+        },
     };
     let code = result.unwrap_or_else(|failure| {
         error::say(&failure.sentence);

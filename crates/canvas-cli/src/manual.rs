@@ -22,6 +22,8 @@ pub fn man(dir: Option<&Path>) -> Result<i32, Failure> {
             };
             std::fs::create_dir_all(dir).map_err(fail)?;
             clap_mangen::generate_to(Cli::command(), dir).map_err(fail)?;
+            let tunables = canvas_control::settings::text::roff();
+            std::fs::write(dir.join("canvas-tunables.7"), tunables).map_err(fail)?;
         }
         None => {
             let mut page = Vec::new();

@@ -1,4 +1,4 @@
-//! The flags of `canvas run`, checked, and with the defaults filled in.
+//! The settings of `canvas run`, checked against each other, and with the defaults filled in.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -6,87 +6,91 @@ use std::time::Duration;
 
 use canvas_agent::replicas::{Policy, SERVERS_MAX};
 use canvas_link::Address;
-use canvas_place::paths::PATHS_MAX;
-use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
-use canvas_types::layout::NODES_MAX;
-use canvas_types::numa::NODE_MIN;
+use canvas_shm::Mode;
+use canvas_shm::far::SLAB_BYTES;
+use canvas_types::Slo;
 use canvas_types::units::{Amount, Size};
-use canvas_types::{NodeBound, Prefetch, Slo};
 use canvas_wire::key::ClusterKey;
-use clap::ValueEnum;
 
-use crate::args::{BeyondArgs, CopiesArg, ModeArg, RunArgs, SwitchArg};
+use crate::args::RunArgs;
 use crate::error::Failure;
 use crate::tenant_flags as flags;
 use canvas_control::hello::SMALL_MIN;
 use canvas_control::names::{Name, name_of};
+use canvas_control::settings::table::*;
+use canvas_control::settings::{Destination, Key, Settings, Source, Switch};
 use canvas_runner::options::{
-    FarOptions, HostMemory, HostOptions, LOCAL_MIN, Options, THREAD_MODE_SHARES_NOTHING,
-    batch_error,
+    FarOptions, HostMemory, HostOptions, Options, THREAD_MODE_SHARES_NOTHING,
 };
 
 /// The swap cache at start.
-const SWAP_CACHE: Size = Size::from_bytes(32 << 20);
+const SWAP_CACHE_DEFAULT: Size = Size::from_bytes(32 << 20);
 
-/// Checks `args` and fills in the defaults.
+/// Checks what was given and fills in the defaults.
 pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
-    at_least(
-        "--local",
-        args.local.and_then(size_of),
-        LOCAL_MIN,
-        ", or a share such as 25%",
-    )?;
-    at_least("--pool", args.pool, SMALL_MIN, "")?;
-    at_least("--swap-cache", args.swap_cache, SMALL_MIN, "")?;
-    let swap_cache = match (args.swap_cache, args.local.and_then(size_of)) {
+    let given = &args.settings;
+    let local = given.get(LOCAL);
+    let swap_cache = match (given.get(SWAP_CACHE), local.and_then(size_of)) {
         (Some(cache), Some(local)) if cache >= local => {
             return Err(Failure::run(format!(
-                "--swap-cache {cache} is part of --local {local}; write less than that, a sixteenth of it for example"
+                "{} is part of {}; write less than that, a sixteenth of it for example",
+                given.written(SWAP_CACHE),
+                given.written(LOCAL)
             )));
         }
         (Some(cache), _) => cache,
-        (None, Some(local)) => SWAP_CACHE.min(Size::from_bytes(local.bytes / 16)),
-        (None, None) => SWAP_CACHE,
+        (None, Some(local)) => SWAP_CACHE_DEFAULT.min(Size::from_bytes(local.bytes / 16)),
+        (None, None) => SWAP_CACHE_DEFAULT,
     };
+    let slo = given.value(SLO);
+    if given.has(LEARN) && !slo.is_on() {
+        needs_local(given, LEARN, NOTHING_LEAVES)?;
+    }
+    needs_local(given, NUMA, NOTHING_LEAVES)?;
+    needs_local(given, SHARED, "canvas stands aside without a bound")?;
+    let mode = given.value(MODE).0;
+    if given.has(SHARED) && mode == Some(Mode::Thread) {
+        return Err(Failure::run(THREAD_MODE_SHARES_NOTHING));
+    }
     Ok(Options {
         command: args.command.clone(),
-        tenant: args.beyond.tenant.clone(),
-        metrics: args.metrics,
-        host_reserve: args.reserve.host_reserve.0,
-        local: args
-            .local
-            .or_else(|| without_limit(args.proactive.slo, host)),
-        pool: args.pool.unwrap_or(Size::from_bytes(host.usable_bytes / 2)),
+        tenant: given.get(TENANT),
+        metrics: given.get(METRICS),
+        host_reserve: given.value(HOST_RESERVE).0,
+        local: local.or_else(|| without_limit(slo, host)),
+        pool: (given.get(POOL)).unwrap_or(Size::from_bytes(host.usable_bytes / 2)),
         swap_cache,
-        mode: args.mode.wanted(),
-        stats: args.stats.clone(),
-        trace: args.trace.clone(),
-        learn: learn(args)?,
-        require: args.require,
-        codec: args.codec.into(),
-        reservations: args.reservations == SwitchArg::On,
-        native_swap: args.native_swap.is_on(),
-        prefetch: prefetch(args)?,
-        app_tier: args.app_tier.app_tier.into(),
-        proactive_threshold: args.proactive.proactive_threshold,
-        proactive_batch: proactive_batch(args.proactive.proactive_batch)?,
-        slo: args.proactive.slo,
-        numa: numa(args)?,
-        shared: shared(args)?,
+        mode,
+        stats: given.get(STATS),
+        trace: given.get(TRACE),
+        learn: given.get(LEARN),
+        require: given.value(REQUIRE).0,
+        codec: given.value(CODEC),
+        reservations: given.value(RESERVATIONS).0,
+        native_swap: given.value(NATIVE_SWAP).0,
+        prefetch: given.value(PREFETCH),
+        app_tier: given.value(APP_TIER),
+        proactive_threshold: given.value(PROACTIVE_THRESHOLD),
+        proactive_batch: given.value(PROACTIVE_BATCH),
+        slo,
+        numa: given.get(NUMA).unwrap_or_default(),
+        shared: given.get(SHARED),
         far: far(args, host.ram_bytes)?,
         learns: false,
     })
 }
 
-/// Where recordings are kept, where anything can leave memory.
-fn learn(args: &RunArgs) -> Result<Option<PathBuf>, Failure> {
-    let file = args.learn.learn.clone();
-    if file.is_some() && args.local.is_none() && !args.proactive.slo.is_on() {
-        return Err(Failure::run(
-            "--learn without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
-        ));
+const NOTHING_LEAVES: &str = "nothing leaves memory without a bound";
+
+/// A setting without a use where local memory has no bound.
+fn needs_local<T>(given: &Settings, key: Key<T>, why: &str) -> Result<(), Failure> {
+    if !given.has(key) || given.has(LOCAL) {
+        return Ok(());
     }
-    Ok(file)
+    Err(Failure::run(format!(
+        "{} without --local has no use: {why}; write --local SIZE too",
+        given.spelled(key)
+    )))
 }
 
 /// Where only a target bounds local memory: all that there is.
@@ -95,194 +99,140 @@ fn without_limit(slo: Slo, host: HostMemory) -> Option<Amount> {
         .then(|| Amount::Size(Size::from_bytes(host.ram_bytes)))
 }
 
-/// `--no-prefetch` is `--prefetch none` by another name.
-fn prefetch(args: &RunArgs) -> Result<Prefetch, Failure> {
-    match (args.no_prefetch, args.prefetch.map(Prefetch::from)) {
-        (true, None | Some(Prefetch::None)) => Ok(Prefetch::None),
-        (true, Some(other)) => Err(Failure::run(format!(
-            "--no-prefetch and --prefetch {} exclude each other; write one of them",
-            other.name()
-        ))),
-        (false, chosen) => Ok(chosen.unwrap_or(Prefetch::Streams)),
-    }
-}
-
-/// A batch of proactive swap-in.
-fn proactive_batch(batch: Size) -> Result<Size, Failure> {
-    match batch_error(batch) {
-        None => Ok(batch),
-        Some(why) => Err(Failure::run(format!("--proactive-batch {batch}: {why}"))),
-    }
-}
-
-/// NUMA nodes for pages: not too many, each once.
-fn numa(args: &RunArgs) -> Result<Vec<NodeBound>, Failure> {
-    let nodes = &args.nodes.numa;
-    if nodes.len() > NODES_MAX {
-        return Err(Failure::run(format!(
-            "--numa names {} nodes; write {NODES_MAX} at most",
-            nodes.len()
-        )));
-    }
-    for (i, bound) in nodes.iter().enumerate() {
-        if nodes[..i].iter().any(|n| n.node == bound.node) {
-            return Err(Failure::run(format!(
-                "--numa names node {} twice; write it once",
-                bound.node
-            )));
-        }
-        if bound.size.bytes == 0 {
-            return Err(Failure::run(format!(
-                "--numa {bound} lets nothing go there; write {NODE_MIN} or more"
-            )));
-        }
-    }
-    if let (Some(bound), None) = (nodes.first(), args.local) {
-        return Err(Failure::run(format!(
-            "--numa {bound} without --local has no use: nothing leaves memory without a bound; write --local SIZE too"
-        )));
-    }
-    Ok(nodes.clone())
-}
-
-/// Shared memory, where it can be managed.
-fn shared(args: &RunArgs) -> Result<Option<Size>, Failure> {
-    at_least("--shared", args.shared, SMALL_MIN, "")?;
-    if args.shared.is_some() && args.local.is_none() {
-        return Err(Failure::run(
-            "--shared without --local has no use: canvas stands aside without a bound; write --local SIZE too",
-        ));
-    }
-    if args.shared.is_some() && args.mode == ModeArg::Thread {
-        return Err(Failure::run(THREAD_MODE_SHARES_NOTHING));
-    }
-    Ok(args.shared)
-}
-
 /// Far memory of a run, which wants a bound on local memory.
 fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
-    let Some(wanted) = far_wanted(&args.beyond, ram_bytes)? else {
+    let given = &args.settings;
+    let Some(slabs) = far_slabs(given, ram_bytes)? else {
         return Ok(None);
     };
-    if args.local.is_none() {
-        let flag = wanted.flag;
-        return Err(Failure::run(format!(
-            "{flag} without --local has no use: nothing leaves memory without a bound; write --local SIZE too"
-        )));
+    match given.has(FAR) {
+        true => needs_local(given, FAR, NOTHING_LEAVES)?,
+        false => needs_local(given, TO, NOTHING_LEAVES)?,
     }
-    far_options(&args.beyond, &wanted, || own_name(args)).map(Some)
+    far_options(given, slabs, || own_name(args)).map(Some)
 }
 
-/// How much far memory is wanted.
-pub struct FarWanted {
-    slabs: u64,
-    /// The flag that says so.
-    flag: &'static str,
-}
-
-/// Far memory in whole slabs. Servers lend as much as this host has memory, unless the user says how
+/// Far memory in whole slabs. Donors lend as much as this host has memory, unless the user says how
 /// much.
-pub fn far_wanted(args: &BeyondArgs, ram_bytes: u64) -> Result<Option<FarWanted>, Failure> {
-    let most = Size::from_bytes((SLAB_BYTES * SLABS_MAX) as u64);
-    let lenders = [
-        ("--server", !args.servers.is_empty()),
-        ("--seed", !args.seeds.is_empty()),
-    ];
-    let lender = lenders.iter().find(|(_, given)| *given);
-    let lent = lender
-        .filter(|_| args.agent.is_none())
-        .map(|_| Size::from_bytes(ram_bytes).max(SMALL_MIN).min(most));
-    let Some(size) = args.far.or(lent) else {
-        let unused = [
-            (
-                args.about_far.as_deref().unwrap_or_default(),
-                args.about_far.is_some(),
-            ),
-            ("--agent", args.agent.is_some()),
-            ("--far-timeliness", !args.far_timeliness.is_on()),
-            ("--weight", args.share.weight.is_some()),
-            ("--swap-in-limit", args.share.swap_in_limit.is_some()),
-            ("--swap-out-limit", args.share.swap_out_limit.is_some()),
-        ];
-        return match unused.iter().find(|(_, given)| *given) {
+pub fn far_slabs(given: &Settings, ram_bytes: u64) -> Result<Option<usize>, Failure> {
+    let to = Places::of(given);
+    let is_lent = to.has_donors().then(|| {
+        let ram = Size::from_bytes(ram_bytes);
+        ram.clamp(SMALL_MIN, FAR_MAX)
+    });
+    match given.get(FAR).or(is_lent) {
+        Some(size) => Ok(Some(size.bytes.div_ceil(SLAB_BYTES as u64) as usize)),
+        None => match written_about_far(given) {
             None => Ok(None),
-            Some((flag, _)) => Err(Failure::run(format!(
-                "{flag} without --far has no use; write --far SIZE for how much memory may go there"
+            Some(setting) => Err(Failure::run(format!(
+                "{setting} without --far has no use; write --far SIZE for how much memory may go there"
             ))),
-        };
-    };
-    at_least("--far", Some(size), SMALL_MIN, "")?;
-    let slabs = size.bytes.div_ceil(SLAB_BYTES as u64);
-    if slabs > SLABS_MAX as u64 {
-        return Err(Failure::run(format!(
-            "--far {size} is more than canvas can number; write {most} or less"
-        )));
+        },
     }
-    let flag = match (args.far, lender) {
-        (None, Some((flag, _))) => flag,
-        _ => "--far",
-    };
-    Ok(Some(FarWanted { slabs, flag }))
+}
+
+/// A setting of the command line that says how far memory is kept, and nothing without any. In a
+/// file or a variable these are for the runs that have some.
+fn written_about_far(given: &Settings) -> Option<String> {
+    fn named<T>(given: &Settings, key: Key<T>) -> Option<String> {
+        (given.source(key) == Some(Source::CommandLine)).then(|| given.spelled(key))
+    }
+    let all = [
+        named(given, TO),
+        named(given, COPIES),
+        named(given, FAR_RESERVE),
+        named(given, SPIN),
+        named(given, FAR_WAIT),
+        named(given, KEY_FILE),
+        named(given, LANES),
+        named(given, LINKS),
+        named(given, SPILL_AT),
+        named(given, TIMELINESS),
+        named(given, UNIT),
+        named(given, WEIGHT),
+        named(given, SWAP_IN_LIMIT),
+        named(given, SWAP_OUT_LIMIT),
+    ];
+    all.into_iter().flatten().next()
+}
+
+/// `--to`, by kinds of places.
+#[derive(Default)]
+pub struct Places {
+    /// Donors.
+    pub donors: Vec<String>,
+    /// Members of their gossip.
+    pub gossip: Vec<String>,
+    /// Directories on disks of this host.
+    pub dirs: Vec<PathBuf>,
+    /// The host's agent, at this socket or the usual one.
+    pub agent: Option<Option<PathBuf>>,
+}
+
+impl Places {
+    /// What was given.
+    pub fn of(given: &Settings) -> Places {
+        let mut places = Places::default();
+        for to in given.get(TO).unwrap_or_default() {
+            match to {
+                Destination::Disk(dir) => places.dirs.push(dir),
+                Destination::Donor(host) => places.donors.push(host),
+                Destination::Gossip(host) => places.gossip.push(host),
+                Destination::Agent(path) => places.agent = Some(path),
+            }
+        }
+        places
+    }
+
+    /// Are there donors, or will there be?
+    pub fn has_donors(&self) -> bool {
+        !self.donors.is_empty() || !self.gossip.is_empty()
+    }
 }
 
 /// Where it is to be, and who keeps it.
 pub fn far_options(
-    args: &BeyondArgs,
-    wanted: &FarWanted,
+    given: &Settings,
+    slabs: usize,
     own_name: impl FnOnce() -> String,
 ) -> Result<FarOptions, Failure> {
-    if args.far_wait.ns < 1_000_000 {
-        return Err(Failure::run(
-            "--far-wait is too short for any answer; write a time such as 30s",
-        ));
-    }
-    let host = host_of(args, own_name)?;
-    let servers = servers(&args.servers, args.key_file.is_some())?;
-    let seeds = seeds(&args.seeds, args.key_file.is_some())?;
+    let host = host_of(given, own_name)?;
+    let to = Places::of(given);
+    let key_file = given.get(KEY_FILE);
+    let servers = donors(&to.donors, key_file.is_some())?;
+    let seeds = members("--to gossip:", &to.gossip, key_file.is_some())?;
     let policy = match &host {
-        // The agent's servers are not known here: it judges.
-        Some(_) => args.copies.map(copies_of),
-        None => Some(policy(args.copies, servers.len(), !seeds.is_empty())?),
+        // The agent's donors are not known here: it judges.
+        Some(_) => given.get(COPIES),
+        None => Some(policy(given.get(COPIES), servers.len(), !seeds.is_empty())?),
     };
-    let key = match &args.key_file {
-        Some(file) if !servers.is_empty() || !seeds.is_empty() => {
-            Some(ClusterKey::read(file).map_err(Failure::run)?)
-        }
+    let key = match &key_file {
+        Some(file) if to.has_donors() => Some(ClusterKey::read(file).map_err(Failure::run)?),
         _ => None,
     };
     Ok(FarOptions {
         servers,
         policy,
         key,
-        slabs: wanted.slabs as usize,
-        dirs: far_dirs(&args.far_dir).map_err(Failure::run)?,
-        reserve: args.disk_reserve.far_reserve,
-        wait: Duration::from_nanos(args.far_wait.ns),
-        spill_percent: args.spill_at.into(),
-        unit: args.unit,
-        lanes: args.lanes.lanes.is_on(),
-        spin: args.far_spin,
-        timeliness: args.far_timeliness.is_on(),
-        links: args.links,
+        slabs,
+        dirs: to.dirs,
+        reserve: given.get(FAR_RESERVE),
+        wait: Duration::from_nanos(given.value(FAR_WAIT).ns),
+        spill_percent: given.value(SPILL_AT).into(),
+        unit: given.value(UNIT),
+        lanes: given.value(LANES).0,
+        spin: given.value(SPIN),
+        timeliness: given.value(TIMELINESS).0,
+        links: given.value(LINKS),
         seeds,
         host,
-        asked: flags::asked_of(args),
+        asked: flags::asked_of(given),
     })
-}
-
-/// Far directories, not too many of them.
-pub fn far_dirs(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
-    match dirs.len() {
-        ..=PATHS_MAX => Ok(dirs.to_vec()),
-        n => Err(format!(
-            "--far-dir names {n} directories; write {PATHS_MAX} at most"
-        )),
-    }
 }
 
 /// The host agent that a run asks for.
 pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
-    host_of(&args.beyond, || own_name(args))
+    host_of(&args.settings, || own_name(args))
 }
 
 /// What a run is called that is not named. Two runs of one program are two tenants of the agent.
@@ -295,50 +245,42 @@ fn own_name(args: &RunArgs) -> String {
     name.to_string()
 }
 
-/// The host agent that the flags ask for.
+/// The host agent that was asked for.
 pub fn host_of(
-    args: &BeyondArgs,
+    given: &Settings,
     own_name: impl FnOnce() -> String,
 ) -> Result<Option<HostOptions>, Failure> {
-    let Some(path) = &args.agent else {
+    let Some(path) = Places::of(given).agent else {
         return Ok(None);
     };
     let its_own = [
-        ("--server", !args.servers.is_empty()),
-        ("--seed", !args.seeds.is_empty()),
-        ("--key-file", args.key_file.is_some()),
-        ("--far-dir", !args.far_dir.is_empty()),
-        ("--far-reserve", args.disk_reserve.far_reserve.is_some()),
-        ("--far-timeliness", !args.far_timeliness.is_on()),
+        given.has(KEY_FILE).then(|| given.spelled(KEY_FILE)),
+        given.has(FAR_RESERVE).then(|| given.spelled(FAR_RESERVE)),
+        (given.get(TIMELINESS) == Some(Switch(false))).then(|| given.spelled(TIMELINESS)),
     ];
-    if let Some((flag, _)) = its_own.iter().find(|(_, given)| *given) {
+    if let Some(setting) = its_own.into_iter().flatten().next() {
         return Err(Failure::run(format!(
-            "{flag} and --agent exclude each other: the agent has its own; leave out one of them"
+            "{setting} and --to agent exclude each other: the agent has its own; leave out one of them"
         )));
     }
-    let path = match path {
-        Some(path) => path.clone(),
-        None => canvas_agent::daemon::socket::path_to_ask(),
-    };
+    let tenant = given.get(TENANT);
     Ok(Some(HostOptions {
-        path,
-        name: args.tenant.clone().unwrap_or_else(own_name),
-        is_named: args.tenant.is_some(),
+        path: path.unwrap_or_else(canvas_agent::daemon::socket::path_to_ask),
+        is_named: tenant.is_some(),
+        name: tenant.unwrap_or_else(own_name),
     }))
 }
 
-/// The addresses of servers; those of other hosts want a key.
-pub fn servers(names: &[String], have_key: bool) -> Result<Vec<Address>, Failure> {
+/// The addresses of donors; those of other hosts want a key.
+pub fn donors(names: &[String], have_key: bool) -> Result<Vec<Address>, Failure> {
     names
         .iter()
         .map(|name| {
             let (host, rdma) = Address::split(name);
-            let addr = address("--server", host, have_key)?;
+            let addr = address("--to ", host, have_key)?;
             if rdma {
                 canvas_rdma::check().map_err(|why| {
-                    Failure::run(format!(
-                        "--server {name}: {why}; write {host} to go over TCP"
-                    ))
+                    Failure::run(format!("--to {name}: {why}; write {host} to go over TCP"))
                 })?;
             }
             Ok(Address { addr, rdma })
@@ -347,11 +289,11 @@ pub fn servers(names: &[String], have_key: bool) -> Result<Vec<Address>, Failure
 }
 
 /// Members of the gossip; those of other hosts want a key. Names stay names: what they mean may change.
-pub fn seeds(names: &[String], have_key: bool) -> Result<Vec<String>, Failure> {
+pub fn members(flag: &str, names: &[String], have_key: bool) -> Result<Vec<String>, Failure> {
     names
         .iter()
         .map(|name| {
-            let addr = address("--seed", name, have_key)?;
+            let addr = address(flag, name, have_key)?;
             Ok(match have_key {
                 true => name.clone(),
                 // Not even another time is it another host.
@@ -367,49 +309,38 @@ fn preferred(all: &[SocketAddr]) -> Option<SocketAddr> {
     all.iter().find(routed).or(all.first()).copied()
 }
 
-/// The address that a flag names.
+/// The address that stands behind a flag.
 fn address(flag: &str, name: &str, have_key: bool) -> Result<SocketAddr, Failure> {
     let found = name.to_socket_addrs().map_err(|e| {
         Failure::run(format!(
-            "{flag} {name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
+            "{flag}{name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
             crate::reason(&e)
         ))
     })?;
     let addr = preferred(&found.collect::<Vec<_>>())
-        .ok_or_else(|| Failure::run(format!("{flag} {name} has no address")))?;
+        .ok_or_else(|| Failure::run(format!("{flag}{name} has no address")))?;
     if !have_key && !addr.ip().is_loopback() {
         return Err(Failure::run(format!(
-            "{flag} {addr} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
+            "{flag}{addr} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
         )));
     }
     Ok(addr)
 }
 
-/// How many copies, and where.
-pub fn copies_of(copies: CopiesArg) -> Policy {
-    let value = copies.to_possible_value();
-    let policy = value.and_then(|v| Policy::named(v.get_name()));
-    policy.expect("each value of the flag is the name of a policy")
-}
-
-/// The copies that were asked for, if there are servers enough.
-pub fn policy(copies: Option<CopiesArg>, servers: usize, gossip: bool) -> Result<Policy, Failure> {
-    let default = if servers == 0 && !gossip {
-        CopiesArg::DISK
-    } else {
-        CopiesArg::ONE_AND_DISK
-    };
-    let policy = copies_of(copies.unwrap_or(default));
+/// The copies that were asked for, if there are donors enough.
+pub fn policy(copies: Option<Policy>, donors: usize, gossip: bool) -> Result<Policy, Failure> {
+    let default = Policy::new(usize::from(donors > 0 || gossip), true);
+    let policy = copies.unwrap_or(default);
     // Gossip may find more at any time.
-    if servers < policy.donors && !gossip {
-        let donors = policy.donors;
+    if donors < policy.donors && !gossip {
+        let needed = policy.donors;
         return Err(Failure::run(format!(
-            "--copies {policy} needs {donors} servers and there are {servers}; write more after --server"
+            "--copies {policy} needs {needed} donors and there are {donors}; write more after --to"
         )));
     }
-    if servers > SERVERS_MAX {
+    if donors > SERVERS_MAX {
         return Err(Failure::run(format!(
-            "there are {servers} servers; write {SERVERS_MAX} at most after --server"
+            "there are {donors} donors; write {SERVERS_MAX} at most after --to"
         )));
     }
     Ok(policy)
@@ -419,15 +350,6 @@ fn size_of(amount: Amount) -> Option<Size> {
     match amount {
         Amount::Size(size) => Some(size),
         Amount::Share(_) => None,
-    }
-}
-
-fn at_least(flag: &str, size: Option<Size>, min: Size, or: &str) -> Result<(), Failure> {
-    match size {
-        Some(size) if size < min => Err(Failure::run(format!(
-            "{flag} {size} is too little to work with; write {min} or more{or}"
-        ))),
-        _ => Ok(()),
     }
 }
 
@@ -443,15 +365,17 @@ mod tests {
         assert_eq!(preferred(&[nowhere, here]), Some(here));
         assert_eq!(preferred(&[nowhere]), Some(nowhere));
         assert_eq!(preferred(&[]), None);
-        let by_name = seeds(&["localhost:1".to_owned()], true).map_err(|f| f.sentence);
+        let by_name =
+            members("--to gossip:", &["localhost:1".to_owned()], true).map_err(|f| f.sentence);
         assert_eq!(by_name, Ok(vec!["localhost:1".to_owned()]));
-        let without_key = seeds(&["localhost:1".to_owned()], false).map_err(|f| f.sentence);
+        let without_key =
+            members("--to gossip:", &["localhost:1".to_owned()], false).map_err(|f| f.sentence);
         assert!(without_key.unwrap()[0].parse::<SocketAddr>().is_ok());
     }
     use crate::args::{Cli, Command};
-    use canvas_place::replicas::Code;
+    use canvas_shm::far::SLABS_MAX;
     use canvas_shm::segment::config_flag;
-    use canvas_types::{Codec, Threshold};
+    use canvas_types::{Codec, Prefetch, Threshold};
     use clap::Parser;
     use std::sync::atomic::Ordering::Relaxed;
 
@@ -462,33 +386,24 @@ mod tests {
         }
     }
 
-    fn run_args(flags: &[&str]) -> RunArgs {
+    fn parsed(flags: &[&str]) -> Result<RunArgs, Failure> {
         let argv = [&["canvas", "run"], flags, &["--", "true"]].concat();
-        let Command::Run(args) = Cli::try_parse_from(argv).unwrap().command else {
-            unreachable!()
-        };
-        args
+        let argv: Vec<_> = argv.into_iter().map(Into::into).collect();
+        match Cli::try_parse_from(&argv) {
+            Ok(Cli {
+                command: Command::Run(args),
+            }) => Ok(args),
+            Ok(_) => unreachable!(),
+            Err(e) => Err(Failure::run(crate::error::sentence(&e, &argv))),
+        }
+    }
+
+    fn run_args(flags: &[&str]) -> RunArgs {
+        parsed(flags).map_err(|f| f.sentence).unwrap()
     }
 
     fn options(flags: &[&str]) -> Result<Options, Failure> {
-        of_run(&run_args(flags), of(8 << 30))
-    }
-
-    #[test]
-    fn each_value_of_copies_is_a_policy_and_none_is_left_out() {
-        let all: Vec<Policy> = CopiesArg::value_variants()
-            .iter()
-            .map(|c| copies_of(*c))
-            .collect();
-        for (name, policy) in Policy::NAMED {
-            assert!(all.contains(&policy), "{name}");
-        }
-        let codes = (0..10).flat_map(|data| (0..4).filter_map(move |m| Code::new(data, m)));
-        let codes: Vec<Code> = codes.collect();
-        for code in &codes {
-            assert!(all.contains(&Policy::coded(*code)), "{code}");
-        }
-        assert_eq!(all.len(), Policy::NAMED.len() + codes.len());
+        of_run(&parsed(flags)?, of(8 << 30))
     }
 
     #[test]
@@ -530,35 +445,35 @@ mod tests {
         for (flags, want) in [
             (
                 &["--local", "0"][..],
-                "--local 0 is too little to work with; write 8M or more, or a share such as 25%",
+                "--local 0: it is too little to work with; write 8M or more, or a share such as 25%",
             ),
             (
                 &["--pool", "4K"][..],
-                "--pool 4K is too little to work with; write 1M or more",
+                "--pool 4K: it is too little to work with; write 1M or more",
             ),
             (
-                &["--proactive-batch", "1K"][..],
-                "--proactive-batch 1K: it is no part of memory to bring back at a time; write 4K to 64M",
+                &["-o", "proactive-batch=1K"][..],
+                "-o proactive-batch=1K: it is no part of memory to bring back at a time; write 4K to 64M",
             ),
             (
-                &["--proactive-batch", "65M"],
-                "--proactive-batch 65M: it is no part of memory to bring back at a time; write 4K to 64M",
+                &["-o", "proactive-batch=65M"],
+                "-o proactive-batch=65M: it is no part of memory to bring back at a time; write 4K to 64M",
             ),
             (
-                &["--local", "16M", "--swap-cache", "16M"],
-                "--swap-cache 16M is part of --local 16M; write less than that, a sixteenth of it for example",
+                &["--local", "16M", "-o", "swap-cache=16M"],
+                "-o swap-cache=16M is part of --local 16M; write less than that, a sixteenth of it for example",
             ),
             (
                 &["--local", "16M", "--far", "1K"][..],
-                "--far 1K is too little to work with; write 1M or more",
+                "--far 1K: it is too little to work with; write 1M or more",
             ),
             (
                 &["--local", "16M", "--far", "3T"][..],
-                "--far 3T is more than canvas can number; write 2T or less",
+                "--far 3T: it is more than canvas can number; write 2T or less",
             ),
             (
-                &["--local", "16M", "--far", "1G", "--far-wait", "1us"][..],
-                "--far-wait is too short for any answer; write a time such as 30s",
+                &["--local", "16M", "--far", "1G", "-o", "far-wait=1us"][..],
+                "-o far-wait=1us: it is too short for any answer; write a time such as 30s",
             ),
             (
                 &[
@@ -566,20 +481,20 @@ mod tests {
                     "16M",
                     "--far",
                     "1G",
-                    "--server",
+                    "--to",
                     "127.0.0.1:7",
                     "--copies",
                     "2",
                 ][..],
-                "--copies 2 needs 2 servers and there are 1; write more after --server",
+                "--copies 2 needs 2 donors and there are 1; write more after --to",
             ),
             (
-                &["--local", "16M", "--far", "1G", "--server", "192.0.2.1:7"][..],
-                "--server 192.0.2.1:7 is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)",
+                &["--local", "16M", "--far", "1G", "--to", "192.0.2.1:7"][..],
+                "--to 192.0.2.1:7 is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)",
             ),
             (
-                &["--local", "16M", "--far", "1G", "--copies", "none"][..],
-                "--copies none needs 1 servers and there are 0; write more after --server",
+                &["--local", "16M", "--far", "1G", "--copies", "1"][..],
+                "--copies 1 needs 1 donors and there are 0; write more after --to",
             ),
             (
                 &["--shared", "1G"][..],
@@ -587,7 +502,7 @@ mod tests {
             ),
             (
                 &["--local", "64M", "--shared", "1K"][..],
-                "--shared 1K is too little to work with; write 1M or more",
+                "--shared 1K: it is too little to work with; write 1M or more",
             ),
             (
                 &["--local", "64M", "--shared", "16M", "--mode", "thread"][..],
@@ -598,12 +513,12 @@ mod tests {
                 "--far without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
             ),
             (
-                &["--server", "127.0.0.1:7"][..],
-                "--server without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
+                &["--to", "127.0.0.1:7"][..],
+                "--to without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
             ),
             (
-                &["--local", "64M", "--agent=/x"][..],
-                "--agent without --far has no use; write --far SIZE for how much memory may go there",
+                &["--local", "64M", "--to=agent:/x"][..],
+                "--to without --far has no use; write --far SIZE for how much memory may go there",
             ),
         ] {
             let f = options(flags).unwrap_err();
@@ -623,11 +538,11 @@ mod tests {
             "16M",
             "--far",
             "1G",
-            "--server",
+            "--to",
             "127.0.0.1:7,rdma://127.0.0.1:7",
         ];
         let f = options(&flags).unwrap_err();
-        let want = format!("--server rdma://127.0.0.1:7: {why}; write 127.0.0.1:7 to go over TCP");
+        let want = format!("--to rdma://127.0.0.1:7: {why}; write 127.0.0.1:7 to go over TCP");
         assert_eq!((f.code, f.sentence), (125, want));
         let why = why.to_string();
         assert!(why.contains("RDMA") && !why.ends_with('.'), "{why}");
@@ -645,15 +560,15 @@ mod tests {
     }
 
     #[test]
-    fn servers_lend_as_much_as_this_host_has_memory_unless_told_otherwise() {
+    fn donors_lend_as_much_as_this_host_has_memory_unless_told_otherwise() {
         let slabs = |flags: &[&str], ram_bytes| {
             let args = run_args(&[&["--local", "64M"], flags].concat());
             let far = of_run(&args, of(ram_bytes)).unwrap().far;
             far.map(|far| far.slabs)
         };
-        let server = ["--server", "127.0.0.1:7"];
+        let server = ["--to", "127.0.0.1:7"];
         assert_eq!(slabs(&server, 1 << 30), Some(16));
-        assert_eq!(slabs(&["--seed", "127.0.0.1:7"], 1 << 30), Some(16));
+        assert_eq!(slabs(&["--to", "gossip:127.0.0.1:7"], 1 << 30), Some(16));
         assert_eq!(slabs(&server, 1 << 60), Some(SLABS_MAX));
         assert_eq!(
             slabs(&[&server[..], &["--far", "128M"]].concat(), 1 << 30),
@@ -680,7 +595,8 @@ mod tests {
             "12.5%",
             "--pool",
             "1G",
-            "--no-prefetch",
+            "-o",
+            "prefetch=none",
             "--require",
         ])
         .unwrap()
@@ -702,12 +618,12 @@ mod tests {
         assert!(c.native_swap());
         assert_eq!(c.proactive_threshold(), Threshold::default());
         assert_eq!(c.proactive_batch_pages.load(Relaxed), 64);
-        let proactive = ["--proactive-threshold", "off", "--proactive-batch", "1M"];
+        let proactive = ["-o", "proactive-threshold=off", "-o", "proactive-batch=1M"];
         options(&proactive).unwrap().write_to(c);
         assert_eq!(c.proactive_threshold(), Threshold::Off);
         assert_eq!(c.proactive_batch_pages.load(Relaxed), 256);
-        let off = ["--reservations", "off", "--native-swap", "off"];
-        options(&[&["--codec", "none"], &off[..]].concat())
+        let off = ["-o", "reservations=off", "-o", "native-swap=off"];
+        options(&[&["-o", "codec=none"], &off[..]].concat())
             .unwrap()
             .write_to(c);
         assert!(!c.native_swap());
@@ -720,7 +636,7 @@ mod tests {
     #[test]
     fn the_host_agent_calls_a_run_as_canvas_status_takes_it() {
         let name = |flags: &[&str]| {
-            let always = ["--local", "64M", "--far", "64M", "--agent=/x"];
+            let always = ["--local", "64M", "--far", "64M", "--to=agent:/x"];
             let far = options(&[&always, flags].concat()).unwrap().far;
             far.and_then(|far| far.host).unwrap().name
         };
@@ -735,36 +651,14 @@ mod tests {
             let options = options(&[&far, flags].concat())?;
             Ok::<_, Failure>(options.far.unwrap().timeliness)
         };
-        assert!(is_on(&[]).unwrap() && is_on(&["--far-timeliness", "on"]).unwrap());
-        assert!(!is_on(&["--far-timeliness", "off"]).unwrap());
-        assert!(is_on(&["--agent=/x", "--far-timeliness", "on"]).unwrap());
-        let f = is_on(&["--agent=/x", "--far-timeliness", "off"]).unwrap_err();
-        let want = "--far-timeliness and --agent exclude each other: the agent has its own; leave out one of them";
+        assert!(is_on(&[]).unwrap() && is_on(&["-o", "timeliness=on"]).unwrap());
+        assert!(!is_on(&["-o", "timeliness=off"]).unwrap());
+        assert!(is_on(&["--to=agent:/x", "-o", "timeliness=on"]).unwrap());
+        let f = is_on(&["--to=agent:/x", "-o", "timeliness=off"]).unwrap_err();
+        let want = "-o timeliness and --to agent exclude each other: the agent has its own; leave out one of them";
         assert_eq!((f.code, f.sentence.as_str()), (125, want));
-        let f = options(&["--far-timeliness", "off"]).unwrap_err();
-        let want = "--far-timeliness without --far has no use; write --far SIZE for how much memory may go there";
+        let f = options(&["-o", "timeliness=off"]).unwrap_err();
+        let want = "-o timeliness without --far has no use; write --far SIZE for how much memory may go there";
         assert_eq!((f.code, f.sentence.as_str()), (125, want));
-    }
-
-    #[test]
-    fn no_prefetch_is_another_name_for_none() {
-        let who = |flags: &[&str]| options(flags).map(|o| o.prefetch);
-        for (flags, want) in [
-            (&["--prefetch", "leap"][..], Prefetch::Leap),
-            (&["--prefetch", "readahead"], Prefetch::Readahead),
-            (&["--prefetch", "none"], Prefetch::None),
-            (&["--no-prefetch"], Prefetch::None),
-            (&["--no-prefetch", "--prefetch", "none"], Prefetch::None),
-        ] {
-            assert_eq!(who(flags).unwrap(), want, "{flags:?}");
-        }
-        let f = who(&["--no-prefetch", "--prefetch", "leap"]).unwrap_err();
-        assert_eq!(
-            (f.code, f.sentence.as_str()),
-            (
-                125,
-                "--no-prefetch and --prefetch leap exclude each other; write one of them"
-            )
-        );
     }
 }

@@ -17,6 +17,7 @@ use crate::args::ServeArgs;
 use crate::error::{Failure, say};
 use crate::{options, signals};
 use canvas_control::peers::{Asked, Peers};
+use canvas_control::settings::table::*;
 
 /// Time between two looks at how far the draining is.
 const DRAIN_TICK_MS: u16 = 20;
@@ -29,18 +30,25 @@ const PEERS_TICK_MS: u16 = 100;
 pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     // It has the key.
     let _ = nix::sys::prctl::set_dumpable(false);
-    let key = match &args.key_file {
-        Some(file) => Some(ClusterKey::read(file).map_err(Failure::usage)?),
+    let given = &args.settings;
+    let missing =
+        |key: &str| Failure::usage(format!("--{key} is missing; see `canvas serve --help`"));
+    let listen = given.get(LISTEN).ok_or_else(|| missing("listen"))?;
+    let memory = given.get(MEMORY).ok_or_else(|| missing("memory"))?;
+    let key = match given.get(KEY_FILE) {
+        Some(file) => Some(ClusterKey::read(&file).map_err(Failure::usage)?),
         None => None,
     };
-    if args.lease.ns == 0 {
+    let gossip = given.get(GOSSIP);
+    let join = given.get(JOIN).unwrap_or_default();
+    if gossip.is_none() && !join.is_empty() {
         return Err(Failure::usage(
-            "--lease 0s would free everything at once; write a duration such as 30s",
+            "--join without --gossip has no use; write --gossip ADDR:PORT too",
         ));
     }
-    let seeds =
-        options::seeds(&args.seeds, key.is_some()).map_err(|e| Failure::usage(e.sentence))?;
-    if let Some(addr) = args.gossip
+    let seeds = options::members("--join ", &join, key.is_some())
+        .map_err(|e| Failure::usage(e.sentence))?;
+    if let Some(addr) = gossip
         && key.is_none()
         && !addr.ip().is_loopback()
     {
@@ -50,7 +58,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         )));
     }
     let mut peers = Peers::new();
-    if let Some(addr) = args.metrics {
+    if let Some(addr) = given.get(METRICS) {
         peers.offer_metrics(addr).map_err(Failure::usage)?;
     }
     // Each link has two descriptors.
@@ -59,20 +67,20 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     let signals = signals::ends()
         .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;
     let server = Server::start(Config {
-        listen: args.listen,
-        memory_bytes: args.memory.bytes,
-        reserve_bytes: args.reserve.map(|s| s.bytes),
+        listen,
+        memory_bytes: memory.bytes,
+        reserve_bytes: given.get(RESERVE).map(|s| s.bytes),
         key: key.clone(),
-        lease: args.lease.into(),
-        evict_within: args.evict_within.into(),
-        spin: args.spin.into(),
-        state_json: args.state_json.clone(),
-        procfs: args.procfs.clone(),
-        links_max: usize::from(args.links),
-        rdma: args.rdma,
+        lease: given.value(LEASE).into(),
+        evict_within: given.value(EVICT_WITHIN).into(),
+        spin: given.value(SPIN).into(),
+        state_json: given.get(STATE_JSON),
+        procfs: given.value(PROCFS),
+        links_max: usize::from(given.value(CONNECTIONS)),
+        rdma: given.value(RDMA).0,
     })
     .map_err(Failure::usage)?;
-    let gossip = match args.gossip {
+    let gossip = match gossip {
         Some(listen) => Some(
             Gossip::start(canvas_gossip::Config {
                 listen,
@@ -91,7 +99,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     say(format_args!(
         "serve: listening on {}, lending up to {} MiB, leaving {} MiB to this host{gossips}",
         server.listening(),
-        args.memory.bytes >> 20,
+        memory.bytes >> 20,
         server.reserve_bytes() >> 20
     ));
     let signal = loop {
@@ -105,7 +113,8 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
             break signal;
         }
     };
-    let lent = server.drain(args.drain.into());
+    let drain = Duration::from(given.value(DRAIN));
+    let lent = server.drain(drain);
     if let Some(gossip) = &gossip {
         let (free, lent) = server.free_and_lent_bytes();
         gossip.announce(free, lent);
@@ -115,7 +124,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
             "serve: {signal}: ending; slabs that are lent: {lent}"
         ));
     }
-    let until = Instant::now() + Duration::from(args.drain);
+    let until = Instant::now() + drain;
     while server.lent_slabs() > 0 && Instant::now() < until {
         if wait(&signals, Some(DRAIN_TICK_MS), &mut peers, &server).is_some() {
             break;

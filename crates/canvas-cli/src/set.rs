@@ -5,14 +5,16 @@ use canvas_types::exit;
 use crate::args::SetArgs;
 use crate::control::client::Runs;
 use crate::error::Failure;
-use canvas_runner::KEYS;
+use canvas_control::settings::Command;
+use canvas_runner::keys;
 
 /// Changes one run.
 pub fn run(args: &SetArgs) -> Result<i32, Failure> {
     let pair = |text: &String| match text.split_once('=') {
         Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
         None => Err(Failure::usage(format!(
-            "{text} is no change; write KEY=VALUE, where KEY is one of {KEYS}"
+            "{text} is no change; write KEY=VALUE, where KEY is one of {}",
+            keys(Command::Run)
         ))),
     };
     let pairs = args.changes.iter().map(pair).collect::<Result<_, _>>()?;

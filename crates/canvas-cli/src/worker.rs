@@ -14,14 +14,14 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
     let _ = nix::sys::prctl::set_dumpable(false);
     worker::serve(&Config {
         slabs: args.slabs,
-        servers: args.servers.clone(),
-        seeds: args.seeds.clone(),
+        servers: args.donors.clone(),
+        seeds: args.gossip.clone(),
         disks: args.disks,
         disks_keep: args.disks_keep,
-        reserve: args.disk_reserve.far_reserve,
+        reserve: args.far_reserve,
         links: args.links,
         spin: Duration::from_nanos(args.spin.ns),
-        timeliness: args.timeliness.is_on(),
+        timeliness: args.timeliness.0,
     })
     .map_err(Failure::usage)?;
     Ok(exit::OK)

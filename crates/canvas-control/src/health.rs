@@ -125,7 +125,7 @@ fn judge_far(f: &Facts, far: &Far, add: &mut impl FnMut(Code, String)) {
     if f.used.far_bytes >= limit && f.used.pool_bytes > mark + (bound - mark) / 2 {
         add(
             Code::FarFull,
-            "all of --far is in use, and the pool fills up: it is far past --spill-at".to_owned(),
+            "all of --far is in use, and the pool fills up: it is far past spill-at".to_owned(),
         );
     }
     if far.corrupt > 0 {

@@ -12,6 +12,7 @@
 //! | [`hello`] | messages between runners and the host's agent |
 //! | [`terms`] | what the operator of a host's agent settles for a tenant |
 //! | [`user_dir`] | directories for sockets that are one user's alone |
+//! | [`settings`] | every setting, in one table, and what was given of them |
 //! | [`share`] | what a tenant gets of what several want |
 //! | [`status`] | what an agent says of its donors |
 //!
@@ -26,6 +27,7 @@ pub mod metrics;
 pub mod names;
 pub mod peers;
 pub mod place;
+pub mod settings;
 pub mod share;
 pub mod status;
 pub mod terms;

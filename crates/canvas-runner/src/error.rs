@@ -91,7 +91,7 @@ pub enum RunError {
     },
     /// The disk copy of far memory has no place.
     #[error(
-        "far memory cannot be kept in {}: {}; write another directory after --far-dir",
+        "far memory cannot be kept in {}: {}; write another directory: --to disk:DIR",
         .dir.display(),
         reason(.source)
     )]
@@ -129,7 +129,7 @@ pub enum RunError {
         source: io::Error,
     },
     /// The recordings have no place, or lie in a file that is somebody else's.
-    #[error("--learn {}: {why}", .path.display())]
+    #[error("-o learn={}: {why}", .path.display())]
     Learn {
         /// Its file.
         path: PathBuf,

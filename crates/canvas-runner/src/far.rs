@@ -443,13 +443,13 @@ fn pause(young: u32) -> Duration {
 fn flags(options: &FarOptions, disks: usize) -> Vec<String> {
     let mut flags = vec!["--slabs".to_owned(), options.slabs.to_string()];
     for server in &options.servers {
-        flags.extend(["--server".to_owned(), server.to_string()]);
+        flags.extend(["--donor".to_owned(), server.to_string()]);
     }
     flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
     let timeliness = if options.timeliness { "on" } else { "off" };
     flags.extend(["--timeliness".to_owned(), timeliness.to_owned()]);
     for seed in &options.seeds {
-        flags.extend(["--seed".to_owned(), seed.clone()]);
+        flags.extend(["--gossip".to_owned(), seed.clone()]);
     }
     flags.extend(["--links".to_owned(), options.links.to_string()]);
     if disks > 0 {

@@ -53,7 +53,7 @@ mod tree;
 
 pub use canvas_sys::child::end_by;
 pub use control::disk::ServedDisk;
-pub use control::set::KEYS;
+pub use control::set::keys;
 pub use control::tenant::SCHEMA as STATUS_SCHEMA;
 pub use error::RunError;
 pub use launch::spawn_self_with;

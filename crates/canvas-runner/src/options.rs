@@ -10,33 +10,10 @@ use std::time::Duration;
 use canvas_agent::replicas::Policy;
 use canvas_control::hello::Asked;
 use canvas_link::Address;
-use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, Mode, config_flag};
+use canvas_shm::segment::{Config, Mode, config_flag};
 use canvas_types::units::{Amount, Size, Span};
 use canvas_types::{AppTier, Codec, NodeBound, PAGE_SIZE, Prefetch, ReadUnit, Slo, Threshold};
 use canvas_wire::key::ClusterKey;
-
-/// Smallest `--local`: the smallest limit that a share comes to, too.
-pub const LOCAL_MIN: Size = Size::from_bytes(LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64);
-
-/// `--proactive-batch`, unless it is given; the least and the most that can be.
-pub const PROACTIVE_BATCH: Size = Size::from_bytes(256 << 10);
-const PROACTIVE_BATCH_MIN: Size = Size::from_bytes(PAGE_SIZE as u64);
-const PROACTIVE_BATCH_MAX: Size = Size::from_bytes(64 << 20);
-
-/// A batch that cannot be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "it is no part of memory to bring back at a time; write {} to {}",
-    PROACTIVE_BATCH_MIN,
-    PROACTIVE_BATCH_MAX
-)]
-pub struct BatchError;
-
-/// What is wrong with a batch of proactive swap-in, if something is.
-pub fn batch_error(batch: Size) -> Option<BatchError> {
-    let fits = (PROACTIVE_BATCH_MIN..=PROACTIVE_BATCH_MAX).contains(&batch);
-    (!fits).then_some(BatchError)
-}
 
 /// A batch in whole pages.
 pub fn batch_pages(batch: Size) -> u32 {

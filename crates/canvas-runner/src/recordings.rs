@@ -229,7 +229,7 @@ impl Book {
 /// Nothing, after one line of why.
 fn told(path: &Path, why: &str) -> Vec<Kept> {
     say(format_args!(
-        "--learn {}: {why}; it is written anew, and nothing is known from before",
+        "-o learn={}: {why}; it is written anew, and nothing is known from before",
         path.display()
     ));
     Vec::new()

@@ -186,8 +186,8 @@ pub const ALL_BELOW: [Below; 6] = [
 ];
 /// A limit that is never reached: the program is managed, and nothing is paged out.
 const ROOMY: Below = Below::Canvas(&["--local", "16G"]);
-const NO_RESERVATIONS: Below = Below::Canvas(&["--reservations", "off"]);
-const UNCOMPRESSED: Below = Below::Canvas(&["--codec", "none"]);
+const NO_RESERVATIONS: Below = Below::Canvas(&["-o", "reservations=off"]);
+const UNCOMPRESSED: Below = Below::Canvas(&["-o", "codec=none"]);
 const fn far(copies: &'static str) -> Below {
     Below::CanvasFar(FarParts { copies, ..FAR })
 }
@@ -608,10 +608,10 @@ const fn prefetchers_beside(programs: &'static [Program]) -> Part {
     Part {
         programs,
         variants: &[
-            Below::Canvas(&["--prefetch", "leap"]),
-            Below::Canvas(&["--prefetch", "readahead"]),
-            Below::Canvas(&["--app-tier", "off"]),
-            Below::Canvas(&["--app-tier", "threads"]),
+            Below::Canvas(&["-o", "prefetch=leap"]),
+            Below::Canvas(&["-o", "prefetch=readahead"]),
+            Below::Canvas(&["-o", "app-tier=off"]),
+            Below::Canvas(&["-o", "app-tier=threads"]),
             CANVAS,
         ],
         percents: &[25],

@@ -115,7 +115,7 @@ pub fn small(id: &str, seed: u64) -> Results {
     let mut samples = Vec::new();
     let variants = [
         Variant::Canvas(vec![]),
-        Variant::Canvas(vec!["--no-prefetch".into()]),
+        Variant::Canvas(vec!["-o".into(), "prefetch=none".into()]),
         Variant::Zram,
         Variant::Disk,
     ];

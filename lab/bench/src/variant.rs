@@ -104,6 +104,15 @@ impl FarBelow {
         })
     }
 
+    /// The flag for its copies. Results call one copy at a donor `none`, as it was written once.
+    pub fn copies_flag(&self) -> String {
+        let copies = match self.copies.as_str() {
+            "none" => "1",
+            copies => copies,
+        };
+        format!("--copies={copies}")
+    }
+
     /// So many copies, and all donors live.
     pub fn copies(copies: &str) -> FarBelow {
         FarBelow {
@@ -253,12 +262,12 @@ mod tests {
             unreachable!()
         };
         let flagged = Variant::CanvasFar(FarBelow {
-            agent_flags: vec!["--timeliness".into(), "off".into()],
+            agent_flags: vec!["-o".into(), "timeliness=off".into()],
             ..below
         });
         let text = serde_json::to_string(&flagged).unwrap();
         assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), flagged);
-        let shown = "canvas-far[none, link 200mbit, isolated, agent --timeliness off]";
+        let shown = "canvas-far[none, link 200mbit, isolated, agent -o timeliness=off]";
         assert_eq!(flagged.to_string(), shown);
         let confined = Variant::CanvasFar(FarBelow {
             cpu_percent: Some(50),

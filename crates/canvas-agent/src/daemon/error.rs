@@ -265,7 +265,7 @@ pub enum AdmissionError {
     #[error("this agent keeps nothing on a disk")]
     NoDisk,
     /// It wants copies on more servers than there are.
-    #[error("its copies need {wanted} servers, and this agent has {there}")]
+    #[error("its copies need {wanted} donors, and this agent has {there}")]
     FewServers {
         /// How many it wants.
         wanted: usize,

@@ -761,7 +761,7 @@ mod tests {
             ..hello()
         };
         let why = Tenant::judge(hello, 0, vec![segment()], &service).err();
-        let want = "its copies need 2 servers, and this agent has 0";
+        let want = "its copies need 2 donors, and this agent has 0";
         assert_eq!(why.unwrap().to_string(), want);
     }
 }

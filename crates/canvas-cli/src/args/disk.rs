@@ -1,58 +1,14 @@
 //! Flags of `canvas disk`.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
-
-use canvas_disk::virtio::QUEUES_MAX;
-use canvas_types::units::Size;
 use clap::Args;
 
-use super::{BeyondArgs, CodecArg, address};
+use super::DiskSettings;
 
 /// Flags of `canvas disk`.
 #[derive(Args, Clone, Debug)]
 pub struct DiskArgs {
-    /// Size of the disk, in pages of 4K.
-    #[arg(long, value_name = "SIZE")]
-    pub size: Size,
-    /// Serve the disk as a virtio block device over vhost-user at this UNIX socket: pages are read and written in
-    /// the guest's memory, which has to be shared (qemu: -object memory-backend-memfd,share=on).
-    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
-    pub vhost_user: Option<PathBuf>,
-    /// Queues of that device, a thread each; best as many as the guest has processors.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
-    pub queues: u16,
-    /// Serve the disk over NBD at this UNIX socket.
-    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
-    pub nbd: Option<PathBuf>,
-    /// Serve the disk as a block device of this host, /dev/ublkbN, on which its own kernel may swap: all memory that the
-    /// disk may need is taken and locked at the start. It takes root and Linux 6.4, and goes without far memory.
-    #[arg(long, conflicts_with_all = ["nbd", "vhost_user", "group", "queues"])]
-    pub swap_host: bool,
-    /// Let members of this group connect too [default: this user only].
-    #[arg(long, value_name = "GROUP")]
-    pub group: Option<String>,
-    /// Bound on the compressed pool that holds the pages [default: the disk's size, at most half of this host's
-    /// memory, or of the control group's limit where that is smaller].
-    #[arg(long, value_name = "SIZE")]
-    pub pool: Option<Size>,
     #[command(flatten)]
-    pub beyond: BeyondArgs,
-    /// How often in a minute another server takes the disk over from one that was killed or crashed, with all
-    /// that is stored. With 0 the disk dies with its server.
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    #[arg(value_parser = clap::value_parser!(u32).range(..=1000))]
-    pub restarts: u32,
-    /// How pages are stored.
-    #[arg(long, value_enum, default_value_t = CodecArg::Lz4)]
-    pub codec: CodecArg,
-    /// Write the state to FILE once a second (its fields: docs/CLI.md).
-    #[arg(long, value_name = "FILE.json")]
-    pub state_json: Option<PathBuf>,
-    /// Offer metrics for Prometheus at http://ADDR:PORT/metrics, to whoever can connect there.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub metrics: Option<SocketAddr>,
+    pub settings: DiskSettings,
 }
 
 /// Flags of `canvas disk-server`, which `canvas disk` starts.
@@ -78,16 +34,16 @@ stored lies in a memory file that the command holds; it is served by a process t
 that one is killed or crashes, another one goes on with the same bytes at the same sockets, and clients that
 connect again (qemu: -chardev socket,...,reconnect=1; over NBD: reconnect-delay=60) see a pause. Pages
 that do not shrink take what they are; zeros and discarded pages take nothing. With --far the oldest pages
-leave the pool; a read that finds no copy within --far-wait fails with EIO. When all is full, a write fails
+leave the pool; a read that finds no copy within 30s (-o far-wait) fails with EIO. When all is full, a write fails
 with ENOSPC, what is stored stays as it is, and one line says so.
 
-Flags win over CANVAS_* variables, and those over section [disk.NAME] of the configuration file, which
---tenant NAME names.
+Flags win over CANVAS_FAR, CANVAS_TENANT and CANVAS_OPTIONS, and those over section [disk.NAME] of the
+configuration file, which --tenant NAME names.
 
 SIGTERM, SIGINT and SIGHUP end the disk: clients are cut off, and the socket is removed. A disk on which its
 host swaps (--swap-host) ends once that is over: swapoff comes first.
 
-Exit codes: 0 ended by a signal; 1 its servers died more often than --restarts allows, and what was stored is
+Exit codes: 0 ended by a signal; 1 its servers died more often than -o restarts allows, and what was stored is
 lost; 2 it could not start.
 
 Example:

@@ -1,8 +1,8 @@
-//! Flags of `canvas read` and `canvas dump`, and the value of `--host-reserve`.
+//! Flags of `canvas read` and `canvas dump`.
 
 use std::path::PathBuf;
 
-use canvas_types::units::{Amount, Size, UnitError};
+use canvas_types::units::Size;
 use clap::Args;
 
 /// Flags of `canvas read`.
@@ -60,47 +60,3 @@ pub const DUMP_NOTES: &str = "\
 Example:
   canvas dump 4711 -o redis.core
   gdb /usr/bin/redis-server redis.core";
-/// The flag of `canvas run` about its host.
-#[derive(Args, Clone, Debug)]
-pub struct HostReserveArgs {
-    /// What is left of this host's memory in any case (or of that of the control group that CMD is in): a
-    /// size or a share; 0 for nothing.
-    ///
-    /// Before it is touched the pool grows no more: it spills to far memory, or new memory is refused with ENOMEM.
-    #[arg(
-        long,
-        env = "CANVAS_HOST_RESERVE",
-        value_name = "SIZE|N%",
-        default_value = "5%",
-        value_parser = host_reserve,
-        hide_env_values = true
-    )]
-    pub host_reserve: HostReserve,
-}
-
-/// What is left to the host; `None` for nothing.
-#[derive(Clone, Copy, Debug)]
-pub struct HostReserve(pub Option<Amount>);
-
-/// Why a bound is not left to the host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum HostReserveError {
-    /// Its text is neither a size nor a share.
-    #[error(transparent)]
-    Unit(#[from] UnitError),
-    /// Too little of the host would be left to use.
-    #[error("it is more than half of the host; write 50% or less")]
-    TooMuch,
-}
-
-/// `--host-reserve`: as any bound, and 0. At most half of the host is kept.
-pub fn host_reserve(text: &str) -> Result<HostReserve, HostReserveError> {
-    const PPM_MAX: u32 = 500_000;
-    if ["0", "0%"].contains(&text) {
-        return Ok(HostReserve(None));
-    }
-    match text.parse()? {
-        Amount::Share(share) if share.ppm() > PPM_MAX => Err(HostReserveError::TooMuch),
-        amount => Ok(HostReserve(Some(amount))),
-    }
-}

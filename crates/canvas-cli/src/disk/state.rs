@@ -13,6 +13,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use serde::Serialize;
 
 use crate::args::DiskArgs;
+use canvas_control::settings::table::{NBD, VHOST_USER};
 
 /// How a disk is now.
 #[derive(Debug, Serialize)]
@@ -77,12 +78,12 @@ impl State {
         clients: &ClientStats,
     ) -> State {
         let page = PAGE_SIZE as u64;
-        let path = |p: &Option<PathBuf>| p.as_ref().map(|p| p.display().to_string());
+        let path = |key| (args.settings.get(key)).map(|p: PathBuf| p.display().to_string());
         State {
             canvas: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
-            vhost_user: path(&args.vhost_user),
-            nbd: path(&args.nbd),
+            vhost_user: path(VHOST_USER),
+            nbd: path(NBD),
             device: device.map(str::to_owned),
             uptime_ms: uptime.as_millis() as u64,
             restarts,

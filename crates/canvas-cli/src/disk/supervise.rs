@@ -23,9 +23,10 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::questions::{self, Asked, Holder};
-use crate::args::{DiskArgs, HeldArgs};
+use crate::args::{DiskArgs, HeldArgs, words};
 use crate::error::{Failure, say};
 use crate::signals;
+use canvas_control::settings::table::{NBD, RESTARTS, VHOST_USER};
 
 /// Where a server finds what it is given.
 const MEMORY_FD: RawFd = 3;
@@ -101,7 +102,8 @@ impl Given {
             memory = memory.with_tenant(tenant);
         }
         let holder = args.held_far.then(|| take(HOLDER_FD)).transpose()?;
-        let socket = |path: &Option<PathBuf>, [listener, lock]: [RawFd; 2]| {
+        let given = &args.disk.settings;
+        let socket = |path: Option<PathBuf>, [listener, lock]: [RawFd; 2]| {
             let held = |path: &PathBuf| {
                 let (listener, lock) = (take(listener)?, take(lock)?);
                 Ok::<_, Failure>(Socket::held(listener, lock, path, args.holder))
@@ -109,8 +111,8 @@ impl Given {
             path.as_ref().map(held).transpose()
         };
         let sockets = Sockets {
-            nbd: socket(&args.disk.nbd, NBD_FDS)?,
-            vhost: socket(&args.disk.vhost_user, VHOST_FDS)?,
+            nbd: socket(given.get(NBD), NBD_FDS)?,
+            vhost: socket(given.get(VHOST_USER), VHOST_FDS)?,
         };
         Ok(Given {
             memory,
@@ -123,7 +125,7 @@ impl Given {
 
 impl Holding {
     /// Starts a server, the one after `died` others.
-    fn start(&mut self, words: &[OsString], died: u32) -> Result<Pid, Errno> {
+    fn start(&mut self, args: &DiskArgs, died: u32) -> Result<Pid, Errno> {
         let held = &self.held;
         let mut all = vec![(held.file.fd(), MEMORY_FD)];
         for (socket, to) in [
@@ -142,29 +144,22 @@ impl Holding {
         let fds: Vec<(OwnedFd, RawFd)> =
             all.into_iter().map(clear).collect::<Result<_, Errno>>()?;
         let env: Vec<_> = std::env::vars_os().collect();
-        let words = server_words(words, died, held.storage.is_some());
+        let words = server_words(args, died, held.storage.is_some());
         let server = spawn_self_with(&words, &env, &fds)?;
         self.asked = ends.map(|(asked, _)| asked);
         Ok(server)
     }
 }
 
-/// The words that start a server, from those that started its holder.
-fn server_words(words: &[OsString], died: u32, far: bool) -> Vec<OsString> {
-    let is_command = |w: &&OsString| !w.as_encoded_bytes().starts_with(b"-");
-    let command = words.iter().skip(1).find(is_command);
-    let at = words.iter().position(|w| Some(w) == command).unwrap_or(0);
-    let own = [
-        "--holder",
-        &std::process::id().to_string(),
-        "--died",
-        &died.to_string(),
-    ]
-    .map(OsString::from);
-    let server = [OsString::from("disk-server")];
-    let own_far = [OsString::from("--held-far")];
-    let own_far = &own_far[..usize::from(far)];
-    [&words[..at], &server, &own, own_far, &words[at + 1..]].concat()
+/// The words that start a server: what its holder was given, however that was.
+fn server_words(args: &DiskArgs, died: u32, far: bool) -> Vec<OsString> {
+    let holder = std::process::id().to_string();
+    let died = died.to_string();
+    let own = ["disk-server", "--holder", &holder, "--died", &died].map(str::to_owned);
+    let far = far.then(|| "--held-far".to_owned());
+    let name = std::env::args_os().next().unwrap_or_default();
+    let rest = own.into_iter().chain(far).chain(words(&args.settings));
+    [name].into_iter().chain(rest.map(OsString::from)).collect()
 }
 
 /// How a server ended.
@@ -174,7 +169,7 @@ enum Ended {
 }
 
 /// Serves the disk by one server after the other, until a signal ends it or too many of them die.
-pub fn run(args: &DiskArgs, held: Held, words: &[OsString]) -> Result<i32, Failure> {
+pub fn run(args: &DiskArgs, held: Held) -> Result<i32, Failure> {
     let fail = |what: &str, e: Errno| Failure::usage(format!("{what}: {}", e.desc()));
     let signals =
         signals::ends_and_children().map_err(|e| fail("signals cannot be waited for", e))?;
@@ -188,7 +183,7 @@ pub fn run(args: &DiskArgs, held: Held, words: &[OsString]) -> Result<i32, Failu
         signals,
         asked: None,
     };
-    let result = holding.serve(args, words);
+    let result = holding.serve(args);
     if let Some(storage) = holding.held.storage {
         // Of a server that was killed at the end.
         if let Some(place) = place_of(&storage, std::process::id()) {
@@ -205,12 +200,12 @@ fn place_of(storage: &Storage, pid: u32) -> Option<Place> {
 }
 
 impl Holding {
-    fn serve(&mut self, args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
+    fn serve(&mut self, args: &DiskArgs) -> Result<i32, Failure> {
         let mut deaths = VecDeque::new();
         let mut died = 0;
         loop {
             let began = Instant::now();
-            let how = match self.start(words, died) {
+            let how = match self.start(args, died) {
                 Err(e) if died == 0 => {
                     let why = e.desc();
                     let what = format!("no server can be started for the disk: {why}");
@@ -233,7 +228,7 @@ impl Holding {
             let is_recent = |t: &Instant| t.elapsed() < MINUTE;
             deaths.retain(is_recent);
             deaths.push_back(Instant::now());
-            if deaths.len() > args.restarts as usize {
+            if deaths.len() > args.settings.value(RESTARTS) as usize {
                 return Err(Failure {
                     code: exit::NEGATIVE,
                     sentence: format!(
@@ -314,30 +309,32 @@ impl Holding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
 
     #[test]
-    fn a_server_gets_the_words_of_its_holder() {
-        let words = |w: &[&str]| -> Vec<OsString> { w.iter().map(OsString::from).collect() };
-        let pid = std::process::id().to_string();
+    fn a_server_is_given_what_its_holder_was() {
+        let argv = [
+            "canvas",
+            "disk",
+            "--size",
+            "8M",
+            "--nbd",
+            "disk",
+            "-o",
+            "restarts=7",
+        ];
+        let Command::Disk(args) = Cli::try_parse_from(argv).unwrap().command else {
+            unreachable!()
+        };
+        let words = server_words(&args, 3, true);
+        let Command::DiskServer(held) = Cli::try_parse_from(words).unwrap().command else {
+            unreachable!()
+        };
         assert_eq!(
-            server_words(
-                &words(&["canvas", "disk", "--size", "8M", "--nbd", "disk"]),
-                3,
-                true
-            ),
-            words(&[
-                "canvas",
-                "disk-server",
-                "--holder",
-                &pid,
-                "--died",
-                "3",
-                "--held-far",
-                "--size",
-                "8M",
-                "--nbd",
-                "disk"
-            ])
+            (held.holder, held.died, held.held_far),
+            (std::process::id(), 3, true)
         );
+        assert_eq!(held.disk.settings, args.settings);
     }
 }

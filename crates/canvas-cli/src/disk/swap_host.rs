@@ -19,21 +19,16 @@ use nix::libc;
 use crate::args::DiskArgs;
 use crate::error::{Failure, say};
 use crate::swap_in::system::Groups;
+use canvas_control::settings::table::{FAR, TO};
 
 /// Of what is available so much may be taken, in percent.
 const TAKEN_PERCENT_MAX: u64 = 90;
 
 /// Makes this process one that the kernel can wait for, before it has any other thread.
 pub fn prepare(args: &DiskArgs, pages: u64, pool: Size) -> Result<(), Failure> {
-    let beyond = &args.beyond;
-    let has_far = beyond.far.is_some()
-        || beyond.agent.is_some()
-        || !beyond.servers.is_empty()
-        || !beyond.seeds.is_empty();
-    if has_far {
+    if args.settings.has(FAR) || args.settings.has(TO) {
         return Err(wrong(
-            "goes without far memory, which takes memory of this host's when it has none; leave --far, --server, --seed \
-             and --agent away",
+            "goes without far memory, which takes memory of this host's when it has none; leave out --far and --to",
         ));
     }
     if !nix::unistd::geteuid().is_root() {

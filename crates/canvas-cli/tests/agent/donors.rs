@@ -38,7 +38,7 @@ impl Donor {
         let seeds = seeds.join(",");
         let mut flags = vec!["--gossip", "127.0.0.1:0"];
         if !seeds.is_empty() {
-            flags.extend(["--seed", &seeds]);
+            flags.extend(["--join", &seeds]);
         }
         flags.extend(more);
         Donor::with("127.0.0.1:0", &flags)
@@ -117,7 +117,7 @@ fn donors<const N: usize>() -> ([Donor; N], String) {
 }
 
 fn start(servers: &str, copies: &str) -> Run {
-    let flags = ["--far", "512M", "--server", servers, "--copies", copies];
+    let flags = ["--far", "512M", "--to", servers, "--copies", copies];
     let run = Run::start("patient load", &flags);
     run.wait_for("ready");
     run
@@ -185,7 +185,7 @@ pub fn patient_load() {
 #[test]
 fn servers_lend_without_being_told_how_much() {
     let ([_a, _b], servers) = donors();
-    let mut run = Run::start("patient load", &["--server", &servers, "--copies", "2"]);
+    let mut run = Run::start("patient load", &["--to", &servers, "--copies", "2"]);
     run.wait_for("ready");
     run.go_on();
     run.wait_for("longest");
@@ -294,12 +294,12 @@ fn with_no_other_copy_a_dead_donor_is_told() {
     let flags = [
         "--far",
         "64M",
-        "--server",
+        "--to",
         &servers,
         "--copies",
-        "none",
-        "--far-wait",
-        "1s",
+        "1",
+        "-o",
+        "far-wait=1s",
     ];
     let mut run = Run::start("lost", &flags);
     run.wait_for("ready");
@@ -384,7 +384,7 @@ pub fn read_on() {
 fn a_silent_donor_is_gone_around() {
     for copies in ["2", "1+disk"] {
         let (donors, servers): ([Donor; 2], _) = donors();
-        let flags = ["--far", "64M", "--server", &servers, "--copies", copies];
+        let flags = ["--far", "64M", "--to", &servers, "--copies", copies];
         let mut run = Run::start("read on", &flags);
         run.wait_for("ready");
         for donor in &donors {
@@ -407,7 +407,7 @@ fn a_silent_donor_is_gone_around() {
 fn a_donor_that_is_silent_for_good_is_gone_around() {
     for copies in ["2", "1+disk"] {
         let ([a, b], servers) = donors();
-        let flags = ["--far", "64M", "--server", &servers, "--copies", copies];
+        let flags = ["--far", "64M", "--to", &servers, "--copies", copies];
         let mut run = Run::start("read on", &flags);
         run.wait_for("ready");
         a.signal("-STOP");
@@ -459,7 +459,7 @@ fn free_all(run: &Run, donor: &Donor) {
 #[test]
 fn what_a_donor_has_not_got_any_more_is_made_good() {
     let ([a, b], servers) = donors();
-    let flags = ["--far", "64M", "--server", &servers, "--copies", "2"];
+    let flags = ["--far", "64M", "--to", &servers, "--copies", "2"];
     let mut run = Run::start("read on", &flags);
     run.wait_for("ready");
     free_all(&run, &a);
@@ -500,7 +500,7 @@ pub fn freed() {
 #[test]
 fn what_all_donors_have_freed_is_lost_and_not_damaged() {
     let ([a, b], servers) = donors();
-    let flags = ["--far", "64M", "--server", &servers, "--copies", "2"];
+    let flags = ["--far", "64M", "--to", &servers, "--copies", "2"];
     let mut run = Run::start("freed", &flags);
     run.wait_for("ready");
     for donor in [&a, &b] {
@@ -568,7 +568,7 @@ pub fn read_later() {
 #[test]
 fn a_damaged_copy_is_not_copied_on() {
     let (donors, servers): ([Donor; 4], _) = donors();
-    let flags = ["--far", "64M", "--server", &servers, "--copies", "3"];
+    let flags = ["--far", "64M", "--to", &servers, "--copies", "3"];
     let mut run = Run::start("read later", &flags);
     run.wait_for("ready");
     let holders: Vec<&Donor> = donors.iter().filter(|d| pages(d, false) > 0).collect();
@@ -589,7 +589,7 @@ fn a_damaged_copy_is_not_copied_on() {
 #[test]
 fn a_damaged_file_is_not_copied_on() {
     let ([a, b], servers) = donors();
-    let flags = ["--far", "64M", "--server", &servers, "--copies", "1+disk"];
+    let flags = ["--far", "64M", "--to", &servers, "--copies", "1+disk"];
     let mut run = Run::start("wait", &flags);
     run.wait_for("ready");
     let file = run.backing_file();
@@ -625,7 +625,14 @@ fn a_run_that_knows_one_member_uses_all_donors() {
     let a = Donor::gossiping(&[], &[]);
     let b = Donor::gossiping(&[&a], &[]);
     let c = Donor::gossiping(&[&b], &[]);
-    let flags = ["--far", "64M", "--seed", &b.gossip, "--copies", "3"];
+    let flags = [
+        "--far",
+        "64M",
+        "--to",
+        &format!("gossip:{}", b.gossip),
+        "--copies",
+        "3",
+    ];
     let mut run = Run::start("read later", &flags);
     run.wait_for("ready");
     for donor in [&a, &b, &c] {
@@ -650,7 +657,14 @@ fn a_donor_that_comes_later_is_used_and_a_stranger_is_not() {
     let made = Command::new(CANVAS).arg("keygen").arg(&key).status();
     assert!(made.unwrap().success());
     let stranger = Donor::gossiping(&[&a], &["--key-file", key.to_str().unwrap()]);
-    let flags = ["--far", "64M", "--seed", &a.gossip, "--copies", "2"];
+    let flags = [
+        "--far",
+        "64M",
+        "--to",
+        &format!("gossip:{}", a.gossip),
+        "--copies",
+        "2",
+    ];
     let mut run = Run::start("read later", &flags);
     // Nothing is written while there is one donor, and a stranger.
     rest(3000);

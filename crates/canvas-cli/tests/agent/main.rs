@@ -249,7 +249,7 @@ fn command(dir: &Path, far_dir: &Path, before: &[&str], flags: &[&str], part: &s
         .position(|f| *f == "--copies")
         .map(|i| flags[i + 1]);
     if copies.is_none_or(|copies| copies.contains("disk")) {
-        command.arg("--far-dir").arg(far_dir);
+        command.arg(format!("--to=disk:{}", far_dir.display()));
     }
     command
         .arg("--stats")
@@ -316,7 +316,7 @@ fn a_full_disk_is_told_once_and_hurts_nothing() {
         dir.path(),
         &small,
         &before,
-        &["--far", "64M", "--far-reserve", "0"],
+        &["--far", "64M", "-o", "far-reserve=0"],
         "too much",
     );
     let (far, err) = Run::of(dir, command).finish();

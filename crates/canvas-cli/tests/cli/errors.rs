@@ -44,7 +44,7 @@ fn bad_arguments_of_run_are_125() {
         ),
         (
             &["run", "--local", "1M", "true"],
-            "--local 1M is too little to work with; write 8M or more",
+            "--local 1M: it is too little to work with; write 8M or more",
         ),
         (
             &["run", "--local", "99999999999G", "true"],
@@ -58,30 +58,33 @@ fn bad_arguments_of_run_are_125() {
             &["run", "--pool", "25%", "true"],
             "--pool 25%: its unit is unknown",
         ),
-        (&["run", "--pool", "1", "true"], "--pool 1 is too little"),
         (
-            &["run", "--local", "64M", "--swap-cache", "64M", "true"],
-            "--swap-cache 64M is part of --local 64M",
+            &["run", "--pool", "1", "true"],
+            "--pool 1: it is too little",
         ),
         (
-            &["run", "--codec", "zstd", "true"],
-            "--codec zstd: write one of lz4, none",
+            &["run", "--local", "64M", "-o", "swap-cache=64M", "true"],
+            "-o swap-cache=64M is part of --local 64M",
         ),
         (
-            &["run", "--reservations", "1", "true"],
-            "--reservations 1: write one of on, off",
+            &["run", "-o", "codec=zstd", "true"],
+            "-o codec=zstd: write one of lz4, none",
         ),
         (
-            &["run", "--native-swap", "no", "true"],
-            "--native-swap no: write one of on, off",
+            &["run", "-o", "reservations=2", "true"],
+            "-o reservations=2: it is neither; write on or off",
         ),
         (
-            &["run", "--prefetch", "fast", "true"],
-            "--prefetch fast: write one of streams, leap, readahead, none, auto",
+            &["run", "-o", "native-swap=maybe", "true"],
+            "-o native-swap=maybe: it is neither; write on or off",
         ),
         (
-            &["run", "--no-prefetch", "--prefetch", "leap", "true"],
-            "--no-prefetch and --prefetch leap exclude each other; write one of them",
+            &["run", "-o", "prefetch=fast", "true"],
+            "-o prefetch=fast: write one of streams, leap, readahead, none, auto",
+        ),
+        (
+            &["run", concat!("--no", "-prefetch"), "true"],
+            "there is no flag --no-prefetch; write -o prefetch=none",
         ),
         (
             &["run", "--mode", "turbo", "true"],
@@ -97,15 +100,22 @@ fn bad_arguments_of_run_are_125() {
             "the report cannot be written to /",
         ),
         (
-            &["run", "--local", "64M", "--learn", "/no/such/dir/r", "true"],
-            "--learn /no/such/dir/r: /no/such/dir/r.tmp cannot be written: No such file or directory",
+            &[
+                "run",
+                "--local",
+                "64M",
+                "-o",
+                "learn=/no/such/dir/r",
+                "true",
+            ],
+            "-o learn=/no/such/dir/r: /no/such/dir/r.tmp cannot be written: No such file or directory",
         ),
         (
-            &["run", "--learn", "/tmp/r", "true"],
-            "--learn without --local has no use",
+            &["run", "-o", "learn=/tmp/r", "true"],
+            "-o learn without --local has no use",
         ),
         (
-            &["run", "--trace", "/no/such/dir/t", "true"],
+            &["run", "-o", "trace=/no/such/dir/t", "true"],
             "the trace cannot be written to /no/such/dir/t",
         ),
     ] {
@@ -124,7 +134,7 @@ fn rdma_that_cannot_be_had_is_told_before_anything_starts() {
     }
     let server = "rdma://127.0.0.1:7070";
     let args = [
-        "run", "--local", "16M", "--far", "1G", "--server", server, "true",
+        "run", "--local", "16M", "--far", "1G", "--to", server, "true",
     ];
     let text = "RDMA";
     let a = ask(&args);
@@ -198,20 +208,20 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
         (&["--nbd", &sock], "--size"),
         (&["--size", "1X", "--nbd", &sock], "--size"),
         (
-            &["--size", "1G", "--codec", "zip", "--nbd", &sock],
+            &["--size", "1G", "-o", "codec=zip", "--nbd", &sock],
             "write one of lz4, none",
         ),
         (
             &["--size", "1G", "--nbd", &sock, "--far", "4K"],
-            "--far 4K is too little to work with; write 1M or more",
+            "--far 4K: it is too little to work with; write 1M or more",
         ),
         (
             &["--size", "1G", "--nbd", &sock, "--copies", "2"],
             "--copies without --far has no use; write --far SIZE for how much memory may go there",
         ),
         (
-            &["--size", "1G", "--nbd", &sock, "--weight", "200"],
-            "--weight without --far has no use; write --far SIZE for how much memory may go there",
+            &["--size", "1G", "--nbd", &sock, "-o", "weight=200"],
+            "-o weight without --far has no use; write --far SIZE for how much memory may go there",
         ),
         (
             &[
@@ -221,7 +231,7 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
                 &sock,
                 "--far",
                 "1G",
-                "--agent=/no/such/agent",
+                "--to=agent:/no/such/agent",
             ],
             "/no/such/agent",
         ),
@@ -250,19 +260,19 @@ fn bad_variables_are_named() {
     for (name, value, text) in [
         ("CANVAS_LOCAL", "4X", "CANVAS_LOCAL=4X: its unit is unknown"),
         (
-            "CANVAS_POOL",
-            "x",
-            "CANVAS_POOL=x: it does not start with a number",
+            "CANVAS_OPTIONS",
+            "pool=x",
+            "CANVAS_OPTIONS: pool=x: it does not start with a number",
         ),
         (
-            "CANVAS_MODE",
-            "fast",
-            "CANVAS_MODE=fast: write one of auto, signal, thread",
+            "CANVAS_OPTIONS",
+            "pool=1G mode=fast",
+            "CANVAS_OPTIONS: mode=fast: write one of auto, signal, thread",
         ),
         (
-            "CANVAS_REQUIRE",
-            "perhaps",
-            "CANVAS_REQUIRE=perhaps: it is neither on nor off; write 1 or 0",
+            "CANVAS_SERVER",
+            "10.0.0.5:7070",
+            "CANVAS_SERVER is not read; write CANVAS_OPTIONS=to=HOST:PORT, or unset it",
         ),
         (
             "CANVAS_PRELOAD_SO",
@@ -392,7 +402,7 @@ fn static_programs_run_unmanaged_unless_that_is_an_error() {
     );
     let got = answer(
         canvas(&["run", program])
-            .env("CANVAS_REQUIRE", "1")
+            .env("CANVAS_OPTIONS", "require=1")
             .output()
             .unwrap(),
     );

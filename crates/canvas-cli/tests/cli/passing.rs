@@ -193,7 +193,14 @@ fn a_trace_begins_with_its_header() {
     let scratch = Scratch::new();
     let file = scratch.path("t");
     let name = file.to_str().unwrap();
-    assert_eq!(sh(&["--trace", name, "--local", "64M"], "exit 0").code, 0);
+    assert_eq!(
+        sh(
+            &["-o", &format!("trace={name}"), "--local", "64M"],
+            "exit 0"
+        )
+        .code,
+        0
+    );
     let bytes = fs::read(&file).unwrap();
     let header = canvas_pager::trace::Header::decode(bytes[..64].try_into().unwrap()).unwrap();
     assert_eq!(header.local_pages, 16384);

@@ -57,8 +57,8 @@ pub(super) fn with_reserve(evict_within: &str) -> Donor {
         "4G",
         "--reserve",
         "1000M",
-        "--evict-within",
-        evict_within,
+        "-o",
+        &format!("evict-within={evict_within}"),
     ])
 }
 
@@ -201,7 +201,7 @@ fn a_client_that_comes_back_is_told_again() {
 #[test]
 fn a_client_with_many_slabs_is_told_of_all_of_them_again() {
     const SLABS: u32 = 300;
-    let donor = Donor::start(&["--memory", "24G", "--drain", "1h"]);
+    let donor = Donor::start(&["--memory", "24G", "-o", "drain=1h"]);
     let mut link = connect(&donor, config(1));
     let mut handles: Vec<u64> = (0..SLABS).map(|n| alloc(&mut link, n)).collect();
     link.close();

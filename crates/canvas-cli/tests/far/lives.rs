@@ -9,7 +9,7 @@ use super::*;
 
 #[test]
 fn slabs_outlive_their_link_and_go_with_the_lease() {
-    let donor = Donor::start(&["--memory", "256M", "--lease", "3s"]);
+    let donor = Donor::start(&["--memory", "256M", "-o", "lease=3s"]);
     let mut link = connect(&donor, config(1));
     assert_eq!(link.welcome().lease_ms, 3000, "the shorter lease holds");
     let handle = alloc(&mut link, 0);
@@ -31,7 +31,7 @@ fn slabs_outlive_their_link_and_go_with_the_lease() {
 
 #[test]
 fn a_half_open_link_is_closed_with_the_lease_and_pings_keep_it() {
-    let donor = Donor::start(&["--memory", "256M", "--lease", "4s"]);
+    let donor = Donor::start(&["--memory", "256M", "-o", "lease=4s"]);
     let mut silent = connect(&donor, config(1));
     alloc(&mut silent, 0);
     let mut alive = connect(&donor, config(2));
@@ -116,7 +116,7 @@ fn killed_and_started_again() {
 #[test]
 fn sigterm_with_nothing_lent_ends_it() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-        let mut donor = Donor::start(&["--memory", "64M", "--drain", "1h"]);
+        let mut donor = Donor::start(&["--memory", "64M", "-o", "drain=1h"]);
         let mut link = connect(&donor, config(1));
         donor.signal(signal);
         assert_eq!(donor.end().code(), Some(0));
@@ -128,7 +128,7 @@ fn sigterm_with_nothing_lent_ends_it() {
 
 #[test]
 fn sigterm_waits_for_clients_to_move_and_a_second_one_does_not() {
-    let mut donor = Donor::start(&["--memory", "128M", "--drain", "1h"]);
+    let mut donor = Donor::start(&["--memory", "128M", "-o", "drain=1h"]);
     let mut link = connect(&donor, config(1));
     let handles = [alloc(&mut link, 0), alloc(&mut link, 1)];
     write(&mut link, handles[0], 0, b"move me").unwrap();
@@ -154,7 +154,7 @@ fn sigterm_waits_for_clients_to_move_and_a_second_one_does_not() {
 /// back for it, and is told again to move it.
 #[test]
 fn a_donor_that_drains_takes_clients_back_whose_slabs_it_has() {
-    let mut donor = Donor::start(&["--memory", "128M", "--drain", "1h"]);
+    let mut donor = Donor::start(&["--memory", "128M", "-o", "drain=1h"]);
     let mut link = connect(&donor, config(1));
     let handle = alloc(&mut link, 0);
     write(&mut link, handle, 0, b"move me").unwrap();
@@ -194,7 +194,7 @@ fn a_donor_that_was_stopped_for_longer_than_the_lease_keeps_the_slabs() {
     const CLIENTS: u8 = 24;
     const LEASE: Duration = Duration::from_secs(2);
     for _ in 0..10 {
-        let donor = Donor::start(&["--memory", "4G", "--lease", "2s"]);
+        let donor = Donor::start(&["--memory", "4G", "-o", "lease=2s"]);
         let mut began = Instant::now();
         let mut links: Vec<(Link, u64)> = (1..=CLIENTS)
             .map(|n| {

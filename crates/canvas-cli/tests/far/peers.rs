@@ -230,7 +230,7 @@ fn a_peer_that_says_nothing_is_closed_and_holds_nobody_up() {
 
 #[test]
 fn a_client_that_takes_no_answers_holds_nobody_up() {
-    let donor = Donor::start(&["--memory", "128M", "--lease", "2s"]);
+    let donor = Donor::start(&["--memory", "128M", "-o", "lease=2s"]);
     let (mut raw, mut session) = Raw::shake_hands(&donor);
     raw.hello(&mut session, hello(1, 1));
     raw.message().expect("a welcome");
@@ -278,7 +278,7 @@ fn status_kib(donor: &Donor, name: &str) -> u64 {
 #[test]
 fn a_client_that_reads_slowly_costs_a_bounded_amount_of_memory() {
     const REQUESTS: usize = 1500;
-    let donor = Donor::start(&["--memory", "128M", "--spin", "10s"]);
+    let donor = Donor::start(&["--memory", "128M", "-o", "spin=10s"]);
     let (mut raw, mut session) = Raw::shake_hands(&donor);
     // So that the kernel takes a part of what waits at a time, and never all of it: what it has room for
     // is little, and the donor does not sleep until there is more.

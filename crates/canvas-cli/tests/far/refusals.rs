@@ -37,10 +37,7 @@ fn bad_flags() {
             &["serve", "--memory", "1G"],
             "--listen <ADDR:PORT> is missing",
         ),
-        (
-            &["serve", "--listen", "127.0.0.1:0"],
-            "--memory <SIZE> is missing",
-        ),
+        (&["serve", "--listen", "127.0.0.1:0"], "--memory is missing"),
         (
             &["serve", "--listen", "127.0.0.1:0", "--memory", "1M"],
             "less than one slab",
@@ -56,10 +53,10 @@ fn bad_flags() {
                 "127.0.0.1:0",
                 "--memory",
                 "1G",
-                "--lease",
-                "0s",
+                "-o",
+                "lease=0s",
             ],
-            "--lease 0s",
+            "-o lease=0s",
         ),
         (
             &[

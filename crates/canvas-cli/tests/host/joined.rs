@@ -20,7 +20,7 @@ fn program(run: &Run) -> Pid {
 #[test]
 fn programs_join_a_tenant_and_it_is_over_with_the_last() {
     let mut host = Host::new();
-    let mut agent = host.agent(&["--far-max", "384M"]);
+    let mut agent = host.agent(&["--far", "384M"]);
     let mut first = host.run("load", &["--far", "384M", "--tenant", "web"]);
     first.wait_for("ready");
     // All of the far memory is the tenant's: the second can only come into it.
@@ -30,12 +30,12 @@ fn programs_join_a_tenant_and_it_is_over_with_the_last() {
     third.wait_for("ready");
 
     // All of them are handed over, and all find the next one when theirs has died.
-    let next = host.agent(&["--replace", "--far-max", "384M"]);
+    let next = host.agent(&["--replace", "--far", "384M"]);
     assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
     next.wait_for("tenants taken over: 1");
     agent = next;
     agent.kill();
-    let _agent = host.agent(&["--far-max", "384M"]);
+    let _agent = host.agent(&["--far", "384M"]);
     let until = Instant::now() + Duration::from_secs(30);
     let runs = [&first, &second, &third];
     while !runs
@@ -68,7 +68,7 @@ fn programs_join_a_tenant_and_it_is_over_with_the_last() {
 #[test]
 fn runs_that_begin_at_one_time_find_each_other() {
     let mut host = Host::new();
-    let agent = host.agent(&["--far-max", "64M"]);
+    let agent = host.agent(&["--far", "64M"]);
     for _ in 0..5 {
         let runs: Vec<Run> = (0..4)
             .map(|_| host.run("one", &["--far", "64M", "--tenant", "web"]))
@@ -89,28 +89,31 @@ fn runs_that_begin_at_one_time_find_each_other() {
 fn what_a_joining_run_says_is_what_there_is() {
     let mut host = Host::new();
     let _agent = host.agent(&[]);
-    let flags = ["--far", "128M", "--tenant", "web", "--weight", "70"];
+    let flags = ["--far", "128M", "--tenant", "web", "-o", "weight=70"];
     let first = host.run("load", &flags);
     first.wait_for("ready");
     for (flags, want) in [
         (["--far", "64M"], "--far 64M is not what it has, 128M"),
-        (["--weight", "71"], "--weight 71 is not what it has, 70"),
+        (["-o", "weight=71"], "-o weight 71 is not what it has, 70"),
         (["--pool", "1M"], "--pool 1M is not what it has"),
         (["--copies", "2"], "--copies 2 is not what it has, disk"),
         (
-            ["--swap-in-limit", "1M/s"],
-            "--swap-in-limit 1M/s is not what it has, none",
+            ["-o", "swap-in-limit=1M/s"],
+            "-o swap-in-limit 1M/s is not what it has, none",
         ),
         (
-            ["--prefetch", "leap"],
-            "--prefetch leap is not what it has, streams",
+            ["-o", "prefetch=leap"],
+            "-o prefetch leap is not what it has, streams",
         ),
-        (["--spill-at", "70"], "--spill-at 70 is not what it has, 80"),
         (
-            ["--far-wait", "5s"],
-            "--far-wait 5s is not what it has, 30000ms",
+            ["-o", "spill-at=70"],
+            "-o spill-at 70 is not what it has, 80",
         ),
-        (["--trace", "/dev/null"], "a trace is of one run alone"),
+        (
+            ["-o", "far-wait=5s"],
+            "-o far-wait 5s is not what it has, 30s",
+        ),
+        (["-o", "trace=/dev/null"], "a trace is of one run alone"),
     ] {
         let err = host
             .run("one", &[&flags[..], &["--tenant", "web"]].concat())
@@ -119,7 +122,14 @@ fn what_a_joining_run_says_is_what_there_is() {
         assert!(err.contains(want), "{want}: {err}");
     }
     let same = [
-        "--far", "100M", "--weight", "70", "--copies", "disk", "--tenant", "web",
+        "--far",
+        "100M",
+        "-o",
+        "weight=70",
+        "--copies",
+        "disk",
+        "--tenant",
+        "web",
     ];
     let second = host.run("one", &same);
     second.wait_for("ready");

@@ -127,8 +127,7 @@ impl Host {
         let child = Command::new(CANVAS)
             .args(["agent", "--socket"])
             .arg(self.socket())
-            .arg("--far-dir")
-            .arg(far)
+            .arg(format!("--to=disk:{}", far.display()))
             .args(flags)
             .stderr(fs::File::create(&err).unwrap())
             .spawn()
@@ -151,7 +150,7 @@ impl Host {
         command
             .args(["run", "--local", "1G", "--stats"])
             .arg(dir.join("stats.json"))
-            .arg(format!("--agent={}", self.socket().display()))
+            .arg(format!("--to=agent:{}", self.socket().display()))
             .args(flags)
             .env("CANVAS_RUN_DIR", self.dir.path().join("control"));
         play(&mut command, &dir, part);
@@ -241,7 +240,7 @@ fn one_agent_serves_several_tenants_at_once() {
 #[test]
 fn a_name_is_free_again_when_its_run_is_over() {
     let mut host = Host::new();
-    let agent = host.agent(&["--far-max", "64M"]);
+    let agent = host.agent(&["--far", "64M"]);
     for _ in 0..5 {
         let run = host.run("short", &["--far", "64M", "--tenant", "web"]);
         let (far, err) = run.finish();
@@ -303,14 +302,14 @@ fn an_agent_is_replaced_under_load() {
 #[test]
 fn tenants_without_a_runner_are_handed_over_and_end() {
     let mut host = Host::new();
-    let mut agent = host.agent(&["--far-max", "64M"]);
+    let mut agent = host.agent(&["--far", "64M"]);
     let mut run = host.run("orphan", &["--far", "64M", "--tenant", "web"]);
     run.wait_for("ready");
     run.child.kill().unwrap();
     // Waiting closes the program's input.
     let mut input = run.child.stdin.take().unwrap();
     run.child.wait().unwrap();
-    let next = host.agent(&["--replace", "--far-max", "64M"]);
+    let next = host.agent(&["--replace", "--far", "64M"]);
     assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
     writeln!(input, "go").unwrap();
     run.wait_for("all there");
@@ -334,7 +333,7 @@ fn tenants_without_a_runner_are_handed_over_and_end() {
 #[test]
 fn an_operator_ends_a_tenant_that_no_run_has_any_more() {
     let mut host = Host::new();
-    let _agent = host.agent(&["--far-max", "64M"]);
+    let _agent = host.agent(&["--far", "64M"]);
     let mut run = host.run("orphan", &["--far", "64M", "--tenant", "web"]);
     run.wait_for("ready");
     let end = |name: &str, more: &[&str]| {
@@ -391,16 +390,16 @@ fn without_an_agent_a_run_says_so() {
     let mut host = Host::new();
     let err = host.run("short", &["--far", "64M"]).refused();
     assert!(err.contains("start one with `canvas agent`"), "{err}");
-    for flags in [&["--server", "127.0.0.1:1"][..], &["--far-dir", "/"]] {
+    for flags in [&["--to", "127.0.0.1:1"][..], &["--to", "disk:/"]] {
         let err = host
             .run("short", &[&["--far", "64M"], flags].concat())
             .refused();
-        assert!(err.contains("and --agent exclude each other"), "{err}");
+        assert!(err.contains("has destinations of its own"), "{err}");
     }
     // Its operator could have settled how much.
     let _agent = host.agent(&[]);
     let err = host.run("short", &[]).refused();
-    assert!(err.contains("--agent without --far has no use"), "{err}");
+    assert!(err.contains("--to without --far has no use"), "{err}");
 }
 
 #[test]
@@ -452,7 +451,7 @@ fn a_signal_ends_it_and_the_next_one_serves() {
 #[test]
 fn an_agent_that_answers_late_confuses_nobody() {
     let mut host = Host::new();
-    let agent = host.agent(&["--far-max", "256M"]);
+    let agent = host.agent(&["--far", "256M"]);
     let mut run = host.run("load", &["--far", "128M", "--tenant", "web"]);
     run.wait_for("ready");
     let [runner, agent_pid] = [&run.child, &agent.child].map(|c| Pid::from_raw(c.id() as i32));
@@ -498,7 +497,7 @@ fn the_file_gives_what_no_flag_says() {
     let file = host.dir.path().join("canvas.toml");
     fs::write(
         &file,
-        "[agent]\nfar_max = \"128M\"\n[tenant.web]\nfar = \"192M\"\nlocal = \"2G\"\n",
+        "[agent]\nfar = \"128M\"\n[tenant.web]\nfar = \"192M\"\nlocal = \"2G\"\n",
     )
     .unwrap();
     let _agent = host.agent(&["--config", file.to_str().unwrap()]);
@@ -519,7 +518,7 @@ fn the_file_gives_what_no_flag_says() {
     assert_eq!(code, Some(125), "{err}");
     assert!(err.contains("canvas.toml:2: there is no key fra"), "{err}");
     // What is wrong elsewhere is nothing to this tenant.
-    let others = "x = 1\n[serve]\nmemroy = \"1G\"\n[agent]\nfar_max = [\n[tenant.web2]\nfra = 1\n";
+    let others = "x = 1\n[serve]\nmemroy = \"1G\"\n[agent]\nfar = [\n[tenant.web2]\nfra = 1\n";
     fs::write(
         &file,
         format!("{others}[tenant.web]\nfar = \"192M\"\n[disk\n"),

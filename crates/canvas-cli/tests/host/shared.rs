@@ -51,7 +51,7 @@ impl Host {
             ["--far", "128M"],
             ["--shared", "1G"],
             ["--tenant", tenant],
-            ["--weight", weight],
+            ["-o", &format!("weight={weight}")],
         ];
         self.run(part, flags.as_flattened())
     }

@@ -47,7 +47,7 @@ pub fn one() {
 #[test]
 fn far_memory_is_bounded_anew_while_a_run_goes_on() {
     let mut host = Host::new();
-    let mut agent = host.agent(&["--far-max", "256M"]);
+    let mut agent = host.agent(&["--far", "256M"]);
     let mut run = host.run("grow", &["--far", "128M", "--tenant", "web"]);
     run.wait_for("2 slabs");
     for (change, want) in [
@@ -64,7 +64,7 @@ fn far_memory_is_bounded_anew_while_a_run_goes_on() {
     assert_eq!(host.limits("web")["far_bytes"], 192u64 << 20);
     // The next agent knows it, whatever the runner told the first one.
     agent.kill();
-    let _next = host.agent(&["--far-max", "256M"]);
+    let _next = host.agent(&["--far", "256M"]);
     run.wait_for("ready");
     run.go_on();
     run.wait_for("3 slabs");
@@ -92,12 +92,12 @@ fn the_operators_sections_are_defaults_and_bounds() {
             "--pool 65M is more than the agent's operator gives",
         ),
         (
-            ["--weight", "51"],
+            ["-o", "weight=51"],
             "weight 51 is more than the agent's operator gives",
         ),
         (
-            ["--swap-in-limit", "none"],
-            "--swap-in-limit none is more than",
+            ["-o", "swap-in-limit=none"],
+            "-o swap-in-limit=none is more than",
         ),
     ] {
         let err = host
@@ -105,7 +105,7 @@ fn the_operators_sections_are_defaults_and_bounds() {
             .refused();
         assert!(err.contains(want), "{want}: {err}");
     }
-    let mut run = host.run("one", &["--tenant", "web", "--swap-out-limit", "1M/s"]);
+    let mut run = host.run("one", &["--tenant", "web", "-o", "swap-out-limit=1M/s"]);
     run.wait_for("ready");
     let limits = host.limits("web");
     let get = |limits: &serde_json::Value| {
@@ -190,7 +190,7 @@ impl Drop for Killed {
 fn one_node_finds_donors_for_all_tenants() {
     let mut host = Host::new();
     let (_donor, gossip) = gossiping();
-    let flags = ["--seed", &gossip, "--copies", "none"];
+    let flags = ["--to", &format!("gossip:{gossip}"), "--copies", "1"];
     let _agent = host.agent(&flags);
     let mut runs: Vec<_> = ["one", "two"]
         .map(|name| host.run("grow", &["--far", "64M", "--tenant", name]))

@@ -36,7 +36,7 @@ fn the_socket_is_for_its_user_and_a_group_that_was_named() {
     let mut host = Host::new();
     let socket = host.socket();
     let name = socket.to_str().unwrap().to_owned();
-    let agent_flag = format!("--agent={name}");
+    let agent_flag = format!("--to=agent:{name}");
     let words = [
         "run",
         "--local",
@@ -79,8 +79,8 @@ fn the_socket_is_for_its_user_and_a_group_that_was_named() {
         "--replace",
         "--socket",
         &name,
-        "--far-dir",
-        dir.to_str().unwrap(),
+        "--to",
+        &format!("disk:{}", dir.display()),
     ];
     let out = as_nobody(&host, &theirs).unwrap();
     let err = String::from_utf8_lossy(&out.stderr);

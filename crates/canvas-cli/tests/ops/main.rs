@@ -120,7 +120,7 @@ impl Redis {
             .args(
                 flags
                     .contains(&"--far")
-                    .then_some(["--far-dir", dir])
+                    .then(|| ["--to".to_owned(), format!("disk:{dir}")])
                     .into_iter()
                     .flatten(),
             )
@@ -203,7 +203,7 @@ fn bounds_change_under_a_load_and_the_program_follows() {
     let donors = [Donor::start(&host, &[]), Donor::start(&host, &[])];
     let servers = format!("{},{}", donors[0].addr, donors[1].addr);
     let flags = [
-        "--local", "160M", "--pool", "200M", "--far", "256M", "--server", &servers,
+        "--local", "160M", "--pool", "200M", "--far", "256M", "--to", &servers,
     ];
     let redis = Redis::start(&host, &flags);
     let mut load = Load::fill(&redis.socket, 80 * MIB);
@@ -316,7 +316,7 @@ fn a_run_that_many_ask_is_not_said_to_be_over() {
 fn far_flags<'a>(local: &'a str, donor: &'a Donor) -> [&'a str; 8] {
     let addr = &donor.addr;
     [
-        "--local", local, "--pool", "16M", "--far", "256M", "--server", addr,
+        "--local", local, "--pool", "16M", "--far", "256M", "--to", addr,
     ]
 }
 

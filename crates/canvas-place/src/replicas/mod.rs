@@ -55,7 +55,7 @@ impl Policy {
         ),
         ("2", Policy::new(2, false)),
         ("3", Policy::new(3, false)),
-        ("none", Policy::new(1, false)),
+        ("1", Policy::new(1, false)),
         ("disk", Policy::new(0, true)),
     ];
 

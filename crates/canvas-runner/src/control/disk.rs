@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use canvas_control::health::{Code, Facts, judge};
+use canvas_control::settings::{Command, live_in};
 use canvas_control::wire::{self, Ask, Disk, Limits, Reply, Stat, Status, Used};
 use canvas_sys::proc::now_ns;
 use canvas_types::PAGE_SIZE;
@@ -70,7 +71,8 @@ impl ServedDisk {
         storage: Option<&mut Storage>,
     ) -> Result<(), SetError> {
         let storage = storage.ok_or(SetError::DiskWithoutFar)?;
-        let is_alien = |key: &str| !set::KEYS_OF_DISKS.contains(&key);
+        let keys = live_in(Command::Disk);
+        let is_alien = |key: &str| !keys.contains(&key);
         if let Some((key, _)) = pairs.iter().find(|(key, _)| is_alien(key)) {
             return Err(SetError::NotOfDisk(key.clone()));
         }

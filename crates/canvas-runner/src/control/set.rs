@@ -1,39 +1,31 @@
 //! Changing a tenant's bounds while it runs: what was written becomes a list of changes, or
 //! nothing and the reason.
 
-use canvas_control::share::{RateError, WEIGHT_MAX, rate_limit};
+use canvas_control::hello;
+use canvas_control::settings::table::{
+    APP_TIER, COPIES, FAR, FAR_WAIT, LANES, LOCAL, POOL, PREFETCH, PROACTIVE_BATCH,
+    PROACTIVE_THRESHOLD, SHARED, SLO, SPILL_AT, SWAP_IN_LIMIT, SWAP_OUT_LIMIT, UNIT, WEIGHT,
+};
+use canvas_control::settings::{Command, Settings, Source, find, live_in};
+use canvas_control::terms::{Terms, TermsError, check_local, check_size};
+use canvas_control::wire::Reply;
 use canvas_place::replicas::Policy;
-use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_shm::far::SLAB_BYTES;
 use canvas_types::layout::NODES_MAX;
-use canvas_types::slo::SloError;
-use canvas_types::units::{Amount, RateLimit, Size, Span, UnitError};
+use canvas_types::units::{Amount, RateLimit, Size};
 use canvas_types::{
-    AppTier, NodeBound, NodeBoundError, PAGE_SIZE, Prefetch, ReadUnit, ReadUnitError, Slo,
-    Threshold,
+    AppTier, NodeBound, NodeBoundError, PAGE_SIZE, Prefetch, ReadUnit, Slo, Threshold,
 };
 
 use crate::error::ChangeError;
-use crate::options::{BatchError, LOCAL_MIN, batch_error, batch_pages};
-use canvas_control::hello::{self, SMALL_MIN};
-use canvas_control::terms::{Terms, TermsError, check_local, check_size};
-use canvas_control::wire::Reply;
+use crate::options::batch_pages;
 
-/// What can be changed, for people.
-pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, app-tier, \
-    proactive-threshold, proactive-batch, slo, unit, lanes, numa, copies, weight, swap-in-limit and swap-out-limit";
-
-/// What can be changed of a disk.
-pub const KEYS_OF_DISKS: &[&str] = &[
-    "pool",
-    "far",
-    "spill-at",
-    "far-wait",
-    "unit",
-    "copies",
-    "weight",
-    "swap-in-limit",
-    "swap-out-limit",
-];
+/// What can be changed of what a command began, for people.
+pub fn keys(command: Command) -> String {
+    let all = live_in(command);
+    let (last, first) = all.split_last().unwrap_or((&"", &[]));
+    format!("{} and {last}", first.join(", "))
+}
 
 /// One change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,14 +106,14 @@ pub enum SetError {
     /// There are no pairs.
     #[error(
         "nothing is to be changed; write KEY=VALUE, where KEY is one of {}",
-        KEYS
+        keys(Command::Run)
     )]
     Nothing,
     /// A key is there twice.
     #[error("{0} is given twice; write it once")]
     Twice(String),
     /// A key is none.
-    #[error("there is no key {0}; what can be changed is {keys}", keys = KEYS)]
+    #[error("there is no key {0}; what can be changed is {keys}", keys = keys(Command::Run))]
     UnknownKey(String),
     /// A value cannot be had.
     #[error("{key}={value}: {why}")]
@@ -173,7 +165,7 @@ pub enum SetError {
         most: Size,
     },
     /// A disk has no such bound.
-    #[error("{0} is nothing that a disk has; what can be changed of one is {keys}", keys = KEYS_OF_DISKS.join(", "))]
+    #[error("{0} is nothing that a disk has; what can be changed of one is {keys}", keys = keys(Command::Disk))]
     NotOfDisk(String),
     /// Nothing of a disk can be changed.
     #[error(
@@ -201,20 +193,11 @@ impl SetError {
 }
 
 /// What is wrong with a value.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ValueError {
-    /// It cannot be read.
-    #[error(transparent)]
-    Unit(#[from] UnitError),
-    /// It cannot be read, or a fault would wait too long with it.
-    #[error(transparent)]
-    Rate(#[from] RateError),
-    /// It is less than this.
-    #[error("it is too little to work with; write {0} or more")]
-    TooLittle(Size),
-    /// It is more than this.
-    #[error("it is more than canvas can number; write {0} or less")]
-    TooMuch(Size),
+    /// The table of settings refuses it.
+    #[error("{0}")]
+    Refused(String),
     /// The run has no far memory.
     #[error(
         "this run has no far memory, which must be there from the start (canvas run --far SIZE)"
@@ -241,54 +224,21 @@ pub enum ValueError {
         "shared memory of this run is the kernel's, and must be managed from the start (canvas run --shared SIZE)"
     )]
     NoShared,
-    /// It is none of the percentages.
-    #[error("it is no part of the pool; write 1 to 99 percent")]
-    Percent,
-    /// No answer comes so soon.
-    #[error("it is too short for any answer; write a time such as 30s")]
-    TooShort,
-    /// It is none of the prefetchers.
-    #[error("write one of {}", Prefetch::ALL.map(Prefetch::name).join(", "))]
-    Prefetch,
-    /// It is none of the application tier's settings.
-    #[error("write one of {}", AppTier::ALL.map(AppTier::name).join(", "))]
-    AppTier,
-    /// It is none of the thresholds.
-    #[error("{0}, or off")]
-    Threshold(UnitError),
-    /// It is none of the targets.
-    #[error(transparent)]
-    Slo(SloError),
-    /// It is none of the read units.
-    #[error(transparent)]
-    ReadUnit(ReadUnitError),
-    /// It is neither on nor off.
-    #[error("it is neither; write on or off")]
-    Switch,
-    /// It is none of the batches.
-    #[error(transparent)]
-    Batch(#[from] BatchError),
-    /// It is none of the copies.
-    #[error("write one of {}", Policy::names())]
-    Copies,
-    /// There are too few servers.
+    /// There are too few donors.
     #[error(
-        "it needs {needed} servers and this run knows {there}; they must be named at the start (canvas run --server)"
+        "it needs {needed} donors and this run knows {there}; they must be named at the start (canvas run --to HOST:PORT)"
     )]
     FewServers {
-        /// How many copies there would be at servers.
+        /// How many copies there would be at donors.
         needed: usize,
-        /// Servers that the run knows.
+        /// Donors that the run knows.
         there: usize,
     },
     /// There is no file for it.
     #[error(
-        "this run has no file in a far directory, which must be there from the start (canvas run --far-dir DIR)"
+        "this run has no file in a far directory, which must be there from the start (canvas run --to disk:DIR)"
     )]
     NoDisk,
-    /// It is none of the weights.
-    #[error("it is no weight; write 1 to {}", WEIGHT_MAX)]
-    Weight,
 }
 
 impl Places {
@@ -330,141 +280,91 @@ pub fn plan(pairs: &[(String, String)], now: &Now) -> Result<Vec<Change>, SetErr
 }
 
 fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
+    let row = find(Command::Run, key).filter(|row| row.is_live_in(Command::Run));
+    let row = row.ok_or_else(|| SetError::UnknownKey(key.to_owned()))?;
     let bad = |why| SetError::Value {
         key: key.to_owned(),
         value: value.to_owned(),
         why,
     };
-    let size = |min: Size| match value.parse::<Size>() {
-        Err(e) => Err(bad(e.into())),
-        Ok(size) if size < min => Err(bad(ValueError::TooLittle(min))),
-        Ok(size) => Ok(size),
-    };
-    let with_far = || match now.slabs {
-        Some(_) => Ok(()),
-        None => Err(bad(ValueError::NoFar)),
-    };
-    match key {
-        "local" if !now.has_limit => Err(bad(ValueError::NoLocal)),
-        "local" => {
-            let amount = match value.parse().map_err(|e: UnitError| bad(e.into()))? {
-                Amount::Size(_) => Amount::Size(size(LOCAL_MIN)?),
-                share => share,
-            };
+    must_be_there(row.name, now).map_err(bad)?;
+    if row.name == "numa" {
+        return numa(value, &now.nodes).map_err(bad);
+    }
+    let text = row.read(value).map_err(ValueError::Refused).map_err(bad)?;
+    let mut asked = Settings::of(Command::Run);
+    // It was judged one line above.
+    let _ = asked.give(row.name, &text, Source::CommandLine);
+    let change = change_in(&asked).ok_or_else(|| SetError::UnknownKey(key.to_owned()))?;
+    let terms = |why| SetError::Terms { key: row.name, why };
+    match change {
+        Change::Local(amount) => {
             if let Some(most) = now.terms.local()? {
-                check_local(amount, most).map_err(|why| SetError::Terms { key: "local", why })?;
+                check_local(amount, most).map_err(terms)?;
             }
-            Ok(Change::Local(amount))
         }
-        "shared" if !now.has_shared => Err(bad(ValueError::NoShared)),
-        "shared" => Ok(Change::Shared(
-            (size(SMALL_MIN)?.bytes / PAGE_SIZE as u64) as i64,
-        )),
-        "pool" => {
-            let pool = size(SMALL_MIN)?;
+        Change::Pool(bytes) => {
             if let Some(most) = now.terms.pool_bytes {
-                check_size(pool, Size::from_bytes(most))
-                    .map_err(|why| SetError::Terms { key: "pool", why })?;
-            }
-            Ok(Change::Pool(pool.bytes))
-        }
-        "far" => {
-            with_far()?;
-            let slabs = size(SMALL_MIN)?.bytes.div_ceil(SLAB_BYTES as u64);
-            let most = Size::from_bytes((SLAB_BYTES * SLABS_MAX) as u64);
-            if slabs > SLABS_MAX as u64 {
-                return Err(bad(ValueError::TooMuch(most)));
-            }
-            Ok(Change::Far(slabs))
-        }
-        "spill-at" => {
-            with_far()?;
-            match value.parse() {
-                Ok(percent @ 1..=99) => Ok(Change::SpillAt(percent)),
-                _ => Err(bad(ValueError::Percent)),
+                let [asked, most] = [bytes, most].map(Size::from_bytes);
+                check_size(asked, most).map_err(terms)?;
             }
         }
-        "far-wait" => {
-            with_far()?;
-            match value.parse::<Span>() {
-                Ok(wait) if wait.ns >= 1_000_000 => Ok(Change::FarWait(wait.ns / 1_000_000)),
-                Ok(_) => Err(bad(ValueError::TooShort)),
-                Err(e) => Err(bad(e.into())),
-            }
-        }
-        "prefetch" => Prefetch::ALL
-            .into_iter()
-            .find(|p| p.name() == value)
-            .map(Change::Prefetch)
-            .ok_or_else(|| bad(ValueError::Prefetch)),
-        "app-tier" => AppTier::ALL
-            .into_iter()
-            .find(|t| t.name() == value)
-            .map(Change::AppTier)
-            .ok_or_else(|| bad(ValueError::AppTier)),
-        "proactive-threshold" => match value.parse::<Threshold>() {
-            Ok(threshold) => Ok(Change::ProactiveThreshold(threshold)),
-            Err(e) => Err(bad(ValueError::Threshold(e))),
-        },
-        "proactive-batch" => {
-            let batch = value.parse::<Size>().map_err(|e| bad(e.into()))?;
-            match batch_error(batch) {
-                None => Ok(Change::ProactiveBatch(batch_pages(batch))),
-                Some(why) => Err(bad(why.into())),
-            }
-        }
-        "slo" => {
-            if !now.has_limit {
-                return Err(bad(ValueError::NoLocal));
-            }
-            value
-                .parse()
-                .map(Change::Slo)
-                .map_err(|e| bad(ValueError::Slo(e)))
-        }
-        "unit" => {
-            with_far()?;
-            value
-                .parse()
-                .map(Change::Unit)
-                .map_err(|e| bad(ValueError::ReadUnit(e)))
-        }
-        "lanes" => {
-            with_far()?;
-            match value {
-                "on" => Ok(Change::Lanes(true)),
-                "off" => Ok(Change::Lanes(false)),
-                _ => Err(bad(ValueError::Switch)),
-            }
-        }
-        "numa" => numa(value, &now.nodes).map_err(bad),
-        "copies" => {
-            with_far()?;
-            let policy = Policy::named(value).ok_or_else(|| bad(ValueError::Copies))?;
+        Change::Copies(policy) => {
             if let Some(places) = now.places {
                 places.can_hold(policy).map_err(bad)?;
             }
-            (now.terms.allow_copies(Some(policy.into())))
-                .map_err(|why| SetError::Terms { key: "copies", why })?;
-            Ok(Change::Copies(policy))
+            (now.terms.allow_copies(Some(policy.into()))).map_err(terms)?;
         }
-        "weight" => {
-            with_far()?;
-            match value.parse() {
-                Ok(weight @ 1..=WEIGHT_MAX) => Ok(Change::Weight(weight)),
-                _ => Err(bad(ValueError::Weight)),
-            }
-        }
-        "swap-in-limit" | "swap-out-limit" => {
-            with_far()?;
-            let limit = rate_limit(value).map_err(|e| bad(e.into()))?;
-            Ok(match key {
-                "swap-in-limit" => Change::SwapIn(limit),
-                _ => Change::SwapOut(limit),
-            })
-        }
-        _ => Err(SetError::UnknownKey(key.to_owned())),
+        _ => {}
     }
+    Ok(change)
+}
+
+/// What cannot come later has to be there from the start.
+fn must_be_there(key: &str, now: &Now) -> Result<(), ValueError> {
+    const OF_FAR: [&str; 9] = [
+        "far",
+        "spill-at",
+        "far-wait",
+        "unit",
+        "lanes",
+        "copies",
+        "weight",
+        "swap-in-limit",
+        "swap-out-limit",
+    ];
+    match key {
+        "local" | "slo" if !now.has_limit => Err(ValueError::NoLocal),
+        "shared" if !now.has_shared => Err(ValueError::NoShared),
+        key if OF_FAR.contains(&key) && now.slabs.is_none() => Err(ValueError::NoFar),
+        _ => Ok(()),
+    }
+}
+
+/// The change of the one setting that is there.
+fn change_in(asked: &Settings) -> Option<Change> {
+    let slab = SLAB_BYTES as u64;
+    let page = PAGE_SIZE as u64;
+    let all = [
+        asked.get(LOCAL).map(Change::Local),
+        (asked.get(SHARED)).map(|size| Change::Shared((size.bytes / page) as i64)),
+        asked.get(POOL).map(|size| Change::Pool(size.bytes)),
+        (asked.get(FAR)).map(|size| Change::Far(size.bytes.div_ceil(slab))),
+        asked.get(SPILL_AT).map(|n| Change::SpillAt(n.into())),
+        (asked.get(FAR_WAIT)).map(|wait| Change::FarWait(wait.ns / 1_000_000)),
+        asked.get(PREFETCH).map(Change::Prefetch),
+        asked.get(APP_TIER).map(Change::AppTier),
+        (asked.get(PROACTIVE_THRESHOLD)).map(Change::ProactiveThreshold),
+        (asked.get(PROACTIVE_BATCH)).map(|size| Change::ProactiveBatch(batch_pages(size))),
+        asked.get(SLO).map(Change::Slo),
+        asked.get(UNIT).map(Change::Unit),
+        asked.get(LANES).map(|lanes| Change::Lanes(lanes.0)),
+        asked.get(COPIES).map(Change::Copies),
+        asked.get(WEIGHT).map(Change::Weight),
+        asked.get(SWAP_IN_LIMIT).map(Change::SwapIn),
+        asked.get(SWAP_OUT_LIMIT).map(Change::SwapOut),
+    ];
+    all.into_iter().flatten().next()
 }
 
 /// Bounds of nodes, separated by commas.
@@ -670,7 +570,7 @@ mod tests {
         ];
         assert_eq!(ask(&all, &now()).unwrap(), want);
         for (key, _) in all {
-            assert!(KEYS.contains(key));
+            assert!(live_in(Command::Run).contains(&key));
         }
     }
 
@@ -758,12 +658,12 @@ mod tests {
             (
                 &[("copies", "4")],
                 now(),
-                "write one of 1+disk, 1+disk-async, 2, 3, none, disk, or a code from 2+1 to 8+2",
+                "write one of 1+disk, 1+disk-async, 2, 3, 1, disk, or a code from 2+1 to 8+2",
             ),
             (
                 &[("copies", "3")],
                 now(),
-                "copies=3: it needs 3 servers and this run knows 2",
+                "copies=3: it needs 3 donors and this run knows 2",
             ),
             (
                 &[("copies", "1+disk")],

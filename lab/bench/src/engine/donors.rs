@@ -123,7 +123,7 @@ impl Donors {
                 format!("--memory={far_bytes}"),
                 format!("--key-file={}", text(&key)),
                 format!("--state-json={}", text(&state)),
-                "--drain=100ms".to_owned(),
+                "-odrain=100ms".to_owned(),
             ];
             let prefix = network.map_or_else(Vec::new, Network::prefix);
             let command = Argv {
@@ -152,7 +152,7 @@ impl Donors {
     pub fn servers(&self) -> [String; 2] {
         let servers: Vec<&str> = self.donors.iter().map(|d| d.address.as_str()).collect();
         [
-            format!("--server={}", servers.join(",")),
+            format!("--to={}", servers.join(",")),
             format!("--key-file={}", self.key.display()),
         ]
     }
@@ -161,8 +161,8 @@ impl Donors {
     pub fn flags(&self, below: &FarBelow, far_dir: &Path) -> Vec<String> {
         let mut flags = vec![
             format!("--far={}", self.far_bytes),
-            format!("--far-dir={}", far_dir.display()),
-            format!("--copies={}", below.copies),
+            format!("--to=disk:{}", far_dir.display()),
+            below.copies_flag(),
         ];
         flags.extend(self.servers());
         flags.extend(below.flags.iter().cloned());

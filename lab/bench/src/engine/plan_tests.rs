@@ -43,7 +43,7 @@ fn flags_of_canvas_are_swept() {
         &["touch"],
         |r| {
             r.variants = Some(vec![Variant::Local, Variant::Canvas(vec![])]);
-            r.canvas_flags = vec![vec![], flags("--no-prefetch")];
+            r.canvas_flags = vec![vec![], flags("-o prefetch=none")];
         },
         nothing,
     )
@@ -53,7 +53,7 @@ fn flags_of_canvas_are_swept() {
         [
             Variant::Local,
             Variant::Canvas(vec![]),
-            Variant::Canvas(flags("--no-prefetch"))
+            Variant::Canvas(flags("-o prefetch=none"))
         ]
     );
 }
@@ -148,15 +148,15 @@ fn far_memory_takes_flags_and_needs_a_limit() {
         &["touch"],
         |r| {
             r.variants = Some(vec![Variant::Local, far("2", &[])]);
-            r.canvas_flags = vec![vec![], vec!["--links".into(), "1".into()]];
+            r.canvas_flags = vec![vec![], vec!["-o".into(), "links=1".into()]];
         },
         nothing,
     )
     .unwrap();
     let set = &plan.sets[0];
-    let with = far("2", &["--links", "1"]);
+    let with = far("2", &["-o", "links=1"]);
     assert_eq!(set.variants, [Variant::Local, far("2", &[]), with.clone()]);
-    assert_eq!(with.to_string(), "canvas-far[2 --links 1]");
+    assert_eq!(with.to_string(), "canvas-far[2 -o links=1]");
     let free = Set {
         percents: vec![],
         ..set.clone()
@@ -243,7 +243,7 @@ fn isolation(canvas_knows_weights: bool) -> Plan {
         plan.sets.extend(sets_of(e, part, &[], &all, &r));
     }
     leave_out_tenants(&mut plan, |flags| {
-        assert_eq!(flags[0], "--weight");
+        assert!(flags[1].starts_with("weight="));
         (!canvas_knows_weights).then(|| "no weights".to_owned())
     });
     plan
@@ -269,7 +269,7 @@ fn company_does_not_run_alone_nor_do_equals() {
     assert_eq!(members(&["sequential", "random-read"]), 1, "figure 13");
     let four = plan.sets.iter().find(|s| s.members.len() == 4).unwrap();
     let weights = four.members.iter().map(|m| m.tenant_flags.join(" "));
-    assert!(weights.eq(["1", "2", "4", "8"].map(|w| format!("--weight {w}"))));
+    assert!(weights.eq(["1", "2", "4", "8"].map(|w| format!("-o weight={w}"))));
 }
 
 #[test]
@@ -303,10 +303,10 @@ fn cells_wait_for_the_flags_that_they_need() {
 
 #[test]
 fn flags_that_canvas_does_not_know_are_missing() {
-    let flags = ["--weight".to_owned(), "1".to_owned()];
+    let flags = ["-o".to_owned(), "weight=1".to_owned()];
     assert_eq!(flags_missing(Path::new("/bin/true"), &flags), None);
     let why = flags_missing(Path::new("/bin/false"), &flags).unwrap();
-    assert!(why.contains("does not take --weight 1"), "{why}");
+    assert!(why.contains("does not take -o weight=1"), "{why}");
     assert!(
         flags_missing(Path::new("/nonexistent"), &flags)
             .unwrap()

@@ -44,7 +44,7 @@ impl Shared {
             canvas.display().to_string(),
             "agent".to_owned(),
             format!("--socket={}", socket.display()),
-            format!("--far-dir={}", far_dir.display()),
+            format!("--to=disk:{}", far_dir.display()),
         ];
         let command = Argv {
             argv: [own.as_slice(), &donors.servers(), &below.agent_flags].concat(),
@@ -76,8 +76,8 @@ impl Shared {
     ) -> Vec<String> {
         let mut flags = vec![
             format!("--far={far_bytes}"),
-            format!("--agent={}", self.socket.display()),
-            format!("--copies={}", below.copies),
+            format!("--to=agent:{}", self.socket.display()),
+            below.copies_flag(),
         ];
         if below.tenancy == Tenancy::One {
             flags.push("--tenant=all".to_owned());
@@ -106,7 +106,7 @@ pub fn needed_flags(tenancy: Tenancy, tenant_flags: &[String]) -> Vec<String> {
     match tenancy {
         Tenancy::Own => Vec::new(),
         // Runs join a tenant since there are weights.
-        Tenancy::One => vec!["--weight".to_owned(), "1".to_owned()],
+        Tenancy::One => vec!["-o".to_owned(), "weight=1".to_owned()],
         Tenancy::Each => tenant_flags.to_vec(),
     }
 }
@@ -138,10 +138,10 @@ mod tests {
 
     #[test]
     fn only_what_a_tenancy_uses_is_needed() {
-        let own = ["--weight".to_owned(), "4".to_owned()];
+        let own = ["-o".to_owned(), "weight=4".to_owned()];
         assert_eq!(needed_flags(Tenancy::Own, &own), [""; 0]);
         assert_eq!(needed_flags(Tenancy::Each, &own), own);
         assert_eq!(needed_flags(Tenancy::Each, &[]), [""; 0]);
-        assert_eq!(needed_flags(Tenancy::One, &own), ["--weight", "1"]);
+        assert_eq!(needed_flags(Tenancy::One, &own), ["-o", "weight=1"]);
     }
 }

@@ -41,8 +41,8 @@ pub const EXPERIMENT: Experiment = Experiment {
         },
         Part {
             programs: &[
-                reader(&[("weight", "1")], &["--weight", "1"]),
-                reader(&[("weight", "4")], &["--weight", "4"]),
+                reader(&[("weight", "1")], &["-o", "weight=1"]),
+                reader(&[("weight", "4")], &["-o", "weight=4"]),
             ],
             variants: &[ONE_LINK],
             percents: &[10],

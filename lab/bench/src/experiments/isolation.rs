@@ -92,10 +92,10 @@ const fn weighted(
 }
 
 const WEIGHTED: &[Program] = &[
-    weighted(&[("weight", "1")], &["--weight", "1"]),
-    weighted(&[("weight", "2")], &["--weight", "2"]),
-    weighted(&[("weight", "4")], &["--weight", "4"]),
-    weighted(&[("weight", "8")], &["--weight", "8"]),
+    weighted(&[("weight", "1")], &["-o", "weight=1"]),
+    weighted(&[("weight", "2")], &["-o", "weight=2"]),
+    weighted(&[("weight", "4")], &["-o", "weight=4"]),
+    weighted(&[("weight", "8")], &["-o", "weight=8"]),
 ];
 
 /// The same where the one with the least weight takes what it can.
@@ -107,20 +107,20 @@ const WEIGHTED_WITH_CHEAT: &[Program] = &[
                 ("weight", "1"),
                 (targets::isolation::CHEAT, targets::isolation::CHEATS),
             ],
-            &["--weight", "1"],
+            &["-o", "weight=1"],
         )
     },
     weighted(
         &[("weight", "2"), (targets::isolation::CHEAT, "beside")],
-        &["--weight", "2"],
+        &["-o", "weight=2"],
     ),
     weighted(
         &[("weight", "4"), (targets::isolation::CHEAT, "beside")],
-        &["--weight", "4"],
+        &["-o", "weight=4"],
     ),
     weighted(
         &[("weight", "8"), (targets::isolation::CHEAT, "beside")],
-        &["--weight", "8"],
+        &["-o", "weight=8"],
     ),
 ];
 

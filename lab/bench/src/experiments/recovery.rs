@@ -3,7 +3,7 @@
 use super::{Below, CANVAS, Experiment, How, Part, REPEATS, program};
 
 /// Pages come back when they are touched.
-const ON_DEMAND: Below = Below::Canvas(&["--proactive-threshold", "off"]);
+const ON_DEMAND: Below = Below::Canvas(&["-o", "proactive-threshold=off"]);
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "fastswap-recovery",

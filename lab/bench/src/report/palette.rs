@@ -176,7 +176,7 @@ mod tests {
         let mut palette = Palette::default();
         let variants = [
             Variant::Canvas(vec![]),
-            Variant::Canvas(vec!["--no-prefetch".into()]),
+            Variant::Canvas(vec!["-o".into(), "prefetch=none".into()]),
             Variant::Zram,
             Variant::Zram64k,
             Variant::Zswap,

@@ -21,10 +21,10 @@ pub const GIGABIT_MBIT: u32 = 1_000;
 /// Of the one that decides nothing.
 pub const FAST_LINK_MBIT: u32 = 10_000;
 /// Flags of an agent that reads all that is asked for ahead, however late.
-pub const NOTHING_DROPPED: &[&str] = &["--timeliness", "off"];
+pub const NOTHING_DROPPED: &[&str] = &["-o", "timeliness=off"];
 /// Flags of `canvas run` for tenants as Canvas has them before its 5.1 and 5.2: the kernel's readahead, and an entry from
 /// the lock at each swap-out.
-pub const NOT_ADAPTIVE: &[&str] = &["--reservations", "off", "--prefetch", "readahead"];
+pub const NOT_ADAPTIVE: &[&str] = &["-o", "reservations=off", "-o", "prefetch=readahead"];
 /// Parameter of a program that has a weight.
 const WEIGHT: &str = "weight";
 /// Parameter of the programs of a co-run in which one takes what it can.
