@@ -1,7 +1,7 @@
 """Hosts of a cluster on this one: each has a network namespace, a bound on its memory, and what canvas needs on it.
 
 A host's memory is a control group. What the kernel says of a whole machine's memory (/proc/meminfo) does not know of
-it, so each host has a file with its own, ten times a second, which its donor reads (`canvas serve --procfs`).
+it, so each host has a file with its own, ten times a second, which its donor reads (`canvas serve -o procfs`).
 """
 
 import contextlib
@@ -117,8 +117,8 @@ class Machine:
         before = read(log).count("listening on")
         self.donor = self._service(
             [args.canvas, "serve", "--listen", f"{self.address}:{PORT}", "--memory", f"{args.lend_mib}M", "--reserve",
-             f"{args.reserve_mib}M", "--key-file", self.cluster.key, "--state-json", self.state_path(), "--procfs",
-             os.path.join(self.home, "proc")], "donor", lambda: read(log).count("listening on") > before)
+             f"{args.reserve_mib}M", "--key-file", self.cluster.key, "--state-json", self.state_path(), "-o",
+             "procfs=" + os.path.join(self.home, "proc")], "donor", lambda: read(log).count("listening on") > before)
 
     def keep(self, copies):
         """Its agent, which has all other hosts as servers."""

@@ -263,7 +263,7 @@ def evicted(r):
             mkdir /run/$1
             available $1 32768
             canvas serve --rdma --listen 127.0.0.1:$2 --memory 256M --reserve 1000M -o evict-within=180s \\
-                --procfs /run/$1 --state-json /out/$1.json 2> /out/$1.log &
+                -o procfs=/run/$1 --state-json /out/$1.json 2> /out/$1.log &
             until_true 20 grep -q "listening on" /out/$1.log || { cat /out/$1.log; exit 21; }
         }
         lends() { grep -Eq '"lent_bytes": ?[1-9]' /out/$1.json; }

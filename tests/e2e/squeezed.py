@@ -57,7 +57,7 @@ class Host:
         self.tell()
         self.child = r.start(
             [r.session.canvas, "serve", "--listen", "127.0.0.1:0", "--memory", "512M", "--reserve", f"{RESERVE_MIB}M",
-             "--procfs", r.path(name), "--state-json", self.file("state.json")], tag=name, canvas_on=False)
+             "-o", f"procfs={r.path(name)}", "--state-json", self.file("state.json")], tag=name, canvas_on=False)
         self.address = listens(r, self.child)
         self.thread = threading.Thread(target=self._look, daemon=True)
         self.thread.start()

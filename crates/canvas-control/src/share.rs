@@ -7,7 +7,7 @@ use canvas_types::units::{RateLimit, UnitError};
 pub const WEIGHT: u32 = canvas_sched::WEIGHT;
 /// The largest weight; the smallest is 1.
 pub const WEIGHT_MAX: u32 = *canvas_sched::WEIGHTS.end();
-/// The smallest bound, in bytes a second: two extents. A fault would outwait `--far-wait` with less.
+/// The smallest bound, in bytes a second: two extents. A fault would outwait `far-wait` with less.
 pub const RATE_MIN: u64 = 64 << 10;
 
 /// A tenant's share.

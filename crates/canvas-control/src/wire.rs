@@ -230,7 +230,7 @@ pub struct Disk {
     pub far_reads: u64,
     /// Writes that found no room.
     pub refused: u64,
-    /// Reads that found no copy within `--far-wait`.
+    /// Reads that found no copy within `far-wait`.
     pub unreachable: u64,
     /// Reads of damaged pages.
     pub damaged: u64,
@@ -274,31 +274,31 @@ pub struct Limits {
     pub pool_bytes: u64,
     /// `--far`, in whole slabs.
     pub far_bytes: Option<u64>,
-    /// `--spill-at`.
+    /// `spill-at`.
     pub spill_at_percent: Option<u64>,
-    /// `--far-wait`.
+    /// `far-wait`.
     pub far_wait_ms: Option<u64>,
-    /// `--unit`; `null` without far memory.
+    /// `unit`; `null` without far memory.
     #[serde(default)]
     pub unit: Option<String>,
-    /// `--lanes`; `null` without far memory.
+    /// `lanes`; `null` without far memory.
     #[serde(default)]
     pub lanes: Option<bool>,
-    /// `--prefetch`.
+    /// `prefetch`.
     pub prefetch: String,
-    /// `--app-tier`; empty from an older run.
+    /// `app-tier`; empty from an older run.
     #[serde(default)]
     pub app_tier: String,
     /// `--copies`; `null` without far memory.
     #[serde(default)]
     pub copies: Option<String>,
-    /// `--weight`; `null` without far memory.
+    /// `weight`; `null` without far memory.
     #[serde(default)]
     pub weight: Option<u32>,
-    /// `--swap-in-limit`.
+    /// `swap-in-limit`.
     #[serde(default)]
     pub swap_in_limit_bytes_per_s: Option<u64>,
-    /// `--swap-out-limit`.
+    /// `swap-out-limit`.
     #[serde(default)]
     pub swap_out_limit_bytes_per_s: Option<u64>,
     /// Of `--pool`, what the host's agent grants now; `null` where it bounds no pools.
@@ -310,13 +310,13 @@ pub struct Limits {
     /// Of `--shared`, what the host's agent grants now; `null` where it bounds no memory that forks share.
     #[serde(default)]
     pub shared_grant_bytes: Option<u64>,
-    /// What `--proactive-threshold` comes to; `null` when it is off.
+    /// What `proactive-threshold` comes to; `null` when it is off.
     #[serde(default)]
     pub proactive_threshold_bytes: Option<u64>,
     /// `--slo`; `null` when it is off.
     #[serde(default)]
     pub slo: Option<String>,
-    /// `--proactive-batch`.
+    /// `proactive-batch`.
     #[serde(default)]
     pub proactive_batch_bytes: u64,
 }

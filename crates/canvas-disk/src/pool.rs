@@ -59,7 +59,7 @@ pub enum MemoryError {
     /// Files may not be as long as its memory file.
     #[error(
         "files may not be as long here as the disk's memory file, which has {0} MiB; raise the limit (ulimit -f), \
-         or write --restarts 0"
+         or write -o restarts=0"
     )]
     FileLimit(u64),
     /// What should be the memory file of a disk is none.

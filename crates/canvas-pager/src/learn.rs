@@ -1,4 +1,4 @@
-//! Record and replay (`--learn`): the far pages that a program needs when it resumes, in their order.
+//! Record and replay (`learn`): the far pages that a program needs when it resumes, in their order.
 //!
 //! A *resumption* is a burst of faults on far pages after a quiet time. While it lasts, its pages are recorded. At
 //! the next one the first faults are compared with the recordings; when most of them are in one, the rest of it is

@@ -96,7 +96,7 @@ pub mod flag {
     pub const PROTECTED: u64 = 1 << 13;
     /// Filled as part of a sequential stream: evicted first.
     pub const STREAM: u64 = 1 << 14;
-    /// Chosen for touch sampling by `--trace`.
+    /// Chosen for touch sampling by `trace`.
     pub const SAMPLED: u64 = 1 << 15;
     /// Both, of a page in the swap cache: proactive swap-in left it there, so that its use is seen.
     pub const PROACTIVE: u64 = PREFETCHED | REFERENCED;

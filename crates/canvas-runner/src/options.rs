@@ -59,7 +59,7 @@ pub struct Options {
     pub native_swap: bool,
     /// Who prefetches.
     pub prefetch: Prefetch,
-    /// `--app-tier`.
+    /// `app-tier`.
     pub app_tier: AppTier,
     /// How far below the limit local memory has to be for pages to come back by themselves.
     pub proactive_threshold: Threshold,

@@ -1,4 +1,4 @@
-//! The file of `--learn`: recordings of resumptions, from one run to the next.
+//! The file of `learn`: recordings of resumptions, from one run to the next.
 //!
 //! Integers are little-endian: the name `CANVASLR`, a version and the number of recordings (4 bytes each), a checksum
 //! of what follows (8 bytes), then each recording: how useful it was, its age and how many words it has (4 bytes

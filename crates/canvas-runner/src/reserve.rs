@@ -1,4 +1,4 @@
-//! `--host-reserve`: the watch of a run over its host's memory (`canvas_place::reserve` decides).
+//! `host-reserve`: the watch of a run over its host's memory (`canvas_place::reserve` decides).
 //!
 //! The host is whatever holds the program: the machine, or a control group with a limit on memory (of version 1
 //! or 2) that the program or an ancestor is in; the one with least left above its reserve counts.

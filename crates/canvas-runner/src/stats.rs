@@ -392,13 +392,13 @@ impl Limits {
     }
 }
 
-/// What `--proactive-threshold` comes to; `None` when it is off, or there is no limit.
+/// What `proactive-threshold` comes to; `None` when it is off, or there is no limit.
 pub fn proactive_threshold_bytes(segment: &Segment) -> Option<u64> {
     let limit = segment.local_limit_pages()?;
     segment.proactive_pages(limit).map(page_bytes)
 }
 
-/// `--proactive-batch`.
+/// `proactive-batch`.
 pub fn proactive_batch_bytes(segment: &Segment) -> u64 {
     page_bytes(segment.config.proactive_batch_pages.load(Relaxed).into())
 }

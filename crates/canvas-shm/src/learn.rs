@@ -1,4 +1,4 @@
-//! Recordings of which far pages a program needed when it resumed (`--learn`), in the tenant segment: a process writes
+//! Recordings of which far pages a program needed when it resumed (`learn`), in the tenant segment: a process writes
 //! them, the runner reads and keeps them.
 //!
 //! What the words mean is canvas-pager's matter (`learn::chunks`). A recording's sequence number is odd while it is

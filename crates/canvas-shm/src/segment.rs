@@ -565,7 +565,7 @@ pub struct Segment {
     pub procs: [ProcSlot; PROCS_MAX],
     /// By the same index: how old their pages are.
     pub page_ages: [PageAges; PROCS_MAX],
-    /// Which pages a process needs when it resumes. Untouched, and so without memory, but with `--learn`.
+    /// Which pages a process needs when it resumes. Untouched, and so without memory, but with `learn`.
     pub recordings: Recordings,
 }
 

@@ -1,4 +1,4 @@
-//! How much comes back with a page that is read beyond the pool (`--unit`): the read unit, as a number of bytes.
+//! How much comes back with a page that is read beyond the pool (`unit`): the read unit, as a number of bytes.
 
 use core::fmt;
 use core::str::FromStr;

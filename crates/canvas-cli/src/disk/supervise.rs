@@ -233,7 +233,7 @@ impl Holding {
                     code: exit::NEGATIVE,
                     sentence: format!(
                         "disk: its servers died {} times within a minute, the last one {how}; no other one is started, \
-                         and what was stored is lost; see what ends them, or write a larger --restarts",
+                         and what was stored is lost; see what ends them, or write a larger number: -o restarts=N",
                         deaths.len()
                     ),
                 });

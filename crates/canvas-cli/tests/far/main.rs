@@ -45,7 +45,7 @@ impl Donor {
         let state = dir.path().join("state.json");
         let mut child = canvas(&["serve", "--listen", listen])
             .args(["--state-json", state.to_str().unwrap()])
-            .args(["--procfs", dir.path().to_str().unwrap()])
+            .args(["-o", &format!("procfs={}", dir.path().display())])
             .args(flags)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

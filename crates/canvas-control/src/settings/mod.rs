@@ -240,8 +240,7 @@ impl Setting {
 
 /// The setting of a command.
 pub fn find(command: Command, name: &str) -> Option<&'static Setting> {
-    let rows = TABLE.iter().filter(|row| row.name == name);
-    rows.into_iter().find(|row| row.is_of(command))
+    settings_of(command).find(|row| row.name == name)
 }
 
 /// The settings of a command.

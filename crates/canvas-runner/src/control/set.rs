@@ -38,33 +38,33 @@ pub enum Change {
     Pool(u64),
     /// `--far`, in slabs.
     Far(u64),
-    /// `--spill-at`, in percent.
+    /// `spill-at`, in percent.
     SpillAt(u64),
-    /// `--far-wait`, in ms.
+    /// `far-wait`, in ms.
     FarWait(u64),
-    /// `--prefetch`.
+    /// `prefetch`.
     Prefetch(Prefetch),
-    /// `--app-tier`.
+    /// `app-tier`.
     AppTier(AppTier),
-    /// `--proactive-threshold`.
+    /// `proactive-threshold`.
     ProactiveThreshold(Threshold),
-    /// `--proactive-batch`, in pages.
+    /// `proactive-batch`, in pages.
     ProactiveBatch(u32),
     /// `--slo`.
     Slo(Slo),
-    /// `--unit`.
+    /// `unit`.
     Unit(ReadUnit),
-    /// `--lanes`.
+    /// `lanes`.
     Lanes(bool),
     /// `--numa`: bounds in bytes, by the places of the nodes; `None` for those that stay.
     Numa([Option<u64>; NODES_MAX]),
     /// `--copies`.
     Copies(Policy),
-    /// `--weight`.
+    /// `weight`.
     Weight(u32),
-    /// `--swap-in-limit`.
+    /// `swap-in-limit`.
     SwapIn(RateLimit),
-    /// `--swap-out-limit`.
+    /// `swap-out-limit`.
     SwapOut(RateLimit),
 }
 

@@ -46,7 +46,7 @@ pub struct Tenant {
     pub shared_memory: Option<Files>,
     /// What is beside its processes.
     pub sides: Sides,
-    /// The file of `--learn`.
+    /// The file of `learn`.
     pub book: Option<Book>,
 }
 
