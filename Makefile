@@ -125,51 +125,51 @@ bench: deps-test lab ## The pager's targets against zram and plain runs (docs/TA
 	@mkdir -p lab/results
 	$(LAB) run pager --out lab/results/$$(date +%Y%m%d-%H%M%S).jsonl
 
-bench-quick: lab ## Measure built-in programs beside plain runs and zram, in about three minutes (lab/BENCH.md)
+bench-quick: lab ## Measure built-in programs beside plain runs and zram, in about three minutes (lab/README.md)
 	$(LAB) run quick
 
-bench-switch: lab ## Move far memory of a working program, beside swapoff of the kernel's (root; lab/BENCH.md)
+bench-switch: lab ## Move far memory of a working program, beside swapoff of the kernel's (root; lab/experiments)
 	bench/switch --canvas $(CANVAS)
 
-bench-erasure: lab ## Copies beside erasure codes: memory, latency and loss with dead donors (lab/BENCH.md)
+bench-erasure: lab ## Copies beside erasure codes: memory, latency and loss with dead donors (lab/experiments)
 	bench/erasure --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-erasure.jsonl
 
-bench-slo: lab ## What a target of --slo saves of programs' memory, beside TMO's loop over zram (root; lab/BENCH.md)
+bench-slo: lab ## What a target of --slo saves of programs' memory, beside TMO's loop over zram (root; lab/experiments)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/slo --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-slo.jsonl
 
-bench-backends: lab ## Programs over pool, disk, donor, both and what canvas chooses, beside swap (root; lab/BENCH.md)
+bench-backends: lab ## Programs over pool, disk, donor, both and what canvas chooses, beside swap (root; lab/experiments)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/backends --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-backends.jsonl
 
-bench-cost: lab ## What the controller of --slo costs, two runs side by side (root; lab/BENCH.md)
+bench-cost: lab ## What the controller of --slo costs, two runs side by side (root; lab/experiments)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/cost --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-cost.jsonl
 
-bench-pointers: lab ## Programs that follow pointers, their pages at a donor, with and without --app-tier (root; lab/BENCH.md)
+bench-pointers: lab ## Programs that follow pointers, their pages at a donor, with and without --app-tier (root; lab/experiments)
 	$(call install,$(POINTER_PACKAGES))
 	bench/pointers --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-pointers.jsonl
 
-bench-hints: lab ## Programs that say what they need next (canvas.h), their pages at a donor (root; lab/BENCH.md)
+bench-hints: lab ## Programs that say what they need next (canvas.h), their pages at a donor (root; lab/experiments)
 	$(call install,$(POINTER_PACKAGES))
 	bench/hints --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-hints.jsonl
 
-bench-resume: lab ## Idle programs that are needed again, with and without --learn (root; lab/BENCH.md)
+bench-resume: lab ## Idle programs that are needed again, with and without --learn (root; lab/experiments)
 	$(call install,$(POINTER_PACKAGES) redis-server)
 	bench/resume --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-resume.jsonl
 
-bench-fastswap: lab ## Guests that swap onto canvas, disks, zswap, zram and a ramdisk, with redis and analytics (root; lab/BENCH.md)
+bench-fastswap: lab ## Guests that swap onto canvas, disks, zswap, zram and a ramdisk, with redis and analytics (root; lab/experiments)
 	$(call install,$(GUEST_PACKAGES))
 	python3 tests/vm/kernel.py
 	bench/fastswap --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-fastswap.jsonl
 
-bench-reads: lab ## What a page costs that is read alone from a donor, by process (root; lab/BENCH.md)
+bench-reads: lab ## What a page costs that is read alone from a donor, by process (root; lab/experiments)
 	bench/reads --canvas $(CANVAS) --lanes on,off --processors all,one --out lab/results/$$(date +%Y%m%d-%H%M%S)-reads.jsonl
 
-bench-serving: lab ## What serving threads of the host's agent give, and how full each is (root; lab/BENCH.md)
+bench-serving: lab ## What serving threads of the host's agent give, and how full each is (root; lab/experiments)
 	bench/serving --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-serving.jsonl
 
-bench-cluster: lab ## Five hosts that run programs and lend memory at one time, beside swap (root; lab/BENCH.md)
+bench-cluster: lab ## Five hosts that run programs and lend memory at one time, beside swap (root; lab/experiments)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/cluster --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-cluster.jsonl
 

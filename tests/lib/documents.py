@@ -161,8 +161,8 @@ class Specification:
 
 def documents():
     """(path from the root, text) of each document."""
-    found = [p for top in ("", "lab") for p in glob.glob(os.path.join(ROOT, top, "*.md"))]
-    found += glob.glob(os.path.join(ROOT, "docs", "**", "*.md"), recursive=True)
+    found = glob.glob(os.path.join(ROOT, "*.md"))
+    found += [p for top in ("docs", "lab") for p in glob.glob(os.path.join(ROOT, top, "**", "*.md"), recursive=True)]
     for path in sorted(found):
         with open(path) as f:
             yield os.path.relpath(path, ROOT), f.read()
