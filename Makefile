@@ -26,7 +26,7 @@ PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 SLOW_OPS := 10000000
 
 .PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-reads bench-serving \
+	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-serving \
 	bench-cluster bench-fastswap lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
@@ -162,9 +162,6 @@ bench-fastswap: lab ## Guests that swap onto canvas, disks, zswap, zram and a ra
 	$(call install,$(GUEST_PACKAGES))
 	python3 tests/vm/kernel.py
 	bench/fastswap --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-fastswap.jsonl
-
-bench-reads: lab ## What a page costs that is read alone from a donor, by process (root; lab/experiments)
-	bench/reads --canvas $(CANVAS) --lanes on,off --processors all,one --out lab/results/$$(date +%Y%m%d-%H%M%S)-reads.jsonl
 
 bench-serving: lab ## What serving threads of the host's agent give, and how full each is (root; lab/experiments)
 	bench/serving --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-serving.jsonl

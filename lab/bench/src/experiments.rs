@@ -7,6 +7,7 @@ mod demo;
 mod goals;
 mod isolation;
 mod pressure;
+mod reads;
 mod recovery;
 
 use std::time::Duration;
@@ -409,6 +410,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     recovery::EXPERIMENT,
     demo::EXPERIMENT,
     pressure::EXPERIMENT,
+    reads::EXPERIMENT,
     Experiment {
         name: "infiniswap",
         about: "application performance with 100, 75 and 50 % of the working set in memory",
