@@ -17,8 +17,8 @@ import time
 
 MIB = 1 << 20
 # The lock of all benches of this host (lab/bench/src/host/lock.rs).
-LOCK = "/run/canvas-bench/lock"
-JOURNAL = "/run/canvas-bench-programs.json"
+LOCK = "/run/canvas-lab/lock"
+JOURNAL = "/run/canvas-lab-programs.json"
 ZRAM_CONTROL = "/sys/class/zram-control"
 
 

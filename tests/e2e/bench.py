@@ -25,7 +25,7 @@ def host():
         groups += glob.glob(f"{root}/canvas-bench*")
     return {
         "swaps": swaps, "zram": sorted(glob.glob("/dev/zram*")), "groups": sorted(set(groups)),
-        "journals": sorted(glob.glob("/run/canvas-bench/*")), "links": sorted(glob.glob("/sys/class/net/cb*n*")),
+        "journals": sorted(glob.glob("/run/canvas-lab/*")), "links": sorted(glob.glob("/sys/class/net/cb*n*")),
     }
 
 

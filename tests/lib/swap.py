@@ -11,7 +11,7 @@ from lib.harness import MIB, Skip, WantOfRoot
 
 CONTROL = "/sys/class/zram-control"
 # The bench's (lab/bench/src/host/lock.rs).
-LOCK = "/run/canvas-bench/lock"
+LOCK = "/run/canvas-lab/lock"
 
 
 def areas():

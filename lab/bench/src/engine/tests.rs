@@ -308,7 +308,7 @@ fn left_of(pid: u32) -> Vec<PathBuf> {
     for dir in [
         "/sys/fs/cgroup/memory",
         "/sys/fs/cgroup",
-        "/run/canvas-bench",
+        "/run/canvas-lab",
         "/tmp",
         "/var/tmp",
     ] {

@@ -9,7 +9,7 @@ use super::error::JournalError;
 /// Where journals are.
 pub(super) fn journal_dir() -> Result<PathBuf, JournalError> {
     let dir = if nix::unistd::geteuid().is_root() && Path::new("/run").is_dir() {
-        PathBuf::from("/run/canvas-bench")
+        PathBuf::from("/run/canvas-lab")
     } else {
         std::env::temp_dir().join(format!("canvas-bench-journals-{}", nix::unistd::geteuid()))
     };
