@@ -373,6 +373,7 @@ mod tests {
         assert!(without_key.unwrap()[0].parse::<SocketAddr>().is_ok());
     }
     use crate::args::{Cli, Command};
+    use canvas_control::settings::Command as Owner;
     use canvas_shm::far::SLABS_MAX;
     use canvas_shm::segment::config_flag;
     use canvas_types::{Codec, Prefetch, Threshold};
@@ -404,6 +405,17 @@ mod tests {
 
     fn options(flags: &[&str]) -> Result<Options, Failure> {
         of_run(&parsed(flags)?, of(8 << 30))
+    }
+
+    /// The table is below the crates that have these bounds.
+    #[test]
+    fn bounds_of_the_table_are_those_of_what_has_them() {
+        use canvas_control::settings::{QUEUES_MAX, THREADS_MAX, WARM_MAX};
+        assert_eq!(QUEUES_MAX, canvas_disk::virtio::QUEUES_MAX);
+        assert_eq!(THREADS_MAX, canvas_agent::dispatch::THREADS_MAX);
+        assert_eq!(WARM_MAX, canvas_agent::daemon::prepared::WARM_MAX);
+        let links = Settings::of(Owner::Run).value(LINKS);
+        assert_eq!(links, canvas_agent::replicas::LINKS);
     }
 
     #[test]

@@ -33,10 +33,7 @@ fn bad_flags() {
             &["serve", "--listen", "127.0.0.1", "--memory", "1G"][..],
             "no address with a port",
         ),
-        (
-            &["serve", "--memory", "1G"],
-            "--listen is missing",
-        ),
+        (&["serve", "--memory", "1G"], "--listen is missing"),
         (&["serve", "--listen", "127.0.0.1:0"], "--memory is missing"),
         (
             &["serve", "--listen", "127.0.0.1:0", "--memory", "1M"],
