@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 
-from lib import documents, pages, registered, scratch
+from lib import documents, figures, pages, registered, scratch
 from lib.harness import ROOT, TESTS, Failure, NeedsRoot, WantOfRoot, check
 
 from .command import canvas_only
@@ -198,6 +198,9 @@ def names(r):
     r.same(got, ["docs/X.md: there is no `make moon`"], "what is said of targets")
     for text, said in PAGES:
         r.same(pages.wrong("docs/X.md", text, pages.Canvas()), [f"docs/X.md{s}" for s in said], text)
+    # A figure is rounded as the page has it; one without results is wrong.
+    differs = [figures.differs(said, ratio) for said, ratio in (("1.9", 1.904), ("1.90", 1.904), ("1.8", 1.904), ("1", None))]
+    r.same(differs, [False, False, True, True], "which figures differ from their results")
     # In two parts, as this file is searched too.
     made_up = "moon_" + "beam"
     got = documents.names_of_code("X.md", f"`{made_up}` ## How to add `dispatch` `{made_up}`")
