@@ -94,7 +94,7 @@ pub struct RunArgs {
     /// What lies below the programs, separated by commas [default: the experiment's].
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
     pub variants: Vec<VariantArg>,
-    /// Flags of `canvas run` for the canvas variant, as one word ('--no-prefetch'); each time it is
+    /// Flags of `canvas run` for the canvas variant, as one word ('-o prefetch=none'); each time it is
     /// written makes a variant of its own, and '' is canvas without flags.
     #[arg(long, value_name = "FLAGS", allow_hyphen_values = true)]
     pub canvas_flags: Vec<String>,
@@ -421,7 +421,7 @@ can run here; 128+n stopped by signal n.
 Examples:
   lab run quick
   lab run zipf --ratios 50,25 --variants local,canvas,zram
-  lab run zipf --canvas-flags '' --canvas-flags '--no-prefetch'
+  lab run zipf --canvas-flags '' --canvas-flags '-o prefetch=none'
   lab run zipf snappy --co-run --ratios 25
   lab compare old.jsonl new.jsonl";
 

@@ -206,7 +206,7 @@ pub fn judge(f: &Facts) -> Vec<Problem> {
         add(
             Code::HostShort,
             format!(
-                "this host has {available} of memory left, of which {reserve} are its reserve (--host-reserve): the pool grows no more"
+                "this host has {available} of memory left, of which {reserve} are its reserve (-o host-reserve): the pool grows no more"
             ),
         );
     }

@@ -69,7 +69,7 @@ pub struct Config {
     pub depth: usize,
     /// Time between two looks at what donors could lend: the age of what placement knows.
     pub ping_ns: Ns,
-    /// How long a read waits for donors that may come back (`--far-wait`).
+    /// How long a read waits for donors that may come back (`far-wait`).
     pub wait_ns: Ns,
     /// One way through the network.
     pub latency_ns: Ns,

@@ -297,7 +297,7 @@ pub enum AdmissionError {
     Shared(Size),
     /// There is less far memory left.
     #[error(
-        "{left_mib} MiB of far memory are left of what this agent gives (--far-max), and {name} wants {wanted_mib}"
+        "{left_mib} MiB of far memory are left of what this agent gives (--far), and {name} wants {wanted_mib}"
     )]
     Room {
         /// What is left, in MiB.

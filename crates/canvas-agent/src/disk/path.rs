@@ -442,7 +442,7 @@ fn leave(file: &File, reserve: Option<Amount>, at: u64) -> io::Result<()> {
     }
     Err(io::Error::new(
         io::ErrorKind::StorageFull,
-        format!("{} MiB of its disk stay free, --far-reserve", reserve >> 20),
+        format!("{} MiB of its disk stay free, -o far-reserve", reserve >> 20),
     ))
 }
 

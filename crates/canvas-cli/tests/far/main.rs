@@ -33,7 +33,7 @@ struct Donor {
 }
 
 impl Donor {
-    /// Starts one with these flags beside `--listen`, `--state-json` and `--procfs` (which says that
+    /// Starts one with these flags beside `--listen`, `--state-json` and `-o procfs` (which says that
     /// a host of 64 GiB has 32 GiB available).
     fn start(flags: &[&str]) -> Donor {
         Donor::start_at("127.0.0.1:0", flags)

@@ -1,5 +1,5 @@
 //! The host agent as its users meet it: several tenants at once, killed, replaced, and lied to, under
-//! programs that check every byte. The program is this file again, run under `canvas run --agent`.
+//! programs that check every byte. The program is this file again, run under `canvas run --to agent`.
 
 #[path = "../agent/client.rs"]
 mod client;

@@ -185,9 +185,9 @@ fn another_user_cannot_deny_an_agent() {
         exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '
             unset XDG_RUNTIME_DIR CANVAS_RUN_DIR
             export CANVAS_PRELOAD_SO=/tmp/\"$1\"
-            ./canvas agent --far-dir theirs --far-max 128M 2>theirs/err &
+            ./canvas agent --to disk:theirs --far 128M 2>theirs/err &
             for n in $(seq 600); do grep -q listening theirs/err && break; sleep .1; done
-            ./canvas run --local 64M --far 64M --agent -- ./canvas status
+            ./canvas run --local 64M --far 64M --to agent -- ./canvas status
             code=$?
             kill $!; wait
             exit $code' - \"$2\"";

@@ -1,4 +1,4 @@
-//! `canvas run --learn`: what a program needed when it resumed comes in ahead when it resumes again.
+//! `canvas run -o learn`: what a program needed when it resumed comes in ahead when it resumes again.
 //!
 //! Whoever faults on a far page leaves its number in a ring, without a lock or a system call. The reclaim thread
 //! takes them from there ([`canvas_pager::learn`]): it records resumptions into the tenant segment, from where the

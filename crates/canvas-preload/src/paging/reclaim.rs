@@ -595,7 +595,7 @@ fn far_is_full() {
     if state::seg().host.is_short() {
         crate::report!(
             "this host's memory is down to its reserve: the pool grows no more, reclaim stops, and new memory is refused \
-             with ENOMEM until there is more (or write a smaller --host-reserve)"
+             with ENOMEM until there is more (or write a smaller -o host-reserve)"
         );
     } else if tier::is_stalled() {
         crate::report!(
