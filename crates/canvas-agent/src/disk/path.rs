@@ -442,7 +442,10 @@ fn leave(file: &File, reserve: Option<Amount>, at: u64) -> io::Result<()> {
     }
     Err(io::Error::new(
         io::ErrorKind::StorageFull,
-        format!("{} MiB of its disk stay free, -o far-reserve", reserve >> 20),
+        format!(
+            "{} MiB of its disk stay free, -o far-reserve",
+            reserve >> 20
+        ),
     ))
 }
 
