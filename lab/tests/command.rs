@@ -256,7 +256,7 @@ fn bad_arguments_of_run_are_2_and_change_nothing() {
         ("quick --co-run", "name two or more"),
         (
             "quick --canvas-flags --local=1G",
-            "--local is set by the bench itself",
+            "--local=1G is set by the bench itself",
         ),
         ("quick --canvas-flags --bad", "are no flags of canvas run"),
     ] {
@@ -287,7 +287,7 @@ fn bad_arguments_of_the_others_are_2() {
         (&["compare", "/no/such", &empty], "/no/such cannot be read"),
         (&["compare", &empty, &empty], "is empty"),
         (&["compare", &damaged, &damaged], "line 1 is damaged"),
-        (&["replay"], "--synthetic"),
+        (&["replay"], "<FILE>"),
         (
             &["replay", "/no/such/trace"],
             "/no/such/trace cannot be read",
