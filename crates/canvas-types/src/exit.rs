@@ -1,4 +1,4 @@
-//! Exit codes of the `canvas` command (documented in README.md).
+//! Exit codes of the `canvas` command (documented in docs/CLI.md).
 
 /// The command did what was asked.
 pub const OK: i32 = 0;
