@@ -214,7 +214,7 @@ def libraries():
         for section, lines in zip(parts[1::2], parts[2::2]):
             if section.endswith("dependencies"):
                 names = set(re.findall(r"^([a-z][a-z0-9_-]*)(?:\.workspace)? *=", lines, re.M))
-                wrong += [fX
+                wrong += [f"docs/design/libraries.md: it does not say why {os.path.relpath(path, ROOT)} uses {n}"
                           for n in sorted(names - said) if not n.startswith("canvas-")]
     return wrong
 
