@@ -1,5 +1,5 @@
-"""Are the speeds over zram in README.md, the FAQ and lab/experiments/pager.md those of the laboratory's result files?
-Each is the median of canvas's samples over that of zram's, rounded as the page has it.
+"""Are the speeds over zram in README.md, the FAQ and the pages of lab/experiments on pager and donors those of the
+laboratory's result files? Each is the median of canvas's samples over that of zram's, rounded as the page has it.
 """
 
 import collections
@@ -24,6 +24,7 @@ ROWS = [
     ("README.md", "Spark", [(SPARK, "spark-lr", 25), (SPARK, "spark-lr", 50), (SPARK, "spark-pagerank", 25)]),
     ("README.md", "1,000 short processes", [(TIGHT, "fork-storm", 100, 32)]),
     ("README.md", "over donors", [(FAR, "redis-get95", 50), (FAR, "memcached-get95", 50)]),
+    *(("lab/experiments/far.md", f"`{w}`", [(FAR, w, 50)]) for w in ("memcached-get95", "redis-get95", "redis-set-get")),
 ]
 # Tables of pager.md: what their header has, and by column the results and the % local.
 TABLES = [
