@@ -33,8 +33,8 @@ pub use tune::TuneArgs;
 
 /// Far memory for unmodified Linux programs.
 ///
-/// canvas lets a program use more memory than it is given: what it touches stays in local memory,
-/// the rest is kept compressed elsewhere and comes back when it is touched again. No change to the
+/// canvas lets a program use more memory than it is given: pages in use stay in local memory, the
+/// rest is compressed or moved elsewhere, and faulted in on access. It needs no change to the
 /// program, no daemon, and in the default mode no root.
 #[derive(Parser)]
 #[command(name = "canvas", version, max_term_width = 100, after_long_help = EXIT_CODES)]
@@ -59,7 +59,7 @@ pub enum Command {
     /// error only when something is wrong.
     #[command(after_long_help = RUN_NOTES)]
     Run(RunArgs),
-    /// Say what this kernel and user allow, and which mode `canvas run` will choose.
+    /// Report what this kernel and user allow, and which mode `canvas run` will choose.
     ///
     /// Prints one line for each thing that canvas depends on, the mode and why, and one line of
     /// advice for each limit that stands in the way. Exit code 0 when `canvas run` works in some
@@ -70,85 +70,85 @@ pub enum Command {
     AgentWorker(WorkerArgs),
     /// Lend memory of this host to programs on other hosts.
     ///
-    /// Takes memory only where clients write, gives it back when they free it or vanish, and takes
-    /// back what it lent before its host runs short. One line on standard error for each thing that
-    /// an operator cares about.
+    /// Takes memory only where clients write, returns it when they free it or disappear, and takes
+    /// it back before its host runs short. Logs events that an operator cares about to standard
+    /// error, one line each.
     #[command(after_long_help = SERVE_NOTES)]
     Serve(ServeArgs),
     /// Keep the far memory of all tenants of this host.
     ///
-    /// One process for every `canvas run --to agent` on this host: it has the donors, the cluster key and
-    /// the far directory, which the programs' users need not know. When it is killed programs wait for
-    /// the next one; with --replace a new one takes over without a gap.
+    /// One process for every `canvas run --to agent` on this host: it holds the donors, the cluster key
+    /// and the far directory, which users need not know. When it is killed, programs wait for the next
+    /// one; with --replace a new one takes over without a gap.
     #[command(after_long_help = AGENT_NOTES)]
     Agent(AgentArgs),
-    /// Serve a disk whose pages lie compressed in memory of this host, for a guest to swap onto.
+    /// Serve a disk of pages compressed in this host's memory, for a guest to swap onto.
     ///
-    /// A guest of any kernel has far memory that way, with nothing of canvas's in it: a virtual machine
-    /// monitor attaches the disk, and the guest uses it as swap.
+    /// A virtual machine monitor attaches the disk, and the guest, of any kernel, uses it as swap; it
+    /// needs nothing of canvas's inside.
     #[command(after_long_help = disk::DISK_NOTES)]
     Disk(DiskArgs),
     /// Serves the disk of a `canvas disk`, which starts it.
     #[command(hide = true)]
     DiskServer(HeldArgs),
-    /// Look at a configuration file.
+    /// Check a configuration file.
     ///
     /// The file's keys are the settings of `canvas agent`, `serve`, `run` and `disk`, in TOML
     /// (docs/CONFIG.md).
     Config(ConfigArgs),
-    /// Say how the runs and disks of this user are, or one of them; for root: of all users.
+    /// Show the state of this user's runs and disks, or of one; for root: of all users.
     ///
     /// Exit code 0 when nothing is wrong, 1 when something is (its code says what: docs/OPERATING.md),
     /// 2 when the question cannot be answered.
     Status(StatusArgs),
-    /// Print what happens in runs and disks, a line for each in every interval, as vmstat does.
+    /// Print rates of runs and disks, a line for each per interval, as vmstat does.
     #[command(after_long_help = STAT_NOTES)]
     Stat(StatArgs),
     /// Show runs, disks and donors on the terminal, live; q ends it.
     Top(TopArgs),
-    /// Change the bounds of a run, or a disk, while it runs: all of what is written, or nothing.
+    /// Change limits of a run or disk while it runs: all that are given, or none.
     #[command(after_long_help = SET_NOTES)]
     Set(SetArgs),
-    /// Say how much local memory a program needs for a wanted speed.
+    /// Find how much local memory a program needs for a given speed.
     ///
-    /// Prints the speed at several sizes of local memory, measured or foretold, and the smallest size for
-    /// each wanted speed.
+    /// Prints the speed at several sizes of local memory, measured or predicted, and the smallest size
+    /// for each wanted speed.
     #[command(after_long_help = advise::ADVISE_NOTES)]
     Advise(AdviseArgs),
-    /// Run a program where it suits: settings and tenant follow from its earlier runs.
+    /// Run a program with settings and in a tenant chosen from its earlier runs.
     #[command(after_long_help = dispatch::DISPATCH_NOTES)]
     Dispatch(DispatchArgs),
-    /// Change runs while they run, where that makes them faster, and say what and why.
+    /// Change settings of runs where that makes them faster, and report what and why.
     ///
-    /// Prints a line for each run in every interval: what reads beyond the pool cost, and what was changed
+    /// Prints a line for each run per interval: the cost of reads beyond the pool, and what was changed
     /// or why nothing was.
     #[command(after_long_help = tune::TUNE_NOTES)]
     Tune(TuneArgs),
     /// Bring back what the kernel has swapped out, ahead of need: in a guest on a canvas disk, or anywhere.
     ///
-    /// Reads swapped pages of processes into memory, in batches, until as much memory is free as should stay so,
-    /// or nothing is left. Says what it did in one line.
+    /// Reads swapped pages of processes into memory, in batches, until free memory is down to --free, or
+    /// no page is left. Prints a summary in one line.
     #[command(after_long_help = swap_in::SWAP_IN_NOTES)]
     SwapIn(SwapInArgs),
     /// Print memory of a managed process, far pages included.
     ///
-    /// The process may run, be stopped or be in a debugger's hands; it takes no part. Exit code 1 when a
-    /// page's far copy is damaged or cannot be reached, 2 when there is no such process or memory, it is
-    /// not managed, or it may not be read: the rights that a debugger needs are needed.
+    /// The process may run, be stopped or be held by a debugger. Exit code 1 when a page's far copy is
+    /// damaged or cannot be reached, 2 when there is no such process or memory, it is not managed, or
+    /// this user lacks the rights of a debugger.
     #[command(after_long_help = inspect::READ_NOTES)]
     Read(ReadArgs),
     /// Write a core dump of a managed process, far pages included; the process goes on.
     ///
-    /// It is stopped while the dump is written. Exit code 0 when the dump is whole; 1 when pages are
-    /// missing in it, whose far copies are damaged or cannot be reached; 2 when there is no dump.
+    /// The process is stopped while the dump is written. Exit code 0 when the dump is whole; 1 when it lacks
+    /// pages whose far copies are damaged or cannot be reached; 2 when there is no dump.
     #[command(after_long_help = inspect::DUMP_NOTES)]
     Dump(DumpArgs),
-    /// End a tenant of the host's agent that no run has any more: what it has is given back.
+    /// End a tenant of the host's agent that has no run any more, and free what it holds.
     End(EndArgs),
     /// Make a cluster key.
     ///
-    /// All hosts of a far pool share one: who has it may store, read and free in the pool. Copy the
-    /// file to each of them by a safe way; only its owner may be able to read it.
+    /// All hosts of a far pool share one: whoever has it may store, read and free in the pool. Copy the
+    /// file to each host securely, readable by its owner only.
     Keygen(KeygenArgs),
     /// Print the manual page.
     ///
@@ -241,7 +241,7 @@ pub struct ConfigArgs {
 /// What `canvas config` does.
 #[derive(Subcommand, Debug)]
 pub enum ConfigAction {
-    /// Say `ok`, or what is wrong in it and in which line: one line for each error, exit code 2.
+    /// Print `ok`, or one line for each error with its line number; exit code 2.
     Check {
         /// The file [default: CANVAS_CONFIG, else /etc/canvas/canvas.toml].
         #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -267,13 +267,13 @@ pub struct StatArgs {
     /// Time between two lines, in seconds or as a duration (500ms).
     #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = times::interval)]
     pub interval: Duration,
-    /// End after so many lines of each run.
+    /// End after N lines of each run.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Print page features instead: what the pages are like, and what paging costs.
+    /// Print page features instead: the kinds of pages, and the cost of paging.
     #[arg(long)]
     pub features: bool,
-    /// Print instead what comes back ahead of need, by who asks for it.
+    /// Print instead pages that come back ahead of need, by who asks for them.
     #[arg(long, conflicts_with = "features")]
     pub prefetch: bool,
     /// Print JSON, one object a line (its fields: docs/OPERATING.md).
@@ -284,7 +284,7 @@ pub struct StatArgs {
 /// Flags of `canvas top`.
 #[derive(Args)]
 pub struct TopArgs {
-    /// Time between two looks, in seconds or as a duration (500ms).
+    /// Time between two updates, in seconds or as a duration (500ms).
     #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = times::interval)]
     pub interval: Duration,
 }
@@ -294,7 +294,7 @@ pub struct TopArgs {
 pub struct SetArgs {
     /// The run or disk, by its name or the number of its process.
     pub tenant: String,
-    /// What to change, and to what.
+    /// Settings and their new values.
     #[arg(required = true, value_name = "KEY=VALUE")]
     pub changes: Vec<String>,
 }
@@ -308,8 +308,8 @@ pub struct CompletionsArgs {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0    done
-  1    the answer is no: `doctor` found no mode that works, `status` found something wrong
+  0    success
+  1    the check failed: `doctor` found no mode that works, `status` found something wrong
   2    bad arguments, configuration or input (`canvas run` and `dispatch`: 125)
   125  `canvas run` or `dispatch` itself failed
   126  CMD was found but could not be executed
@@ -320,29 +320,29 @@ Exit codes:
 const AGENT_NOTES: &str = "\
 Flags win over the file of --config.
 
-The socket is for the agent's own user; --group opens it for a group. Destinations and key are the
-agent's: who runs a program cannot choose them.
+Only the agent's own user may connect; --group opens the socket to a group. Users of programs cannot
+choose destinations and key, which are the agent's.
 
-SIGTERM, SIGINT and SIGHUP end the agent; its tenants wait for the next one, each for its own time.
+SIGTERM, SIGINT and SIGHUP end the agent; its tenants wait for the next one (-o far-wait of each).
 
-Exit codes: 0 ended by a signal, or replaced; 1 --replace: the other agent does not leave, and goes on;
-2 it could not start.
+Exit codes: 0 ended by a signal, or replaced; 1 --replace failed and the other agent goes on; 2 it
+could not start.
 
 Example:
   canvas agent --to disk:/srv/canvas,10.0.0.5:7070 --key-file /etc/canvas/key
   canvas agent --config /etc/canvas/canvas.toml --replace";
 
 const STAT_NOTES: &str = "\
-Columns: faults a second on new pages (new), in the swap cache (cache), on far copies (far), of those
-beyond the pool (deep); pages a second swapped in and out, and prefetch hits; the median and 99th
-percentile of fault times; local memory, pool and far memory in use; MiB a second read from and
-written to far memory beyond the pool.
+Columns: faults per second on new pages (new), in the swap cache (cache), on far copies (far),
+and of those beyond the pool (deep); pages per second swapped in and out, and prefetch hits;
+median and 99th percentile of fault times; local memory, pool and far memory in use; MiB per
+second read from and written to far memory beyond the pool.
 
-With --features: the part of blocks of 2 MiB that was never touched (frag), of pages that left those
-that had been written to (store), of pages that came back those of a stream (seq), of faults on pages
-that had left those that twice the local memory would have spared (hot), what compression gives
-(comp), the part of files in all memory (file), by how much paging slows the program (slow), and the
-part of the time in which a thread of it was in a fault (stall).
+With --features: the part of 2 MiB blocks never touched (frag), of evicted pages those that had
+been written to (store), of pages that came back those of a stream (seq), of faults on evicted
+pages those that twice the local memory would have avoided (hot), the compression ratio (comp),
+the part of files in all memory (file), the slowdown by paging (slow), and the part of the time
+with a thread in a fault (stall).
 
 Exit codes: 0 after COUNT lines, or when the last run has ended; 2 there is no such run.
 
@@ -350,24 +350,24 @@ Example:
   canvas stat redis -i 1 -n 10";
 
 const SET_NOTES: &str = "\
-What can be changed: local, pool, shared, numa, far, copies and slo, which mean what the flags of
-`canvas run` mean; and the tunables that `canvas help tunables` marks with `canvas set`.
+Keys: local, pool, shared, numa, far, copies and slo, which mean what the flags of `canvas run`
+mean; and the tunables that `canvas help tunables` marks with `canvas set`.
 
-When local, shared, pool or a node shrinks, what is too much is moved away. When copies change, far memory
-moves while the program goes on; `canvas status` tells when it has. What was not there from the
-start (--local, --shared, --far, a node, a donor for more copies) cannot be set later.
+Lowering local, shared, pool or a node evicts the excess. When copies change, far memory moves while
+the program goes on; `canvas status` shows C002 until it has. What the run was started without
+(--local, --shared, --far, a node, a donor for more copies) cannot be set later.
 
-Exit codes: 0 done; 1 no answer in time, it may still be done; 2 nothing was changed.
+Exit codes: 0 done; 1 no answer in time, the change may still be made; 2 nothing was changed.
 
 Example:
   canvas set redis local=4G spill-at=70";
 
 const SERVE_NOTES: &str = "\
-Without --key-file there is no secret, and only addresses of the loopback device
-are listened on. Everything between hosts is encrypted and authenticated by the cluster key.
+Without --key-file it listens on loopback addresses only. All traffic between hosts is encrypted and
+authenticated by the cluster key.
 
-SIGTERM, SIGINT and SIGHUP end it: it lends nothing more, tells its clients to move what they have
-here, and ends when they have, or after 5s (-o drain). A second signal ends it at once.
+SIGTERM, SIGINT and SIGHUP end it: it lends nothing more, asks its clients to move their pages, and
+ends when they have, or after 5s (-o drain). A second signal ends it at once.
 
 Exit codes: 0 ended by a signal; 2 it could not start.
 
@@ -377,11 +377,11 @@ Example:
 
 const RUN_NOTES: &str = "\
 Flags win over CANVAS_LOCAL, CANVAS_FAR and CANVAS_TENANT, those over CANVAS_OPTIONS, and that over
-the configuration file. What canvas decides by itself has knobs: `canvas help tunables`.
+the configuration file. `canvas help tunables` lists settings that canvas usually decides by itself.
 
-A program that cannot be managed (statically linked, set-user-ID, of another C library or
-processor) runs all the same, after one line of warning; --require makes that an error. Signals
-reach CMD as if canvas were not there.
+A program that cannot be managed (statically linked, set-user-ID, for another C library or
+processor) runs unmanaged after one line of warning; --require makes that an error. Signals reach
+CMD as if canvas were not there.
 
 Exit codes: CMD's own; 128+n when signal n ended it; 125 when canvas itself failed; 126 when CMD
 could not be executed; 127 when it was not found.

@@ -23,7 +23,7 @@ pub struct AdviseArgs {
         value_parser = speed()
     )]
     pub speed: Vec<f64>,
-    /// Change --local of the run for a while to check what is advised; it is put back in the end.
+    /// Measure by changing the run's --local for a while; it is restored at the end.
     #[arg(long, requires = "tenant")]
     pub check: bool,
     /// How long the run is watched at each size, in seconds or as a duration (500ms).
@@ -36,13 +36,13 @@ pub struct AdviseArgs {
         requires = "tenant"
     )]
     pub interval: Duration,
-    /// Try so many sizes at most.
+    /// Try N sizes at most.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub tries: u32,
     /// Print JSON (its fields: docs/OPERATING.md).
     #[arg(long)]
     pub json: bool,
-    /// The program and its arguments: it is run again and again, and its output is thrown away.
+    /// The program and its arguments: it is run repeatedly, and its output is discarded.
     #[arg(last = true, value_name = "CMD")]
     pub cmd: Vec<OsString>,
 }
@@ -60,14 +60,15 @@ fn speed() -> ValueParser {
 
 /// What help says in the end.
 pub const ADVISE_NOTES: &str = "\
-With CMD it runs CMD alone, then with a quarter of its memory local, and then at the sizes that come out
-of that, until they are found; CMD has to end by itself. CANVAS_* variables hold for these runs.
+With CMD it runs CMD alone, then with a quarter of its memory local, and then at sizes that
+follow from that, until the answer is found; CMD has to end by itself. CANVAS_* variables apply
+to all but the first.
 
-With a run it watches how far pages are away when they come back, and says what larger sizes would
-give. With --check it sets these sizes, one after the other, and the smaller ones where the run is fast
-enough; the run is slower meanwhile.
+With a run it measures how long evicted pages stay away, and predicts the speed at larger sizes.
+With --check it sets these sizes, one after the other, and smaller ones where the run is fast
+enough; that slows the run meanwhile.
 
-Exit codes: 0 done; 1 CMD failed; 2 there is no such run or program, or nothing can be said;
+Exit codes: 0 done; 1 CMD failed; 2 there is no such run or program, or no prediction is possible;
 128+n stopped by signal n.
 
 Examples:

@@ -29,22 +29,22 @@ pub struct HeldArgs {
 
 /// Shown behind the flags.
 pub const DISK_NOTES: &str = "\
-The disk is for swap and other data that need not last: nothing survives the end of the command. What is
-stored lies in a memory file that the command holds; it is served by a process that the command starts. When
-that one is killed or crashes, another one goes on with the same bytes at the same sockets, and clients that
-connect again (qemu: -chardev socket,...,reconnect=1; over NBD: reconnect-delay=60) see a pause. Pages
-that do not shrink take what they are; zeros and discarded pages take nothing. With --far the oldest pages
-leave the pool; a read that finds no copy within 30s (-o far-wait) fails with EIO. When all is full, a write fails
-with ENOSPC, what is stored stays as it is, and one line says so.
+The disk is for swap and other volatile data: nothing survives the end of the command. The
+command holds the data in a memory file, and starts a process that serves it. When that process
+is killed or crashes, another one takes over with the same data and sockets, and clients that
+reconnect (qemu: -chardev socket,...,reconnect=1; over NBD: reconnect-delay=60) see a pause.
+Incompressible pages take their full size, zeros and discarded pages nothing. With --far the
+oldest pages leave the pool; a read that finds no copy within 30s (-o far-wait) fails with EIO.
+When all is full, writes fail with ENOSPC, stored data stay unchanged, and one line reports it.
 
-Flags win over CANVAS_FAR, CANVAS_TENANT and CANVAS_OPTIONS, and those over section [disk.NAME] of the
-configuration file, which --tenant NAME names.
+Flags win over CANVAS_FAR, CANVAS_TENANT and CANVAS_OPTIONS, and those over section [disk.NAME]
+of the configuration file, which --tenant NAME names.
 
-SIGTERM, SIGINT and SIGHUP end the disk: clients are cut off, and the socket is removed. A disk on which its
-host swaps (--swap-host) ends once that is over: swapoff comes first.
+SIGTERM, SIGINT and SIGHUP end the disk: clients are disconnected, and the socket is removed. With a
+disk of --swap-host, they take effect after swapoff.
 
-Exit codes: 0 ended by a signal; 1 its servers died more often than -o restarts allows, and what was stored is
-lost; 2 it could not start.
+Exit codes: 0 ended by a signal; 1 its servers died more often than -o restarts allows, and the
+data are lost; 2 it could not start.
 
 Example:
   canvas disk --size 8G --pool 2G --vhost-user /run/canvas-disk.sock

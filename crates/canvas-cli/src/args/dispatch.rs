@@ -8,10 +8,10 @@ use clap::Args;
 /// Flags of `canvas dispatch`.
 #[derive(Args, Debug)]
 pub struct DispatchArgs {
-    /// Say in which tenant CMD would run, with which settings, and why; run nothing.
+    /// Print in which tenant CMD would run, with which settings, and why; run nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Print that as JSON (its fields: docs/OPERATING.md).
+    /// Print the decision as JSON (its fields: docs/OPERATING.md).
     #[arg(long, requires = "dry_run")]
     pub json: bool,
     /// Where the host's agent listens [default: the user's own agent, if its socket is there, else
@@ -26,16 +26,16 @@ pub struct DispatchArgs {
 
 /// What help says in the end.
 pub const DISPATCH_NOTES: &str = "\
-What CMD needs follows from its earlier runs with the same arguments: local memory for 95% of full
-speed, where its far memory goes (pages that come back at random to a server, files and streams to
-the disk), and its pool. It is run in the first of these that accepts it: a tenant of the host's agent
-in which programs run, with the same copies and with room; a prepared tenant (`canvas agent --warm`)
+Earlier runs of CMD with the same arguments decide its settings: local memory for 95% of full
+speed, where its far memory goes (pages that come back at random to a donor, files and streams
+to the disk), and its pool. CMD runs in the first of these that accepts it: a running tenant of
+the host's agent with the same copies and enough room; a prepared tenant (`canvas agent --warm`)
 with the same copies; a prepared one whose copies are switched; a new one.
 
-CANVAS_* variables of `canvas run` hold, and win over what would follow.
+CANVAS_* variables of `canvas run` override the decision.
 
 Exit codes: CMD's own; 128+n when signal n ended it; 125 when canvas itself failed; 126 when CMD
-could not be executed; 127 when it was not found. With --dry-run: 0 when it was said.
+could not be executed; 127 when it was not found. With --dry-run: 0.
 
 Example:
   canvas dispatch --dry-run -- sort -u names.txt";

@@ -13,7 +13,7 @@ pub struct EndArgs {
     /// /run/canvas/agent.sock].
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Also if it has processes: they lose what is far, and get SIGBUS when they need it.
+    /// End it even if it has processes: they lose their far pages, and get SIGBUS on access.
     #[arg(long)]
     pub force: bool,
 }

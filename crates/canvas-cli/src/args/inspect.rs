@@ -17,10 +17,10 @@ pub struct ReadArgs {
     /// How many bytes: 64, 4K.
     #[arg(value_name = "LEN")]
     pub len: Size,
-    /// Write the bytes as they are to standard output, instead of lines for the eye.
+    /// Write raw bytes to standard output, instead of a hex dump.
     #[arg(long)]
     pub raw: bool,
-    /// Write the bytes as they are into FILE.
+    /// Write raw bytes to FILE.
     #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub output: Option<PathBuf>,
 }

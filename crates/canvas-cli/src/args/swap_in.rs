@@ -24,17 +24,16 @@ pub struct SwapInArgs {
     /// The processes of a control group and of those below it: a directory, or its path below /sys/fs/cgroup.
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub cgroup: Option<PathBuf>,
-    /// How much is asked for before memory is looked at again.
+    /// How much to read before checking free memory again.
     #[arg(long, value_name = "SIZE", default_value = "500M")]
     pub batch: Size,
-    /// Memory that stays free (MemAvailable in /proc/meminfo).
+    /// How much memory stays free (MemAvailable in /proc/meminfo).
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub free: Size,
-    /// Keep at it: look again in every interval, and bring pages back while memory is free and none are being
-    /// swapped out.
+    /// Repeat: in every interval, bring pages back while memory is free and none are being swapped out.
     #[arg(long)]
     pub watch: bool,
-    /// Time between two looks with --watch, in seconds or as a duration (500ms).
+    /// Interval of --watch, in seconds or as a duration (500ms).
     #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = times::interval, requires = "watch")]
     pub interval: Duration,
     /// Print JSON, one object a line (its fields: docs/CLI.md).
@@ -44,11 +43,11 @@ pub struct SwapInArgs {
 
 /// Shown behind the flags.
 pub const SWAP_IN_NOTES: &str = "\
-It needs Linux 5.13, /proc and, for processes of others, root; nothing of canvas's has to run. Pages
-come back in the order in which they lie in swap, into the kernel's swap cache: the program's next
-touch of one finds it there and waits for no disk.
+It needs Linux 5.13, /proc and, for other users' processes, root; nothing else of canvas's has
+to run. Pages come back in swap order, into the kernel's swap cache, where the program's next
+access finds them without waiting for a disk.
 
-Nothing is asked for beyond what the limits of a process's control group leave.
+It requests no more than the limits of a process's control group leave.
 
 Exit codes: 0 done; 2 it cannot be done here, or not to these processes; 128+n stopped by signal n.
 
