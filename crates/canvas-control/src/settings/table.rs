@@ -112,8 +112,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         LOCAL,
         "SIZE|N%",
-        "Bound on local memory: a size, or a share of the largest footprint so far. It holds for the anonymous memory of \
-         CMD and all its children together; without it nothing is evicted.",
+        "Limit on local memory: a size, or a share of the largest footprint so far. It applies to the anonymous \
+         memory of CMD and all its children together; without it nothing is evicted.",
     )
     .read_by(|text| match Amount::read(text)? {
         Amount::Size(size) if size < LOCAL_MIN => Err(format!(
@@ -129,7 +129,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         POOL,
         "SIZE",
-        "Bound on the compressed pool, which holds evicted pages in this host's memory.",
+        "Limit on the compressed pool, which holds evicted pages in this host's memory.",
     )
     .default("half of this host's memory, or of the control group's limit where that is smaller")
     .read_by(|text| value::size(text, SMALL_MIN..=NO_MAX).map(|s| s.write()))
@@ -145,14 +145,14 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         VHOST_USER,
         "PATH",
-        "Serve a virtio block device over vhost-user at this UNIX socket. The guest's memory has to be shared \
-         (qemu: -object memory-backend-memfd,share=on).",
+        "Serve a virtio block device over vhost-user at this UNIX socket. The guest's memory must be shared (qemu: \
+         -object memory-backend-memfd,share=on).",
     )
     .flag(DISK),
     Setting::new(
         QUEUES,
         "N",
-        "Queues of the virtio device, a thread each: best one for each processor of the guest.",
+        "Queues of the virtio device, each with a thread; one for each processor of the guest is best.",
     )
     .default("1")
     .read_by(|text| number(text, 1..=QUEUES_MAX).map(|n| n.write()))
@@ -161,8 +161,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         SWAP_HOST,
         "",
-        "Serve a block device of this host, /dev/ublkbN, onto which its own kernel may swap. All memory of the disk is \
-         taken and locked at the start. It takes root and Linux 6.4, and goes without far memory.",
+        "Serve a block device of this host, /dev/ublkbN, onto which its own kernel may swap. The disk allocates and \
+         locks all its memory at the start. It needs root and Linux 6.4, and excludes far memory.",
     )
     .default("off")
     .switch()
@@ -170,7 +170,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         POOL,
         "SIZE",
-        "Bound on the compressed pool, which holds the pages.",
+        "Limit on the compressed pool, which holds the pages.",
     )
     .default("the disk's size, at most half of this host's memory or of the control group's limit")
     .read_by(|text| value::size(text, SMALL_MIN..=NO_MAX).map(|s| s.write()))
@@ -185,13 +185,13 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         MEMORY,
         "SIZE",
-        "Most memory that is lent, in slabs of 64 MiB.",
+        "Most memory to lend, in slabs of 64 MiB.",
     )
     .flag(SERVE),
     Setting::new(
         RESERVE,
         "SIZE",
-        "Memory that is always left to this host.",
+        "Memory that always stays free for this host.",
     )
     .default("a tenth of its RAM")
     .flag(SERVE),
@@ -205,14 +205,15 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         GROUP,
         "GROUP",
-        "Let members of this group connect, too.",
+        "Let members of this group connect as well.",
     )
     .default("this user only")
     .flag(DISK | AGENT),
     Setting::new(
         POOL,
         "SIZE",
-        "Bound on the compressed memory of all tenants together: each keeps a floor, and the rest goes to those that swap.",
+        "Limit on the compressed memory of all tenants together: each keeps a floor, and the rest goes to those that \
+         swap.",
     )
     .default("each tenant has its own --pool")
     .read_by(|text| value::size(text, SMALL_MIN..=NO_MAX).map(|s| s.write()))
@@ -220,8 +221,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         SHARED,
         "SIZE",
-        "Manage memory that CMD's forks share (MAP_SHARED|MAP_ANONYMOUS), with this bound of its own on what of it is in \
-         local memory. It needs --local and signal mode.",
+        "Manage memory that CMD's forks share (MAP_SHARED|MAP_ANONYMOUS), with this separate limit on its resident \
+         pages. It needs --local and signal mode.",
     )
     .default("such memory stays native")
     .read_by(|text| value::size(text, SMALL_MIN..=NO_MAX).map(|s| s.write()))
@@ -230,8 +231,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         NUMA,
         "N=SIZE,...",
-        "Put evicted pages on NUMA node N first, uncompressed, up to SIZE; several nodes are filled in their order. What has \
-         been there longest goes on into the pool.",
+        "Put evicted pages on NUMA node N first, uncompressed, up to SIZE; several nodes are filled in the given \
+         order. The oldest pages there are demoted to the pool.",
     )
     .read_by(nodes)
     .list()
@@ -242,7 +243,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         FAR,
         "SIZE",
-        "Far memory beyond the pool: what has been in the full pool longest goes there, encrypted.",
+        "Far memory beyond the pool: the oldest pages of a full pool are demoted there, encrypted.",
     )
     .default("as much as this host has memory with a donor in --to, else none")
     .read_by(|text| value::size(text, SMALL_MIN..=FAR_MAX).map(|s| s.write()))
@@ -254,7 +255,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         FAR,
         "SIZE",
-        "Bound on the far memory of all tenants together.",
+        "Limit on the far memory of all tenants together.",
     )
     .default("no bound")
     .read_by(|text| match Size::read(text)? {
@@ -293,8 +294,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         COPIES,
         "1|2|3|1+disk|1+disk-async|disk|K+M",
-        "Copies of far memory: at that number of donors, at a donor and on disk (async: the disk may be 64 MiB behind), on \
-         disk alone, or in K shards and M that are computed from them, 2+1 to 8+2.",
+        "Copies of far memory: at that number of donors; at a donor and on disk (async: the disk may lag by 64 MiB); \
+         on disk alone; or in K data and M parity shards, 2+1 to 8+2.",
     )
     .default("1+disk with a donor in --to, else disk")
     .flag(RUN | DISK | AGENT)
@@ -303,26 +304,26 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         KEY_FILE,
         "FILE",
-        "The cluster key (`canvas keygen`); without one nobody beyond this host is talked to.",
+        "The cluster key (`canvas keygen`); without one only this host can be reached.",
     )
     .flag(RUN | DISK | AGENT | SERVE),
     Setting::new(
         GOSSIP,
         "ADDR:PORT",
-        "Tell others by gossip (UDP) on this address what is lent here; port 0 takes a free one.",
+        "Announce by gossip (UDP) on this address what this donor lends; port 0 takes a free one.",
     )
     .flag(SERVE),
     Setting::new(
         JOIN,
         "HOST:PORT,...",
-        "Members of the gossip to begin with; the first donor needs none.",
+        "Known members of the gossip; the first donor needs none.",
     )
     .list()
     .flag(SERVE),
     Setting::new(
         RDMA,
         "",
-        "Lend over RDMA, too, to clients that ask for it (rdma://); each slab that they use is pinned.",
+        "Lend over RDMA as well, to clients that request it (rdma://); each slab that they use is pinned.",
     )
     .default("off")
     .switch()
@@ -330,8 +331,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         TENANT,
         "NAME",
-        "What the run is called (`canvas status`), and the section of the configuration file with its settings. With --to \
-         agent, a run joins the tenant of that name if it is there.",
+        "Name of the run (`canvas status`), and of the section of the configuration file with its settings. With --to \
+         agent, a run joins the tenant of that name if it exists.",
     )
     .default("CMD's name")
     .read_by(|text| judge_name(text).map(|()| text.to_owned()).map_err(|e| e.to_string()))
@@ -340,7 +341,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         WARM,
         "N",
-        "Tenants to keep prepared for programs to come (`canvas dispatch`), up to 16.",
+        "Number of tenants to keep prepared for `canvas dispatch`, up to 16.",
     )
     .default("0")
     .read_by(|text| number(text, 0..=WARM_MAX).map(|n| n.write()))
@@ -349,8 +350,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         SLO,
         "N%|p99=TIME|off",
-        "Take from the program what it can do without: paging may slow it by N % (0.1% to 50%), or 99 of 100 faults may take \
-         TIME. Without --local there is no other bound.",
+        "Evict pages that the program can do without: paging may slow it by N % (0.1% to 50%), or 99 of 100 faults \
+         may take up to TIME. Without --local there is no other limit.",
     )
     .default("off")
     .flag(RUN)
@@ -390,15 +391,15 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         METRICS,
         "ADDR:PORT",
-        "Offer metrics for Prometheus at http://ADDR:PORT/metrics, to whoever can connect there.",
+        "Serve metrics for Prometheus at http://ADDR:PORT/metrics, to whoever can connect.",
     )
     .flag(RUN | DISK | SERVE),
     // Tunables: local memory.
     Setting::new(
         HOST_RESERVE,
         "SIZE|N%|0",
-        "What stays free of this host's memory in any case, or of the control group's. Before it is touched the pool stops \
-         growing. At most half.",
+        "Memory that stays free on this host, or in the control group: the pool stops growing before it is touched. \
+         At most half.",
     )
     .default("5%")
     .read_by(|text| match Reserve::read(text)? {
@@ -411,7 +412,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         SWAP_CACHE,
         "SIZE",
-        "Swap cache at the start, a part of local memory.",
+        "Size of the swap cache at the start; it is part of local memory.",
     )
     .default("32M, or a sixteenth of a smaller --local")
     .read_by(|text| value::size(text, SMALL_MIN..=NO_MAX).map(|s| s.write()))
@@ -420,7 +421,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         NATIVE_SWAP,
         "on|off",
-        "Whether memory that canvas does not manage may leave through the host's swap when --local is too small for it.",
+        "Whether memory that canvas does not manage may be evicted to the host's swap when --local is too small for \
+         it.",
     )
     .default("on")
     .option(RUN)
@@ -445,8 +447,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         PREFETCH,
         "streams|leap|readahead|none|auto",
-        "Which pages are brought back before they are touched: streams of each thread, Leap's majority of the last fault \
-         deltas, the kernel's readahead, none, or streams and neighbours where those are used.",
+        "Which pages are prefetched: streams of each thread, Leap's majority of the last fault deltas, the kernel's \
+         readahead, none, or (auto) streams, and neighbours where they are found used.",
     )
     .default("streams")
     .option(RUN)
@@ -455,8 +457,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         APP_TIER,
         "auto|off|threads|refs",
-        "What is tried for faults that the prefetcher has nothing for: deltas of each thread in each array, those and \
-         pointers, or the latter as long as the program is measured to be faster with it.",
+        "How to prefetch where the prefetcher has nothing: by deltas of each thread in each array (threads), also by \
+         pointers (refs), or by both while the program is measured to be faster (auto).",
     )
     .default("auto")
     .option(RUN)
@@ -465,7 +467,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         PROACTIVE_THRESHOLD,
         "SIZE|N%|off",
-        "Bring back what left last while at least this much of --local stays free: a size, or a share of --local.",
+        "Bring back the pages evicted last while at least this much of --local stays free: a size, or a share of \
+         --local.",
     )
     .default("5%")
     .option(RUN)
@@ -474,7 +477,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         PROACTIVE_BATCH,
         "SIZE",
-        "How much of it comes back at a time, 4K to 64M; faults and reclaim go first in between.",
+        "Size of a batch of such pages, 4K to 64M; faults and reclaim go first between batches.",
     )
     .default("256K")
     .read_by(|text| match Size::read(text)? {
@@ -492,7 +495,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         SPILL_AT,
         "PERCENT",
-        "Part of --pool, 1 to 99 percent, past which its oldest pages go to far memory.",
+        "Part of --pool, 1 to 99 percent, above which its oldest pages are demoted to far memory.",
     )
     .default("80")
     .read_by(|text| match text.parse::<u8>() {
@@ -505,8 +508,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         UNIT,
         "SIZE|auto",
-        "What comes back with a page that is read beyond the pool: 4K for the page alone, 32K to 2M of what left together with \
-         it, or as much as is seen to be used.",
+        "Far read size, promoted with a page that is read beyond the pool: 4K for the page alone, 32K to 2M of the \
+         pages demoted together with it, or as much as is found used (auto).",
     )
     .default("auto")
     .option(RUN | DISK)
@@ -515,7 +518,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         LANES,
         "on|off",
-        "Whether a thread that waits for a page reads it from its donor by itself, over a connection of the program's own.",
+        "Whether a faulting thread reads its page directly from the donor, over a connection of the program's own.",
     )
     .default("on")
     .option(RUN | DISK)
@@ -525,8 +528,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         LINKS,
         "N",
-        "Connections to each donor, 1 to 4: with 2 or more, pages that are waited for do not queue behind those that are \
-         written or repaired.",
+        "Connections to each donor, 1 to 4: with 2 or more, demand reads do not queue behind writes and repairs.",
     )
     .default("2")
     .read_by(|text| number(text, 1..=4_u8).map(|n| n.write()))
@@ -543,7 +545,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         TIMELINESS,
         "on|off",
-        "Whether reads ahead that would come too late are left out (Canvas §5.3).",
+        "Whether prefetches that would come too late are dropped (Canvas §5.3).",
     )
     .default("on")
     .option(RUN | DISK | AGENT)
@@ -567,14 +569,14 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         FAR_RESERVE,
         "SIZE|N%|0",
-        "What far memory leaves free on the disk of its directory.",
+        "Space that far memory leaves free on the disk of its directory.",
     )
     .default("5%, 1G at most")
     .option(RUN | DISK | AGENT),
     Setting::new(
         WEIGHT,
         "N",
-        "Part of what is contended in far memory, beside the agent's other tenants: 1 to 1000.",
+        "Share of contended links, disks and pool, relative to the agent's other tenants: 1 to 1000.",
     )
     .default("100")
     .read_by(|text| match text.parse::<u32>() {
@@ -587,7 +589,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         SWAP_IN_LIMIT,
         "RATE|none",
-        "Most that is read from far memory in a second, such as 200M/s.",
+        "Limit on reads from far memory, such as 200M/s.",
     )
     .default("none")
     .read_by(rate)
@@ -597,7 +599,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         SWAP_OUT_LIMIT,
         "RATE|none",
-        "Most that is written to far memory in a second, such as 200M/s.",
+        "Limit on writes to far memory, such as 200M/s.",
     )
     .default("none")
     .read_by(rate)
@@ -608,8 +610,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         LEARN,
         "FILE",
-        "Keep in FILE which far pages CMD needs when it resumes after an idle time, and bring them in ahead when it does so \
-         again, in this run or a later one.",
+        "Record in FILE which far pages CMD needs when it resumes after an idle time, and prefetch them when it does \
+         so again, in this run or a later one.",
     )
     .option(RUN),
     Setting::new(
@@ -621,8 +623,8 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         RESTARTS,
         "N",
-        "How often in a minute another server takes the disk over from one that was killed or crashed; 0: the disk dies with \
-         its server.",
+        "How often per minute another server takes over from one that was killed or crashed; with 0 the disk dies \
+         with its server.",
     )
     .default("5")
     .read_by(|text| number(text, 0..=1000_u32).map(|n| n.write()))
@@ -630,7 +632,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         THREADS,
         "auto|N",
-        "Threads that serve, 64 at most: auto begins with one, and adds another when one is full and a processor idle.",
+        "Serving threads, 64 at most: auto begins with one, and adds another when one is busy and a processor idle.",
     )
     .default("auto")
     .option(AGENT),
@@ -650,21 +652,21 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         EVICT_WITHIN,
         "TIME",
-        "How long clients have to move memory that is taken back.",
+        "How long clients have to move slabs that the donor evicts.",
     )
     .default("10s")
     .option(SERVE),
     Setting::new(
         DRAIN,
         "TIME",
-        "How long clients have to move their memory when the donor is told to end.",
+        "How long clients have to move their slabs when the donor ends.",
     )
     .default("5s")
     .option(SERVE),
     Setting::new(
         CONNECTIONS,
         "N",
-        "Connections at one time, 1 to 4096.",
+        "Concurrent connections, 1 to 4096.",
     )
     .default("1024")
     .read_by(|text| number(text, 1..=4096_u16).map(|n| n.write()))
@@ -672,7 +674,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         PROCFS,
         "DIR",
-        "Where meminfo and self/cgroup are, for a donor in a container that sees its own elsewhere.",
+        "Where to find meminfo and self/cgroup, for a donor whose container has them elsewhere.",
     )
     .default("/proc")
     .option(SERVE)
@@ -681,14 +683,14 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         POOL_FLOOR,
         "SIZE",
-        "What of the agent's pool the tenant keeps whatever the others do.",
+        "Part of the agent's pool that the tenant always keeps.",
     )
     .read_by(|text| value::size(text, SMALL_MIN..=NO_MAX).map(|s| s.write()))
     .option(OPERATOR),
     Setting::new(
         SHARED_FLOOR,
         "SIZE",
-        "The same of the agent's bound on memory that forks share.",
+        "Part of the agent's limit on shared memory that the tenant always keeps.",
     )
     .read_by(|text| value::size(text, SMALL_MIN..=NO_MAX).map(|s| s.write()))
     .option(OPERATOR),

@@ -114,11 +114,11 @@ fn tunables() -> impl Iterator<Item = &'static Setting> {
 /// What `canvas help tunables` prints.
 pub fn help() -> String {
     let mut out = String::from(
-        "Tunables: what canvas decides by itself unless you say it. Each is written\n\n  \
+        "Tunables: settings that canvas usually decides by itself. Each is written\n\n  \
          -o NAME=VALUE[,NAME=VALUE]...\n\n\
          behind `canvas run`, `disk`, `agent` or `serve`; in CANVAS_OPTIONS (for run and disk); as a key of\n\
-         the configuration file, with _ for -; and where it says `canvas set`, to a run or disk while it runs.\n\
-         Flags are taken in the same places (CANVAS_OPTIONS=pool=2G).\n",
+         the configuration file, with _ for -; and, where marked `canvas set`, for a run or disk while it runs.\n\
+         Flags can be written there, too (CANVAS_OPTIONS=pool=2G).\n",
     );
     for row in tunables() {
         let _ = write!(out, "\n  {}={}  ({})\n", row.name, row.values, remarks(row));
@@ -177,7 +177,7 @@ pub fn markdown() -> String {
 /// A table of settings for the manual page, in roff.
 pub fn roff() -> String {
     let mut out = String::from(
-        ".TH canvas-tunables 7\n.SH NAME\ncanvas-tunables \\- what canvas decides by itself unless you say it\n.SH DESCRIPTION\n\
+        ".TH canvas-tunables 7\n.SH NAME\ncanvas-tunables \\- settings that canvas usually decides by itself\n.SH DESCRIPTION\n\
          Written \\-o NAME=VALUE[,NAME=VALUE]... behind canvas run, disk, agent or serve, in CANVAS_OPTIONS (run and disk), \
          or as a key of the configuration file, with _ for \\-.\n.SH TUNABLES\n",
     );
