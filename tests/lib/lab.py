@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from .harness import Failure, Skip
+from .harness import PATIENCE, Failure, Skip
 
 
 def path(r):
@@ -19,4 +19,4 @@ def path(r):
 def call(r, *argv, timeout_s=30):
     """Runs `lab` as the test's user, in the test's directory."""
     return subprocess.run([*r._user_prefix(), path(r), *[str(a) for a in argv]], cwd=r.dir,
-                          env=r._environment({}), capture_output=True, text=True, timeout=timeout_s)
+                          env=r._environment({}), capture_output=True, text=True, timeout=timeout_s * PATIENCE)

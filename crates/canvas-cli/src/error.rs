@@ -155,7 +155,9 @@ pub fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
         // What the table of settings says is a sentence already.
         ErrorKind::Format => {
             let text = error.to_string();
-            text.trim_start_matches("error: ").trim_end().to_owned()
+            // The parser may add its usage, after an empty line.
+            let said = text.split("\n\n").next().unwrap_or_default();
+            said.trim_start_matches("error: ").trim_end().to_owned()
         }
         ErrorKind::InvalidSubcommand => {
             let unknown = first(ContextKind::InvalidSubcommand);
@@ -271,6 +273,7 @@ fn origin(flag: &str, value: &str, argv: &[std::ffi::OsString]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use canvas_control::settings::settings_of;
 
     /// What is no number is said in words about numbers, whatever flag or argument of whatever command has it.
     #[test]
@@ -295,6 +298,12 @@ mod tests {
                 judged += usize::from(error.kind() == ErrorKind::ValueValidation);
                 let said = sentence(&error, &argv);
                 assert!(!said.contains("invalid digit"), "{argv:?}: {said}");
+            }
+        }
+        for setting in Owner::ALL.into_iter().flat_map(settings_of) {
+            if let Err(said) = setting.read("x") {
+                judged += 1;
+                assert!(!said.contains("invalid digit"), "{}: {said}", setting.name);
             }
         }
         assert!(judged > 40, "{judged} values were judged");

@@ -301,7 +301,7 @@ mod tests {
             of(Some(&known(0.2, None)), host()).1,
             "no page of it came back"
         );
-        for kept in ["2", "3", "none", "1+disk-async"] {
+        for kept in ["2", "3", "1", "1+disk-async"] {
             let host = Host {
                 copies: policy(kept),
                 ..host()

@@ -172,7 +172,7 @@ mod tests {
 
         let two = Policy { donors: 2, ..DISK };
         let why = prepared.give(&asked(Some(two)), 9, &service).err().unwrap();
-        assert!(why.to_string().contains("2 servers"), "{why}");
+        assert!(why.to_string().contains("2 donors"), "{why}");
         assert_eq!(prepared.ready.len(), 2, "it is left");
         assert_ne!(prepared.ready[0].1.uid, 9);
 

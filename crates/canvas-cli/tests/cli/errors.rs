@@ -182,7 +182,7 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
         ),
         (
             &["--size", "1G", "--pool", "4K", "--nbd", &sock],
-            "--pool 4K is too little to work with; write 1M or more",
+            "--pool 4K: it is too little to work with; write 1M or more",
         ),
         (
             &["--size", "1G", "--pool", "8T", "--nbd", &sock],

@@ -596,7 +596,7 @@ mod tests {
             (
                 &[("x", "1")],
                 now(),
-                "there is no key x; what can be changed is local, shared, pool, far",
+                "there is no key x; what can be changed is local, pool, shared, numa, far",
             ),
             (
                 &[("local", "1G"), ("local", "2G")],

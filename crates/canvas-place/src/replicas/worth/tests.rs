@@ -89,7 +89,7 @@ fn the_disk_frees_nothing() {
     assert_eq!(on_disk(named("1+disk"), 1), [Sole]);
     assert_eq!(on_disk(named("1+disk-async"), 0), [Kept]);
     assert_eq!(on_disk(named("1+disk-async"), EXTENTS_MAX / 2), [Sole]);
-    assert_eq!(on_disk(named("none"), 0), [Sole], "that copy is to go");
+    assert_eq!(on_disk(named("1"), 0), [Sole], "that copy is to go");
 }
 
 #[test]
