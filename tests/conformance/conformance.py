@@ -16,7 +16,7 @@ MIB = 1 << 20
 # More than the limit of the managed runs has room for beside the interpreter.
 MUCH = 12 * MIB
 EVERYBODY, ROOT_ALONE, USER_ALONE = range(3)
-CASE_TIMEOUT_S = 30
+CASE_TIMEOUT_S = 90
 EXIT_SKIP = 77
 MADV_PAGEOUT = 21
 PATTERN = bytes(range(256)) * (PAGE // 256)

@@ -175,11 +175,9 @@ def works(r):
         pod = one(cluster.all, "Pod", "canvas-example")
         c = container(pod)
         stats = r.path("stats.json")
-        small = {"--local=256M": "--local=32M", "--pool=128M": "--pool=8M", "--seconds=60": "--seconds=8",
-                 "--": "--"}
+        small = {"--local=256M": "--local=32M", "--pool=128M": "--pool=8M", "512": "96", "60": "8"}
         c["args"] = [small.get(a, a) for a in c["args"]]
         c["args"][c["args"].index("--"):0] = [f"--stats={stats}"]
-        c["args"] += ["--mib=96"]
         config = one(cluster.all, "ConfigMap", "canvas-config")["data"]["canvas.toml"]
         r.require(f"[tenant.{[a for a in c['args'] if a.startswith('--tenant=')][0][9:]}]" in config, "no such tenant")
         child, out = cluster.start(pod, ours)

@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import time
 
-from lib.harness import Failure, Skip
+from lib.harness import PATIENCE, Failure, Skip
 
 from . import kernel
 from .initramfs import Archive, Missing, Modules
@@ -165,7 +165,7 @@ def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, under, timeout
     child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     late = False
     try:
-        said, _ = child.communicate(timeout=timeout_s)
+        said, _ = child.communicate(timeout=timeout_s * PATIENCE)
     except subprocess.TimeoutExpired:
         late = True
     finally:
@@ -192,7 +192,7 @@ def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, under, timeout
     result = Result(int(code) if code.isdigit() else code, content(ports["output"]).decode(errors="replace"), {},
                     content(log).decode(errors="replace"), seconds)
     if late:
-        raise Failure(f"the virtual machine did not end within {timeout_s} s\n{result.tail()}")
+        raise Failure(f"the virtual machine did not end within {timeout_s * PATIENCE} s\n{result.tail()}")
     if not isinstance(result.code, int):
         why = code or said.decode(errors="replace").strip() or "no exit code"
         panicked = "Kernel panic" in result.log and BEGUN not in result.log
