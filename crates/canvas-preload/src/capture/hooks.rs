@@ -3,7 +3,6 @@
 use canvas_sys::gate::raw;
 use canvas_sys::seccomp::{self, Scope};
 use canvas_sys::{Errno, proc};
-use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{in_window, may_be_far};
 use core::sync::atomic::Ordering;
 
@@ -186,9 +185,6 @@ unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6], make: Make) -> isize
     }
 }
 
-/// What a thread uses of its stack at most from the end of its signal stack until its end.
-const LAST_FRAMES_BYTES: usize = 4 * PAGE_SIZE;
-
 /// Calls of processes, threads, descriptors and users.
 ///
 /// # Safety
@@ -209,13 +205,10 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
             Process::Exit => {
                 // What a child of vfork has is its parent's.
                 if state::PID.load(Ordering::Relaxed) == proc::pid() {
-                    let here = 0u8;
-                    let here = &raw const here as usize;
-                    // Without a signal stack this thread cannot fault: its last frames are made present first.
-                    args::hold(here.saturating_sub(LAST_FRAMES_BYTES), LAST_FRAMES_BYTES);
                     altstack::thread_exit();
                     api::thread_ends();
-                    if in_window(here) {
+                    let here = 0u8;
+                    if in_window(&raw const here as usize) {
                         // So is what the kernel writes at last, by which others wait for this thread.
                         args::hold(proc::cleared_at_exit(), canvas_sys::uapi::NUMBER);
                     }

@@ -149,6 +149,7 @@ unsafe fn write_at_once(
 ///
 /// # Safety
 /// `nr` and `a` must be the program's call.
+#[inline(never)]
 pub unsafe fn process_vm(
     nr: usize,
     a: &[usize; 6],
@@ -212,6 +213,7 @@ static SOUGHT: AtomicBool = AtomicBool::new(false);
 ///
 /// # Safety
 /// `nr` and `a` must be the program's call.
+#[inline(never)]
 pub unsafe fn seek(nr: usize, a: &[usize; 6]) -> isize {
     // SAFETY: the program's call.
     let r = unsafe { gate::raw(nr, *a) };
@@ -315,6 +317,17 @@ fn written_at(nr: usize, a: &[usize; 6]) -> Option<usize> {
 #[inline]
 pub unsafe fn write_file(nr: usize, a: &[usize; 6], failed: isize) -> Option<isize> {
     let at = written_at(nr, a)?;
+    // SAFETY: the caller's promise.
+    unsafe { write_file_at(nr, a, at, failed) }
+}
+
+/// Its frame is large; calls that end a thread run beside it, on what is left of a program's stack.
+///
+/// # Safety
+/// `nr` and `a` must be the program's call.
+#[cold]
+#[inline(never)]
+unsafe fn write_file_at(nr: usize, a: &[usize; 6], at: usize, failed: isize) -> Option<isize> {
     let whose = memory_behind(a[0])?;
     let mut done = 0;
     while done < a[2] {
@@ -335,6 +348,7 @@ pub unsafe fn write_file(nr: usize, a: &[usize; 6], failed: isize) -> Option<isi
 }
 
 /// `ptrace` with these arguments, which `call` makes: none of the tracee's pages leaves while the kernel writes a word.
+#[inline(never)]
 pub fn ptrace(a: &[usize; 6], call: impl FnOnce() -> isize) -> isize {
     const NOT_THERE: isize = -(libc::EIO as isize);
     let writes = matches!(a[0] as u32, libc::PTRACE_POKETEXT | libc::PTRACE_POKEDATA);
