@@ -25,7 +25,7 @@ PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
-.PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
+.PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-fresh test-slow sim \
 	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-serving \
 	bench-cluster bench-fastswap lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
@@ -91,10 +91,6 @@ SHUTTLE := canvas-pager/shuttle,canvas-swap/shuttle,canvas-shm/shuttle,canvas-fa
 test: ## All quick tests: style, units, interleavings, real programs (minutes)
 	@$(MAKE) --no-print-directory deps-test
 	@MAKE='$(MAKE)' tests/all $(TEST_STEPS)
-
-test-all: ## `make test` and `make test-fresh`: what continuous integration runs
-	@$(MAKE) --no-print-directory deps-test
-	@MAKE='$(MAKE)' tests/all $(TEST_STEPS) test-fresh
 
 # canvas-preload has no tests of its own: as a library it takes over the process that loads it.
 test-unit: ## Unit, model and command-line tests
