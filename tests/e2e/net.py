@@ -248,7 +248,7 @@ def none(r):
         with Network(2) as net, Donors() as donors:
             donors.append(Donor(r, net.hosts[0], key))
             tag = f"pages{again}"
-            flags = far_flags(donors, "none", key, r, wait="2s")
+            flags = far_flags(donors, "1", key, r, wait="2s")
             c = Pages(r, net.hosts[1], flags, tag=tag, seed=7)
             donors[0].kill()
             if again:
@@ -305,7 +305,7 @@ def refusals(r):
         answered(donors[0].log(), r"another cluster key", "the donor")
         # With no other place the program goes on in the pool until that is full; then SIGBUS.
         tag = "wrongonly"
-        flags = far_flags(donors, "none", wrong, r, wait="2s")
+        flags = far_flags(donors, "1", wrong, r, wait="2s")
         child = r.start([*hosts.BOUND, r.binary("far_pages"), 64, r.path("status"), 3], tag=tag,
                         local=10 << 20, pool="4M", extra=flags, prefix=[*net.hosts[1].prefix(), *hosts.BOUND])
         r.wait(child, SIGBUS_CODE, timeout_s=30)
@@ -392,7 +392,7 @@ def lying_donor_alone(r):
         with Network(2) as net, Donors() as donors:
             start = r.path(f"lie-{way}")
             donors.append(liar(r, net.hosts[0], key, way, start))
-            flags = far_flags(donors, "none", key, r, wait="2s", far=ONE_SLAB)
+            flags = far_flags(donors, "1", key, r, wait="2s", far=ONE_SLAB)
             c = Pages(r, net.hosts[1], flags, tag=way, seed=12)
             open(start, "w").close()
             # Exit code 1 is far_pages' own: it saw a wrong byte.

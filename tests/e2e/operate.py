@@ -9,7 +9,7 @@ import time
 
 from lib import canvas, procs
 from lib.clients import Memcached, Redis, wait_socket
-from lib.harness import MIB, ONCE, TESTS, Failure, Skip, check
+from lib.harness import MIB, ONCE, PATIENCE, TESTS, Failure, Skip, check
 from lib.values import Values, Zipf
 
 from . import hostile, servers
@@ -41,6 +41,7 @@ def ask(r, *words):
 
 def wait_until(r, what, probe, timeout_s=60, state=None):
     """Returns what `probe` does once that is true. When it never is, says what `state` returns as well."""
+    timeout_s *= PATIENCE
     end = time.monotonic() + timeout_s
     while True:
         got = probe()
