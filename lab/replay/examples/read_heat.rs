@@ -1,6 +1,6 @@
 //! What it would be worth to see hits: far faults of made-up strings when the touches of some or all
 //! resident pages are seen, in percent of the touches. `cargo run --release -p canvas-replay --example
-//! read_heat -- [SEED] [PAGES] [ACCESSES]`. The figures of docs/REPLACEMENT.md come from it.
+//! read_heat -- [SEED] [PAGES] [ACCESSES]`. The figure of docs/design/decisions.md comes from it.
 
 use canvas_replay::ours::{Setup, replay};
 use canvas_replay::synthetic;
