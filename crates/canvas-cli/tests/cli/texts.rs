@@ -218,7 +218,7 @@ fn commands_in_the_readme_are_those_that_there_are() {
         }
         count += 1;
     }
-    assert!(count >= 10, "README.md has only {count} commands");
+    assert!(count >= 2, "README.md has only {count} commands");
 }
 
 #[test]
