@@ -24,7 +24,7 @@ public final class ArraySum {
         for (int turn = 1; turn <= 2; turn++) {
             for (int block = 0; block < blocks; block++) {
                 if (here && block + 1 < blocks) {
-                    // EAGAIN: so much waits already that this would come too late.
+                    // EAGAIN: the queue is full, and the pages would come too late.
                     asked += Math.max(Canvas.prefetch(memory, (block + 1) * BLOCK, BLOCK), 0);
                 }
                 for (int at = block * BLOCK; at < (block + 1) * BLOCK; at += 8) {

@@ -29,7 +29,7 @@ def main(mib):
                 try:
                     asked += canvas.prefetch(memory, (block + 1) * BLOCK, BLOCK) or 0
                 except BlockingIOError:
-                    pass  # so much waits already that this would come too late
+                    pass  # the queue is full, and the pages would come too late
             first = block * in_block
             total += sum(numbers[first:first + in_block]) * (turn + 1)
     print("sum", total)

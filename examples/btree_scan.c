@@ -1,8 +1,8 @@
-/* Scans ranges of a B+ tree whose leaves lie anywhere, and asks canvas for the leaves that come next.
+/* Scans ranges of a B+ tree whose leaves are scattered, and asks canvas for the leaves that come next.
  *
- * A node is a page. The tree has been built in an order that left its leaves scattered, as years of use do, so
- * nothing that lies beside a leaf is wanted with it; but the node above tells which leaves follow. Without canvas, or
- * with `plain` as the third argument, the answer is the same.
+ * A node is a page. A leaf's neighbours in memory are not its neighbours in the tree, as after years of use, so
+ * readahead cannot help; but the node above lists the leaves that follow. Without canvas, or with `plain` as the third
+ * argument, the answer is the same.
  *
  * btree_scan MIB ROUNDS [plain]          (cc btree_scan.c -lcanvas-api)
  */
@@ -16,7 +16,7 @@
 
 #define KEYS 254
 #define CHILDREN 1000
-/* Leaves that canvas is told of before they are read, and how many at a time. */
+/* How many leaves ahead the program hints, and how many with one call. */
 #define AHEAD 64
 #define TOLD_AT_ONCE 16
 
@@ -93,7 +93,7 @@ int main(int argc, char **argv) {
                 for (size_t at = told; n < TOLD_AT_ONCE && at < count; at++)
                     next[n++] = (struct canvas_range){&leaves[tree[at / CHILDREN].children[at % CHILDREN]], sizeof *leaves};
                 long pages = canvas_prefetchv(next, n);
-                /* -EAGAIN: so much waits already that this would come too late. */
+                /* -EAGAIN: the queue is full, and the pages would come too late. */
                 *(pages < 0 ? &refused : &accepted) += pages < 0 ? 1 : (uint64_t)pages;
                 told += n;
             }

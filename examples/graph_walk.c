@@ -1,8 +1,7 @@
 /* Walks at random through a graph that is larger than memory, and asks canvas for the nodes that come next.
  *
- * Eight groups of walkers take turns. A group's next nodes are known when it has done a step, and needed when it is
- * its turn again: in between, canvas brings them in. Without canvas, or with `plain` as the third argument, the
- * answer is the same.
+ * Eight groups of walkers take turns. A group knows its next nodes after a step, and needs them at its next turn: in
+ * between, canvas brings them in. Without canvas, or with `plain` as the third argument, the answer is the same.
  *
  * graph_walk MIB STEPS [plain]          (cc graph_walk.c -lcanvas-api)
  */
@@ -53,7 +52,7 @@ int main(int argc, char **argv) {
         for (size_t k = 0; k < 508; k++)
             nodes[i].data[k] = mix(i ^ (k << 40)) & 0xffffffff;
     }
-    /* Nothing lies beside a node that is wanted with it. */
+    /* A node's neighbours in memory are not needed with it. */
     if (asks && canvas_region(nodes, count * sizeof *nodes, CANVAS_REGION_RANDOM, 0, 0) == -ENOSYS)
         asks = 0;
     uint32_t at[GROUPS][WALKERS];
@@ -78,7 +77,7 @@ int main(int argc, char **argv) {
         }
         if (asks) {
             long pages = canvas_prefetchv(next, WALKERS);
-            /* -EAGAIN: so much waits already that this would come too late. */
+            /* -EAGAIN: the queue is full, and the pages would come too late. */
             *(pages < 0 ? &refused : &accepted) += pages < 0 ? 1 : (uint64_t)pages;
         }
     }

@@ -151,21 +151,21 @@ static PyObject *stats(PyObject *self, PyObject *none) {
 
 static PyMethodDef METHODS[] = {
     {"version", version, METH_NOARGS, "The version of the canvas that manages this process; None without one."},
-    {"prefetch", WITH_NAMES(prefetch), "prefetch(buffer, offset=0, length=-1): brings it in, soon; pages accepted."},
-    {"prefetchv", prefetchv, METH_O, "prefetchv([(buffer, offset, length), ...]): the same for up to 64 parts."},
-    {"region", WITH_NAMES(region), "region(buffer, kind, base=0, shift=0): tells what is in it."},
-    {"thread_kind", WITH_NAMES(thread_kind), "thread_kind(kind, tid=0): tells what a thread is for."},
+    {"prefetch", WITH_NAMES(prefetch), "prefetch(buffer, offset=0, length=-1): brings it in, soon; returns the pages queued."},
+    {"prefetchv", prefetchv, METH_O, "prefetchv([(buffer, offset, length), ...]): brings in up to 64 parts of buffers."},
+    {"region", WITH_NAMES(region), "region(buffer, kind, base=0, shift=0): sets what the buffer contains."},
+    {"thread_kind", WITH_NAMES(thread_kind), "thread_kind(kind, tid=0): sets what a thread is for."},
     {"faults_next", WITH_NAMES(faults_next),
      "faults_next(n=64, timeout_ms=0): the oldest faults, a list of (address, ip, tid, kind, time_ns)."},
-    {"stats", stats, METH_NOARGS, "A dict with what canvas counts; None without canvas."},
+    {"stats", stats, METH_NOARGS, "A dict of canvas's figures; None without canvas."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef MODULE = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "canvas",
-    .m_doc = "What a program can tell canvas of its memory, and ask it (docs/API.md). Without canvas all calls return "
-             "None.",
+    .m_doc = "Hints from a program to canvas about its memory, and figures in return (docs/API.md). Without canvas "
+             "all calls return None.",
     .m_size = 0,
     .m_methods = METHODS,
 };

@@ -9,15 +9,15 @@ import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 
 /**
- * What a program can tell canvas of its memory, and ask it (docs/API.md).
+ * Hints from a program to canvas about its memory, and figures in return (docs/API.md).
  *
- * <p>All calls return a number that is not negative, or a negative errno; {@link #ENOSYS} where canvas does not manage
- * this process. Buffers must be direct: the heap's objects move.
+ * <p>All calls return a non-negative number or a negative errno; {@link #ENOSYS} where canvas does not manage this
+ * process. Buffers must be direct, because objects on the heap move.
  */
 public final class Canvas {
-    /** There is no canvas here: nothing was done. */
+    /** canvas does not manage this process; the call did nothing. */
     public static final long ENOSYS = -38;
-    /** Too much waits already. */
+    /** The queue of hints is full. */
     public static final long EAGAIN = -11;
     /** An argument is wrong. */
     public static final long EINVAL = -22;
@@ -28,7 +28,7 @@ public final class Canvas {
     /** Kinds of threads, as in canvas.h. */
     public static final int THREAD_UNKNOWN = 0, THREAD_APP = 1, THREAD_GC = 2, THREAD_JIT = 3, THREAD_RUNTIME = 4;
 
-    /** Places in what {@link #stats} returns. */
+    /** Indexes into the array of {@link #stats}. */
     public static final int LOCAL_BYTES = 0, LOCAL_LIMIT_BYTES = 1, POOL_BYTES = 2, RESIDENT_BYTES = 3, FAR_BYTES = 4,
             FAULTS_FAR = 5, PAGES_IN = 6, PAGES_OUT = 7, PREFETCH_ISSUED = 8, PREFETCH_USED = 9, HINT_PAGES_IN = 10,
             HINT_PAGES_OUT = 11, HINTS_DROPPED = 12, FAULTS_FORWARDED = 13, FAULTS_DROPPED = 14;
@@ -56,32 +56,32 @@ public final class Canvas {
     /** The version of the canvas that manages this process, or {@link #ENOSYS}. */
     public static native long version();
 
-    /** Brings memory in, soon, in the background; pages accepted. */
+    /** Brings memory in, soon, in the background; returns the pages that were queued. */
     public static native long prefetch(long address, long bytes);
 
-    /** The same for a part of a direct buffer. */
+    /** Brings in a part of a direct buffer. */
     public static long prefetch(ByteBuffer buffer, int offset, int bytes) {
         return prefetch(address(buffer, offset, bytes), bytes);
     }
 
-    /** Tells what is in a region. */
+    /** Sets what a region contains. */
     public static native long region(long address, long bytes, int kind, long base, int shift);
 
-    /** The same for a direct buffer. */
+    /** Sets what a direct buffer contains. */
     public static long region(ByteBuffer buffer, int kind) {
         return region(address(buffer, 0, buffer.capacity()), buffer.capacity(), kind, 0, 0);
     }
 
-    /** Tells what the calling thread is for. */
+    /** Sets what the calling thread is for. */
     public static native long threadKind(int kind);
 
-    /** What canvas counts, by the places above; null without canvas. */
+    /** Figures by the indexes above; null without canvas. */
     public static native long[] stats();
 
     /** Takes the oldest faults: address, instruction, thread, kind and time in ns of each; null without canvas. */
     public static native long[] faultsNext(int n, int timeoutMs);
 
-    /** Where a part of a direct buffer lies. */
+    /** The address of a part of a direct buffer. */
     public static long address(ByteBuffer buffer, int offset, int bytes) {
         if (!buffer.isDirect()) {
             throw new IllegalArgumentException("the buffer is not direct: its memory can move");
