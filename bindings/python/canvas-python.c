@@ -151,8 +151,8 @@ static PyObject *stats(PyObject *self, PyObject *none) {
 
 static PyMethodDef METHODS[] = {
     {"version", version, METH_NOARGS, "The version of the canvas that manages this process; None without one."},
-    {"prefetch", WITH_NAMES(prefetch), "prefetch(buffer, offset=0, length=-1): brings it in, soon; returns the pages queued."},
-    {"prefetchv", prefetchv, METH_O, "prefetchv([(buffer, offset, length), ...]): brings in up to 64 parts of buffers."},
+    {"prefetch", WITH_NAMES(prefetch), "prefetch(buffer, offset=0, length=-1): brings it in, soon; the pages queued."},
+    {"prefetchv", prefetchv, METH_O, "prefetchv([(buffer, offset, length), ...]): brings in up to 64 buffers."},
     {"region", WITH_NAMES(region), "region(buffer, kind, base=0, shift=0): sets what the buffer contains."},
     {"thread_kind", WITH_NAMES(thread_kind), "thread_kind(kind, tid=0): sets what a thread is for."},
     {"faults_next", WITH_NAMES(faults_next),
