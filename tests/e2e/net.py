@@ -257,9 +257,9 @@ def none(r):
             r.wait(c.child, SIGBUS_CODE, timeout_s=30)
             r.note(f"SIGBUS after {time.monotonic() - begun:.1f} s"
                    + (", though the donor was started again" if again else ""))
-            why = (r"page 0x[0-9a-f]+: no far copy of it is left: the servers that held it have lost it .*" if again else
-                   r"page 0x[0-9a-f]+: its far copy cannot be reached, and was waited for long enough; ")
-            answered(c.child.err(), why + r"the program is told by SIGBUS", "its standard error")
+            why = (r"page 0x[0-9a-f]+: no far copy of it is left: the donors that held it have lost it .*" if again else
+                   r"page 0x[0-9a-f]+: its far copy cannot be reached within -o far-wait; ")
+            answered(c.child.err(), why + r"the program gets SIGBUS", "its standard error")
 
 
 # -- (3) refusals ------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def lying_donor(r):
 
 @net_check("net-liar-alone", timeout_s=90)
 def lying_donor_alone(r):
-    """With no other copy the program is told by SIGBUS, and never gets what the donor made up."""
+    """With no other copy the program gets SIGBUS, and never gets what the donor made up."""
     key = key_file(r)
     for way in WAYS:
         with Network(2) as net, Donors() as donors:

@@ -1,4 +1,4 @@
-//! Charging local memory, and keeping the tenant's sum under its limit.
+//! Charges local memory and keeps the tenant's total under its limit.
 
 use canvas_pager::floor::{self, Demand, LEAST_PAGES};
 use canvas_pager::headroom::Headroom;
@@ -19,28 +19,28 @@ use crate::base::{
 use crate::far_tier::tier;
 use crate::paging::{ages, cache, fork_accounting, hints, in_line, learn, reclaim};
 
-/// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
-/// is compared with. Changed together with the charge.
+/// Resident pages of the managed range, as the kernel counts them; compared with measured anonymous memory. Updated
+/// together with the charge.
 static RESIDENT: AtomicI64 = AtomicI64::new(0);
-/// The reclaim thread sleeps and may be woken.
+/// True while the reclaim thread sleeps and may be woken.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
-/// The reclaim thread exists in this process.
+/// Nonzero once this process has a reclaim thread.
 pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
 static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
 /// When canvas's own memory was last counted.
 static METADATA_NS: AtomicU64 = AtomicU64::new(0);
-/// Pause between two looks at native memory.
+/// Pause between two measurements of native memory.
 const LOOK_PAUSE_NS: u64 = 5_000_000;
 
-/// What was asked for, less a little for native memory that grows between two measurements: a
-/// thirty-second, 1 to 4 MiB; never more than a quarter.
+/// The configured limit less a margin for native memory that grows between two measurements: 1/32 of the limit, clamped
+/// to 1 to 4 MiB, and at most a quarter of the limit.
 fn asked() -> Option<i64> {
     let l = state::seg().local_limit_pages()?;
     Some(l - (l / 32).clamp(256, 1024).min(l / 4))
 }
 
-/// The limit that is enforced: what was asked for, or what native memory and the processes' floors come to
-/// where that is more. With less, no program makes progress, and nothing would be gained by waiting.
+/// The limit that is enforced: the configured limit, or native memory plus the processes' floors if that is more. Below
+/// that no program makes progress, so enforcing less would gain nothing.
 pub fn limit() -> Option<i64> {
     let seg = state::seg();
     let floors = seg.floor_pages.load(Ordering::Relaxed).max(LEAST_PAGES);
@@ -49,8 +49,8 @@ pub fn limit() -> Option<i64> {
 
 static HEADROOM: Headroom = Headroom::new();
 
-/// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need, of what the limit
-/// leaves after native memory.
+/// Pages below the limit at which background reclaim starts, and at which it stops. Computed from the room that native
+/// memory leaves under the limit.
 pub fn gaps(limit: i64) -> (i64, i64) {
     let room = limit - state::seg().native_pages.load(Ordering::Relaxed);
     if in_line::is_on() {
@@ -60,12 +60,12 @@ pub fn gaps(limit: i64) -> (i64, i64) {
     }
 }
 
-/// The reclaim thread's look at whether it works far enough ahead.
+/// Lets the reclaim thread check whether it works far enough ahead of demand.
 pub fn look_at_headroom(now: u64) {
     HEADROOM.look(now);
 }
 
-/// Pages of a process beyond its floor.
+/// Pages that a process holds beyond its floor.
 fn surplus(p: &ProcSlot) -> i64 {
     p.held_pages() - floor_of(p)
 }
@@ -80,8 +80,8 @@ fn floor_of(p: &ProcSlot) -> i64 {
     demand_of(p).min(level.max(LEAST_PAGES))
 }
 
-/// Notes what this process wants to keep, and divides the tenant's room anew: each at most once in
-/// [`floor::LOOK_NS`], whoever comes by.
+/// Records how much memory this process wants to keep, and divides the tenant's room among its processes. Any thread
+/// may call this; each of the two steps runs at most once per [`floor::LOOK_NS`].
 pub fn divide_room(now: u64) {
     static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
     static SEEN: AtomicU64 = AtomicU64::new(0);
@@ -91,7 +91,7 @@ pub fn divide_room(now: u64) {
     let looked = LOOKED_NS.load(Ordering::Relaxed);
     if now >= looked + floor::LOOK_NS && take_turn(&LOOKED_NS, looked, now) {
         let came_back = me.came_back.load(Ordering::Relaxed);
-        // A slot that is new counts from 0 again.
+        // The counter of a new process slot starts from 0 again.
         let since = came_back.saturating_sub(SEEN.swap(came_back, Ordering::Relaxed));
         let demand = Demand {
             pages: me.demand_pages.load(Ordering::Relaxed).max(LEAST_PAGES),
@@ -107,7 +107,7 @@ pub fn divide_room(now: u64) {
     }
     let room = asked - seg.native_pages.load(Ordering::Relaxed) - held::pages();
     let demands = live_slots().map(demand_of);
-    // Reclaim ahead of need is from what is beyond the floors as well.
+    // Try to leave the background reclaim's headroom free as well.
     let ahead = gaps(asked).1;
     let mut division = floor::divide(room - ahead, demands.clone());
     if division.short > 0 && division.short <= ahead {
@@ -118,7 +118,7 @@ pub fn divide_room(now: u64) {
     seg.floor_pages.store(division.floors, Ordering::Relaxed);
     let needed = match division.short {
         0 => 0,
-        // What is kept back of a limit for native memory grows with it.
+        // The margin kept for native memory grows with the limit.
         short => seg.local_limit_pages().unwrap_or(0) + short + short / 31 + 1,
     };
     let wants_more =
@@ -135,7 +135,7 @@ pub fn divide_room(now: u64) {
     seg.needed_pages_peak.fetch_max(needed, Ordering::Relaxed);
 }
 
-/// `n` pages became resident (or, negative, ceased to be): the charge was or will be made apart.
+/// Records that `n` pages became resident (negative: stopped being resident). The caller charges them separately.
 #[inline]
 pub fn note_resident(n: i64) {
     let before = RESIDENT.fetch_add(n, Ordering::Relaxed);
@@ -145,7 +145,7 @@ pub fn note_resident(n: i64) {
     }
 }
 
-/// From so many pages on (2 MiB) a process has a reclaim thread, so that it can be asked for some.
+/// A process with this many resident pages (2 MiB) has a reclaim thread, so that other processes can ask it for pages.
 const ASKED_FROM_PAGES: i64 = 512;
 
 #[cold]
@@ -156,20 +156,20 @@ fn note_growth(resident: i64) {
     }
 }
 
-/// A batch of `n` pages has left.
+/// Records that a batch of `n` pages was evicted.
 pub fn note_gave(n: i64) {
     note_resident(-n);
     ages::gave(n, RESIDENT.load(Ordering::Relaxed));
 }
 
-/// The reclaim thread's look at what came in and was freed, and at whether the program runs.
+/// Lets the reclaim thread update page ages from what came in and was freed, and record whether the program runs.
 pub fn look_at_ages() {
     ages::look(RESIDENT.load(Ordering::Relaxed));
     ages::look_at_program();
 }
 
-/// Takes `n` pages of local memory, reclaiming if the limit requires it. False when there is no
-/// way to make room: then nothing is charged.
+/// Charges `n` pages of local memory, reclaiming if the limit requires it. Returns false, and charges nothing, if no
+/// room can be made.
 #[inline]
 pub fn charge(n: i64) -> bool {
     let seg = state::seg();
@@ -192,38 +192,39 @@ pub fn charge(n: i64) -> bool {
     true
 }
 
-/// The tenant may pass its limit by this much (4 MiB) for a moment.
+/// The tenant may exceed its limit by this much (4 MiB) for a moment.
 const OVERSHOOT_PAGES: i64 = 900;
-/// Past it by no more than this (2 MiB), nobody waits for other processes to give.
+/// Up to this much over the limit (2 MiB), a thread does not wait for other processes to give up pages.
 const SLACK_PAGES: i64 = 512;
-/// Looks for others that give, 100 us apart, and without any for so long.
+/// How often a thread polls, 100 us apart, for other processes to give up pages; if none does, it does not wait again
+/// for `SILENT_NS`.
 const LOOKS_MAX: u32 = 20;
-/// And so many for relatives that run away, each time.
+/// Polls per charge when this process gives up its own pages, too, but relatives grow faster than they are measured.
 const RUNAWAY_LOOKS_MAX: u32 = 5;
 const SILENT_NS: u64 = 100_000_000;
 
-/// Past the hard limit: the tenant's oldest pages go, beyond all floors. What is this process's of them this
-/// thread reclaims; others are asked, and give theirs in the background. Where they do not, in a few
-/// milliseconds, this process gives whatever it has beyond its floor. Where nobody has any, there is nothing to
-/// gain, and the program goes on over its limit, unless there is no room in far memory either.
+/// Direct reclaim past the hard limit: evicts the tenant's oldest pages, ignoring floors. This thread evicts those that
+/// belong to its own process and asks other processes to evict theirs in the background. If they do not within a few
+/// milliseconds, this process gives up whatever it has beyond its floor. If no process has anything to give up, the
+/// program continues over its limit, unless far memory is full as well.
 #[cold]
 fn charge_slow(n: i64) -> bool {
-    /// Until then others are not waited for: they did not give.
+    /// Until this time, threads do not wait for other processes: they gave nothing when last asked.
     static SILENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
     let (seg, me) = (state::seg(), state::slot());
     let begun = proc::now_ns();
     divide_room(begun);
     let (mut fruitless, mut looks, mut got) = (0u32, 0u32, 0i64);
     let mut over_at_first = None;
-    // Regardless of age.
+    // Evict this process's pages regardless of their age.
     let mut ours_too = begun < SILENT_UNTIL_NS.load(Ordering::Relaxed);
     let ok = loop {
         let Some(limit) = limit() else {
             break true;
         };
         let over = seg.local_pages.load(Ordering::Relaxed) - limit;
-        // More than it takes: the rest is for others as well, and for the background. Not so among relatives,
-        // of whose pages more than one has to give up its own.
+        // This thread has evicted more than it needs: the rest is left to other threads and the background. Relatives
+        // of a fork must go on, because a shared page is freed only when more than one of them evicts it.
         let enough = got >= (2 * n).max(64)
             && (over <= SLACK_PAGES || !state::FORKED.load(Ordering::Relaxed));
         if over <= 0 || enough {
@@ -251,15 +252,15 @@ fn charge_slow(n: i64) -> bool {
                 continue;
             }
         }
-        // Everything of ours is busy, pinned, gone, or younger than what others have.
+        // All pages of this process are busy, pinned, gone, or younger than what other processes have.
         fruitless += u32::from(gives > 0 || ours_too || full);
         let others = ask_oldest(over, true);
         if full {
-            // What is promised as the most is used before the program is ended.
+            // Use the promised overshoot before ending the program.
             if over <= OVERSHOOT_PAGES {
                 break true;
             }
-            // Every page has changed since it came: they can go when far memory takes pages again.
+            // All remaining pages are dirty: they can be evicted once far memory accepts pages again.
             if fruitless > 100 && !tier::may_open() {
                 break false;
             }
@@ -270,8 +271,8 @@ fn charge_slow(n: i64) -> bool {
             continue;
         }
         let ours = gives > 0 && fruitless < 3;
-        // Relatives that write to what they share are charged by measuring them, which takes its time: where
-        // they are past the limit by far and somebody has something to give, each fault waits a little.
+        // Pages that relatives copy on write are charged only when they are measured, which takes time. If the tenant
+        // is far past its limit and some process can give up pages, delay each fault a little.
         let runaway = state::FORKED.load(Ordering::Relaxed)
             && over > limit / 4
             && (others || surplus(me) > 0);
@@ -289,7 +290,7 @@ fn charge_slow(n: i64) -> bool {
         };
         if looks > looks_max {
             if !ours_too && over < over_at_first {
-                // They do.
+                // Other processes are giving up pages.
                 break true;
             }
             SILENT_UNTIL_NS.store(proc::now_ns() + SILENT_NS, Ordering::Relaxed);
@@ -308,14 +309,14 @@ fn charge_slow(n: i64) -> bool {
     ok
 }
 
-/// Until then all that is to go is others'.
+/// Until this time, all pages to evict belong to other processes.
 static OTHERS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
 fn others_are_older(now: u64) -> bool {
     now < OTHERS_UNTIL_NS.load(Ordering::Relaxed)
 }
 
-/// What this process gives of `over` pages by their age; that it is nothing holds for a moment.
+/// How many of `over` pages this process must evict by age. A result of 0 is reused for a moment.
 fn own_part(over: i64, now: u64) -> i64 {
     const MOMENT_NS: u64 = 200_000;
     let part = ages::View::now(surplus).part(over, state::slot());
@@ -325,13 +326,13 @@ fn own_part(over: i64, now: u64) -> i64 {
     part
 }
 
-/// Gives back `n` pages of local memory.
+/// Uncharges `n` pages of local memory.
 #[inline]
 pub fn uncharge(n: i64) {
     state::seg().charge_local(state::slot(), -n);
 }
 
-/// Asks another process for what the tenant has too much, as far as it is others' to give.
+/// Asks another process to evict its part of the tenant's excess.
 pub fn ask_for_rest() {
     let Some(limit) = limit() else { return };
     let over = state::seg().local_pages.load(Ordering::Relaxed) - (limit - gaps(limit).1);
@@ -340,9 +341,8 @@ pub fn ask_for_rest() {
     }
 }
 
-/// Asks another process to give up what is its of `over` pages by their age: the one whose part is largest, or,
-/// if there is none and `any` will do, that with most beyond its floor. False when there is none: it would have to
-/// be asked for what it needs.
+/// Asks the process with the largest part (by age) of `over` pages to evict it. If none has a part and `any` is set,
+/// asks the process with most beyond its floor. Returns false if there is no process to ask.
 fn ask_oldest(over: i64, any: bool) -> bool {
     let me = state::slot();
     let others = || live_slots().filter(|p| !core::ptr::eq(*p, me));
@@ -371,7 +371,7 @@ fn ask_oldest(over: i64, any: bool) -> bool {
     true
 }
 
-/// Past the mark: frees some, or has the reclaim thread do it.
+/// Frees some pages past the background mark, by direct reclaim or by waking the reclaim thread.
 #[cold]
 pub fn make_room() {
     if !in_line::reclaim() {
@@ -379,7 +379,7 @@ pub fn make_room() {
     }
 }
 
-/// Wakes (or, after a fork, starts) the reclaim thread.
+/// Wakes the reclaim thread or, after a fork, starts one.
 #[inline]
 pub fn wake_reclaimer() {
     if ASLEEP.load(Ordering::Relaxed) && ASLEEP.swap(false, Ordering::AcqRel) {
@@ -395,12 +395,12 @@ fn is_asked_to_lend() -> bool {
     request.is_some_and(|r| r.stage() == Stage::Posted)
 }
 
-/// The reclaim thread sleeps until woken, or `timeout_ns`.
+/// Puts the reclaim thread to sleep until it is woken or `timeout_ns` has passed.
 pub fn sleep_until_woken(timeout_ns: u64) {
     let slot = state::slot();
     let seen = slot.wake.load(Ordering::Acquire);
     ASLEEP.store(true, Ordering::Release);
-    // A wake between the check of the limit and here has changed `wake` or will see ASLEEP.
+    // A wake-up since the check of the limit has either changed `wake` already or will see ASLEEP.
     let asked = slot.reclaim_wanted.load(Ordering::Relaxed) != 0
         || slot.offload_wanted.load(Ordering::Relaxed) != 0
         || slot.pool_wanted_bytes.load(Ordering::Relaxed) > 0
@@ -413,8 +413,8 @@ pub fn sleep_until_woken(timeout_ns: u64) {
     ASLEEP.store(false, Ordering::Release);
 }
 
-/// The reclaim thread has nothing to take though the tenant is short: it looks again when it is asked, or
-/// after `ns`.
+/// Puts the reclaim thread to sleep when it found nothing to evict although the tenant is short: until it is asked for
+/// pages or `ns` has passed.
 pub fn nap(ns: u64) {
     let slot = state::slot();
     let seen = slot.wake.load(Ordering::Acquire);
@@ -427,19 +427,19 @@ pub fn nap(ns: u64) {
     }
 }
 
-/// Is the tenant past its limit?
+/// Whether the tenant is past its limit.
 pub fn is_past_limit() -> bool {
     limit().is_some_and(|l| state::seg().local_pages.load(Ordering::Relaxed) > l)
 }
 
-/// Is the tenant above the mark at which background reclaim starts?
+/// Whether the tenant is above the mark at which background reclaim starts.
 pub fn short_of_room() -> bool {
     let seg = state::seg();
     limit().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
 }
 
-/// How long the reclaim thread may sleep before it looks at native memory again: 5 ms when that
-/// could matter soon (1 ms where the program's writes copy what relatives share), else 100 ms.
+/// How long the reclaim thread may sleep before it measures native memory again: 5 ms when the limit is near (1 ms
+/// while a forked program runs, whose writes copy pages that relatives share), else 100 ms.
 pub fn idle_ns() -> u64 {
     let seg = state::seg();
     let near = limit().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l / 2);
@@ -452,8 +452,8 @@ pub fn idle_ns() -> u64 {
     }
 }
 
-/// Pages that background reclaim should free now: what is this process's, by age, of what the tenant has too much.
-/// What is others' they are asked for.
+/// Pages that background reclaim should free now: this process's part, by age, of the tenant's excess. Other processes
+/// are asked for theirs.
 pub fn excess() -> i64 {
     let (seg, me) = (state::seg(), state::slot());
     let Some(limit) = limit() else { return 0 };
@@ -470,8 +470,8 @@ pub fn excess() -> i64 {
         .max(0)
 }
 
-/// Sets the swap cache's bound from the local limit: 32 MiB at first, at most a sixteenth of what this
-/// process has or may have of local memory, 32 pages at least.
+/// Sets the swap cache's bound from the local limit: 32 MiB at first; at most a sixteenth of the local memory that this
+/// process has or may have; at least 32 pages.
 pub fn size_cache() {
     if let Some(pages) = crate::paging::trace::cache_pages() {
         return cache::set_capacity(pages);
@@ -488,8 +488,8 @@ pub fn size_cache() {
     cache::set_capacity(want.min(ours / 16).max(32) as usize);
 }
 
-/// What this process holds of pages that relatives hold as well, so that all of them together hold what is there: what
-/// it has charged, and as long as that is not measured since the last fork, no more than an equal part.
+/// This process's share of pages that relatives also hold, such that the shares of all processes add up to what is
+/// resident: what it has charged or, until that is measured after a fork, at most an equal part.
 fn held_for_all() -> i64 {
     let (seg, me) = (state::seg(), state::slot());
     let all: i64 = live_slots().map(ProcSlot::held_pages).sum();
@@ -498,8 +498,8 @@ fn held_for_all() -> i64 {
     me.charged_pages.load(Ordering::Relaxed).min(part as i64)
 }
 
-/// Measures this process's anonymous memory and charges what lies outside the window: stacks,
-/// libraries' data, small maps, canvas's own tables. At most every 5 ms.
+/// Measures this process's anonymous memory and charges what lies outside the managed range: stacks, libraries' data,
+/// small mappings, canvas's own tables. Runs at most every 5 ms.
 pub fn measure_native() {
     let now = proc::now_ns();
     look_at_metadata(now);
@@ -520,8 +520,7 @@ pub fn measure_native() {
     state::seg().charge_native(slot, native - slot.native_pages.load(Ordering::Relaxed));
 }
 
-/// Anonymous memory of this process in pages, from /proc/self/status: what is there, and what is in the host's
-/// swap.
+/// Anonymous memory of this process from /proc/self/status, in pages: resident, and in the host's swap.
 pub fn anonymous_pages() -> Option<(i64, i64)> {
     let mut buf = [0u8; 3072];
     let n = proc::read_file(c"/proc/self/status", &mut buf).ok()?;
@@ -529,11 +528,11 @@ pub fn anonymous_pages() -> Option<(i64, i64)> {
         let bytes = procfs::memory_bytes(&buf[..n], name)?;
         Some((bytes / PAGE_SIZE as u64) as i64)
     };
-    // A kernel without swap does not name it.
+    // Kernels without swap have no VmSwap line.
     Some((pages("RssAnon")?, pages("VmSwap").unwrap_or(0)))
 }
 
-/// Notes what canvas itself takes of this process's native memory: at the start, and now and then.
+/// Publishes how much native memory canvas itself uses in this process: at start, then once a second.
 fn look_at_metadata(now: u64) {
     const PAUSE_NS: u64 = 1_000_000_000;
     let looked = METADATA_NS.load(Ordering::Relaxed);
@@ -543,7 +542,8 @@ fn look_at_metadata(now: u64) {
     }
 }
 
-/// In a fork's child, which has `resident` pages in its window, all of them the parent's too.
+/// Resets the accounting in a fork's child. `resident` pages of its managed range are resident, all shared with the
+/// parent.
 pub fn after_fork_in_child(resident: i64) {
     in_line::after_fork_in_child();
     hints::after_fork_in_child();
@@ -555,13 +555,13 @@ pub fn after_fork_in_child(resident: i64) {
     state::slot()
         .resident_pages
         .fetch_add(resident, Ordering::Relaxed);
-    // Until the shares are measured it answers for none of what is there.
+    // Until shares are measured, the child is charged for none of them.
     size_cache();
     cache::after_fork_in_child();
 }
 
-/// Native memory is about to grow by this much (a new thread's stacks), or has just left: charged now, and
-/// corrected by the next measurement.
+/// Charges an expected change of native memory (such as a new thread's stacks; negative: memory that has just left)
+/// ahead of the next measurement, which corrects it.
 pub fn expect_native(pages: i64) {
     state::seg().charge_native(state::slot(), pages);
     if short_of_room() {
@@ -569,7 +569,7 @@ pub fn expect_native(pages: i64) {
     }
 }
 
-/// Lets the reclaim thread measure at its next round, which is now.
+/// Makes the reclaim thread measure at once: resets its timer and wakes it.
 pub fn measure_soon() {
     if !state::FORKED.load(Ordering::Relaxed) {
         LAST_MEASURE_NS.store(0, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! How old this process's pages are, as all processes of the tenant can read it; what each gives by that.
+//! Publishes the ages of this process's pages to all processes of the tenant, and computes how much each must evict.
 //!
-//! Faults cost nothing for it: what is counted anyhow is looked at when a batch leaves, when the reclaim thread
-//! looks at memory, and once in [`STEP_PAGES`] pages that come in.
+//! Faults pay nothing for this: existing counters are read when a batch leaves, when the reclaim thread measures
+//! memory, and once in [`STEP_PAGES`] pages that come in.
 
 use canvas_pager::ages::{Ages, Process, Tenant};
 use canvas_shm::ProcSlot;
@@ -14,12 +14,13 @@ use crate::base::{state, tenant::live_slots};
 
 const _: () = assert!(canvas_shm::segment::GENERATIONS == canvas_pager::ages::GENERATIONS);
 
-/// Pages that come in between two looks at most, as far as none leave.
+/// Pages that may come in between two updates if none leave.
 pub const STEP_PAGES: i64 = 256;
-/// A process that was asked and gives nothing for so long (it is stopped) is not counted on.
+/// A process that was asked for pages and has given none for this long (it may be stopped) is not counted on.
 const SILENT_MS: u64 = 100;
 
-/// Only tried: who is killed in a vfork child may leave it taken. What a look misses the next one sees.
+/// Only ever try-locked: a thread killed in a vfork child may leave it locked. A later update catches up on skipped
+/// ones.
 static WRITER: RawSpin = RawSpin::new();
 
 fn of(slot: &ProcSlot) -> &'static PageAges {
@@ -43,18 +44,18 @@ fn now_ms() -> u64 {
     proc::now_ns() / 1_000_000
 }
 
-/// Looks at what came in and was freed; `resident` pages are there now.
+/// Updates the ages from what came in and was freed; `resident` pages are resident now.
 pub fn look(resident: i64) {
     gave(0, resident);
 }
 
-/// The same where pages are coming in, which the running program asks for.
+/// Like [`look`], when pages come in because the running program touches them.
 pub fn look_at_growth(resident: i64) {
     look(resident);
     of(state::slot()).ran_ms.store(now_ms(), Ordering::Relaxed);
 }
 
-/// A batch of `n` pages has left; `resident` are there now.
+/// Records that a batch of `n` pages left; `resident` pages are resident now.
 pub fn gave(n: i64, resident: i64) {
     let at = of(state::slot());
     let Some(_writer) = (0..32).find_map(|_| WRITER.try_lock()) else {
@@ -66,16 +67,17 @@ pub fn gave(n: i64, resident: i64) {
     write(at, &ages);
 }
 
-/// What the program had used of processors when that was last looked at.
+/// The program's CPU time when it was last read.
 static PROGRAM_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The reclaim thread's look at whether the program runs.
+/// Lets the reclaim thread record whether the program runs.
 pub fn look_at_program() {
-    /// Below this part of the time it counts as asleep: timers, and what watches it.
+    /// A program that uses less than this fraction of a CPU (1/32) counts as asleep: it may only serve timers or a
+    /// watcher.
     const AWAKE: u64 = 32;
     static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
     let now = proc::now_ns();
-    // The reclaim thread's own time is not the program's. Read first, or it might seem to be less than before.
+    // The reclaim thread's own CPU time is not the program's. Read it first, or the difference could seem to go down.
     let ours = proc::thread_ns();
     let program = proc::process_ns().saturating_sub(ours);
     let elapsed = now.saturating_sub(LOOKED_NS.swap(now, Ordering::Relaxed));
@@ -87,15 +89,14 @@ pub fn look_at_program() {
     }
 }
 
-/// Did the program run a moment ago?
+/// Whether the program ran within the last second.
 pub fn program_runs(now_ns: u64) -> bool {
-    /// So long.
     const MOMENT_MS: u64 = 1000;
     let ran_ms = of(state::slot()).ran_ms.load(Ordering::Relaxed);
     now_ns / 1_000_000 < ran_ms.saturating_add(MOMENT_MS)
 }
 
-/// In a fork's child: its pages are as old as its parent's, whose slot that was.
+/// Copies the ages of `parent`'s pages to a fork's child.
 pub fn inherit(parent: &ProcSlot) {
     let (from, to) = (of(parent), of(state::slot()));
     write(to, &read(from));
@@ -106,11 +107,11 @@ pub fn inherit(parent: &ProcSlot) {
 /// Pages of a process beyond its floor.
 type Surplus = fn(&ProcSlot) -> i64;
 
-/// What reclaim could take of a process.
+/// What reclaim could take from a process.
 fn process(p: &ProcSlot, surplus: Surplus, now_ms: u64) -> Process {
     let at = of(p);
     let asked = at.asked_ms.load(Ordering::Relaxed);
-    // Threads that fault reclaim by themselves, whatever the reclaim thread does.
+    // This process's own threads reclaim when they fault, whatever its reclaim thread does.
     let is_me = core::ptr::eq(p, state::slot());
     let is_silent = !is_me && asked != 0 && now_ms > asked + SILENT_MS;
     Process {
@@ -129,7 +130,7 @@ pub struct View {
 }
 
 impl View {
-    /// Now.
+    /// Takes the view now.
     pub fn now(surplus: Surplus) -> View {
         let now_ms = now_ms();
         let all = live_slots().map(|p| process(p, surplus, now_ms));
@@ -139,22 +140,22 @@ impl View {
             now_ms,
         }
     }
-    /// What a process gives of `over` pages that the tenant has too much.
+    /// How many of the tenant's `over` excess pages process `p` must evict.
     pub fn part(&self, over: i64, p: &ProcSlot) -> i64 {
         self.tenant
             .part(over, &process(p, self.surplus, self.now_ms))
     }
 }
 
-/// Others wait for what they asked of `p`.
+/// Records that another process waits for pages from `p`.
 pub fn note_asked(p: &ProcSlot) {
     let _ = of(p)
         .asked_ms
         .compare_exchange(0, now_ms(), Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// This process gave something of what it was asked for, or has nothing to give: nobody waits any more, or
-/// waits anew for `left` pages.
+/// Records that this process has given up some of the pages it was asked for, or has none to give. With `left` 0 nobody
+/// waits any longer; otherwise the wait for `left` pages starts now.
 pub fn note_answered(left: u32) {
     let since = if left == 0 { 0 } else { now_ms() };
     of(state::slot()).asked_ms.store(since, Ordering::Relaxed);

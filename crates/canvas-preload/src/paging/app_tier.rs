@@ -1,8 +1,8 @@
-//! The application tier of prefetching ([`canvas_pager::app`]), where faults meet it.
+//! Connects faults to the application tier of prefetching ([`canvas_pager::app`]).
 //!
-//! A plan by thread and array is carried out like one of the low tier: its pages are mapped ahead. Links and references
-//! pay where a page costs much more than a fault, so they serve what lies beyond the pool: the page is read into the
-//! pool alone, in the background, and the fault that comes finds it there.
+//! A plan by thread or array is carried out like a plan of the low tier: its pages are mapped ahead. Links and
+//! references pay only where a page costs much more than a fault, so they serve pages beyond the pool: such a page is
+//! read into the pool in the background, alone, and a later fault finds it there.
 
 use canvas_pager::api::refs::Content;
 use canvas_pager::app::links::{Asked, Links, Place};
@@ -25,20 +25,20 @@ use crate::base::{areas, jvm, state, state::PREFETCHERS, state::count, thread, t
 use crate::far_tier::tier;
 use crate::paging::fault;
 
-/// Threads that are known at one time; two whose numbers are alike forget each other.
+/// Thread states kept at one time. Two threads whose hashes collide evict each other's state.
 const THREADS: usize = 64;
-/// The kind of a thread is looked at again after so long: it may get its name after its first fault.
+/// The kind of a thread is determined again after this time: a thread may get its name after its first fault.
 const KIND_AGAIN_NS: u64 = 1_000_000_000;
 
 struct Slot {
     lock: RawSpin,
-    /// The thread that has it, by its hash.
+    /// Hash of the thread that owns the state.
     who: AtomicU32,
     thread: UnsafeCell<Thread>,
 }
 
 struct Threads([Slot; THREADS]);
-// SAFETY: a slot's thread is only touched in `with_thread`, by who holds its lock.
+// SAFETY: a slot's thread is only touched in `with_thread`, by the thread that holds the slot's lock.
 unsafe impl Sync for Threads {}
 
 const NOBODY: Thread = Thread::new();
@@ -52,16 +52,16 @@ static ALL: Threads = Threads(
     }; THREADS],
 );
 static GROUPS: Groups = Groups::new();
-/// Whether reading ahead pays.
+/// Decides whether reading ahead pays.
 static TRIAL: Trial = Trial::new();
-/// Links are kept from here on.
+/// Number of pages for which links are kept.
 static LINKS_PAGES: AtomicU64 = AtomicU64::new(0);
 static HAS_FAR: AtomicBool = AtomicBool::new(false);
 
-/// Pages that were read into the pool ahead, the later over the earlier: `page << 1 | by reference`.
+/// Pages that were read ahead into the pool, newer ones overwriting older ones: `page << 1 | by reference`.
 static RAISED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
-/// At start-up.
+/// Sets up links and far-memory use at start-up.
 pub fn start() {
     let pages = state::seg().local_limit_pages().unwrap_or(0).max(0) as u64;
     LINKS_PAGES.store(pages, Ordering::Relaxed);
@@ -73,13 +73,13 @@ fn links() -> Links<'static> {
     Links::new(areas::links(LINKS_PAGES.load(Ordering::Relaxed) as usize))
 }
 
-/// The calling thread's state, unless another one of its number is at it.
+/// Runs `on` with the calling thread's state; `None` if another thread with the same slot is using it.
 fn with_thread<R>(on: impl FnOnce(&mut Thread) -> R) -> Option<R> {
     let hash = thread::thread_hash() as u32;
     let slot = &ALL.0[hash as usize % THREADS];
     let _held = slot.lock.try_lock()?;
-    // SAFETY: the slot's lock is held until this returns, and nothing else touches the cell; `on` cannot come here
-    // again, for no fault nests in ours.
+    // SAFETY: the slot's lock is held until this returns, and nothing else touches the cell; `on` cannot re-enter,
+    // because no fault nests in canvas's own code.
     let thread = unsafe { &mut *slot.thread.get() };
     if slot.who.swap(hash, Ordering::Relaxed) != hash {
         *thread = NOBODY;
@@ -87,8 +87,8 @@ fn with_thread<R>(on: impl FnOnce(&mut Thread) -> R) -> Option<R> {
     Some(on(thread))
 }
 
-/// What is asked for now: nothing where nothing is to come back before it is touched; and unless it is asked for,
-/// nothing beside the prefetchers that are there to be compared with.
+/// The application tier in effect: off where nothing may be prefetched, and off by default beside the prefetchers that
+/// exist for comparison (Leap, readahead).
 #[inline]
 fn chosen() -> AppTier {
     let config = &state::seg().config;
@@ -98,7 +98,7 @@ fn chosen() -> AppTier {
     }
 }
 
-/// The low tier's `plan` for a fault, or what the application tier puts in its place.
+/// The low tier's `plan` for a fault, or what the application tier replaces it with.
 #[inline]
 pub fn plan(page: PageId, kind: FaultKind, plan: Plan, around: &impl Surroundings) -> Plan {
     if chosen() == AppTier::Off {
@@ -117,12 +117,12 @@ pub fn plan(page: PageId, kind: FaultKind, plan: Plan, around: &impl Surrounding
         }
         t.is_forwarded()
     });
-    // A page that one of our plans left unmapped is ours to learn from as well.
+    // Also learn from pages that an own earlier plan left unmapped.
     if plan.count > 0 || forwarded != Some(true) && kind != FaultKind::PrefetchHit {
         return plan;
     }
-    // A Java heap is no array: what lies beside each other there are objects of any age. And the program's word on a
-    // region comes first.
+    // A Java heap is no array: neighbouring objects can be of any age. And the program's own advice on a region has
+    // priority.
     if jvm::is_in_heap(page.addr()) || around.advice(page) != Advice::Normal {
         return plan;
     }
@@ -134,14 +134,14 @@ pub fn plan(page: PageId, kind: FaultKind, plan: Plan, around: &impl Surrounding
     }
 }
 
-/// What the thread is for: by its own word, or by its name where a JVM is.
+/// Determines what the thread is for: by what the program declared or, with a JVM, by the thread's name.
 fn look_at_kind(t: &mut Thread) {
     let now = time::now_ns();
     let is_fresh = t.kind_seen_ns != 0 && now < t.kind_seen_ns + KIND_AGAIN_NS;
     if is_fresh || t.kind_seen_ns == u64::MAX {
         return;
     }
-    // Looked at twice: at first, and when it has its name.
+    // Determined twice: at the first fault, and once the thread should have its name.
     t.kind_seen_ns = match t.kind_seen_ns {
         0 => now,
         _ => u64::MAX,
@@ -157,17 +157,17 @@ fn look_at_kind(t: &mut Thread) {
     });
 }
 
-/// Byte `offset` of the page, by the instruction at `ip`, is where the fault was.
+/// Where in a page a fault was: the byte `offset`, by the instruction at `ip`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct At {
     /// In bytes.
     pub offset: usize,
-    /// 0 where it is not known.
+    /// 0 if unknown.
     pub ip: usize,
 }
 
-/// A page has been brought in for a fault that was forwarded; `bytes` is what it holds. Reads ahead what links and
-/// references say.
+/// Reads ahead what links and references suggest, after a page was brought in for a forwarded fault; `bytes` is the
+/// page's contents.
 #[inline]
 pub fn follow(page: PageId, at: At, bytes: &PageBuf) {
     if !HAS_FAR.load(Ordering::Relaxed) {
@@ -221,7 +221,7 @@ fn follow_forwarded(page: PageId, at: At, bytes: &PageBuf, tier: AppTier) {
     }
 }
 
-/// May something be read ahead, by what that has given so far?
+/// Whether reading ahead has paid so far, so that it may go on.
 fn compare() -> Answer {
     let answer = TRIAL.on_fault(time::now_ns());
     match answer.vote {
@@ -232,7 +232,7 @@ fn compare() -> Answer {
     answer
 }
 
-/// How references are written in the page: as the program has told, as the JVM says, or as addresses.
+/// How references are encoded in the page: as the program declared, as the JVM reports, or as plain addresses.
 fn encoding(page: PageId) -> Encoding {
     match told::regions_of(page) {
         Some(told) if told.content == Content::Refs32 => Encoding::Narrow {
@@ -246,7 +246,7 @@ fn encoding(page: PageId) -> Encoding {
     }
 }
 
-/// The far page that an address lies in.
+/// The page that an address lies in, if it is far.
 fn far_page(address: usize) -> Option<PageId> {
     if !in_window(address) {
         return None;
@@ -256,7 +256,7 @@ fn far_page(address: usize) -> Option<PageId> {
         .then_some(page)
 }
 
-/// Reads a page ahead, if it lies beyond the pool.
+/// Reads a page ahead if it lies beyond the pool; returns whether it did.
 fn read_ahead(page: PageId, mark: u64) -> bool {
     let asked =
         page.index() < WINDOW_PAGES && fault::ask_for(page, |place| tier::read_ahead(page, place));
@@ -267,7 +267,7 @@ fn read_ahead(page: PageId, mark: u64) -> bool {
     asked
 }
 
-/// A page was faulted on: had it been read ahead?
+/// Counts a fault on a page that had been read ahead.
 fn note_use(page: PageId) {
     let slot = &RAISED[page.index() % RAISED.len()];
     let seen = slot.load(Ordering::Relaxed);

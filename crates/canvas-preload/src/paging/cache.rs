@@ -1,5 +1,5 @@
-//! The swap cache's memory: slots at fixed addresses. What may happen to a slot, and who waits for
-//! whom, is in [`canvas_pager::slot`].
+//! Memory of the swap cache: slots at fixed addresses. [`canvas_pager::slot`] defines a slot's states and who waits for
+//! whom.
 
 use canvas_pager::slot::{Control, Place, SlotTable};
 use canvas_shm::Counter;
@@ -15,14 +15,14 @@ use crate::base::{
 use crate::far_tier::pool::pool;
 use crate::paging::{accounting, reclaim};
 
-/// Places in the FIFO; stale ones are skipped, so it is larger than the cache.
+/// Entries of the FIFO. Stale entries are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;
 const _: () = assert!(RING.is_power_of_two());
 const _: () = assert!(CACHE_SLOTS_MAX * 24 + RING * 8 == areas::CACHE_META_BYTES);
 
 static CONTROL: Control = Control::new();
 
-/// All slots.
+/// The table of all slots.
 #[inline(always)]
 pub fn slots() -> SlotTable<'static> {
     let n = CACHE_SLOTS_MAX;
@@ -37,7 +37,7 @@ pub fn slots() -> SlotTable<'static> {
     }
 }
 
-/// Bounds the slots in use, and to those that there is memory for.
+/// Bounds the slots in use to `wanted`, or to those that memory can be had for.
 pub fn set_capacity(wanted: usize) {
     slots().set_capacity(wanted.min(areas::open_cache(wanted)));
 }
@@ -52,18 +52,18 @@ pub fn buffer(slot: u32) -> usize {
 /// A slot's contents, for the thread that is its writer or taker.
 #[inline(always)]
 pub fn contents(slot: u32) -> &'static PageBuf {
-    // SAFETY: slot buffers are mapped for the life of the process, and neither the writer's nor
-    // the taker's slot is written to before both are done with it.
+    // SAFETY: slot buffers are mapped for the life of the process, and a slot with a writer or taker is not written to
+    // before both are done with it.
     unsafe { &*(buffer(slot) as *const PageBuf) }
 }
 
-/// Gives back the memory of slots that nobody needed for a while: 20 ms while the tenant is short of room,
-/// else 200 ms. The caller is inside, in the reclaim thread.
+/// Frees the memory of slots that were idle for a while: 20 ms when the tenant is short of room, else 200 ms. Called by
+/// the reclaim thread, inside `freeze::enter`.
 pub fn give_back_idle(now: u64) {
     static LAST_NS: AtomicU64 = AtomicU64::new(0);
     let forked = state::FORKED.load(Ordering::Relaxed);
     let pause_ns = if forked && slots().buffers() > slots().capacity() {
-        // Nobody may need them, and when relatives write to theirs, these cost memory.
+        // Nobody may need these slots, and writes by relatives make the kernel copy them.
         1_000_000
     } else if accounting::short_of_room() {
         20_000_000
@@ -86,8 +86,8 @@ pub fn give_back_idle(now: u64) {
     }
 }
 
-/// In a fork's child, which has nothing charged yet: of its parent's slots it keeps those that hold pages. To use the
-/// others the kernel would have to copy them.
+/// In a fork's child, which is charged for nothing yet: keeps only those of the parent's slots that hold pages. Reusing
+/// an idle slot would make the kernel copy it.
 pub fn after_fork_in_child() {
     slots().make_idle();
     give_back(|_, discard| discard());
@@ -95,7 +95,7 @@ pub fn after_fork_in_child() {
     state::slot().cached_pages.store(there, Ordering::Relaxed);
 }
 
-/// Gives back the memory of idle slots, which `each` lets go for some at a time; how many they were.
+/// Frees the memory of idle slots; `each` releases one group at a time. Returns how many slots were freed.
 fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
     let mut places = [Place::default(); 64];
     let mut ranges = [libc::iovec {
@@ -113,7 +113,7 @@ fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
         }
         let ranges = &ranges[..n];
         each(ranges, &|| {
-            // SAFETY: these slots are ours alone until they are given back, and nothing is in them.
+            // SAFETY: these slots are exclusively ours until they are given back, and hold nothing.
             unsafe { reclaim::discard(ranges) };
         });
         slots().give_back_bare(&places[..n]);
@@ -124,8 +124,8 @@ fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
     }
 }
 
-/// Counts how often the locks of the swap cache and of the pool's allocators were found taken since it was
-/// last asked. By one thread at a time.
+/// Adds to a counter how often the locks of the swap cache and of the pool's allocators were contended since the last
+/// call. Called by one thread at a time.
 fn count_lock_waits() {
     static TOLD: AtomicU32 = AtomicU32::new(0);
     let now = slots().lock_waits().wrapping_add(pool().lock_waits());

@@ -1,11 +1,10 @@
-//! One lock for the pages of a chunk, between those who make pages present and the reclaimer that
-//! write-protects a span of the chunk.
+//! One lock per chunk of pages, between threads that make pages present and the reclaimer that write-protects a span of
+//! the chunk.
 //!
-//! Write-protecting scattered victims one by one costs a TLB shootdown each (about 10 us on a
-//! VM); one call over a span costs one. The span may cover absent pages, and none of them may
-//! become present in between: it would stay protected, and the kernel's own write to it (a
-//! `read(2)` into a pinned page) would fail. Fills hold the lock shared from before the copy until
-//! the page is published; reclaim holds it exclusively while it protects.
+//! Write-protecting scattered victims one by one costs a TLB shootdown each (about 10 us on a VM); one call over a span
+//! costs one. A span may cover absent pages, and none of them may become present meanwhile: it would stay protected,
+//! and a write by the kernel itself (a `read(2)` into a pinned page) would fail. A fill holds the lock shared from
+//! before the copy until the page is published; reclaim holds it exclusively while it protects.
 
 use canvas_pager::locks::{Exclusive, Shared, SharedLock};
 use canvas_pager::table::CHUNK_PAGES;
@@ -21,13 +20,13 @@ fn lock_of(page: PageId) -> &'static SharedLock {
     &LOCK[(page.index() / CHUNK_PAGES) % LOCKS]
 }
 
-/// For making pages of `page`'s chunk present.
+/// Locks the chunk of `page` for making its pages present.
 #[inline]
 pub fn shared(page: PageId) -> Shared<'static> {
     lock_of(page).shared(slow::yield_to_chunk)
 }
 
-/// For write-protecting spans of `page`'s chunk.
+/// Locks the chunk of `page` for write-protecting spans of it.
 pub fn exclusive(page: PageId) -> Exclusive<'static> {
     lock_of(page).exclusive(yield_now)
 }

@@ -1,5 +1,5 @@
-//! Working memory of fills and reclaims: a fixed number of contexts in canvas's own memory, taken
-//! for the length of one operation. With all taken, the next one waits: memory stays bounded.
+//! Working memory of fills and reclaim: a fixed number of contexts in canvas's own memory, each taken for one
+//! operation. When all are taken the next thread waits, so memory stays bounded.
 
 use canvas_far::fetch::Stored;
 use canvas_pager::clock::VictimBatch;
@@ -16,43 +16,42 @@ use crate::paging::protect::Protected;
 
 /// Pages that a fill decodes before it maps them.
 pub const STAGING_PAGES: usize = 16;
-/// Pages that a batch of reclaim unmaps at most.
+/// Pages that one batch of reclaim unmaps at most.
 pub const BATCH_PAGES: usize = canvas_pager::clock::BATCH_PAGES;
 
-/// For bringing pages in.
+/// Working memory for bringing pages in.
 #[repr(C, align(4096))]
 pub struct Fill {
     /// Decoded pages.
     pub staging: [PageBuf; STAGING_PAGES],
-    /// The pool's.
+    /// Scratch memory of the pool.
     pub scratch: Scratch,
     /// What was read from beyond the pool.
     pub stored: Stored,
 }
 
-/// For unmapping and writing out.
+/// Working memory for unmapping and writing out.
 #[repr(C, align(4096))]
 pub struct Reclaim {
     /// What the policy chose.
     pub batch: VictimBatch,
     /// Swap cache slots for the batch.
     pub slots: [Place; BATCH_PAGES],
-    /// Pages of the batch that go through the swap cache, in the slots' order.
+    /// Pages of the batch that go through the swap cache, in the order of `slots`.
     pub pages: [PageId; BATCH_PAGES],
-    /// Pages of the batch whose far copies are right.
+    /// Pages of the batch whose far copies are up to date.
     pub clean: [PageId; BATCH_PAGES],
     /// What is write-protected.
     pub protected: Protected,
     /// Ranges to discard.
     pub ranges: [libc::iovec; BATCH_PAGES],
-    /// The pool's.
+    /// Scratch memory of the pool.
     pub scratch: Scratch,
 }
 
-/// Fills at one time, each of which may have a read beyond the pool under way.
+/// Concurrent fills, each of which may have a read beyond the pool in flight.
 const FILLS: usize = canvas_shm::mailbox::DEMANDS.count_ones() as usize;
-/// Threads that reclaim at one time: more than there are processors to do it with, so that none waits for
-/// a context which another could have.
+/// Concurrent reclaims: more than the processors that could run them, so that no thread waits for a context.
 const RECLAIMS: usize = 16;
 const FILL_STEP: usize = 1 << 20;
 const _: () = assert!(
@@ -65,13 +64,13 @@ static FILLS_OPEN: Steps<1> = Steps::new();
 static RECLAIMS_OPEN: Steps<1> = Steps::new();
 const _: () = assert!(FILLS <= 64 && RECLAIMS <= 64);
 
-/// Opens one context of each kind, so that there is always one to wait for. Once, at start-up.
+/// Opens one context of each kind, so that a waiting thread always has one to wait for. Called once, at start-up.
 pub fn open_first() -> Result<(), Errno> {
     open_place::<Fill>(&FILLS_OPEN, 0, fills())?;
     open_place::<Reclaim>(&RECLAIMS_OPEN, 0, reclaims())
 }
 
-/// Opens a context, at its first use.
+/// Opens a context at its first use.
 #[inline]
 fn open_place<T>(open_ones: &Steps<1>, place: usize, base: usize) -> Result<(), Errno> {
     let bytes = core::mem::size_of::<T>();
@@ -87,7 +86,7 @@ fn reclaims() -> usize {
     areas::contexts() + FILLS * FILL_STEP
 }
 
-/// A context, the caller's until dropped.
+/// A context, owned by the caller until dropped.
 pub struct Held<T: 'static> {
     at: &'static mut T,
     _place: Taken<'static>,
@@ -106,7 +105,8 @@ impl<T> DerefMut for Held<T> {
 }
 
 /// # Safety
-/// `base` is that of contexts of this type, one a place, which nobody reaches but by this.
+///
+/// `base` must be that of contexts of type `T`, one per place, reached only through this function.
 unsafe fn hold<T, const N: usize>(
     places: &'static Places<N>,
     open_ones: &Steps<1>,
@@ -115,27 +115,27 @@ unsafe fn hold<T, const N: usize>(
 ) -> Held<T> {
     let mut place = places.take(first, slow::yield_to_context);
     while open_place::<T>(open_ones, place.index(), base).is_err() {
-        // There is no memory for one more: the first is open.
+        // No memory for another context: wait for the first, which is open.
         drop(place);
         slow::yield_to_context();
         place = places.take(0, slow::yield_to_context);
     }
-    // SAFETY: the area is mapped and zero at first, which is valid for both types; the place just taken makes this
-    // the only reference.
+    // SAFETY: the area is mapped and zero at first, which is valid for both types; the place just taken makes this the
+    // only reference.
     let at = unsafe { &mut *((base + place.index() * FILL_STEP) as *mut T) };
     Held { at, _place: place }
 }
 
-/// A context for bringing pages in.
+/// Takes a context for bringing pages in.
 #[inline]
 pub fn fill() -> Held<Fill> {
-    // SAFETY: where the fills' contexts are.
+    // SAFETY: the base of the fills' contexts.
     unsafe { hold(&FILL_PLACES, &FILLS_OPEN, thread::thread_hash(), fills()) }
 }
 
-/// A context for reclaim.
+/// Takes a context for reclaim.
 pub fn reclaim() -> Held<Reclaim> {
-    // The lowest that is free: what no two threads need at one time takes no memory.
-    // SAFETY: behind the fills' are those of reclaim.
+    // Take the lowest free one: contexts that are never needed at the same time use no memory.
+    // SAFETY: reclaim's contexts lie behind those of the fills.
     unsafe { hold(&RECLAIM_PLACES, &RECLAIMS_OPEN, 0, reclaims()) }
 }

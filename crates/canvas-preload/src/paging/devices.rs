@@ -1,14 +1,14 @@
-//! Calls by which a device may write to pages that nobody named: an `ioctl` on a device whose argument is a
-//! pointer, to a structure with pointers to buffers perhaps (SG_IO, NVMe passthrough). The kernel holds such pages
-//! for the length of the call, and neither tells us nor keeps us from unmapping them: what the device wrote would
-//! be lost. So this process's reclaim stands still meanwhile, [`holds::MAX_NS`] a call at most.
+//! Holds reclaim during calls by which a device may write to pages that no argument names: an `ioctl` on a device whose
+//! argument points to a structure, perhaps with pointers to buffers (SG_IO, NVMe passthrough). The kernel pins such
+//! pages for the call, but neither reports them nor keeps canvas from unmapping them: the device's data would be lost.
+//! So reclaim in this process stops during the call, for at most [`holds::MAX_NS`] per call.
 //!
-//! Programs that are in such calls nearly all the time (sound, graphics) would never be reclaimed from. So
-//! where the tenant is past its limit and reclaim was held, the next call waits a little and gives first.
+//! A program that spends nearly all its time in such calls (sound, graphics) would never be reclaimed from. So when the
+//! tenant is past its limit and reclaim was held, the next call first evicts pages, waiting a little if necessary.
 //!
-//! Virtual machines by KVM are a device of another kind: the processors of a guest touch its memory inside of an
-//! `ioctl` that has no pointer and lasts, so in signal mode, in which only a thread's own faults are served, they could
-//! not go on at the first far page. There no machine is made ([`refuses`]), and monitors that can emulate one do.
+//! Virtual machines by KVM are different: the guest's processors touch its memory inside an `ioctl` without a pointer
+//! argument that runs on and on. Signal mode serves only a thread's own faults, so the guest would stop at its first
+//! far page. In signal mode [`refuses`] fails the creation of a machine, and monitors that can emulate one do so.
 
 use canvas_pager::holds::{self, Batch, Call, Holds};
 use canvas_sys::{gate, proc};
@@ -25,7 +25,7 @@ const _: () = assert!(
 );
 
 static HOLDS: Holds = Holds::new();
-/// A batch was refused since a call last gave.
+/// Whether a batch was refused since a call last evicted.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// Begins a batch of reclaim; `None` while a device may write to any page.
@@ -37,7 +37,7 @@ pub fn batch() -> Option<Batch<'static>> {
     batch
 }
 
-/// Reclaim stands still until this is dropped.
+/// Holds reclaim until dropped.
 pub struct Held(Call);
 
 impl Drop for Held {
@@ -48,10 +48,10 @@ impl Drop for Held {
 
 /// KVM_CREATE_VM: _IO(0xae, 1).
 const CREATE_VM: u32 = 0xae01;
-/// /dev/kvm, whatever it is called.
+/// Device number of /dev/kvm, whatever its path.
 const KVM: u64 = libc::makedev(10, 232);
 
-/// Is it an `ioctl` that makes a virtual machine which could not run? One line says so, the first time.
+/// Whether this is an `ioctl` that creates a virtual machine which could not run. Reports the first one.
 pub fn refuses(a: &[usize; 6]) -> bool {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if a[1] as u32 != CREATE_VM || state::THREAD_MODE.load(Ordering::Relaxed) {
@@ -70,9 +70,9 @@ pub fn refuses(a: &[usize; 6]) -> bool {
     true
 }
 
-/// Before an `ioctl` with these arguments.
+/// Holds reclaim for an `ioctl` with these arguments, if it may let a device write to memory.
 pub fn before_ioctl(a: &[usize; 6]) -> Option<Held> {
-    // The first page is never mapped: no pointer, and nothing behind it.
+    // The first page is never mapped: such an argument is no pointer.
     if a[2] < PAGE_SIZE || !is_device(a[0]) {
         return None;
     }
@@ -80,7 +80,7 @@ pub fn before_ioctl(a: &[usize; 6]) -> Option<Held> {
         give();
     }
     let held = Held(HOLDS.begin(proc::now_ns()));
-    // A batch takes a millisecond at most; one that a vfork child was killed in has no end.
+    // A batch takes at most a millisecond, but one in a vfork child that was killed never ends.
     const PATIENCE_NS: u64 = 1_000_000_000;
     let begun = proc::now_ns();
     while !HOLDS.is_settled() && proc::now_ns() < begun + PATIENCE_NS {
@@ -94,8 +94,8 @@ fn is_device(fd: usize) -> bool {
     proc::file_facts(fd as i32).is_ok_and(|f| device(f.mode))
 }
 
-/// Gives what reclaim would have taken, where the tenant is past its limit. Other calls that hold reclaim are
-/// waited for, a little.
+/// Evicts what reclaim would have evicted, while the tenant is past its limit. Waits a little for other calls that hold
+/// reclaim.
 #[cold]
 fn give() {
     const WAITS_MAX: u32 = 20;
@@ -115,7 +115,7 @@ fn give() {
     }
 }
 
-/// In a fork's child.
+/// In a fork's child: forgets the calls of the parent's threads.
 pub fn after_fork_in_child() {
     HOLDS.forget();
 }

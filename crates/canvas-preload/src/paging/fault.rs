@@ -1,7 +1,7 @@
-//! One entry for both deliveries: [`resolve`] makes a page of the window present.
+//! Fault handling: [`resolve`] makes a page of the managed range present, for both ways of fault delivery.
 //!
-//! The caller is inside ([`crate::base::freeze`]) with all signals blocked. Nothing here allocates from
-//! the program's heap, takes a lock that the program can hold, or calls a hooked function.
+//! The caller is inside [`crate::base::freeze`] with all signals blocked. Nothing here allocates from the program's
+//! heap, takes a lock that the program can hold, or calls a hooked function.
 
 use canvas_far::fetch::Lost;
 use canvas_pager::clock::FillKind;
@@ -46,9 +46,9 @@ use crate::report;
 pub enum Resolved {
     /// The page is present; the access can be repeated.
     Present,
-    /// Not a page that canvas manages: the fault is the program's own.
+    /// Canvas does not manage the page: the fault is the program's own.
     NotOurs,
-    /// The far copy did not verify: the program must not see it.
+    /// The far copy failed verification; the program must not see it.
     Poisoned,
     /// No far copy can be reached now.
     Unreachable,
@@ -59,17 +59,15 @@ pub enum Resolved {
 }
 
 impl Resolved {
-    /// Why the page is not present, in words.
+    /// Explains, for a message, why the page is not present.
     pub fn reason(self) -> &'static str {
         match self {
             Resolved::Present => "it is present",
             Resolved::NotOurs => "canvas does not manage it",
             Resolved::Poisoned => "its far copy came back damaged",
-            Resolved::Unreachable => {
-                "its far copy cannot be reached, and was waited for long enough"
-            }
+            Resolved::Unreachable => "its far copy cannot be reached within -o far-wait",
             Resolved::Lost => {
-                "no far copy of it is left: the servers that held it have lost it (--copies 2, 3 or 1+disk keeps more than one)"
+                "no far copy of it is left: the donors that held it have lost it (--copies 2, 3 or 1+disk keeps more than one)"
             }
             Resolved::NoMemory if tier::is_stalled() => {
                 "local memory is full, and far memory does not answer"
@@ -84,7 +82,7 @@ pub fn resolve(page: PageId, write: bool) -> Resolved {
     resolve_at(page, write, At::default())
 }
 
-/// The same for a fault of which it is known where exactly it was.
+/// Like [`resolve`], for a fault whose exact location is known.
 pub fn resolve_at(page: PageId, write: bool, at: At) -> Resolved {
     let w = areas::word(page);
     let begun = trace::begin(page);
@@ -124,18 +122,19 @@ pub fn resolve_at(page: PageId, write: bool, at: At) -> Resolved {
     }
 }
 
-/// A page that came in write-protected is written to.
+/// Handles a write to a page that came in write-protected.
 fn unprotect(page: PageId, cur: Word) -> Option<Resolved> {
     let w = areas::word(page);
-    // Busy meanwhile: reclaim must not take it for protected while this call is under way.
+    // Reclaim must not rely on the protection while it is being lifted, so the page is busy meanwhile.
     if !word::transition(w, cur, cur.with_state(State::Mapping)) {
         return None;
     }
-    // SAFETY: the page is busy in our hands, and its word tells of the protection.
+    // SAFETY: the page is busy in our hands, and its word says that it is protected.
     match unsafe { uffd().write_protect(page.addr(), PAGE_SIZE, false) } {
         Ok(()) => {
             let mut new = cur.clear(flag::PROTECTED);
-            // The copy is stale from now on. While memory is idle it can stay, for the words that differ.
+            // The far copy is stale from now on. While far memory has room it is kept, to store only the words that
+            // differ.
             if reclaim::copies_are_in_the_way() && pool().drop_copy(cur.entry()) {
                 new = new.clear(flag::FAR_COPY);
                 count(Counter::PoolCopiesStale, 1);
@@ -145,7 +144,7 @@ fn unprotect(page: PageId, cur: Word) -> Option<Resolved> {
             count(Counter::FaultFirstWrite, 1);
             Some(Resolved::Present)
         }
-        // Something foreign is mapped there.
+        // The program has mapped something else there.
         Err(_) => {
             word::publish(w, cur);
             Some(Resolved::NotOurs)
@@ -153,15 +152,15 @@ fn unprotect(page: PageId, cur: Word) -> Option<Resolved> {
     }
 }
 
-/// The fault waited for a prefetch of its page.
+/// Records a fault that waited for a prefetch of its page.
 fn late(page: PageId, cur: Word) {
     count(Counter::PrefetchLate, 1);
-    // Known used now. Lost to another thread: it knows as well.
+    // The page is known to be used. If the CAS fails, another thread has already recorded that.
     let _ = word::transition(areas::word(page), cur, cur.clear(flag::PREFETCHED));
     prefetch(&learn(page, FaultKind::PrefetchLate));
 }
 
-/// Tells the prefetcher of a fault; what it wants to be brought in.
+/// Reports a fault to the prefetchers; returns what they want to be brought in.
 fn learn(page: PageId, kind: FaultKind) -> Plan {
     let plan = PREFETCHERS.on_fault(thread::thread_hash() as u32, page, kind, &Around);
     match kind {
@@ -188,14 +187,16 @@ impl Surroundings for Around {
     }
 }
 
-/// Spurious faults: the last page and how often, by threads, since two on two pages must not hide each other.
+/// The last page with a spurious fault and how often it faulted, in one cell per group of threads: two threads that
+/// fault on two pages must not reset each other's count.
 static SPURIOUS: Repeats = Repeats([const { AtomicU64::new(u64::MAX) }; 64]);
 
-/// How often faults on one page came one after another; in each cell a page below the times.
+/// Counts consecutive faults on one page. A cell holds the page in its low half and the count above it.
 struct Repeats([AtomicU64; 64]);
 
 impl Repeats {
-    /// Notes a fault of the thread with this number: how often `page` came before, `None` for never.
+    /// Records a fault on `page` by the thread with this number. Returns how often the page had faulted before in a
+    /// row, or `None` if the last fault in the cell was on another page.
     fn again(&self, thread: usize, page: PageId) -> Option<u32> {
         const TIMES: u64 = 1 << 32;
         let cell = &self.0[thread % self.0.len()];
@@ -205,22 +206,23 @@ impl Repeats {
             true => seen.saturating_add(TIMES),
             false => u64::from(page.0),
         };
-        // Two threads of one cell: the loser's fault comes again.
+        // If two threads share the cell, the fault of the one that loses is repeated anyway.
         cell.store(now, Ordering::Relaxed);
         same.then_some((seen / TIMES) as u32)
     }
 }
 
-/// A fault on a page that is resident by our books: another thread was faster, or (after a failed
-/// unmapping) it is still write-protected. Telling the kernel to lift protection is right in both
-/// cases, but costs a shootdown, so only writes that come twice get it.
+/// Handles a fault on a page that its word says is resident: another thread was faster, or the page is still
+/// write-protected after a failed unmapping. Lifting the protection is right in both cases but costs a shootdown, so
+/// only repeated write faults do it.
 fn spurious(page: PageId, write: bool) {
     count(Counter::FaultSpurious, 1);
     let Some(times) = SPURIOUS.again(thread::thread_hash(), page) else {
         return;
     };
     if write && times >= 1 {
-        // SAFETY: a resident page, protected by nobody who works on it: its word would be busy.
+        // SAFETY: a resident page that no thread is working on (or its word would be busy), so no protection of theirs
+        // is lifted.
         let _ = unsafe { uffd().write_protect(page.addr(), PAGE_SIZE, false) };
     }
     if times > 16 {
@@ -228,8 +230,8 @@ fn spurious(page: PageId, write: bool) {
     }
 }
 
-/// The word says resident, yet the page keeps faulting: ask the kernel. A page that is really
-/// absent is lost, and must not turn into zeros silently.
+/// The word says resident, yet the page keeps faulting: asks the kernel. A page that is really absent is lost, and must
+/// not silently turn into zeros.
 #[cold]
 fn contradiction(page: PageId) {
     if regions::is_present(page) {
@@ -245,7 +247,7 @@ fn contradiction(page: PageId) {
         }
         count(Counter::Anomaly, 1);
         report!(
-            "page {:#x} (word {:#x}) vanished from memory; the program is told by SIGBUS",
+            "page {:#x} (word {:#x}) vanished from memory; the program gets SIGBUS",
             page.addr(),
             cur.0
         );
@@ -254,15 +256,15 @@ fn contradiction(page: PageId) {
     }
 }
 
-/// Books a page that stopped being resident.
+/// Updates table and charge for a page that stopped being resident.
 pub fn table_gone(page: PageId) {
     areas::table().note_gone(page.index());
     accounting::note_resident(-1);
     accounting::uncharge(1);
 }
 
-/// Copies `n` pages from `src` to absent pages from `page` on, write-protected if asked; an error says how
-/// many are now present. The caller holds the chunk's lock shared.
+/// Copies `n` pages from `src` to the absent pages from `page` on, write-protected if `protect`. An error includes how
+/// many pages are now present. The caller holds the chunk's lock shared.
 fn copy_in(page: PageId, src: usize, n: usize, protect: bool) -> Result<(), (usize, Errno)> {
     let (mut done, mut step) = (0, n);
     let mut tries = 0u32;
@@ -276,7 +278,7 @@ fn copy_in(page: PageId, src: usize, n: usize, protect: bool) -> Result<(), (usi
         done += p.done_bytes / PAGE_SIZE;
         match p.stopped {
             None => {}
-            // The range crosses a border between two of the kernel's mappings: page by page.
+            // The range crosses a border between two of the kernel's mappings: copy page by page.
             Some(Errno(libc::ENOENT)) if step > 1 && n - done > 1 => step = 1,
             Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => {
                 tries += 1;
@@ -306,7 +308,7 @@ fn publish_run(page: PageId, n: usize, new_word: impl Fn(usize) -> Word) {
 /// Pages that a stream touches ahead while the tenant is at its limit.
 const AHEAD_SHORT: u32 = 15;
 
-/// First touch: zeros, ahead of a sequential stream.
+/// Handles a first touch: fills the page, and pages ahead in a sequential stream, with zeros.
 fn first_touch(page: PageId) -> Option<Resolved> {
     let plan = PREFETCHERS
         .streams
@@ -323,18 +325,18 @@ fn first_touch(page: PageId) -> Option<Resolved> {
     done
 }
 
-/// Fills `page` with zeros before its first touch, where there is room below the limit: nothing leaves for it.
-/// The caller is inside.
+/// Fills `page` with zeros before its first touch if there is room below the limit, so that nothing is evicted for it.
+/// The caller is inside `freeze::enter`.
 pub fn fill_if_room(page: PageId) {
     if room_for(1) {
-        // Whatever comes of it: a touch finds out by itself.
+        // Failure does not matter here: a touch will fault and find out.
         let _ = zeros(page, 0, 1);
     }
 }
 
 /// Makes an untouched page present, and up to `ahead` untouched neighbours of it.
 fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
-    // Claimed under the mapping lock: a mapping call sees each page as busy, or not at all.
+    // Claimed under the mapping lock, so a mapping call sees each page either as busy or not at all.
     let Some(claim) = regions::claim_untouched(page, ahead, stride) else {
         return Some(Resolved::NotOurs);
     };
@@ -359,7 +361,7 @@ fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
     let held = chunk::shared(from);
     let (present, error) = match copy_in(from, areas::zeros(), got, false) {
         Ok(()) => (got, None),
-        // Present already, against our books: a page of zeros that nobody owned.
+        // Present, although its word said untouched: a page of zeros that nobody owned.
         Err((k, Errno(libc::EEXIST))) => (k + 1, None),
         Err((k, e)) => (k, Some(e)),
     };
@@ -394,13 +396,13 @@ fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
     Some(Resolved::Present)
 }
 
-/// Room for `n` pages without reclaim by this thread?
+/// Whether there is room for `n` pages without reclaim by this thread.
 fn room_for(n: i64) -> bool {
     let seg = state::seg();
     accounting::limit().is_none_or(|l| seg.local_pages.load(Ordering::Relaxed) + n < l)
 }
 
-/// A touch of a page in the swap cache: back it goes.
+/// Handles a swap-cache hit: maps the cached page again.
 fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
     if !accounting::charge(1) {
         return Some(Resolved::NoMemory);
@@ -421,7 +423,7 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
     } else {
         FaultKind::SecondChance
     };
-    // Unmapped for a trace: without it there would have been no fault, so nothing is learnt.
+    // The page was unmapped only for a trace. Without the trace there would have been no fault, so nothing is learnt.
     let traced = cur.has(flag::SAMPLED);
     let plan = if traced {
         Plan::NONE
@@ -430,7 +432,7 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
     };
     let held = chunk::shared(page);
     if let Err((_, e)) = copy_in(page, cache::buffer(slot), 1, false) {
-        // Only possible when the program pulled the mapping away under its own access.
+        // Only possible if the program unmapped the page during its own access.
         drop(held);
         accounting::uncharge(1);
         cache::slots().untake(taken);
@@ -477,17 +479,17 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
     Some(Resolved::Present)
 }
 
-/// A page came back that had the word `cur` while it was away.
+/// Counts the refault of a page whose word was `cur` while it was evicted, by the epochs since its eviction.
 fn note_refault(cur: Word) {
     let epochs = EPOCH.now().wrapping_sub(cur.epoch());
     let stripe = &state::seg().stripes[thread::thread_hash() % STRIPES];
     stripe.refaults[refault_bucket(epochs)].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Marks the word of a page whose far copy did not verify, or is not where its entry says.
+/// Marks the page as poisoned: its far copy failed verification, or is not where its entry says.
 fn poison(page: PageId, cur: Word, why: LoadError) {
     use core::sync::atomic::AtomicU32;
-    /// Told of; the rest is counted.
+    /// Damaged pages that are reported by a line each; further ones are only counted.
     const LINES: u32 = 8;
     static TOLD: AtomicU32 = AtomicU32::new(0);
     count(Counter::VerifyFailure, 1);
@@ -495,7 +497,7 @@ fn poison(page: PageId, cur: Word, why: LoadError) {
     if told < LINES {
         TOLD.store(told + 1, Ordering::Relaxed);
         report!(
-            "the far copy of page {:#x} does not verify ({}); the program is told by SIGBUS{}",
+            "the far copy of page {:#x} does not verify ({}); the program gets SIGBUS{}",
             page.addr(),
             match why {
                 LoadError::Verify => "in the pool",
@@ -512,11 +514,10 @@ fn poison(page: PageId, cur: Word, why: LoadError) {
     word::publish(areas::word(page), cur.with_state(State::Poisoned));
 }
 
-/// Does a far page that comes in without being written to come in write-protected? The caller holds its
-/// chunk's lock shared.
+/// Whether a far page that is faulted in by a read is mapped write-protected. The caller holds its chunk's lock shared.
 fn comes_protected(page: PageId, cur: Word) -> bool {
     cur.entry().is_some()
-        // A system call may still write to a page that was discarded under it.
+        // A system call may still write to a page that was discarded during the call.
         && cur.pins() == 0
         && tenant::reserves()
         && !areas::writes().expected(page, cur.epoch())
@@ -525,7 +526,8 @@ fn comes_protected(page: PageId, cur: Word) -> bool {
 
 /// The word of a far page that was just brought in.
 fn filled(cur: Word, kind: FillKind, protected: bool) -> Word {
-    // A stream comes by again after everything else: what lies beyond the pool need not wait in it.
+    // A stream touches this page again only after everything else, so pages that came from beyond the pool go back
+    // there rather than wait in the pool.
     if matches!(kind, FillKind::Stream | FillKind::StreamPrefetch) {
         pool().demote_home(cur.entry());
     }
@@ -540,7 +542,8 @@ fn filled(cur: Word, kind: FillKind, protected: bool) -> Word {
     }
 }
 
-/// The word `new` of a page that comes in, with its entry or without; `far_copy`: the entry holds one.
+/// Decides whether a page that comes in keeps its entry, and returns `new` accordingly; `far_copy`: the entry holds a
+/// copy.
 fn keep_or_release(new: Word, far_copy: bool) -> Word {
     let entry = new.entry();
     if fsm::on_swap_in(entry.is_some(), tenant::reserves()) == Reservation::Drop {
@@ -554,7 +557,7 @@ fn keep_or_release(new: Word, far_copy: bool) -> Word {
     }
 }
 
-/// A far page is needed now.
+/// Handles a fault on a far page.
 fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
     if !accounting::charge(1) {
         return Some(Resolved::NoMemory);
@@ -568,7 +571,7 @@ fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
     let ctx = &mut *ctx;
     let mut loaded = pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch);
     let mut deep_place = None;
-    // The page is as before: the copy may come back, or is gone for good.
+    // Leaves the page far: the copy may become reachable again, or is lost for good.
     let stay_far = |why| {
         accounting::uncharge(1);
         word::publish(w, cur);
@@ -576,7 +579,8 @@ fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
     };
     if let Err(LoadError::Deep(place)) = loaded {
         if tier::is_on_its_way(page, place) {
-            // It comes alone or with its whole extent: raised into the pool, or read now after all.
+            // The page is on its way, alone or with its extent. When it arrives in the pool, or fails to, the fault is
+            // retried.
             word::publish(w, cur);
             accounting::uncharge(1);
             slow::during(Cause::FarArrival, || tier::arrives(page, place));
@@ -590,7 +594,7 @@ fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
                 loaded = Ok(());
                 deep_place = Some(place);
             }
-            // An error of that place still.
+            // All copies beyond the pool are damaged; `why` still says where.
             Err(Lost::Damaged) => {}
             Err(Lost::Unreachable) => return Some(stay_far(Resolved::Unreachable)),
             Err(Lost::Gone) => return Some(stay_far(Resolved::Lost)),
@@ -604,20 +608,20 @@ fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
     tier::used(cur.entry());
     recordings::note(page);
     let plan = learn(page, FaultKind::Demand);
-    // Its neighbours (FastSwap §V), when a stream needs them or the read unit says so. Now, while our
-    // page's entry keeps the extent.
+    // Fetch the page's neighbours beyond the pool (FastSwap §V) if a stream needs them or the far read size says so. Do
+    // it now, while this page's entry keeps the extent.
     match deep_place {
         Some(place) if plan.stream => tier::fetch(place.extent),
         Some(place) => {
             tier::comes_beside(place.extent);
-            // What a stream has passed is not wanted again soon.
+            // Pages that a stream has passed are not needed again soon, so only other pages are kept.
             tier::keep(cur.entry(), place, &ctx.stored);
         }
         None if cur.has(flag::REFERENCED) && !plan.stream => tier::used_beside(),
         None => {}
     }
     if plan.count == 0 {
-        // Before the thread goes on, which may ask for its faults next.
+        // Before the thread goes on, because it may ask for its faults next.
         api::faults::push(page.addr() + at.offset, at.ip);
     }
     let held = chunk::shared(page);
@@ -668,7 +672,7 @@ fn prefetch(plan: &Plan) {
     }
 }
 
-/// Brings in what the plan names and is far, while there is room; contiguous pages with one copy.
+/// Brings in those pages of the plan that are far, while there is room. Contiguous pages are mapped by one copy.
 fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     tier::absorb();
     let room = accounting::limit().map_or(i64::MAX, |l| {
@@ -681,7 +685,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         FillKind::Prefetch
     };
     let mut run = Pending {
-        // What is no stream has no use for its neighbours beyond the pool.
+        // Pages of an array that form no stream do not need their neighbours beyond the pool.
         alone: plan.is_of_array() && !plan.stream,
         ..Pending::default()
     };
@@ -701,7 +705,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         recordings::note_ahead(page);
         trace::note(page, Kind::Prefetch);
         let leave = unmapped.contains(i);
-        // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
+        // For a trace, the touch of a sampled page must fault, but without informing the prefetcher.
         let mark = if leave {
             flag::PREFETCHED
         } else {
@@ -742,28 +746,28 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
 /// How pages beyond the pool are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beyond {
-    /// Each alone.
+    /// Each page alone.
     Alone,
-    /// With all that went out with them.
+    /// With all pages of its extent.
     Extents,
 }
 
-/// What [`swap_in`] came to.
+/// Result of [`swap_in`].
 #[derive(Default)]
 pub struct SwappedIn {
     /// Pages that are resident now.
     pub mapped: u32,
     /// Pages that are in the swap cache now.
     pub sampled: u32,
-    /// The first page that lies beyond the pool: it was asked for, and can be had from the pool later.
+    /// The first page that lies beyond the pool. It was requested and will be in the pool later.
     pub beyond: Option<PageId>,
     /// The first page that was not tried.
     pub not_tried: Option<PageId>,
 }
 
-/// Brings in those of `pages` that are far, as long as `goes_on`; best in ascending order. They are charged already.
-/// What lies beyond the pool is asked for by `beyond`. The n-th is left in the swap cache where `sample` says so, so
-/// that its use is seen.
+/// Brings in those of `pages` that are far, while `goes_on` returns true; best in ascending order. The caller has
+/// charged them. `beyond` says how pages beyond the pool are requested. The n-th page is left in the swap cache if
+/// `sample(n)` is true, so that its use is seen.
 pub fn swap_in(
     pages: &[PageId],
     beyond: Beyond,
@@ -781,7 +785,7 @@ pub fn swap_in(
     };
     let (mut done, mut decoded) = (SwappedIn::default(), 0);
     for page in pages {
-        // Looked at as often as pages are mapped.
+        // Checked once per copy.
         if run.n == 0 && !goes_on() {
             done.not_tried = Some(*page);
             break;
@@ -808,8 +812,8 @@ pub fn swap_in(
     done
 }
 
-/// Asks for a page that lies beyond the pool, by `ask` with its place while the page is ours: it can be had from the
-/// pool later. What `ask` says; false when it does not lie there.
+/// Requests a page that lies beyond the pool, so that it is in the pool later. Calls `ask` with the page's location
+/// while the page is claimed and returns its result; false if the page is not beyond the pool.
 pub fn ask_for(page: PageId, ask: impl FnOnce(DeepPlace) -> bool) -> bool {
     let w = areas::word(page);
     let cur = word::load(w);
@@ -825,13 +829,13 @@ pub fn ask_for(page: PageId, ask: impl FnOnce(DeepPlace) -> bool) -> bool {
     asked
 }
 
-/// Contiguous pages decoded into staging, waiting for their copy.
+/// Contiguous pages decoded into staging, waiting to be copied.
 struct Pending {
     first: PageId,
     n: usize,
-    /// They are charged before.
+    /// The caller has charged them.
     charged: bool,
-    /// What lies beyond the pool is read alone.
+    /// Read pages beyond the pool alone, without their extents.
     alone: bool,
     /// Pages that were mapped.
     mapped: u32,
@@ -852,8 +856,8 @@ impl Default for Pending {
 }
 
 impl Pending {
-    /// Claims `page` and decodes it behind those that wait; if it cannot join them, they go first. Its
-    /// word before, when it was far and in the pool: then it is the caller's.
+    /// Claims `page` and decodes it behind the pending pages, which are flushed first if it cannot join them. Returns
+    /// its previous word if it was far and in the pool; the page is then the caller's.
     fn decode(&mut self, page: PageId, ctx: &mut context::Fill, kind: FillKind) -> Option<Word> {
         let w = areas::word(page);
         let cur = word::load(w);
@@ -876,7 +880,7 @@ impl Pending {
                 Some(cur)
             }
             Err(LoadError::Deep(place)) => {
-                // Nobody waits here: it comes to the pool, and from there with the next faults.
+                // Nothing waits here: the page comes into the pool, and later faults take it from there.
                 match self.alone {
                     true => {
                         tier::read_ahead(page, place);
@@ -918,7 +922,8 @@ impl Pending {
             Err((k, _)) => k,
         };
         publish_run(self.first, present, |i| {
-            // The pool was only the way for what proactive swap-in had asked for from beyond it.
+            // Proactive swap-in had requested the page from beyond the pool, and it passed through the pool only for
+            // that: demote it there again.
             if self.charged && old[i].has(flag::REFERENCED) {
                 pool().demote_home(old[i].entry());
             }

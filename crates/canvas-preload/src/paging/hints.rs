@@ -1,9 +1,8 @@
-//! What the program says of its memory (madvise, canvas.h) is done here: the caller leaves a range, and the reclaim
-//! thread brings in what is far of it, or takes out what is resident, in batches, when it has nothing to reclaim.
+//! Carries out what the program says about its memory (madvise, canvas.h). The calling thread queues a range; when the
+//! reclaim thread has nothing to reclaim, it brings in the range's far pages, or evicts its resident ones, in batches.
 //!
-//! What waits to come in comes to an eighth of the limit at most, and so does what one hint brings in: a program
-//! that is told wrong loses no more than that of what it had. Room is made by reclaim in the background; whoever
-//! faults never waits for a hint.
+//! Queued hints, and any single hint, may bring in at most limit/8, so a wrong hint evicts no more than that.
+//! Background reclaim makes the room; a fault never waits for a hint.
 
 use canvas_pager::hints::{self, Hint, Ring};
 use canvas_pager::word::{self, State, flag};
@@ -22,36 +21,36 @@ use crate::paging::{accounting, fault, reclaim, swapin::Round};
 
 /// Ranges to bring in.
 static IN: Ring = Ring::new();
-/// Ranges to take out.
+/// Ranges to evict.
 static OUT: Ring = Ring::new();
-/// A hint came since the reclaim thread last looked.
+/// Set when a hint is queued; cleared when the reclaim thread takes hints.
 static ARRIVED: AtomicBool = AtomicBool::new(false);
-/// Pages that the hint which is being done may still bring in.
+/// Pages that the current hint may still bring in.
 static UNDER_WAY: AtomicI64 = AtomicI64::new(0);
 
-/// Pages that come in at a time; between two such lots others go first.
+/// Pages that come in at a time; between two such lots other work goes first.
 pub const LOT: usize = 64;
-/// Words that one round looks at.
+/// Page words that one round examines.
 const LOOK_MAX: u32 = 1 << 16;
-/// Looks for room, or for a page that is on its way from beyond the pool, and the pause between two.
+/// How often to try again when there is no room, or a page is on its way from beyond the pool.
 const WAITS_MAX: u32 = 200;
-/// See `WAITS_MAX`.
+/// Pause between two of these tries.
 pub const WAIT_NS: u64 = 500_000;
-/// A process keeps so many pages, whatever it is told.
+/// Local pages that a process keeps, whatever it hints.
 const LEAST_PAGES: i64 = canvas_pager::floor::LEAST_PAGES;
-/// Chunks of a cold range that go before all else.
+/// Chunks of a cold range that are put at the front of the eviction order.
 const COLD_CHUNKS: u32 = 32;
 
-/// There are no places left: the program asks for more than can be done.
+/// The queue of hints is full: the program asks for more than can be done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Busy;
 
-/// Is there a hint that the reclaim thread has not looked at?
+/// Whether there is a hint that the reclaim thread has not seen.
 pub fn arrived() -> bool {
     ARRIVED.load(Ordering::Relaxed)
 }
 
-/// In a fork's child: what its parent's reclaim thread was told is not the child's.
+/// In a fork's child: drops the parent's hints.
 pub fn after_fork_in_child() {
     IN.clear();
     OUT.clear();
@@ -64,12 +63,12 @@ fn call_reclaimer() {
     accounting::wake_reclaimer();
 }
 
-/// The pages that hints bring in at a time, at most.
+/// Pages that queued hints may bring in at a time.
 fn pages_max() -> i64 {
     accounting::limit().map_or(i64::MAX, |limit| (limit / 8).max(LOT as i64))
 }
 
-/// Pages of the range that are away, as far as the blocks' counts tell; it need not count on from `most`.
+/// Absent pages of the range, by the blocks' counts; counting may stop at `most`.
 fn away(hint: Hint, most: i64) -> i64 {
     let (mut page, mut sum) = (hint.start, 0);
     while page < hint.end && sum < most {
@@ -88,7 +87,7 @@ fn away(hint: Hint, most: i64) -> i64 {
     sum
 }
 
-/// Pages that hints may still bring in.
+/// Pages that queued hints may still bring in; counting may stop at `most`.
 fn waiting(most: i64) -> i64 {
     let mut sum = UNDER_WAY.load(Ordering::Relaxed);
     for hint in IN.waiting() {
@@ -100,7 +99,8 @@ fn waiting(most: i64) -> i64 {
     sum
 }
 
-/// The program will need the range: what is far of it comes in, soon. Older hints make way. The caller is inside.
+/// The program will need the range: queues its far pages to be brought in soon. Older hints are dropped to make room.
+/// The caller is inside `freeze::enter`.
 pub fn will_need(start: u32, end: u32) {
     let most = pages_max();
     let Some(hint) = Hint::of(start, end) else {
@@ -121,8 +121,8 @@ pub fn will_need(start: u32, end: u32) {
     call_reclaimer();
 }
 
-/// The same where those that wait go first: of the ranges, as many as have a place, and the pages that may come in.
-/// The caller is inside.
+/// Like [`will_need`], but queued hints have priority: accepts as many ranges as the queue has room for, and as many
+/// pages as hints may bring in. Returns the pages accepted. The caller is inside `freeze::enter`.
 pub fn try_will_need(ranges: &[(u32, u32)]) -> Result<i64, Busy> {
     let most = pages_max();
     let (mut before, mut accepted, mut busy) = (None, 0, false);
@@ -153,7 +153,8 @@ pub fn try_will_need(ranges: &[(u32, u32)]) -> Result<i64, Busy> {
     }
 }
 
-/// The pages of the range are the next victims. True when some are locked, which stay. The caller is inside.
+/// Makes the range's pages the next victims. Returns true if some are locked; those stay. The caller is inside
+/// `freeze::enter`.
 pub fn cool(start: u32, end: u32) -> bool {
     let table = areas::table();
     let (mut page, mut chunks, mut locked) = (start, 0, false);
@@ -177,7 +178,8 @@ pub fn cool(start: u32, end: u32) -> bool {
     locked
 }
 
-/// The pages of the range leave soon. True when some are locked, which stay. The caller is inside.
+/// Queues the range's pages for eviction. Returns true if some are locked; those stay. The caller is inside
+/// `freeze::enter`.
 pub fn page_out(start: u32, end: u32) -> bool {
     let locked = cool(start, end);
     if let Some(hint) = Hint::of(start, end) {
@@ -189,7 +191,7 @@ pub fn page_out(start: u32, end: u32) -> bool {
     locked
 }
 
-/// A hint that is being done.
+/// A hint that is being carried out.
 #[derive(Clone, Copy)]
 struct Task {
     /// The next page.
@@ -209,22 +211,22 @@ impl Task {
     }
 }
 
-/// The reclaim thread's state of it.
+/// State of the reclaim thread's work on hints.
 #[derive(Default)]
 pub struct Server {
     coming: Option<Task>,
     leaving: Option<Task>,
-    /// Pages that are next, of one hint or several.
+    /// The next pages to bring in, from one or several hints.
     lot: Lot,
-    /// Looks in vain since the last page left.
+    /// Tries in vain since the last page was evicted.
     waits_out: u32,
 }
 
-/// Far pages that are next.
+/// The next far pages to bring in.
 pub struct Lot {
     pages: [PageId; LOT],
     len: usize,
-    /// Looks in vain since the last page came.
+    /// Tries in vain since the last page came in.
     waits: u32,
 }
 
@@ -239,12 +241,12 @@ impl Default for Lot {
 }
 
 impl Lot {
-    /// How many there are.
+    /// Number of pages.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Adds those that can come in, as many as there is room for.
+    /// Adds those pages that can come in, as many as fit.
     pub fn extend(&mut self, pages: impl Iterator<Item = PageId>) {
         for page in pages.filter(|p| is_far(*p)).take(LOT - self.len) {
             self.pages[self.len] = page;
@@ -252,14 +254,14 @@ impl Lot {
         }
     }
 
-    /// All of them.
+    /// The pages.
     pub fn pages(&self) -> &[PageId] {
         &self.pages[..self.len]
     }
 
-    /// Brings in the pages, of which there is one at least, and counts them; those that cannot come now stay. The pause
-    /// until the next try in ns; `None` when there were too many in vain: there is no room to be had, or far memory
-    /// does not answer, and the pages are given up. The caller is inside.
+    /// Brings in the pages (at least one) and counts them in `counter`. Pages that cannot come now stay in the lot.
+    /// Returns the pause before the next try in ns, or `None` after too many tries in vain (no room, or far memory does
+    /// not answer): the pages are then given up. The caller is inside `freeze::enter`.
     pub fn come_in(&mut self, counter: Counter) -> Option<u64> {
         let came = lot_in(self.pages(), counter);
         let mut kept = 0;
@@ -283,7 +285,7 @@ impl Lot {
 }
 
 impl Server {
-    /// The reclaim thread's round. The caller is inside.
+    /// Runs one round of the reclaim thread's work on hints. The caller is inside `freeze::enter`.
     pub fn background_round(&mut self) -> Round {
         ARRIVED.store(false, Ordering::Relaxed);
         if accounting::is_past_limit() {
@@ -339,12 +341,12 @@ impl Server {
             self.coming = None;
             count(Counter::HintsDropped, 1);
         }
-        // Others may need this processor, and faults the locks.
+        // Others may need this CPU, and faults may need the locks.
         yield_now();
         Round::Worked(pause_ns.unwrap_or(WAIT_NS))
     }
 
-    /// Fills the lot from the hints in their order. True when there was one.
+    /// Fills the lot from the queued hints, in order. Returns whether there was a hint.
     fn fill_lot(&mut self) -> bool {
         let (lot, mut looked) = (&mut self.lot, 0);
         while lot.len < LOT && looked < LOOK_MAX {
@@ -369,7 +371,7 @@ impl Server {
                     1,
                 ) > 0
             {
-                // What is left is more than may come.
+                // The rest of the hint is more than it may bring in.
                 count(Counter::HintsDropped, 1);
             }
         }
@@ -377,21 +379,21 @@ impl Server {
     }
 }
 
-/// Can the page come in?
+/// Whether the page is far and can come in.
 pub fn is_far(page: PageId) -> bool {
     let w = word::load(areas::word(page));
     w.state() == State::Far && !w.has(flag::STUCK)
 }
 
-/// What became of a lot.
+/// How bringing in a lot ended.
 struct Came {
     /// Pages that are resident now.
     pages: u32,
-    /// Some of them cannot come now.
+    /// Some pages cannot come in now.
     waits: bool,
 }
 
-/// Brings in the pages, of which there is one at least, and counts them. The caller is inside.
+/// Brings in the pages (at least one) and counts them. The caller is inside `freeze::enter`.
 fn lot_in(lot: &[PageId], counter: Counter) -> Came {
     let (seg, me) = (state::seg(), state::slot());
     let wait = Came {
@@ -403,7 +405,7 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
         return wait;
     }
     let n = lot.len() as i64;
-    // As far below the limit as reclaim keeps it; of that headroom, which those who fault need, half at most.
+    // Stay as far below the limit as reclaim does, and use at most half of that headroom, which faults need.
     let (mark, top) = accounting::limit().map_or((i64::MAX >> 1, i64::MAX >> 1), |l| {
         let low = accounting::gaps(l).0;
         (l - low, l - low / 2)
@@ -429,8 +431,8 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
     }
 }
 
-/// Brings in the pages, of which there is one at least, at another one's fault: where there is room for them at once,
-/// and counts them. The caller is inside.
+/// Brings in the pages (at least one) during a fault on another page, if there is room for them at once, and counts
+/// them. The caller is inside `freeze::enter`.
 pub fn lot_beside(lot: &[PageId], counter: Counter) {
     let n = lot.len() as i64;
     let mark = accounting::limit().map_or(i64::MAX >> 1, |l| l - accounting::gaps(l).0);
@@ -440,8 +442,8 @@ pub fn lot_beside(lot: &[PageId], counter: Counter) {
     charged_in(lot, fault::Beyond::Extents, || true, counter);
 }
 
-/// Brings in the pages, which are charged, as far as they come and as long as `goes_on`; gives back the charge of the
-/// others, and counts. What came stays until reclaim has come by once.
+/// Brings in the pages, which are charged, while `goes_on` returns true. Uncharges those that did not come in, and
+/// counts. Pages that come in survive the next reclaim pass.
 fn charged_in(
     lot: &[PageId],
     beyond: fault::Beyond,
@@ -457,12 +459,12 @@ fn charged_in(
     done
 }
 
-/// Reclaim and demands of others go first.
+/// Lets reclaim and other processes' requests go first.
 fn goes_on() -> bool {
     state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !accounting::is_past_limit()
 }
 
-/// The first page from `page` on whose block is not to be skipped.
+/// The first page from `page` on in a block for which `is_empty` is false.
 fn skip(mut page: u32, end: u32, is_empty: impl Fn(usize) -> bool) -> u32 {
     while page < end && is_empty(page as usize / BLOCK_PAGES) {
         page = ((page as usize / BLOCK_PAGES + 1) * BLOCK_PAGES) as u32;
@@ -470,7 +472,7 @@ fn skip(mut page: u32, end: u32, is_empty: impl Fn(usize) -> bool) -> u32 {
     page.min(end)
 }
 
-/// Far pages of a range, from its first on; how many, and up to where was looked.
+/// Collects far pages of a range, from its start. Returns how many, and the page at which the search stopped.
 fn far_pages(start: u32, end: u32, out: &mut [PageId]) -> (usize, u32) {
     let (mut page, mut n, mut looked) = (start, 0, 0);
     while page < end && n < out.len() && looked < LOOK_MAX {

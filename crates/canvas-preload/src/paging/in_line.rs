@@ -1,11 +1,11 @@
-//! Reclaim in line: a thread that takes memory past the mark frees a batch by itself, ahead of need, if pages
-//! leave clean of late.
+//! Direct reclaim ahead of need: when recently evicted pages were mostly clean, a thread that charges memory past the
+//! background mark frees a batch itself.
 //!
-//! A clean page needs no protection, no copy and no hash, only its part of one call for all. For that little
-//! work a second processor costs more than it gives: each batch that the reclaim thread unmaps interrupts the
-//! program's processor, and page tables, charges and free pages travel between the two. One fault in some
-//! hundred does it, which the 99th percentile does not show. What must be copied and compressed is left to the
-//! reclaim thread, where it does not hold up the program.
+//! A clean page needs no protection, copy or hash, only its part of one call per batch. For so little work a second CPU
+//! costs more than it gives: each batch that the reclaim thread unmaps interrupts the program's CPU, and page tables,
+//! charges and free pages move between the two. About one fault in a hundred reclaims, which the 99th percentile does
+//! not show. Pages that must be copied and compressed are left to the reclaim thread, where they do not delay the
+//! program.
 
 use canvas_pager::dirty_share::DirtyShare;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -14,24 +14,25 @@ use crate::paging::reclaim::{self, ROUND_PAGES, Whose};
 use crate::paging::{accounting, cache};
 
 static DIRTY_SHARE: DirtyShare = DirtyShare::new();
-/// Some thread does it.
+/// A thread is reclaiming here.
 static BUSY: AtomicBool = AtomicBool::new(false);
 
-/// Notes how a batch left, whoever took it.
+/// Records how many pages of a batch left dirty and clean, whichever thread evicted it.
 pub fn note_batch(dirty: usize, clean: usize) {
     DIRTY_SHARE.note(dirty as u32, clean as u32);
 }
 
-/// Is it done here?
+/// Whether faulting threads reclaim.
 #[inline]
 pub fn is_on() -> bool {
     DIRTY_SHARE.is_low()
 }
 
-/// Frees a batch; false when it is the reclaim thread's to do. The caller is inside with signals blocked.
+/// Frees a batch; returns false if the reclaim thread must do it. The caller is inside `freeze::enter` with signals
+/// blocked.
 pub fn reclaim() -> bool {
     let slots = cache::slots();
-    // So few are left when it is time to write out, which is the reclaim thread's work.
+    // With this few slots left it is time to write out, which is the reclaim thread's work.
     if !is_on() || slots.available() < slots.capacity() / 8 || BUSY.swap(true, Ordering::Acquire) {
         return false;
     }
@@ -41,11 +42,11 @@ pub fn reclaim() -> bool {
         _ => 0,
     };
     BUSY.store(false, Ordering::Release);
-    // What is to go besides is others', whom the reclaim thread asks.
+    // If room is still short, other processes hold the rest; the reclaim thread asks them for it.
     done > 0 && !accounting::short_of_room()
 }
 
-/// In a fork's child: the thread that did it is not there.
+/// In a fork's child: the thread that was reclaiming does not exist.
 pub fn after_fork_in_child() {
     BUSY.store(false, Ordering::Relaxed);
 }

@@ -1,10 +1,11 @@
-//! `canvas run -o learn`: what a program needed when it resumed comes in ahead when it resumes again.
+//! `canvas run -o learn`: records which pages a program faults in when it resumes, and prefetches them when it resumes
+//! again.
 //!
-//! Whoever faults on a far page leaves its number in a ring, without a lock or a system call. The reclaim thread
-//! takes them from there ([`canvas_pager::learn`]): it records resumptions into the tenant segment, from where the
-//! runner saves them, and brings in the pages of the recording that the present one is like, as it does what hints
-//! ask for: within the limit, with room that reclaim in the background makes. One process of the run learns: the
-//! first one that resumes.
+//! A thread that faults on a far page puts the page's number into a ring, without a lock or a system call. The reclaim
+//! thread takes them from there ([`canvas_pager::learn`]): it writes recordings of resumptions into the tenant segment,
+//! from where the runner saves them, and prefetches the pages of the stored recording that best matches the faults seen
+//! so far. Like pages of hints they come in within the limit, into room that background reclaim makes. One process of
+//! the run learns: the first one that resumes.
 
 use canvas_pager::learn::chunks::{self, Draft, Index, among};
 use canvas_pager::learn::{Event, FIRST, Learner, MATCH, Outcome, is_left_out};
@@ -25,20 +26,21 @@ use crate::paging::{
     swapin::Round,
 };
 
-/// Faults that the ring holds; older ones are lost to the recording.
+/// Faults that the ring holds; older ones are overwritten and missing from the recording.
 const RING: usize = 1 << 14;
 /// Lots that a round brings in at most.
 const LOTS: u32 = 16;
-/// The reclaim thread is woken for so many.
+/// New faults for which the reclaim thread is woken.
 const WAKE: u32 = 16;
-/// Chunks ahead of the one that comes in of which is asked for what lies beyond the pool.
+/// How many chunks ahead pages beyond the pool are requested.
 const REACH: usize = 16;
-/// In a place of the ring: the page came in because of another one's fault. Pages are told with 1 added, below it.
+/// Flag of a ring entry: the page came in during a fault on another page. Below it an entry holds the page number plus
+/// 1.
 const AHEAD: u32 = 1 << 31;
 
 static ON: AtomicBool = AtomicBool::new(false);
 static PLACES: [AtomicU32; RING] = [const { AtomicU32::new(0) }; RING];
-/// Faults that were noted, ever, and those that the reclaim thread has seen.
+/// HEAD counts the faults ever recorded, TAIL those that the reclaim thread has taken.
 static HEAD: AtomicU32 = AtomicU32::new(0);
 static TAIL: AtomicU32 = AtomicU32::new(0);
 
@@ -46,26 +48,26 @@ fn recordings() -> &'static Recordings {
     &state::seg().recordings
 }
 
-/// At start-up, once there is a slot.
+/// Reads the setting at start-up, once the process has its slot.
 pub fn start() {
     let flags = state::seg().config.flags.load(Ordering::Relaxed);
     ON.store(flags & config_flag::LEARN != 0, Ordering::Relaxed);
 }
 
-/// In a fork's child: its parent's faults are not its own.
+/// In a fork's child: drops the parent's faults.
 pub fn after_fork_in_child() {
     REPLAYED.store(0, Ordering::Relaxed);
     MAY_WAIT.store(false, Ordering::Relaxed);
     TAIL.store(HEAD.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Are there enough faults for the reclaim thread to look?
+/// Whether there are enough faults for the reclaim thread to look at them.
 pub fn arrived() -> bool {
     let noted = HEAD.load(Ordering::Relaxed);
     noted.wrapping_sub(TAIL.load(Ordering::Relaxed)) >= WAKE
 }
 
-/// A thread has faulted on a far page. The caller is inside.
+/// Records a fault on a far page. The caller is inside `freeze::enter`.
 #[inline]
 pub fn note(page: PageId) {
     if ON.load(Ordering::Relaxed) {
@@ -73,7 +75,7 @@ pub fn note(page: PageId) {
     }
 }
 
-/// The page comes in because of another one's fault. The caller is inside.
+/// Records a page that comes in during a fault on another page. The caller is inside `freeze::enter`.
 #[inline]
 pub fn note_ahead(page: PageId) {
     if ON.load(Ordering::Relaxed) {
@@ -89,14 +91,14 @@ fn put(value: u32) {
     }
 }
 
-/// It is quiet, and there are recordings: whoever finds the reclaim thread behind may wait for it, once.
+/// The program was quiet and there are recordings: a thread that finds the reclaim thread behind may wait for it, once.
 static MAY_WAIT: AtomicBool = AtomicBool::new(false);
-/// Faults by which it is behind then, and looks of 50 us at whether it has caught up.
+/// How many faults the reclaim thread must be behind for that, and how often the waiting thread polls, 50 us apart.
 const BEHIND: u32 = 2 * FIRST as u32;
 const CATCH_UP_LOOKS: u32 = 20;
 
-/// A resumption may have begun, and the reclaim thread does not know yet: it gets the processor for a
-/// millisecond at most. That is as long as 150 faults take, and spares far more when it finds a recording.
+/// A resumption may have begun and the reclaim thread does not know yet: gives it the CPU, for at most a millisecond.
+/// That is the time of 150 faults; if it finds a recording, it saves far more.
 #[cold]
 fn let_it_catch_up() {
     if HEAD
@@ -116,15 +118,15 @@ fn let_it_catch_up() {
     }
 }
 
-/// The recording that is replayed: its number and 1, or 0. Its table ([`areas::learnt`]) is complete.
+/// Number of the recording that is replayed, plus 1; 0 for none. Its table ([`areas::learnt`]) is complete.
 static REPLAYED: AtomicU32 = AtomicU32::new(0);
 
-/// Behind the entry of the last fault on a page of it; 0 before the first.
+/// Index after the entry of the last fault that matched the recording; 0 before the first.
 static FRONT: AtomicUsize = AtomicUsize::new(0);
 
-/// A thread has faulted on the far page, and has it: while a recording is replayed that it belongs to, what of its
-/// chunk belongs to it too comes in with it. So a resumption goes as fast as its own threads, where no other
-/// processor is free. The caller is inside.
+/// After a fault on a far page: if a recording with this page is being replayed, brings in the other pages of the
+/// page's chunk that are in the recording. So even without a free CPU a resumption goes as fast as its own threads. The
+/// caller is inside `freeze::enter`.
 #[inline]
 pub fn bring_in_beside(page: PageId) {
     if !ON.load(Ordering::Relaxed) {
@@ -145,7 +147,7 @@ fn beside(page: PageId, replayed: u32) {
     };
     let (words, chunk) = (recording.words(), page.0 / chunks::PAGES);
     let of = Index::of(areas::learnt().0[1]).find(words, chunk);
-    // Another one may be replayed by now: what is found is of the chunk, or nothing.
+    // Another recording may be replayed by now; the entry found is still of this chunk, or none.
     let entry = of.and_then(|i| chunks::entry(words, i));
     let Some(entry) = entry.filter(|e| e.chunk == chunk && e.has(page.0)) else {
         return;
@@ -158,14 +160,14 @@ fn beside(page: PageId, replayed: u32) {
     }
 }
 
-/// The next fault that was noted, if its thread is through with it.
+/// Takes the next recorded fault, if its thread has finished writing it.
 fn take() -> Option<u32> {
     let (head, tail) = (HEAD.load(Ordering::Acquire), TAIL.load(Ordering::Relaxed));
     let waiting = head.wrapping_sub(tail);
     if waiting == 0 {
         return None;
     }
-    // Those that were written over are lost.
+    // Entries that were overwritten are lost.
     let tail = match waiting as usize > RING {
         true => head.wrapping_sub(RING as u32),
         false => tail,
@@ -178,21 +180,21 @@ fn take() -> Option<u32> {
     Some(value)
 }
 
-/// The reclaim thread's state of it.
+/// State of the reclaim thread's recording and replay.
 pub struct Server {
     learner: Option<Learner<'static>>,
-    /// The recording that is replayed, or was.
+    /// The recording that is, or was, replayed.
     replays: Option<&'static Recording>,
-    /// Up to which of its entries pages beyond the pool were asked for.
+    /// Index of the entry up to which pages beyond the pool were requested.
     reach: usize,
-    /// Pages that are next.
+    /// The next pages to bring in.
     lot: Lot,
-    /// Pages that may still come in where others have to leave for them.
+    /// Pages that may still come in although others have to be evicted for them.
     beyond_room: i64,
 }
 
 impl Server {
-    /// For a reclaim thread that begins.
+    /// Creates the state for a new reclaim thread.
     pub fn new() -> Server {
         Server {
             learner: None,
@@ -203,7 +205,7 @@ impl Server {
         }
     }
 
-    /// The reclaim thread's round. The caller is inside.
+    /// Runs one round of the reclaim thread's part. The caller is inside `freeze::enter`.
     pub fn background_round(&mut self) -> Round {
         if !ON.load(Ordering::Relaxed) {
             return Round::Idle;
@@ -229,7 +231,7 @@ impl Server {
                 Event::Search => self.search(),
             }
         }
-        // Behind the faults: where this thread has had no processor for a while, they are of the same resumption.
+        // After taking the faults: if this thread had no CPU for a while, they belong to the same resumption.
         if let Some(outcome) = self.learner.as_mut().and_then(|l| l.ended(now_ns)) {
             self.end(outcome);
         }
@@ -253,7 +255,7 @@ impl Server {
             }
         }
         if round != Round::Idle {
-            // Others may need this processor, and faults the locks.
+            // Others may need this CPU, and faults may need the locks.
             yield_now();
         }
         round
@@ -266,7 +268,7 @@ impl Server {
         })
     }
 
-    /// A resumption has begun.
+    /// Begins a recording when a resumption has begun.
     fn begin(&mut self, now_ns: u64) {
         let all = recordings();
         let lives = |id| tenant::live_slots().any(|p| p.identity() == Some(id));
@@ -281,7 +283,7 @@ impl Server {
         self.publish();
     }
 
-    /// The recording that has most of the last faults, if that is enough.
+    /// The recording that contains most of the last faults, if that is enough.
     fn alike(&self) -> Option<&'static Recording> {
         let seen = self.learner.as_ref()?.seen();
         recordings()
@@ -293,7 +295,7 @@ impl Server {
             .map(|(_, _, recording)| recording)
     }
 
-    /// The faults are unforeseen: another recording may have them.
+    /// Looks for another recording, because the replayed one does not predict the faults.
     fn search(&mut self) {
         self.judge_replay();
         if let Some(recording) = self.alike() {
@@ -314,7 +316,7 @@ impl Server {
         }
     }
 
-    /// The replay's table is complete: threads that fault may use it.
+    /// Publishes the replay's table, now complete, to faulting threads.
     fn publish(&self) {
         let same = |r: &Recording| self.replays.is_some_and(|now| core::ptr::eq(now, r));
         let i = recordings().places.iter().position(same);
@@ -322,7 +324,7 @@ impl Server {
         REPLAYED.store(i.map_or(0, |i| i as u32 + 1), Ordering::Release);
     }
 
-    /// The replay is over, or has turned out wrong: how useful its recording is.
+    /// Ends the replay, because it is over or has turned out wrong, and updates how useful its recording is.
     fn judge_replay(&mut self) -> Option<&'static Recording> {
         REPLAYED.store(0, Ordering::Release);
         let recording = self.replays.take()?;
@@ -339,7 +341,7 @@ impl Server {
         Some(recording)
     }
 
-    /// A resumption is over: what it has shown is kept.
+    /// Ends a resumption: stores what was recorded.
     fn end(&mut self, outcome: Outcome) {
         let replayed = self.judge_replay();
         let Some(learner) = &mut self.learner else {
@@ -390,7 +392,7 @@ impl Server {
         Round::Worked(pause_ns.unwrap_or(WAIT_NS))
     }
 
-    /// Asks for what of the next chunks lies beyond the pool.
+    /// Requests pages of the next chunks that lie beyond the pool.
     fn ask_for_deep(&mut self) {
         let (Some(learner), Some(recording)) = (&self.learner, self.replays) else {
             return;
@@ -414,7 +416,7 @@ impl Server {
     }
 }
 
-/// Do so many pages come in only when others leave?
+/// Whether `pages` more pages would make reclaim evict others.
 fn has_no_room(pages: i64) -> bool {
     accounting::limit().is_some_and(|limit| {
         let mark = limit - accounting::gaps(limit).0;

@@ -1,4 +1,4 @@
-//! A page's way in and out of local memory, and who is charged for it.
+//! How a page enters and leaves local memory, and which process is charged for it.
 
 pub mod accounting;
 pub mod ages;

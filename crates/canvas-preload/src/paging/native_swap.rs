@@ -1,9 +1,9 @@
-//! Native memory that does not fit leaves through the kernel, where the host has swap.
+//! Pages out native memory that does not fit, through the kernel, if the host has swap.
 //!
 //! While native memory is in the way ([`canvas_pager::native`]), the reclaim thread walks the process's private
-//! mappings, some pages at each of its looks, and has the kernel page them out. A page that is used comes back
-//! by itself. What a fault may need of canvas's own stays ([`own`]), and so do the main thread's stack, pages that
-//! relatives share (nothing would be freed), and locked memory, which the kernel refuses.
+//! mappings, some pages per call, and has the kernel page them out. A page that is used comes back on its own. Excluded
+//! are canvas's memory that a fault may need ([`own`]), the main thread's stack, pages that relatives share (nothing
+//! would be freed), and locked memory, which the kernel refuses.
 
 use canvas_pager::native::{PAUSE_MIN_NS, ROUND_PAGES, pause_after};
 use canvas_shm::Counter;
@@ -17,19 +17,19 @@ use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering
 use crate::base::{fds, lines::Lines, own, state};
 use crate::paging::accounting;
 
-/// Pages that one look gives the kernel at most. The program's mapping calls may wait for as long as that takes.
+/// Pages that one call pages out at most. The program's mapping calls may wait for as long as that takes.
 const STEP_PAGES: usize = 256;
-/// Pages that are there, and looked at for that.
+/// Present pages that one call examines.
 const LOOK_PAGES: usize = 4096;
-/// Of a kernel that does not skip empty space by itself (before Linux 6.7), larger mappings are left alone.
+/// On kernels that do not skip empty space on their own (before Linux 6.7), mappings larger than this are skipped.
 const UNSEEN_BYTES: usize = 4 << 30;
 
-/// A filter of the program's forbids the calls that this takes. Filters stay for ever.
+/// A seccomp filter of the program forbids the calls that this needs. Filters are never removed.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 /// The program has locked all its memory.
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
-/// The round that goes on: where it is, what it may still give, what it has given.
+/// The current round: where it is, where it began, how many pages it may still page out, and how many it has.
 static CURSOR: AtomicUsize = AtomicUsize::new(0);
 static BEGAN_AT: AtomicUsize = AtomicUsize::new(0);
 static TO_GIVE: AtomicI64 = AtomicI64::new(0);
@@ -39,12 +39,12 @@ static SWAPPED: AtomicI64 = AtomicI64::new(0);
 static PAUSE_NS: AtomicU64 = AtomicU64::new(PAUSE_MIN_NS);
 static NEXT_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The program's filter forbids it from now on.
+/// Turns this off for good: a filter of the program forbids it from now on.
 pub fn forbid() {
     FORBIDDEN.store(true, Ordering::Relaxed);
 }
 
-/// The program locks all of its memory, or lifts that: then none of it leaves.
+/// Records that the program has locked all of its memory, so that none of it may leave, or has unlocked it.
 pub fn lock(locked: bool) {
     LOCKED.store(locked, Ordering::Relaxed);
 }
@@ -60,7 +60,7 @@ pub fn after_fork_in_child() {
     NEXT_NS.store(0, Ordering::Relaxed);
 }
 
-/// The reclaim thread's look, and nobody else's.
+/// Runs a part of a round if it is time for one. Only the reclaim thread calls this.
 pub fn look(now: u64) {
     let seg = state::seg();
     if seg.native_in_the_way.load(Ordering::Relaxed) == 0
@@ -81,7 +81,7 @@ pub fn look(now: u64) {
     let from = CURSOR.load(Ordering::Relaxed);
     let step = step.walk(from);
     state::count(Counter::NativeOut, step.given as u64);
-    // The next measurement has the last word.
+    // An estimate, which the next measurement corrects.
     accounting::expect_native(-step.given);
     GIVEN.fetch_add(step.given, Ordering::Relaxed);
     let left = TO_GIVE.fetch_sub(step.given, Ordering::Relaxed) - step.given;
@@ -91,7 +91,8 @@ pub fn look(now: u64) {
     }
 }
 
-/// False when it is not time for one: most of what left in the last one is back, or there is no swap.
+/// Begins a round. Returns false if it is too early: most of what the last round paged out is back, or there is no
+/// swap.
 fn begin_round(now: u64) -> bool {
     let pause = |ns| NEXT_NS.store(now + ns, Ordering::Relaxed);
     if free_swap_pages() < ROUND_PAGES {
@@ -119,7 +120,7 @@ fn end_round(now: u64) {
     if GIVEN.load(Ordering::Relaxed) > 0 {
         NEXT_NS.store(now + PAUSE_MIN_NS, Ordering::Relaxed);
     } else if BEGAN_AT.load(Ordering::Relaxed) == 0 {
-        // Nothing, from the first mapping to the last.
+        // A whole pass over all mappings paged out nothing.
         let ns = pause_after(PAUSE_NS.load(Ordering::Relaxed), 0, 0);
         PAUSE_NS.store(ns, Ordering::Relaxed);
         NEXT_NS.store(now + ns, Ordering::Relaxed);
@@ -130,7 +131,7 @@ fn swapped_pages() -> i64 {
     accounting::anonymous_pages().map_or(0, |(_, swapped)| swapped)
 }
 
-/// What the host's swap has room for; 0 without swap.
+/// Pages that the host's swap has room for; 0 without swap.
 fn free_swap_pages() -> i64 {
     let mut buf = [0u8; 2048];
     let read = proc::read_file(c"/proc/meminfo", &mut buf).unwrap_or(0);
@@ -141,12 +142,12 @@ fn free_swap_pages() -> i64 {
 /// A part of a round.
 struct Step {
     map: ManuallyDrop<Pagemap>,
-    /// Pages that it may still give.
+    /// Pages that it may still page out.
     left: usize,
-    /// Pages that it may still look at.
+    /// Pages that it may still examine.
     looks: usize,
     given: i64,
-    /// Where the next one goes on; `None` when this one has come to the end.
+    /// Where the next step continues; `None` when this one has reached the end.
     next: Option<usize>,
 }
 
@@ -161,7 +162,7 @@ impl Step {
         })
     }
 
-    /// Goes through the mappings from `from` on, as far as it may.
+    /// Walks the mappings from `from` on, within its limits.
     fn walk(mut self, from: usize) -> Step {
         let Some(mut lines) = Lines::open(proc::pid(), b"maps") else {
             return self;
@@ -183,7 +184,7 @@ impl Step {
         self
     }
 
-    /// Gives what it can of `start..end`; returns up to where it has come.
+    /// Pages out what it can of `start..end`; returns where it stopped.
     fn part(&mut self, start: usize, end: usize) -> usize {
         let mut runs = [Run::default(); 16];
         let (found, until) = match self.map.private_runs(start, end, self.looks, &mut runs) {
@@ -214,8 +215,8 @@ impl Step {
         until.max(start + PAGE_SIZE)
     }
 
-    /// Gives what it can of up to 64 pages from `at` on; returns how many it has gone through, `None` when the
-    /// kernel refuses.
+    /// Pages out what it can of up to 64 pages from `at` on. Returns how many it has gone through; `None` if the kernel
+    /// refuses.
     fn give(&mut self, at: usize, pages: usize) -> Option<usize> {
         let mut entries = [0u64; 64];
         if self.map.read(at, &mut entries[..pages]) < pages {
@@ -230,7 +231,7 @@ impl Step {
                 first += 1;
                 continue;
             }
-            // SAFETY: advice that changes no contents: what is touched comes back as it was.
+            // SAFETY: advice that changes no contents: what is touched comes back unchanged.
             let advised =
                 unsafe { mem::advise(at + first * PAGE_SIZE, n * PAGE_SIZE, libc::MADV_PAGEOUT) };
             advised.ok()?;
@@ -241,7 +242,7 @@ impl Step {
         Some(first)
     }
 
-    /// How many of `n` pages that were there are there no more.
+    /// How many of `n` pages that were present are so no longer.
     fn gone(&self, at: usize, n: usize) -> i64 {
         let mut entries = [0u64; 64];
         let seen = self.map.read(at, &mut entries[..n]);
@@ -250,8 +251,8 @@ impl Step {
     }
 }
 
-/// Private memory that is not for something of the kernel's. The main thread's stack is in use at its upper end,
-/// and what of it is not cannot be told.
+/// Whether the mapping is private memory without a special purpose. The main thread's stack is excluded: its upper end
+/// is in use, and nothing tells how much.
 fn may_leave(m: &Mapping) -> bool {
     let special = m.name.first() == Some(&b'[');
     m.is_private && (!special || m.name == b"[heap]" || m.name.starts_with(b"[anon"))

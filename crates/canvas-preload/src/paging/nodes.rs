@@ -1,5 +1,6 @@
-//! Pages in memory of NUMA nodes: when a node is nearly full, the reclaim thread sinks those that left local memory
-//! longest ago into the compressed pool. Stores see to the other way themselves: a node is where they go first.
+//! Far pages in memory of NUMA nodes. When a node is nearly full, the reclaim thread demotes those pages into the
+//! compressed pool that were evicted from local memory longest ago. Nothing is needed in the other direction: stores
+//! try a node first.
 
 use canvas_far::{Becomes, Pages};
 use canvas_pager::copies::CopyHand;
@@ -26,9 +27,9 @@ use crate::paging::{
 
 /// Pages that one round moves at most.
 const ROUND_PAGES: i64 = 64;
-/// Page words that it looks at.
+/// Page words that one round examines.
 const LOOK_MAX: usize = 1 << 18;
-/// Pause after a round that found none, or for which the pool had no room.
+/// Pause after a round that found none, and after one for which the pool had no room.
 const FOUND_NONE_NS: u64 = 2_000_000;
 const POOL_FULL_NS: u64 = 10_000_000;
 
@@ -36,7 +37,7 @@ static FAR: SpillHand = SpillHand::new();
 static COPIES: CopyHand = CopyHand::new();
 static RESTS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
-/// What the tenant has on nodes, and what it may have there, in bytes.
+/// Bytes that the tenant uses on nodes, and its limit there.
 pub fn used_and_limit() -> (u64, u64) {
     let nodes = state::seg().nodes().iter();
     nodes.fold((0, 0), |(used, limit), n| {
@@ -48,7 +49,7 @@ pub fn used_and_limit() -> (u64, u64) {
     })
 }
 
-/// How many pages each node has too many, of those that are this process's.
+/// By how many of this process's pages each node is too full.
 #[derive(Default)]
 struct Excess([Cell<i64>; NODES_MAX]);
 
@@ -61,7 +62,7 @@ impl Excess {
                 pool().node_free_bytes(place),
             );
             let (there, bound) = (node.bytes.load(Ordering::Relaxed), node.bound());
-            // Room in our own slabs will do, unless the bound itself was lowered: that is about whole slabs.
+            // Free room in our own slabs suffices, unless the bound itself was lowered: the bound counts whole slabs.
             let past_mark = there.saturating_sub(free).saturating_sub(bound / 16 * 15);
             let over = there.saturating_sub(bound).min(charged);
             let bytes = past_mark.max(over).min(charged - free);
@@ -72,14 +73,14 @@ impl Excess {
     fn any(&self) -> bool {
         self.0.iter().any(|n| n.get() > 0)
     }
-    /// The node of the page's copy, if that has too many.
+    /// The excess of the node that holds the page's copy, if there is any.
     fn of(&self, seen: Word) -> Option<&Cell<i64>> {
         let pages = &self.0[pool().node_of(seen.entry())?];
         (pages.get() > 0).then_some(pages)
     }
 }
 
-/// The reclaim thread's round. True when it did something.
+/// Runs one round of the reclaim thread's part. Returns whether it did anything.
 pub fn background_round() -> bool {
     let nodes = state::seg().nodes();
     if nodes.is_empty() {
@@ -96,8 +97,8 @@ pub fn background_round() -> bool {
     }
     let mut ctx = context::reclaim();
     let (sunk, pool_is_full) = sink_oldest(&mut ctx, &excess);
-    // Copies of pages in local memory cost least to lose, but spare writing them again; what lies in the swap cache
-    // becomes far first.
+    // Copies of pages in local memory are cheapest to lose, but save writing them again. Pages in the swap cache must
+    // become far first.
     let worked = sunk > 0
         || drop_copies(&excess) > 0
         || is_over && reclaim::write_out(&mut ctx, ROUND_PAGES as u32 / 2) > 0;
@@ -115,7 +116,7 @@ pub fn background_round() -> bool {
     worked
 }
 
-/// Moves what left local memory longest ago into the pool: how many pages, and whether that is full.
+/// Moves the pages that left local memory longest ago into the pool. Returns how many, and whether the pool is full.
 fn sink_oldest(ctx: &mut Reclaim, excess: &Excess) -> (i64, bool) {
     let table = areas::table();
     let look = Look {
@@ -139,7 +140,7 @@ fn sink_oldest(ctx: &mut Reclaim, excess: &Excess) -> (i64, bool) {
                 left.set(left.get() - 1);
             }
             Sank::NoRoom => is_full = true,
-            // It has come back and left again meanwhile; or its load will tell that it is damaged.
+            // The page has come back and left again meanwhile, or its next load will find that it is damaged.
             Sank::NotThis => {}
         }
         Ours.publish(page, seen, Becomes::AsBefore);
@@ -149,7 +150,7 @@ fn sink_oldest(ctx: &mut Reclaim, excess: &Excess) -> (i64, bool) {
     (sunk, is_full)
 }
 
-/// Lets go of copies of pages that are in local memory: how many.
+/// Drops copies of pages that are in local memory; returns how many.
 fn drop_copies(excess: &Excess) -> i64 {
     let mut dropped = 0;
     COPIES.scan(&areas::table(), LOOK_MAX, |page, seen| {

@@ -1,15 +1,15 @@
-//! Write-protecting the victims of a batch with few TLB shootdowns.
+//! Write-protects the victims of a batch with few TLB shootdowns.
 //!
-//! A shootdown costs the sender about 10 us and each interrupted CPU a few, whatever the number of
-//! pages. Victims lie scattered among pages that stay, so one protection call covers a *span*: from
-//! the first to the last victim of a block. Three kinds of page lie between them:
-//! * absent ones, kept absent by the chunks' locks while the call runs;
-//! * resident ones that stay, the *bystanders*: they are held Evicting like the victims until the
-//!   victims are gone, and then released by one more call over the span;
-//! * pages that cannot be held (pinned, locked, busy): there the span ends.
+//! A shootdown costs the sender about 10 us and each interrupted CPU a few, whatever the number of pages. Victims are
+//! scattered among pages that stay, so one protection call covers a *span*: from the first to the last victim of a
+//! block. Three kinds of page lie between the victims:
 //!
-//! Only one reclaimer works on a block at a time: releasing a span must not release the victims of
-//! another.
+//! * absent ones, kept absent by the chunks' locks during the call;
+//! * resident ones that stay, the *bystanders*: they are held Evicting like the victims until the victims are gone, and
+//!   then released by one more call over the span;
+//! * pages that cannot be held (pinned, locked, busy): the span ends before them.
+//!
+//! Only one reclaimer works on a block at a time: releasing a span must not release the victims of another.
 
 use canvas_pager::clock::Run;
 use canvas_pager::locks::Exclusive;
@@ -22,20 +22,20 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use crate::base::{areas, state::uffd};
 use crate::paging::chunk;
 
-/// Bystanders of one batch at most.
+/// Most bystanders of one batch.
 const BYSTANDERS: usize = 512;
-/// A gap with more of them is not worth bridging: each costs two changes of its word.
+/// A gap with more bystanders is not worth bridging: each costs two changes of its word.
 const GAP_BYSTANDERS: u32 = 48;
-/// Spans with bystanders of one batch at most.
+/// Most spans with bystanders of one batch.
 const SPANS: usize = 32;
 const CHUNKS: usize = BLOCK_PAGES / CHUNK_PAGES;
 
 const BLOCK_LOCKS: usize = 256;
 static BLOCK_TAKEN: [AtomicBool; BLOCK_LOCKS] = [const { AtomicBool::new(false) }; BLOCK_LOCKS];
 
-/// What one batch has under protection. All zeros is an empty one.
+/// What one batch has write-protected. All zeros is an empty one.
 pub struct Protected {
-    /// Spans to release, with their bystanders' indices.
+    /// Spans to release: first page and end.
     spans: [(u32, u32); SPANS],
     span_count: usize,
     bystanders: [PageId; BYSTANDERS],
@@ -45,9 +45,9 @@ pub struct Protected {
 }
 
 impl Protected {
-    /// Write-protects the runs, in their order; `done` gets each run that is protected (as clean ones
-    /// are already), `refused` each that is not and whether the kernel was asked. Both are the
-    /// caller's still. To be ended by [`Protected::release`] when the protected pages have been discarded.
+    /// Write-protects the runs in order. Calls `done` for each run that is protected (clean runs already are), and
+    /// `refused` for each that is not, with whether the kernel was asked. Both kinds still belong to the caller. Call
+    /// [`Protected::release`] once the protected pages have been discarded.
     pub fn protect(
         &mut self,
         runs: &[Run],
@@ -57,7 +57,7 @@ impl Protected {
         let block_of = |r: &Run| r.start.0 as usize / BLOCK_PAGES;
         let mut i = 0;
         while i < runs.len() {
-            // A chunk that was selected from twice has runs that go back: a group of their own.
+            // If a chunk was selected twice its runs go backwards: start a new group there.
             let mut j = i + 1;
             while j < runs.len()
                 && block_of(&runs[j]) == block_of(&runs[i])
@@ -80,7 +80,7 @@ impl Protected {
         }
     }
 
-    /// Runs of one block, ascending.
+    /// Protects runs of one block, in ascending order.
     fn protect_group(
         &mut self,
         runs: &[Run],
@@ -89,7 +89,7 @@ impl Protected {
     ) {
         let end_of = |r: &Run| r.start.0 + r.len;
         let (low, high) = (runs[0].start.0, end_of(&runs[runs.len() - 1]) - 1);
-        // Always upwards, and never more than one block's: no two holders wait for each other.
+        // Always upwards and within one block, so no two holders wait for each other.
         let mut held: [Option<Exclusive<'static>>; CHUNKS] = [const { None }; CHUNKS];
         for c in low as usize / CHUNK_PAGES..=high as usize / CHUNK_PAGES {
             held[c % CHUNKS] = Some(chunk::exclusive(PageId((c * CHUNK_PAGES) as u32)));
@@ -104,7 +104,7 @@ impl Protected {
             let before = self.bystander_count;
             let room = self.span_count < SPANS;
             let mut last = k;
-            // Clean runs in between are protected as it is, and gone before the span is released.
+            // Clean runs in between are protected already, and gone before the span is released.
             while let Some(ahead) = runs[last + 1..].iter().position(|r| !r.clean)
                 && self.bridge_all(&runs[last..=last + 1 + ahead], room)
             {
@@ -118,7 +118,7 @@ impl Protected {
                     self.span_count += 1;
                 }
             } else {
-                // Something foreign lies in between, or the kernel refuses: run by run.
+                // Something foreign lies in between, or the kernel refuses: protect run by run.
                 for b in &self.bystanders[before..self.bystander_count] {
                     write_protect(b.0, b.0 + 1, false);
                     stays(*b, true);
@@ -137,7 +137,7 @@ impl Protected {
         }
     }
 
-    /// Can one call cover what lies between these runs as well? Then its resident pages are held.
+    /// Whether one call can also cover the gaps between these runs. If so, their resident pages are held.
     fn bridge_all(&mut self, runs: &[Run], may_hold: bool) -> bool {
         let before = self.bystander_count;
         let all = runs
@@ -149,7 +149,7 @@ impl Protected {
         all
     }
 
-    /// Lets go of what is held from this one on, which was not protected.
+    /// Releases the bystanders held from index `first` on, which were not protected.
     fn let_go(&mut self, first: usize) {
         for b in &self.bystanders[first..self.bystander_count] {
             stays(*b, false);
@@ -157,8 +157,8 @@ impl Protected {
         self.bystander_count = first;
     }
 
-    /// Can one call cover the pages `from..to` as well? Then their resident ones are held; if not, perhaps
-    /// some of them.
+    /// Whether one call can also cover the pages `from..to`. If so, their resident pages are held; if not, some of them
+    /// may be.
     fn bridge(&mut self, from: u32, to: u32, may_hold: bool) -> bool {
         let before = self.bystander_count;
         for page in PageId::each(from..to) {
@@ -181,7 +181,7 @@ impl Protected {
         true
     }
 
-    /// The victims are gone: lets the bystanders go on.
+    /// Releases the bystanders after the victims are gone.
     pub fn release(&mut self) {
         for (first, end) in &self.spans[..self.span_count] {
             write_protect(*first, *end, false);
@@ -200,7 +200,7 @@ impl Protected {
         }
     }
 
-    /// Takes the block's lock, unless this batch has it already; false when another has it.
+    /// Takes the block's lock unless this batch holds it already; returns false if another batch holds it.
     fn take_block(&mut self, block: usize) -> bool {
         let lock = block % BLOCK_LOCKS;
         if self.blocks[lock / 64] >> (lock % 64) & 1 != 0 {
@@ -214,7 +214,7 @@ impl Protected {
     }
 }
 
-/// A held page stays resident; `released`: whatever protected it is lifted.
+/// Returns a held page to Resident. `released`: any protection was lifted.
 fn stays(page: PageId, released: bool) {
     let slot = areas::word(page);
     let mut back = word::load(slot).with_state(State::Resident);
@@ -224,20 +224,20 @@ fn stays(page: PageId, released: bool) {
     word::publish(slot, back);
 }
 
-/// Does a batch work on the page's block, or on one of the same lock? The span that it releases may cover
-/// the page. The caller holds the page's chunk's lock shared: a batch that begins later finds the page resident.
+/// Whether a batch works on the page's block, or on one with the same lock: the span that it releases may cover the
+/// page. The caller holds the lock of the page's chunk shared, so a batch that begins later finds the page resident.
 pub fn is_taken(page: PageId) -> bool {
     BLOCK_TAKEN[page.index() / BLOCK_PAGES % BLOCK_LOCKS].load(Ordering::Acquire)
 }
 
 fn write_protect(first: u32, end: u32, protect: bool) -> bool {
     let bytes = (end - first) as usize * PAGE_SIZE;
-    // SAFETY: pages of the window in the span of a batch, whose faults are ours; nothing there becomes present
+    // SAFETY: pages of the managed range in the span of a batch, whose faults are ours; nothing there becomes present
     // meanwhile.
     unsafe { uffd().write_protect(PageId(first).addr(), bytes, protect) }.is_ok()
 }
 
-/// No page is present there, and none becomes so while the chunk's lock is held.
+/// Whether the page is absent; it stays so while the chunk's lock is held.
 fn absent(page: PageId) -> bool {
     let w = word::load(areas::word(page));
     matches!(

@@ -1,9 +1,9 @@
-//! Reclaim: unmap what the policy chose into the swap cache, and write the cache's oldest out.
+//! Reclaim: unmaps the pages that the policy chose into the swap cache, and writes the cache's oldest pages out.
 //!
-//! Unmapping a batch costs two kinds of TLB shootdown, whatever the number of pages: one a span
-//! to write-protect, and one for all discards together. Between them the page is copied to its
-//! slot: protected, it cannot change; still mapped, it can be read. This works after a fork (where
-//! MOVE refuses shared pages) and for any protection that can be read.
+//! Unmapping a batch costs two kinds of TLB shootdown, whatever the number of pages: one per span for write-protection,
+//! and one for all discards together. In between, each page is copied to its slot: it is protected, so it cannot
+//! change, and still mapped, so it can be read. This works after a fork (where UFFDIO_MOVE refuses shared pages) and
+//! for any protection that allows reading.
 
 use canvas_pager::clock::{self, Run, drop_far_copy, take_reservation};
 use canvas_pager::slot;
@@ -34,18 +34,17 @@ use crate::paging::{
     devices, fault, fork_accounting, in_line, nodes, swapin, trace,
 };
 
-/// Pages that left by reclaim, ever.
+/// Pages that reclaim has ever unmapped.
 static EVICTED: AtomicU64 = AtomicU64::new(0);
 
-/// Pages of this process that left by reclaim, ever.
+/// Pages of this process that reclaim has ever unmapped.
 pub fn evicted_pages() -> u64 {
     EVICTED.load(Ordering::Relaxed)
 }
 
 static PRESSURE: AtomicBool = AtomicBool::new(false);
 
-/// Is the far limit reached still? Looked at again before new memory is refused: what the program
-/// has freed meanwhile counts.
+/// Whether the far limit is still reached. Called before new memory is refused: the program may have freed some since.
 pub fn far_limit_reached() -> bool {
     let seg = state::seg();
     if seg.far_full.load(Ordering::Relaxed) == 0 {
@@ -61,22 +60,22 @@ pub fn far_limit_reached() -> bool {
     seg.far_full.load(Ordering::Relaxed) != 0
 }
 
-/// Who reclaims, and why.
+/// Which thread reclaims, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whose {
     /// The reclaim thread, ahead of need.
     Background,
-    /// A thread that takes memory, ahead of need ([`in_line`]).
+    /// A thread that charges memory, ahead of need ([`in_line`]).
     InLine,
-    /// A thread that takes memory past the limit, or that makes room for what a device holds.
+    /// A thread that charges memory past the limit, or that makes room during a device's call.
     Direct,
 }
 
 /// Pages that a round ahead of need frees at most.
 pub const ROUND_PAGES: i64 = 128;
 
-/// Frees about `want` pages of local memory; returns how many pages were unmapped. The caller is
-/// inside with signals blocked.
+/// Frees about `want` pages of local memory; returns how many were unmapped. The caller is inside `freeze::enter` with
+/// signals blocked.
 pub fn run(want: u32, whose: Whose) -> u32 {
     let mut ctx = context::reclaim();
     let ctx = &mut *ctx;
@@ -92,7 +91,7 @@ pub fn run(want: u32, whose: Whose) -> u32 {
     let most = (BATCH_PAGES + 1 - CHUNK_PAGES) as u32;
     let mut n = 0;
     if is_refused() {
-        // What has changed stays, as long as anything else can go.
+        // Dirty pages stay as long as clean ones can be evicted.
         n = CLOCK.select_clean(&areas::table(), want.min(most), &mut ctx.batch);
     }
     if n == 0 {
@@ -118,8 +117,9 @@ pub fn run(want: u32, whose: Whose) -> u32 {
     unmapped
 }
 
-/// Takes what can leave of the pages `from..to`, which the program has chosen, a batch at most. The first page that
-/// was not looked at (`from` when nothing can leave now), and how many pages were unmapped. The caller is inside.
+/// Evicts those of the pages `from..to`, chosen by the program, that can leave, one batch at most. Returns the first
+/// page not examined (`from` if nothing can leave now) and how many pages were unmapped. The caller is inside
+/// `freeze::enter`.
 pub fn run_of(from: u32, to: u32) -> (u32, u32) {
     let mut ctx = context::reclaim();
     let ctx = &mut *ctx;
@@ -155,7 +155,7 @@ fn judge_far_pressure() {
     let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64 + deep_used;
     let used = used.saturating_add(on_nodes);
     let limit = (seg.pool_bound() as u64 + deep_limit).saturating_add(nodes_limit);
-    // Where nothing can be written, a page that gave up its copy could not leave again.
+    // If nothing can be written, a page that gave up its copy could not be evicted again.
     let gives_up = !tier::is_closed();
     let now = gives_up && fsm::pressure(PRESSURE.load(Ordering::Relaxed), used, limit);
     PRESSURE.store(now, Ordering::Relaxed);
@@ -166,7 +166,7 @@ fn judge_far_pressure() {
     }
 }
 
-/// Is far memory, the pool or this host so short that copies of resident pages are in the way of others?
+/// Whether far memory, the pool or this host is so short that copies of resident pages take room that others need.
 pub fn copies_are_in_the_way() -> bool {
     let seg = state::seg();
     PRESSURE.load(Ordering::Relaxed)
@@ -174,8 +174,8 @@ pub fn copies_are_in_the_way() -> bool {
         || seg.pool_bytes.load(Ordering::Relaxed) > seg.pool_bound() / 8 * 7
 }
 
-/// Takes from hot pages what they will not need for long: their reservations while far memory is short, else
-/// their far copies.
+/// Takes from hot pages what they will not need for long: their reservations while far memory is short, else their far
+/// copies.
 fn drop_what_is_hot(ctx: &Reclaim) {
     if tier::is_closed() {
         return;
@@ -194,7 +194,7 @@ fn drop_what_is_hot(ctx: &Reclaim) {
     }
 }
 
-/// What local memory holds: as much as it may, or as much as there is.
+/// Pages of a full local memory: the limit, or what the tenant has resident if that is less.
 fn epoch_pages() -> i64 {
     let seg = state::seg();
     let there = seg.local_pages.load(Ordering::Relaxed);
@@ -203,10 +203,10 @@ fn epoch_pages() -> i64 {
         .max(1)
 }
 
-/// Unmaps the batch into the swap cache; returns the pages unmapped. `traced`: only so that a trace
-/// shows their next touch; the policy learns nothing from it.
+/// Unmaps the batch into the swap cache; returns the pages unmapped. `traced`: the pages are unmapped only so that a
+/// trace sees their next touch; the policy learns nothing from it.
 pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
-    // What another process copies from or to stays.
+    // Pages that another process copies from or to stay.
     let batch = state::slot().lend.batch();
     if let Some(pages) = batch.stays() {
         ctx.batch.leave_out(pages, |r| give_up(r, false));
@@ -214,7 +214,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     let pages = ctx.batch.dirty_pages() as usize;
     let (got, fresh) = cache::slots().alloc(&mut ctx.slots[..pages]);
     if fresh > 0 {
-        // What makes a slot's page come into being is charged here, and is no copy.
+        // Pages of slots that come into existence are charged here; the kernel copied nothing for them.
         state::FAULTS_WITHOUT_COPY.fetch_add(fresh as u64, Ordering::Relaxed);
         state::seg().charge_local(state::slot(), fresh as i64);
         state::slot()
@@ -225,7 +225,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             .cached_pages_peak
             .fetch_max(total, Ordering::Relaxed);
     }
-    // The policy finishes a chunk once begun: what has no slot stays.
+    // The policy always finishes a chunk that it has begun: pages without a slot stay.
     ctx.batch.truncate(got as u32, |r| give_up(r, false));
     let (mut n, mut clean, mut ranges) = (0, 0, 0);
     ctx.protected.protect(
@@ -255,8 +255,8 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         return 0;
     }
     for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
-        // SAFETY: the page is present and write-protected (its word is Evicting in our hands, and
-        // pages that cannot be read are marked STUCK and never selected); the slot is ours alone.
+        // SAFETY: the page is present and write-protected (its word is Evicting in our hands, and pages that cannot be
+        // read are marked STUCK and never selected); the slot is ours alone.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 page.addr() as *const u8,
@@ -293,7 +293,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         tenant::keep_charge(still_shared);
     }
     if state::THREAD_MODE.load(Ordering::Relaxed) {
-        // Threads that met the protection wait for a wake-up, and then fault again.
+        // Threads that faulted on the protection wait for a wake-up, and then fault again.
         for r in &ctx.ranges[..ranges] {
             uffd().wake(r.iov_base as usize, r.iov_len);
         }
@@ -307,7 +307,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     (n + clean) as u32
 }
 
-/// A page that was copied to its slot, and just discarded.
+/// Enters a page into the swap cache after it was copied to its slot and discarded.
 fn enter_cache(page: PageId, slot: slot::Place, epoch: u8, traced: bool) {
     let w = areas::word(page);
     let cur = word::load(w);
@@ -328,7 +328,7 @@ fn enter_cache(page: PageId, slot: slot::Place, epoch: u8, traced: bool) {
     );
 }
 
-/// A page that nothing has written to, and that was just discarded: its far copy is what there is.
+/// Makes a clean page far after it was discarded: its far copy is now the only one.
 fn leave_clean(page: PageId, epoch: u8) {
     let w = areas::word(page);
     let cur = word::load(w);
@@ -336,20 +336,19 @@ fn leave_clean(page: PageId, epoch: u8) {
     areas::table().note_gone(page.index());
     areas::writes().left_clean(page);
     trace::note(page, TraceKind::Evict);
-    // Counted before it can be taken back by a fault.
+    // Count it before a fault can take it back.
     state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
     let new = CLOCK.params.on_evict(cur, epoch);
     word::publish(w, far_word(new, cur.entry()));
 }
 
-/// Leaves the pages of a run where they are. `refused`: the kernel would not protect them, and is not to
-/// be asked again.
+/// Leaves the pages of a run where they are. `refused`: the kernel would not protect them; do not ask it again.
 fn give_up(run: Run, refused: bool) {
     for page in run.pages() {
         let w = areas::word(page);
         let mut back = word::load(w).with_state(State::Resident);
         if refused {
-            // Whoever asked the kernel has lifted what protection there was.
+            // The caller that asked the kernel has lifted any protection.
             back = back.set(flag::STUCK).clear(flag::PROTECTED);
         }
         word::publish(w, back);
@@ -359,10 +358,12 @@ fn give_up(run: Run, refused: bool) {
     }
 }
 
-/// Discards what the ranges hold, with one flush if the kernel can. False when some of it may be there still.
+/// Discards the contents of the ranges, with a single TLB flush if the kernel supports that. Returns false if some
+/// contents may remain.
 ///
 /// # Safety
-/// The contents of all pages of the ranges are the caller's, and not needed any more.
+///
+/// The caller owns the contents of all pages of the ranges, and needs them no longer.
 pub unsafe fn discard(ranges: &[libc::iovec]) -> bool {
     if !state::NO_VECTOR_DISCARD.load(Ordering::Relaxed) {
         // SAFETY: the caller's promise.
@@ -378,15 +379,15 @@ pub unsafe fn discard(ranges: &[libc::iovec]) -> bool {
     })
 }
 
-/// After a discard that failed: those that the kernel keeps stay resident, and are not to be chosen again (it is
-/// locked memory, most often, and would be refused for ever); the others move together, and `swap` moves what
-/// belongs to them. Returns how many these are.
+/// Handles a discard that failed. Pages that the kernel keeps become resident again and are not chosen any more: most
+/// often they are locked memory, which would be refused for ever. The other pages move to the front, and `swap` moves
+/// what belongs to them. Returns how many those are.
 #[cold]
 fn keep_what_stays(pages: &mut [PageId], mut swap: impl FnMut(usize, usize)) -> usize {
     let mut gone = 0;
     for i in 0..pages.len() {
         let page = pages[i];
-        // One by one: of a range that was refused some pages may be gone.
+        // One by one: some pages of a refused range may be gone.
         // SAFETY: the page is Evicting in our hands, and copied or clean.
         let done = unsafe { mem::advise(page.addr(), PAGE_SIZE, libc::MADV_DONTNEED) };
         if done.is_ok() {
@@ -407,26 +408,26 @@ fn keep_what_stays(pages: &mut [PageId], mut swap: impl FnMut(usize, usize)) -> 
     gone
 }
 
-/// Until then no page of the cache is tried that would have to be written.
+/// Until this time, dirty pages of the cache are not tried.
 static REFUSED_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Is it so that nothing can be written beyond a full pool?
+/// Whether nothing can be written, because the pool is full and far memory beyond it takes nothing.
 fn is_refused() -> bool {
     tier::is_closed() && proc::now_ns() < REFUSED_UNTIL_NS.load(Ordering::Relaxed)
 }
 
-/// Writes out up to `n` of the cache's oldest pages; returns how many slots became free. Where nothing can be written
-/// beyond a full pool, those that have changed stay, and others behind them are tried.
+/// Writes out up to `n` of the cache's oldest pages; returns how many slots became free. While nothing can be written,
+/// dirty pages stay and later ones are tried.
 pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
     if is_refused() {
         return 0;
     }
-    // The pool is charged apart.
+    // The pool is charged separately.
     fork_accounting::without_copies(|| write_oldest(ctx, n))
 }
 
 fn write_oldest(ctx: &mut Reclaim, n: u32) -> u32 {
-    /// Pages that may stay before the rest is tried later, and how much later.
+    /// Pages that may be skipped before the rest is put off, and for how long.
     const STAY_MAX: u32 = 8;
     const LATER_NS: u64 = 10_000_000;
     let slots = cache::slots();
@@ -474,8 +475,8 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
                     .store(job.entry, far_copy, data, &mut ctx.scratch)
                     .ok()
             };
-            // Copies of resident pages go; then what lies there longest moves on, if it can; then all that
-            // resident pages keep in far memory, of any kind.
+            // First drop copies of resident pages, then demote the oldest pages if possible, then drop everything that
+            // resident pages keep in far memory.
             let mut stored = None;
             let mut steps = 0;
             while stored.is_none() && steps < STEPS_MAX && wait_for_step() {
@@ -485,7 +486,7 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
             while stored.is_none() && (tier::drop_copies() || tier::make_room()) {
                 stored = retry();
             }
-            // Where nothing can be written, these are what lets pages leave.
+            // While nothing can be written, those copies are what lets pages be evicted.
             if stored.is_none() && !tier::is_closed() && drop_resident_copies() {
                 stored = retry();
             }
@@ -504,7 +505,7 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     let w = areas::word(job.page);
     let cur = word::load(w);
     let far = far_word(cur, outcome.entry);
-    // Counted before it can be taken back by a fault.
+    // Count it before a fault can take it back.
     state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
     let published = job.publish(w, cur, far);
     if !published {
@@ -543,11 +544,11 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     true
 }
 
-/// Steps that a page is waited for at most; others may take what each allows.
+/// Growth steps that one page waits for at most; other threads may use up what each step allows.
 const STEPS_MAX: u32 = 100;
 
-/// The pool may grow by a step at a time where the host has not much left: asks for the runner's next look
-/// and waits for it. False when it is not that which holds the pool back.
+/// When the host is short of memory, the pool may grow only by a step at a time: asks the runner for the next step and
+/// waits for it. Returns false if something else holds the pool back.
 #[cold]
 fn wait_for_step() -> bool {
     const MOST_NS: u64 = 200_000_000;
@@ -571,18 +572,19 @@ fn wait_for_step() -> bool {
             proc::futex_wait(&seg.host.looks, seen, until - now);
         });
     }
-    // Nobody looks: better a step too far than a program that is refused memory that there is.
+    // No supervisor answers: overshooting by one step is better than refusing memory that exists.
     seg.host.forget_step();
     true
 }
 
-/// Far memory takes no page now. One that may take some soon, as a donor's place is taken by another, refuses nothing yet.
+/// Handles far memory that accepts no page. If it may accept some soon, because another donor is replacing one, nothing
+/// is refused yet.
 #[cold]
 fn far_is_full() {
     if tier::may_open() {
         return;
     }
-    /// Told again after so long at the earliest.
+    /// Earliest time between two reports.
     const TELL_NS: u64 = 10_000_000_000;
     static TOLD_NS: AtomicU64 = AtomicU64::new(0);
     if state::seg().far_full.swap(1, Ordering::Relaxed) != 0 {
@@ -599,7 +601,7 @@ fn far_is_full() {
         );
     } else if tier::is_stalled() {
         crate::report!(
-            "not enough of far memory answers: pages that have changed stay where they are, and new memory is refused with \
+            "too few donors or disks answer: changed pages stay in local memory, and new memory is refused with \
              ENOMEM until it does"
         );
     } else if has_no_memory() {
@@ -614,7 +616,7 @@ fn far_is_full() {
     }
 }
 
-/// The word of a page that only exists as a far copy from now on.
+/// The word of a page that exists only as a far copy from now on.
 fn far_word(before: Word, entry: SwapEntry) -> Word {
     let w = before
         .with_state(State::Far)
@@ -629,7 +631,8 @@ fn far_word(before: Word, entry: SwapEntry) -> Word {
     }
 }
 
-/// Far memory is full: gives up the far copies that resident pages keep, and their entries. True when there were any.
+/// Drops the far copies that resident pages keep, and their entries, because far memory is full. Returns whether there
+/// were any.
 #[cold]
 fn drop_resident_copies() -> bool {
     let mut dropped = 0u64;
@@ -646,8 +649,8 @@ fn drop_resident_copies() -> bool {
     dropped > 0
 }
 
-/// The reclaim thread's round: writes ahead, then frees what is above the mark. False when there
-/// was nothing to do.
+/// Runs one round of the reclaim thread: writes ahead, then frees what is above the mark. Returns false if there was
+/// nothing to do.
 pub fn background_round() -> bool {
     state::seg().host.forget_old(proc::now_ns());
     let wanted = &state::slot().reclaim_wanted;
@@ -661,7 +664,8 @@ pub fn background_round() -> bool {
     let slots = cache::slots();
     let (cap, avail) = (slots.capacity(), slots.available());
     let over = slots.used().saturating_sub(cap);
-    // What a fork's child found there costs nothing before its parent writes to the same slots, to make room.
+    // In a fork's child, slots inherited from the parent cost nothing until the parent writes to the same slots. Write
+    // them out only to make room.
     let costs = over == 0 || !state::FORKED.load(Ordering::Relaxed) || accounting::short_of_room();
     if avail < cap / 4 && costs {
         let mut ctx = context::reclaim();
@@ -677,12 +681,12 @@ pub fn background_round() -> bool {
         let want = excess.min(ROUND_PAGES) as u32;
         let mut done = run(want, Whose::Background);
         if done == 0 {
-            // All that it holds is in the swap cache, of which nothing would leave before it is full again. The
-            // slots' memory goes when they have been free for a moment (`cache::give_back_idle`).
+            // All that the process holds is in the swap cache, from which nothing leaves before it is full again. The
+            // memory of the slots is freed once they have been idle for a moment (`cache::give_back_idle`).
             done = write_out(&mut context::reclaim(), want);
         }
         worked |= done > 0;
-        // Where nothing could leave, it is not asked for again.
+        // If nothing could leave, do not try the request again.
         let less = |n: u32| Some(if done > 0 { n.saturating_sub(done) } else { 0 });
         let _ = offload.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         let before = wanted.load(Ordering::Relaxed);
@@ -692,7 +696,7 @@ pub fn background_round() -> bool {
             ages::note_answered(left);
         }
     } else if wanted.load(Ordering::Relaxed) != 0 {
-        // What it has is its floor: nobody is to wait for more.
+        // The process holds no more than its floor: nobody should wait for more.
         wanted.store(0, Ordering::Relaxed);
         ages::note_answered(0);
     }
@@ -702,8 +706,8 @@ pub fn background_round() -> bool {
     worked
 }
 
-/// Releases what a page owned, when a mapping call discards it. `cur` is its word before the
-/// caller moved it to Mapping; the page itself is the caller's to discard.
+/// Releases what a page owned when a mapping call discards it. `cur` is its word before the caller moved it to Mapping;
+/// the caller discards the page itself.
 pub fn forget(page: PageId, cur: Word) {
     trace::note(page, TraceKind::Discard);
     if cur.has(flag::LOCKED) {

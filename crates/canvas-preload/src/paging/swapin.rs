@@ -1,5 +1,5 @@
-//! Proactive swap-in: while local memory is free, what left last comes back in batches, by the reclaim
-//! thread, before it is touched. When and which is decided in [`canvas_pager::swapin`].
+//! Proactive swap-in: while local memory is free, the reclaim thread brings the most recently evicted pages back in
+//! batches, before they are touched. [`canvas_pager::swapin`] decides when and which.
 
 use canvas_pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
 use canvas_pager::swapin::{Hand, Table};
@@ -18,59 +18,59 @@ use crate::base::{
 use crate::far_tier::tier;
 use crate::paging::{accounting, ages, cache, fault, reclaim};
 
-/// Pages that are looked for at a time; between two such lots others go first.
+/// Pages that come in at a time; between two such lots other work goes first.
 const LOT: usize = 64;
-/// Words that one round looks at.
+/// Page words that one round examines.
 const LOOK_MAX: usize = 1 << 16;
-/// Looks at a page that is on its way from beyond the pool, and the pause between two.
+/// How often to try again when a page is on its way from beyond the pool, and the pause between two tries.
 const WAITS_MAX: u32 = 100;
 const WAIT_NS: u64 = 500_000;
 /// Longest pause after a batch during which the program faulted.
 const YIELD_NS_MAX: u64 = 2_000_000;
 
-/// The limit when this process began: the reclaim thread may look for the first time long after that.
+/// The limit when this process started: the reclaim thread may read it for the first time long after that.
 static LIMIT_BYTES: AtomicU64 = AtomicU64::new(0);
-/// Samples that were found used.
+/// Samples that were touched.
 static USED: AtomicU64 = AtomicU64::new(0);
 
-/// At start-up: what the limit is raised from.
+/// Stores, at start-up, the limit against which a rise is measured.
 pub fn start() {
     let limit_bytes = state::seg().config.local_bytes.load(Ordering::Relaxed);
     LIMIT_BYTES.store(limit_bytes, Ordering::Relaxed);
 }
 
-/// A sample was touched.
+/// Counts a sample that was touched.
 pub fn note_used() {
     USED.fetch_add(1, Ordering::Relaxed);
     count(Counter::ProactiveUsed, SAMPLE_EVERY);
 }
 
-/// A sample was written out without having been touched.
+/// Counts a sample that was written out without having been touched.
 pub fn note_unused() {
     count(Counter::ProactiveUnused, SAMPLE_EVERY);
 }
 
-/// The reclaim thread's state of it.
+/// State of the reclaim thread's proactive swap-in.
 pub struct SwapIn {
     when: When,
     hand: Hand,
-    /// Looks in vain at a page that is on its way.
+    /// Tries in vain for a page that is on its way.
     waits: u32,
-    /// Pages that came in, for the samples among them.
+    /// Pages that came in, to choose the samples among them.
     came: u64,
 }
 
-/// What the round comes to.
+/// Result of a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Round {
     /// There is nothing to bring in.
     Idle,
-    /// Something was done, and the next round is after so many ns.
+    /// Something was done; the next round is due after this many ns.
     Worked(u64),
 }
 
 impl SwapIn {
-    /// For a reclaim thread that begins.
+    /// Creates the state for a new reclaim thread.
     pub fn new() -> SwapIn {
         let is_child = state::slot().shares.load(Ordering::Relaxed) == shares::CHILD;
         let not_before_ns = match is_child {
@@ -89,7 +89,7 @@ impl SwapIn {
         }
     }
 
-    /// The reclaim thread's round, when it has nothing to reclaim. The caller is inside.
+    /// Runs one round when the reclaim thread has nothing to reclaim. The caller is inside `freeze::enter`.
     pub fn background_round(&mut self) -> Round {
         let Some(seen) = look() else {
             return Round::Idle;
@@ -116,7 +116,7 @@ impl SwapIn {
             self.when
                 .through(state::slot().far_pages.load(Ordering::Relaxed));
         }
-        // Others may need this processor, and faults the locks.
+        // Others may need this CPU, and faults may need the locks.
         yield_now();
         Round::Worked(match came_back() == faults_before {
             true => 0,
@@ -124,8 +124,8 @@ impl SwapIn {
         })
     }
 
-    /// Brings in up to `pages` pages, as long as local memory comes to `most` at most. True when some of them are
-    /// on their way from beyond the pool.
+    /// Brings in up to `pages` pages while local memory is at most `most`. Returns true if some of them are on their
+    /// way from beyond the pool.
     fn batch(&mut self, pages: usize, most: i64) -> bool {
         let table = areas::table();
         let table = Table {
@@ -138,7 +138,7 @@ impl SwapIn {
         let mut left = pages;
         while left > 0 && self.hand.goes_on() && goes_on() {
             let n = self.hand.next(&table, LOOK_MAX, &mut lot[..left.min(LOT)]);
-            // So many words in vain are a round's work, too.
+            // Examining this many words in vain also counts as a round's work.
             if n == 0 {
                 return false;
             }
@@ -167,14 +167,14 @@ impl SwapIn {
         false
     }
 
-    /// Brings in the pages, of which there is one.
+    /// Brings in the pages (at least one).
     fn bring_in(&mut self, pages: &[PageId], most: i64) -> Came {
         let (seg, me) = (state::seg(), state::slot());
-        // Each sample may take a slot besides. Charged first: others of the tenant do the same.
+        // Each sample may need a slot as well. Charge first, because other processes of the tenant swap in, too.
         let n = pages.len() as i64;
         let charge = n + n / SAMPLE_EVERY as i64 + 1;
         if !seg.charge_local_within(me, charge, most + charge - n) {
-            // The next look says whether to go on.
+            // The next round decides whether to go on.
             return Came::UpTo(pages[0]);
         }
         let slots = cache::slots();
@@ -198,22 +198,22 @@ impl SwapIn {
     }
 }
 
-/// Of pages that were to come in, which did.
+/// Which of the requested pages came in.
 enum Came {
-    /// All, as far as they can.
+    /// All that can come in.
     All,
-    /// Those before this one: there is something else to do.
+    /// Those before this one: there is more urgent work.
     UpTo(PageId),
     /// This is the first one that is on its way from beyond the pool.
     Beyond(PageId),
 }
 
-/// Reclaim and demands of others go first.
+/// Lets reclaim and other processes' requests go first.
 fn goes_on() -> bool {
     state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !accounting::short_of_room()
 }
 
-/// What the decision depends on; `None` where there is no limit.
+/// The inputs of the decision; `None` without a limit.
 fn look() -> Option<Seen> {
     let (seg, me) = (state::seg(), state::slot());
     let far = me.far_pages.load(Ordering::Relaxed);
@@ -225,7 +225,7 @@ fn look() -> Option<Seen> {
         now_ns,
         limit_bytes: seg.config.local_bytes.load(Ordering::Relaxed),
         free: limit - seg.local_pages.load(Ordering::Relaxed),
-        // The host needs what is free.
+        // When the host is short of memory, what is free is not ours to fill.
         threshold: threshold.filter(|_| !seg.host.is_short()),
         batch: i64::from(
             seg.config

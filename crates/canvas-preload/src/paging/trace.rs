@@ -1,14 +1,14 @@
 //! `canvas run --trace`: records what happens to the sampled pages.
 //!
-//! Whoever resolves a fault puts a record into a ring, with its time in ticks and without a system
-//! call; the reclaim thread (or whoever finds the ring half full) turns the records into the
-//! file's format and appends them with one write. The file is open with O_APPEND, so the records
-//! of several processes come out whole. Records that find the ring full are counted.
+//! The thread that resolves a fault puts a record with a time in ticks into a ring, without a system call. The reclaim
+//! thread, or any thread that finds the ring half full, converts the records to the file's format and appends them with
+//! one write. The file is open with O_APPEND, so records of several processes stay whole. Records that find the ring
+//! full are counted and lost.
 //!
-//! A touch of a mapped page is no fault. So the reclaim thread goes round the resident sampled
-//! pages and unmaps them into the swap cache, as reclaim does but without telling the policy: the
-//! next touch is a fault, and recorded. It takes a bounded share of a processor for this; what a
-//! page's record therefore tells is that it was touched at least once since the last round.
+//! A touch of a mapped page is no fault. So the reclaim thread cycles through the resident sampled pages and unmaps
+//! them into the swap cache, as reclaim does but without informing the policy: the next touch faults and is recorded.
+//! It uses a bounded share of a CPU. A page's record therefore says that the page was touched at least once since the
+//! last round.
 
 use canvas_pager::clock::VictimBatch;
 use canvas_pager::trace::{
@@ -27,26 +27,26 @@ use crate::base::{areas, freeze, state, thread, upcalls};
 use crate::paging::{cache, context, devices, reclaim};
 use crate::report;
 
-/// Places in the ring: 1 MiB.
+/// Entries of the ring: 1 MiB.
 const SLOTS: u64 = 1 << 15;
-/// Records that one write carries: 64 KiB.
+/// Records per write: 64 KiB.
 const WRITE_RECORDS: usize = 4096;
 /// Shortest time between two rounds of unmapping.
 const ROUND_NS: u64 = 2_000_000;
-/// A round that took `t` of processor time is followed by a pause of at least `PAUSE * t`: 5 %.
+/// A round that took `t` of CPU time is followed by a pause of at least `PAUSE * t`: 5 %.
 const PAUSE: u64 = 19;
-/// A round takes batches until it has used this much processor time, or has found nothing.
+/// A round takes batches until it has used this much CPU time, or has found nothing.
 const ROUND_CPU_NS: u64 = ROUND_NS / PAUSE;
 /// Pages that a batch unmaps at most.
 const STEP_PAGES: u32 = 128;
-/// Times that a batch goes through all blocks at most: of four blocks it passes over three.
+/// How often a batch cycles through all blocks at most: it skips three blocks of four.
 const WRAPS: u32 = 4;
-/// Words that a batch looks at at most (about 50 us).
+/// Page words that a batch examines at most (about 50 us).
 const STEP_WORDS: usize = 1 << 14;
 const _: () = assert!(STEP_PAGES as usize <= canvas_pager::clock::BATCH_RUNS);
 /// How long the reclaim thread sleeps when there is no trace.
 const IDLE_NS: u64 = 100_000_000;
-/// Swap cache without a limit on local memory: all sampled pages shall fit (16 GiB).
+/// Size of the swap cache if local memory has no limit: room for all sampled pages (16 GiB).
 const CACHE_PAGES: usize = 1 << 22;
 
 static ON: AtomicBool = AtomicBool::new(false);
@@ -54,20 +54,20 @@ static RATE: AtomicU32 = AtomicU32::new(0);
 static FD: AtomicI32 = AtomicI32::new(-1);
 /// Added to the monotonic clock's ns, it gives ns since the trace began.
 static ORIGIN_NS: AtomicU64 = AtomicU64::new(0);
-/// One moment by both clocks, early enough to get the length of a tick from.
+/// One moment by both clocks, early enough to compute the length of a tick from.
 static TICKS_0: AtomicU64 = AtomicU64::new(0);
 static MONOTONIC_0_NS: AtomicU64 = AtomicU64::new(0);
 static HEAD: AtomicU64 = AtomicU64::new(0);
 static TAIL: AtomicU64 = AtomicU64::new(0);
 static FLUSHING: AtomicBool = AtomicBool::new(false);
 static NEXT_ROUND_NS: AtomicU64 = AtomicU64::new(0);
-/// The end of all pages is recorded.
+/// The discard of all pages at exit has been recorded.
 static ENDED: AtomicBool = AtomicBool::new(false);
 /// Page at which the next round begins.
 static HAND: AtomicUsize = AtomicUsize::new(0);
 
-/// A place in the ring. `turn` is `2 * lap` while free and `2 * lap + 1` while it holds a record,
-/// so memory of zeros is an empty ring.
+/// An entry of the ring. `turn` is `2 * lap` while free and `2 * lap + 1` while it holds a record, so zeroed memory is
+/// an empty ring.
 #[repr(C)]
 struct Slot {
     turn: AtomicU64,
@@ -89,7 +89,7 @@ fn slot(at: u64) -> &'static Slot {
     unsafe { &*slots.add((at % SLOTS) as usize) }
 }
 
-/// Reads what the runner wrote into the trace's header. Without a trace nothing happens.
+/// Starts recording if the runner has set up a trace: reads the header that it wrote into the file.
 pub fn init() {
     let config = &state::seg().config;
     let fd = config.trace_fd.load(Ordering::Relaxed) as i32;
@@ -113,11 +113,11 @@ pub fn init() {
         None
     };
     let Some(header) = header else {
-        report!("the trace's file cannot be read back: nothing is recorded");
+        report!("the header of the trace's file cannot be read: this process is not traced");
         return;
     };
     if areas::open_trace().is_err() {
-        report!("there is no memory for a trace: nothing is recorded");
+        report!("there is no memory for a trace: this process is not traced");
         return;
     }
     let (wall, monotonic) = (
@@ -133,7 +133,7 @@ pub fn init() {
     ON.store(true, Ordering::Release);
 }
 
-/// Starts the reclaim thread, limit or not, in a process that records.
+/// Starts the reclaim thread in a process that records, even without a limit.
 pub fn start() {
     if on() {
         upcalls::start_reclaimer();
@@ -148,13 +148,13 @@ fn clock_ns(clock: i32) -> u64 {
     t[0] as u64 * 1_000_000_000 + t[1] as u64
 }
 
-/// Is a trace being written?
+/// Whether a trace is being written.
 #[inline(always)]
 pub fn on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// The swap cache's bound while a trace without a limit is written.
+/// The swap cache's bound while a trace is written without a limit on local memory.
 pub fn cache_pages() -> Option<usize> {
     (on() && state::seg().local_limit_pages().is_none()).then_some(CACHE_PAGES)
 }
@@ -164,19 +164,19 @@ fn sampled(page: PageId) -> bool {
     is_sampled(page, SampleRate(RATE.load(Ordering::Relaxed)))
 }
 
-/// Is this page's life recorded?
+/// Whether events of this page are recorded.
 #[inline(always)]
 pub fn records(page: PageId) -> bool {
     on() && sampled(page)
 }
 
-/// A fault on `page` begins: its time in ticks, or 0 when it is not recorded.
+/// Begins a fault on `page`: returns the time in ticks, or 0 if the page is not recorded.
 #[inline(always)]
 pub fn begin(page: PageId) -> u64 {
     if records(page) { proc::ticks() | 1 } else { 0 }
 }
 
-/// The fault that began at `begun` found `met` and has been resolved.
+/// Records the fault that began at `begun`, found the word `met`, and has been resolved.
 #[cold]
 pub fn fault(begun: u64, page: PageId, met: Word, write: bool) {
     let kind = match met.state() {
@@ -185,7 +185,7 @@ pub fn fault(begun: u64, page: PageId, met: Word, write: bool) {
         State::Cached if met.has(flag::SAMPLED) => Kind::SampledTouch,
         State::Cached if met.has(flag::PREFETCHED) => Kind::PrefetchHit,
         State::Cached => Kind::SecondChance,
-        // Waited for the prefetch of the page. Otherwise the thread that brought it in records it.
+        // This fault waited for the prefetch of the page. Otherwise the thread that brought it in records it.
         State::Resident if met.has(flag::PREFETCHED) => Kind::PrefetchHit,
         _ => return,
     };
@@ -198,7 +198,7 @@ pub fn fault(begun: u64, page: PageId, met: Word, write: bool) {
     );
 }
 
-/// Something else happened to `page`.
+/// Records an event of another `kind` on `page`.
 #[inline(always)]
 pub fn note(page: PageId, kind: Kind) {
     if records(page) {
@@ -206,8 +206,8 @@ pub fn note(page: PageId, kind: Kind) {
     }
 }
 
-/// `pages` pages from `from` on were filled with zeros because of a fault on `touched`: they count as
-/// touched now, though the touches of the others are only expected.
+/// Records `pages` pages from `from` on that were filled with zeros because of a fault on `touched`. All count as
+/// touched now, although touches of the others are only expected.
 #[inline]
 pub fn filled_ahead(from: PageId, pages: usize, touched: PageId) {
     if on() {
@@ -218,7 +218,7 @@ pub fn filled_ahead(from: PageId, pages: usize, touched: PageId) {
     }
 }
 
-/// The contents of `from` are at `to` now.
+/// Records that the contents of `from` have moved to `to`.
 #[inline]
 pub fn moved(from: PageId, to: PageId) {
     note(from, Kind::Discard);
@@ -237,7 +237,7 @@ fn push(page: PageId, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
                 Err(now) => at = now,
             }
         } else if turn < free {
-            // It still holds the record of a lap ago.
+            // The entry still holds the record of the previous lap.
             state::count(Counter::TraceDropped, 1);
             return;
         } else {
@@ -257,7 +257,7 @@ fn push(page: PageId, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
     }
 }
 
-/// Length of ticks, and the time since the trace began.
+/// The present, to convert ticks: their length, and the time since the trace began.
 struct Now {
     ticks: u64,
     trace_ns: u64,
@@ -280,7 +280,7 @@ impl Now {
     }
 }
 
-/// Appends what the ring holds to the file, unless another thread is at it. The caller is inside.
+/// Appends the ring's records to the file, unless another thread is doing so. The caller is inside `freeze::enter`.
 pub fn flush() {
     if FLUSHING.load(Ordering::Relaxed) || FLUSHING.swap(true, Ordering::Acquire) {
         return;
@@ -289,7 +289,7 @@ pub fn flush() {
     FLUSHING.store(false, Ordering::Release);
 }
 
-/// The work of [`flush`]; the caller has set FLUSHING.
+/// Does the work of [`flush`]; the caller has set FLUSHING.
 fn write_out() {
     let buffer = (areas::trace() + SLOTS as usize * core::mem::size_of::<Slot>()) as *mut u8;
     // SAFETY: behind the ring, in the same area; FLUSHING makes this the only reference.
@@ -332,7 +332,7 @@ fn write_out() {
     }
 }
 
-/// The kind that [`push`] stored.
+/// Decodes the kind that [`push`] stored.
 fn kind_of(raw: u8) -> Kind {
     use Kind::*;
     [
@@ -349,7 +349,8 @@ fn kind_of(raw: u8) -> Kind {
     .unwrap_or(Evict)
 }
 
-/// Slots are used again: some bits of the pid keep a later process's pages from an earlier one's.
+/// A number for this process. Process slots are reused, so some bits of the pid distinguish a later process's pages
+/// from an earlier one's.
 fn process() -> u16 {
     let seg = state::seg();
     let me = state::slot() as *const _;
@@ -374,20 +375,20 @@ fn append(bytes: &[u8]) {
     if r == Ok(bytes.len()) {
         return;
     }
-    // Going on could only leave half a record before the records of other processes.
+    // Stop here: another write could leave half a record before the records of other processes.
     state::count(
         Counter::TraceDropped,
         ((bytes.len() - r.unwrap_or(0)) / RECORD_BYTES) as u64,
     );
     if ON.swap(false, Ordering::Relaxed) {
         report!(
-            "the trace cannot be written (error {}): it ends here",
+            "the trace cannot be written (error {}): it stops here",
             r.err().unwrap_or(Errno(libc::ENOSPC)).0
         );
     }
 }
 
-/// Writes everything that was recorded so far, waiting for another thread that writes.
+/// Writes all records so far, waiting if another thread is writing.
 fn flush_all() {
     while FLUSHING.swap(true, Ordering::Acquire) {
         yield_now();
@@ -396,7 +397,7 @@ fn flush_all() {
     FLUSHING.store(false, Ordering::Release);
 }
 
-/// Before the program's image goes: what is in the ring would go with it.
+/// Flushes the ring before exec replaces the program's image, which holds it.
 pub fn before_exec() {
     if on() {
         let _inside = freeze::enter();
@@ -404,9 +405,8 @@ pub fn before_exec() {
     }
 }
 
-/// `exit` comes by here: the site in glibc's `_exit` is one that is left unpatched, so the hook of
-/// `exit_group` alone would not do. A process that calls `_exit` itself, or is killed, loses the
-/// records since the last round.
+/// Runs at `exit`: the call site in glibc's `_exit` is left unpatched, so the hook of `exit_group` is not enough. A
+/// process that calls `_exit` itself, or is killed, loses the records since the last round.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
@@ -415,7 +415,7 @@ extern "C" fn end() {
     at_exit();
 }
 
-/// The process ends: so does the life of its pages.
+/// Records the discard of all pages when the process ends.
 pub fn at_exit() {
     if !on() {
         return;
@@ -438,8 +438,7 @@ pub fn at_exit() {
     flush_all();
 }
 
-/// The reclaim thread's part: unmaps some of the sampled pages and writes what was recorded.
-/// Returns the time in ns until it wants to be called again.
+/// The reclaim thread's part: unmaps some of the sampled pages and writes records. Returns the ns until its next call.
 pub fn background() -> u64 {
     if !on() {
         return IDLE_NS;
@@ -465,13 +464,13 @@ pub fn background() -> u64 {
     pause
 }
 
-/// True when there may be more to unmap at once.
+/// Unmaps one batch. Returns true if there may be more to unmap at once.
 fn unmap_some() -> bool {
     let mut ctx = context::reclaim();
     let ctx = &mut *ctx;
     let half = cache::slots().capacity() / 2;
     if cache::slots().available() < half {
-        // Under a limit the cache is small, and mostly reclaim's own.
+        // With a limit the cache is small, and reclaim needs most of it.
         reclaim::write_out(ctx, half - cache::slots().available());
     }
     let most = cache::slots()
@@ -486,8 +485,8 @@ fn unmap_some() -> bool {
     ctx.batch.pages() > 0 && reclaim::unmap(ctx, true) > 0
 }
 
-/// Some resident sampled pages, at most `most`. Blocks are passed over at random: were pages always
-/// unmapped in the same order, a hot set would look like a loop over it.
+/// Selects at most `most` resident sampled pages. Blocks are skipped at random: if pages were always unmapped in the
+/// same order, a hot set would look like a loop over it.
 fn select(batch: &mut VictimBatch, most: u32) {
     let table = areas::table();
     let (mut at, mut looked, mut wraps) = (HAND.load(Ordering::Relaxed), 0, 0);

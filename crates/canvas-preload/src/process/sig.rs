@@ -245,10 +245,7 @@ fn resolve(f: &mut Fault) {
     }
     let (addr, why) = (f.addr, f.why);
     if matches!(why, Resolved::Unreachable | Resolved::Lost) {
-        report!(
-            "page {addr:#x}: {}; the program is told by SIGBUS",
-            why.reason()
-        );
+        report!("page {addr:#x}: {}; the program gets SIGBUS", why.reason());
     }
     if why == Resolved::NoMemory {
         if f.shared {

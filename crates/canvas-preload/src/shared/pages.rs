@@ -496,7 +496,7 @@ pub fn resolve(page: u32) -> Resolved {
                 Fill::Damaged => {
                     count(Counter::VerifyFailure, 1);
                     report!(
-                        "the far copy of shared page {:#x} does not verify; the program is told by SIGBUS",
+                        "the far copy of shared page {:#x} does not verify; the program gets SIGBUS",
                         addr_of(page)
                     );
                     return Resolved::Poisoned;
@@ -553,7 +553,7 @@ fn vanished(page: u32) -> Resolved {
     if cur.state() == State::Resident && there == Ok(false) {
         count(Counter::Anomaly, 1);
         report!(
-            "shared page {:#x} vanished from memory; the program is told by SIGBUS",
+            "shared page {:#x} vanished from memory; the program gets SIGBUS",
             addr_of(page)
         );
         w.store(
