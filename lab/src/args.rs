@@ -372,7 +372,7 @@ fn scale(text: &str) -> Result<f64, &'static str> {
     match text.parse::<f64>() {
         Ok(x) if (0.001..=1000.0).contains(&x) => Ok(x),
         Ok(_) => Err("it is out of range; write 0.001 to 1000"),
-        Err(_) => Err("it is no number; write one such as 0.5"),
+        Err(_) => Err("it is not a number; write one such as 0.5"),
     }
 }
 

@@ -245,7 +245,7 @@ fn bad_arguments_of_run_are_2_and_change_nothing() {
         ("quick --ratios half", "--ratios"),
         ("quick --repeats 0", "--repeats"),
         ("quick --scale 0", "it is out of range"),
-        ("quick --scale big", "it is no number"),
+        ("quick --scale big", "it is not a number"),
         ("quick --time-max 3", "it has no unit"),
         ("quick --time-max 0s", "it is out of range"),
         ("quick --time-max soonm", "it does not start with a number"),

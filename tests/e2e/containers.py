@@ -104,7 +104,7 @@ def container_kill(r):
     doctor = json.loads(p.stdout or "{}")
     r.same((p.returncode, doctor.get("mode")), (1, None), f"doctor ({p.stderr[:200]})")
     r.same({c["call"]: c["error"] for c in doctor["refused"]}, {"userfaultfd": "SIGSYS"}, "refused")
-    one_sentence(r, under(r, kill, "run", "--local", "16M", "--", "true"), "userfaultfd is refused")
+    one_sentence(r, under(r, kill, "run", "--local", "16M", "--", "true"), "refuses userfaultfd")
 
 
 def recipe():

@@ -90,8 +90,8 @@ def deep_limit(r):
     r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
     r.require(canvas.find(stats, "mmaps_refused", default=0) > 0, "stats: mmaps_refused = 0")
     r.require(canvas.find(stats, "pages_sunk") > 0, "stats: pages_sunk = 0")
-    told = c.err().count("far limit is reached")
-    r.require(1 <= told <= 3, f"the far limit is told of {told} times\n{c.tail()}")
+    told = c.err().count("the pool and far memory are full")
+    r.require(1 <= told <= 3, f"full far memory is reported {told} times\n{c.tail()}")
     r.note(f"granted {granted} MiB; {canvas.summary(stats)}")
 
 

@@ -321,7 +321,7 @@ def killed(r):
     settled(r, "everything is free", lambda s: (s["stored_pages"], s["stored_bytes"], s["pool_bytes"]) == (0, 0, 0))
     r.note(f"answered again after {max(pauses) * 1000:.0f} ms at most; {sum(w.writes for w in writers)} writes beside")
     said = c.err()
-    r.require("its server died of SIGABRT; another one goes on with what is stored" in said, said)
+    r.require("its server died of SIGABRT; another one takes over the stored data" in said, said)
     ends(r, c, path)
 
 

@@ -101,7 +101,7 @@ def far(r):
     server = server_of(r, c)
     clients.outlive(lambda: r.stop(c, signal.SIGKILL, expect=-9))
     code, _, why = ask("set", "vm", "weight=8")
-    r.require(code == 2 and "does not answer, and its far memory can be asked by no other" in why, f"{code}: {why}")
+    r.require(code == 2 and "does not answer, and only that command can change its far memory" in why, f"{code}: {why}")
     r.same(json.loads(ask("status", "vm", "--json")[1])["pid"], server, "who serves it")
     clients.judge()
     os.kill(server, signal.SIGTERM)

@@ -94,7 +94,7 @@ def status(r):
     # Its bounds can be changed, all or none, where it has far memory; what is for programs alone leaves it out.
     for name, pairs, want in (("vm", ("weight=7", "local=1G"), "local is nothing that a disk has"),
                               ("vm", ("weight=7", "pool=7M"), "write 6M or less"),
-                              ("vm", ("weight=7", "spill-at=0"), "it is no part of the pool"),
+                              ("vm", ("weight=7", "spill-at=0"), "it is not a part of the pool"),
                               ("disk", ("weight=7",), "this disk has no far memory")):
         code, _, why = ask("set", name, *pairs)
         r.require(code == 2 and want in why, f"{name} {pairs}: {code}: {why}")
@@ -166,7 +166,7 @@ def terms(r):
                 canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
     at = (f"--to=agent:{sock}", "--tenant", "vm")
-    for flags, why in ((("--pool", "9M"), "--pool 9M is more than the agent's operator gives this tenant; write 8M or less"),
+    for flags, why in ((("--pool", "9M"), "--pool 9M is more than the agent's operator allows this tenant; write 8M or less"),
                        (("--far", "129M"), "--far 129M is more than"), (("-o", "weight=51"), "weight 51 is more than"),
                        (("-o", "swap-out-limit=none"), "-o swap-out-limit=none is more than")):
         done = subprocess.run([r.session.canvas, "disk", "--size", "64M", "--nbd", r.path("no.sock"), *at, *flags],

@@ -296,7 +296,7 @@ def swap_host(r):
     wrong = text("wrong.txt").splitlines()
     r.same(len(wrong), 5, f"lines about what cannot be: {wrong}")
     for line, sentence in zip(wrong, ("write: modprobe ublk_drv", "MiB available; write a smaller --pool",
-                                      "goes without far memory", "takes root", "in a control group with a limit")):
+                                      "excludes far memory", "needs root", "in a control group with a limit")):
         r.require(sentence in line, f"{line!r} lacks {sentence!r}")
     r.same(text("left"), 2 * "/dev/ublk-control\n", "devices after what was refused, and in the end")
     r.same(text("score"), "-1000\n", "oom_score_adj")
@@ -326,7 +326,7 @@ ATTACHED = r"""
     until [ "$(cat /sys/block/nbd0/size)" -gt 0 ]; do sleep 0.2; done
     dd if=/dev/nbd0 of=/dev/null bs=4k count=1 && exit 21
     mkswap /dev/nbd0 && exit 22
-    until grep -q 'is not served' /out/said.txt; do sleep 0.2; done
+    until grep -q 'is no longer served' /out/said.txt; do sleep 0.2; done
     kill -TERM $disk
     wait $disk || exit 11
     wait $attached

@@ -344,7 +344,7 @@ def both_full(r):
     if not r.managed:
         return
     r.same(c.out(), "mapped\n", "output")
-    r.require("far limit is reached" in c.err(), "no line on stderr tells why")
+    r.require("the pool is full: reclaim stops" in c.err(), "no line on stderr tells why")
 
 
 @check("shared-budget", timeout_s=120, **C)

@@ -119,11 +119,11 @@ def refusals(r, pid, addr):
         (["read", gone.pid, addr, 64], (), f"there is no process {gone.pid}"),
         (["read", os.getpid(), addr, 64], (), "is not managed by canvas"),
         (["read", pid, "0x1000", 64], (), "nothing is mapped at 0x1000"),
-        (["read", pid, "here", 64], (), "it is no address"),
+        (["read", pid, "here", 64], (), "it is not an address"),
         (["read", pid, addr, 0], (), "the range is empty"),
         (["dump", gone.pid, "-o", r.path("no.core")], (), f"there is no process {gone.pid}"),
         (["dump", os.getpid(), "-o", r.path("no.core")], (), "is not managed by canvas"),
-        (["dump", pid, "-o", r.path("expected.bin")], (), "write another name behind -o"),
+        (["dump", pid, "-o", r.path("expected.bin")], (), "write another name after -o"),
     ]
     if stranger:
         cases.append((["read", pid, addr, 64], stranger, "may not be read"))
@@ -172,7 +172,7 @@ def stopped(r, pid, addr, size):
         os.kill(pid, signal.SIGSTOP)
         try:
             code, got, err = command(r, "read", pid, hex(addr), size, "--raw")
-            if code == 1 and "on its way to or from far memory" in err and n < STOPS - 1:
+            if code == 1 and "in transit to or from far memory" in err and n < STOPS - 1:
                 continue
             r.same((code, err), (0, ""), "canvas read, stopped")
             yield got

@@ -265,7 +265,7 @@ def learn_java(r):
 
 @check("learn-file", timeout_s=100, modes=("signal",))
 def learn_file(r):
-    """A file that is somebody else's is refused and stays; a damaged one is told of, and written anew."""
+    """A file that is somebody else's is refused and stays; a damaged one is reported and overwritten."""
     if not r.managed:
         return
 
@@ -279,7 +279,7 @@ def learn_file(r):
 
     mine, book = r.write("mine", "important\n"), r.path("book")
     done = run(mine)
-    r.require(done.returncode == 125 and "would be lost" in done.stderr, f"{done}")
+    r.require(done.returncode == 125 and "would be overwritten" in done.stderr, f"{done}")
     with open(mine) as f:
         r.same(f.read(), "important\n", "the file")
     for path in (r.path("no/such"), r.dir):
@@ -297,9 +297,9 @@ def learn_file(r):
         with open(book, "wb") as f:
             f.write(bytes_)
         done = run(book)
-        r.require(done.returncode == 0 and "written anew" in done.stderr and done.stderr.count("\n") == 1, f"{what}: {done}")
+        r.require(done.returncode == 0 and "it is overwritten" in done.stderr and done.stderr.count("\n") == 1, f"{what}: {done}")
     p = python(r, "anew", book, pages=4000)
     p.resume(lambda: p.line("all"))
     p.end()
-    r.require(b"CANVASLR" == whole()[:8] and len(whole()) > 100, "it was not written anew")
+    r.require(b"CANVASLR" == whole()[:8] and len(whole()) > 100, "it was not overwritten")
     r.same(sorted(f for f in os.listdir(r.dir) if f.endswith(".tmp")), [], "files left behind")

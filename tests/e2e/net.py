@@ -282,7 +282,7 @@ def refusals(r):
     said([canvas, "serve", "--listen", "127.0.0.1:0", "--memory", "1G", "--key-file", shown], 2, others)
     run = [canvas, "run", "--local", "16M", "--far", "64M", "--to", "10.77.0.1:7070"]
     said([*run, "--key-file", shown, "--", "true"], 125, others)
-    said([*run, "--", "true"], 125, r"^canvas: .*only talked to with a key; write --key-file FILE")
+    said([*run, "--", "true"], 125, r"^canvas: .*takes a cluster key; write --key-file FILE")
     said([canvas, "serve", "--listen", "10.77.0.1:7070", "--memory", "1G"], 2, r"^canvas: .*key")
     said([canvas, "serve", "--listen", "127.0.0.1:0", "--memory", "0", "--key-file", right], 2,
          r"^canvas: --memory is less than one slab; write 64M or more")

@@ -67,7 +67,7 @@ print("right", flush=True)
 
 def missing():
     if not os.path.exists("/sys/devices/system/node/node0/meminfo"):
-        return "this kernel tells of no NUMA nodes"
+        return "this kernel reports no NUMA nodes"
     return None
 
 
@@ -214,10 +214,10 @@ def numa_refused(r):
         (["--local", "16M", "--numa", "1"], "write N=SIZE, such as 1=16G"),
         (["--local", "16M", "--numa", "0=1000"], "write 1M or more"),
         (["--local", "16M", "--numa", "0=1T"], "write 256G or less"),
-        (["--local", "16M", "--numa", "0=0"], "lets nothing go there"),
+        (["--local", "16M", "--numa", "0=0"], "leaves no room there"),
         (["--local", "16M", "--numa", many], "it names 5 nodes; write 4 at most"),
         (["--local", "16M", "--numa", "0=1M", "--numa", "0=2M"], "names node 0 twice"),
-        (["--numa", "0=1M"], "--numa without --local has no use"),
+        (["--numa", "0=1M"], "--numa without --local has no effect"),
         (["--local", "16M", "--tenant", "refused"], "names node 0 twice"),
     ]
     if missing() is None:

@@ -279,7 +279,7 @@ def joined_pool(r):
     r.wait(idle, timeout_s=30)
     r.require("right" in idle.out(), f"no closing line\n{idle.tail()}")
     for c in (idle, other):
-        r.same(c.err().count("far limit is reached"), 0, f"far limit, told by {c.argv}")
+        r.same(c.err().count("full: reclaim stops"), 0, f"pool or far memory reported full by {c.argv}")
     stats = r.load_stats(idle)
     r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
     dropped = canvas.find(stats, "pool_copies_dropped")

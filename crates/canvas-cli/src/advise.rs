@@ -160,7 +160,7 @@ fn table(told: &Told) -> String {
                 percent(is)
             ),
             (Some(bytes), ..) if bytes < all => format!(
-                "for {speed} of full speed: --local {} (foretold, not tried)\n",
+                "for {speed} of full speed: --local {} (predicted, not measured)\n",
                 whole_mib(bytes)
             ),
             _ => format!("for {speed} of full speed: all of {}\n", Bytes(all)),

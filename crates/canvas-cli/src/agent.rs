@@ -37,7 +37,8 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
     // It has keys.
     let _ = nix::sys::prctl::set_dumpable(false);
     // Before the first thread, so that none of them ever gets one.
-    let signals = signals().map_err(|e| fail(&format!("signals cannot be had: {}", e.desc())))?;
+    let signals =
+        signals().map_err(|e| fail(&format!("signals cannot be received: {}", e.desc())))?;
     let Settled { terms, shared } = match &args.config {
         Some(file) => config::settled(file)?,
         None => Settled::default(),

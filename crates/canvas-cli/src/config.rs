@@ -75,11 +75,11 @@ enum ValueError {
     #[error("it is a switch; write true or false")]
     Switch,
     /// An item of its list is something else.
-    #[error("its list is to hold strings")]
+    #[error("its list must hold strings")]
     List,
     /// It cannot stand behind a flag.
     #[error(
-        "its value is neither a string nor a number; write it as behind the flag, in quotes: \
+        "its value is neither a string nor a number; write it as after the flag, in quotes: \
          \"4G\""
     )]
     Kind,
@@ -139,7 +139,7 @@ fn add_tenants(
         Ok(text) => text,
         // The host's file is its operator's; the program starts without what it says.
         Err(why) if file == Path::new(DEFAULT) => {
-            say(format_args!("{why}; this {command} goes without it"));
+            say(format_args!("{why}; this {command} ignores the file"));
             return Ok(());
         }
         Err(why) => return Err(why.to_string()),
@@ -337,7 +337,7 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
         let line = |e: &toml::de::Error| {
             let place = e.span().map_or(0, |s| s.start);
             let why = e.message().lines().next().unwrap_or_default();
-            format!("{}: it is no TOML: {why}", at(place))
+            format!("{}: it is not TOML: {why}", at(place))
         };
         return Err(syntax.iter().map(line).collect());
     }
@@ -368,14 +368,14 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
                     } else {
                         errors.push((
                             line,
-                            format!("{kind}.{named} is no section; write [{kind}.{named}]"),
+                            format!("{kind}.{named} is not a section; write [{kind}.{named}]"),
                         ));
                     }
                 }
             }
             ("agent" | "serve" | SHARED | "tenant" | "disk", _) => errors.push((
                 line,
-                format!("{named} is no key but a section; write [{named}]"),
+                format!("{named} is a section, not a key; write [{named}]"),
             )),
             _ => errors.push((
                 line,
@@ -421,7 +421,7 @@ fn tenants_that_are_disks(
             if !all.contains(&named) {
                 let (last, first) = all.split_last().unwrap_or((&"", &[]));
                 let why = format!(
-                    "[tenant.{name}] {named}: {name} is a disk ([disk.{name}]), of which only {} and {last} are settled; leave it out",
+                    "[tenant.{name}] {named}: {name} is a disk ([disk.{name}]), for which only {} and {last} can be set here; leave it out",
                     first.join(", ")
                 );
                 errors.push((at(key.span().start), why));
@@ -647,7 +647,7 @@ to = ["agent"]
             ),
             (
                 "[tenant.\"a b\"]\n",
-                "1: [tenant.a b]: it is no name of a tenant",
+                "1: [tenant.a b]: it is not a tenant's name",
             ),
             (
                 "[tenant]\nlocal = \"1G\"\n",
@@ -657,14 +657,14 @@ to = ["agent"]
                 "[agent]\nfar = true\n",
                 "2: [agent] far: its value is neither a string nor a number",
             ),
-            ("[agent\n", "1: it is no TOML: "),
+            ("[agent\n", "1: it is not TOML: "),
             (
                 "[agent]\ntimeliness = \"maybe\"\n",
                 "2: [agent] timeliness: it is neither; write on or off",
             ),
             (
                 "[agent]\nspin = \"1ms\"\nspin = \"2ms\"\n",
-                "3: it is no TOML: ",
+                "3: it is not TOML: ",
             ),
             (
                 "[agent]\ncopies = \"4\"\n",
@@ -691,7 +691,7 @@ to = ["agent"]
         let want = |line: u32, key: &str| {
             format!(
                 "{line}: [tenant.vm] {key}: vm is a disk ([disk.vm]), of which only pool, pool_floor, far, copies, \
-                 weight, swap_in_limit and swap_out_limit are settled; leave it out"
+                 weight, swap_in_limit and swap_out_limit can be set here; leave it out"
             )
         };
         let got = errors(&format!("{disk}{wrong}"));
@@ -712,7 +712,7 @@ to = ["agent"]
             [("pool-floor", "8M")]
         );
         let small = "[tenant.web]\npool_floor = \"8K\"\n";
-        let want = "2: [tenant.web] pool_floor: it is too little to work with; write 1M or more";
+        let want = "2: [tenant.web] pool_floor: it is too small; write 1M or more";
         assert_eq!(errors(small), [want]);
     }
 
@@ -763,7 +763,7 @@ to = ["agent"]
             ),
             (
                 "[shared]\nlocal = \"64M\"\nfloor = \"512K\"\n",
-                "3: [shared] floor: it is too little to work with; write 1M or more",
+                "3: [shared] floor: it is too small; write 1M or more",
             ),
             ("[shared]\nlocal = \"much\"\n", "2: [shared] local: "),
             (

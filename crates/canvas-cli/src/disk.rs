@@ -66,7 +66,7 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     let swap_host = given.value(SWAP_HOST).0;
     if !given.has(NBD) && !given.has(VHOST_USER) && !swap_host {
         return Err(Failure::usage(
-            "nobody could reach the disk; write --vhost-user PATH, --nbd PATH or --swap-host",
+            "the disk would have no clients; write --vhost-user PATH, --nbd PATH or --swap-host",
         ));
     }
     let far = far(args)?;
@@ -348,9 +348,7 @@ fn pages(size: Size) -> Result<u64, Failure> {
         }
         pages if pages > PAGES_MAX => {
             let most = Size::from_bytes(PAGES_MAX * page);
-            fail(format!(
-                "is more than canvas can number; write {most} or less"
-            ))
+            fail(format!("is too large; write {most} or less"))
         }
         pages => Ok(pages),
     }
@@ -383,7 +381,7 @@ fn stands_alone(args: &DiskArgs) -> Result<(), Failure> {
 fn pool(args: &DiskArgs, disk: Size) -> Result<Size, Failure> {
     match args.settings.get(POOL) {
         Some(size) if size.bytes > POOL_BYTES_MAX => Err(Failure::usage(format!(
-            "--pool {size} is more than canvas can number; write {} or less",
+            "--pool {size} is too large; write {} or less",
             Size::from_bytes(POOL_BYTES_MAX)
         ))),
         Some(size) => Ok(size),
@@ -701,6 +699,6 @@ mod tests {
             wrong(4097),
             "--size 4097 is no whole number of pages; write a multiple of 4K"
         );
-        assert!(wrong(1 << 43).contains("is more than canvas can number; write "));
+        assert!(wrong(1 << 43).contains("is too large; write "));
     }
 }

@@ -145,13 +145,13 @@ fn dispatched(args: &DispatchArgs) -> Result<i32, Failure> {
     if let (exit::OK, Some(learned), Ok(past)) = (ended.code, &ended.learned, &past)
         && let Err(why) = past.note(&key, learned)
     {
-        say(format_args!("this run is not remembered: {why}"));
+        say(format_args!("this run is not recorded: {why}"));
     }
     Ok(ended.code)
 }
 
 fn ignored(why: &past::PastError) {
-    say(format_args!("earlier runs are not looked at: {why}"));
+    say(format_args!("earlier runs are ignored: {why}"));
 }
 
 /// The flags of `canvas run` that the environment has; `None` when they are wrong, which was said.
@@ -166,7 +166,7 @@ fn run_flags(args: &DispatchArgs) -> Result<Option<RunArgs>, Failure> {
         Err(Wrong::File(failure)) => return Err(failure),
         Ok(cli) => match cli.command {
             Command::Run(flags) => flags,
-            _ => return Err(Failure::run("the command line makes no sense")),
+            _ => return Err(Failure::run("the command line is not that of a run")),
         },
     };
     if flags.settings.has(TENANT) {
@@ -474,8 +474,8 @@ mod tests {
     fn what_a_sentence_says_of_flags_it_says_of_variables() {
         for (sentence, want) in [
             (
-                "--to without --far has no use; write --far too",
-                "to in CANVAS_OPTIONS without CANVAS_FAR has no use; write CANVAS_FAR too",
+                "--to without --far has no effect; write --far too",
+                "to in CANVAS_OPTIONS without CANVAS_FAR has no effect; write CANVAS_FAR too",
             ),
             (
                 "--socket /x: \u{e4}, (--local)",

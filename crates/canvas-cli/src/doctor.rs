@@ -105,7 +105,7 @@ pub fn advice(f: &Facts) -> Vec<String> {
     }
     if f.max_map_count.is_some_and(|n| n < MAPS_COMFORT) {
         say(format!(
-            "few mappings are allowed a process: set vm.max_map_count={MAPS_COMFORT} or more"
+            "few mappings are allowed per process: set vm.max_map_count={MAPS_COMFORT} or more"
         ));
     }
     if let Some(why) = &f.rdma.error
@@ -120,10 +120,10 @@ pub fn advice(f: &Facts) -> Vec<String> {
         ));
     }
     if f.page_hash.is_none() {
-        say("this processor shows no PCLMULQDQ, so each page that is evicted or comes back costs about 6 us more for its hash: in a virtual machine, give the guest the flag `pclmulqdq` (and `avx2`, `vpclmulqdq`)".into());
+        say("this processor shows no PCLMULQDQ, so the hash of each page that is evicted or comes back takes about 6 us longer: in a virtual machine, give the guest the flag `pclmulqdq` (and `avx2`, `vpclmulqdq`)".into());
     }
     if f.overcommit == Some(2) {
-        say("vm.overcommit_memory=2 counts memory that is far as if it were local: set it to 0, or raise vm.overcommit_ratio".into());
+        say("vm.overcommit_memory=2 counts far memory as if it were local: set it to 0, or raise vm.overcommit_ratio".into());
     }
     if f.glibc.is_none() {
         say(

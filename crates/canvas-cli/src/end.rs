@@ -43,7 +43,7 @@ pub fn run(args: &EndArgs) -> Result<i32, Failure> {
         Ok(Answer::Refused { why, .. }) => return Err(Failure::usage(why)),
         Ok(_) | Err(_) => {
             return Err(Failure::usage(
-                "the agent's answer makes no sense; use the same canvas for both",
+                "the agent's answer is not understood; use the same release of canvas for both",
             ));
         }
     }

@@ -109,7 +109,7 @@ pub fn value_sentence(error: &clap::Error) -> String {
             match why.and_then(|e| e.downcast_ref::<std::num::ParseIntError>()) {
                 None => why.map(ToString::to_string).unwrap_or_default(),
                 Some(_) => {
-                    "it is no whole number, or too large a one; write one such as 2".to_owned()
+                    "it is not a whole number, or is too large; write one such as 2".to_owned()
                 }
             }
         }
@@ -163,22 +163,25 @@ pub fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             let unknown = first(ContextKind::InvalidSubcommand);
             match unknown.as_str() {
                 "bench" => {
-                    "measuring is the laboratory's: write `lab run` (lab/README.md)".to_owned()
+                    "measurements are a program of their own: write `lab run` (lab/README.md)"
+                        .to_owned()
                 }
                 "workload" | "replay" | "report" => {
-                    format!("this is the laboratory's: write `lab {unknown}` (lab/README.md)")
+                    format!(
+                        "this is part of the program `lab`: write `lab {unknown}` (lab/README.md)"
+                    )
                 }
                 _ => format!("there is no command {unknown}; see `canvas --help`"),
             }
         }
         ErrorKind::MissingRequiredArgument if argv.get(1).is_some_and(|a| a == "run") => {
-            "there is no program to run; write it behind the flags: canvas run --local 1G -- CMD"
+            "there is no program to run; write it after the flags: canvas run --local 1G -- CMD"
                 .to_owned()
         }
         ErrorKind::MissingRequiredArgument
             if argv.get(1).is_some_and(|a| a == "dispatch") && flag.contains("CMD") =>
         {
-            "there is no program to run; write it behind the flags: canvas dispatch -- CMD"
+            "there is no program to run; write it after the flags: canvas dispatch -- CMD"
                 .to_owned()
         }
         ErrorKind::MissingRequiredArgument => {

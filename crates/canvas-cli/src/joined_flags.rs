@@ -25,19 +25,22 @@ pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
     let (segment, far) = joined.map()?;
     let config = &segment.config;
     let name = &joined.host.name;
-    let refuse = |why: String| Err(Failure::run(format!("tenant {name} is there: {why}")));
+    let refuse = |why: String| Err(Failure::run(format!("tenant {name} exists already: {why}")));
     if config.pid_namespace.load(Relaxed) != pid_namespace() {
         return refuse(
-            "it runs in another container (PID namespace), and programs of two cannot share it; write another name after --tenant"
+            "it runs in another container (PID namespace), and programs in different containers cannot share it; write another name after --tenant"
                 .to_owned(),
         );
     }
     let given = &mut args.settings;
     if config.trace_fd.load(Relaxed) != 0 || given.has(TRACE) {
-        return refuse("a trace is of one run alone; write another name after --tenant".to_owned());
+        return refuse("a trace belongs to one run; write another name after --tenant".to_owned());
     }
     if given.has(LEARN) {
-        return refuse("recordings are of one run alone; leave learn out, or write another name after --tenant".to_owned());
+        return refuse(
+            "recordings belong to one run; leave learn out, or write another name after --tenant"
+                .to_owned(),
+        );
     }
     if given.has(SHARED) {
         return refuse(format!(
@@ -49,7 +52,7 @@ pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
     let there = there(joined, segment, far);
     if given.has(LOCAL) && !there.has(LOCAL) {
         return refuse(format!(
-            "{} is not what it has, none; leave it out",
+            "{} differs from the tenant's setting, none; leave it out",
             given.written(LOCAL)
         ));
     }

@@ -47,7 +47,7 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
         needs_local(given, LEARN, NOTHING_LEAVES)?;
     }
     needs_local(given, NUMA, NOTHING_LEAVES)?;
-    needs_local(given, SHARED, "canvas stands aside without a bound")?;
+    needs_local(given, SHARED, "without a limit canvas manages nothing")?;
     let mode = given.value(MODE).0;
     if given.has(SHARED) && mode == Some(Mode::Thread) {
         return Err(Failure::run(THREAD_MODE_SHARES_NOTHING));
@@ -80,7 +80,7 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
     })
 }
 
-const NOTHING_LEAVES: &str = "nothing leaves memory without a bound";
+const NOTHING_LEAVES: &str = "nothing is evicted without a limit";
 
 /// A setting without a use where local memory has no bound.
 fn needs_local<T>(given: &Settings, key: Key<T>, why: &str) -> Result<(), Failure> {
@@ -88,7 +88,7 @@ fn needs_local<T>(given: &Settings, key: Key<T>, why: &str) -> Result<(), Failur
         return Ok(());
     }
     Err(Failure::run(format!(
-        "{} without --local has no use: {why}; write --local SIZE too",
+        "{} without --local has no effect: {why}; write --local SIZE too",
         given.spelled(key)
     )))
 }
@@ -125,7 +125,7 @@ pub fn far_slabs(given: &Settings, ram_bytes: u64) -> Result<Option<usize>, Fail
         None => match written_about_far(given) {
             None => Ok(None),
             Some(setting) => Err(Failure::run(format!(
-                "{setting} without --far has no use; write --far SIZE for how much memory may go there"
+                "{setting} without --far has no effect; write --far SIZE to say how much memory may go there"
             ))),
         },
     }
@@ -313,7 +313,7 @@ fn preferred(all: &[SocketAddr]) -> Option<SocketAddr> {
 fn address(flag: &str, name: &str, have_key: bool) -> Result<SocketAddr, Failure> {
     let found = name.to_socket_addrs().map_err(|e| {
         Failure::run(format!(
-            "{flag}{name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
+            "{flag}{name} cannot be found: {}; write a host and a port such as 10.0.0.5:7070",
             crate::reason(&e)
         ))
     })?;
@@ -321,7 +321,7 @@ fn address(flag: &str, name: &str, have_key: bool) -> Result<SocketAddr, Failure
         .ok_or_else(|| Failure::run(format!("{flag}{name} has no address")))?;
     if !have_key && !addr.ip().is_loopback() {
         return Err(Failure::run(format!(
-            "{flag}{addr} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
+            "{flag}{addr} is another host, which takes a cluster key; write --key-file FILE (`canvas keygen` makes one)"
         )));
     }
     Ok(addr)
@@ -457,19 +457,19 @@ mod tests {
         for (flags, want) in [
             (
                 &["--local", "0"][..],
-                "--local 0: it is too little to work with; write 8M or more, or a share such as 25%",
+                "--local 0: it is too small; write 8M or more, or a share such as 25%",
             ),
             (
                 &["--pool", "4K"][..],
-                "--pool 4K: it is too little to work with; write 1M or more",
+                "--pool 4K: it is too small; write 1M or more",
             ),
             (
                 &["-o", "proactive-batch=1K"][..],
-                "-o proactive-batch=1K: it is no part of memory to bring back at a time; write 4K to 64M",
+                "-o proactive-batch=1K: it is out of range; write 4K to 64M",
             ),
             (
                 &["-o", "proactive-batch=65M"],
-                "-o proactive-batch=65M: it is no part of memory to bring back at a time; write 4K to 64M",
+                "-o proactive-batch=65M: it is out of range; write 4K to 64M",
             ),
             (
                 &["--local", "16M", "-o", "swap-cache=16M"],
@@ -477,11 +477,11 @@ mod tests {
             ),
             (
                 &["--local", "16M", "--far", "1K"][..],
-                "--far 1K: it is too little to work with; write 1M or more",
+                "--far 1K: it is too small; write 1M or more",
             ),
             (
                 &["--local", "16M", "--far", "3T"][..],
-                "--far 3T: it is more than canvas can number; write 2T or less",
+                "--far 3T: it is too large; write 2T or less",
             ),
             (
                 &["--local", "16M", "--far", "1G", "-o", "far-wait=1us"][..],
@@ -502,7 +502,7 @@ mod tests {
             ),
             (
                 &["--local", "16M", "--far", "1G", "--to", "192.0.2.1:7"][..],
-                "--to 192.0.2.1:7 is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)",
+                "--to 192.0.2.1:7 is another host, which takes a cluster key; write --key-file FILE (`canvas keygen` makes one)",
             ),
             (
                 &["--local", "16M", "--far", "1G", "--copies", "1"][..],
@@ -510,11 +510,11 @@ mod tests {
             ),
             (
                 &["--shared", "1G"][..],
-                "--shared without --local has no use: canvas stands aside without a bound; write --local SIZE too",
+                "--shared without --local has no effect: without a limit canvas manages nothing; write --local SIZE too",
             ),
             (
                 &["--local", "64M", "--shared", "1K"][..],
-                "--shared 1K: it is too little to work with; write 1M or more",
+                "--shared 1K: it is too small; write 1M or more",
             ),
             (
                 &["--local", "64M", "--shared", "16M", "--mode", "thread"][..],
@@ -522,15 +522,15 @@ mod tests {
             ),
             (
                 &["--far", "1G"][..],
-                "--far without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
+                "--far without --local has no effect: nothing is evicted without a limit; write --local SIZE too",
             ),
             (
                 &["--to", "127.0.0.1:7"][..],
-                "--to without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
+                "--to without --local has no effect: nothing is evicted without a limit; write --local SIZE too",
             ),
             (
                 &["--local", "64M", "--to=agent:/x"][..],
-                "--to without --far has no use; write --far SIZE for how much memory may go there",
+                "--to without --far has no effect; write --far SIZE to say how much memory may go there",
             ),
         ] {
             let f = options(flags).unwrap_err();
@@ -670,7 +670,7 @@ mod tests {
         let want = "-o timeliness and --to agent exclude each other: the agent has its own; leave out one of them";
         assert_eq!((f.code, f.sentence.as_str()), (125, want));
         let f = options(&["-o", "timeliness=off"]).unwrap_err();
-        let want = "-o timeliness without --far has no use; write --far SIZE for how much memory may go there";
+        let want = "-o timeliness without --far has no effect; write --far SIZE to say how much memory may go there";
         assert_eq!((f.code, f.sentence.as_str()), (125, want));
     }
 }

@@ -26,7 +26,7 @@ pub fn until_it_ends(args: &RunArgs, learns: bool) -> Result<Ended, Failure> {
         }
     }
     Err(Failure::run(
-        "the tenant ends and begins all the time; try again, or write another name after --tenant",
+        "the tenant keeps ending and starting; try again, or write another name after --tenant",
     ))
 }
 

@@ -43,7 +43,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     let join = given.get(JOIN).unwrap_or_default();
     if gossip.is_none() && !join.is_empty() {
         return Err(Failure::usage(
-            "--join without --gossip has no use; write --gossip ADDR:PORT too",
+            "--join without --gossip has no effect; write --gossip ADDR:PORT too",
         ));
     }
     let seeds = options::members("--join ", &join, key.is_some())
@@ -120,9 +120,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         gossip.announce(free, lent);
     }
     if let Some(signal) = signal {
-        say(format_args!(
-            "serve: {signal}: ending; slabs that are lent: {lent}"
-        ));
+        say(format_args!("serve: {signal}: ending; slabs lent: {lent}"));
     }
     let until = Instant::now() + drain;
     while server.lent_slabs() > 0 && Instant::now() < until {
@@ -133,7 +131,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     let left = server.lent_slabs();
     if left > 0 {
         say(format_args!(
-            "serve: slabs that were not moved and are gone: {left}"
+            "serve: slabs freed before their clients moved them: {left}"
         ));
     }
     server.stop();

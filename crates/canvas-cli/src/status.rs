@@ -107,7 +107,7 @@ fn of(used: u64, limit: Option<u64>, share: Option<f64>) -> String {
     let share = share.map(|p| format!(" ({p}%)")).unwrap_or_default();
     match limit {
         Some(limit) => format!("{} of {}{share}", Bytes(used), Bytes(limit)),
-        None => "not bounded: canvas stands aside".to_owned(),
+        None => "no limit: canvas manages nothing".to_owned(),
     }
 }
 

@@ -157,7 +157,7 @@ mod tests {
             (["--local", "10%"], "--local 10% cannot be compared"),
             (["--pool", "1G"], "--pool 1G is more than"),
             (["--far", "1025M"], "--far 1025M is more than"),
-            (["--copies", "1+disk"], "its copies are settled"),
+            (["--copies", "1+disk"], "its copies are set"),
             (["-o", "weight=51"], "weight 51 is more than"),
             (
                 ["-o", "swap-in-limit=11M/s"],

@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_millis(100);
 pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Err(Failure::usage(
-            "this is no terminal; use `canvas stat` where nobody looks",
+            "this is not a terminal; use `canvas stat` there",
         ));
     }
     let fail = |what: &str, why: &str| Failure::usage(format!("{what}: {why}"));

@@ -174,7 +174,9 @@ fn how_slow(d: &DonorStatus) -> String {
     });
     match d.suspect {
         true => {
-            format!("donor {addr} is silent, and read after others until it answers{reads}{pings}")
+            format!(
+                "donor {addr} is silent, and is read only after others until it answers{reads}{pings}"
+            )
         }
         false => format!("donor {addr} answers much later than another{reads}{pings}"),
     }
@@ -206,7 +208,7 @@ pub fn judge(f: &Facts) -> Vec<Problem> {
         add(
             Code::HostShort,
             format!(
-                "this host has {available} of memory left, of which {reserve} are its reserve (-o host-reserve): the pool grows no more"
+                "this host has {available} of memory left, of which {reserve} are its reserve (-o host-reserve): the pool stops growing"
             ),
         );
     }
@@ -239,7 +241,7 @@ pub fn judge(f: &Facts) -> Vec<Problem> {
         add(
             Code::AgentSilent,
             format!(
-                "the agent of far memory has not said anything for {} s",
+                "the agent of far memory has not reported for {} s",
                 age.as_secs()
             ),
         );
@@ -248,8 +250,7 @@ pub fn judge(f: &Facts) -> Vec<Problem> {
         add(
             Code::LocalTooSmall,
             format!(
-                "--local is less than what cannot be paged and the least that each process needs: the \
-                 program runs over it; {} would do",
+                "--local is less than what cannot be paged and the least that each process needs: the program exceeds it; {} is enough",
                 Size::from_bytes(needed)
             ),
         );

@@ -335,11 +335,11 @@ pub struct Given {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MessageError {
     /// It has no version, or is no JSON object at all.
-    #[error("it is no message of canvas")]
+    #[error("it is not a message of canvas")]
     Alien,
     /// It is of another [`VERSION`].
     #[error(
-        "it is of version {0}, and this canvas speaks {ours}; use the same release on both sides", ours = VERSION
+        "it is of version {0}, and this canvas speaks {ours}; use the same release of canvas on both sides", ours = VERSION
     )]
     Version(u32),
     /// It has the right version, and is none of the messages of that; the decoder's words.
@@ -349,19 +349,19 @@ pub enum MessageError {
     #[error(transparent)]
     Name(#[from] NameError),
     /// It asks for so many slabs.
-    #[error("{0} slabs are out of range; 1 to {max} can be had", max = SLABS_MAX)]
+    #[error("{0} slabs are out of range; use 1 to {max}", max = SLABS_MAX)]
     Slabs(usize),
     /// It asks for this weight.
     #[error("weight {0} is out of range; write 1 to {max}", max = WEIGHT_MAX)]
     Weight(u32),
     /// It asks for this bound on a rate, in bytes a second.
-    #[error("{0} bytes a second are too few to work with; {min} can be had", min = RATE_MIN)]
+    #[error("{0} bytes a second are too few; the least is {min}", min = RATE_MIN)]
     Rate(u64),
     /// It asks for a pool of so many bytes.
-    #[error("a pool of {0} bytes is too little to work with; {min} can be had", min = SMALL_MIN)]
+    #[error("a pool of {0} bytes is too small; the least is {min}", min = SMALL_MIN)]
     Pool(u64),
     /// It asks for no copies, or for more than there can be.
-    #[error("there are no copies of that kind")]
+    #[error("there is no such kind of copies")]
     Copies,
     /// It gives a tenant with so many runners.
     #[error("{0} runners are too many")]
@@ -627,17 +627,17 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_with_a_reason() {
         for (text, want) in [
-            ("", "it is no message of canvas"),
-            ("[1]", "it is no message of canvas"),
-            (r#"{"ask":"over"}"#, "it is no message of canvas"),
+            ("", "it is not a message of canvas"),
+            ("[1]", "it is not a message of canvas"),
+            (r#"{"ask":"over"}"#, "it is not a message of canvas"),
             (
                 r#"{"ask":"over","version":1}"#,
-                "it is of version 1, and this canvas speaks 2; use the same release on both sides",
+                "it is of version 1, and this canvas speaks 2; use the same release of canvas on both sides",
             ),
             (r#"{"ask":"zebra","version":2}"#, "it cannot be understood"),
             (
                 r#"{"ask":"tenant","version":2,"name":"a/b","slabs":1,"copies":null}"#,
-                "it is no name of a tenant",
+                "it is not a tenant's name",
             ),
             (
                 r#"{"ask":"tenant","version":2,"name":"a","slabs":0,"copies":null}"#,
@@ -649,7 +649,7 @@ mod tests {
             ),
             (
                 r#"{"ask":"tenant","version":2,"name":"a","slabs":1,"copies":{"donors":9,"disk":false}}"#,
-                "there are no copies of that kind",
+                "there is no such kind of copies",
             ),
             (
                 r#"{"ask":"tenant","version":2,"name":"a","slabs":1,"copies":null,"asked":{"weight":0}}"#,
@@ -669,11 +669,11 @@ mod tests {
             ),
             (
                 r#"{"ask":"take","version":2,"slabs":1,"copies":{"donors":0,"disk":false},"pool_bytes":1048576}"#,
-                "there are no copies of that kind",
+                "there is no such kind of copies",
             ),
             (
                 r#"{"ask":"begin","version":2,"name":"../a","join":true}"#,
-                "it is no name of a tenant",
+                "it is not a tenant's name",
             ),
         ] {
             let why = Ask::decode(text.as_bytes()).unwrap_err().to_string();

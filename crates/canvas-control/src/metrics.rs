@@ -158,8 +158,7 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
             )?,
             Counter::FaultSleepNs => out.counter(
                 "canvas_fault_sleep_seconds",
-                "Time that threads slept in faults until an answer from beyond the pool came, other processes gave room, \
-                 or the pool had some.",
+                "Time that threads slept in faults: until far memory answered, another process freed memory, or the pool had room.",
                 value as f64 / 1e9,
             )?,
             Counter::FaultCpuNs => out.counter(
@@ -174,12 +173,12 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
             )?,
             Counter::ReclaimWantedNs => out.counter(
                 "canvas_reclaim_wanted_seconds",
-                "Of that, what the program could have used, as no processor was idle.",
+                "Of that, time in which no processor was idle, so the program could have used it.",
                 value as f64 / 1e9,
             )?,
             Counter::ProactiveNs => out.counter(
                 "canvas_pages_in_proactive_seconds",
-                "Time that the reclaim threads spent on bringing pages back before they were touched.",
+                "Time that the reclaim threads spent on proactive swap-in.",
                 value as f64 / 1e9,
             )?,
             _ => out.counter(&format!("canvas_{name}"), counter.describe(), value)?,
@@ -199,7 +198,7 @@ fn encode_memory(out: &mut Out, status: &Status) -> Result<(), Error> {
         ),
         (
             "canvas_local_limit_bytes",
-            "Bound on local memory.",
+            "Limit on local memory.",
             limits.local_effective_bytes,
         ),
         (
@@ -219,7 +218,7 @@ fn encode_memory(out: &mut Out, status: &Status) -> Result<(), Error> {
         ),
         (
             "canvas_metadata_bytes",
-            "Of that, canvas's own: tables, stacks, its library's data, code that it changed.",
+            "Of that, canvas's own: tables, stacks, its library's data, patched code.",
             used.metadata_bytes,
         ),
         (
@@ -244,32 +243,32 @@ fn encode_memory(out: &mut Out, status: &Status) -> Result<(), Error> {
         ),
         (
             "canvas_pool_limit_bytes",
-            "Bound on the compressed pool (--pool).",
+            "Limit on the compressed pool (--pool).",
             Some(limits.pool_bytes),
         ),
         (
             "canvas_pool_grant_bytes",
-            "Of that, what the host's agent grants now, where it bounds pools.",
+            "The part of that limit that the host's agent grants now, if it limits pools.",
             limits.pool_grant_bytes,
         ),
         (
             "canvas_shared_bytes",
-            "Memory that forks share: pages in memory, each counted once.",
+            "Resident shared memory of forks, each page counted once.",
             limits.shared_bytes.map(|_| used.shared_bytes),
         ),
         (
             "canvas_shared_limit_bytes",
-            "Bound on them (--shared).",
+            "Limit on resident shared memory (--shared).",
             limits.shared_bytes,
         ),
         (
             "canvas_shared_grant_bytes",
-            "Of that, what the host's agent grants now, where it bounds them.",
+            "The part of that limit that the host's agent grants now, if it limits shared memory.",
             limits.shared_grant_bytes,
         ),
         (
             "canvas_shared_store_bytes",
-            "Far copies of the others; part of the compressed pool.",
+            "Far copies of shared pages; part of the compressed pool.",
             limits.shared_bytes.map(|_| used.shared_store_bytes),
         ),
     ] {
@@ -295,7 +294,7 @@ fn encode_nodes(out: &mut Out, nodes: &[Node]) -> Result<(), Error> {
         ),
         (
             "canvas_node_limit_bytes",
-            "Bound on memory of a NUMA node.",
+            "Limit on memory of a NUMA node.",
             |n| n.limit_bytes,
         ),
     ] {
@@ -316,12 +315,12 @@ fn encode_bounds(out: &mut Out, status: &Status) -> Result<(), Error> {
         ),
         (
             "canvas_far_limit_bytes",
-            "Bound on far memory beyond the pool.",
+            "Limit on far memory beyond the pool.",
             limits.far_bytes,
         ),
         (
             "canvas_segment_bytes",
-            "What its processes and the agent share: counters, requests, buffers of far memory.",
+            "Memory that the run's processes and the agent share: counters, requests, buffers.",
             Some(used.segment_bytes),
         ),
         (
@@ -331,7 +330,7 @@ fn encode_bounds(out: &mut Out, status: &Status) -> Result<(), Error> {
         ),
         (
             "canvas_memory_bytes",
-            "All of this host's memory that the run takes.",
+            "All memory of this host that the run uses.",
             Some(used.memory_bytes),
         ),
         (
@@ -341,12 +340,12 @@ fn encode_bounds(out: &mut Out, status: &Status) -> Result<(), Error> {
         ),
         (
             "canvas_swap_in_limit_bytes_per_second",
-            "Bound on what is read from far memory.",
+            "Limit on reads from far memory.",
             limits.swap_in_limit_bytes_per_s,
         ),
         (
             "canvas_swap_out_limit_bytes_per_second",
-            "Bound on what is written to far memory.",
+            "Limit on writes to far memory.",
             limits.swap_out_limit_bytes_per_s,
         ),
         (
@@ -386,17 +385,17 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
         ),
         (
             "canvas_remote_lane_reads",
-            "Reads that programs did by themselves over lanes.",
+            "Reads that faulting threads made directly from a donor.",
             far.lane_reads,
         ),
         (
             "canvas_remote_lane_pair_reads",
-            "Of these, reads by queue pairs (RDMA).",
+            "Of these, reads by RDMA.",
             far.lane_pair_reads,
         ),
         (
             "canvas_remote_lane_failures",
-            "Reads that a lane could not do, and the agent did.",
+            "Direct reads that failed, so that the agent read instead.",
             far.lane_failures,
         ),
         (
@@ -406,7 +405,7 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
         ),
         (
             "canvas_remote_decoded",
-            "Reads that were computed from other shards.",
+            "Reads reconstructed from other shards.",
             far.decoded,
         ),
         (
@@ -416,17 +415,17 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
         ),
         (
             "canvas_remote_repairs",
-            "Slabs whose lost copy was made anew.",
+            "Slabs whose lost copy was replaced.",
             far.repairs,
         ),
         (
             "canvas_remote_dropped",
-            "Reads ahead that would have come too late and were not done.",
+            "Prefetches dropped because they would have come too late.",
             far.dropped,
         ),
         (
             "canvas_remote_promoted",
-            "Reads ahead that a thread came to wait for before they were begun.",
+            "Prefetches that a thread began to wait for before they were issued.",
             far.promoted,
         ),
     ] {
@@ -439,12 +438,12 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
     )?;
     out.gauge(
         "canvas_disk_behind_bytes",
-        "What the disk lacks because it is written there late.",
+        "Bytes not yet on the disk (copies=1+disk-async).",
         far.disk_behind_bytes as f64,
     )?;
     out.gauge(
         "canvas_agents",
-        "Agent processes so far.",
+        "Agent processes started so far.",
         f64::from(far.agents),
     )?;
     Ok(())
@@ -456,48 +455,48 @@ fn encode_features(out: &mut Out, stat: &Stat) -> Result<(), Error> {
     let of = sums.features((stat.status.uptime_s * 1e9) as u64);
     out.counter(
         "canvas_cpu_seconds",
-        "Processor time of the processes that run, and of children that they waited for.",
+        "Processor time of running processes and of children they waited for.",
         sums.cpu_ns as f64 / 1e9,
     )?;
     for (name, help, value) in [
         (
             "canvas_fragment_ratio",
-            "Of the blocks of 2 MiB in use, the part that was never touched.",
+            "Part of the used 2 MiB blocks that was never touched.",
             of.fragment_ratio,
         ),
         (
             "canvas_store_ratio",
-            "Of the pages that left, those that had been written to.",
+            "Part of evicted pages that had been written to.",
             of.store_ratio,
         ),
         (
             "canvas_sequential_ratio",
-            "Of the pages that came back, those of a stream.",
+            "Part of the pages swapped in that belonged to a stream.",
             of.sequential_ratio,
         ),
         (
             "canvas_hot_ratio",
-            "Of the faults on pages that had left, those on pages that twice the local memory would have kept.",
+            "Part of faults on evicted pages that twice the local memory would have avoided.",
             of.hot_ratio,
         ),
         (
             "canvas_compression",
-            "Size of pages in the pool over what they take there.",
+            "Compression ratio of the pages in the pool.",
             of.compression,
         ),
         (
             "canvas_file_ratio",
-            "Of all memory of the processes, that of files.",
+            "Part of the processes' memory that belongs to files.",
             of.file_ratio,
         ),
         (
             "canvas_slowdown",
-            "Time that paging takes over the time that the program would need without.",
+            "Slowdown: time spent on paging over the time that the program would need without it.",
             of.slowdown,
         ),
         (
             "canvas_stall_ratio",
-            "Part of the time in which a thread of a process or more was in a fault.",
+            "Part of the time with at least one thread in a fault.",
             of.stall_ratio,
         ),
     ] {
@@ -515,7 +514,7 @@ fn encode_features(out: &mut Out, stat: &Stat) -> Result<(), Error> {
         .collect();
     out.counters(
         "canvas_refaults",
-        "Faults on pages that had left, by how long they were away, in sixteenths of local memory that was evicted.",
+        "Faults on evicted pages, by reuse distance: how much was evicted since, in sixteenths of local memory.",
         with_label.iter().map(|(labels, n)| (&labels[..], *n)),
     )
 }
@@ -548,7 +547,7 @@ fn encode_health(out: &mut Out, status: &Status) -> Result<(), Error> {
         .collect();
     out.gauges(
         "canvas_problem",
-        "1 while this is wrong.",
+        "1 while the problem exists.",
         health.iter().map(|(labels, wrong)| (&labels[..], *wrong)),
     )
 }
@@ -583,7 +582,7 @@ fn encode_donors(out: &mut Out, donors: &[Donor]) -> Result<(), Error> {
     })?;
     family(
         "canvas_donor_pressure",
-        "1 while the donor lends nothing more.",
+        "1 while the donor refuses to lend more.",
         &|d| Some(f64::from(d.state == "pressure")),
     )?;
     family(
@@ -593,32 +592,32 @@ fn encode_donors(out: &mut Out, donors: &[Donor]) -> Result<(), Error> {
     )?;
     family(
         "canvas_donor_free_bytes",
-        "What the donor could lend, as it said last.",
+        "Memory that the donor could lend, as it last reported.",
         &|d| Some(d.free_bytes as f64),
     )?;
     family(
         "canvas_donor_round_trip_seconds",
-        "Half of the donor's last answers to a ping take no longer.",
+        "Median of the donor's latest ping times.",
         &|d| Some(f64::from(d.round_trip_us?) / 1e6),
     )?;
     family(
         "canvas_donor_read_p50_seconds",
-        "Half of the donor's last answers to reads that a thread waits for take no longer.",
+        "Median of the donor's latest demand read times.",
         &|d| Some(f64::from(d.read_p50_us?) / 1e6),
     )?;
     family(
         "canvas_donor_read_p99_seconds",
-        "99 of 100 of all its answers to such reads take no longer.",
+        "99th percentile of all its demand read times.",
         &|d| Some(f64::from(d.read_p99_us?) / 1e6),
     )?;
     family(
         "canvas_donor_slow",
-        "1 while the donor is silent, or many times slower than another.",
+        "1 while the donor is silent, or many times slower than the fastest.",
         &|d| Some(f64::from(d.slow)),
     )?;
     family(
         "canvas_donor_failovers",
-        "Reads that another copy was asked for since the donor was silent, or failed.",
+        "Reads sent to another copy because the donor was silent or failed.",
         &|d| Some(d.failovers as f64),
     )?;
     family(
@@ -628,7 +627,7 @@ fn encode_donors(out: &mut Out, donors: &[Donor]) -> Result<(), Error> {
     )?;
     family(
         "canvas_donor_waits_seconds",
-        "How long the oldest of them waits.",
+        "Age of the oldest of these requests.",
         &|d| Some(f64::from(d.waits_us) / 1e6),
     )
 }

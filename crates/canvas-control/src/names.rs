@@ -30,7 +30,7 @@ pub fn name_of(program: &Path) -> String {
 /// A tenant cannot be called so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "it is no name of a tenant; write 1 to {} letters, digits, '.', '_' and '-'",
+    "it is not a tenant's name; write 1 to {} letters, digits, '.', '_' and '-'",
     NAME_MAX
 )]
 pub struct NameError;

@@ -249,7 +249,7 @@ fn http(inbox: &[u8], answer: &mut impl FnMut(Asked) -> String) -> Option<String
         (Some(_), Some(_), Some(version)) if version.starts_with("HTTP/1.") => {
             plain("405 Method Not Allowed", "only GET\n")
         }
-        _ => plain("400 Bad Request", "this is no HTTP request\n"),
+        _ => plain("400 Bad Request", "this is not an HTTP request\n"),
     }
 }
 

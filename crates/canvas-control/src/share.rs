@@ -60,10 +60,7 @@ pub enum RateError {
     #[error(transparent)]
     Unit(#[from] UnitError),
     /// A fault would wait too long with it.
-    #[error(
-        "it is too little to work with; write {} or more",
-        RateLimit::bytes_per_s(RATE_MIN)
-    )]
+    #[error("it is too small; write {} or more", RateLimit::bytes_per_s(RATE_MIN))]
     TooLittle,
 }
 

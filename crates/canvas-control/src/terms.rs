@@ -42,7 +42,7 @@ pub struct Terms {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TermsError {
     /// The bound on local memory cannot be read.
-    #[error("the agent's bound on local memory, {text}, makes no sense: {source}")]
+    #[error("the agent's limit on local memory, {text}, is not valid: {source}")]
     Local {
         /// As it was written.
         text: String,
@@ -50,10 +50,10 @@ pub enum TermsError {
         source: UnitError,
     },
     /// Other copies than those that are settled.
-    #[error("its copies are settled by the agent's operator; leave out --copies")]
+    #[error("its copies are set by the agent's operator; leave out --copies")]
     Copies,
     /// More than is settled.
-    #[error("{what} is more than the agent's operator gives this tenant; write {most} or less")]
+    #[error("{what} is more than the agent's operator allows this tenant; write {most} or less")]
     TooMuch {
         /// What was asked for.
         what: String,
@@ -62,13 +62,13 @@ pub enum TermsError {
     },
     /// More weight than a tenant gets without its operator.
     #[error(
-        "weight {0} is more than {w}, which only the agent's operator gives; write {w} or less",
+        "weight {0} is more than {w}, which only the agent's operator can give; write {w} or less",
         w = WEIGHT
     )]
     Weight(u32),
     /// A size beside a share: which is less is known only when the program has run.
     #[error(
-        "{asked} cannot be compared with what the agent's operator gives this tenant; write {most} or less"
+        "{asked} cannot be compared with what the agent's operator allows this tenant; write {most} or less"
     )]
     Incomparable {
         /// What was asked for.
@@ -265,7 +265,7 @@ mod tests {
         let why = Terms::default().allow(&asked, false).unwrap_err();
         let why = why.to_string();
         assert!(
-            why.contains("which only the agent's operator gives"),
+            why.contains("which only the agent's operator can give"),
             "{why}"
         );
         assert!(Terms::default().allow(&asked, true).is_ok());

@@ -65,16 +65,16 @@ pub enum Reply {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum QuestionError {
     /// It is of this version, and none of its questions; the decoder's words.
-    #[error("this is no question that canvas knows: {0}")]
+    #[error("this is not a request that canvas knows: {0}")]
     Unknown(String),
     /// It is of another version.
     #[error(
-        "this run speaks version {ours} and was asked in version {0}; use the same canvas for both",
+        "this run speaks version {ours} and the request has version {0}; use the same release of canvas for both",
         ours = VERSION
     )]
     Version(u32),
     /// It has no version.
-    #[error("this is no question to canvas: {0}")]
+    #[error("this is not a request to canvas: {0}")]
     Alien(String),
 }
 
@@ -611,17 +611,17 @@ mod tests {
     #[test]
     fn what_is_not_known_is_refused() {
         for (text, want) in [
-            ("", "this is no question to canvas"),
+            ("", "this is not a request to canvas"),
             ("{}", "missing field `canvas`"),
             (r#"{"canvas":2,"ask":"dance"}"#, "was asked in version 2"),
             (r#"{"canvas":1,"ask":"dance"}"#, "unknown variant `dance`"),
             (r#"{"canvas":1,"ask":"stat","x":1}"#, "unknown field `x`"),
             (
                 r#"{"canvas":1,"ask":{"set":[["a"]]}}"#,
-                "no question that canvas knows",
+                "not a request that canvas knows",
             ),
             (r#"{"canvas":1,"ask":"stat"} {}"#, "trailing characters"),
-            (&"[".repeat(4000), "no question to canvas"),
+            (&"[".repeat(4000), "not a request to canvas"),
         ] {
             let why = decode(text).unwrap_err().to_string();
             assert!(why.contains(want), "{text}: {why}");

@@ -45,21 +45,20 @@ pub enum MemoryError {
     #[error("a disk of less than 4K has no page")]
     NoPage,
     /// It would have more pages than a table has entries.
-    #[error("a disk of {0} pages is too large: {PAGES_MAX} can be had")]
+    #[error("a disk of {0} pages is too large: the most is {PAGES_MAX}")]
     TooManyPages(u64),
     /// No page would find room.
-    #[error("a pool of {0} bytes is too little to work with: {POOL_BYTES_MIN} can be had")]
+    #[error("a pool of {0} bytes is too small: the least is {POOL_BYTES_MIN}")]
     PoolTooSmall(u64),
     /// More than slots can be numbered.
-    #[error("a pool of {0} bytes is too large: {POOL_BYTES_MAX} can be had")]
+    #[error("a pool of {0} bytes is too large: the most is {POOL_BYTES_MAX}")]
     PoolTooLarge(u64),
     /// The kernel does not give addresses or random bytes.
-    #[error("the kernel does not give memory for the disk (error {0})")]
+    #[error("the kernel refused memory for the disk (error {0})")]
     Kernel(i32),
     /// Files may not be as long as its memory file.
     #[error(
-        "files may not be as long here as the disk's memory file, which has {0} MiB; raise the limit (ulimit -f), \
-         or write -o restarts=0"
+        "the limit on file sizes forbids the disk's memory file of {0} MiB; raise it (ulimit -f), or write -o restarts=0"
     )]
     FileLimit(u64),
     /// What should be the memory file of a disk is none.

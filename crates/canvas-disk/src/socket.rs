@@ -25,7 +25,7 @@ pub enum SocketError {
     #[error("{} is in use: another process listens there; write another path", .0.display())]
     InUse(PathBuf),
     /// There is something that is not to be overwritten.
-    #[error("{} is there and is no socket; write another path", .0.display())]
+    #[error("{} exists and is not a socket; write another path", .0.display())]
     NoSocket(PathBuf),
     /// There is no such group.
     #[error("there is no group {0}; name one that `getent group` lists")]
@@ -267,7 +267,7 @@ mod tests {
         let path = dir.path().join("file");
         fs::write(&path, "dear").unwrap();
         let said = |path: &Path| Socket::open(path, None).err().unwrap().to_string();
-        assert!(said(&path).contains("is there and is no socket"));
+        assert!(said(&path).contains("exists and is not a socket"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "dear");
         assert!(!dir.path().join("file.lock").exists());
         let long = dir.path().join("x".repeat(120));

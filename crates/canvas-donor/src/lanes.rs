@@ -42,7 +42,9 @@ pub(crate) struct Lane {
 }
 
 fn lock(bucket: &Mutex<Bucket>) -> MutexGuard<'_, Bucket> {
-    bucket.lock().expect("nobody panics with a bucket")
+    bucket
+        .lock()
+        .expect("no thread panics while it holds a bucket")
 }
 
 impl Lane {
@@ -171,7 +173,9 @@ pub(crate) struct Lanes(Mutex<Inner>);
 
 impl Lanes {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().expect("nobody panics with the lanes")
+        self.0
+            .lock()
+            .expect("no thread panics while it holds the lanes")
     }
 
     /// A client wants a lane, which `ticket`, a random one, opens. Returns its number.

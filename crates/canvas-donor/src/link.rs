@@ -90,7 +90,7 @@ impl End {
 impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            End::HungUp => f.write_str("it hung up"),
+            End::HungUp => f.write_str("it closed the connection"),
             End::Io(e) => write!(f, "the connection failed: {e}"),
             End::NotAdmitted => {
                 f.write_str("it has another cluster key, or does not speak canvas-wire/1")
@@ -101,7 +101,7 @@ impl fmt::Display for End {
             End::Decode(e) => write!(f, "{e}"),
             End::Protocol(what) => f.write_str(what),
             End::Refused(code) => write!(f, "{code}"),
-            End::Silent => f.write_str("nothing came for a whole lease"),
+            End::Silent => f.write_str("nothing was received for a whole lease"),
             End::Closed => f.write_str("closed"),
         }
     }
@@ -371,7 +371,7 @@ fn admit(
     .map_err(End::Session)?;
     let (id, frame) = FromClient::decode(&plain).map_err(End::Decode)?;
     let FromClient::Request(Request::Hello(hello)) = frame else {
-        return Err(End::Protocol("its first frame was no Hello"));
+        return Err(End::Protocol("its first frame was not a Hello"));
     };
     plain.clear();
     let mut say = |answer: Answer<'_>| {
@@ -402,7 +402,7 @@ fn admit(
     };
     let Some(welcomed) = Welcomed::within(shared, most) else {
         let text = format!(
-            "this donor serves {links_max} links, and all are there; start it with more (canvas serve --links N)"
+            "this donor serves {links_max} links, and all are in use; start it with more (canvas serve -o connections=N)"
         );
         return refuse(ErrorCode::TooManyLinks, &text);
     };
@@ -461,13 +461,13 @@ impl Drop for Welcomed {
 fn sentence(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::NoRoom => "nothing can be lent now",
-        ErrorCode::UnknownHandle => "this client has no slab of this handle",
-        ErrorCode::OutOfRange => "offset and length do not lie in the slab",
+        ErrorCode::UnknownHandle => "this client has no slab with this handle",
+        ErrorCode::OutOfRange => "offset and length reach beyond the slab",
         ErrorCode::Evicting => "the slab is being evicted; it can only be read",
         ErrorCode::TooManyLinks => "this client has too many links",
         ErrorCode::Ending => "the donor is ending",
         ErrorCode::NoRdma => "this link has no RDMA, or the slab cannot be pinned",
-        ErrorCode::NoLane => "this client has too many lanes, or none of this number",
+        ErrorCode::NoLane => "this client has too many lanes, or none with this number",
         ErrorCode::Version | ErrorCode::Protocol | ErrorCode::Internal => "see the donor's log",
     }
 }

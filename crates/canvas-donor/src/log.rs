@@ -28,7 +28,7 @@ impl Log {
     /// were left out.
     pub fn line(&self, kind: &'static str, sentence: impl Display) {
         let left_out = {
-            let mut kinds = self.kinds.lock().expect("nobody panics while logging");
+            let mut kinds = self.kinds.lock().expect("no thread panics while it logs");
             let Some(left_out) = admit(&mut kinds, kind, Instant::now()) else {
                 return;
             };

@@ -75,7 +75,10 @@ impl Outbox {
 
     /// Leaves a call.
     pub fn send(&self, call: OwnedCall) {
-        let mut calls = self.calls.lock().expect("nobody panics with an outbox");
+        let mut calls = self
+            .calls
+            .lock()
+            .expect("no thread panics while it holds an outbox");
         if calls.len() < CALLS_MAX || !matches!(call, OwnedCall::Query(_)) {
             calls.push_back(call);
         }
@@ -128,7 +131,12 @@ impl Outbox {
             return VecDeque::new();
         }
         let _ = self.wake.read();
-        std::mem::take(&mut *self.calls.lock().expect("nobody panics with an outbox"))
+        std::mem::take(
+            &mut *self
+                .calls
+                .lock()
+                .expect("no thread panics while it holds an outbox"),
+        )
     }
 
     /// Readable when there is something to take.

@@ -63,7 +63,9 @@ impl Client {
     }
 
     fn links(&self) -> MutexGuard<'_, Links> {
-        self.links.lock().expect("nobody panics with a client")
+        self.links
+            .lock()
+            .expect("no thread panics while it holds a client")
     }
 
     /// How many links it has.
@@ -247,7 +249,9 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().expect("nobody panics with the table")
+        self.0
+            .lock()
+            .expect("no thread panics while it holds the table")
     }
 
     /// Does this client have links or slabs, or had them within its lease?

@@ -83,12 +83,18 @@ impl Shared {
     }
 
     pub fn is_stopped(&self) -> bool {
-        *self.stopped.lock().expect("nobody panics here")
+        *self
+            .stopped
+            .lock()
+            .expect("no thread panics while it holds this")
     }
 
     /// Sleeps, but not past the end.
     pub fn sleep(&self, time: Duration) {
-        let stopped = self.stopped.lock().expect("nobody panics here");
+        let stopped = self
+            .stopped
+            .lock()
+            .expect("no thread panics while it holds this");
         if !*stopped {
             let _ = self.stop.wait_timeout(stopped, time);
         }
@@ -109,7 +115,10 @@ impl Shared {
 
     /// Remembers a link, to close it at the end.
     pub fn watch(&self, outbox: &Arc<Outbox>) {
-        let mut all = self.outboxes.lock().expect("nobody panics here");
+        let mut all = self
+            .outboxes
+            .lock()
+            .expect("no thread panics while it holds this");
         all.retain(|o| o.strong_count() > 0);
         all.push(Arc::downgrade(outbox));
         drop(all);
@@ -260,13 +269,23 @@ impl Server {
 
     fn end(&mut self) {
         self.shared.ending.store(true, Relaxed);
-        *self.shared.stopped.lock().expect("nobody panics here") = true;
+        *self
+            .shared
+            .stopped
+            .lock()
+            .expect("no thread panics while it holds this") = true;
         self.shared.stop.notify_all();
         let _ = self.shared.wake_listener.write(1);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        let all = std::mem::take(&mut *self.shared.outboxes.lock().expect("nobody panics here"));
+        let all = std::mem::take(
+            &mut *self
+                .shared
+                .outboxes
+                .lock()
+                .expect("no thread panics while it holds this"),
+        );
         for outbox in all.iter().filter_map(Weak::upgrade) {
             outbox.close();
         }
@@ -316,7 +335,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
             shared.log.line(
                 "handshakes",
                 format_args!(
-                    "too many connections have no key so far; of the address with the most the oldest is closed"
+                    "too many connections have not shown a key yet; the oldest one of the address with the most is closed"
                 ),
             );
         }

@@ -104,7 +104,7 @@ impl Slab {
         let memory = self
             .memory
             .write()
-            .expect("nobody panics with a slab")
+            .expect("no thread panics while it holds a slab")
             .take();
         if let Some(Memory { regions, map, .. }) = memory {
             drop(regions);
@@ -142,7 +142,10 @@ impl Slab {
         more: impl FnOnce(),
     ) -> Result<Exposed, Refusal> {
         let map = {
-            let mut guard = self.memory.write().expect("nobody panics with a slab");
+            let mut guard = self
+                .memory
+                .write()
+                .expect("no thread panics while it holds a slab");
             let memory = guard
                 .as_mut()
                 .ok_or(Refusal::Code(ErrorCode::UnknownHandle))?;
@@ -164,7 +167,10 @@ impl Slab {
             Arc::clone(&memory.map)
         };
         let region = Region::expose(domain, &map, access).map_err(Refusal::Device)?;
-        let mut guard = self.memory.write().expect("nobody panics with a slab");
+        let mut guard = self
+            .memory
+            .write()
+            .expect("no thread panics while it holds a slab");
         // Freed meanwhile: the region ends here, and the map with it.
         let memory = guard
             .as_mut()
@@ -176,7 +182,10 @@ impl Slab {
 
     /// Ends what [`Slab::expose`] has begun for this domain.
     pub fn hide(&self, domain: &Arc<Domain>) {
-        let mut guard = self.memory.write().expect("nobody panics with a slab");
+        let mut guard = self
+            .memory
+            .write()
+            .expect("no thread panics while it holds a slab");
         if let Some(memory) = guard.as_mut() {
             memory.regions.retain(|(d, _)| !Arc::ptr_eq(d, domain));
         }
@@ -194,7 +203,10 @@ impl Slab {
         let range = self
             .bounds(offset as usize, data.len())
             .ok_or(ErrorCode::OutOfRange)?;
-        let mut guard = self.memory.write().expect("nobody panics with a slab");
+        let mut guard = self
+            .memory
+            .write()
+            .expect("no thread panics while it holds a slab");
         let memory = guard.as_mut().ok_or(ErrorCode::UnknownHandle)?;
         if self.read_only.load(Relaxed) {
             return Err(ErrorCode::Evicting);
@@ -229,7 +241,10 @@ impl Slab {
         ranges: impl Iterator<Item = Range>,
         out: &mut Vec<u8>,
     ) -> Result<(), ErrorCode> {
-        let guard = self.memory.read().expect("nobody panics with a slab");
+        let guard = self
+            .memory
+            .read()
+            .expect("no thread panics while it holds a slab");
         let memory = guard.as_ref().ok_or(ErrorCode::UnknownHandle)?;
         for range in ranges {
             let bytes = self
@@ -254,7 +269,9 @@ impl Slab {
 impl Slab {
     /// Whoever reads or writes the slab waits until this is dropped.
     pub fn hold(&self) -> impl Drop + '_ {
-        self.memory.write().expect("nobody panics with a slab")
+        self.memory
+            .write()
+            .expect("no thread panics while it holds a slab")
     }
 }
 

@@ -31,10 +31,10 @@ pub enum GossipError {
     #[error(transparent)]
     Random(#[from] RandomError),
     /// The system gives no thread.
-    #[error("gossip has no thread: {0}")]
+    #[error("the thread of gossip cannot be started: {0}")]
     Thread(#[source] io::Error),
     /// The system does not give what the thread's runtime waits with.
-    #[error("gossip has no runtime: {0}")]
+    #[error("the runtime of gossip cannot be started: {0}")]
     Runtime(#[source] io::Error),
     /// The membership refuses to begin.
     #[error("gossip cannot begin: {0}")]

@@ -49,10 +49,10 @@ impl fmt::Display for LinkError {
             LinkError::Unreachable(e) => write!(f, "the donor cannot be reached: {e}"),
             LinkError::Timeout => f.write_str("the donor does not answer in time"),
             LinkError::NotAdmitted => f.write_str(
-                "the peer hung up in the handshake: it has another cluster key, or is no canvas donor",
+                "the peer closed the connection during the handshake: it has another cluster key, or is not a canvas donor",
             ),
             LinkError::Refused { code, text } => write!(f, "the donor refuses ({code}): {text}"),
-            LinkError::Closed => f.write_str("the donor hung up"),
+            LinkError::Closed => f.write_str("the donor closed the connection"),
             LinkError::Io(e) => write!(f, "the connection failed: {e}"),
             LinkError::Session(e) => write!(f, "{e}"),
             LinkError::Decode(e) => write!(f, "the donor sent a bad frame: {e}"),
@@ -82,7 +82,7 @@ impl fmt::Display for SubmitError {
         f.write_str(match self {
             SubmitError::Full => "the link is full",
             SubmitError::Down => "the link is down",
-            SubmitError::Invalid => "the request is none that a link sends",
+            SubmitError::Invalid => "a link does not send such a request",
         })
     }
 }

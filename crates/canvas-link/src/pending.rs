@@ -159,7 +159,7 @@ impl Pending {
     pub fn complete(&mut self, id: u64, answer: Answer<'_>) -> Result<Arrival, LinkError> {
         let slot = self
             .take(id)
-            .ok_or(LinkError::Protocol("an answer to no request"))?;
+            .ok_or(LinkError::Protocol("an answer without a request"))?;
         if slot.expired {
             return Ok(Arrival::Late);
         }

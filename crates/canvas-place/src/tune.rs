@@ -219,7 +219,9 @@ impl Tuner {
         let us = |ns: f64| (ns / 1e3).round();
         let other = place.other();
         if other == Place::Donor && !has_donors {
-            return keep("no server is known that could have a copy (--to HOST:PORT)".to_owned());
+            return keep(
+                "there is no donor for a copy; name one at the start (--to HOST:PORT)".to_owned(),
+            );
         }
         if let Some(before_ns) = self.before_ns {
             if self.measured < PERIODS {

@@ -357,7 +357,7 @@ fn join_tenant(fd: i32) -> Result<bool, Failure> {
     ))?;
     procs::begin_in(slot);
     far_area::take_mailbox();
-    keys::init().map_err(because("the kernel gives no random bytes (getrandom)"))?;
+    keys::init().map_err(because("the kernel provides no random bytes (getrandom)"))?;
     pool::init();
     state::PREFETCHERS.choose(state::seg().config.prefetch());
     trace::init();

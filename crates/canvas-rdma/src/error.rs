@@ -69,13 +69,13 @@ pub enum RdmaError {
     #[error("the RDMA queue pair cannot send: {}", reason(.0))]
     Send(#[source] io::Error),
     /// The queue pair does not take a read or a write.
-    #[error("an RDMA request was not taken: {}", reason(.0))]
+    #[error("an RDMA request was refused: {}", reason(.0))]
     Request(#[source] io::Error),
     /// The completion queue does not tell when something completes.
     #[error("RDMA completions cannot be waited for: {}", reason(.0))]
     Wait(#[source] io::Error),
     /// The completion queue does not say what has completed.
-    #[error("RDMA completions cannot be taken")]
+    #[error("RDMA completions cannot be read")]
     Completions,
     /// An operation failed, for what the library calls so.
     #[error("RDMA failed: {0}")]

@@ -26,7 +26,7 @@ pub enum LibraryError {
         source: libloading::Error,
     },
     /// The library cannot be loaded beside what the process has.
-    #[error("RDMA needs {name}, which cannot be loaded apart: {why}")]
+    #[error("RDMA needs {name}, which cannot be loaded in a namespace of its own: {why}")]
     Apart {
         /// The library.
         name: String,

@@ -142,10 +142,7 @@ pub fn purpose(call: Call) -> (&'static str, &'static str) {
         ),
         Call::ProcessMadvise => ("eviction", "a TLB flush for each range"),
         Call::PidfdOpen => ("eviction before Linux 6.14", "a TLB flush for each range"),
-        Call::FutexWaitv => (
-            "host agents asleep",
-            "an agent looks at its tenants in turn",
-        ),
+        Call::FutexWaitv => ("host agents asleep", "an agent polls its tenants"),
         Call::ProcessVmReadv => ("debuggers", "they cannot read its memory"),
         Call::Ptrace => ("debuggers", "they cannot attach"),
     }

@@ -21,7 +21,7 @@ use crate::program::Unmanaged;
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The program's name has nothing in it.
-    #[error("the program's name is empty; write it behind the flags")]
+    #[error("the program's name is empty; write it after the flags")]
     NoName,
     /// There is no such file.
     #[error("there is no program {}", .0.display())]
@@ -70,12 +70,12 @@ pub enum RunError {
     LibraryFile(#[source] io::Error),
     /// Files of so many MiB may not be made.
     #[error(
-        "canvas needs files in memory of {0} MiB, and files may not be so large here; raise the limit (ulimit -f)"
+        "canvas needs memory files of {0} MiB, which the limit on file sizes forbids; raise it (ulimit -f)"
     )]
     FileLimit(u64),
     /// A file of so many GiB may not be made.
     #[error(
-        "far memory needs a shared area of {0:.1} GiB, and files may not be so large here; raise the limit (ulimit -f)"
+        "far memory needs a shared area of {0:.1} GiB, which the limit on file sizes forbids; raise it (ulimit -f)"
     )]
     FarLimit(f64),
     /// Pages cannot go to a NUMA node.
@@ -178,10 +178,10 @@ pub enum AgentError {
     #[error("it does not answer")]
     Silent,
     /// The connection has ended.
-    #[error("it has hung up")]
+    #[error("it closed the connection")]
     HungUp,
     /// It answers something else.
-    #[error("it says what makes no sense here")]
+    #[error("it sent an unexpected message")]
     Nonsense,
     /// Its answer makes no sense at all.
     #[error(transparent)]
@@ -212,22 +212,21 @@ pub enum AgentError {
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
     /// There is no agent at this time.
-    #[error("the host's agent is not there now; try again when it is")]
+    #[error("the host's agent is not running now; try again when it is")]
     Down,
     /// It has not even read what came before.
     #[error("the host's agent does not answer; try again")]
     Busy,
     /// It was asked and has not answered: it may do it later.
     #[error(
-        "the host's agent has not answered so far ({}); what it was asked for may still be done: \
-         `canvas status` shows what holds", .0.desc()
+        "the host's agent has not answered so far ({}); the change may still be made: `canvas status` shows whether it was", .0.desc()
     )]
     Unsure(#[source] Errno),
     /// The kernel's answer.
     #[error("the host's agent cannot be asked: {}", .0.desc())]
     System(#[source] Errno),
     /// It answers something else.
-    #[error("the host's agent says what makes no sense here")]
+    #[error("the host's agent sent an unexpected message")]
     Nonsense,
     /// Its answer makes no sense at all.
     #[error(transparent)]
@@ -239,6 +238,6 @@ pub enum ChangeError {
     #[error("the journal of far memory cannot be written: {}", .0.desc())]
     Journal(#[source] Errno),
     /// The bound would be below what there is.
-    #[error("more far memory has come into use meanwhile; try again")]
+    #[error("more far memory has come into use since then; try again")]
     InUse,
 }

@@ -207,7 +207,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
     let far = Far::map(segment_fd).map_err(system("its area cannot be mapped"))?;
     let wait_ms = options.wait.as_millis() as u64;
     begin_far(far, options.slabs, options.spill_percent, wait_ms)
-        .map_err(system("there are no random numbers"))?;
+        .map_err(system("random numbers cannot be read"))?;
     far.unit_bytes.store(options.unit.number(), Relaxed);
     far.lanes.set_wanted(options.lanes);
     // The program looks when it starts, which may be before the agent has said so.
@@ -234,7 +234,8 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         late: false,
         code: None,
     });
-    let (control_read, control) = pipe2(OFlag::O_CLOEXEC).map_err(system("there is no pipe"))?;
+    let (control_read, control) =
+        pipe2(OFlag::O_CLOEXEC).map_err(system("a pipe cannot be made"))?;
     let journal = Journal::create().map_err(system("its journal cannot be created"))?;
     journal
         .set_slabs_max(options.slabs as u64)

@@ -239,7 +239,7 @@ impl Link {
         let path = self.path.display();
         let line = match stepped {
             Err(_) if was_served => Some(format!(
-                "the agent of far memory at {path} is gone; what lies there waits for the next one"
+                "the agent of far memory at {path} is gone; far pages wait for the next one"
             )),
             Err(why) if !why.transient => Some(format!(
                 "the agent of far memory at {path} does not serve: {}",
@@ -327,7 +327,9 @@ impl Link {
             // To a change that nobody waits for any more.
             (Ok(Answer::Changed { id, .. }), State::Served(_)) => {
                 changed(&mut self.late, &mut self.hello, id);
-                say("the host's agent has made a change after all that it did not answer in time");
+                say(
+                    "the host's agent has made a change after all, although it did not answer in time",
+                );
                 Ok(())
             }
             (Ok(Answer::Unchanged { id, .. }), State::Served(_)) => {

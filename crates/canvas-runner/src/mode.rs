@@ -19,13 +19,13 @@ pub type Choice = (Mode, &'static str);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SignalModeError {
     /// A container's filter refuses userfaultfd; a default profile such as this one does.
-    #[error("userfaultfd is refused by this container's seccomp filter, as it is by {0}")]
+    #[error("this container's seccomp filter refuses userfaultfd, as does {0}")]
     Container(&'static str),
     /// A filter refuses it.
-    #[error("userfaultfd is refused by a seccomp filter that this process was started under")]
+    #[error("a seccomp filter refuses userfaultfd, which this process inherited")]
     Filter,
     /// No filter is there that could.
-    #[error("userfaultfd is refused by a security module of this host")]
+    #[error("a security module of this host refuses userfaultfd")]
     SecurityModule,
     /// The kernel was built without it.
     #[error("this kernel has no userfaultfd (CONFIG_USERFAULTFD)")]
@@ -136,8 +136,8 @@ pub fn choose(wanted: Option<Mode>, facts: &Facts) -> Result<Choice, ModeError> 
             Mode::Signal,
             "user-mode userfaultfd with SIGBUS works, and needs no privilege",
         )),
-        (Some(Mode::Signal), Ok(()), _) => Ok((Mode::Signal, "it was asked for, and works")),
-        (Some(Mode::Thread), _, Ok(())) => Ok((Mode::Thread, "it was asked for, and works")),
+        (Some(Mode::Signal), Ok(()), _) => Ok((Mode::Signal, "it was requested, and works")),
+        (Some(Mode::Thread), _, Ok(())) => Ok((Mode::Thread, "it was requested, and works")),
         (None, Err(_), Ok(())) => Ok((
             Mode::Thread,
             "signal mode does not work here, and this user may handle all faults",

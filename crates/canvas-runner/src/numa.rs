@@ -15,7 +15,7 @@ const NODES: &str = "/sys/devices/system/node";
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NumaError {
     /// The kernel names none.
-    #[error("this kernel tells of no NUMA nodes ({}); leave out --numa", NODES)]
+    #[error("this kernel reports no NUMA nodes ({}); leave out --numa", NODES)]
     NoNodes,
     /// It is not there, or offline.
     #[error("--numa {bound}: there is no NUMA node {} here; nodes with memory are {there}", .bound.node)]
@@ -35,7 +35,7 @@ pub enum NumaError {
     },
     /// The kernel refuses.
     #[error(
-        "--numa {bound}: memory of NUMA node {} cannot be asked for (mbind: {}): {}, or leave out --numa",
+        "--numa {bound}: memory of NUMA node {} cannot be requested (mbind: {}): {}, or leave out --numa",
         .bound.node, .why.desc(), way_out(*.why)
     )]
     Refused {

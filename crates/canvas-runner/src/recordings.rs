@@ -128,7 +128,7 @@ impl Book {
                 Ok(all) => all,
                 Err(Unfit::Foreign) => {
                     return Err(refuse(
-                        "it is not a file of recordings, and would be lost; write another name"
+                        "it is not a file of recordings, and would be overwritten; write another name"
                             .to_owned(),
                     ));
                 }
@@ -229,7 +229,7 @@ impl Book {
 /// Nothing, after one line of why.
 fn told(path: &Path, why: &str) -> Vec<Kept> {
     say(format_args!(
-        "-o learn={}: {why}; it is written anew, and nothing is known from before",
+        "-o learn={}: {why}; it is overwritten, and earlier recordings are not used",
         path.display()
     ));
     Vec::new()
@@ -240,7 +240,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match fs::metadata(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
-        Ok(m) if !m.is_file() => return Err(io::Error::other("it is no regular file")),
+        Ok(m) if !m.is_file() => return Err(io::Error::other("it is not a regular file")),
         Ok(_) => {}
     }
     let mut bytes = Vec::new();
@@ -334,7 +334,7 @@ mod tests {
         let path = dir.path().join("mine");
         fs::write(&path, "important").unwrap();
         let why = Book::open(&path).err().unwrap().to_string();
-        assert!(why.contains("would be lost"), "{why}");
+        assert!(why.contains("would be overwritten"), "{why}");
         assert_eq!(fs::read(&path).unwrap(), b"important");
         assert!(Book::open(dir.path()).is_err());
         assert!(Book::open(&dir.path().join("no/such")).is_err());

@@ -96,7 +96,7 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     let before = Before::of(segment);
     let shared = agent.as_ref().and_then(|a| in_common(a, &segment_fd));
     let inherit = |fd: OwnedFd| {
-        launch::inherit(fd).map_err(system("a descriptor cannot be handed to the program"))
+        launch::inherit(fd).map_err(system("a descriptor cannot be passed to the program"))
     };
     let sides = Sides::new(&segment_fd).map_err(RunError::Descriptor)?;
     let library_fd = inherit(launch::library_file(&library)?)?;
@@ -120,7 +120,7 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     let aside = segment.stands_aside();
     if aside && unmanaged.is_none() && place.is_none() && options.metrics.is_none() {
         say(format_args!(
-            "{shown} runs without a bound, and canvas does nothing for it; write --local SIZE, or --local 25%"
+            "{shown} runs without a limit, so canvas manages nothing; write --local SIZE, or --local 25%"
         ));
     }
     if let (false, Some(reserve)) = (aside, options.host_reserve) {
@@ -272,7 +272,7 @@ fn settle(options: &Options, segment: &Segment, mode: Option<Mode>) -> Result<()
     if let Some(trace) = &options.trace {
         let fd = open_trace(trace, segment)?;
         let fd =
-            launch::inherit(fd).map_err(system("the trace cannot be handed to the program"))?;
+            launch::inherit(fd).map_err(system("the trace cannot be passed to the program"))?;
         segment.config.trace_fd.store(fd as u32, Relaxed);
     }
     Ok(())
@@ -336,7 +336,7 @@ fn bases() -> Result<Bases, RunError> {
         return Ok(there.bases);
     }
     let random = canvas_sys::proc::random()
-        .map_err(|e| system("no random addresses can be had")(Errno::from_raw(e.0)))?;
+        .map_err(|e| system("random addresses cannot be drawn")(Errno::from_raw(e.0)))?;
     // Unreadable where /proc is not mounted; this is what most kernels have.
     const USUAL_BITS: u32 = 28;
     let bits = std::fs::read_to_string("/proc/sys/vm/mmap_rnd_bits");
@@ -363,7 +363,9 @@ fn shared_files(bound: Size, segment: &Segment) -> Result<Option<Files>, RunErro
     }
     match canvas_sys::shmem::late_writes_are_seen() {
         Ok(true) => {}
-        Ok(false) => return native("this kernel copies pages where it should hand them over"),
+        Ok(false) => {
+            return native("this kernel copies pages where canvas needs them moved (splice)");
+        }
         Err(e) => return native(Errno::from_raw(e.0).desc()),
     }
     let made = system("the files of shared memory cannot be made");

@@ -67,15 +67,11 @@ impl fmt::Display for NodeBoundError {
             }
             NodeBoundError::Size(why) => write!(f, "its bound cannot be read: {why}"),
             NodeBoundError::TooLittle => {
-                write!(
-                    f,
-                    "its bound is too little to work with; write {NODE_MIN} or more"
-                )
+                write!(f, "its limit is too small; write {NODE_MIN} or more")
             }
-            NodeBoundError::TooMuch => write!(
-                f,
-                "its bound is more than canvas can number; write {NODE_MAX} or less"
-            ),
+            NodeBoundError::TooMuch => {
+                write!(f, "its limit is too large; write {NODE_MAX} or less")
+            }
         }
     }
 }

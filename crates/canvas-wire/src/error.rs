@@ -27,7 +27,7 @@ pub enum ErrorCode {
     Internal = 9,
     /// The donor has no RDMA device, lends no memory that way, or its device refuses. TCP works.
     NoRdma = 10,
-    /// The client has as many lanes as the donor serves, or none of this number.
+    /// The client has as many lanes as the donor serves, or none with this number.
     NoLane = 11,
 }
 
@@ -101,9 +101,9 @@ impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DecodeError::Truncated => f.write_str("the frame ends too early"),
-            DecodeError::Trailing => f.write_str("there are bytes behind the frame's body"),
+            DecodeError::Trailing => f.write_str("there are bytes after the frame's body"),
             DecodeError::Length => f.write_str("the frame's length is not that of its body"),
-            DecodeError::UnknownType(n) => write!(f, "no frame that may come here has type {n}"),
+            DecodeError::UnknownType(n) => write!(f, "a frame of type {n} is not allowed here"),
             DecodeError::Reserved => f.write_str("a reserved field is set"),
             DecodeError::Limit => f.write_str("a count or length is over its limit"),
             DecodeError::UnknownCode(n) => write!(f, "no error has code {n}"),
@@ -127,7 +127,7 @@ impl fmt::Display for EncodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             EncodeError::Space => "the buffer is too short for the frame",
-            EncodeError::Limit => "the frame has more in it than its type may carry",
+            EncodeError::Limit => "the frame carries more than its type allows",
         })
     }
 }

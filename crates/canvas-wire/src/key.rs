@@ -20,7 +20,7 @@ const FILE_BYTES_MAX: u64 = 256;
 
 /// The kernel gives no random bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the kernel gives no random bytes")]
+#[error("the kernel provides no random bytes")]
 pub struct RandomError;
 
 /// Why a key file's text has no key. It shows nothing of the text.
@@ -30,7 +30,7 @@ pub enum LineError {
     #[error("it is not one line of 64 hexadecimal digits; make one with `canvas keygen`")]
     Digits,
     /// Everybody knows that key.
-    #[error("its key is all zeros, which is no secret; make one with `canvas keygen`")]
+    #[error("its key is all zeros, which is not secret; make one with `canvas keygen`")]
     Zeros,
 }
 
@@ -46,7 +46,7 @@ pub enum ReadError {
         source: io::Error,
     },
     /// The name is that of a directory or a device.
-    #[error("{} is no regular file; write the name of a key file", .0.display())]
+    #[error("{} is not a regular file; write the name of a key file", .0.display())]
     NoFile(PathBuf),
     /// Others than its owner can read or write it, so its key is no secret.
     #[error(

@@ -165,7 +165,7 @@ pub enum ReplaceError {
     #[error("it does not answer")]
     Silent,
     /// The connection has ended.
-    #[error("it has hung up")]
+    #[error("it closed the connection")]
     HungUp,
     /// It is not to be believed.
     #[error("it is another user's; run the new one as that user")]
@@ -259,7 +259,7 @@ pub enum AdmissionError {
     #[error("the agent does not bound the pools of its tenants any more; try again")]
     PoolsUnbounded,
     /// Its bound on far memory would be below what it has.
-    #[error("more far memory has come into use meanwhile; try again")]
+    #[error("more far memory has come into use since then; try again")]
     FarInUse,
     /// It wants a copy on a disk.
     #[error("this agent keeps nothing on a disk")]

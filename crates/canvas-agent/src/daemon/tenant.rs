@@ -711,7 +711,7 @@ mod tests {
         // All or nothing.
         let why = first.change(&change(Some(9), Some(101)), &service);
         let why = why.unwrap_err().to_string();
-        assert!(why.contains("only the agent's operator gives"));
+        assert!(why.contains("only the agent's operator can give"));
         assert_eq!((first.hello.slabs, bound()), (5, 5));
         far_of(&fd).slabs_used.store(4, Relaxed);
         assert!(first.change(&change(Some(3), None), &service).is_err());

@@ -32,13 +32,13 @@ pub fn advise(wanted: &str, args: &AdviseArgs, signals: &SignalFd) -> Result<Tol
     let status = watch.stat()?.status;
     if status.disk.is_some() {
         return Err(Failure::usage(
-            "it is a disk: what is local is up to its guest; write the name of a run",
+            "it is a disk, whose guest decides what is local; write the name of a run",
         ));
     }
     let limits = status.limits;
     let before = local_of(&limits).ok_or_else(|| {
         Failure::usage(
-            "the run has no --local: all its memory is local, and nothing is known of it",
+            "the run has no --local: all its memory is local, and there is nothing to predict from",
         )
     })?;
     if let (Some(slo), true) = (&limits.slo, args.check) {
@@ -53,7 +53,7 @@ pub fn advise(wanted: &str, args: &AdviseArgs, signals: &SignalFd) -> Result<Tol
     let mut search = Search::new(footprint_bytes, FLOOR_BYTES, STEP_PERCENT);
     let is_squeezed = stat.status.used.far_pages_bytes > 0;
     if !is_squeezed && !args.check {
-        say("nothing of it has left local memory yet: write --check to try smaller sizes");
+        say("none of its pages has been evicted yet; write --check to try smaller sizes");
     }
     search.add(first);
     if args.check {
@@ -138,7 +138,7 @@ impl Watch<'_> {
         let features = sums.features(after.at_ns.saturating_sub(before.at_ns).max(1));
         let Some(slowdown) = features.slowdown else {
             return Err(Failure::usage(
-                "the run did nothing meanwhile: advise while it works, or watch it for longer",
+                "the run was idle while it was measured: advise while it works, or watch it for longer",
             ));
         };
         let (used, limits) = (&after.status.used, &after.status.limits);
@@ -167,7 +167,7 @@ impl Drop for PutBack<'_> {
     fn drop(&mut self) {
         if let Err(failure) = self.watch.set(&self.local) {
             say(format_args!(
-                "--local is not what it was, {}: {}",
+                "--local could not be restored to {}: {}",
                 self.local, failure.sentence
             ));
         }

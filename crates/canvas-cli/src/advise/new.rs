@@ -111,7 +111,7 @@ fn limited(
     let report = place.path().join("report.json");
     let canvas = std::env::current_exe().map_err(|e| {
         Failure::usage(format!(
-            "canvas does not find itself: {}",
+            "the path of the canvas executable cannot be found: {}",
             crate::reason(&e)
         ))
     })?;
@@ -122,10 +122,10 @@ fn limited(
     right(status, &format!("with --local {local}"))?;
     let text = fs::read(&report).unwrap_or_default();
     let report: Report = serde_json::from_slice(&text)
-        .map_err(|e| Failure::usage(format!("the report of canvas run makes no sense: {e}")))?;
+        .map_err(|e| Failure::usage(format!("the report of canvas run cannot be read: {e}")))?;
     if report.mode.is_none() {
         return Err(Failure::usage(
-            "CMD cannot be managed (see what canvas run says above), so nothing can be said",
+            "CMD cannot be managed (see what canvas run says above), so there is no advice",
         ));
     }
     let speed = (alone_s / report.time.wall_s.max(1e-3)).min(1.0);
@@ -163,8 +163,9 @@ fn spawn(mut command: Command, what: &std::ffi::OsStr) -> Result<Child, Failure>
 fn ends(mut child: Child, signals: &SignalFd) -> Result<ExitStatus, Failure> {
     loop {
         let status = child.try_wait();
-        let status =
-            status.map_err(|e| Failure::usage(format!("CMD is lost: {}", crate::reason(&e))))?;
+        let status = status.map_err(|e| {
+            Failure::usage(format!("CMD cannot be waited for: {}", crate::reason(&e)))
+        })?;
         if let Some(status) = status {
             return Ok(status);
         }

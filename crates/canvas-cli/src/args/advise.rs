@@ -53,7 +53,7 @@ fn speed() -> ValueParser {
         |text: &str| match text.trim_end_matches('%').parse::<f64>() {
             Ok(percent) if (50.0..=99.0).contains(&percent) => Ok(percent / 100.0),
             Ok(_) => Err("it is out of range; write 50 to 99"),
-            Err(_) => Err("it is no number; write percent of full speed such as 95"),
+            Err(_) => Err("it is not a number; write percent of full speed such as 95"),
         },
     )
 }
@@ -66,7 +66,7 @@ to all but the first.
 
 With a run it measures how long evicted pages stay away, and predicts the speed at larger sizes.
 With --check it sets these sizes, one after the other, and smaller ones where the run is fast
-enough; that slows the run meanwhile.
+enough; that slows the run.
 
 Exit codes: 0 done; 1 CMD failed; 2 there is no such run or program, or no prediction is possible;
 128+n stopped by signal n.

@@ -47,7 +47,7 @@ fn place(text: &str) -> Result<Place, &'static str> {
     };
     number
         .map(Place)
-        .map_err(|_| "it is no address; write one such as 0x600000001000")
+        .map_err(|_| "it is not an address; write one such as 0x600000001000")
 }
 
 /// Behind the help of `canvas read`.

@@ -102,11 +102,10 @@ impl Runs {
             Ok(Reply::Done) => Ok(()),
             Ok(Reply::Refused(why)) => Err(Failure::usage(why)),
             Ok(Reply::Unsure(why)) => Err(unsure(why)),
-            Ok(_) => Err(Failure::usage("the run's answer makes no sense")),
+            Ok(_) => Err(Failure::usage("the run's answer is not understood; use the same release of canvas for both")),
             // It reads later what lies there.
             Err(NoAnswer::Silent) => Err(unsure(
-                "its canvas process has not answered so far (it may be stopped); what it was asked for may still be \
-                 done: `canvas status` shows what holds"
+                "its canvas process has not answered so far (it may be stopped); the change may still be made: `canvas status` shows whether it was"
                     .to_owned(),
             )),
             Err(e) => Err(e.failure(found)),
@@ -117,7 +116,9 @@ impl Runs {
     pub fn stat(&self, found: &Found) -> Result<Stat, Failure> {
         match self.ask(found, Ask::Stat) {
             Ok(Reply::Stat(stat)) => Ok(*stat),
-            Ok(_) => Err(Failure::usage("the run's answer makes no sense")),
+            Ok(_) => Err(Failure::usage(
+                "the run's answer is not understood; use the same release of canvas for both",
+            )),
             Err(e) => Err(e.failure(found)),
         }
     }
@@ -146,7 +147,7 @@ impl Runs {
             }
         };
         let answer: Answer = serde_json::from_slice(&line)
-            .map_err(|e| NoAnswer::Strange(format!("its answer makes no sense: {e}")))?;
+            .map_err(|e| NoAnswer::Strange(format!("its answer is not understood: {e}")))?;
         Ok(answer.answer)
     }
 

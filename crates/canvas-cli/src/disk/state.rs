@@ -139,11 +139,7 @@ impl Collector for Metrics {
         let s = &self.0;
         for (name, help, value) in [
             ("canvas_disk_size_bytes", "The disk.", s.size_bytes),
-            (
-                "canvas_disk_stored_pages",
-                "Pages that are stored.",
-                s.stored_pages,
-            ),
+            ("canvas_disk_stored_pages", "Pages stored.", s.stored_pages),
             (
                 "canvas_disk_same_pages",
                 "Of those: pages of one value.",
@@ -151,17 +147,17 @@ impl Collector for Metrics {
             ),
             (
                 "canvas_disk_stored_bytes",
-                "What they take as stored.",
+                "Size of these pages as stored.",
                 s.stored_bytes,
             ),
             (
                 "canvas_disk_pool_bytes",
-                "What the pool takes.",
+                "Memory of the pool in use.",
                 s.pool_bytes,
             ),
             (
                 "canvas_disk_pool_limit_bytes",
-                "What it may take.",
+                "Limit on the pool.",
                 s.pool_bytes_max,
             ),
             (
@@ -171,13 +167,13 @@ impl Collector for Metrics {
             ),
             (
                 "canvas_disk_far_limit_bytes",
-                "What of it may be used.",
+                "Limit on far memory.",
                 s.far_bytes_max,
             ),
             ("canvas_disk_clients", "Clients.", s.clients),
             (
                 "canvas_disk_lost_pages",
-                "Pages found damaged after a server's death.",
+                "Pages found damaged after a server died.",
                 s.lost_pages,
             ),
         ] {
@@ -194,23 +190,23 @@ impl Collector for Metrics {
             ("canvas_disk_writes", "Pages written.", c.writes),
             (
                 "canvas_disk_clean_writes",
-                "Of those: unchanged.",
+                "Of those: pages with unchanged contents.",
                 c.clean_writes,
             ),
             ("canvas_disk_discards", "Pages discarded.", c.discards),
             (
                 "canvas_disk_refused",
-                "Pages that found no room.",
+                "Writes refused because there was no room.",
                 c.refused,
             ),
             (
                 "canvas_disk_far_reads",
-                "Pages read beyond the pool.",
+                "Pages read from beyond the pool.",
                 c.far_reads,
             ),
             (
                 "canvas_disk_lane_reads",
-                "Of those: read from a donor without the agent.",
+                "Of those: pages read directly from a donor.",
                 c.lane_reads,
             ),
             (
@@ -226,12 +222,12 @@ impl Collector for Metrics {
             ),
             (
                 "canvas_disk_turned_away",
-                "Clients that were too many.",
+                "Clients refused because there were too many.",
                 c.turned_away,
             ),
             (
                 "canvas_disk_bad_clients",
-                "Sessions that were no NBD.",
+                "Sessions that broke the NBD protocol.",
                 c.bad_clients,
             ),
         ] {

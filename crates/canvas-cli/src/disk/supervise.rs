@@ -232,14 +232,13 @@ impl Holding {
                 return Err(Failure {
                     code: exit::NEGATIVE,
                     sentence: format!(
-                        "disk: its servers died {} times within a minute, the last one {how}; no other one is started, \
-                         and what was stored is lost; see what ends them, or write a larger number: -o restarts=N",
+                        "disk: its servers died {} times within a minute, the last one {how}; no other is started, and the data are lost; find out what ends them, or allow more: -o restarts=N",
                         deaths.len()
                     ),
                 });
             }
             say(format_args!(
-                "disk: its server {how}; another one goes on with what is stored"
+                "disk: its server {how}; another one takes over the stored data"
             ));
             let pause = YOUNG.saturating_sub(began.elapsed());
             if self.wait(pause).is_some_and(|s| s != Signal::SIGCHLD) {

@@ -28,11 +28,11 @@ const TAKEN_PERCENT_MAX: u64 = 90;
 pub fn prepare(args: &DiskArgs, pages: u64, pool: Size) -> Result<(), Failure> {
     if args.settings.has(FAR) || args.settings.has(TO) {
         return Err(wrong(
-            "goes without far memory, which takes memory of this host's when it has none; leave out --far and --to",
+            "excludes far memory, which needs memory of this host just when none is left; leave out --far and --to",
         ));
     }
     if !nix::unistd::geteuid().is_root() {
-        return Err(wrong("takes root: its memory is locked"));
+        return Err(wrong("needs root, because its memory is locked"));
     }
     let bytes = DiskMemory::taken_bytes(pages, pool.bytes);
     let host = HostMemory::of_machine(Path::new("/proc")).map_err(Failure::usage)?;
@@ -44,15 +44,15 @@ pub fn prepare(args: &DiskArgs, pages: u64, pool: Size) -> Result<(), Failure> {
     }
     write_memory_out().map_err(|e| {
         not_had(
-            "the kernel takes no PR_SET_IO_FLUSHER (CAP_SYS_RESOURCE)",
+            "the kernel refuses PR_SET_IO_FLUSHER (it needs CAP_SYS_RESOURCE)",
             e,
         )
     })?;
-    stay_in_memory().map_err(|e| not_had("memory cannot be locked (CAP_IPC_LOCK)", e))?;
+    stay_in_memory().map_err(|e| not_had("memory cannot be locked (it needs CAP_IPC_LOCK)", e))?;
     fs::write("/proc/self/oom_score_adj", "-1000").map_err(|e| {
         let why = crate::reason(&e);
         wrong(&format!(
-            "cannot be had, as /proc/self/oom_score_adj cannot be set to -1000: {why}"
+            "is not possible, because /proc/self/oom_score_adj cannot be set to -1000: {why}"
         ))
     })
 }
@@ -75,7 +75,7 @@ fn wrong(why: &str) -> Failure {
 
 fn not_had(why: &str, e: SysErrno) -> Failure {
     let e = Errno::from_raw(e.0).desc();
-    wrong(&format!("cannot be had, as {why}: {e}"))
+    wrong(&format!("is not possible, because {why}: {e}"))
 }
 
 /// The disk as a block device of this host.
@@ -96,7 +96,7 @@ impl HostDevice {
             Errno::EPERM => {
                 wrong("needs io_uring, which is off here; see /proc/sys/kernel/io_uring_disabled")
             }
-            _ => not_had("there is no block device by ublk", e),
+            _ => not_had("the kernel made no ublk block device", e),
         };
         let device = Device::add(canvas_disk::PageStore::pages(store), queues).map_err(failed)?;
         let path = format!("/dev/ublkb{}", device.number());
@@ -116,14 +116,14 @@ impl HostDevice {
                 if let Err(e) = ublk::serve(queue, store, tell) {
                     let why = Errno::from_raw(e.0).desc();
                     say(format_args!(
-                        "disk: queue {n} of {path} is not served any more: {why}"
+                        "disk: queue {n} of {path} is no longer served: {why}"
                     ));
                 }
             };
             let thread = thread::Builder::new().name(format!("ublk-{n}"));
             let thread = thread.spawn(serve).map_err(|e| {
                 wrong(&format!(
-                    "cannot be had, as there is no thread: {}",
+                    "is not possible, because a thread cannot be started: {}",
                     crate::reason(&e)
                 ))
             })?;

@@ -80,7 +80,7 @@ pub enum PastError {
         source: io::Error,
     },
     /// It is no file that canvas has written.
-    #[error("{} makes no sense ({why}); remove it", .path.display())]
+    #[error("{} cannot be used ({why}); remove it", .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -261,7 +261,7 @@ impl Past {
         };
         let meta = file.metadata().map_err(|e| self.system(FILE, e))?;
         if !meta.is_file() {
-            return Err(damaged("it is no file"));
+            return Err(damaged("it is not a regular file"));
         }
         let mut text = Vec::new();
         let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text);
@@ -454,6 +454,11 @@ mod tests {
         assert!(past.read().unwrap_err().to_string().contains("too large"));
         fs::remove_file(&path).unwrap();
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(past.read().unwrap_err().to_string().contains("no file"));
+        assert!(
+            past.read()
+                .unwrap_err()
+                .to_string()
+                .contains("regular file")
+        );
     }
 }

@@ -82,7 +82,7 @@ fn who_refuses_is_told_apart() {
     assert!(refusal(None, &f).contains("security module"));
     assert!(advice(&f).iter().any(|l| l.contains("SELinux")));
     f.seccomp.filtered = true;
-    assert!(refusal(None, &f).contains("a seccomp filter that"));
+    assert!(refusal(None, &f).contains("a seccomp filter refuses userfaultfd, which"));
     assert!(advice(&f).iter().any(|l| l.contains("--containers")));
     let mut f = facts(Errno::ENOSYS as i32, Errno::ENOSYS as i32, 0);
     f.seccomp.filtered = true;
@@ -225,7 +225,7 @@ fn what_hashes_pages_is_told_and_its_absence_is_advice() {
         assert_eq!(told(&f), (text.to_owned(), name.to_owned()));
         let lines = advice(&f);
         assert_eq!(lines.len(), usize::from(by.is_none()), "{lines:?}");
-        assert!(lines.iter().all(|l| l.contains("about 6 us more")));
+        assert!(lines.iter().all(|l| l.contains("about 6 us longer")));
     }
     assert_eq!(mode(None, &f), Ok(Mode::Signal));
     // What this processor has, as the kernel tells it.

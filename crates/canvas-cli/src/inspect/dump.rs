@@ -60,7 +60,7 @@ fn create(path: &Path) -> Result<File, Failure> {
         .open(path);
     made.map_err(|e| {
         let advice = match e.kind() {
-            io::ErrorKind::AlreadyExists => "; write another name behind -o",
+            io::ErrorKind::AlreadyExists => "; write another name after -o",
             _ => "",
         };
         Failure::usage(format!(

@@ -60,14 +60,14 @@ impl<'t> Reader<'t> {
                 Err(why) => return Err(why),
             }
         }
-        Err("it is moving all the time")
+        Err("it keeps moving")
     }
 }
 
 /// In words that end a sentence.
 pub fn reason(problem: Problem) -> &'static str {
     match problem {
-        Problem::Busy => "it is on its way to or from far memory, and stays so",
+        Problem::Busy => "it stays in transit to or from far memory",
         Problem::Damaged => "its far copy does not verify",
         Problem::Gone => "nothing is mapped there, or the process has ended",
     }

@@ -92,8 +92,7 @@ impl Stopped {
             Err(Errno::ESRCH) => return Ok(()),
             Err(e) => {
                 return Err(Failure::usage(format!(
-                    "process {} cannot be stopped ({}); the rights that a debugger needs are needed \
-                     (ptrace(2); kernel.yama.ptrace_scope)",
+                    "process {} cannot be stopped ({}); this takes the rights of a debugger (ptrace(2); kernel.yama.ptrace_scope)",
                     self.pid,
                     e.desc()
                 )));

@@ -59,8 +59,7 @@ impl Target {
         let fds = descriptors(pid, "/memfd:canvas-segment").map_err(|e| refused(&e))?;
         let Some((index, far)) = fds.iter().find_map(|path| segment_of(pid, path)) else {
             return Err(Failure::usage(format!(
-                "process {pid} is not managed by canvas: nothing of it is far, so any debugger reads it; \
-                 `canvas status` shows those that are"
+                "process {pid} is not managed by canvas: none of its memory is far, so any debugger can read it; `canvas status` shows managed processes"
             )));
         };
         Ok(Target {
@@ -174,7 +173,7 @@ impl Target {
 
     fn gone(&self, e: &io::Error) -> Failure {
         Failure::usage(format!(
-            "process {} cannot be looked at any more: {}",
+            "process {} can no longer be read: {}",
             self.pid,
             crate::reason(e)
         ))

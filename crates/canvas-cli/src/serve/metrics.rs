@@ -30,17 +30,17 @@ fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
     for (name, help, value) in [
         (
             "canvas_serve_memory_bytes",
-            "Most memory that is lent.",
+            "Limit on lent memory.",
             s.memory_bytes,
         ),
         (
             "canvas_serve_limit_bytes",
-            "What may be lent now.",
+            "Memory that may be lent now.",
             s.limit_bytes,
         ),
         (
             "canvas_serve_reserve_bytes",
-            "Memory that is left to the host.",
+            "Memory reserved for the host.",
             s.reserve_bytes,
         ),
         (
@@ -50,7 +50,7 @@ fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
         ),
         (
             "canvas_serve_free_bytes",
-            "What could be lent to one more client.",
+            "Memory that could be lent to one more client.",
             s.free_bytes,
         ),
         (
@@ -66,18 +66,18 @@ fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
         ("canvas_serve_slabs", "Slabs that are lent.", s.slabs as u64),
         (
             "canvas_serve_leaving_slabs",
-            "Slabs that were told to go.",
+            "Slabs whose clients were asked to move them.",
             s.leaving_slabs as u64,
         ),
         (
             "canvas_serve_spare_slabs",
-            "Slabs of which other copies stay, as their clients have said.",
+            "Slabs whose clients reported another copy.",
             s.spare_slabs as u64,
         ),
         ("canvas_serve_clients", "Clients.", s.clients.len() as u64),
         (
             "canvas_serve_pressure",
-            "1 while nothing is lent.",
+            "1 while nothing more is lent.",
             u64::from(matches!(s.health, "pressure" | "ending")),
         ),
     ] {
@@ -85,7 +85,7 @@ fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
     }
     out.gauge(
         "canvas_serve_uptime_seconds",
-        "Since the start.",
+        "Time since the start.",
         s.uptime_ms as f64 / 1e3,
     )
 }
@@ -114,12 +114,12 @@ fn counts(out: &mut Out, c: &CounterValues) -> Result<(), Error> {
         ),
         (
             "canvas_serve_bad_peers",
-            "Links that were closed for a message that was wrong.",
+            "Links closed because of an invalid message.",
             c.bad_peers,
         ),
         (
             "canvas_serve_evicted_slabs",
-            "Slabs that were told to go.",
+            "Slabs whose clients were asked to move them.",
             c.evicted_slabs,
         ),
         (
@@ -129,29 +129,33 @@ fn counts(out: &mut Out, c: &CounterValues) -> Result<(), Error> {
         ),
         (
             "canvas_serve_freed_early_slabs",
-            "Slabs freed before any deadline because the host's memory ended.",
+            "Slabs freed before their deadline because the host ran out of memory.",
             c.freed_early_slabs,
         ),
         (
             "canvas_serve_freed_early_sole_slabs",
-            "Of those: without another copy that was known.",
+            "Of those: slabs without another known copy.",
             c.freed_early_sole_slabs,
         ),
         (
             "canvas_serve_expired_slabs",
-            "Slabs freed because a lease was over.",
+            "Slabs freed because a lease expired.",
             c.expired_slabs,
         ),
-        ("canvas_serve_lanes", "Lanes that were opened.", c.lanes),
+        (
+            "canvas_serve_lanes",
+            "Direct read channels opened.",
+            c.lanes,
+        ),
         (
             "canvas_serve_lane_pairs",
-            "Queue pairs that lanes have joined.",
+            "Queue pairs that joined direct read channels.",
             c.lane_pairs,
         ),
-        ("canvas_serve_lane_reads", "Reads over lanes.", c.lane_reads),
+        ("canvas_serve_lane_reads", "Direct reads.", c.lane_reads),
         (
             "canvas_serve_lane_read_bytes",
-            "Bytes read over lanes.",
+            "Bytes of direct reads.",
             c.lane_read_bytes,
         ),
     ] {

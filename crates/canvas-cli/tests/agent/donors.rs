@@ -254,7 +254,9 @@ fn a_donor_that_ends_is_emptied_first() {
         said.push(line);
     }
     assert!(
-        !said.iter().any(|l| l.contains("were not moved")),
+        !said
+            .iter()
+            .any(|l| l.contains("freed before their clients moved")),
         "{said:?}"
     );
     rest(500);

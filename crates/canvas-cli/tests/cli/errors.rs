@@ -44,7 +44,7 @@ fn bad_arguments_of_run_are_125() {
         ),
         (
             &["run", "--local", "1M", "true"],
-            "--local 1M: it is too little to work with; write 8M or more",
+            "--local 1M: it is too small; write 8M or more",
         ),
         (
             &["run", "--local", "99999999999G", "true"],
@@ -112,7 +112,7 @@ fn bad_arguments_of_run_are_125() {
         ),
         (
             &["run", "-o", "learn=/tmp/r", "true"],
-            "-o learn without --local has no use",
+            "-o learn without --local has no effect",
         ),
         (
             &["run", "-o", "trace=/no/such/dir/t", "true"],
@@ -178,19 +178,19 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
         ),
         (
             &["--size", "9T", "--nbd", &sock],
-            "--size 9T is more than canvas can number; write ",
+            "--size 9T is too large; write ",
         ),
         (
             &["--size", "1G", "--pool", "4K", "--nbd", &sock],
-            "--pool 4K: it is too little to work with; write 1M or more",
+            "--pool 4K: it is too small; write 1M or more",
         ),
         (
             &["--size", "1G", "--pool", "8T", "--nbd", &sock],
-            "--pool 8T is more than canvas can number; write ",
+            "--pool 8T is too large; write ",
         ),
         (
             &["--size", "1G"],
-            "nobody could reach the disk; write --vhost-user PATH, --nbd PATH or --swap-host",
+            "the disk would have no clients; write --vhost-user PATH, --nbd PATH or --swap-host",
         ),
         (
             &["--size", "1G", "--swap-host", "--nbd", &sock],
@@ -213,15 +213,15 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
         ),
         (
             &["--size", "1G", "--nbd", &sock, "--far", "4K"],
-            "--far 4K: it is too little to work with; write 1M or more",
+            "--far 4K: it is too small; write 1M or more",
         ),
         (
             &["--size", "1G", "--nbd", &sock, "--copies", "2"],
-            "--copies without --far has no use; write --far SIZE for how much memory may go there",
+            "--copies without --far has no effect; write --far SIZE to say how much memory may go there",
         ),
         (
             &["--size", "1G", "--nbd", &sock, "-o", "weight=200"],
-            "-o weight without --far has no use; write --far SIZE for how much memory may go there",
+            "-o weight without --far has no effect; write --far SIZE to say how much memory may go there",
         ),
         (
             &[
@@ -237,7 +237,7 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
         ),
         (
             &["--size", "1G", "--nbd", &file],
-            "is there and is no socket; write another path",
+            "exists and is not a socket; write another path",
         ),
         (
             &["--size", "1G", "--nbd", &nowhere],

@@ -123,7 +123,7 @@ fn answer(output: Output) -> Answer {
 }
 
 /// Part of what is said without `--local`.
-const NO_BOUND: &str = "runs without a bound, and canvas does nothing for it";
+const NO_BOUND: &str = "runs without a limit, so canvas manages nothing";
 
 fn ask(args: &[&str]) -> Answer {
     answer(canvas(args).output().unwrap())

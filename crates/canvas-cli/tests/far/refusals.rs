@@ -31,7 +31,7 @@ fn bad_flags() {
     for (args, part) in [
         (
             &["serve", "--listen", "127.0.0.1", "--memory", "1G"][..],
-            "no address with a port",
+            "not an address with a port",
         ),
         (&["serve", "--memory", "1G"], "--listen is missing"),
         (&["serve", "--listen", "127.0.0.1:0"], "--memory is missing"),

@@ -82,7 +82,7 @@ fn lies_cost_nobody_else_anything() {
         "version 9",
     );
     refused(tell(&host, &hello("a"), &[]), "without a segment");
-    refused(tell(&host, &hello("../a"), &[]), "no name of a tenant");
+    refused(tell(&host, &hello("../a"), &[]), "not a tenant's name");
 
     let whole = SEGMENT_BYTES + FAR_BYTES;
     let sealed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;

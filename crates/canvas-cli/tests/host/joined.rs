@@ -93,27 +93,39 @@ fn what_a_joining_run_says_is_what_there_is() {
     let first = host.run("load", &flags);
     first.wait_for("ready");
     for (flags, want) in [
-        (["--far", "64M"], "--far 64M is not what it has, 128M"),
-        (["-o", "weight=71"], "-o weight 71 is not what it has, 70"),
-        (["--pool", "1M"], "--pool 1M is not what it has"),
-        (["--copies", "2"], "--copies 2 is not what it has, disk"),
+        (
+            ["--far", "64M"],
+            "--far 64M differs from the tenant's setting, 128M",
+        ),
+        (
+            ["-o", "weight=71"],
+            "-o weight 71 differs from the tenant's setting, 70",
+        ),
+        (
+            ["--pool", "1M"],
+            "--pool 1M differs from the tenant's setting",
+        ),
+        (
+            ["--copies", "2"],
+            "--copies 2 differs from the tenant's setting, disk",
+        ),
         (
             ["-o", "swap-in-limit=1M/s"],
-            "-o swap-in-limit 1M/s is not what it has, none",
+            "-o swap-in-limit 1M/s differs from the tenant's setting, none",
         ),
         (
             ["-o", "prefetch=leap"],
-            "-o prefetch leap is not what it has, streams",
+            "-o prefetch leap differs from the tenant's setting, streams",
         ),
         (
             ["-o", "spill-at=70"],
-            "-o spill-at 70 is not what it has, 80",
+            "-o spill-at 70 differs from the tenant's setting, 80",
         ),
         (
             ["-o", "far-wait=5s"],
-            "-o far-wait 5s is not what it has, 30s",
+            "-o far-wait 5s differs from the tenant's setting, 30s",
         ),
-        (["-o", "trace=/dev/null"], "a trace is of one run alone"),
+        (["-o", "trace=/dev/null"], "a trace belongs to one run"),
     ] {
         let err = host
             .run("one", &[&flags[..], &["--tenant", "web"]].concat())

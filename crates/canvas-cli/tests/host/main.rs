@@ -275,7 +275,7 @@ fn an_agent_may_be_killed_at_any_time() {
         let agents = far["agents"].as_u64().unwrap();
         assert!((2..=kills + 1).contains(&agents), "{far} {err}");
         assert_eq!(far["corrupt"], 0, "{err}");
-        let gone = err.matches("is gone; what lies there waits").count();
+        let gone = err.matches("is gone; far pages wait").count();
         assert!((1..=kills as usize).contains(&gone), "{err}");
     }
 }
@@ -352,7 +352,7 @@ fn an_operator_ends_a_tenant_that_no_run_has_any_more() {
         assert!(said.contains(want), "{said}");
     };
     refused("db", &[], "there is no tenant db; there is web");
-    refused("a b", &[], "it is no name of a tenant");
+    refused("a b", &[], "it is not a tenant's name");
     refused("web", &["--force"], "end that one first");
     run.child.kill().unwrap();
     // Waiting closes the program's input.
@@ -399,7 +399,7 @@ fn without_an_agent_a_run_says_so() {
     // Its operator could have settled how much.
     let _agent = host.agent(&[]);
     let err = host.run("short", &[]).refused();
-    assert!(err.contains("--to without --far has no use"), "{err}");
+    assert!(err.contains("--to without --far has no effect"), "{err}");
 }
 
 #[test]
@@ -458,7 +458,7 @@ fn an_agent_that_answers_late_confuses_nobody() {
     kill(agent_pid, Signal::SIGSTOP).unwrap();
     let (code, said) = host.ask(&["set", "web", "weight=5"]);
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("may still be done"), "{said}");
+    assert!(said.contains("may still be made"), "{said}");
     let over = AtomicBool::new(false);
     let (code, said) = std::thread::scope(|s| {
         s.spawn(|| {
@@ -486,7 +486,7 @@ fn an_agent_that_answers_late_confuses_nobody() {
     let (code, said) = host.ask(&["set", "web", "weight=8"]);
     kill(runner, Signal::SIGCONT).unwrap();
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("may still be done"), "{said}");
+    assert!(said.contains("may still be made"), "{said}");
     run.go_on();
     run.finish();
 }

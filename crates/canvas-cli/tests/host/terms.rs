@@ -85,15 +85,15 @@ fn the_operators_sections_are_defaults_and_bounds() {
     for (flags, want) in [
         (
             ["--far", "129M"],
-            "--far 129M is more than the agent's operator gives",
+            "--far 129M is more than the agent's operator allows",
         ),
         (
             ["--pool", "65M"],
-            "--pool 65M is more than the agent's operator gives",
+            "--pool 65M is more than the agent's operator allows",
         ),
         (
             ["-o", "weight=51"],
-            "weight 51 is more than the agent's operator gives",
+            "weight 51 is more than the agent's operator allows",
         ),
         (
             ["-o", "swap-in-limit=none"],

@@ -249,7 +249,7 @@ fn bounds_change_under_a_load_and_the_program_follows() {
     for (change, why) in [
         (["local=64M", "colour=red"], "there is no key colour"),
         (["prefetch=none", "far=3T"], "write 2T or less"),
-        (["pool=1G", "local=1M"], "too little to work with"),
+        (["pool=1G", "local=1M"], "it is too small"),
     ] {
         let (code, out, err) = host.ask(&[&["set", "t"][..], &change].concat());
         assert_eq!((code, out.as_str()), (2, ""));

@@ -16,7 +16,7 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
         ),
         (&["stat", "-i", "0"][..], "out of range"),
         (&["stat", "-n", "0"][..], "--count"),
-        (&["top"][..], "this is no terminal; use `canvas stat`"),
+        (&["top"][..], "this is not a terminal; use `canvas stat`"),
         (&["set", "t"][..], "is missing"),
         (
             &["set", "t", "local"][..],
@@ -35,7 +35,7 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     }
     let (code, _, err) = host.ask(&["run", "--tenant", "a/b", "--", "true"]);
     assert_eq!((code, err.lines().count()), (125, 1));
-    assert!(err.contains("it is no name of a tenant"), "{err}");
+    assert!(err.contains("it is not a tenant's name"), "{err}");
     assert_eq!(host.ask(&["status"]).0, 0, "nothing runs, nothing is wrong");
     assert_eq!(host.ask(&["status", "--json"]).1, "");
 }
@@ -91,7 +91,7 @@ fn a_socket_takes_good_questions_only_and_whoever_is_slow_is_dropped() {
             "{\"canvas\":1,\"ask\":\"status\",\"and\":1}\n",
             "unknown field",
         ),
-        ("\u{0}\n", "no question to canvas"),
+        ("\u{0}\n", "not a request to canvas"),
     ] {
         let answer: Value = serde_json::from_str(&tell(&socket, text.as_bytes())).unwrap();
         let why = answer["answer"]["refused"].as_str().unwrap();
@@ -120,8 +120,11 @@ fn what_a_run_was_not_started_with_cannot_be_set() {
     let host = Host::new();
     let (child, _) = cat(&host, &["--tenant", "c"]);
     for (change, want) in [
-        ("local=1G", "this run has no bound on local memory"),
-        ("shared=1G", "shared memory of this run is the kernel's"),
+        ("local=1G", "this run has no limit on local memory"),
+        (
+            "shared=1G",
+            "canvas does not manage this run's shared memory",
+        ),
         ("far=1G", "this run has no far memory"),
         ("spill-at=5", "this run has no far memory"),
     ] {

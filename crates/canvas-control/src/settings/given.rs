@@ -261,7 +261,7 @@ impl fmt::Display for Difference {
         } = self;
         write!(
             f,
-            "{setting} {asked} is not what it has, {has}; leave it out, or change the tenant with `canvas set`"
+            "{setting} {asked} differs from the tenant's setting, {has}; leave it out, or change the tenant with `canvas set`"
         )
     }
 }

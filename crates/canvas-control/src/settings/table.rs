@@ -391,7 +391,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         METRICS,
         "ADDR:PORT",
-        "Serve metrics for Prometheus at http://ADDR:PORT/metrics, to whoever can connect.",
+        "Serve metrics for Prometheus at http://ADDR:PORT/metrics, to anyone who can connect.",
     )
     .flag(RUN | DISK | SERVE),
     // Tunables: local memory.
@@ -483,7 +483,7 @@ pub static TABLE: &[Setting] = &[
     .read_by(|text| match Size::read(text)? {
         size if (BATCH_MIN..=BATCH_MAX).contains(&size) => Ok(size.write()),
         _ => Err(format!(
-            "it is no part of memory to bring back at a time; write {BATCH_MIN} to {BATCH_MAX}"
+            "it is out of range; write {BATCH_MIN} to {BATCH_MAX}"
         )),
     })
     .same_by(|a, b| pages(a) == pages(b))
@@ -500,7 +500,7 @@ pub static TABLE: &[Setting] = &[
     .default("80")
     .read_by(|text| match text.parse::<u8>() {
         Ok(percent @ 1..=99) => Ok(percent.write()),
-        _ => Err("it is no part of the pool; write 1 to 99 percent".to_owned()),
+        _ => Err("it is not a part of the pool; write 1 to 99 percent".to_owned()),
     })
     .option(RUN | DISK)
     .live(RUN | DISK)
@@ -581,7 +581,7 @@ pub static TABLE: &[Setting] = &[
     .default("100")
     .read_by(|text| match text.parse::<u32>() {
         Ok(weight @ 1..=WEIGHT_MAX) => Ok(weight.write()),
-        _ => Err(format!("it is no weight; write 1 to {WEIGHT_MAX}")),
+        _ => Err(format!("it is not a weight; write 1 to {WEIGHT_MAX}")),
     })
     .option(RUN | DISK)
     .live(RUN | DISK)
@@ -729,7 +729,7 @@ fn nodes(text: &str) -> Result<String, String> {
         }
         if bound.size.bytes == 0 {
             return Err(format!(
-                "{bound} lets nothing go there; write {NODE_MIN} or more"
+                "{bound} leaves no room there; write {NODE_MIN} or more"
             ));
         }
     }

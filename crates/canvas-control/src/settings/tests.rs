@@ -51,15 +51,18 @@ fn a_run_differs_from_its_tenant_in_what_was_given() {
     // The default is a wish like any other.
     assert_eq!(
         differs("spill-at=80").unwrap(),
-        "-o spill-at 80 is not what it has, 70; leave it out, or change the tenant with `canvas set`"
+        "-o spill-at 80 differs from the tenant's setting, 70; leave it out, or change the tenant with `canvas set`"
     );
     for (other, want) in [
-        ("pool=2G", "--pool 2G is not what it has, 1G"),
-        ("far=400M", "--far 400M is not what it has, 320M"),
-        ("far-wait=31s", "-o far-wait 31s is not"),
+        ("pool=2G", "--pool 2G differs from the tenant's setting, 1G"),
+        (
+            "far=400M",
+            "--far 400M differs from the tenant's setting, 320M",
+        ),
+        ("far-wait=31s", "-o far-wait 31s differs"),
         (
             "prefetch=auto",
-            "-o prefetch auto is not what it has, streams",
+            "-o prefetch auto differs from the tenant's setting, streams",
         ),
     ] {
         assert!(differs(other).unwrap().starts_with(want), "{other}");
@@ -127,19 +130,13 @@ fn what_is_wrong_is_said_in_a_sentence() {
     for (options, want) in [
         (
             "local=1M",
-            "--local 1M: it is too little to work with; write 8M or more, or a share such as 25%",
+            "--local 1M: it is too small; write 8M or more, or a share such as 25%",
         ),
-        (
-            "pool=4K",
-            "--pool 4K: it is too little to work with; write 1M or more",
-        ),
-        (
-            "far=3T",
-            "--far 3T: it is more than canvas can number; write 2T or less",
-        ),
+        ("pool=4K", "--pool 4K: it is too small; write 1M or more"),
+        ("far=3T", "--far 3T: it is too large; write 2T or less"),
         (
             "spill-at=100",
-            "-o spill-at=100: it is no part of the pool; write 1 to 99 percent",
+            "-o spill-at=100: it is not a part of the pool; write 1 to 99 percent",
         ),
         (
             "prefetch=all",
@@ -160,7 +157,7 @@ fn what_is_wrong_is_said_in_a_sentence() {
         ),
         (
             "proactive-batch=65M",
-            "-o proactive-batch=65M: it is no part of memory to bring back at a time; write 4K to 64M",
+            "-o proactive-batch=65M: it is out of range; write 4K to 64M",
         ),
         (
             "far-wait=1us",
@@ -171,21 +168,24 @@ fn what_is_wrong_is_said_in_a_sentence() {
             "-o host-reserve=51%: it is more than half of the host",
         ),
         ("links=5", "-o links=5: it is out of range; write 1 to 4"),
-        ("weight=0", "-o weight=0: it is no weight; write 1 to 1000"),
+        (
+            "weight=0",
+            "-o weight=0: it is not a weight; write 1 to 1000",
+        ),
         (
             "swap-in-limit=1K/s",
-            "-o swap-in-limit=1K/s: it is too little to work with; write 64K/s or more",
+            "-o swap-in-limit=1K/s: it is too small; write 64K/s or more",
         ),
         ("numa=1=1G,1=2G", "--numa 1=1G,1=2G: it names node 1 twice"),
         (
             "to=here",
-            "--to here: it is no place for far memory; write disk:DIR, HOST:PORT",
+            "--to here: it is not a destination of far memory; write disk:DIR, HOST:PORT",
         ),
         (
             "to=agent,a:1",
             "--to agent,a:1: the host's agent has destinations of its own",
         ),
-        ("tenant=a b", "--tenant a b: it is no name of a tenant"),
+        ("tenant=a b", "--tenant a b: it is not a tenant's name"),
         (
             "server=a:1",
             "there is no option server; write to=HOST:PORT",

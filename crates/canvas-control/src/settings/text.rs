@@ -116,7 +116,7 @@ pub fn help() -> String {
     let mut out = String::from(
         "Tunables: settings that canvas usually decides by itself. Each is written\n\n  \
          -o NAME=VALUE[,NAME=VALUE]...\n\n\
-         behind `canvas run`, `disk`, `agent` or `serve`; in CANVAS_OPTIONS (for run and disk); as a key of\n\
+         after `canvas run`, `disk`, `agent` or `serve`; in CANVAS_OPTIONS (for run and disk); as a key of\n\
          the configuration file, with _ for -; and, where marked `canvas set`, for a run or disk while it runs.\n\
          Flags can be written there, too (CANVAS_OPTIONS=pool=2G).\n",
     );
@@ -136,7 +136,7 @@ pub fn markdown() -> String {
         "This page is generated from the table of settings (`crates/canvas-control/src/settings/table.rs`); \
          `canvas help tunables` prints the same.",
         "A tunable is a setting that most people never change: canvas decides it by itself, or its default suits \
-         ([what canvas decides by itself](design/automatic.md)). It is written `-o NAME=VALUE[,NAME=VALUE]...` behind \
+         ([what canvas decides by itself](design/automatic.md)). It is written `-o NAME=VALUE[,NAME=VALUE]...` after \
          `canvas run`, `canvas disk`, `canvas agent` or `canvas serve`; in `CANVAS_OPTIONS`, in the same form or separated \
          by spaces, for `run` and `disk`; or as a key of the [configuration file](CONFIG.md), with `_` for `-`. Those that \
          are marked *live* can be changed by `canvas set`. Experimental ones can change or go with any version. Flags are \
@@ -161,7 +161,10 @@ pub fn markdown() -> String {
             if row.experimental {
                 marks += "; experimental";
             }
-            let values = row.values.replace('|', " or ");
+            let values = match row.values.rsplit_once('|') {
+                Some((first, last)) => format!("{} or {last}", first.replace('|', ", ")),
+                None => row.values.to_owned(),
+            };
             let text = format!("* **`{}`**: {values}{marks}. {}", row.name, row.text);
             for (i, line) in wrapped(&text, WIDTH - 2).into_iter().enumerate() {
                 let _ = writeln!(out, "{}{line}", if i == 0 { "" } else { "  " });
@@ -178,7 +181,7 @@ pub fn markdown() -> String {
 pub fn roff() -> String {
     let mut out = String::from(
         ".TH canvas-tunables 7\n.SH NAME\ncanvas-tunables \\- settings that canvas usually decides by itself\n.SH DESCRIPTION\n\
-         Written \\-o NAME=VALUE[,NAME=VALUE]... behind canvas run, disk, agent or serve, in CANVAS_OPTIONS (run and disk), \
+         Written \\-o NAME=VALUE[,NAME=VALUE]... after canvas run, disk, agent or serve, in CANVAS_OPTIONS (run and disk), \
          or as a key of the configuration file, with _ for \\-.\n.SH TUNABLES\n",
     );
     let plain = |text: &str| text.replace('\\', "\\\\").replace('-', "\\-");

@@ -180,7 +180,7 @@ impl Value for Destination {
             return match is_path(path) {
                 true => Ok(Destination::Agent(Some(PathBuf::from(path)))),
                 false => Err(
-                    "it is no path of a socket; write one such as agent:/run/canvas/agent.sock"
+                    "it is not the path of a socket; write one such as agent:/run/canvas/agent.sock"
                         .to_owned(),
                 ),
             };
@@ -192,7 +192,7 @@ impl Value for Destination {
         let port = host.rsplit_once(':').map(|(_, port)| port);
         if port.is_none_or(|port| port.parse::<u16>().is_err()) {
             return Err(
-                "it is no place for far memory; write disk:DIR, HOST:PORT, rdma://HOST:PORT, gossip:HOST:PORT or agent"
+                "it is not a destination of far memory; write disk:DIR, HOST:PORT, rdma://HOST:PORT, gossip:HOST:PORT or agent"
                     .to_owned(),
             );
         }
@@ -221,7 +221,8 @@ impl fmt::Display for Destination {
 impl Value for SocketAddr {
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|_| {
-            "it is no address with a port; write one such as 10.0.0.5:7070 or [::1]:7070".to_owned()
+            "it is not an address with a port; write one such as 10.0.0.5:7070 or [::1]:7070"
+                .to_owned()
         })
     }
     fn write(&self) -> String {
@@ -259,7 +260,7 @@ macro_rules! whole {
         impl Value for $type {
             fn read(text: &str) -> Result<Self, String> {
                 text.parse().map_err(|_| {
-                    "it is no whole number, or too large a one; write one such as 2".to_owned()
+                    "it is not a whole number, or is too large; write one such as 2".to_owned()
                 })
             }
             fn write(&self) -> String {
@@ -303,15 +304,12 @@ pub fn size(text: &str, range: RangeInclusive<Size>) -> Result<Size, String> {
         return Err(too_little(range.start()));
     }
     if size > *range.end() {
-        return Err(format!(
-            "it is more than canvas can number; write {} or less",
-            range.end()
-        ));
+        return Err(format!("it is too large; write {} or less", range.end()));
     }
     Ok(size)
 }
 
 /// Why less than that is refused.
 pub fn too_little(least: &Size) -> String {
-    format!("it is too little to work with; write {least} or more")
+    format!("it is too small; write {least} or more")
 }

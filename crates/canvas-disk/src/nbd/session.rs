@@ -62,7 +62,7 @@ pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<
                 return Ok(replies);
             }
             option::EXPORT_NAME => {
-                return Err(End::Nonsense("it names an export that there is not"));
+                return Err(End::Nonsense("it names an export that does not exist"));
             }
             option::ABORT => {
                 say(answer::ACK, &[])?;
@@ -95,7 +95,7 @@ pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<
             _ => say(answer::ERR_UNSUP, &[])?,
         }
     }
-    Err(End::Nonsense("what should be an option is none"))
+    Err(End::Nonsense("an option was expected"))
 }
 
 /// An option and its data; `None` when it is none.
@@ -140,7 +140,7 @@ fn serve_one(
     replies: Replies,
 ) -> Result<(), End> {
     let Some(request) = Request::decode(&take::<REQUEST>(stream)?) else {
-        return Err(End::Nonsense("what should be a request is none"));
+        return Err(End::Nonsense("a request was expected"));
     };
     let Request {
         command,

@@ -139,13 +139,10 @@ fn what_is_no_handshake_ends_the_session() {
     for (said, why) in [
         (vec![0, 0, 0, 0], "it does not speak the fixed newstyle"),
         (vec![0, 0, 0, 7], "it does not speak the fixed newstyle"),
-        (
-            [&FLAGS[..], &[0; 16]].concat(),
-            "what should be an option is none",
-        ),
+        ([&FLAGS[..], &[0; 16]].concat(), "an option was expected"),
         (
             [&FLAGS[..], &option_of(option::EXPORT_NAME, b"x")].concat(),
-            "it names an export that there is not",
+            "it names an export that does not exist",
         ),
         (
             [

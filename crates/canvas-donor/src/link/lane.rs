@@ -153,7 +153,7 @@ impl Lane<'_> {
         let incoming = &mut self.wire.incoming;
         let is_odd = |len| ![MESSAGE_BYTES, JOIN_BYTES, EXPOSE_BYTES].contains(&len);
         if incoming.coming().is_some_and(is_odd) {
-            return Err(End::Protocol("a lane's message has another length"));
+            return Err(End::Protocol("a lane's message has the wrong length"));
         }
         if incoming.holds_no_message() {
             return Ok(false);
@@ -164,7 +164,9 @@ impl Lane<'_> {
             came.len()
         });
         if !incoming.holds_no_message() || self.is_exposing {
-            return Err(End::Protocol("a lane asks again before it is answered"));
+            return Err(End::Protocol(
+                "a lane sent a request before the answer to its last",
+            ));
         }
         let outbox = Arc::clone(&self.outbox);
         // Who fences waits for this one message.
@@ -314,7 +316,7 @@ impl Link<'_> {
     pub(super) fn lanes(&mut self, id: u64, request: Request<'_>) -> Result<(), End> {
         if self.version < VERSION_LANES || self.number != 0 {
             return Err(End::Protocol(
-                "lanes are asked for on link 0, since version 2",
+                "lanes are requested on link 0, from version 2 on",
             ));
         }
         let (lanes, client) = (&self.shared.lanes, self.client.id);
@@ -333,7 +335,7 @@ impl Link<'_> {
                 .set_rate(&client, lane, rate, now_ns)
                 .map(lanes::Used::answer),
             Request::LaneEnd { lane } => lanes.end(&client, lane).map(lanes::Used::answer),
-            _ => return Err(End::Protocol("no request about lanes")),
+            _ => return Err(End::Protocol("not a request about lanes")),
         };
         match result {
             Ok(answer) => self.answer(id, answer),

@@ -609,9 +609,13 @@ fn far_is_full() {
             "this host has no memory left to commit: the pool grows no more, reclaim stops, and new memory is refused with \
              ENOMEM until there is more (or raise vm.overcommit_ratio)"
         );
+    } else if tier::used_and_limit().1 == 0 {
+        crate::report!(
+            "the pool is full: reclaim stops, and new memory is refused with ENOMEM (raise --pool or --local, or add --far)"
+        );
     } else {
         crate::report!(
-            "the far limit is reached: reclaim stops, and new memory is refused with ENOMEM (raise --pool or --local)"
+            "the pool and far memory are full: reclaim stops, and new memory is refused with ENOMEM (raise --pool, --far or --local)"
         );
     }
 }

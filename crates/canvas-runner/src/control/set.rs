@@ -105,7 +105,7 @@ pub struct Places {
 pub enum SetError {
     /// There are no pairs.
     #[error(
-        "nothing is to be changed; write KEY=VALUE, where KEY is one of {}",
+        "no change is given; write KEY=VALUE, where KEY is one of {}",
         keys(Command::Run)
     )]
     Nothing,
@@ -145,9 +145,7 @@ pub enum SetError {
         least: Size,
     },
     /// There is more in the pool already.
-    #[error(
-        "pool={wanted}: what is in the pool has no other place to go to; write {least} or more"
-    )]
+    #[error("pool={wanted}: the pool's pages have nowhere else to go; write {least} or more")]
     PoolInUse {
         /// What was written.
         wanted: Size,
@@ -165,16 +163,16 @@ pub enum SetError {
         most: Size,
     },
     /// A disk has no such bound.
-    #[error("{0} is nothing that a disk has; what can be changed of one is {keys}", keys = keys(Command::Disk))]
+    #[error("a disk has no setting {0}; what can be changed is {keys}", keys = keys(Command::Disk))]
     NotOfDisk(String),
     /// Nothing of a disk can be changed.
     #[error(
-        "this disk has no far memory, and its pool stays as it was; with far memory from the start (canvas disk --far SIZE) its bounds can be changed"
+        "this disk has no far memory, and its pool cannot be changed; with far memory from the start (canvas disk --far SIZE) its limits can be"
     )]
     DiskWithoutFar,
     /// The same, as its holder has ended.
     #[error(
-        "the `canvas disk` that holds this disk does not answer, and its far memory can be asked by no other; nothing is changed"
+        "the `canvas disk` that holds this disk does not answer, and only that command can change its far memory; nothing was changed"
     )]
     DiskWithoutHolder,
     /// Who keeps far memory does not do it.
@@ -200,7 +198,7 @@ pub enum ValueError {
     Refused(String),
     /// The run has no far memory.
     #[error(
-        "this run has no far memory, which must be there from the start (canvas run --far SIZE)"
+        "this run has no far memory, which must be configured at the start (canvas run --far SIZE)"
     )]
     NoFar,
     /// It is no node with its bound.
@@ -216,12 +214,12 @@ pub enum ValueError {
     NodeTwice(u32),
     /// The run has no bound.
     #[error(
-        "this run has no bound on local memory, which must be there from the start (canvas run --local SIZE)"
+        "this run has no limit on local memory, which must be set at the start (canvas run --local SIZE)"
     )]
     NoLocal,
     /// The run does not manage shared memory.
     #[error(
-        "shared memory of this run is the kernel's, and must be managed from the start (canvas run --shared SIZE)"
+        "canvas does not manage this run's shared memory, which it must do from the start (canvas run --shared SIZE)"
     )]
     NoShared,
     /// There are too few donors.
@@ -236,7 +234,7 @@ pub enum ValueError {
     },
     /// There is no file for it.
     #[error(
-        "this run has no file in a far directory, which must be there from the start (canvas run --to disk:DIR)"
+        "this run has no file in a far directory, which must be named at the start (canvas run --to disk:DIR)"
     )]
     NoDisk,
 }
@@ -592,7 +590,7 @@ mod tests {
             ..now()
         };
         for (pairs, now, want) in [
-            (&[][..], now(), "nothing is to be changed"),
+            (&[][..], now(), "no change is given"),
             (
                 &[("x", "1")],
                 now(),
@@ -606,17 +604,21 @@ mod tests {
             (
                 &[("local", "1M")],
                 now(),
-                "local=1M: it is too little to work with; write 8M or more",
+                "local=1M: it is too small; write 8M or more",
             ),
             (&[("local", "")], now(), "local=: nothing is written there"),
             (
                 &[("local", "1G")],
                 bare.clone(),
-                "has no bound on local memory",
+                "has no limit on local memory",
             ),
             (&[("pool", "5KB")], now(), "pool=5KB: KB, MB"),
             (&[("shared", "1023K")], now(), "write 1M or more"),
-            (&[("shared", "1G")], bare.clone(), "is the kernel's"),
+            (
+                &[("shared", "1G")],
+                bare.clone(),
+                "does not manage this run's shared memory",
+            ),
             (&[("far", "1G")], bare.clone(), "has no far memory"),
             (&[("far", "3T")], now(), "write 2T or less"),
             (
@@ -677,10 +679,14 @@ mod tests {
             (
                 &[("pool", "35M")],
                 now(),
-                "pool=35M: what is in the pool has no other place to go to; write 36M or more",
+                "pool=35M: the pool's pages have nowhere else to go; write 36M or more",
             ),
             (&[("pool", "99M")], bare, "write 100M or more"),
-            (&[("pool", "40M"), ("far", "192M")], now(), "no other place"),
+            (
+                &[("pool", "40M"), ("far", "192M")],
+                now(),
+                "nowhere else to go",
+            ),
         ] {
             let why = ask(pairs, &now).unwrap_err().to_string();
             assert!(why.contains(want), "{pairs:?}: {why}");
