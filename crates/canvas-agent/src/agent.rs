@@ -1,7 +1,7 @@
-//! The agent itself: events in, actions out, one thread.
+//! The agent of one tenant: events in, actions out, one thread.
 //!
-//! A request's way: from the mailbox to the request table, which says whether it may run ([`Agent::gather`]); to the
-//! dispatcher, which says when ([`crate::dispatch`]); to the store ([`Agent::start`]); and what the store says of it
+//! A request goes from the mailbox to the request table, which decides whether it may run ([`Agent::gather`]); to the
+//! dispatcher, which decides when ([`crate::dispatch`]); to the store ([`Agent::start`]); and the store's result goes
 //! back into the mailbox ([`Agent::reap`]).
 
 use std::collections::VecDeque;
@@ -29,52 +29,52 @@ use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
 use crate::share::Live;
 use crate::store::{Direct, Event, ONCE, OWN_MAX, Outcome, Store};
 
-/// Operations under way at one time.
+/// Most operations under way, by class.
 const DEMANDS: usize = 128;
 const FETCHES: usize = 64;
-/// Not more than a link takes unsent beside repairs: a read behind them must not be refused.
+/// Not more than a link can queue beside repairs: a read behind them must not be refused.
 const WRITES: usize = 16;
-/// A request that is under way so long is taken to be on no link: its donor is silent. 32 KiB take less on all
-/// that is faster than 1.3 Mbit/s.
+/// A request under way for this long is taken off its link, because its donor is silent. 32 KiB take less time on any
+/// link faster than 1.3 Mbit/s.
 const SILENT_NS: u64 = 200_000_000;
-/// How often the programs' figures are looked at, and silent requests looked for.
+/// How often the programs' statistics and silent requests are checked.
 const LOOK_NS: u64 = 50_000_000;
-/// What a look at the tenant costs is bounded, whatever its processes say: mailboxes looked at,
+/// The cost of a turn is bounded, whatever the tenant's processes claim: mailboxes read,
 const MAILBOXES: usize = 64;
-/// slabs looked at,
+/// slabs scanned,
 const SLABS: u32 = 512;
 /// and slabs being freed at a time.
 const FREES: usize = 32;
-/// A request was posted no longer ago than that, whatever it says.
+/// Upper bound on the age of a request, whatever it claims.
 const WAITED_NS_MAX: u64 = 60_000_000_000;
-/// Uses of one kind of page that count in one look: many more than the scheduler remembers.
+/// Prefetch lead times that count in one check, per bucket: many more than the scheduler remembers.
 const USES_MAX: u64 = 1 << 16;
-/// Operations have numbers below; what the store moves for itself from here on.
+/// Operations have numbers below; moves of the store itself have numbers from here on.
 const OWN: u32 = 1 << 31;
-/// How long the end of a tenant waits for its store: as long as a request to a donor.
+/// How long a tenant's end waits for its store: as long as one request to a donor may take.
 const LEAVE: Duration = Duration::from_secs(1);
-/// The number of a tenant that is alone.
+/// The number of a tenant that is served alone.
 const ALONE: u64 = 0;
 
-/// What an agent is made for.
+/// Configuration of an agent.
 pub struct Setup {
     /// The tenant's far area.
     pub far: &'static Far,
-    /// Who the tenant is.
+    /// The tenant's id.
     pub tenant: [u8; 16],
-    /// What it is called in lines for the user. Not what its segment says: it could name another one there.
+    /// The tenant's name in log lines. It does not come from the segment, where the tenant could write another one.
     pub name: String,
     /// The tenant's key.
     pub key: [u8; KEY_BYTES],
-    /// Numbers of what is sealed with it.
+    /// Allocator of seal numbers for this key.
     pub numbers: SealNumbers,
-    /// Slabs that the tenant may fill; asked again for each new one.
+    /// Returns how many slabs the tenant may fill; called for each new one.
     pub slabs: Box<dyn Fn() -> usize + Send>,
-    /// How long to look for requests after the last one before sleeping.
+    /// How long to poll after the last request before sleeping.
     pub spin: Duration,
-    /// Writes a line for the user.
+    /// Writes a log line.
     pub say: fn(&str),
-    /// What the tenant gets where it is not alone; it may change at any time.
+    /// The tenant's share; it may change at any time.
     pub share: Live,
 }
 
@@ -84,31 +84,31 @@ struct Work {
     ask: Ask,
     class: Class,
     posted_ns: u64,
-    /// While the dispatcher knows of it.
+    /// The dispatcher's ticket, while it has the request.
     ticket: Option<Ticket>,
-    /// What it was last submitted for.
+    /// The lane of its last submission.
     lane: Option<Lane>,
-    /// When it, or its last piece, was begun; 0 before.
+    /// Start time of the request or of its last piece; 0 before.
     begun_ns: u64,
-    /// Bytes that are through, and those that are under way, or go next.
+    /// Bytes that are done, and bytes under way or next.
     got: u32,
     piece: u32,
-    /// A thread waits for what was to be read ahead.
+    /// A thread waits for this prefetch.
     urged: bool,
-    /// The seal of what is read or written.
+    /// Seal number of the extent that is read or written.
     seal: u64,
-    /// The copy that is tried, or was last.
+    /// Number of the copy that is read, or was last.
     copy: usize,
-    /// Has a copy been reached that did not verify?
+    /// A copy was read that did not verify.
     corrupt: bool,
-    /// Has there been one that could not be read?
+    /// A copy could not be read.
     unread: bool,
-    /// While the agent has it and not the store.
+    /// The buffer, while the agent has it and not the store.
     block: Option<Block>,
 }
 
 impl Work {
-    /// What moves in all: writes are of whole extents.
+    /// Bytes to move in all: writes are of whole extents.
     fn bytes(&self) -> u32 {
         match self.ask.kind {
             Kind::Read => self.ask.len,
@@ -117,12 +117,12 @@ impl Work {
     }
 }
 
-/// What the store moves for itself.
+/// A move of the store itself.
 #[derive(Clone, Copy, Default)]
 struct Own {
-    /// What it wants to move next, until the dispatcher has it.
+    /// What it wants to move next, until the dispatcher has the request.
     wants: Option<(Lane, u32)>,
-    /// While the dispatcher knows of it.
+    /// The dispatcher's ticket, while it has the request.
     ticket: Option<Ticket>,
     bytes: u32,
     begun_ns: u64,
@@ -139,35 +139,35 @@ pub struct Agent<S> {
     idle: Idle,
     log: Log,
     share: Live,
-    /// The version that the dispatcher knows.
+    /// Version of the share that the dispatcher has.
     share_seen: u32,
-    /// What its processes may read by themselves.
+    /// How much the tenant's processes may read directly.
     direct: Direct,
-    /// By operation.
+    /// Requests, by operation number.
     work: Vec<Option<Work>>,
-    /// Blocks not in use.
+    /// Unused buffers.
     blocks: Vec<Block>,
     events: Vec<Event>,
     numbers: SealNumbers,
-    /// Operations that may run, and are not with the dispatcher yet.
+    /// Operations that may run and are not with the dispatcher yet.
     ready: VecDeque<u32>,
-    /// By slot of the store's.
+    /// The store's own moves, by slot.
     own: [Own; OWN_MAX],
-    /// Those who sleep and were answered.
+    /// Sleeping threads whose requests were answered.
     to_wake: Vec<From>,
-    /// Tickets of those that are over; true when bytes went over the link.
+    /// Tickets of operations that have ended; true when bytes went over the link.
     through: Vec<(Ticket, bool)>,
-    /// What is known of [`canvas_shm::far::FarStats::ahead_ns`].
+    /// Histogram of [`canvas_shm::far::FarStats::ahead_ns`] at the last check.
     ahead_seen: Box<[u64; BUCKETS]>,
     looked_ns: u64,
-    /// Processes that have rung and were not looked at yet, a bit each.
+    /// Processes that have notified the agent and were not checked yet, a bit each.
     rung: [u64; PROCS_MAX / 64],
-    /// The slab to look at next for those that are released; `None`: all were.
+    /// The next slab to scan for released ones; `None` when the scan is complete.
     released: Option<u32>,
 }
 
 impl<S: Store> Agent<S> {
-    /// Takes the tenant over: what an agent before this one was at work on is done again.
+    /// Takes the tenant over: requests that an earlier agent left unfinished are done again.
     pub fn new(setup: Setup, store: S) -> Agent<S> {
         let far = setup.far;
         let slabs = (setup.slabs)();
@@ -185,7 +185,7 @@ impl<S: Store> Agent<S> {
         for proc in 0..PROCS_MAX {
             requests.post(proc, far.mailboxes[proc].recover());
         }
-        // Slabs may have been released while no agent looked.
+        // Slabs may have been released while no agent was running.
         far.released.store(1, SeqCst);
         Agent {
             far,
@@ -214,8 +214,8 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Serves this tenant alone, on `dispatch` without others, until `is_over` says so; it is asked between two looks,
-    /// also after a quiet tenth of a second.
+    /// Serves this tenant alone, on a dispatcher without other tenants, until `is_over` returns true. `is_over` is
+    /// called between turns, at least every tenth of a second.
     pub fn serve(&mut self, mut dispatch: Dispatch, mut is_over: impl FnMut() -> bool) {
         dispatch.add(ALONE, self.share.get().into());
         self.set_direct(Direct::All);
@@ -236,13 +236,13 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// The tenant is over: gives its slabs back, and waits for that for a second at most. Nothing of it is served any
-    /// more. Donors that cannot be told free them when its lease is over.
+    /// The tenant has ended: frees its slabs, waiting at most a second. Nothing of the tenant may be served afterwards.
+    /// Donors that cannot be reached free the slabs when its lease expires.
     pub fn leave(&mut self) {
         self.store.leave(LEAVE);
     }
 
-    /// Looks once at everything. True when there was something to do.
+    /// One turn over everything. True when there was work.
     fn turn(&mut self, dispatch: &mut Dispatch) -> bool {
         let began = Instant::now();
         dispatch.look();
@@ -262,8 +262,8 @@ impl<S: Store> Agent<S> {
         worked
     }
 
-    /// What its processes may read by themselves. A limit on what the tenant reads in a second is kept here, so with one
-    /// they may not.
+    /// Sets how much the tenant's processes may read directly. A limit on the tenant's read rate is enforced in this
+    /// thread, so with such a limit they may not.
     fn set_direct(&mut self, direct: Direct) {
         self.direct = direct;
         let is_limited = self.share.get().swap_in_limit.is_some();
@@ -271,8 +271,8 @@ impl<S: Store> Agent<S> {
             .set_direct(if is_limited { Direct::None } else { direct });
     }
 
-    /// Takes what the tenant's processes have posted, `most` requests at most, and gives what may run to the
-    /// dispatcher, where the tenant is `id`. What is left waits for the next turn.
+    /// Takes at most `most` requests of the tenant's processes, and submits those that may run to the dispatcher, where
+    /// the tenant's number is `id`. The rest waits for the next turn.
     pub fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
         let far = self.far;
         let version = self.share.version();
@@ -283,7 +283,7 @@ impl<S: Store> Agent<S> {
         }
         let mut found = Found::default();
         if self.rung.iter().all(|word| *word == 0) {
-            // Who rings while others wait for their turn comes after them.
+            // A process that notifies while others wait for their turn comes after them.
             far.rung(|proc| self.rung[proc / 64] |= 1 << (proc % 64));
         }
         for _ in 0..MAILBOXES {
@@ -302,7 +302,7 @@ impl<S: Store> Agent<S> {
             self.released = Some(0);
         }
         found.work |= self.look_for_released();
-        // When as many are being freed as may be, their end wakes the agent.
+        // At the limit of slabs being freed, the end of one of them wakes the agent.
         found.more |= self.released.is_some() && self.requests.releasing() < FREES;
         while found.taken < most {
             let Some((from, class)) = self.requests.take() else {
@@ -319,7 +319,7 @@ impl<S: Store> Agent<S> {
         found
     }
 
-    /// What a process that has rung wants. False when there is nothing.
+    /// Reads the mailbox of a process that has notified. False when it is empty.
     fn look_at(&mut self, dispatch: &mut Dispatch, proc: usize) -> bool {
         let mailbox = &self.far.mailboxes[proc];
         let (posted, urged) = mailbox.news();
@@ -329,7 +329,7 @@ impl<S: Store> Agent<S> {
         posted != 0 || promoted
     }
 
-    /// What the dispatcher has decided of one of this tenant's operations.
+    /// Starts one of this tenant's operations, as the dispatcher has decided.
     pub fn start(&mut self, decision: Decision, now_ns: u64) {
         let request = decision.request();
         let id = request.tag as u32;
@@ -340,7 +340,7 @@ impl<S: Store> Agent<S> {
         }
         let stats = &self.far.stats;
         let Some(work) = self.work.get_mut(id as usize).and_then(Option::as_mut) else {
-            debug_assert!(false, "the dispatch know only what runs");
+            debug_assert!(false, "the dispatcher has only operations that run");
             return;
         };
         if let Decision::Drop(_) = decision {
@@ -366,14 +366,14 @@ impl<S: Store> Agent<S> {
         self.wake_all();
     }
 
-    /// Takes what the store has to say, and answers. True when there was something.
+    /// Processes the store's events, and answers. True when there were any.
     pub fn reap(&mut self, dispatch: &mut Dispatch, id: u64) -> bool {
         let mut events = std::mem::take(&mut self.events);
         self.store.poll(&mut events);
         let worked = !events.is_empty();
         if worked {
-            // After they are there: with an earlier time (the thread may have waited for a processor since) links
-            // would seem faster than they are.
+            // Read the clock after the events: with an earlier time (the thread may have waited for a processor since)
+            // links would seem faster than they are.
             dispatch.look();
         }
         for event in events.drain(..) {
@@ -390,7 +390,7 @@ impl<S: Store> Agent<S> {
         worked
     }
 
-    /// Tells the dispatcher of what has ended and of what may run.
+    /// Reports ended operations to the dispatcher, and submits those that may run.
     fn hand_over(&mut self, dispatch: &mut Dispatch, id: u64) {
         for (ticket, moved) in self.through.drain(..) {
             if moved {
@@ -432,7 +432,7 @@ impl<S: Store> Agent<S> {
         self.hand_over_own(dispatch, id);
     }
 
-    /// Bytes that are to come over a lane and that no thread waits for.
+    /// Bytes of prefetches on a lane for which no thread waits.
     fn ahead_bytes(&self, lane: Lane) -> u64 {
         let ahead = |w: &&Work| {
             w.class == Class::Prefetch && !w.urged && w.ticket.is_some() && w.lane == Some(lane)
@@ -441,8 +441,8 @@ impl<S: Store> Agent<S> {
         all.map(|w| u64::from(w.bytes() - w.got)).sum()
     }
 
-    /// Tells the dispatcher what the store wants to move for itself: it takes turns with what is written, on every lane, so
-    /// demands and what is read ahead go before it, and it is never left out.
+    /// Submits the store's own moves to the dispatcher. They count as writes on every lane, so demand reads and
+    /// prefetches go first, and the moves never starve.
     fn hand_over_own(&mut self, dispatch: &mut Dispatch, id: u64) {
         for (slot, own) in self.own.iter_mut().enumerate() {
             let Some((lane, left)) = own.wants.take() else {
@@ -458,16 +458,16 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Threads wait for what was to be read ahead, a bit each. False when nothing of it waits here.
+    /// Threads wait for these prefetches, a bit each. False when none of them is waiting here.
     fn urge(&mut self, dispatch: &mut Dispatch, proc: usize, urged: u64) -> bool {
         let waits = |i: &usize| urged & 1 << i != 0 && self.requests.urge(From { proc, i: *i });
         let mut promoted = (0..REQUESTS).filter(waits).count();
-        // One walk, however many are urged.
+        // One pass, however many are urged.
         for work in self.work.iter_mut().flatten() {
             if work.from.proc != proc || urged & 1 << work.from.i == 0 {
                 continue;
             }
-            // Of one that is under way the rest goes as a demand.
+            // The rest of a request that is under way goes as a demand read.
             let rest = work.begun_ns != 0 && work.got + work.piece < work.ask.len;
             let moved = match work.ticket {
                 Some(ticket) if work.begun_ns == 0 => dispatch.promote(ticket),
@@ -481,7 +481,7 @@ impl<S: Store> Agent<S> {
         promoted > 0
     }
 
-    /// Tells the dispatcher how far ahead of their use pages were asked for, since the last look.
+    /// Reports to the dispatcher how long before their use pages were prefetched, since the last check.
     fn learn_ahead(&mut self, dispatch: &mut Dispatch, id: u64) {
         let mut now = [0; BUCKETS];
         self.far.stats.ahead_ns.add_to(&mut now);
@@ -494,7 +494,7 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// What a donor has been silent about for long keeps nobody else waiting.
+    /// Gives up the tickets of operations that have been silent for long, so that they delay no others.
     fn look_for_silent(&mut self, dispatch: &mut Dispatch) {
         let before = dispatch.now_ns().saturating_sub(SILENT_NS);
         let mut judge = |begun_ns: u64, ticket: &mut Option<Ticket>| {
@@ -513,7 +513,7 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Goes on looking for slabs that are released. True when there was one.
+    /// Continues the scan for released slabs. True when there was one.
     fn look_for_released(&mut self) -> bool {
         let Some(from) = self.released else {
             return false;
@@ -531,7 +531,7 @@ impl<S: Store> Agent<S> {
         self.requests.releasing() > before
     }
 
-    /// Takes a request, which may run now or later, or answers at once.
+    /// Takes a request, which may run now or later, or answers it at once.
     fn begin(&mut self, from: From, class: Class, now_ns: u64) {
         let Some((ask, posted_ns)) = self.far.mailboxes[from.proc].take(from.i) else {
             return;
@@ -581,26 +581,28 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Does a request make sense, as far as can be told without its bytes? Without a reason: it is of a
-    /// process that has ended meanwhile, and what it names may be another's by now.
+    /// Validates a request as far as possible without its bytes. An error without a reason: the request is of a process
+    /// that has ended, and the extent it names may belong to another process by now.
     fn judge(&self, from: From, ask: Ask) -> Result<(), Option<&'static str>> {
         if ask.extent as usize >= EXTENTS_MAX {
-            return Err(Some("there is no such extent"));
+            return Err(Some("the extent's number is out of range"));
         }
         let slab = &self.far.slabs[ask.extent as usize / SLAB_EXTENTS];
-        // What processes share each of them may read.
+        // Every process may read shared pages.
         let is_shared = ask.kind == Kind::Read && slab.refers(SHARED);
         if !slab.refers(from.proc) && !is_shared {
             return Err(None);
         }
-        // Released by mistake it is put back here.
+        // If it was released by mistake, take it back.
         self.far.is_released(ask.extent / SLAB_EXTENTS as u32);
         if slab.state.load(Acquire) != slab_state::USED {
-            return Err(Some("the slab is nobody's"));
+            return Err(Some("no process uses the slab"));
         }
-        // The class goes by the place, and what is bounded and charged by the class.
+        // The mailbox index determines the class, which determines limits and charges.
         if (mailbox::WRITES & 1 << from.i != 0) != (ask.kind == Kind::Write) {
-            return Err(Some("it stands in a place for other requests"));
+            return Err(Some(
+                "its index in the mailbox is for the other kind of request",
+            ));
         }
         match ask.kind {
             Kind::Write if ask.offset != 0 || ask.len as usize > EXTENT_BYTES => {
@@ -637,7 +639,7 @@ impl<S: Store> Agent<S> {
             Kind::Write => {
                 let to = work.piece as usize;
                 let mut block = work.block.take().expect("not started");
-                // A copy of our own first: the tenant can write to the buffer at any time.
+                // Copy first: the tenant can write to the buffer at any time.
                 let len = ask.len as usize;
                 self.far.copy_out(from.proc, from.i, 0, &mut block[..len]);
                 block[len..].fill(0);
@@ -645,7 +647,7 @@ impl<S: Store> Agent<S> {
                     Ok(number) => number,
                     Err(e) => return self.no_number(id, block, e),
                 };
-                // Whatever comes of the write, the extent's former content is gone.
+                // Whatever becomes of the write, the extent's former content is gone.
                 seal.store(0, SeqCst);
                 work.seal = number;
                 match self.sealer.seal(ask.extent, number, &mut block) {
@@ -656,14 +658,14 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Nothing is sealed without a number that nobody has had: what was to be written stays where it is.
+    /// Without an unused number nothing may be sealed: the pages stay in the pool.
     fn no_number(&mut self, id: u32, block: Block, e: Errno) {
         let work = self.work[id as usize].as_mut().expect("begun");
         work.block = Some(block);
         self.log.line(
             About::Refused,
             format_args!(
-                "tenant {}: nothing can be written for it: its journal cannot note more seal numbers: {}",
+                "tenant {}: cannot write its pages, because its journal takes no more seal numbers: {}",
                 self.name,
                 e.desc()
             ),
@@ -710,7 +712,7 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// The store is through with an operation.
+    /// The store has finished an operation.
     fn ended(&mut self, id: u32, outcome: Outcome, block: Block, now_ns: u64) {
         let stats = &self.far.stats;
         let work = self.work[id as usize].as_mut().expect("begun");
@@ -751,7 +753,7 @@ impl<S: Store> Agent<S> {
                     }
                     let at = work.from;
                     self.far.copy_in(at.proc, at.i, from, bytes);
-                    // By the place: one that a thread came to wait for meanwhile is a demand by now.
+                    // By its index: a prefetch that a thread came to wait for is a demand read by now.
                     if mailbox::FETCHES & 1 << at.i != 0 {
                         let ns = now_ns.saturating_sub(work.posted_ns);
                         stats.prefetch_ns.record(ns);
@@ -770,8 +772,7 @@ impl<S: Store> Agent<S> {
                 );
             }
             Outcome::NoCopy | Outcome::Away => {
-                // A copy that is away, or cannot be read now, may be whole: the last word is not
-                // spoken.
+                // A copy that is unreachable, or cannot be read now, may be good: a later read may succeed.
                 let status = if work.unread || outcome == Outcome::Away {
                     Status::Unreachable
                 } else if work.corrupt {
@@ -785,7 +786,8 @@ impl<S: Store> Agent<S> {
             Outcome::Lost | Outcome::NoRoom => work.unread = true,
         }
         if work.got > 0 {
-            // Whose piece it was is not known. From here on it is read in one go, from each copy in turn.
+            // Which copy gave the bad piece is unknown. From here on the range is read in one piece, from each copy in
+            // turn.
             work.got = 0;
             work.corrupt = false;
         } else {
@@ -795,7 +797,7 @@ impl<S: Store> Agent<S> {
         self.read(id);
     }
 
-    /// A piece is through, and there are more of them: the next one waits for its turn.
+    /// A piece is done and more are left: the next one waits for its turn.
     fn piece_ended(&mut self, id: u32) {
         let work = self.work[id as usize].as_mut().expect("begun");
         work.got += work.piece;
@@ -830,7 +832,7 @@ impl<S: Store> Agent<S> {
         );
     }
 
-    /// Ends an operation, and starts what waited for it.
+    /// Ends an operation, and starts a write that waited for it.
     fn finish(&mut self, id: u32, status: Status) {
         let work = self.work[id as usize].take().expect("begun");
         let moved = status == Status::Ok;
@@ -850,7 +852,8 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Wakes the threads that sleep and were answered: after all answers, as each wake-up takes longer than one.
+    /// Wakes the sleeping threads whose requests were answered: after all answers, because a wake-up takes longer than
+    /// an answer.
     fn wake_all(&mut self) {
         for from in self.to_wake.drain(..) {
             futex_wake(self.far.mailboxes[from.proc].word(from.i), u32::MAX >> 1);
@@ -908,7 +911,7 @@ impl<S: Store + Send> Served for Agent<S> {
     }
 }
 
-/// One past the highest slab that may be in use; the tenant can write anything there.
+/// One past the highest slab that may be in use. The tenant can write any number there, so it is clamped.
 fn slabs_high(far: &Far) -> u32 {
     far.slabs_high.load(Acquire).min(SLABS_MAX as u32)
 }

@@ -1,4 +1,4 @@
-//! How a thread that serves is woken by others of its process.
+//! Notifiers: how threads of this process wake a serving thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,36 +8,36 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use canvas_sys::proc::{WaitOn, futex_wake};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// Wakes the thread that serves.
+/// Wakes the serving thread (futex).
 #[derive(Debug, Default)]
 pub struct Bell {
-    /// Counts rings.
+    /// Number of notifications.
     rung: AtomicU32,
 }
 
 impl Bell {
-    /// Call it after what is to be seen is there to see.
+    /// Wakes the thread. Call it after publishing the work.
     pub fn ring(&self) {
         self.rung.fetch_add(1, SeqCst);
         futex_wake(&self.rung, 1);
     }
 
-    /// How often it was rung.
+    /// Number of notifications so far.
     pub(crate) fn count(&self) -> u32 {
         self.rung.load(SeqCst)
     }
 
-    /// To sleep on, as long as it was rung `heard` times.
+    /// A futex wait that returns at once unless the count is still `heard`.
     pub(crate) fn wait_on(&self, heard: u32) -> WaitOn<'_> {
         WaitOn::new(&self.rung, heard)
     }
 }
 
-/// Wakes a thread that polls descriptors: unlike [`Bell`], it can be waited for together with links.
+/// Wakes a thread that polls descriptors: unlike [`Bell`], it can be polled together with sockets.
 #[derive(Debug)]
 pub(crate) struct PollBell {
     fd: EventFd,
-    /// Somebody polls, and nobody has rung since.
+    /// A thread polls, and nobody has notified it since.
     is_awaited: AtomicBool,
 }
 
@@ -50,25 +50,26 @@ impl PollBell {
         })
     }
 
-    /// Call it after what is to be seen is there to see. Costs a system call only where somebody polls.
+    /// Wakes the polling thread. Call it after publishing the work. It makes a system call only if a thread polls.
     pub(crate) fn ring(&self) {
         if self.is_awaited.swap(false, SeqCst) {
-            // Full only after 2^64 - 2 rings that nobody has heard.
+            // The write fails only when the counter is full, after 2^64 - 2 unread notifications.
             let _ = self.fd.write(1);
         }
     }
 
-    /// What to poll until it is readable. Look at what is to be seen after this and before the poll; one thread polls.
+    /// The descriptor to poll for reading. Check for work after this call and before the poll; only one thread may
+    /// poll.
     pub(crate) fn listen(&self) -> BorrowedFd<'_> {
         self.is_awaited.store(true, SeqCst);
         self.fd.as_fd()
     }
 
-    /// The poll is over, `rung` or not.
+    /// Ends a poll; `rung` says whether the descriptor became readable.
     pub(crate) fn heard(&self, rung: bool) {
         self.is_awaited.store(false, SeqCst);
         if rung {
-            // Who rings just now makes the next poll end at once, and no more.
+            // A notification that arrives now only makes the next poll return at once.
             let _ = self.fd.read();
         }
     }

@@ -4,10 +4,10 @@ use std::ops::{Deref, DerefMut};
 
 use canvas_swap::extent::EXTENT_BYTES;
 
-/// What direct I/O asks for: no block device has larger logical blocks.
+/// Alignment for direct I/O in bytes: no block device has larger logical blocks.
 pub const ALIGN: usize = 4096;
 
-/// An extent's bytes, beginning at a multiple of [`ALIGN`].
+/// A buffer of `EXTENT_BYTES` that begins at a multiple of [`ALIGN`].
 #[derive(Debug)]
 pub struct Block {
     bytes: Vec<u8>,
@@ -15,7 +15,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// A block of zeros.
+    /// A zeroed buffer.
     pub fn new() -> Block {
         let bytes = vec![0; EXTENT_BYTES + ALIGN];
         let start = bytes.as_ptr().addr().wrapping_neg() % ALIGN;

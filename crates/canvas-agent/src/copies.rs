@@ -1,4 +1,4 @@
-//! Where a tenant's far memory is kept, which may change while it runs.
+//! The copies policy of a tenant: where its far memory is kept. It may change while the tenant runs.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -6,45 +6,45 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use canvas_place::replicas::{Code, Policy};
 
-/// The copies that are wanted: one thread says so, another one follows.
+/// The copies policy, set by one thread and followed by another.
 #[derive(Clone, Debug)]
 pub struct LiveCopies(Arc<AtomicU64>);
 
 impl LiveCopies {
-    /// These, until others are.
+    /// Starts with `policy`.
     pub fn new(policy: Policy) -> LiveCopies {
         LiveCopies(Arc::new(AtomicU64::new(number(policy))))
     }
 
-    /// From now on these.
+    /// Replaces the policy.
     pub fn set(&self, policy: Policy) {
         self.0.store(number(policy), Relaxed);
     }
 
-    /// The copies that are wanted now.
+    /// The current policy.
     pub fn get(&self) -> Policy {
         policy(self.0.load(Relaxed))
     }
 }
 
-/// Where the code is in a policy's number.
+/// Bit position of the code in a policy's number.
 const CODE_AT: u32 = 16;
 
-/// A policy as a number, which is never 0.
+/// Encodes a policy as a number, which is never 0.
 pub fn number(policy: Policy) -> u64 {
     let flags = [policy.disk, policy.late];
     let bits = flags
         .iter()
         .rev()
         .fold(0, |bits, flag| bits << 1 | u64::from(*flag));
-    // Donors of a code follow from it.
+    // The number of donors follows from the code.
     let code = policy
         .code
         .map_or(0, |code| (code.data() << 4 | code.parity()) as u64);
     1 + (code << CODE_AT | (policy.donors as u64) << 2 | bits)
 }
 
-/// The policy of a number other than 0.
+/// Decodes a number other than 0.
 pub fn policy(number: u64) -> Policy {
     let bits = number.saturating_sub(1);
     let code = (bits >> CODE_AT) as usize;

@@ -1,46 +1,47 @@
-//! What tenants' processes may read by themselves (docs/design/lanes.md), where several share the links.
+//! How much tenants' processes may read from donors directly (docs/design/lanes.md) where several tenants share the
+//! links.
 
 use std::time::Duration;
 
-/// What a tenant's processes may read by themselves.
+/// How much a tenant's processes may read from donors directly.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Direct {
-    /// Nothing, and there is no way for it.
+    /// Nothing, and there are no direct read channels.
     #[default]
     None,
-    /// So many bytes a second; of 0 the ways are kept.
+    /// This many bytes a second; with 0 the channels stay open.
     Rate(u64),
-    /// As much as they can: nobody else uses the links.
+    /// Without limit: nobody else uses the links.
     All,
 }
 
-/// A tenant, as it is asked about here.
+/// A tenant, as input to [`divide`].
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct One {
-    /// Its weight.
+    /// The tenant's weight.
     pub weight: u32,
-    /// It has used the links lately.
+    /// The tenant has used the links lately.
     pub uses: bool,
-    /// It has had more than its turn, while others wait.
+    /// The tenant is ahead of its share while others wait.
     pub is_ahead: bool,
-    /// What it reads.
+    /// The tenant's read rates.
     pub reads: Reads,
 }
 
 /// What a tenant reads from donors, in bytes a second.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Reads {
-    /// Through the agent, in its turns.
+    /// Through the agent, as scheduled.
     pub agent_bytes_s: u64,
-    /// By its processes.
+    /// Directly, by the tenant's processes.
     pub direct_bytes_s: u64,
 }
 
-/// Smooths what is read: of what was known a part of this is forgotten at each look, for as much of what is new.
+/// Smoothing: each measurement replaces 1/`SMOOTH` of the average.
 const SMOOTH: u64 = 4;
 
 impl Reads {
-    /// With what was read since the last look.
+    /// Adds the bytes read in the `time` since the last measurement.
     pub fn with(self, agent_bytes: u64, direct_bytes: u64, time: Duration) -> Reads {
         let ns = time.as_nanos().max(1);
         let smooth = |before: u64, bytes: u64| {
@@ -55,13 +56,13 @@ impl Reads {
     }
 }
 
-/// So much of its share a tenant may read by itself however much it reads through the agent: its turns there come later by
-/// that.
+/// A tenant may read at least 1/`LEAST` of its share directly, however much it reads through the agent; its turns there
+/// come later for it.
 const LEAST: u64 = 16;
 
-/// Who is alone may read as much as it can. Beside others each may read its share of what the link moves (bytes a
-/// second; 0 when that is not known yet), by the weights; where the link is full, what it reads through the agent is of
-/// that. One that begins has a share as well; who is ahead takes its turns with the agent.
+/// A tenant alone may read without limit. Otherwise each gets its share of the links' rate (bytes a second; 0 when
+/// unknown) by weight; where the links are full, reads through the agent count towards that share. A tenant that starts
+/// has a share as well; one that is ahead reads through the agent only.
 pub(crate) fn divide(link_bytes_s: u64, all: &[One]) -> impl Iterator<Item = Direct> {
     let using = all.iter().filter(|one| one.uses);
     let (n, weights) = using.fold((0, 0), |(n, sum), one| {
@@ -112,8 +113,8 @@ mod tests {
     }
 
     proptest! {
-        /// Those who use the links get no more than they move, each its share to within a byte; of a full link, with
-        /// what they read through the agent, that and a sixteenth at most.
+        /// The tenants that use the links get no more than the links' rate, each its share to within a byte; on a full
+        /// link they get, with their reads through the agent, at most that and a sixteenth.
         #[test]
         fn shares_are_by_weight(link in 0..1u64 << 40, all in prop::collection::vec(one(), 0..8)) {
             let got: Vec<Direct> = divide(link, &all).collect();
@@ -143,7 +144,7 @@ mod tests {
         }
     }
 
-    /// What was read in a second for long is what it reads, whatever it was before.
+    /// After long enough, a constant rate is the average, whatever it was before.
     #[test]
     fn reads_are_smoothed() {
         let mut reads = Reads {

@@ -1,14 +1,13 @@
-//! The way of requests from the tenants' desks to their stores: what may be begun now, and whose turn it is
-//! ([`canvas_sched`], Canvas §5.3).
+//! The I/O scheduler's front end: decides which queued request of which tenant is started next ([`canvas_sched`],
+//! Canvas §5.3).
 //!
-//! Each tenant has three queues ([`Class`]: demand, read ahead, swap-out), which begin in its mailboxes and
-//! end here. Links are shared: what comes over the network, what goes out over it (full duplex, so they do
-//! not wait for each other), and each far directory of this host. What may be under way on a link is bounded by
-//! what it moves in a round trip; the rest waits here, where the choice is fair.
+//! Each tenant has three queues ([`Class`]: demand, prefetch, swap-out), which begin in its mailboxes and end here. The
+//! tenants share links: the network inbound, the network outbound (full duplex, so the two do not wait for each other),
+//! and each far directory of this host. The bytes under way on a link are bounded by what it moves in a round trip; the
+//! rest waits here, where the choice is fair.
 //!
-//! Several threads may serve, each some of the tenants. They share one scheduler, behind a lock that is held
-//! for one step of it and for nothing else. What is decided for a tenant of another thread lies in
-//! that one's inbox, and it is rung for.
+//! Several threads may serve, each some of the tenants. They share one scheduler, behind a lock that is held for one
+//! step of it. A decision for a tenant of another thread goes into that thread's inbox, and that thread is notified.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering::SeqCst;
@@ -26,23 +25,23 @@ use nix::time::{ClockId, clock_gettime};
 use crate::bell::Bell;
 use crate::direct::{Direct, One, divide};
 
-/// What a request travels over.
+/// The link that a request uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     /// From donors.
     In,
     /// To donors.
     Out,
-    /// A far directory of this host, by its number.
+    /// A far directory of this host, by its index.
     Disk(u8),
 }
 
-/// Links: what comes, what goes, and each directory.
+/// Links: inbound, outbound, and each directory.
 const LINKS: usize = 2 + PATHS_MAX;
 
 const _: () = assert!(LINKS <= canvas_sched::LINKS_MAX);
 
-/// Threads that can serve: a bit each in a word.
+/// Most serving threads: a bit each in a word.
 pub const THREADS_MAX: usize = 64;
 
 impl Lane {
@@ -55,44 +54,44 @@ impl Lane {
     }
 }
 
-/// What a thread that serves gets from the others.
+/// Decisions that other threads have made for a serving thread.
 #[derive(Debug, Default)]
 struct Inbox {
     decided: VecDeque<Decision>,
     bell: Arc<Bell>,
 }
 
-/// What all threads that serve have in common.
+/// State that all serving threads share.
 #[derive(Debug)]
 struct Core {
     sched: Scheduler,
     links: [LinkId; LINKS],
-    /// The latest time that any of them has seen: the scheduler's never goes back.
+    /// The latest time that any thread has seen: the scheduler's time never goes back.
     now_ns: u64,
-    /// Which of them serves a tenant; `None` while it goes from one to another.
+    /// The thread that serves each tenant; `None` while the tenant moves between threads.
     homes: BTreeMap<u64, Option<usize>>,
     inboxes: Vec<Inbox>,
-    /// Decided for tenants that are served by none at the moment.
+    /// Decisions for tenants that no thread serves at the moment.
     between: Vec<Decision>,
-    /// How tenants use the links, as their threads have seen it last.
+    /// How each tenant uses the links, as its thread last reported.
     uses: BTreeMap<u64, One>,
 }
 
-/// What dispatchers are made of, one for each thread.
+/// The state shared by the dispatchers of all threads.
 #[derive(Debug)]
 pub struct Shared {
     core: Mutex<Core>,
-    /// Tenants.
+    /// Number of tenants.
     tenants: AtomicUsize,
-    /// Counts how often it has changed how many tenants use the links.
+    /// Counts changes of the number of tenants that use the links.
     uses_version: AtomicU64,
 }
 
-/// The dispatcher, as one of the threads that serve has it.
+/// The dispatcher, as one serving thread has it.
 #[derive(Debug)]
 pub struct Dispatch {
     shared: Arc<Shared>,
-    /// Which of the threads this is.
+    /// Index of this thread.
     thread: usize,
     bell: Arc<Bell>,
     now_ns: u64,
@@ -104,20 +103,20 @@ impl Default for Dispatch {
     }
 }
 
-/// Monotonic time in ns, the clock of the programs' requests, without a system call where the kernel can.
+/// Monotonic time in ns, on the clock of the programs' requests; without a system call where the kernel has a vDSO.
 fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("there is always a monotonic clock");
     Duration::from(time).as_nanos() as u64
 }
 
 impl Core {
-    /// The time of a thread's last look, or a later one that another has seen.
+    /// The scheduler's time: `now_ns`, or a later time that another thread has seen.
     fn at(&mut self, now_ns: u64) -> u64 {
         self.now_ns = self.now_ns.max(now_ns);
         self.now_ns
     }
 
-    /// Takes all that is decided for a tenant and not begun out of the inboxes.
+    /// Removes the pending decisions for a tenant from the inboxes.
     fn take_decided(&mut self, id: u64) -> Vec<Decision> {
         let mut taken = Vec::new();
         for inbox in &mut self.inboxes {
@@ -131,7 +130,8 @@ impl Core {
         taken
     }
 
-    /// The next decision for `thread`. Others' go into their inboxes; a bit each in `ring` says whose.
+    /// The next decision for `thread`. Those for other threads go into their inboxes; `ring` gets a bit for each such
+    /// thread.
     fn decide(&mut self, thread: usize, now_ns: u64, ring: &mut u64) -> Option<Decision> {
         if let Some(decision) = self.inboxes[thread].decided.pop_front() {
             return Some(decision);
@@ -152,12 +152,12 @@ impl Core {
 }
 
 impl Dispatch {
-    /// Without tenants, for the first thread.
+    /// A dispatcher without tenants, for the first thread.
     pub fn new() -> Dispatch {
         Dispatch::with(LinkConfig::default())
     }
 
-    /// The same with other bounds of what may be under way.
+    /// As [`Dispatch::new`], with other bounds on bytes under way.
     pub fn with(config: LinkConfig) -> Dispatch {
         let mut sched = Scheduler::new();
         let links = std::array::from_fn(|_| {
@@ -182,7 +182,7 @@ impl Dispatch {
         Dispatch::one_more(&shared)
     }
 
-    /// The same dispatcher for one more thread; there are [`THREADS_MAX`] at most.
+    /// The dispatcher of one more thread; at most [`THREADS_MAX`] threads.
     pub fn one_more(shared: &Arc<Shared>) -> Dispatch {
         let bell = Arc::new(Bell::default());
         let inboxes = &mut lock(shared).inboxes;
@@ -200,13 +200,12 @@ impl Dispatch {
         }
     }
 
-    /// What it has in common with those of other threads.
+    /// The state shared with other threads.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// The same, where what is read ahead and would come too late is not done (`on`, which it is unless told
-    /// otherwise), or done all the same.
+    /// Sets whether prefetches that would arrive too late are dropped (the default) or done.
     pub fn with_timeliness(self, on: bool) -> Dispatch {
         self.core().sched.set_timeliness(on);
         self
@@ -216,29 +215,29 @@ impl Dispatch {
         lock(&self.shared)
     }
 
-    /// What wakes this thread.
+    /// Wakes this thread.
     pub fn bell(&self) -> &Arc<Bell> {
         &self.bell
     }
 
-    /// One more tenant, of this thread; nothing when there are too many or there is one of this number: its
-    /// requests are then begun as they come.
+    /// Adds a tenant of this thread; does nothing when there are too many tenants or one with this number: its requests
+    /// then start without scheduling.
     pub fn add(&mut self, id: u64, config: TenantConfig) {
         let mut core = self.core();
-        // Weights are judged where they are set.
+        // Weights are validated where they are set.
         let _ = core.sched.add_tenant(TenantId(id), config);
         core.homes.insert(id, Some(self.thread));
         self.shared.tenants.store(core.homes.len(), SeqCst);
     }
 
-    /// Changes what a tenant may have.
+    /// Changes a tenant's share.
     pub fn set(&mut self, id: u64, config: TenantConfig) {
         let mut core = self.core();
         let now_ns = core.at(self.now_ns);
         let _ = core.sched.set_tenant(TenantId(id), config, now_ns);
     }
 
-    /// Forgets a tenant, what it has waiting and what it has under way.
+    /// Removes a tenant and its requests, waiting or under way.
     pub fn remove(&mut self, id: u64) {
         let mut core = self.core();
         core.sched.remove_tenant(TenantId(id));
@@ -248,7 +247,7 @@ impl Dispatch {
         self.shared.tenants.store(core.homes.len(), SeqCst);
     }
 
-    /// This thread serves a tenant no more, and another one is about to.
+    /// This thread stops serving a tenant, and another one is about to.
     pub fn part(&mut self, id: u64) {
         let mut core = self.core();
         let decided = core.take_decided(id);
@@ -256,7 +255,7 @@ impl Dispatch {
         core.homes.insert(id, None);
     }
 
-    /// This thread serves a tenant that was another one's.
+    /// This thread starts serving a tenant that was another thread's.
     pub fn settle(&mut self, id: u64) {
         let mut core = self.core();
         let decided = core.take_decided(id);
@@ -264,23 +263,24 @@ impl Dispatch {
         core.homes.insert(id, Some(self.thread));
     }
 
-    /// There is one tenant at most, whoever serves it.
+    /// Whether there is at most one tenant in all threads.
     pub fn is_lonely(&self) -> bool {
         self.shared.tenants.load(SeqCst) <= 1
     }
 
-    /// Looks at the clock. All that is done until the next look is done at this time.
+    /// Reads the clock. Everything until the next call happens at this time.
     pub fn look(&mut self) -> u64 {
         self.now_ns = now_ns();
         self.now_ns
     }
 
-    /// The time of the last look, on the clock of the programs' requests.
+    /// The time of the last [`Dispatch::look`], on the clock of the programs' requests.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// Takes a request; [`Dispatch::decide`] says when it may be begun. `None`: now, and nothing is counted.
+    /// Submits a request; [`Dispatch::decide`] returns it when it may start. `None`: it may start now, and is not
+    /// counted.
     pub fn submit(
         &mut self,
         id: u64,
@@ -298,7 +298,7 @@ impl Dispatch {
             .ok()
     }
 
-    /// Would a read ahead wait too long behind `ahead_bytes` that the tenant has asked for before?
+    /// Whether a prefetch would wait too long behind `ahead_bytes` that the tenant has requested before.
     pub fn is_too_far_ahead(&self, id: u64, lane: Lane, bytes: u32, ahead_bytes: u64) -> bool {
         let core = self.core();
         let link = core.links[lane.link()];
@@ -306,21 +306,21 @@ impl Dispatch {
             .is_too_far_ahead(TenantId(id), link, bytes, ahead_bytes)
     }
 
-    /// A request that waits goes before the tenant's others of its class: what is left of one of which pieces are done.
+    /// Moves a waiting request before the tenant's others of its class: the rest of a request of which pieces are done.
     pub fn put_first(&mut self, ticket: Ticket) {
         self.core().sched.put_first(ticket);
     }
 
-    /// How large a part of a request should go over a lane at one time, so that nobody waits long for it.
+    /// How much of a request to transfer at a time, so that nobody waits long for it.
     pub fn piece_bytes(&self, lane: Lane) -> u32 {
         if let Lane::Disk(_) = lane {
-            // What is asked of it is done whole.
+            // A disk does each operation whole.
             return u32::MAX;
         }
         self.lane(lane).map_or(u32::MAX, |s| s.piece_bytes)
     }
 
-    /// What this thread is to do now.
+    /// The next decision for this thread.
     pub fn decide(&mut self) -> Option<Decision> {
         let mut ring = 0;
         let mut core = self.core();
@@ -331,58 +331,58 @@ impl Dispatch {
                 .filter(|thread| ring & 1 << thread != 0)
                 .map(of)
                 .collect();
-            // A wake-up takes longer than all that is done under the lock.
+            // Notify after unlocking: a wake-up takes longer than all work under the lock.
             drop(core);
             bells.iter().for_each(|bell| bell.ring());
         }
         decision
     }
 
-    /// A request that was begun has ended.
+    /// A started request has ended.
     pub fn done(&mut self, ticket: Ticket) {
         let mut core = self.core();
         let now_ns = core.at(self.now_ns);
         core.sched.done(ticket, now_ns);
     }
 
-    /// A request that was begun is silent: others need not wait for it.
+    /// A started request is silent: it stops counting on its link.
     pub fn give_up(&mut self, ticket: Ticket) {
         self.core().sched.give_up(ticket);
     }
 
-    /// A thread waits for what was to be read ahead. True when it goes before others now.
+    /// A thread waits for this prefetch. True when it has moved to the demand queue.
     pub fn promote(&mut self, ticket: Ticket) -> bool {
         let mut core = self.core();
         let now_ns = core.at(self.now_ns);
         core.sched.promote(ticket, now_ns) == Promoted::Moved
     }
 
-    /// How long before they were used a tenant's pages were read ahead.
+    /// Records that `count` of a tenant's pages were prefetched `ns` before their use.
     pub fn used_after(&mut self, id: u64, ns: u64, count: u32) {
         self.core().sched.used_after(TenantId(id), ns, count);
     }
 
-    /// A tenant has moved so many bytes over a lane without asking here. While others wait for it: how many bytes it is
-    /// ahead of its turn.
+    /// Charges a tenant for bytes that it has moved over a lane without a request here. While others wait, returns how
+    /// many bytes the tenant is ahead of its share.
     pub fn charge(&mut self, id: u64, lane: Lane, bytes: u64) -> Option<u64> {
         let mut core = self.core();
         let link = core.links[lane.link()];
         core.sched.charge(TenantId(id), link, bytes)
     }
 
-    /// Bytes that were let go for a tenant on a lane.
+    /// Bytes started for a tenant on a lane so far.
     pub fn sent_bytes(&self, id: u64, lane: Lane) -> u64 {
         let core = self.core();
         core.sched.sent_bytes(TenantId(id), core.links[lane.link()])
     }
 
-    /// Counts how often it has changed how many tenants use the links.
+    /// Counts changes of the number of tenants that use the links.
     pub(crate) fn uses_version(&self) -> u64 {
         self.shared.uses_version.load(SeqCst)
     }
 
-    /// Takes how this thread's tenants use the links, and says what the processes of each may read by themselves,
-    /// beside all tenants of all threads.
+    /// Records how this thread's tenants use the links, and returns how much the processes of each may read directly,
+    /// considering the tenants of all threads.
     pub(crate) fn divide(&mut self, mine: &[(u64, One)]) -> Vec<Direct> {
         let mut core = self.core();
         let using = |core: &Core| core.uses.values().filter(|one| one.uses).count();
@@ -406,7 +406,7 @@ impl Dispatch {
         mine
     }
 
-    /// Time until a limit lets something go, or nothing when something is decided already.
+    /// Time until a rate limit allows a request; zero when a decision is pending.
     pub fn due_in(&self) -> Option<Duration> {
         let core = self.core();
         if !core.inboxes[self.thread].decided.is_empty() {
@@ -416,7 +416,7 @@ impl Dispatch {
         Some(Duration::from_nanos(due.saturating_sub(self.now_ns)))
     }
 
-    /// A lane's figures.
+    /// A lane's statistics.
     pub fn lane(&self, lane: Lane) -> Option<LinkStats> {
         let core = self.core();
         core.sched.link_stats(core.links[lane.link()])
@@ -436,18 +436,18 @@ mod tests {
     const THREADS: usize = 3;
     const BYTES: u32 = 4096;
 
-    /// What happens to three threads on one dispatcher.
+    /// An operation on three threads with one dispatcher.
     #[derive(Clone, Debug)]
     enum Op {
         Add(u64, usize),
         Remove(u64),
         Part(u64),
-        /// By which thread.
+        /// By this thread.
         Settle(u64, usize),
         Submit(u64),
-        /// This thread begins all that it may.
+        /// This thread starts all that it may.
         Decide(usize),
-        /// So many of those that are under way end.
+        /// This many requests under way end.
         Done(usize),
     }
 
@@ -465,14 +465,14 @@ mod tests {
         prop::collection::vec(op, 1..200)
     }
 
-    /// The naive oracle: whose each request is, and who serves whom.
+    /// The naive model: the owner of each request, and the thread of each tenant.
     #[derive(Default)]
     struct Model {
-        /// `None`: on its way.
+        /// `None`: between two threads.
         homes: BTreeMap<u64, Option<usize>>,
-        /// Submitted and not begun, by tag; whose.
+        /// Submitted and not started, by tag: the tenant.
         waiting: BTreeMap<u64, u64>,
-        /// Begun and not over.
+        /// Started and not ended.
         under_way: Vec<(u64, Ticket)>,
         tickets: BTreeMap<u64, Ticket>,
         next_tag: u32,
@@ -541,7 +541,7 @@ mod tests {
                     if let Some(Some(at)) = m.homes.get(&id) {
                         all[*at].done(ticket);
                     } else {
-                        // Its answer has come while it is on its way, and is looked at by who has it next.
+                        // The tenant's answer has come while it is between threads; its next thread processes it.
                         all[0].done(ticket);
                     }
                 }
@@ -552,8 +552,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each request is begun once, by the thread that serves its tenant then; none is forgotten when tenants go
-        /// from thread to thread; and who has something in its inbox was rung for.
+        /// Each request is started once, by the thread that serves its tenant then; none is lost when tenants move
+        /// between threads; and a thread with something in its inbox was notified.
         #[test]
         fn requests_are_begun_once_by_who_serves_the_tenant(ops in ops()) {
             let mut all = dispatchers();
@@ -569,7 +569,7 @@ mod tests {
                     }
                 }
             }
-            // Everybody is served by somebody, and all ends.
+            // Every tenant gets a thread, and everything ends.
             let between: BTreeSet<u64> = m.homes.iter().filter(|(_, at)| at.is_none()).map(|(id, _)| *id).collect();
             for id in between {
                 apply(&Op::Settle(id, 1), &mut all, &mut m)?;
@@ -603,7 +603,7 @@ mod tests {
             all[1].divide(&[(2, one(true))])[..],
             [Direct::Rate(_)]
         ));
-        // The other thread is told, and divides anew.
+        // The other thread is notified, and divides again.
         assert!(all[0].bell().count() != heard && all[0].uses_version() != version);
         assert!(matches!(
             all[0].divide(&[(1, one(true))])[..],

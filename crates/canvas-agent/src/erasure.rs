@@ -1,7 +1,7 @@
-//! Shards of extents: computing the ones that hold no bytes of their own, and those that are missing.
+//! Erasure coding of extents: computes parity shards and rebuilds missing shards.
 //!
-//! What is computed from is not believed: a shard that is damaged or old gives bytes that do not verify, and
-//! [`candidates`] tries the others.
+//! Input shards are not trusted: a damaged or old one gives bytes that do not verify, and [`candidates`] tries other
+//! combinations.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use canvas_place::replicas::code::SHARDS_MAX;
 use canvas_swap::extent::EXTENT_BYTES;
 use fec_rs::ReedSolomon;
 
-/// Computes shards of one code.
+/// Encodes and rebuilds shards of one code.
 pub struct Coder {
     code: Code,
     fec: ReedSolomon,
@@ -22,54 +22,55 @@ impl std::fmt::Debug for Coder {
     }
 }
 
-/// The same range of one shard, from one donor.
+/// A range of one shard, from one donor.
 #[derive(Debug)]
 pub struct Piece {
-    /// Which shard.
+    /// Index of the shard.
     pub shard: usize,
-    /// Who had it.
+    /// The donor that sent it.
     pub donor: usize,
     /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
 impl Coder {
-    /// For this code.
+    /// For `code`.
     pub fn new(code: Code) -> Coder {
-        // Fails only for no shards, and for more than 256.
+        // Fails only for zero shards, and for more than 256.
         let fec = ReedSolomon::new(code.data(), code.parity()).expect("few shards");
         Coder { code, fec }
     }
 
-    /// Which code.
+    /// The code.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// Bytes of a shard of an extent.
+    /// Bytes of one shard of an extent.
     pub fn shard_bytes(&self) -> usize {
         self.code.shard_bytes(EXTENT_BYTES)
     }
 
-    /// What of each shard is written with a piece of the extent: pieces follow each other.
+    /// The range of each shard to write together with a range of the extent; consecutive ranges of the extent give
+    /// consecutive ranges of the shard.
     pub fn piece(&self, extent: Range<usize>) -> Range<usize> {
         let to = |to| self.code.shard_to(EXTENT_BYTES, to);
         to(extent.start)..to(extent.end)
     }
 
-    /// All shards of an extent, one after the other.
+    /// All shards of an extent, concatenated.
     pub fn encode(&self, extent: &[u8]) -> Vec<u8> {
         let (shard, shards) = (self.shard_bytes(), self.code.shards());
         let mut all = vec![0; shard * shards];
         all[..extent.len()].copy_from_slice(extent);
         let mut parts: Vec<&mut [u8]> = all.chunks_exact_mut(shard).collect();
         let encoded = self.fec.encode(&mut parts);
-        debug_assert!(encoded.is_ok(), "shards are as long as each other");
+        debug_assert!(encoded.is_ok(), "all shards have one length");
         all
     }
 
-    /// The same range of all shards, from that of so many different ones as hold bytes, or more. `None` when
-    /// these are too few.
+    /// Rebuilds one range of all shards from `pieces`, which hold this range of at least `data` different shards.
+    /// `None` when they are too few.
     pub fn complete(&self, pieces: &[&Piece]) -> Option<Vec<Vec<u8>>> {
         let mut all: [Option<Vec<u8>>; SHARDS_MAX] = Default::default();
         for piece in pieces {
@@ -82,7 +83,8 @@ impl Coder {
     }
 }
 
-/// Copies what `shards` have of a range of the extent to its place in `extent`; they begin at `from` of theirs.
+/// Copies the part of `range` (of the extent) that `shards` hold to its place in `extent`; the shards' bytes begin at
+/// `from` within each shard.
 pub fn assemble(
     code: Code,
     shards: &[Vec<u8>],
@@ -99,7 +101,7 @@ pub fn assemble(
     }
 }
 
-/// Choices of so many pieces of different shards as are enough, those in front first.
+/// Combinations of just enough pieces, those in front first. Pieces of one shard may occur together.
 pub fn candidates(code: Code, pieces: &[Piece]) -> impl Iterator<Item = Vec<&Piece>> {
     let mut chosen: Vec<usize> = (0..code.data()).collect();
     let mut more = code.data() <= pieces.len();
@@ -137,7 +139,7 @@ mod tests {
         (2..=8usize, 1..=2usize).prop_map(|(k, m)| Coder::new(Code::new(k, m).unwrap()))
     }
 
-    /// A product in GF(2^8), by the polynomial that the code is over, bit by bit.
+    /// A product in GF(2^8), with the code's polynomial, bit by bit.
     fn product(a: u8, b: u8) -> u8 {
         (0..8).rev().fold(0u8, |sum, bit| {
             let carry = if sum & 0x80 != 0 { 0x1d } else { 0 };
@@ -163,14 +165,14 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Each parity byte is the same sum of products of the bytes in its place, as slow arithmetic has it.
+        /// Each parity byte is the sum of the products of the bytes at its offset, as slow arithmetic computes it.
         #[test]
         fn parity_is_linear_as_the_field_says(coder in coders(), seed: u64, at in 0..2000usize) {
             let (code, shard) = (coder.code(), coder.shard_bytes());
             let data = extent(seed);
             let all = coder.encode(&data);
             prop_assert!(all[..EXTENT_BYTES] == data[..]);
-            // What one byte of a shard makes of each parity is its coefficient.
+            // The parity of a single 1 byte is its coefficient.
             let coefficient = |shard_of: usize, parity: usize| {
                 let mut one = vec![0; EXTENT_BYTES];
                 one[shard_of * shard] = 1;
@@ -185,7 +187,7 @@ mod tests {
             }
         }
 
-        /// Whichever shards are lost, as many as the code allows: any range of all comes back from the others.
+        /// Whichever shards are lost, up to the code's limit: any range of all shards is rebuilt from the others.
         #[test]
         fn any_range_comes_back_from_any_shards_that_are_enough(
             coder in coders(), seed: u64, from in 0..60usize, len in 1..40usize,
@@ -208,7 +210,7 @@ mod tests {
             prop_assert!(back.iter().zip(&all).all(|(got, piece)| *got == piece.bytes));
         }
 
-        /// What is put together is the range of the extent, and nothing beside it is touched.
+        /// Assembly yields the range of the extent and touches nothing else.
         #[test]
         fn a_range_is_put_together_in_its_place(
             coder in coders(), seed: u64, a in 0..EXTENT_BYTES, b in 0..EXTENT_BYTES,
@@ -223,7 +225,7 @@ mod tests {
             prop_assert!(built[range.end..].iter().all(|b| *b == 0x5a));
         }
 
-        /// One good choice is found among pieces of which some are bad, and of which some are of one shard.
+        /// A combination without bad pieces is found among pieces of which some are bad and some are duplicates.
         #[test]
         fn a_choice_without_bad_pieces_is_among_the_candidates(
             coder in coders(), seed: u64,

@@ -1,4 +1,4 @@
-//! Donors that gossip finds: one node listens, and every tenant of this process looks at what it knows.
+//! Finds donors by gossip: one node listens, and every tenant of this process reads what it knows.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,24 +8,24 @@ use crate::idle::Waker;
 use canvas_gossip::{Gossip, GossipError};
 use canvas_wire::key::ClusterKey;
 
-/// A member of the gossip that lends nothing. Dropping it ends its thread.
+/// A gossip member that lends nothing. Dropping it ends its thread.
 pub struct Finder {
     known: Arc<Mutex<Known>>,
     _gossip: Gossip,
 }
 
-/// What is known, and who wants to know.
+/// The known donors and their followers.
 #[derive(Default)]
 struct Known {
     live: BTreeSet<SocketAddr>,
-    /// Counts changes of that.
+    /// Number of changes of `live`.
     changes: u64,
     followers: Vec<(Weak<()>, Waker)>,
 }
 
 impl Known {
-    /// Notes who lives now, and wakes followers if that is a change; those that are gone are forgotten. What donors say
-    /// of their memory changes several times a second, and is none.
+    /// Replaces the set of live donors, wakes followers if it changed, and forgets followers that are gone. How much
+    /// memory donors announce changes several times a second and does not count as a change.
     fn now(&mut self, live: BTreeSet<SocketAddr>) {
         let is_change = live != self.live;
         self.live = live;
@@ -40,10 +40,10 @@ impl Known {
     }
 }
 
-/// What one tenant sees of the donors that are found. Nothing is kept for a tenant that does not look.
+/// One tenant's view of the donors found. It costs nothing for a tenant that never asks.
 pub struct Found {
     known: Arc<Mutex<Known>>,
-    /// The change that was seen last.
+    /// The change seen last.
     seen: u64,
     _lives: Arc<()>,
 }
@@ -60,7 +60,7 @@ impl Found {
         }
     }
 
-    /// All donors that live now, if that has changed since it was last asked.
+    /// All live donors, if the set has changed since the last call.
     pub fn changed(&mut self) -> Option<Vec<SocketAddr>> {
         let known = locked(&self.known);
         if self.seen == known.changes {
@@ -76,7 +76,7 @@ fn locked(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 }
 
 impl Finder {
-    /// Listens to the gossip that these are members of; `None` without any.
+    /// Joins the gossip of `seeds`; `None` when there are none.
     pub fn start(seeds: &[String], key: &ClusterKey) -> Result<Option<Finder>, GossipError> {
         if seeds.is_empty() {
             return Ok(None);
@@ -85,7 +85,7 @@ impl Finder {
         let routed = |addr: &&SocketAddr| canvas_gossip::reached_from(**addr).is_some();
         let seed = all.iter().find(routed).or(all.first());
         let known = Arc::new(Mutex::new(Known::default()));
-        // Without a secret only this host is believed.
+        // Without a secret only members on this host are believed.
         let this_host = *key == ClusterKey::without_secret();
         let ip = seed.map_or(Ipv4Addr::UNSPECIFIED.into(), SocketAddr::ip);
         let ip: IpAddr = match ip {
@@ -96,7 +96,7 @@ impl Finder {
         };
         let ours = known.clone();
         let gossip = Gossip::start(canvas_gossip::Config {
-            // Any port: the next agent begins before this one ends.
+            // Any port, because the next agent starts before this one ends.
             listen: SocketAddr::new(ip, 0),
             seeds: seeds.to_vec(),
             key: key.clone(),
@@ -113,7 +113,7 @@ impl Finder {
         }))
     }
 
-    /// The donors that are found, for one tenant, which `waker` wakes when they change.
+    /// One tenant's view of the donors found; `waker` wakes the tenant's agent when they change.
     pub fn follow(&self, waker: Waker) -> Found {
         Found::follow(&self.known, waker)
     }
@@ -143,7 +143,7 @@ mod tests {
             (first.changed(), second.changed()),
             (list(&[1, 2]), list(&[1, 2]))
         );
-        // Members announce how much they lend, and nobody is woken, or looks.
+        // Members announce how much they lend: nobody is woken.
         far.asleep.store(1, SeqCst);
         for _ in 0..1000 {
             locked(&known).now(set(&[1, 2]));
@@ -158,7 +158,11 @@ mod tests {
         );
         assert_eq!(second.changed(), list(&[2, 3]));
         let mut third = Found::follow(&known, Waker(far));
-        assert_eq!(third.changed(), list(&[2, 3]), "the dead are not told");
+        assert_eq!(
+            third.changed(),
+            list(&[2, 3]),
+            "dead donors are not reported"
+        );
     }
 
     #[test]

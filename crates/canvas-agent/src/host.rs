@@ -1,13 +1,13 @@
-//! Many tenants, served by one thread: a turn of each after the other. There may be several such threads, each with
-//! tenants of its own, on one dispatcher.
+//! Serves many tenants from one thread, in turn. There may be several such threads on one dispatcher, each with its own
+//! tenants.
 //!
-//! A round is bounded, so no tenant keeps another one waiting for long: each takes what it may use of this
-//! thread's time by its weight and by what its requests cost lately ([`crate::round_robin`]), and no more is ended than
-//! may be under way. The thread's time is charged to whom it is used for. What is begun of what was taken, and in which order, says the
-//! dispatcher that they share ([`crate::dispatch`]). A tenant that has been quiet for a while is *asleep* by itself: its
-//! programs must ring, and until they do a look at it is one load. When all are asleep the thread sleeps
-//! on all their bells at one time, and on [`crate::bell`], by which its owner and the other threads reach it. A tenant that rings for nothing
-//! again and again is looked at once in [`VAIN_PAUSE`] only.
+//! A round is bounded, so no tenant delays another for long: each may use the thread's time by its weight and by the
+//! recent cost of its requests ([`crate::round_robin`]), and at most its operations under way can end. The thread's
+//! time is charged to the tenant that it works for. The shared dispatcher ([`crate::dispatch`]) decides which of the
+//! requests taken are started, and in which order. Each tenant can be *asleep* by itself, when it has been quiet for a
+//! while: its programs must then notify, and checking it costs one load. When all tenants are asleep the thread sleeps
+//! on all their futexes together, and on [`crate::bell`], by which the listener and the other threads reach it. A
+//! tenant that repeatedly notifies without work is polled only once in [`VAIN_PAUSE`].
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -24,32 +24,33 @@ use crate::idle::{AWAIT, EXPECT, SLEEP_MAX, is_contended, looking, relax};
 use crate::round_robin::{Rings, RoundRobin, VAIN_PAUSE};
 use crate::share::{Live, Share};
 
-/// Sleep when there are more tenants than the kernel lets one thread wait for.
+/// Sleep time when there are more tenants than the kernel lets one thread wait for.
 const CONTENDED: Duration = Duration::from_millis(2);
 
-/// A tenant uses the links when it has worked, or read by itself, in this time.
+/// A tenant uses the links if it has worked, or read directly, within this time.
 const ACTIVE: Duration = Duration::from_secs(2);
-/// Rates of lanes are looked at so often.
+/// How often the rates of direct read channels are updated.
 const RATES: Duration = Duration::from_millis(20);
-/// Between two looks while nothing may be begun.
+/// Pause between two rounds while nothing may be started.
 const HOLD_PAUSE: Duration = Duration::from_millis(1);
-/// A tenant takes its turns here when it is so many bytes ahead of others who wait, until it is as few.
+/// A tenant reads only through the agent from when it is this many bytes ahead of others that wait, until it is down to
+/// the second number.
 const AHEAD_BYTES: (u64, u64) = (256 << 10, 64 << 10);
 
-/// What a look at a tenant has found.
+/// Result of gathering a tenant's requests.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Found {
-    /// There was something to do.
+    /// There was work.
     pub work: bool,
-    /// There is something left to do.
+    /// Work is left.
     pub more: bool,
-    /// Requests were left only because no more were to be taken.
+    /// Requests were left only because `most` was reached.
     pub held_back: bool,
     /// Requests taken.
     pub taken: usize,
 }
 
-/// A tenant's agent, whatever its store.
+/// A tenant's agent, with any store.
 pub trait Served: Send {
     /// See [`crate::Agent::gather`].
     fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found;
@@ -71,7 +72,7 @@ pub trait Served: Send {
     fn set_direct(&mut self, direct: Direct);
     /// See [`crate::store::Store::take_direct_bytes`].
     fn take_direct_bytes(&mut self) -> u64;
-    /// Is something of it under way?
+    /// Whether it has operations under way.
     fn is_busy(&self) -> bool;
     /// See [`crate::store::Store::is_quiet`].
     fn is_quiet(&self) -> bool;
@@ -79,7 +80,7 @@ pub trait Served: Send {
     fn leave(&mut self);
     /// The tenant's far area.
     fn far(&self) -> &'static Far;
-    /// What the tenant gets where it is not alone.
+    /// The tenant's share.
     fn share(&self) -> &Live;
 }
 
@@ -88,37 +89,37 @@ pub struct Seat {
     id: u64,
     agent: Box<dyn Served>,
     last_work: Instant,
-    /// Since then an answer was waited for in vain.
+    /// Since its last work, waiting for an answer timed out.
     in_vain: bool,
-    /// Its programs must ring, since then.
+    /// Its programs must notify, since then.
     asleep: Option<Instant>,
-    /// While it is asleep: when its store has something to do that nobody rings for.
+    /// While it is asleep: when its store has work for which nobody notifies.
     due: Option<Instant>,
     /// It has worked in this round.
     worked: bool,
-    /// Something of it was begun in this round.
+    /// An operation of it was started in this round.
     began: bool,
-    /// It had something left to do in its last turn.
+    /// It had work left after its last turn.
     more: bool,
-    /// It could not take all that it had, in its last turn.
+    /// It could not take all its requests in its last turn.
     held_back: bool,
     round_robin: RoundRobin,
     rings: Rings,
-    /// Why it is looked at is that it was rung for, or said so when it was to rest.
+    /// It is polled because it notified, or appeared ready when it was to sleep.
     roused: bool,
-    /// When it was last rung for nothing.
+    /// When it last notified without work.
     vain: Instant,
-    /// It rang for nothing again and again: it is left alone until then.
+    /// It notified without work too often: it is not polled until then.
     barred: Option<Instant>,
-    /// Time that this thread was at work for it in this round.
+    /// Time that this thread worked for it in this round.
     time: Duration,
-    /// The same since it came, in ns, whichever thread it was.
+    /// Total time that any thread worked for it, in ns.
     served_ns: Arc<AtomicU64>,
-    /// Its weight, and the version of its share that says so.
+    /// Its weight, and the version of the share it comes from.
     weight: (u32, u32),
     /// When it last used the links.
     used: Option<Instant>,
-    /// It has read by itself more than its turn.
+    /// It has read more than its share directly.
     is_ahead: bool,
     read: Read,
 }
@@ -126,18 +127,18 @@ pub struct Seat {
 /// What a tenant has read from donors.
 #[derive(Clone, Copy, Default)]
 struct Read {
-    /// Rates, as of the last look.
+    /// Rates at the last update.
     rates: Reads,
-    /// When that was.
+    /// Time of the last update.
     at: Option<Instant>,
-    /// What the dispatcher had let go then.
+    /// Bytes that the dispatcher had started then.
     sent_bytes: u64,
-    /// Read by its processes since then.
+    /// Bytes its processes have read directly since then.
     direct_bytes: u64,
 }
 
 impl Read {
-    /// Takes what was read since the last look, if that is long enough ago.
+    /// Adds what was read, and updates the rates if the last update is long enough ago.
     fn look(&mut self, direct_bytes: u64, sent_bytes: u64, now: Instant) {
         self.direct_bytes += direct_bytes;
         let time = self.at.map(|at| now.saturating_duration_since(at));
@@ -156,7 +157,7 @@ impl Seat {
     /// Its weight. One load while nobody changes it.
     fn weight(&mut self) -> u32 {
         let share = self.agent.share();
-        // Before the share, for a change between the two.
+        // The version first, in case the share changes between the two.
         let version = share.version();
         if self.weight.1 != version {
             self.weight = (share.get().weight, version);
@@ -164,7 +165,7 @@ impl Seat {
         self.weight.0
     }
 
-    /// True when it may have work now: after a ring, when something of its store is due, or after a while.
+    /// Whether it may have work now: after a notification, when its store has something due, or after a while.
     fn is_up(&mut self, now: Instant) -> bool {
         if let Some(until) = self.barred {
             if now < until {
@@ -194,8 +195,8 @@ impl Seat {
         }
     }
 
-    /// After a turn without work: asleep, if it has been quiet for long enough. Of one that is `alone` an answer is
-    /// waited for first: nobody else has to wait for that.
+    /// After a turn without work: puts it to sleep if it has been quiet for long enough. If it is `alone`, first blocks
+    /// for its answer: no other tenant is delayed.
     fn rest(&mut self, now: Instant, (spin, expect): (Duration, Duration), alone: bool) {
         if std::mem::take(&mut self.roused) && !self.agent.is_busy() {
             let since = now.saturating_duration_since(self.vain);
@@ -225,7 +226,7 @@ impl Seat {
             far.asleep.store(0, SeqCst);
         } else {
             self.asleep = Some(now);
-            // Nothing begins while it sleeps, so this stays true.
+            // Nothing starts while it sleeps, so this stays valid.
             self.due = self.agent.due_in().map(|due| Instant::now() + due);
         }
     }
@@ -236,20 +237,20 @@ pub struct Host {
     seats: Vec<Seat>,
     dispatch: Dispatch,
     spin: Duration,
-    /// The same while an answer is on its way. What the host has of processors is asked once: it is read from files.
+    /// Polling time while an answer is on its way. The number of processors is read once, because it comes from files.
     expect: Duration,
-    /// Who is first in the next round.
+    /// Index of the tenant that is first in the next round.
     first: usize,
-    /// What this thread had used of a processor after the last round, if it has not rested since.
+    /// CPU time of this thread after the last round, if it has not slept since.
     used_ns: Option<u64>,
-    /// When rates of lanes were last looked at, how many tenants of this thread used the links then, and the version
-    /// of how many of all do.
+    /// When the rates of direct read channels were last updated, how many tenants of this thread used the links then,
+    /// and the version of the number of all that do.
     rates: Option<(Instant, usize, u64)>,
-    /// Nothing is begun any more.
+    /// Nothing new is started.
     holds: bool,
 }
 
-/// Tells what a round's time went to.
+/// Measures where a round's time goes.
 struct Lap(Instant);
 
 impl Lap {
@@ -261,7 +262,7 @@ impl Lap {
 }
 
 impl Host {
-    /// Nobody yet, on `dispatch` without tenants. Each is looked at for `spin` after its last work.
+    /// Without tenants, on an empty dispatcher. Each tenant is polled for `spin` after its last work.
     pub fn new(spin: Duration, dispatch: Dispatch) -> Host {
         Host {
             seats: Vec::new(),
@@ -275,15 +276,15 @@ impl Host {
         }
     }
 
-    /// Begins nothing from now on (`holds`), or all again. What has begun goes on; true when none of it is at a disk.
+    /// Stops (`holds`) or resumes starting operations. Those under way continue; true when none of them is at a disk.
     pub fn hold(&mut self, holds: bool) -> bool {
         self.holds = holds;
         self.seats.iter().all(|seat| seat.agent.is_quiet())
     }
 
-    /// One more tenant, by a number that was never used before. The time that it is served is added to `served_ns`.
+    /// Adds a tenant, by a number that was never used before. The time that it is served is added to `served_ns`.
     pub fn add(&mut self, id: u64, agent: Box<dyn Served>, served_ns: Arc<AtomicU64>) {
-        // The version first: a change between the two is seen again.
+        // The version first: a change between the two is seen later.
         let version = agent.share().version();
         let share = agent.share().get();
         self.dispatch.add(id, share.into());
@@ -312,14 +313,15 @@ impl Host {
         });
     }
 
-    /// Serves a tenant no more. Dropping its agent may wait for a disk: better not on this thread.
+    /// Removes a tenant. Dropping its agent may wait for a disk, so do not do it on this thread.
     pub fn remove(&mut self, id: u64) -> Option<Box<dyn Served>> {
         let at = self.seats.iter().position(|s| s.id == id)?;
         self.dispatch.remove(id);
         Some(self.seats.swap_remove(at).agent)
     }
 
-    /// Another thread is to serve a tenant: its seat, for [`Host::settle`] there. Its programs' requests wait meanwhile.
+    /// Removes a tenant for another thread, which takes it with [`Host::settle`]. Its programs' requests wait
+    /// meanwhile.
     pub fn part(&mut self, id: u64) -> Option<Seat> {
         let at = self.seats.iter().position(|s| s.id == id)?;
         self.dispatch.part(id);
@@ -328,20 +330,20 @@ impl Host {
         Some(seat)
     }
 
-    /// Serves a tenant that was another thread's.
+    /// Takes a tenant from another thread.
     pub fn settle(&mut self, seat: Seat) {
         self.dispatch.settle(seat.id);
         self.seats.push(seat);
     }
 
-    /// Changes what a tenant gets where it is not alone.
+    /// Changes a tenant's share.
     pub fn set_share(&mut self, id: u64, share: Share) {
         if let Some(seat) = self.seats.iter().find(|s| s.id == id) {
             seat.agent.share().set(share);
         }
     }
 
-    /// Serves nobody any more.
+    /// Removes all tenants.
     pub fn remove_all(&mut self) -> Vec<Box<dyn Served>> {
         for seat in &self.seats {
             self.dispatch.remove(seat.id);
@@ -349,7 +351,7 @@ impl Host {
         self.seats.drain(..).map(|s| s.agent).collect()
     }
 
-    /// Serves until `on_bell`, which is called before the first round and after each ring, says false.
+    /// Serves until `on_bell` returns false; it is called before the first round and after each notification.
     pub fn serve(&mut self, mut on_bell: impl FnMut(&mut Host) -> bool) {
         let bell = self.dispatch.bell().clone();
         let mut heard = bell.count();
@@ -358,7 +360,7 @@ impl Host {
             if !self.round() {
                 self.pause(heard);
             } else if self.holds {
-                // There is nothing to look for but the end of what is at a disk.
+                // The only thing to wait for is the end of operations at a disk.
                 std::thread::sleep(HOLD_PAUSE);
             }
             let rung = bell.count();
@@ -369,7 +371,7 @@ impl Host {
         }
     }
 
-    /// A look at each tenant that is up. True when there was something to do, or is.
+    /// One turn of each tenant that is up. True when there was work, or some is left.
     fn round(&mut self) -> bool {
         let mut lap = Lap(Instant::now());
         let now = lap.0;
@@ -410,9 +412,9 @@ impl Host {
                 seat.time += lap.time();
             }
         }
-        // What has ended made room on the links.
+        // Operations that have ended made room on the links.
         self.begin(&mut lap);
-        // What another thread decides for this one's is not heard while an answer is waited for.
+        // While waiting for an answer, this thread would not notice decisions that another thread makes for it.
         let alone = n == 1 && self.dispatch.is_lonely();
         for seat in &mut self.seats {
             if seat.worked {
@@ -428,8 +430,8 @@ impl Host {
         self.seats.iter().any(|s| s.worked || s.more)
     }
 
-    /// What each tenant's processes may read by themselves: who is alone all that they can; beside others its share of
-    /// what the link moves, by the weights, and nothing while it is ahead of others who wait.
+    /// Updates how much each tenant's processes may read directly: without limit when it is alone; otherwise its share
+    /// of the links by weight, and nothing while it is ahead of others that wait.
     fn look_at_rates(&mut self, now: Instant) {
         let uses = |s: &Seat| {
             s.used
@@ -482,7 +484,7 @@ impl Host {
         }
     }
 
-    /// Charges a round that began at `began` to those for whom there was something to do.
+    /// Charges a round that began at `began` to the tenants that had work.
     fn charge(&mut self, began: Instant) {
         if self.seats.iter().all(|s| s.time.is_zero()) {
             return;
@@ -490,7 +492,7 @@ impl Host {
         let used_ns = thread_ns();
         let before_ns = self.used_ns.replace(used_ns);
         let round_ns = (began.elapsed().as_nanos() as u64).max(1);
-        // The time in which this thread only waited for a processor is nobody's.
+        // The time in which this thread only waited for a processor is charged to nobody.
         let busy_ns = before_ns.map_or(round_ns, |ns| used_ns.saturating_sub(ns).min(round_ns));
         for seat in &mut self.seats {
             let time = std::mem::take(&mut seat.time);
@@ -505,7 +507,7 @@ impl Host {
         }
     }
 
-    /// Begins what the dispatcher lets go.
+    /// Starts what the dispatcher allows.
     fn begin(&mut self, lap: &mut Lap) {
         if self.holds {
             return;
@@ -513,7 +515,7 @@ impl Host {
         self.dispatch.look();
         while let Some(decision) = self.dispatch.decide() {
             let id = decision.request().tenant.0;
-            // A linear search: there are as many decisions as requests, and few tenants work at a time.
+            // A linear search is enough: there are as many decisions as requests, and few tenants work at a time.
             if let Some(seat) = self.seats.iter_mut().find(|s| s.id == id) {
                 seat.wake();
                 seat.agent.start(decision, self.dispatch.now_ns());
@@ -522,7 +524,7 @@ impl Host {
                 seat.time += lap.time();
             }
         }
-        // Before anybody's answers are looked at: what is read now is not to wait for that.
+        // Before anybody's answers are processed, so that reads do not wait for that.
         for seat in self.seats.iter_mut().filter(|s| s.began) {
             seat.began = false;
             seat.agent.flush();
@@ -530,7 +532,7 @@ impl Host {
         }
     }
 
-    /// How long to sleep on `bells` tenants' bells at most.
+    /// How long to sleep at most, given that `bells` tenants' futexes can wake the thread.
     fn rest_in(&self, bells: usize, now: Instant) -> Duration {
         let barred = self.seats.iter().filter(|s| s.barred.is_some()).count();
         let all = bells + barred == self.seats.len();
@@ -540,14 +542,14 @@ impl Host {
         } else {
             long
         };
-        // A limit may let something go before, or another copy be due to be asked.
+        // A rate limit may allow a request earlier, or another copy may be due to be asked.
         let due = self.seats.iter().filter_map(|s| s.due).min();
         let due = due.map(|due| due.saturating_duration_since(now));
         let dues = [self.dispatch.due_in(), due].into_iter().flatten();
         dues.fold(long, Duration::min)
     }
 
-    /// Until it is time to look again.
+    /// Waits until it is time for the next round.
     fn pause(&mut self, heard: u32) {
         self.used_ns = None;
         if self.seats.iter().any(|s| s.asleep.is_none()) {
@@ -564,7 +566,7 @@ impl Host {
         words.extend(bells.take(WAIT_ANY_MAX - 1));
         let long = self.rest_in(words.len() - 1, Instant::now());
         if futex_wait_any(&words, long.as_nanos() as u64).is_err() {
-            // An old kernel: everybody's bell is looked at, and not slept on.
+            // The kernel has no futex_waitv: poll every tenant instead of sleeping on its futex.
             std::thread::sleep(CONTENDED);
         }
     }

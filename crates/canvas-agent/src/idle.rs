@@ -1,8 +1,8 @@
-//! When to look again: busy for a moment after work, asleep on the tenant's bell after that.
+//! When the agent polls for requests and when it sleeps: it polls briefly after work, then sleeps on the tenant's
+//! futex.
 //!
-//! Each sleep costs the program that ends it a wake-up (some 5 us for it, and as much again until
-//! this thread runs). While requests keep coming the agent looks without sleeping; on a machine with
-//! few processors it gives its own up between two looks.
+//! Each sleep costs the program that ends it a wake-up (about 5 us, and as much again until this thread runs). While
+//! requests keep arriving the agent polls without sleeping; on a machine with few processors it yields between polls.
 
 use std::time::{Duration, Instant};
 
@@ -16,28 +16,28 @@ use std::sync::atomic::Ordering;
 /// Longest sleep. A tenant that forges [`Far::asleep`] delays its own answers by this.
 pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(100);
 
-/// How long answers over a network are looked for: as long as a near donor takes. Behind a slower link the processor is
-/// of more use to others meanwhile.
+/// How long to poll for an answer over a network: the round trip of a near donor. With a slower link the processor is
+/// better left to other threads.
 pub(crate) const EXPECT: Duration = Duration::from_micros(20);
 
-/// How long an answer is waited for after that, and nothing else: one system call wakes nobody in between. Who posts a
-/// request meanwhile is heard when it has come, or when this is over (a thread whose request is under way posts no other,
-/// so that is somebody beside it). As long as a tick of the kernel: for what is sooner, the kernel sets the processor's
-/// timer anew, twice a read, which in a virtual machine costs as much as all the rest of a sleep.
+/// How long to sleep for an answer after that, on that answer alone: one system call, no wake-ups in between. A request
+/// posted meanwhile is noticed when the answer arrives or this time is over; the thread that waits for the answer posts
+/// no other, so the delay hits only other threads. The time is one tick of the kernel: for a shorter timeout the kernel
+/// reprograms the processor's timer twice a read, which in a virtual machine costs as much as the rest of the sleep.
 pub(crate) const AWAIT: Duration = Duration::from_millis(4);
 
-/// Decides between looking and sleeping.
+/// Decides between polling and sleeping.
 #[derive(Debug)]
 pub struct Idle {
     spin: Duration,
     expect: Duration,
     last_work: Instant,
-    /// Since then an answer was waited for in vain.
+    /// Since the last work, waiting for an answer timed out.
     in_vain: bool,
 }
 
 impl Idle {
-    /// Looks for `spin` after the last work.
+    /// Polls for `spin` after the last work.
     pub fn new(spin: Duration) -> Idle {
         Idle {
             spin: looking(spin),
@@ -47,9 +47,10 @@ impl Idle {
         }
     }
 
-    /// After a look that found work or not: returns when it is time to look again. With `expects` an
-    /// answer is on its way, which `await_answer` sleeps for; after `due_in` there is something to do that nobody wakes
-    /// it for. `is_ready` is asked once the tenant's processes know that the agent sleeps.
+    /// Called after each poll; returns when it is time to poll again. `worked`: the poll found work. `expects`: an
+    /// answer is on its way, and `await_answer` sleeps for it (false on timeout). `due_in`: time until there is work
+    /// for which nobody wakes the agent. `is_ready` is called once the tenant's processes can see that the agent
+    /// sleeps; if it returns true, the agent does not sleep.
     pub fn pause(
         &mut self,
         worked: bool,
@@ -85,18 +86,18 @@ impl Idle {
 
 static CONTENTION: Contention = Contention::new();
 
-/// The clock of [`CONTENTION`]: without a system call.
+/// The clock of [`CONTENTION`]; it needs no system call.
 fn clock_ns() -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     START.elapsed().as_nanos() as u64
 }
 
-/// Whether other threads want the processors: then it is better to sleep than to look.
+/// Whether other threads want the processors, so that sleeping is better than polling.
 pub(crate) fn is_contended() -> bool {
     CONTENTION.is_here(clock_ns())
 }
 
-/// Between two looks: where processors are few, whoever is to make work may need this one.
+/// Pauses between two polls. Where processors are few it yields, since the thread that makes work may need this one.
 pub(crate) fn relax() {
     static FEW: LazyLock<bool> =
         LazyLock::new(|| std::thread::available_parallelism().map_or(1, |n| n.get()) <= 2);
@@ -109,8 +110,8 @@ pub(crate) fn relax() {
     }
 }
 
-/// How long to look that was to look for `time`. On one processor nobody else can make work while a
-/// thread looks for it.
+/// The polling time to use where `time` is wanted: zero on a single processor, where no other thread can make work
+/// while this one polls.
 pub(crate) fn looking(time: Duration) -> Duration {
     match std::thread::available_parallelism() {
         Ok(n) if n.get() > 1 => time,
@@ -123,9 +124,9 @@ pub(crate) fn looking(time: Duration) -> Duration {
 pub struct Waker(pub &'static Far);
 
 impl Waker {
-    /// Call it after what the agent is to see is there to see.
+    /// Wakes the agent. Call it after publishing the work.
     pub fn wake(self) {
-        // One read-modify-write, so it is ordered after what came before whatever it finds.
+        // One read-modify-write, so it is ordered after all earlier writes whatever value it finds.
         if self.0.asleep.swap(0, Ordering::SeqCst) != 0 {
             futex_wake(&self.0.asleep, 1);
         }
@@ -151,7 +152,7 @@ mod tests {
                 assert!(time <= due_in.unwrap_or(AWAIT));
                 comes
             };
-            // Ready, so that it does not sleep.
+            // True, so that it does not sleep.
             let is_ready = || {
                 asked.set(asked.get() + 1);
                 true
@@ -169,7 +170,7 @@ mod tests {
             pause(false, true, Some(Duration::from_micros(5)), false),
             (2, 1)
         );
-        // It did not come: from now on whoever rings is heard as well.
+        // The answer did not come: from now on any notification is noticed as well.
         assert_eq!(pause(false, true, None, true), (2, 2));
         assert_eq!(pause(true, true, None, true), (2, 2), "it worked");
         assert_eq!(pause(false, true, None, true), (3, 2));

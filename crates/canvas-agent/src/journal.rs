@@ -1,4 +1,4 @@
-//! What an agent needs of the one before it, and the tenant must not see: a memfd of the runner.
+//! The journal: what an agent needs from its predecessor and the tenant must not see. A memfd that the runner holds.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
@@ -24,45 +24,45 @@ use crate::share::Share;
 use canvas_control::status::AgentStatus;
 
 const MAGIC: &[u8; 16] = b"canvas journal 2";
-/// Of an agent that reserved no seal numbers and took them from the tenant's memory. It is read, and becomes
-/// one of today's when the first numbers are reserved; such an agent does not read today's.
+/// Format of agents that reserved no seal numbers and took them from the tenant's memory. It is read, and becomes the
+/// current format when the first numbers are reserved; such an agent cannot read the current format.
 const MAGIC_1: &[u8; 16] = b"canvas journal 1";
-/// Where the key lies.
+/// Offset of the key.
 const KEY: u64 = 16;
-/// Where the name lies under which donors know the tenant's agents.
+/// Offset of the name under which donors know the tenant's agents.
 const CLIENT: u64 = 48;
-/// Where the pool's key lies, as a line; zeros without one.
+/// Offset of the pool's key, as a line of text; zeros without one.
 const CLUSTER: u64 = 64;
 const CLUSTER_BYTES: usize = 64;
-/// Where it says how many slabs the tenant may fill.
+/// Offset of the number of slabs that the tenant may fill.
 const SLABS_MAX_AT: u64 = 128;
-/// Where the tenant's share lies, and what of it was asked for: [`SHARE_WORDS`] numbers each.
+/// Offsets of the tenant's share, and of what the tenant asked for: [`SHARE_WORDS`] numbers each.
 const SHARE_AT: u64 = 136;
 const ASKED_AT: u64 = 160;
-/// Where the tenant's pool lies: as many numbers, ceiling (0 when nothing was noted), grant, 0.
+/// Offset of the tenant's pool: [`SHARE_WORDS`] numbers: ceiling (0 when unset), grant, 0.
 const POOL_AT: u64 = 184;
-/// Where the first seal number lies that is not reserved.
+/// Offset of the first seal number that is not reserved.
 const SEALS_AT: u64 = 208;
-/// Where the wanted copies lie, as [`copies::number`]; 0 when nothing was noted.
+/// Offset of the copies policy, as [`copies::number`]; 0 when unset.
 const COPIES_AT: u64 = 216;
-/// Weight (0 when nothing was noted), swap-in limit, swap-out limit (0 for none).
+/// Weight (0 when unset), swap-in limit, swap-out limit (0 for none).
 const SHARE_WORDS: usize = 3;
-/// Where the donors' addresses lie: what slabs' lines number.
+/// Offset of the donors' addresses, to whose index the slabs' lines refer.
 const DONORS: u64 = 512;
 const DONOR_BYTES: usize = 20;
-/// Where the slabs begin: the first bytes of a line each, which are all of it unless a slab lies in shards.
+/// Offset of the slabs: the first bytes of each line, which are the whole line unless the slab is in shards.
 const SLABS: u64 = 4096;
 const HEAD_BYTES: usize = 128;
-/// Where the rest of the lines begins.
+/// Offset of the rest of the lines.
 const RESTS: u64 = 16 << 20;
 const REST_BYTES: usize = LINE_BYTES - HEAD_BYTES;
 const _: () = assert!(SLABS + (SLABS_MAX * HEAD_BYTES) as u64 <= RESTS);
 const _: () = assert!(RESTS + (SLABS_MAX * REST_BYTES) as u64 <= STATUS);
-/// Lines that are read at once.
+/// Lines read in one batch.
 const LINES: usize = 1024;
-/// Where the agent says how it is, beyond all slabs: two places, written in turn.
+/// Offset of the agent's status, past all slabs: two entries, written alternately.
 const STATUS: u64 = 64 << 20;
-/// Bytes of each: a number that counts them (u64), a checksum (u64), the length of what follows (u64).
+/// Bytes of each entry: a sequence number, a checksum, and the length of the body (u64 each), then the body.
 const STATUS_BYTES: usize = 8192;
 const STATUS_HEAD: usize = 24;
 
@@ -71,16 +71,16 @@ pub struct Journal {
     file: File,
 }
 
-/// A tenant's part of its host's pool.
+/// A tenant's part of its host's pool, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolGrant {
-    /// What it asks for (`--pool`).
+    /// What the tenant asks for (`--pool`).
     pub ceiling_bytes: u64,
-    /// What it may fill now.
+    /// What the tenant may fill now.
     pub grant_bytes: u64,
 }
 
-/// Random bytes from the kernel.
+/// Random bytes from the kernel; `EIO` when it has none.
 pub fn random<const N: usize>() -> Result<[u8; N], Errno> {
     let mut bytes = [0; N];
     SystemRandom::new()
@@ -90,7 +90,7 @@ pub fn random<const N: usize>() -> Result<[u8; N], Errno> {
 }
 
 impl Journal {
-    /// A new one, with a new key.
+    /// Creates a journal with a new key.
     pub fn create() -> Result<Journal, Errno> {
         let fd = memfd_create(c"canvas-journal", MFdFlags::MFD_CLOEXEC)?;
         let file = File::from(fd);
@@ -102,7 +102,7 @@ impl Journal {
         Ok(Journal { file })
     }
 
-    /// The one behind `fd`; `EINVAL` when that is none.
+    /// Opens the journal behind `fd`; `EINVAL` when the file is not a journal.
     pub fn open(fd: OwnedFd) -> Result<Journal, Errno> {
         let file = File::from(fd);
         let journal = Journal { file };
@@ -112,7 +112,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// The same journal once more.
+    /// A second handle to this journal.
     pub fn try_clone(&self) -> Result<Journal, Errno> {
         let file = self.file.try_clone().map_err(errno)?;
         Ok(Journal { file })
@@ -124,13 +124,14 @@ impl Journal {
         Ok(magic)
     }
 
-    /// Agent: reserves the next `count` seal numbers. No two calls return the same one, of this agent or of
-    /// any that takes over; there is one at a time. After an error none is reserved, and none may be used.
+    /// Agent: reserves the next `count` seal numbers. No two calls return the same number, whether by this agent or by
+    /// one that takes over; only one agent reserves at a time. After an error no number is reserved and none may be
+    /// used.
     pub fn reserve_seals(&self, count: u64) -> Result<Range<u64>, Errno> {
         let is_old = &self.magic()? == MAGIC_1;
         let start = if is_old {
-            // What was used is not known: the tenant could write it. So it begins where nobody could
-            // have guessed, far from the end.
+            // The numbers already used are unknown, because the tenant could write them. Start at a random number that
+            // nobody could have guessed, far from the end.
             u64::from_le_bytes(random::<8>()?) >> 2 | 1 << 62
         } else {
             let mut bytes = [0; 8];
@@ -168,7 +169,7 @@ impl Journal {
         Ok(client)
     }
 
-    /// Notes the pool's key.
+    /// Stores the pool's key; `EINVAL` when the line is too long.
     pub fn set_cluster_key(&self, line: &str) -> Result<(), Errno> {
         let mut bytes = Zeroizing::new([0; CLUSTER_BYTES]);
         let line = line.trim_end().as_bytes();
@@ -179,7 +180,7 @@ impl Journal {
         self.file.write_all_at(&*bytes, CLUSTER).map_err(errno)
     }
 
-    /// The pool's key as a line, if it was noted.
+    /// The pool's key as a line, if one is stored.
     pub fn cluster_key(&self) -> Option<Zeroizing<String>> {
         let mut bytes = Zeroizing::new([0; CLUSTER_BYTES]);
         self.file.read_exact_at(&mut *bytes, CLUSTER).ok()?;
@@ -187,7 +188,7 @@ impl Journal {
         line.map(Zeroizing::new)
     }
 
-    /// Notes the address of donor `i`.
+    /// Stores the address of donor `i`.
     pub fn put_donor(&self, i: usize, donor: Address) {
         let Address { addr, rdma } = donor;
         let mut bytes = [0; DONOR_BYTES];
@@ -207,7 +208,7 @@ impl Journal {
         let _ = self.file.write_all_at(&bytes, at);
     }
 
-    /// The addresses that were noted, in their order.
+    /// The stored addresses, by donor index.
     pub fn donors(&self) -> Vec<Address> {
         let read = |i: usize| {
             let mut bytes = [0; DONOR_BYTES];
@@ -227,16 +228,17 @@ impl Journal {
         (0..SERVERS_MAX).map_while(read).collect()
     }
 
-    /// Notes where a slab's copies are. An agent that is killed leaves the old line or the new one, or of a slab that
-    /// lies in shards some of both: what is wrong then of a shard does not verify, or its donor does not know the handle.
+    /// Stores where a slab's copies are. An agent that is killed in this call leaves the old line or the new one, or,
+    /// for a slab in shards, parts of both: a shard whose part is wrong does not verify, or its donor does not know the
+    /// handle.
     pub fn put(&self, slab: u32, line: &[u8; LINE_BYTES]) {
-        // Memory; were there none left, the line would be lost, and with it at most a copy.
+        // The file is in memory; if memory runs out the line is lost, and with it at most one copy.
         let (head, rest) = line.split_at(HEAD_BYTES);
         let at = |first, bytes| first + u64::from(slab) * bytes as u64;
         let mut before = [0; REST_BYTES];
         let rest_at = at(RESTS, REST_BYTES);
         read_up_to(&self.file, &mut before, rest_at);
-        // Most slabs have none, and then no memory is taken for it.
+        // Most slabs have no rest, and then no memory is allocated for it.
         if before[..] != *rest {
             let _ = self.file.write_all_at(rest, rest_at);
         }
@@ -269,28 +271,28 @@ impl Journal {
         lines
     }
 
-    /// Runner: notes how many slabs the tenant may fill.
+    /// Runner: stores the number of slabs that the tenant may fill.
     pub fn set_slabs_max(&self, slabs: u64) -> Result<(), Errno> {
         self.put_word(SLABS_MAX_AT, slabs)
     }
 
-    /// How many slabs the tenant may fill; 0 when that was not noted.
+    /// The number of slabs that the tenant may fill; 0 when unset.
     pub fn slabs_max(&self) -> u64 {
         self.word(SLABS_MAX_AT).unwrap_or(0)
     }
 
-    /// Notes the copies that are wanted.
+    /// Stores the copies policy.
     pub fn set_copies(&self, policy: Policy) -> Result<(), Errno> {
         self.put_word(COPIES_AT, copies::number(policy))
     }
 
-    /// The copies that are wanted; `None` when they were not noted.
+    /// The copies policy; `None` when unset.
     pub fn copies(&self) -> Option<Policy> {
         let number = self.word(COPIES_AT)?;
         (number != 0).then(|| copies::policy(number))
     }
 
-    /// Notes the tenant's share.
+    /// Stores the tenant's share.
     pub fn set_share(&self, share: Share) -> Result<(), Errno> {
         let Share {
             weight,
@@ -301,7 +303,7 @@ impl Journal {
         self.put_words(SHARE_AT, [weight.into(), limits[0], limits[1]])
     }
 
-    /// The tenant's share; `None` when it was not noted.
+    /// The tenant's share; `None` when unset.
     pub fn share(&self) -> Option<Share> {
         let [weight, swap_in, swap_out] = self.words(SHARE_AT)?;
         let share = Share {
@@ -312,24 +314,24 @@ impl Journal {
         (weight != 0).then(|| share.clamped())
     }
 
-    /// Agent of a host: notes what of its share the tenant asked for; the rest is its operator's.
+    /// Host agent: stores what the tenant asked for of its share; the operator set the rest.
     pub fn set_asked(&self, asked: [Option<u64>; SHARE_WORDS]) -> Result<(), Errno> {
         self.put_words(ASKED_AT, asked.map(|n| n.unwrap_or(0)))
     }
 
-    /// What was noted: weight, swap-in limit and swap-out limit.
+    /// What the tenant asked for: weight, swap-in limit and swap-out limit; `None` for each that is unset.
     pub fn asked(&self) -> [Option<u64>; SHARE_WORDS] {
         let words = self.words(ASKED_AT).unwrap_or_default();
         words.map(|n| Some(n).filter(|n| *n != 0))
     }
 
-    /// Agent of a host: notes what of its pool it grants to the tenant; `None` when that is not bounded.
+    /// Host agent: stores the tenant's grant of the host's pool; `None` when it is unbounded.
     pub fn set_pool(&self, pool: Option<PoolGrant>) -> Result<(), Errno> {
         let words = pool.map_or([0; SHARE_WORDS], |p| [p.ceiling_bytes, p.grant_bytes, 0]);
         self.put_words(POOL_AT, words)
     }
 
-    /// What of the host's pool is granted to the tenant, if that is bounded.
+    /// The tenant's grant of the host's pool; `None` when it is unbounded.
     pub fn pool(&self) -> Option<PoolGrant> {
         let [ceiling_bytes, grant_bytes, _] = self.words(POOL_AT)?;
         let grant = PoolGrant {
@@ -351,7 +353,7 @@ impl Journal {
     }
 
     fn put_words(&self, at: u64, words: [u64; SHARE_WORDS]) -> Result<(), Errno> {
-        // One write: a reader finds all of it or nothing.
+        // One write, so that a reader finds all of it or nothing.
         let bytes = words.map(u64::to_le_bytes).concat();
         self.file.write_all_at(&bytes, at).map_err(errno)
     }
@@ -363,7 +365,7 @@ impl Journal {
         Some(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
     }
 
-    /// Agent: says how it is. A reader finds this or what was said before, and waits for nothing.
+    /// Agent: stores its status. A reader finds this status or the one before it, and never waits.
     pub fn put_status(&self, status: &AgentStatus) {
         let count = self.newest().map_or(1, |(count, _)| count + 1);
         let body = status.encode();
@@ -373,18 +375,18 @@ impl Journal {
         bytes.extend((body.len() as u64).to_le_bytes());
         bytes.extend(body);
         if bytes.len() <= STATUS_BYTES {
-            // Were there no memory for it, the one before would grow old.
+            // If there is no memory for it, readers keep the previous status.
             let _ = self.file.write_all_at(&bytes, status_at(count));
         }
     }
 
-    /// Runner: how the agent was when it last said so.
+    /// Runner: the last status that the agent stored.
     pub fn status(&self) -> Option<AgentStatus> {
         self.newest()
             .and_then(|(_, body)| AgentStatus::decode(&body))
     }
 
-    /// The place that was written last and is whole: its number and what is there.
+    /// The newest complete entry: its sequence number and body.
     fn newest(&self) -> Option<(u64, Vec<u8>)> {
         let place = |n| {
             let mut bytes = vec![0; STATUS_BYTES];
@@ -400,7 +402,7 @@ impl Journal {
             .max_by_key(|(count, _)| *count)
     }
 
-    /// The file, to hand on.
+    /// The file, to pass on to another process.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -410,7 +412,7 @@ fn status_at(count: u64) -> u64 {
     STATUS + count % 2 * STATUS_BYTES as u64
 }
 
-/// Tells a status that was written to its end from one that was not.
+/// Checksum of an entry: tells complete entries from incomplete ones.
 fn checksum(count: u64, body: &[u8]) -> u64 {
     let mut hash = digest::Context::new(&digest::SHA256);
     hash.update(&count.to_le_bytes());
@@ -418,7 +420,7 @@ fn checksum(count: u64, body: &[u8]) -> u64 {
     u64::from_le_bytes(*hash.finish().as_ref().first_chunk().expect("32 bytes"))
 }
 
-/// Reads what there is; how much.
+/// Reads until the buffer is full or the file ends; returns the number of bytes read.
 fn read_up_to(file: &File, bytes: &mut [u8], at: u64) -> usize {
     let mut read = 0;
     while read < bytes.len() {
@@ -530,13 +532,13 @@ mod tests {
             assert_eq!(j.status(), Some(status(pid)));
         }
         assert_eq!(j.lines(), vec![], "no slab");
-        // The fifth is damaged, as by an agent that was killed in the middle: the fourth counts, and
-        // the place of the fifth is written next.
+        // The fifth is damaged, as if its agent had been killed while writing: the fourth counts, and the next status
+        // overwrites the fifth.
         j.file().write_all_at(&[1], status_at(5) + 30).unwrap();
         assert_eq!(j.status(), Some(status(4)));
         j.put_status(&status(6));
         assert_eq!(j.status(), Some(status(6)));
-        // A length that lies.
+        // An invalid length.
         for at in [status_at(0), status_at(1)] {
             j.file().write_all_at(&[0xff; 8], at + 16).unwrap();
         }
@@ -579,7 +581,7 @@ mod tests {
         assert_eq!((j.slabs_max(), j.pool()), (0, None), "a place of its own");
     }
 
-    /// What an agent of before has used is not known.
+    /// The numbers that the older agent has used are unknown.
     #[test]
     fn a_journal_of_before_begins_its_seal_numbers_where_nobody_can_guess() {
         let old = || {
@@ -595,7 +597,7 @@ mod tests {
         assert_eq!(
             a.magic().as_ref(),
             Ok(MAGIC),
-            "such an agent does not read it any more"
+            "an older agent can no longer read it"
         );
         assert_eq!(a.reserve_seals(10), Ok(first.end..first.end + 10));
     }

@@ -1,20 +1,21 @@
-//! The host agent: it serves one tenant's requests for far memory ([`canvas_shm::far`]).
+//! The host agent: it serves a tenant's requests for far memory, which arrive in the tenant segment
+//! ([`canvas_shm::far`]).
 //!
-//! One thread owns everything ([`agent::Agent`]): it takes requests from the tenant's mailboxes,
-//! orders them ([`request_table`]), seals what is written ([`seal`]), hands it to a [`store::Store`], and
-//! verifies what comes back. A store may have threads of its own; they pass whole buffers.
+//! One thread owns all state of a tenant ([`agent::Agent`]). It takes requests from the tenant's mailboxes, orders them
+//! ([`request_table`]), seals written extents ([`seal`]), passes them to a [`store::Store`], and verifies what the
+//! store returns. A store may have threads of its own; whole buffers pass between them.
 //!
-//! What outlives the agent is in two files: the tenant segment (requests, seals of what was written, who
-//! uses which slab) and the journal ([`journal`]: the key, and which seal numbers were used, [`numbers`]).
-//! An agent that takes over from a dead one needs no more than these and the stores.
+//! Two files outlive the agent: the tenant segment (requests, seals of written extents, which process uses which slab)
+//! and the journal ([`journal`]: the key, and the seal numbers reserved so far, [`numbers`]). An agent that takes over
+//! needs only these two files and the stores.
 //!
-//! [`host`] serves many tenants from one thread, a turn of each after the other; where one thread is too few there are
-//! more of them ([`daemon::threads`]). [`dispatch`] decides for all threads what is begun when links are short.
+//! [`host`] serves many tenants from one thread, in turn; [`daemon::threads`] adds threads when one is too few.
+//! [`dispatch`] schedules I/O across all threads when links are short.
 //!
-//! As a process it is one of two: [`worker`] serves one run, [`daemon`] all tenants of a host.
+//! The agent runs as one of two processes: [`worker`] serves one run, [`daemon`] all tenants of a host.
 //!
-//! The tenant's processes may write anything into the segment. What the agent reads there it copies
-//! once and judges then; a forged value harms the tenant's own pages only.
+//! The tenant's processes may write anything into the segment. The agent copies each value once and validates the copy;
+//! a forged value harms only the tenant's own pages.
 #![forbid(unsafe_code)]
 
 pub mod agent;

@@ -1,32 +1,32 @@
-//! Lines on standard error, not more than a reader can follow.
+//! Lines on standard error, rate-limited.
 
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// Time between two lines of one kind.
+/// Least time between two lines of one kind.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// What a line is about.
+/// The kind of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum About {
-    /// A request of the tenant that makes no sense.
+    /// An invalid request of the tenant.
     Refused,
-    /// A copy that does not verify.
+    /// A copy does not verify.
     Corrupt,
     /// The far directory's file system is full.
     Full,
-    /// The backing file cannot be read, written or made smaller.
+    /// A backing file cannot be read, written or shrunk.
     Disk,
     /// This donor cannot be used.
     DonorLost(usize),
     /// This donor can be used again.
     DonorBack(usize),
-    /// Somebody at the host agent's socket who is not served.
+    /// A connection to the host agent's socket that is rejected.
     Hello,
-    /// This donor was not known before.
+    /// This donor is new.
     DonorFound(usize),
-    /// The tenant's copies go to other places.
+    /// The tenant's copies policy changed.
     Copies,
     /// This donor has lost slabs that it lent.
     DonorForgot(usize),
@@ -35,7 +35,7 @@ pub enum About {
 /// Writes lines, at most one of each kind in [`PAUSE`].
 #[derive(Debug)]
 pub struct Log {
-    /// When a line of the kind was written last, and how many were not written since.
+    /// By kind, when a line was last written and how many were suppressed since.
     kinds: HashMap<About, (Instant, u64)>,
     say: fn(&str),
 }
@@ -49,7 +49,7 @@ impl Log {
         }
     }
 
-    /// Writes a line, unless one of its kind was written a moment ago.
+    /// Writes a line, unless one of its kind was written less than [`PAUSE`] ago.
     pub fn line(&mut self, about: About, text: impl Display) {
         let now = Instant::now();
         let held_back = match self.kinds.get_mut(&about) {

@@ -1,4 +1,4 @@
-//! A tenant's processes: which of them live, and freeing the slots of dead ones.
+//! A tenant's processes: finds the live ones and frees the slots of dead ones.
 
 use std::fs;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -10,24 +10,24 @@ use canvas_shm::segment::{ProcSlot, Segment};
 use canvas_sys::proc::futex_wake;
 use canvas_types::procfs::Stat;
 
-/// Time between two looks at the processes of a tenant whose runner does not look any more.
+/// Time between two sweeps over the processes of a tenant whose runner is gone.
 const ORPHAN_SWEEP: Duration = Duration::from_millis(500);
-/// Dead processes that one such look lets go. Each costs a look at all slabs, and a tenant can forge a thousand: whoever
-/// looks at many tenants has others to serve.
+/// Dead processes that one sweep frees at most. Each costs a scan of all slabs, and a tenant can forge a thousand,
+/// while the host agent has other tenants to serve.
 const ORPHAN_DEAD: u32 = 32;
 
-/// State of process `pid`, `None` when there is none.
+/// State of process `pid`; `None` when it does not exist.
 pub fn proc_state(pid: u32) -> Option<Stat> {
     Stat::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Frees the slots of dead processes, and the slabs of far memory that only they referred to, and
-/// returns how many processes there were.
+/// Frees the slots of dead processes, and the slabs of far memory that only they used. Returns the number of dead
+/// processes.
 pub fn release_dead(lives: Lives, segment: &Segment, far: Option<&Far>) -> u32 {
     release_some(lives, segment, far, u32::MAX)
 }
 
-/// The same of `most` at most.
+/// As [`release_dead`], for at most `most` processes.
 fn release_some(lives: Lives, segment: &Segment, far: Option<&Far>, most: u32) -> u32 {
     let mut released = 0;
     for slot in &segment.procs {
@@ -47,14 +47,14 @@ fn release_some(lives: Lives, segment: &Segment, far: Option<&Far>, most: u32) -
     released
 }
 
-/// Tells the agent that process `index` left something to do.
+/// Notifies the agent that process `index` left work.
 fn wake_agent(far: &Far, index: usize) {
     if far.ring(index) {
         futex_wake(&far.asleep, 1);
     }
 }
 
-/// The reclaim threads look at the bounds when they wake.
+/// Wakes the reclaim threads of all processes, so that they read the limits again.
 pub fn wake_all(segment: &Segment) {
     for slot in segment.procs.iter().filter(|p| p.identity().is_some()) {
         slot.wake.fetch_add(1, Release);
@@ -62,29 +62,28 @@ pub fn wake_all(segment: &Segment) {
     }
 }
 
-/// Has the tenant a process?
+/// Whether the tenant has a process.
 pub fn any_left(segment: &Segment) -> bool {
     segment.procs.iter().any(|p| p.id.load(Acquire) != 0)
 }
 
-/// The numbers of the tenant's processes that live, as far as they have one here.
+/// PIDs of the tenant's live processes, of those that have one in this PID namespace.
 pub fn members(lives: Lives, segment: &Segment) -> Vec<u32> {
     let living = |slot: &&ProcSlot| slot.identity().is_some_and(|id| !lives.is_gone(id));
     let places = segment.procs.iter().filter(living);
     places.filter_map(|slot| lives.number_at(slot)).collect()
 }
 
-/// Looks at the tenant's processes in the runner's place.
+/// Sweeps over the tenant's processes in place of its runner.
 #[derive(Default)]
 pub struct Orphan {
     last: Option<Instant>,
-    /// The last look found none.
+    /// The last sweep found no process.
     empty: bool,
 }
 
 impl Orphan {
-    /// Has the tenant no process any more, twice in a row? (Between two looks a fork's child may be
-    /// about to take its place.)
+    /// Whether two sweeps in a row found no process. (Between two sweeps a fork's child may be about to take its slot.)
     pub fn is_over(&mut self, lives: Lives, segment: &Segment, far: &Far) -> bool {
         if self.last.is_some_and(|t| t.elapsed() < ORPHAN_SWEEP) {
             return false;
@@ -114,7 +113,7 @@ mod tests {
     fn only_slots_of_dead_processes_are_freed() {
         let (fd, segment, lives) = begun(false);
         let me = live(fd, segment).unwrap();
-        // What number stands there says nothing.
+        // The PID in the slot proves nothing.
         for (slot, id) in [(0, me), (1, segment.draw_identity()), (2, 1 << 63)] {
             let s = &segment.procs[slot];
             s.pid.store(std::process::id(), Relaxed);
@@ -129,7 +128,7 @@ mod tests {
         assert_eq!(members(lives, segment), [std::process::id()]);
     }
 
-    /// The host's agent frees slots in segments that tenants write: no number there may end it.
+    /// The host's agent frees slots in segments that tenants write: no number there may crash it.
     #[test]
     fn whatever_numbers_stand_in_a_slot_it_is_freed() {
         const NUMBERS: [i64; 4] = [i64::MIN, -1, 1, i64::MAX];
@@ -174,15 +173,15 @@ mod tests {
             (state(mine), state(dead)),
             (slab_state::USED, slab_state::RELEASED)
         );
-        assert!(far.rung(|p| assert_eq!(p, 4)), "the agent is told");
+        assert!(far.rung(|p| assert_eq!(p, 4)), "the agent is notified");
     }
 
-    /// What stands in its segment its members have written: only who has the segment's file keeps a tenant alive.
+    /// The slots are written by members; only a process that has the segment's file open keeps a tenant alive.
     #[test]
     fn processes_that_are_not_the_tenants_do_not_keep_it_alive() {
         let (fd, segment, lives) = begun(true);
         let far = Far::map(fd).unwrap();
-        // A lock of another tenant's is none of this one's.
+        // A lock on another tenant's file does not count for this one.
         let (other, others, _) = begun(false);
         let _ = segment.draw_identity();
         let strange = live(other, others).unwrap();
@@ -205,7 +204,7 @@ mod tests {
         assert!(look());
     }
 
-    /// Short forks that follow each other would otherwise be taken for memory until their relatives are measured.
+    /// Otherwise short forks in sequence would count as memory until their relatives are measured.
     #[test]
     fn a_forks_child_leaves_behind_only_what_it_shared_when_it_was_measured() {
         use canvas_shm::segment::shares;
@@ -226,9 +225,9 @@ mod tests {
         };
         assert_eq!(ends(shares::CHILD, 300, 0), 0);
         assert_eq!(ends(shares::CHILD, 300, 40), 40);
-        // It has given up more than it was charged for.
+        // It has released more than it was charged for.
         assert_eq!(ends(shares::CHILD, -20, 40), -20);
-        // Its children may map any of it.
+        // Its children may map any of its pages.
         assert_eq!(ends(shares::PARENT, 300, 0), 300);
         assert_eq!(ends(shares::NOBODY, 300, 0), 0);
     }

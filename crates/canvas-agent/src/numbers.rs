@@ -1,27 +1,28 @@
-//! Seal numbers: nonces of a tenant's key, so none may ever be used twice.
+//! Seal numbers: nonces under the tenant's key, so none may be used twice.
 //!
-//! They are reserved in the journal, [`STEP`] at a time, before the first of them is used. An agent that
-//! takes over, however the one before it ended, goes on behind all that was reserved; nothing that the
-//! tenant can write has a part in it.
+//! They are reserved in the journal, [`STEP`] at a time, before the first of them is used. An agent that takes over,
+//! however its predecessor ended, continues after everything reserved; nothing that the tenant can write affects the
+//! numbers.
 
 use nix::errno::Errno;
 
 use crate::journal::Journal;
 
-/// Numbers that are reserved at one time. An agent that ends leaves at most so many unused, of 2^64.
+/// Numbers reserved at a time. An agent that ends leaves at most this many unused, of 2^64.
 pub const STEP: u64 = 1 << 20;
 
-/// Gives out numbers of seals.
+/// Allocates seal numbers.
 pub struct SealNumbers {
     journal: Journal,
-    /// The next one, and one past the last that is reserved.
+    /// The next number, and one past the last reserved one.
     next: u64,
     end: u64,
 }
 
 impl SealNumbers {
-    /// Of the tenant with this journal. Nothing is reserved before the first number is taken: an agent
-    /// that never writes takes none, and one that was handed over has stopped before.
+    /// For the tenant with this journal. The first call of [`SealNumbers::take`] makes the first reservation, so an
+    /// agent that never writes reserves nothing, and one that takes over reserves only after its predecessor has
+    /// stopped.
     pub fn new(journal: Journal) -> SealNumbers {
         SealNumbers {
             journal,
@@ -30,8 +31,8 @@ impl SealNumbers {
         }
     }
 
-    /// A number that was never given out and never will be again. An error when no more can be reserved:
-    /// nothing may be sealed then.
+    /// A number that was never returned before and never will be again. Fails when no more can be reserved: then
+    /// nothing may be sealed.
     pub fn take(&mut self) -> Result<u64, Errno> {
         if self.next == self.end {
             let reserved = self.journal.reserve_seals(STEP)?;
@@ -54,14 +55,14 @@ mod tests {
         SealNumbers::new(journal.try_clone().unwrap())
     }
 
-    /// The journal behind a descriptor that cannot write: as if there were no room.
+    /// The journal behind a read-only descriptor: writes fail as if there were no room.
     fn full(journal: &Journal) -> Journal {
         let path = format!("/proc/self/fd/{}", journal.file().as_raw_fd());
         Journal::open(File::open(path).unwrap().into()).unwrap()
     }
 
     proptest! {
-        /// Agents come and go, also several of one journal; each number is given out once.
+        /// Agents come and go, and several may share one journal; each number is given out once.
         #[test]
         fn no_number_is_given_out_twice(
             steps in prop::collection::vec((0..4usize, 0..10u8, 0..50usize), 1..40),
@@ -71,9 +72,9 @@ mod tests {
             let mut seen = std::collections::HashSet::from([0]);
             for (at, deed, times) in steps {
                 match deed {
-                    // Killed, and another one takes over.
+                    // The agent was killed and another one takes over.
                     0..3 => agents[at] = again(&journal),
-                    // At the end of what it had reserved.
+                    // The agent is at the end of its reservation.
                     3..5 => agents[at].next = agents[at].end.saturating_sub(times as u64 / 2),
                     5 => {
                         let mut agent = SealNumbers::new(full(&journal));
@@ -99,7 +100,7 @@ mod tests {
             assert_eq!(numbers.take(), Ok(first + n));
         }
         assert!(numbers.take().is_err());
-        // With room again it goes on behind them.
+        // With room again, it continues after the reserved numbers.
         numbers.journal = journal.try_clone().unwrap();
         assert_eq!(numbers.take(), Ok(first + STEP));
     }

@@ -1,11 +1,11 @@
-//! The agent's bookkeeping: which request is next, what may run at one time, when a slab can be
-//! freed. Pure: no clock, no shared memory, no I/O.
+//! The agent's bookkeeping of requests: which one is next, how many may run, and when a slab can be freed. Pure: no
+//! clock, no shared memory, no I/O.
 //!
-//! * Requests are taken by class: what is needed now before what is read ahead, and that before
-//!   writes, each class up to a bound; processes in turn. What is not taken stays in its mailbox.
-//! * Writes of one extent run one after the other, in the order in which they were taken. An extent
-//!   that is being written cannot be read.
-//! * A released slab is freed when nothing of it is under way; until it is, nothing new begins there.
+//! * Requests are taken by class: demand reads before prefetches, and those before writes, each class up to a limit;
+//!   processes in turn. A request that is not taken stays in its mailbox.
+//! * Writes of one extent run one after the other, in the order in which they were taken. An extent that is being
+//!   written cannot be read.
+//! * A released slab is freed when no operation on it is under way; until then no new one starts there.
 //! * No more slabs hold data than the tenant may have, whatever its processes claim.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,23 +15,23 @@ use canvas_shm::far::{SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, WRITES};
 use canvas_shm::segment::PROCS_MAX;
 
-/// Classes of requests, the most urgent first.
+/// Number of request classes, the most urgent first.
 const CLASSES: usize = Class::ALL.len();
 
-/// Bounds on operations under way, a class each.
+/// Limits on operations under way, by class, and on slabs.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// What is needed now.
+    /// Demand reads.
     pub demands: usize,
-    /// Read ahead.
+    /// Prefetches.
     pub fetches: usize,
-    /// Written.
+    /// Writes.
     pub writes: usize,
     /// Slabs that may hold data.
     pub slabs: usize,
 }
 
-/// A request: process and place in its mailbox.
+/// A request's origin: its process and its index in that process's mailbox.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct From {
     /// Index of the process.
@@ -40,23 +40,24 @@ pub struct From {
     pub i: usize,
 }
 
-/// Answer to [`RequestTable::begin`].
+/// Result of [`RequestTable::begin`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Begun {
-    /// It may run: the operation's number.
+    /// The operation may run; its number.
     Run(u32),
-    /// It has a number, and waits for another write of the extent: [`RequestTable::end`] names it.
+    /// The operation has this number, and waits for another write of the extent: [`RequestTable::end`] returns it
+    /// later.
     Waits(u32),
     /// Its slab is being freed, or (a read) its extent is being written.
     Refused,
-    /// A write into one slab more than the tenant may have.
+    /// A write into a new slab when the tenant has as many as it may have.
     NoRoom,
 }
 
-/// Answer to [`RequestTable::end`].
+/// Result of [`RequestTable::end`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// A write that may run now.
+    /// A waiting write that may run now.
     pub next: Option<u32>,
     /// A slab that can be freed now.
     pub free: Option<u32>,
@@ -70,35 +71,35 @@ struct Op {
 
 #[derive(Default)]
 struct Writers {
-    /// Numbers; the first runs.
+    /// Operation numbers; the first one runs.
     queue: VecDeque<u32>,
 }
 
-/// The bookkeeping.
+/// The bookkeeping of one tenant's requests.
 pub struct RequestTable {
     limits: [usize; CLASSES],
     slabs_max: usize,
-    /// Requests seen and not taken, a bit each, by process.
+    /// By process, a bit for each request seen and not taken.
     waiting: Vec<u64>,
-    /// Of them, those that were to be read ahead and that a thread waits for.
+    /// Of those, the prefetches that a thread waits for by now.
     urgent: Vec<u64>,
-    /// Processes with such, a bit each, by class.
+    /// By class, a bit for each process with such requests.
     procs: [[u64; PROCS_MAX / 64]; CLASSES],
-    /// Where the next search begins, by class.
+    /// By class, where the next search begins.
     turn: [usize; CLASSES],
     running: [usize; CLASSES],
     ops: Vec<Option<Op>>,
     idle: Vec<u32>,
     writers: BTreeMap<u32, Writers>,
-    /// Operations by slab.
+    /// Number of operations by slab.
     busy: Vec<u32>,
-    /// Slabs that hold data, as far as is known.
+    /// Slabs that are known to hold data.
     live: BTreeSet<u32>,
     releasing: BTreeSet<u32>,
 }
 
 impl RequestTable {
-    /// Empty, with these bounds.
+    /// An empty table with these limits.
     pub fn new(limits: Limits) -> RequestTable {
         let bounds = [limits.demands, limits.fetches, limits.writes];
         let ops: usize = bounds.iter().sum();
@@ -125,8 +126,7 @@ impl RequestTable {
         self.note(proc);
     }
 
-    /// A thread waits for what was to be read ahead: from here on it is needed now. False when it does not
-    /// wait here.
+    /// A thread waits for this prefetch: from here on it is a demand read. False when it is not waiting here.
     pub fn urge(&mut self, from: From) -> bool {
         let From { proc, i } = from;
         if self.waiting[proc] & FETCHES & 1 << i == 0 {
@@ -137,7 +137,7 @@ impl RequestTable {
         true
     }
 
-    /// What waits of process `proc`, of one class.
+    /// Waiting requests of process `proc` in one class.
     fn waiting_of(&self, class: Class, proc: usize) -> u64 {
         let urgent = self.urgent[proc];
         let among = match class {
@@ -148,7 +148,7 @@ impl RequestTable {
         self.waiting[proc] & among
     }
 
-    /// Puts right in which classes the process has something waiting.
+    /// Updates the classes in which the process has waiting requests.
     fn note(&mut self, proc: usize) {
         for class in Class::ALL {
             let any = self.waiting_of(class, proc) != 0;
@@ -157,8 +157,8 @@ impl RequestTable {
         }
     }
 
-    /// The next request to take, if one may run, and what it is by now. It is forgotten here: the caller
-    /// takes it from the mailbox, and begins it or not.
+    /// The next request to take and its current class, if one may run. The table forgets it: the caller takes it from
+    /// the mailbox, and begins it or not.
     pub fn take(&mut self) -> Option<(From, Class)> {
         for class in Class::ALL {
             let at = class as usize;
@@ -177,14 +177,14 @@ impl RequestTable {
         None
     }
 
-    /// Would [`RequestTable::take`] give something now?
+    /// Whether [`RequestTable::take`] would return a request now.
     pub fn may_take(&self) -> bool {
         (0..CLASSES).any(|at| {
             self.running[at] < self.limits[at] && self.procs[at].iter().any(|word| *word != 0)
         })
     }
 
-    /// The first process from the class's turn on that has something waiting.
+    /// The first process, from the class's turn on, that has a request waiting.
     fn next_proc(&self, class: usize) -> Option<usize> {
         let (words, from) = (&self.procs[class], self.turn[class]);
         let n = words.len();
@@ -198,10 +198,10 @@ impl RequestTable {
         })
     }
 
-    /// A taken request: what it wants is possible as far as its fields go.
+    /// Begins a taken request, whose fields the caller has validated.
     ///
     /// # Panics
-    /// When the request is not one that [`RequestTable::take`] gave.
+    /// When more operations begin than [`RequestTable::take`] allowed.
     pub fn begin(&mut self, class: Class, kind: Kind, extent: u32) -> Begun {
         let slab = extent / SLAB_EXTENTS as u32;
         let writes = kind == Kind::Write;
@@ -233,7 +233,7 @@ impl RequestTable {
         Begun::Run(id)
     }
 
-    /// An operation that ran has ended.
+    /// Ends an operation that ran.
     ///
     /// # Panics
     /// When there is no such operation.
@@ -257,8 +257,8 @@ impl RequestTable {
         Ended { next, free }
     }
 
-    /// A slab is nobody's any more. True when it can be freed now; else [`RequestTable::end`] tells. Once for
-    /// each release: nothing new when it is known already.
+    /// No process uses the slab any more. True when it can be freed now; otherwise [`RequestTable::end`] returns it
+    /// later. False for a slab that is already being released.
     pub fn release(&mut self, slab: u32) -> bool {
         self.releasing.insert(slab) && self.busy[slab as usize] == 0
     }
@@ -268,18 +268,18 @@ impl RequestTable {
         self.releasing.len()
     }
 
-    /// Nothing of the slab is kept any more.
+    /// The store keeps nothing of the slab any more.
     pub fn freed(&mut self, slab: u32) {
         self.releasing.remove(&slab);
         self.live.remove(&slab);
     }
 
-    /// Does the extent lie in a slab that holds data?
+    /// Whether the extent is in a slab that holds data.
     pub fn knows(&self, extent: u32) -> bool {
         self.live.contains(&(extent / SLAB_EXTENTS as u32))
     }
 
-    /// Changes how many slabs may hold data; those that do stay.
+    /// Changes how many slabs may hold data; those that already do stay.
     pub fn set_slabs_max(&mut self, slabs: usize) {
         self.slabs_max = slabs;
     }

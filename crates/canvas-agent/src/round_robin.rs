@@ -1,28 +1,28 @@
-//! How much of the agent's thread a tenant may use in its turn: deficit round robin (Shreedhar and Varghese,
-//! SIGCOMM 1995) over time instead of bytes.
+//! Shares the agent's thread between tenants: deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) over time
+//! instead of bytes.
 //!
-//! What a request costs is known only afterwards: a write is sealed, a read of one record is nearly nothing. So a
-//! turn takes as many requests as are likely to fit, by what they cost lately, and what it used beyond is owed:
-//! a tenant in debt has no turn until its part of the rounds has paid. A round in which nobody has
-//! anything to do takes no time, so the thread is never idle because of a debt. Pure: no clock.
+//! The cost of a request is known only afterwards: a write is sealed, a read of one record costs almost nothing. So a
+//! turn takes as many requests as are likely to fit by their recent cost, and time used beyond the quantum is a debt: a
+//! tenant in debt has no turn until its quanta have paid it off. A round in which no tenant has work takes no time, so
+//! a debt never leaves the thread idle. Pure: no clock.
 
 use std::time::Duration;
 
-/// What the heaviest tenant that works may use in a round; the others by weight.
+/// Quantum of the heaviest active tenant; the others' are proportional to their weights.
 pub const QUANTUM_NS: i64 = 200_000;
-/// Most requests that are taken in one turn, however cheap they seem.
+/// Most requests taken in one turn, however cheap they seem.
 pub const REQUESTS_MAX: usize = 128;
-/// What a request costs before anything is known.
+/// Assumed cost of a request before any is measured.
 const REQUEST_NS: u64 = 6_250;
-/// No request costs less, whatever clocks say.
+/// Lower bound on the cost of a request, whatever clocks say.
 const REQUEST_NS_MIN: u64 = 500;
-/// Requests by which their cost is known; older ones weigh half.
+/// Requests over which the cost is averaged; older ones count half.
 const KNOWN: u64 = 64;
 
-/// What one tenant may use.
+/// One tenant's budget.
 #[derive(Clone, Debug)]
 pub struct RoundRobin {
-    /// Below 0: owed.
+    /// Below 0: a debt.
     left_ns: i64,
     spent_ns: u64,
     taken: u64,
@@ -35,7 +35,7 @@ impl Default for RoundRobin {
 }
 
 impl RoundRobin {
-    /// Of a tenant that has done nothing yet.
+    /// For a tenant that has done nothing yet.
     pub fn new() -> RoundRobin {
         RoundRobin {
             left_ns: 0,
@@ -44,8 +44,8 @@ impl RoundRobin {
         }
     }
 
-    /// A new round, in which the heaviest tenant that works has weight `heaviest`. What is left of the
-    /// last one is kept only if it was `held_back`: more was there than it could take.
+    /// Starts a round in which the heaviest active tenant has weight `heaviest`. What is left of the last quantum is
+    /// kept only if the tenant was `held_back`, that is, had more work than it was allowed to do.
     pub fn refill(&mut self, weight: u32, heaviest: u32, held_back: bool) {
         let part = i64::from(weight.min(heaviest)) * QUANTUM_NS / i64::from(heaviest.max(1));
         let part = part.max(1);
@@ -53,7 +53,7 @@ impl RoundRobin {
         self.left_ns = (self.left_ns + part).min(most);
     }
 
-    /// Requests that it may take now; 0 while it owes.
+    /// Requests that the tenant may take now; 0 while it is in debt.
     pub fn most(&self) -> usize {
         if self.left_ns <= 0 {
             return 0;
@@ -64,7 +64,7 @@ impl RoundRobin {
             .min(REQUESTS_MAX as u64) as usize
     }
 
-    /// It took so many requests.
+    /// Records that the tenant took `requests`.
     pub fn took(&mut self, requests: usize) {
         self.taken += requests as u64;
         while self.taken > 2 * KNOWN {
@@ -73,7 +73,7 @@ impl RoundRobin {
         }
     }
 
-    /// The thread was at work for it.
+    /// Records that the thread worked `time` for the tenant.
     pub fn spent(&mut self, time: Duration) {
         let ns = time.as_nanos().min(1_000_000_000) as u64;
         self.spent_ns = self.spent_ns.saturating_add(ns);
@@ -81,27 +81,27 @@ impl RoundRobin {
     }
 }
 
-/// Rings for nothing that are borne before a tenant is looked at less often.
+/// Vain notifications tolerated before a tenant is polled less often.
 const VAIN_MAX: u32 = 64;
-/// How often such a one is looked at.
+/// How often such a tenant is polled.
 pub const VAIN_PAUSE: Duration = Duration::from_millis(1);
-/// Rings that are further apart cost nothing.
+/// Notifications that are further apart are free.
 const VAIN_APART: Duration = Duration::from_millis(100);
 
-/// What a tenant's rings are worth. A program rings after it has posted, so what it rings for is mostly there; one
-/// that rings for nothing again and again would keep the thread from sleeping.
+/// Rates a tenant's notifications. A program notifies after it has posted, so there is usually work; one that
+/// repeatedly notifies without work would keep the thread from sleeping.
 #[derive(Clone, Default, Debug)]
 pub struct Rings {
     vain: u32,
 }
 
 impl Rings {
-    /// There was something.
+    /// A notification found work.
     pub fn answered(&mut self) {
         self.vain = 0;
     }
 
-    /// There was nothing, `since` the last such ring. True when the tenant is to be left alone for
+    /// A notification found no work, `since` the last such one. True when the tenant is not to be polled for
     /// [`VAIN_PAUSE`].
     pub fn in_vain(&mut self, since: Duration) -> bool {
         self.vain = if since > VAIN_APART { 1 } else { self.vain + 1 };
@@ -119,7 +119,7 @@ mod tests {
         Duration::from_nanos(ns)
     }
 
-    /// A tenant that always has more to do; its requests cost `cost`, now and then `spike` times as much.
+    /// A tenant that always has more work; its requests cost `cost`, occasionally `spike` times as much.
     #[derive(Clone, Debug)]
     struct Busy {
         weight: u32,
@@ -144,9 +144,9 @@ mod tests {
             let heaviest = all.iter().map(|b| b.weight).max().unwrap();
             let mut tenants = vec![RoundRobin::new(); all.len()];
             let mut used = vec![0u64; all.len()];
-            // The dearest turn of each: no share is off by more.
+            // The most expensive turn of each: no share is off by more.
             let mut turn_max = vec![0u64; all.len()];
-            // Many turns of each, however light it is.
+            // Many turns of each tenant, however light it is.
             let lightest = all.iter().map(|b| b.weight).min().unwrap();
             let dear = all.iter().map(|b| b.cost * b.spike).max().unwrap();
             let part = QUANTUM_NS as u64 * u64::from(lightest) / u64::from(heaviest);
@@ -169,10 +169,10 @@ mod tests {
             for (i, b) in all.iter().enumerate() {
                 let part = QUANTUM_NS as u64 * u64::from(b.weight) / u64::from(heaviest);
                 let due = rounds * part.max(1);
-                // More than it is due by one turn at most.
+                // Over its due by at most one turn.
                 prop_assert!(used[i] <= due + 4 * part + turn_max[i], "{i}: {} of {due}", used[i]);
-                // Less only when its requests are so cheap that their number bounds it, or by what is not kept of
-                // turns that were guessed too dear (more than four rounds' worth), which is little.
+                // Under its due only when its requests are so cheap that their number bounds it, or by what is not kept
+                // of turns that were estimated too high (more than four rounds' worth), which is little.
                 let bounded = REQUESTS_MAX as u64 * b.cost < 4 * part;
                 let least = due.saturating_sub(4 * part + turn_max[i] + due / 100);
                 prop_assert!(bounded || used[i] >= least, "{i}: {} of {due}", used[i]);

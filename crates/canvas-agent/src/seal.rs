@@ -1,14 +1,14 @@
-//! Sealing: what leaves the host is encrypted and cannot be changed or replaced unnoticed.
+//! Sealing: data that leaves the host is encrypted, and cannot be changed or replaced unnoticed.
 //!
-//! AES-256-GCM (NIST SP 800-38D), a key a tenant. Every record of an extent is sealed by itself, so
-//! that one page can be read alone; its tag lies in the room that the packer left behind it. The
-//! directory is sealed like a record. Only the extent's header (the number of records) stays
-//! readable: it is bound in with the directory, and tells a donor no more than the sizes of reads do.
+//! AES-256-GCM (NIST SP 800-38D), one key for each tenant. Every record of an extent is sealed separately, so that one
+//! page can be read alone; its tag is in the space that the packer left after it. The directory is sealed like a
+//! record. Only the extent's header (the number of records) stays readable: it is authenticated with the directory, and
+//! reveals no more to a donor than the sizes of reads do.
 //!
-//! * Nonce: seal number (8 bytes) and offset in the extent / 16 (4 bytes). A write of an extent takes
-//!   a new seal number, and its records do not overlap, so no nonce is used twice.
-//! * Bound in: the tenant and the extent. A record of another extent, another version of the extent
-//!   or another tenant does not verify.
+//! * Nonce: seal number (8 bytes) and offset in the extent / 16 (4 bytes). A write of an extent takes a new seal
+//!   number, and its records do not overlap, so no nonce is used twice.
+//! * Associated data: the tenant and the extent. A record of another extent, another version of the extent or another
+//!   tenant does not verify.
 
 use canvas_lane::record::{HEADER_BYTES as HEADER, RecordKey};
 use canvas_swap::extent::{
@@ -18,24 +18,24 @@ use canvas_swap::extent::{
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
 
-/// Why an extent cannot be sealed, or not be opened.
+/// Why an extent cannot be sealed or opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bad {
-    /// No extent's header.
+    /// The header is invalid.
     Header,
-    /// This line of the directory makes no sense.
+    /// This line of the directory is invalid.
     Line(usize),
     /// Two records overlap.
     Overlap,
-    /// Damaged, or not what was written last.
+    /// The data are damaged, or are not the last version written.
     Seal,
 }
 
 impl std::fmt::Display for Bad {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         match self {
-            Bad::Header => f.write_str("its header makes no sense"),
-            Bad::Line(i) => write!(f, "line {i} of its directory makes no sense"),
+            Bad::Header => f.write_str("its header is invalid"),
+            Bad::Line(i) => write!(f, "line {i} of its directory is invalid"),
             Bad::Overlap => f.write_str("two of its records overlap"),
             Bad::Seal => f.write_str("it does not verify"),
         }
@@ -46,13 +46,13 @@ impl std::fmt::Display for Bad {
 pub struct Sealer(RecordKey);
 
 impl Sealer {
-    /// With a key and the tenant that is bound in.
+    /// With a key, and the tenant that is authenticated with each record.
     pub fn new(key: &[u8; KEY_BYTES], tenant: [u8; 16]) -> Sealer {
         Sealer(RecordKey::new(key, tenant))
     }
 
-    /// Seals an extent in place; what no line of the directory names becomes zero. The bytes must be
-    /// the caller's alone. When they are no extent the result tells why, and they stay as they are.
+    /// Seals an extent in place; bytes that no line of the directory names become zero. No other thread may write the
+    /// bytes. When they are not a valid extent, they stay unchanged and the error says why.
     pub fn seal(&self, extent: u32, seal: u64, bytes: &mut [u8]) -> Result<(), Bad> {
         let (n, ranges) = layout(bytes)?;
         let directory = directory_bytes(n);
@@ -73,8 +73,7 @@ impl Sealer {
         Ok(())
     }
 
-    /// Opens one record in place: `bytes` begin at `offset` of the extent and end with the tag, whose
-    /// place becomes zero.
+    /// Opens one record in place: `bytes` begin at `offset` of the extent and end with the tag, which becomes zero.
     pub fn open_record(
         &self,
         extent: u32,
@@ -85,8 +84,8 @@ impl Sealer {
         self.open_one((extent, seal), offset, &[], bytes)
     }
 
-    /// Opens the first bytes of an extent in place: the directory, and the records that lie in them.
-    /// Of a record that does not end in them nothing is left.
+    /// Opens the first bytes of an extent in place: the directory, and the records that end within `bytes`. A record
+    /// that is cut off becomes zeros.
     pub fn open_extent(&self, extent: u32, seal: u64, bytes: &mut [u8]) -> Result<(), Bad> {
         let n = records(bytes).ok_or(Bad::Seal)?;
         let directory = directory_bytes(n) + TAG_BYTES;
@@ -95,7 +94,7 @@ impl Sealer {
         let sealed = rest.get_mut(..directory - HEADER).ok_or(Bad::Seal)?;
         self.open_one(named, HEADER, header, sealed)?;
         for i in 0..n {
-            // It verified, so it is what `seal` accepted.
+            // It verified, so it is a directory that `seal` accepted.
             let range = line(bytes, n, i).ok_or(Bad::Seal)?.range();
             if range.end <= bytes.len() {
                 self.open_one(named, range.start, &[], &mut bytes[range])?;
@@ -118,10 +117,10 @@ impl Sealer {
     }
 }
 
-/// Where each record of an extent lies, ascending.
+/// Start and end of each record of an extent, ascending.
 type Ranges = [(usize, usize); RECORDS_MAX];
 
-/// Number of records, and where they lie. Two records in one place would be sealed with one nonce.
+/// Number of records, and their ranges. Two overlapping records would be sealed with one nonce.
 fn layout(bytes: &[u8]) -> Result<(usize, Ranges), Bad> {
     if bytes.len() != EXTENT_BYTES {
         return Err(Bad::Header);
@@ -139,7 +138,7 @@ fn layout(bytes: &[u8]) -> Result<(usize, Ranges), Bad> {
     Ok((n, ranges))
 }
 
-/// Can bytes `offset..offset + len` of an extent be asked for: its beginning, or one record?
+/// Whether bytes `offset..offset + len` of an extent may be requested: its beginning, or one record.
 pub fn is_readable(offset: u32, len: u32) -> bool {
     let (offset, len) = (offset as usize, len as usize);
     let fits = offset <= EXTENT_BYTES && len <= EXTENT_BYTES - offset;
@@ -195,7 +194,7 @@ mod tests {
                 .unwrap();
             assert!(record == clear[line.range()]);
         }
-        // A part: directory and no record.
+        // A part of the extent: the directory and no record.
         let mut part = sealed[..1024].to_vec();
         sealer.open_extent(9, 3, &mut part).unwrap();
         assert!(part == clear[..1024]);
@@ -220,7 +219,7 @@ mod tests {
         assert_eq!(open(&other, 9, 3, offset), Err(Bad::Seal), "tenant");
         let other = Sealer::new(&[8; KEY_BYTES], TENANT);
         assert_eq!(open(&other, 9, 3, offset), Err(Bad::Seal), "key");
-        // Every byte that means anything is covered.
+        // Every significant byte is covered.
         let used = (0..directory_bytes(2) + TAG_BYTES).chain(lines[1].range().start..EXTENT_BYTES);
         for at in used.step_by(7) {
             let mut bad = sealed.clone();
@@ -233,7 +232,7 @@ mod tests {
     fn no_clear_byte_is_left_behind() {
         let sealer = Sealer::new(&KEY, TENANT);
         let (mut bytes, lines) = packed(&[64]);
-        // What the directory does not name may hold anything, and must not leave the host.
+        // Bytes that the directory does not name may hold anything, and must not leave the host.
         bytes[directory_bytes(1) + TAG_BYTES..lines[0].offset as usize].fill(0x55);
         sealer.seal(0, 1, &mut bytes).unwrap();
         assert!(
@@ -260,7 +259,7 @@ mod tests {
         assert_eq!(refused(&|b| b[4] = 200), Bad::Header);
         assert_eq!(refused(&|b| b[4] = 3), Bad::Line(2));
         assert_eq!(refused(&|b| b[24..26].fill(0xff)), Bad::Line(0));
-        // The second record in the first one's place: one nonce for two texts.
+        // The second record in the first one's place: one nonce for two plaintexts.
         let place = (lines[0].offset / 16) as u16;
         assert_eq!(
             refused(&|b| b[40..42].copy_from_slice(&place.to_le_bytes())),

@@ -1,7 +1,7 @@
-//! What a tenant gets of links and backends that several want: a weight, and hard bounds.
+//! A tenant's share of links and backends under contention: a weight, and hard limits.
 //!
-//! The values lie in the agent's own memory. The tenant's segment has none of them, so nothing that its
-//! programs write there changes what they get.
+//! The values are in the agent's own memory. The tenant's segment holds none of them, so nothing that the tenant's
+//! programs write there changes their share.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -12,7 +12,7 @@ pub use canvas_control::share::{RATE_MIN, Share, WEIGHT, WEIGHT_MAX};
 
 /// A share that one thread changes and another one uses.
 ///
-/// To see whether it has changed is one load ([`Live::version`]).
+/// Checking for a change costs one load ([`Live::version`]).
 #[derive(Clone, Debug, Default)]
 pub struct Live(Arc<Inner>);
 
@@ -23,14 +23,14 @@ struct Inner {
 }
 
 impl Live {
-    /// One that is `share` now.
+    /// Starts with `share`.
     pub fn new(share: Share) -> Live {
         let live = Live::default();
         live.set(share);
         live
     }
 
-    /// Changes it.
+    /// Replaces the share.
     pub fn set(&self, share: Share) {
         let mut there = self.0.share.lock().unwrap_or_else(PoisonError::into_inner);
         if *there != share {
@@ -39,12 +39,12 @@ impl Live {
         }
     }
 
-    /// It now.
+    /// The current share.
     pub fn get(&self) -> Share {
         *self.0.share.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another number after each change.
+    /// A counter that increases with each change.
     pub fn version(&self) -> u32 {
         self.0.version.load(Acquire)
     }

@@ -10,13 +10,13 @@ pub use crate::direct::Direct;
 use crate::dispatch::Lane;
 use crate::log::About;
 
-/// What goes over a lane once, in the measure of [`Store::lane`].
+/// One transfer over a lane, in the unit of [`Store::lane`].
 pub const ONCE: u32 = 840;
 
-/// What a store moves for itself at one time.
+/// How many moves of its own a store has under way at a time.
 pub const OWN_MAX: usize = canvas_place::replicas::REPAIRS;
 
-/// The slab of an extent, and its number there.
+/// The extent's slab, and its index there.
 pub(crate) fn place(extent: u32) -> (u32, usize) {
     (extent / SLAB_EXTENTS as u32, extent as usize % SLAB_EXTENTS)
 }
@@ -24,15 +24,15 @@ pub(crate) fn place(extent: u32) -> (u32, usize) {
 /// How an operation on a store ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// Written, durable by the tenant's policy; or read.
+    /// The write is durable by the tenant's policy, or the bytes are read.
     Done,
     /// The copy cannot be reached.
     Lost,
     /// Write: there is no room.
     NoRoom,
-    /// Read: there are not so many copies.
+    /// Read: no copy has this number.
     NoCopy,
-    /// Read: there are more copies, or may be, and none of them can be read now.
+    /// Read: there are, or may be, more copies, but none of them can be read now.
     Away,
 }
 
@@ -41,102 +41,103 @@ pub enum Outcome {
 pub enum Event {
     /// A read or write has ended.
     Ended {
-        /// The operation.
+        /// The operation's number.
         id: u32,
-        /// How.
+        /// Its result.
         outcome: Outcome,
-        /// The bytes; those of a read at their place in the extent.
+        /// The buffer; bytes that were read are at their offset in the extent.
         block: Block,
     },
-    /// What a write was let send has arrived; there is more of it ([`Store::write_on`]).
+    /// The part of a write that was allowed to go has arrived; more is left ([`Store::write_on`]).
     Part(u32),
-    /// The store wants to move bytes of its own, to make copies good ([`Store::move_own`]); one wish for each of
-    /// [`OWN_MAX`] slots at a time.
+    /// The store wants to move bytes of its own, to repair copies ([`Store::move_own`]). Each of the [`OWN_MAX`] slots
+    /// has at most one such request at a time.
     Wants {
-        /// Which.
+        /// Index of the slot.
         slot: u32,
-        /// Over what.
+        /// Links that the move needs.
         lane: Lane,
-        /// How much is left.
+        /// Bytes left.
         bytes: u32,
     },
-    /// What a slot was let move is through, or (not `ok`) given up.
+    /// A move of a slot has ended, or (not `ok`) was given up.
     Moved {
-        /// Which.
+        /// Index of the slot.
         slot: u32,
-        /// It went over the link.
+        /// The bytes were transferred.
         ok: bool,
     },
-    /// Nothing of the slab is kept any more.
+    /// The store keeps nothing of the slab any more.
     Freed(u32),
-    /// Something to tell.
+    /// A message for the log.
     Line(About, String),
-    /// Slabs whose lost copy was made anew, and slabs that have fewer copies than they should, now.
+    /// Counts of repaired slabs, failovers and degraded slabs.
     Health {
-        /// Repaired since the last report.
+        /// Slabs whose lost copy was rebuilt since the last report.
         repaired: u64,
-        /// Reads since the last report that a copy did not answer and that went to another.
+        /// Reads since the last report that failed over to another copy.
         failovers: u64,
-        /// With too few copies now.
+        /// Slabs that have too few copies now.
         degraded: u64,
     },
 }
 
-/// Keeps sealed extents. Bytes are opaque here: who reads verifies.
+/// Keeps sealed extents. The store does not interpret the bytes; the reader verifies them.
 ///
-/// The caller has one operation on an extent at a time that writes, frees a slab only when nothing of
-/// it is under way, and bounds how many operations are. No call waits but [`Store::leave`].
+/// The caller has at most one writing operation on an extent at a time, frees a slab only when none of its operations
+/// is under way, and bounds the number of operations. No call blocks except [`Store::leave`].
 pub trait Store {
-    /// Writes an extent. Over a link its first `to` bytes may go now; when they have arrived, and there is anybody who
-    /// takes more, that is told by [`Event::Part`]. What needs no link is written whole.
+    /// Writes an extent. Over a link its first `to` bytes may go now; when they have arrived and a donor accepts more,
+    /// [`Event::Part`] reports it. A store that needs no link writes the whole extent at once.
     fn write(&mut self, id: u32, extent: u32, block: Block, to: usize);
-    /// After [`Event::Part`]: the write may go on, as far as `to`.
+    /// After [`Event::Part`]: the write may continue up to byte `to`.
     fn write_on(&mut self, _id: u32, _to: usize) {
         debug_assert!(false, "told of no Event::Part");
     }
-    /// After [`Event::Wants`]: so many of these bytes may move now. [`Event::Moved`] follows.
+    /// After [`Event::Wants`]: `bytes` of them may move now. [`Event::Moved`] follows.
     fn move_own(&mut self, _slot: u32, _bytes: usize) {
         debug_assert!(false, "told of no Event::Wants");
     }
-    /// Reads a range of an extent from copy number `copy`, counted from the one to try first. The
-    /// bytes may reach beyond the range; those before it stay as they are in `block`, or become what a copy has there.
+    /// Reads a range of an extent from copy number `copy`, 0 being the preferred one. The store may read beyond the
+    /// range; the bytes before it stay unchanged in `block` or become the copy's.
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block);
-    /// What operation `id`, a write of an extent or a read, travels over, and how often: [`ONCE`] for each time. It comes next, when its turn
-    /// has come; of one that goes on in pieces this is asked for each.
+    /// The links that operation `id`, a write of an extent or a read, uses, and its cost: [`ONCE`] for each transfer.
+    /// The caller starts the operation next, when its turn has come; for an operation in pieces it asks before each
+    /// piece.
     fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32);
-    /// Forgets a slab.
+    /// Frees a slab.
     fn free(&mut self, slab: u32);
-    /// Adds what has happened to `events`, and does what is due.
+    /// Appends what has happened to `events`, and does work that is due.
     fn poll(&mut self, events: &mut Vec<Event>);
-    /// What was begun since the last call goes out now.
+    /// Sends what was begun since the last call.
     fn flush(&mut self) {}
-    /// What the tenant's processes may read by themselves from now on.
+    /// Sets what the tenant's processes may read from donors directly.
     fn set_direct(&mut self, _direct: Direct) {}
-    /// Bytes that they have read by themselves since this was last asked, as far as donors have told.
+    /// Bytes that the tenant's processes have read directly since the last call, as far as donors have reported them.
     fn take_direct_bytes(&mut self) -> u64 {
         0
     }
-    /// The tenant is over: what is kept for it in other places is given back, as far as that is done within `patience`.
-    /// The only call that waits, and the last one.
+    /// The tenant has ended: frees what donors keep for it, as far as that is possible within `patience`. The only call
+    /// that blocks, and the last one.
     fn leave(&mut self, _patience: Duration) {}
-    /// Is nothing on its way to or from a disk of this host? What is could come after what the next agent writes.
+    /// Whether no operation on a local disk is under way. One that is could land after a write of the next agent.
     fn is_quiet(&self) -> bool {
         true
     }
-    /// Is an answer on its way that takes less time than to sleep and be woken?
+    /// Whether an answer is on its way that takes less time than a sleep and a wake-up.
     fn expects(&self) -> bool {
         false
     }
-    /// Sleeps until one of the answers that are on their way is there, `time` at most. False when it did not come, and
-    /// at once when they are not waited for like that. Nobody else is heard meanwhile.
+    /// Sleeps until one of the pending answers has arrived, `time` at most. False when none came, and at once when the
+    /// store cannot wait for answers. Nothing else wakes it meanwhile.
     fn await_answer(&self, _time: Duration) -> bool {
         false
     }
-    /// Time until [`Store::poll`] has something to do that nobody wakes the agent for.
+    /// Time until [`Store::poll`] has work for which nobody wakes the agent.
     fn due_in(&self) -> Option<Duration> {
         None
     }
-    /// Is there something for [`Store::poll`]? Asked before sleeping; whoever makes it true later
-    /// wakes the agent.
+    /// Whether [`Store::poll`] has work. The agent calls this before it sleeps; whoever makes it true later wakes the
+    /// agent.
     fn is_ready(&self) -> bool;
 }

@@ -1,8 +1,7 @@
 //! The agent process of a run: `canvas agent-worker`, started by its runner.
 //!
-//! In a session of its own, so that no terminal stops or ends it, and with no descriptor of the
-//! user's but standard error. It ends when its runner says so, or when the runner is gone and the
-//! tenant has no process any more.
+//! It runs in a session of its own, so that no terminal stops or ends it, and keeps none of the user's descriptors but
+//! standard error. It ends when its runner says so, or when the runner is gone and the tenant has no process left.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -35,82 +34,82 @@ use crate::members::Orphan;
 use canvas_control::text::{reason, say};
 use canvas_types::units::Amount;
 
-/// Numbers of the agent's descriptors; 0 is the pipe that ends with the runner.
+/// The segment's descriptor. Descriptor 0 is a pipe that closes when the runner ends.
 pub const SEGMENT_FD: RawFd = 3;
-/// The journal.
+/// The journal's descriptor.
 pub const JOURNAL_FD: RawFd = 4;
-/// The first of the backing files.
+/// Descriptor of the first backing file.
 pub const BACKING_FD: RawFd = 5;
-/// One past the last.
+/// One past the last descriptor.
 pub const FDS_END: RawFd = BACKING_FD + PATHS_MAX as RawFd;
 
-/// What is said through the pipe: the run is over.
+/// Byte in the runner's pipe: the run is over.
 pub const OVER: u8 = b'e';
-/// The journal has another share of the tenant.
+/// Byte in the runner's pipe: the tenant's share in the journal has changed.
 pub const SHARE_CHANGED: u8 = b's';
 
-/// What the runner has said: nothing yet; nothing any more; that the run is over.
+/// State of the runner: it is alive; it is gone; it has ended the run.
 const RUNNING: u8 = 0;
 const RUNNER_GONE: u8 = 1;
 const RUN_OVER: u8 = 2;
 
-/// What its runner says it is to do.
+/// Configuration of the agent, from its flags.
 #[derive(Debug)]
 pub struct Config {
-    /// Slabs that the tenant may fill, while the journal has no other bound.
+    /// Slabs that the tenant may fill, unless the journal has another limit.
     pub slabs: usize,
-    /// Servers.
+    /// Donors.
     pub servers: Vec<Address>,
-    /// Members of the servers' gossip.
+    /// Members of the donors' gossip.
     pub seeds: Vec<String>,
-    /// So many files for copies on disk, each on a disk of its own.
+    /// Number of backing files, each on a disk of its own.
     pub disks: usize,
-    /// The disk keeps what too few donors take, where the copies that are wanted need none there.
+    /// The disk keeps extents for which there are too few donors, even where the copies policy needs no disk.
     pub disks_keep: bool,
-    /// What stays free on each of these disks.
+    /// Space to leave free on each of these disks.
     pub reserve: Option<Amount>,
-    /// Connections to each server.
+    /// Connections to each donor.
     pub links: usize,
-    /// How long it looks for requests before it sleeps.
+    /// How long the agent polls for requests before it sleeps.
     pub spin: Duration,
-    /// What is read ahead and would come too late is not done.
+    /// Drops prefetches that would arrive too late.
     pub timeliness: bool,
 }
 
-/// Why it does not serve.
+/// Why the agent does not serve.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// What its runner was to hand over is missing.
+    /// The runner did not pass a descriptor.
     #[error("far memory: {what} was not handed over: {}", .source.desc())]
     NotHandedOver {
-        /// What.
+        /// The descriptor's content.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
-    /// What it was handed is of no use, or the system does not let it work.
+    /// A descriptor's content is unusable, or a system call failed.
     #[error("far memory: {what}: {}", .source.desc())]
     System {
-        /// What.
+        /// What failed.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
-    /// There is no thread, or no descriptor.
+    /// No thread or no descriptor could be created.
     #[error("far memory: no thread: {}", reason(.0))]
     Thread(#[source] std::io::Error),
-    /// It is told to keep nothing anywhere.
+    /// There is neither a donor nor a disk.
     #[error("far memory: its flags: there is neither a server nor a disk")]
     NoPlace,
-    /// The journal has a key that is none.
+    /// The journal's key is invalid.
     #[error("far memory: the key of the servers: {0}")]
     Key(#[source] LineError),
-    /// It cannot listen to the gossip.
+    /// The gossip could not start.
     #[error("far memory: its gossip: {0}")]
     Gossip(#[source] GossipError),
 }
 
-/// Serves until the tenant is gone.
+/// Serves until the tenant has ended.
 pub fn serve(args: &Config) -> Result<(), WorkerError> {
     let fail = |what| move |source| WorkerError::System { what, source };
     let fd = |number, what| {
@@ -148,7 +147,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
         false => Some(Disk::new(files, args.reserve, waker).map_err(threads)?),
     };
     let tenant = far.tenant();
-    // The runner may change the bound while the tenant runs.
+    // The runner may change the limit while the tenant runs.
     let bounds = again()?;
     let numbers = SealNumbers::new(again()?);
     let slabs = args.slabs;
@@ -182,7 +181,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
             Some(line) => ClusterKey::from_line(&line).map_err(WorkerError::Key)?,
             None => ClusterKey::without_secret(),
         };
-        // It lives as long as the agent serves.
+        // Lives as long as the agent serves.
         let finder = Finder::start(&args.seeds, &key).map_err(WorkerError::Gossip)?;
         let found = finder.as_ref().map(|f| f.follow(waker));
         let config = replicas::Config {
@@ -203,12 +202,12 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
     Ok(())
 }
 
-/// A session and a directory of its own; no descriptors but the standard three and `keep`.
+/// Makes the process a session leader in `/`, and closes all descriptors but the standard three and `keep`.
 fn alone(keep: &[BorrowedFd]) -> Result<(), Errno> {
-    // EPERM: it leads a session already, when it was started by hand.
+    // EPERM: it already leads a session, because it was started by hand.
     let _ = nix::unistd::setsid();
     nix::unistd::chdir("/")?;
-    // A limit on file sizes is an error like any other full disk.
+    // Exceeding a file size limit then is an error, as a full disk is.
     SigSet::from_iter([Signal::SIGXFSZ]).thread_block()?;
     let open = fs::read_dir("/proc/self/fd").map_err(|_| Errno::ENOENT)?;
     let numbers: Vec<RawFd> = open
@@ -216,14 +215,14 @@ fn alone(keep: &[BorrowedFd]) -> Result<(), Errno> {
         .collect();
     let keeps = |n: RawFd| (0..=2).contains(&n) || keep.iter().any(|fd| fd.as_raw_fd() == n);
     for number in numbers.into_iter().filter(|n| !keeps(*n)) {
-        // The directory's own is closed by now.
+        // The directory's own descriptor is closed by now.
         let _ = nix::unistd::close(number);
     }
     Ok(())
 }
 
-/// Reads what the runner says; the result holds whether it is there. It also says that `notes` have
-/// another share, or other copies.
+/// Watches the runner's pipe on a thread of its own; the result holds the runner's state. Each message that the share
+/// changed makes it read the share and the copies policy from `notes`.
 fn watch(
     mut control: File,
     waker: Waker,

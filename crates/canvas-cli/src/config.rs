@@ -759,7 +759,7 @@ to = ["agent"]
             ),
             (
                 "[shared]\nlocal = \"31M\"\n",
-                "2: [shared]: local 31M is too little for several tenants; write 32M or more",
+                "2: [shared]: local 31M is too small for several tenants; write 32M or more",
             ),
             (
                 "[shared]\nlocal = \"64M\"\nfloor = \"512K\"\n",

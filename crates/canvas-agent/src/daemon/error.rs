@@ -1,6 +1,6 @@
 //! Why the host's agent does not start, does not serve a tenant, or is not replaced.
 //!
-//! The text of each is the sentence that its user reads.
+//! The text of each error is the sentence that its user reads.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,111 +18,111 @@ use super::shared::LOCAL_MIN;
 /// Why the agent does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The socket cannot be opened to whom it is for.
+    /// The socket's directory or permissions are wrong.
     #[error("agent: {0}")]
     Socket(#[from] SocketError),
-    /// The thread that serves cannot be started.
-    #[error("agent: there is no thread: {}", reason(.0))]
+    /// The serving thread cannot be started.
+    #[error("agent: cannot start a thread: {}", reason(.0))]
     Thread(#[source] io::Error),
-    /// The agent that it was to replace goes on.
-    #[error("agent: the one at {} is not replaced and goes on: {source}", .path.display())]
+    /// The agent that was to be replaced keeps serving.
+    #[error("agent: the one at {} was not replaced and keeps serving: {source}", .path.display())]
     NotReplaced {
-        /// Where that one listens.
+        /// That agent's socket.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: ReplaceError,
     },
     /// Another agent listens there.
     #[error(
-        "agent: there is one at {} already; write --replace to take its tenants over, or another place after --socket",
+        "agent: another agent listens at {}; take its tenants over with --replace, or name another socket with --socket",
         .0.display()
     )]
     Occupied(PathBuf),
-    /// It cannot listen there.
+    /// The agent cannot listen there.
     #[error(
-        "agent: {} cannot be listened at: {}; write another place after --socket",
+        "agent: cannot listen at {}: {}; name another socket with --socket",
         .path.display(),
         reason(.source)
     )]
     Listen {
-        /// Where.
+        /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// What is wrong with the place of the agent's socket, or with who may connect there.
+/// What is wrong with the agent's socket, or with who may connect to it.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// A directory for it cannot be made.
+    /// Its directory cannot be created.
     #[error(
-        "there is no directory for a socket in {}: {}; set XDG_RUNTIME_DIR or name a socket",
+        "cannot create a directory for the socket in {}: {}; set XDG_RUNTIME_DIR or name a socket",
         .dir.display(),
         reason(.source)
     )]
     Dir {
-        /// Where it would be.
+        /// The parent of that directory.
         dir: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is no such group.
-    #[error("there is no group {0}; write one that exists after --group")]
+    /// The group does not exist.
+    #[error("there is no group {0}; name an existing group with --group")]
     Group(String),
-    /// Its permissions stay as they are.
-    #[error("the permissions of {} cannot be set: {}", .path.display(), reason(.source))]
+    /// The socket's permissions cannot be changed.
+    #[error("cannot set the permissions of {}: {}", .path.display(), reason(.source))]
     Permissions {
         /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Why the host's pool cannot be divided so.
+/// Why the host's pool cannot be divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HostPoolError {
-    /// It is smaller than the floors of a few tenants.
-    #[error("--pool {0} is too little for several tenants; write {min} or more", min = POOL_MIN)]
+    /// The pool is smaller than the floors of a few tenants.
+    #[error("--pool {0} is too small for several tenants; write {min} or more", min = POOL_MIN)]
     TooLittle(Size),
-    /// The floors that are settled leave too little of it.
+    /// The configured floors leave too little of the pool.
     #[error(
         "the floors of all tenants (pool_floor) come to {floors}, which is more than three quarters of --pool {pool}; give them less, or the pool more"
     )]
     Floors {
-        /// All of them together.
+        /// The sum of the floors.
         floors: Size,
         /// The pool.
         pool: Size,
     },
 }
 
-/// Why section `[shared]` of the agent's file makes no sense.
+/// Why section `[shared]` of the agent's file is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HostSharedError {
-    /// It is smaller than the floors of a few tenants.
-    #[error("local {0} is too little for several tenants; write {min} or more", min = LOCAL_MIN)]
+    /// `local` is smaller than the floors of a few tenants.
+    #[error("local {0} is too small for several tenants; write {min} or more", min = LOCAL_MIN)]
     TooLittle(Size),
-    /// One floor leaves too little of it.
+    /// One floor leaves too little of `local`.
     #[error(
         "floor {floor} is more than three quarters of local {local}; write less, or more local"
     )]
     Floor {
         /// The floor.
         floor: Size,
-        /// The bound on all.
+        /// The limit for all tenants.
         local: Size,
     },
-    /// No tenant can have so much.
+    /// A tenant's ceiling exceeds the limit for all.
     #[error("ceiling {ceiling} is more than local {local}; write {local} or less")]
     CeilingAbove {
         /// The ceiling.
         ceiling: Size,
-        /// The bound on all.
+        /// The limit for all tenants.
         local: Size,
     },
-    /// A tenant cannot keep more than it may have.
+    /// The ceiling is below the floor.
     #[error("ceiling {ceiling} is less than floor {floor}; write {floor} or more")]
     CeilingBelow {
         /// The ceiling.
@@ -130,20 +130,20 @@ pub enum HostSharedError {
         /// The floor.
         floor: Size,
     },
-    /// The floors that are settled leave too little of it.
+    /// The configured floors leave too little of `local`.
     #[error(
         "the floors of all tenants (shared_floor) come to {floors}, which is more than three quarters of local {local}; give them less, or write more local"
     )]
     Floors {
-        /// All of them together.
+        /// The sum of the floors.
         floors: Size,
-        /// The bound on all.
+        /// The limit for all tenants.
         local: Size,
     },
 }
 
 impl HostSharedError {
-    /// The key of the section that is to be changed.
+    /// The key of the section to change.
     pub fn key(&self) -> &'static str {
         match self {
             HostSharedError::TooLittle(_) | HostSharedError::Floors { .. } => "local",
@@ -155,180 +155,180 @@ impl HostSharedError {
     }
 }
 
-/// Why one agent does not take another one's tenants over.
+/// Why an agent did not take another one's tenants over.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplaceError {
-    /// The kernel's answer.
+    /// A system call failed.
     #[error("{}", .0.desc())]
     System(#[from] Errno),
-    /// The other one says nothing in time.
+    /// The old agent did not answer in time.
     #[error("it does not answer")]
     Silent,
-    /// The connection has ended.
+    /// The old agent closed the connection.
     #[error("it closed the connection")]
     HungUp,
-    /// It is not to be believed.
-    #[error("it is another user's; run the new one as that user")]
+    /// The old agent belongs to another user, and so is not trusted.
+    #[error("it belongs to another user; run the new one as that user")]
     OtherUser,
-    /// It answers something else.
-    #[error("it does not say that it leaves")]
+    /// The old agent sent an unexpected answer.
+    #[error("it sent something other than its handover")]
     NoLeave,
-    /// Its socket or the lock beside it is missing.
-    #[error("it does not give its socket")]
+    /// The old agent did not pass its socket or the lock file.
+    #[error("it did not hand over its socket")]
     NoSocket,
-    /// A tenant is missing.
-    #[error("it does not give all its tenants")]
+    /// The old agent did not pass every tenant.
+    #[error("it did not hand over all its tenants")]
     NotAll,
-    /// It has not said its last word.
-    #[error("it stays")]
+    /// The old agent did not send its final message.
+    #[error("it did not complete the handover")]
     Stays,
-    /// More descriptors than this process may have.
-    #[error("a descriptor of it cannot be had")]
+    /// This process has no descriptors left.
+    #[error("this process cannot open more descriptors")]
     Descriptor,
-    /// Its answer makes no sense.
+    /// The old agent's message is invalid.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// Its own words.
+    /// The old agent's own words.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Why a tenant is not served, not changed or not ended: what its runner or the operator is told.
+/// Why a tenant is not served, changed or ended, for its runner or the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmissionError {
-    /// Its message makes no sense.
+    /// The message is invalid.
     #[error(transparent)]
     Message(#[from] MessageError),
     /// The operator does not allow it.
     #[error(transparent)]
     Terms(#[from] TermsError),
-    /// Its first descriptor is missing.
-    #[error("it comes without a segment")]
+    /// The message came without its first descriptor, the segment.
+    #[error("its message has no segment")]
     NoSegment,
-    /// Its segment is another file.
-    #[error("its segment is no sealed memory of a tenant with far memory")]
+    /// The first descriptor is another kind of file.
+    #[error("its segment is not the sealed memory of a tenant with far memory")]
     Unsealed,
-    /// Its segment has another layout.
+    /// The segment has another layout.
     #[error("its segment is of another release of canvas")]
     OtherRelease,
-    /// Two tenants cannot have one segment.
-    #[error("its segment is another tenant's")]
+    /// Two tenants cannot share one segment.
+    #[error("its segment belongs to another tenant")]
     SegmentTaken,
-    /// There is no memory for a journal.
-    #[error("there is no memory for its journal: {}", .0.desc())]
+    /// The journal cannot be created.
+    #[error("cannot create its journal: {}", .0.desc())]
     NoJournal(#[source] Errno),
-    /// Its journal takes nothing.
-    #[error("its journal cannot be written: {}", .0.desc())]
+    /// The journal cannot be written.
+    #[error("cannot write its journal: {}", .0.desc())]
     JournalUnwritable(#[source] Errno),
-    /// Its journal cannot be read.
-    #[error("its journal is none: {}", .0.desc())]
+    /// The journal is invalid.
+    #[error("its journal cannot be read: {}", .0.desc())]
     JournalBad(#[source] Errno),
-    /// Somebody else could have written its journal.
+    /// Another user could have written the journal.
     #[error("its journal was not made by an agent of this user")]
     ForeignJournal,
-    /// Somebody else could have written its backing file.
+    /// Another user could have written the backing file.
     #[error("its backing file was not made by an agent of this user")]
     ForeignBacking,
-    /// Its backing file is on another device.
+    /// The backing file is on another device.
     #[error("its backing file is not in this agent's far directory")]
     BackingElsewhere,
-    /// Its copies and its descriptors do not agree.
+    /// The copies policy and the number of backing files do not agree.
     #[error("its backing file is missing or one too many")]
     Backing,
-    /// More descriptors than a tenant has.
-    #[error("it comes with too many descriptors")]
+    /// The message has more descriptors than a tenant needs.
+    #[error("its message has too many descriptors")]
     TooManyDescriptors,
-    /// The agent before this one has given too few.
+    /// The previous agent passed too few descriptors.
     #[error("a descriptor is missing")]
     DescriptorMissing,
-    /// The agent before this one has not said them.
-    #[error("its copies are not known")]
+    /// The previous agent did not pass the copies policy.
+    #[error("its copies policy is missing")]
     CopiesUnknown,
-    /// The kernel's answer.
+    /// A system call failed.
     #[error("{}", .0.desc())]
     Kernel(#[source] Errno),
-    /// A file or a thread cannot be had.
+    /// A file or a thread could not be created.
     #[error("{what}: {}", reason(.source))]
     System {
-        /// What does not happen for it.
+        /// What failed.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// A pool is to be bounded where none is.
-    #[error("the agent does not bound the pools of its tenants any more; try again")]
+    /// A pool is to be limited, but this agent has no pool limit any more.
+    #[error("the agent no longer limits the pools of its tenants; try again")]
     PoolsUnbounded,
-    /// Its bound on far memory would be below what it has.
+    /// The limit on far memory would be below the memory in use.
     #[error("more far memory has come into use since then; try again")]
     FarInUse,
-    /// It wants a copy on a disk.
-    #[error("this agent keeps nothing on a disk")]
+    /// The tenant wants a copy on a disk, and this agent has none.
+    #[error("this agent has no disk for far memory")]
     NoDisk,
-    /// It wants copies on more servers than there are.
+    /// The tenant wants copies on more donors than there are.
     #[error("its copies need {wanted} donors, and this agent has {there}")]
     FewServers {
-        /// How many it wants.
+        /// How many donors it wants.
         wanted: usize,
-        /// How many there are.
+        /// How many donors there are.
         there: usize,
     },
-    /// The name is another user's.
+    /// The name belongs to another user.
     #[error("tenant {0} is another user's; write another name after --tenant")]
     Anothers(String),
     /// The name is in use.
     #[error("there is a tenant {0} already; write another name after --tenant")]
     Taken(String),
-    /// It has as many runs as it can have.
+    /// The tenant has as many runs as it may have.
     #[error("tenant {0} has {max} runs already", max = LINKS_MAX)]
     RunsOfTenant(String),
-    /// There are as many runs as there can be.
+    /// There are as many runs as the agent can serve.
     #[error("{} runs are served already", RUNS_MAX)]
     Runs,
-    /// There are as many tenants as there can be.
+    /// There are as many tenants as the agent can serve.
     #[error("{} tenants are served already", TENANTS_MAX)]
     Tenants,
-    /// The host's pool has no floor for one more than these.
+    /// The host's pool has no floor left for another tenant.
     #[error("{0} tenants have their floors in this agent's pool (--pool) already")]
     Pool(usize),
-    /// The host's bound on shared memory has no slab for one more.
+    /// The host's limit on shared memory has no slab left for another tenant.
     #[error(
-        "all of this agent's bound on shared memory ([shared] local {0}) is tenants' with --shared already"
+        "tenants with --shared already use all of this agent's shared memory ([shared] local {0})"
     )]
     Shared(Size),
-    /// There is less far memory left.
+    /// Less far memory is left than the tenant wants.
     #[error(
         "{left_mib} MiB of far memory are left of what this agent gives (--far), and {name} wants {wanted_mib}"
     )]
     Room {
         /// What is left, in MiB.
         left_mib: usize,
-        /// Who wants more.
+        /// The tenant.
         name: String,
         /// What it wants, in MiB.
         wanted_mib: usize,
     },
-    /// There is no tenant at all that the operator could end.
+    /// There is no tenant that the operator could end.
     #[error("there is no tenant {0}, nor another one")]
     Nobody(String),
-    /// There are others, and not that one.
+    /// There is no tenant of this name, but there are others.
     #[error("there is no tenant {name}; there is {others}")]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// Those that there are.
+        /// The existing tenants.
         others: String,
     },
-    /// It has a run.
+    /// The tenant has a run.
     #[error("tenant {0} has a run, which ends it when it ends itself; end that one first")]
     HasRun(String),
-    /// It has processes.
+    /// The tenant has processes.
     #[error(
         "tenant {name} has processes ({pids}); end them first, or write --force: they lose what is far"
     )]
     HasProcesses {
         /// Its name.
         name: String,
-        /// Their numbers.
+        /// Their PIDs.
         pids: String,
     },
 }

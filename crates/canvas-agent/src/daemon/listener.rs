@@ -1,8 +1,8 @@
-//! The host agent's socket: who connects, what they say, and which tenants there are.
+//! The host agent's socket: accepts connections, reads messages, and keeps the list of tenants.
 //!
-//! One thread, which may wait for files and for nobody's answer; the threads that serve
-//! ([`super::threads`]) get finished agents from it and give them back. A peer that says nothing,
-//! or nonsense, is closed with a sentence and costs nobody else anything.
+//! It runs on one thread, which may wait for files but never for a peer; the serving threads ([`super::threads`]) get
+//! finished agents from it and return them. A peer that is silent or sends an invalid message gets an error and is
+//! disconnected, and delays nobody else.
 
 use std::cmp::Reverse;
 use std::fmt::Display;
@@ -29,24 +29,24 @@ use canvas_control::hello::{
 };
 use canvas_control::text::say;
 
-/// Tenants at one time.
+/// Most tenants at one time.
 pub(super) const TENANTS_MAX: usize = 1024;
-/// Runs of all tenants at one time: each has a descriptor here.
+/// Most runs of all tenants at one time: each has a descriptor here.
 pub(super) const RUNS_MAX: usize = 4096;
-/// Connections that have said nothing yet; past it the oldest is closed.
+/// Most pending connections; past it one user's oldest is closed.
 const STRANGERS_MAX: usize = 64;
-/// How long they may say nothing.
+/// How long a pending connection may be silent.
 const HELLO_WAIT: Duration = Duration::from_secs(2);
-/// Time between two looks at tenants without a runner.
+/// Time between two sweeps over tenants without a runner.
 const SWEEP: Duration = Duration::from_millis(500);
-/// Names and numbers in one sentence at most.
+/// Most names and numbers in one sentence.
 const NAMES_TOLD: usize = 16;
-/// How long what is on its way to disks may take when another agent takes over.
+/// How long disk operations may take to end when another agent takes over.
 const DISK_WAIT: Duration = Duration::from_secs(5);
-/// After a connection that could not be taken for want of descriptors or memory.
+/// Pause after a connection could not be accepted for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Who has connected and said nothing yet.
+/// A pending connection: its peer has sent nothing yet.
 struct Stranger {
     fd: OwnedFd,
     uid: u32,
@@ -54,11 +54,11 @@ struct Stranger {
     since: Instant,
 }
 
-/// A tenant that is served.
+/// A tenant being served.
 pub struct TenantEntry {
-    /// Its number, here and for the threads that serve.
+    /// Its number, here and in the serving threads.
     pub id: u64,
-    /// It.
+    /// The tenant.
     pub tenant: Tenant,
     /// Its runners' connections.
     pub links: Vec<OwnedFd>,
@@ -68,23 +68,23 @@ pub struct TenantEntry {
 /// How the agent ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// By this signal.
+    /// A signal of this name ended it.
     Signal(&'static str),
     /// Another agent has taken everything over.
     Replaced,
 }
 
-/// Who listens, and for whom.
+/// Listens for runners and operators, and keeps the tenants.
 pub struct Listener {
     service: Service,
     /// Slabs of all tenants together.
     slabs_max: usize,
-    /// Memory of all tenants together.
+    /// The host's memory that tenants share.
     memory: HostMemory,
     pub(super) listening: ListeningSocket,
     signals: SignalFd,
     strangers: Vec<Stranger>,
-    /// Tenants.
+    /// The tenants being served.
     pub entries: Vec<TenantEntry>,
     prepared: Prepared,
     next_id: u64,
@@ -94,7 +94,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// For nobody yet; `threads` serve.
+    /// Without tenants; `threads` serve those that come.
     pub fn new(
         service: Service,
         slabs_max: usize,
@@ -119,7 +119,7 @@ impl Listener {
         }
     }
 
-    /// Serves until a signal comes or another agent takes over.
+    /// Serves until a signal arrives or another agent takes over.
     pub fn serve(&mut self) -> End {
         loop {
             let (signal, knocks, strangers, links) = self.wait();
@@ -142,8 +142,8 @@ impl Listener {
         }
     }
 
-    /// Waits for something: a signal, a connection, strangers (by index) and runners (by their tenant's
-    /// index and their own) that speak.
+    /// Waits for events: whether a signal and a connection arrived, and which pending connections (by index) and
+    /// runners (by index of the tenant and of the connection) can be read.
     fn wait(&self) -> (bool, bool, Vec<usize>, Vec<(usize, usize)>) {
         let now = Instant::now();
         let in_time = |at: Instant| at.saturating_duration_since(now);
@@ -190,7 +190,7 @@ impl Listener {
         )
     }
 
-    /// Takes who has connected. True when one of them was the next agent, which has everything now.
+    /// Accepts connections. True when one of them was the next agent, which has everything now.
     fn accept(&mut self) -> bool {
         for _ in 0..STRANGERS_MAX {
             match pass::accept(&self.listening.socket) {
@@ -214,7 +214,7 @@ impl Listener {
                     self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
                     self.log.line(
                         About::Hello,
-                        format_args!("a connection cannot be taken: {}", e.desc()),
+                        format_args!("cannot accept a connection: {}", e.desc()),
                     );
                     return false;
                 }
@@ -223,10 +223,9 @@ impl Listener {
         false
     }
 
-    /// Makes room for one more that has connected. True when one of them was the next agent, which has everything
-    /// now.
+    /// Makes room for another connection. True when a pending one was the next agent, which has everything now.
     fn make_room(&mut self) -> bool {
-        // Who has said something meanwhile is heard and not closed.
+        // A connection that has sent a message by now is served instead of closed.
         for at in (0..self.strangers.len()).rev() {
             if self.hear_stranger(at) {
                 return true;
@@ -236,12 +235,15 @@ impl Listener {
             && let Some(at) = most_pending(self.strangers.iter().map(|s| (s.uid, s.since)))
         {
             let oldest = self.strangers.swap_remove(at);
-            self.refuse(&oldest, "too many others have connected and said nothing");
+            self.refuse(
+                &oldest,
+                "too many other connections are waiting without a message",
+            );
         }
         false
     }
 
-    /// Says why not, and hangs up when `who` is dropped.
+    /// Sends the reason for a refusal and logs it; the connection closes when `who` is dropped.
     fn refuse(&mut self, who: &Stranger, why: impl Display) {
         say_no(who, &why, false);
         self.log.line(
@@ -253,7 +255,7 @@ impl Listener {
         );
     }
 
-    /// A stranger speaks. True when it was the next agent, which has everything now.
+    /// Reads a pending connection. True when it was the next agent, which has everything now.
     fn hear_stranger(&mut self, at: usize) -> bool {
         let who = self.strangers.swap_remove(at);
         let mut buf = [0; BYTES_MAX];
@@ -283,7 +285,7 @@ impl Listener {
         false
     }
 
-    /// A run begins: alone, or as one more of a tenant that is there.
+    /// A run starts: as a new tenant, or as one more run of an existing tenant.
     fn begin(&mut self, who: Stranger, name: &str, join: bool) {
         let known = self.position(name);
         let Some(at) = known else {
@@ -310,7 +312,7 @@ impl Listener {
                 let answer = Answer::Joins(there.tenant.settled(&self.service));
                 let mut fds = vec![there.tenant.segment()];
                 fds.extend(kept.iter().map(AsFd::as_fd));
-                // A runner that is gone by now is noticed when its connection is read.
+                // If the runner is gone by now, reading its connection will show it.
                 let _ = pass::send(&who.fd, &answer.encode(), &fds);
                 self.entries[at].links.push(who.fd);
             }
@@ -318,16 +320,16 @@ impl Listener {
         }
     }
 
-    /// Says what a new tenant could have.
+    /// Sends what a new tenant could have.
     fn offer(&self, who: &Stranger) {
         let prepared = self.prepared.copies(&self.service);
         let prepared = prepared.into_iter().map(Wanted::from).collect();
         let answer = Answer::Offers(self.service.offers(self.slabs_left(None), prepared));
-        // It need not listen.
+        // The peer may not listen.
         let _ = pass::send(&who.fd, &answer.encode(), &[]);
     }
 
-    /// A run takes a prepared tenant, if there is one.
+    /// Gives a run a prepared tenant, if there is one.
     fn give(&mut self, who: Stranger, take: &Take) {
         match self.try_give(&who, take) {
             Ok(Some(kept)) => {
@@ -341,7 +343,7 @@ impl Listener {
                 };
                 let mut fds = vec![entry.tenant.segment()];
                 fds.extend(kept.iter().map(AsFd::as_fd));
-                // A runner that is gone by now is noticed when its connection is read.
+                // If the runner is gone by now, reading its connection will show it.
                 let _ = pass::send(&who.fd, &answer.encode(), &fds);
                 entry.links.push(who.fd);
             }
@@ -353,7 +355,7 @@ impl Listener {
         }
     }
 
-    /// Makes a prepared tenant the last entry; what its runner is to keep.
+    /// Makes a prepared tenant the last entry; returns the descriptors that its runner is to keep.
     fn try_give(
         &mut self,
         who: &Stranger,
@@ -389,7 +391,7 @@ impl Listener {
         }
     }
 
-    /// Can there be one more tenant?
+    /// Whether there can be one more tenant; the error says why not.
     fn has_places(&self) -> Result<(), AdmissionError> {
         if self.entries.len() >= TENANTS_MAX {
             return Err(AdmissionError::Tenants);
@@ -397,7 +399,7 @@ impl Listener {
         self.memory.is_full().map_or(Ok(()), Err)
     }
 
-    /// Why no more runs can be a tenant's, if so.
+    /// Why the tenant can have no more runs, if it cannot.
     fn is_full(&self, at: usize) -> Option<AdmissionError> {
         let there = &self.entries[at];
         let all: usize = self.entries.iter().map(|s| s.links.len()).sum();
@@ -423,17 +425,17 @@ impl Listener {
             Ok((at, kept)) => {
                 let answer = Answer::Serves(self.entries[at].tenant.settled(&self.service));
                 let fds: Vec<_> = kept.iter().map(AsFd::as_fd).collect();
-                // A runner that is gone by now is noticed when its connection is read.
+                // If the runner is gone by now, reading its connection will show it.
                 let _ = pass::send(&who.fd, &answer.encode(), &fds);
                 self.entries[at].links.push(who.fd);
             }
-            // It joins now, and that is nothing to note.
+            // The run will join that tenant; nothing to log.
             Err(why @ AdmissionError::Taken(_)) => say_no(&who, &why, true),
             Err(why) => self.refuse(&who, why),
         }
     }
 
-    /// Serves what is asked for; the index of its entry.
+    /// Serves the tenant that a runner asks for; returns the index of its entry.
     fn enter(
         &mut self,
         who: &Stranger,
@@ -457,7 +459,7 @@ impl Listener {
             return Ok(at);
         }
         self.has_places()?;
-        // One that an agent before this one has served has a journal.
+        // A tenant that an earlier agent has served comes with a journal.
         let is_new = fds.len() == 1;
         let tenant = Tenant::judge(hello, who.uid, fds, &self.service)?;
         if let Some(why) = self.memory.is_full_for(&tenant).filter(|_| is_new) {
@@ -469,13 +471,13 @@ impl Listener {
         self.has_room(&name, tenant.hello.slabs, None)?;
         self.add(tenant, Vec::new())?;
         let at = self.entries.len() - 1;
-        // Before its runner is answered, and so before its programs start.
+        // Before the runner gets its answer, and so before its programs start.
         let new = &self.entries[at];
         self.memory.arrive(&self.service, new, &self.entries);
         Ok(at)
     }
 
-    /// Is there far memory left for so many slabs, beside those of all tenants but `except`?
+    /// Whether there is far memory left for `slabs`, beside those of all tenants but `except`.
     fn has_room(
         &self,
         name: &str,
@@ -493,7 +495,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Slabs that are left beside those of all tenants but `except`.
+    /// Slabs left beside those of all tenants but `except`.
     fn slabs_left(&self, except: Option<usize>) -> usize {
         let others = self.entries.iter().enumerate();
         let others = others.filter(|(at, _)| Some(*at) != except);
@@ -501,7 +503,7 @@ impl Listener {
         self.slabs_max.saturating_sub(used)
     }
 
-    /// Serves a tenant.
+    /// Adds a tenant and serves it.
     pub fn add(&mut self, tenant: Tenant, links: Vec<OwnedFd>) -> Result<(), AdmissionError> {
         let id = self.serve_tenant(&tenant)?;
         self.entries.push(TenantEntry {
@@ -513,7 +515,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Has a tenant served; its number.
+    /// Starts serving a tenant; returns its number.
     fn serve_tenant(&mut self, tenant: &Tenant) -> Result<u64, AdmissionError> {
         let agent = tenant.agent(&self.service)?;
         let id = self.next_id;
@@ -522,22 +524,22 @@ impl Listener {
         Ok(id)
     }
 
-    /// So many tenants are prepared from now on.
+    /// Sets how many tenants to keep prepared.
     pub fn keep_warm(&mut self, tenants: u8) {
         self.prepared = Prepared::new(tenants);
     }
 
-    /// Tenants that were taken over get their parts of the host's memory, where it is bounded.
+    /// Gives the tenants that were taken over their parts of the host's memory, where it is limited.
     pub fn begin_memory(&mut self) {
         self.memory.begin(&self.service, &self.entries);
     }
 
-    /// What the agent does for its tenants.
+    /// The agent's configuration for tenants.
     pub fn service(&self) -> &Service {
         &self.service
     }
 
-    /// A runner speaks, or has hung up.
+    /// Reads a runner's message, or notices that it has closed the connection.
     fn hear_runner(&mut self, at: usize, link: usize) {
         let fd = &self.entries[at].links[link];
         let mut buf = [0; BYTES_MAX];
@@ -547,7 +549,7 @@ impl Listener {
             Err(_) => None,
         };
         match said {
-            // The last one says when the tenant is over; the others only go.
+            // The last runner ends the tenant; the others only leave it.
             Some(Ask::Over { .. }) if self.entries[at].links.len() == 1 => self.end(at),
             Some(Ask::Change(change)) => {
                 let (version, id) = (VERSION, change.id);
@@ -559,15 +561,15 @@ impl Listener {
                         id,
                     },
                 };
-                // A runner that is gone is noticed when its connection is read.
+                // If the runner is gone by now, reading its connection will show it.
                 let _ = pass::send(&self.entries[at].links[link], &answer.encode(), &[]);
             }
-            // It has hung up, or makes no sense: the tenant goes on as long as it has processes.
+            // It closed the connection or sent an invalid message: the tenant lives as long as it has processes.
             _ => drop(self.entries[at].links.remove(link)),
         }
     }
 
-    /// Changes a tenant: all of it, or nothing.
+    /// Applies a change to a tenant completely, or not at all.
     fn change(&mut self, at: usize, change: &Change) -> Result<(), AdmissionError> {
         if let Some(slabs) = change.slabs {
             self.has_room(&self.entries[at].tenant.hello.name, slabs, Some(at))?;
@@ -580,17 +582,17 @@ impl Listener {
         Ok(())
     }
 
-    /// A tenant is over.
+    /// Ends a tenant.
     fn end(&mut self, at: usize) {
         let TenantEntry {
             id, tenant, links, ..
         } = self.entries.swap_remove(at);
         self.memory.leave(id, &self.entries);
-        // Its runner waits for the connection's end, which says that all is given back.
+        // Its runner waits for the connection to close, which says that everything is freed.
         self.threads.remove(id, Box::new((tenant, links)));
     }
 
-    /// An operator ends a tenant; who asks hears by the connection's end that all is given back.
+    /// An operator ends a tenant; the connection closes when everything is freed.
     fn end_named(&mut self, who: Stranger, name: &str, force: bool) {
         match self.may_end(&who, name, force) {
             Ok(at) => {
@@ -602,7 +604,7 @@ impl Listener {
                     ),
                 );
                 let version = VERSION;
-                // Whoever asked need not listen.
+                // The peer may not listen.
                 let _ = pass::send(&who.fd, &Answer::Changed { version, id: 0 }.encode(), &[]);
                 self.entries[at].links.push(who.fd);
                 self.end(at);
@@ -611,7 +613,7 @@ impl Listener {
         }
     }
 
-    /// Where the tenant is that `who` may end now; or why not.
+    /// The index of the tenant, if `who` may end it now; otherwise why not.
     fn may_end(&self, who: &Stranger, name: &str, force: bool) -> Result<usize, AdmissionError> {
         let is_operator = who.uid == 0 || who.uid == nix::unistd::geteuid().as_raw();
         let is_theirs = |s: &&TenantEntry| is_operator || s.tenant.uid == who.uid;
@@ -649,7 +651,7 @@ impl Listener {
         })
     }
 
-    /// What time brings.
+    /// Periodic work.
     fn look_around(&mut self) {
         let now = Instant::now();
         if self.accept_again.is_some_and(|at| at <= now) {
@@ -661,7 +663,7 @@ impl Listener {
             .position(|s| now.duration_since(s.since) >= HELLO_WAIT)
         {
             let who = self.strangers.swap_remove(at);
-            self.refuse(&who, "it has connected and said nothing");
+            self.refuse(&who, "it connected and sent nothing");
         }
         for at in (0..self.entries.len()).rev() {
             let s = &mut self.entries[at];
@@ -675,7 +677,7 @@ impl Listener {
         self.prepare();
     }
 
-    /// Another agent wants to take over. True when it has.
+    /// Hands over to another agent. True when that one has everything.
     fn leave(&mut self, who: Stranger) -> bool {
         if who.uid != 0 && who.uid != nix::unistd::geteuid().as_raw() {
             self.refuse(&who, "only root and the agent's own user may replace it");
@@ -684,18 +686,18 @@ impl Listener {
         if let Err(why) = super::replace::give(&who.fd, &self.listening, &self.entries) {
             return self.stays(&who, &why);
         }
-        // Until then all are served.
+        // Until the handover all tenants are served.
         if !self.threads.hold(DISK_WAIT) {
             let wait_s = DISK_WAIT.as_secs();
             return self.stays(
                 &who,
-                &format_args!("what is on its way to a disk has not ended within {wait_s} s"),
+                &format_args!("disk operations have not ended within {wait_s} s"),
             );
         }
         let agents = self.threads.remove_all();
-        // Nobody has them, and the next agent prepares its own.
+        // No run has them, and the next agent prepares its own.
         self.prepared.ready.clear();
-        // An agent that is dropped ends its threads, which have nothing to do any more.
+        // Dropping an agent joins its threads, which have nothing left to do.
         std::thread::scope(|s| {
             for agent in agents {
                 s.spawn(|| drop(agent));
@@ -716,39 +718,39 @@ impl Listener {
         gone.is_ok()
     }
 
-    /// Another agent has not taken over.
+    /// The handover to another agent has failed.
     fn stays(&self, who: &Stranger, why: &dyn Display) -> bool {
         say_no(who, &why, false);
         say(format_args!(
-            "agent: the one that was to take over has not ({why}); this one goes on"
+            "agent: another agent failed to take over ({why}); this one keeps serving"
         ));
         false
     }
 }
 
-/// Which of those that have connected, by user and time, is closed: the oldest one of the user with the most, so that
-/// nobody closes another user's.
+/// Which pending connection, by user and time, to close: the oldest one of the user with the most, so that no user can
+/// close another's.
 fn most_pending(all: impl Iterator<Item = (u32, Instant)> + Clone) -> Option<usize> {
     let of = |uid| all.clone().filter(|(other, _)| *other == uid).count();
     let key = |(_, (uid, since)): &(usize, (u32, Instant))| (Reverse(of(*uid)), *since);
     all.clone().enumerate().min_by_key(key).map(|(at, _)| at)
 }
 
-/// Tells who asked that it is not served. With `taken` its tenant is there, and it can join.
+/// Sends a refusal. With `taken` its tenant exists, and the run can join it.
 fn say_no(who: &Stranger, why: &impl Display, taken: bool) {
     let answer = Answer::Refused {
         version: VERSION,
         why: why.to_string(),
         taken,
     };
-    // It need not listen.
+    // The peer may not listen.
     let _ = pass::send(&who.fd, &answer.encode(), &[]);
 }
 
-/// What a runner would keep of its tenant cannot be opened.
+/// The descriptors for a runner to keep could not be opened.
 fn unkept(source: std::io::Error) -> AdmissionError {
     AdmissionError::System {
-        what: "its files cannot be kept",
+        what: "cannot open its files for its runner",
         source,
     }
 }

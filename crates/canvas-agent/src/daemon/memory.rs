@@ -1,4 +1,4 @@
-//! What of its host's memory an agent divides among all its tenants.
+//! The memory of its host that an agent divides among all its tenants.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use super::pool::HostPool;
 use super::shared::HostShared;
 use super::tenant::{Service, Tenant};
 
-/// Between two rounds of a part.
+/// Time between two rounds of a division.
 pub(super) const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u64);
-/// How long a tenant may keep what was revoked.
+/// How long a tenant may keep memory that was revoked, in s.
 pub(super) const PATIENCE_S: usize = PATIENCE / ROUNDS_IN_S;
 
-/// Says `what` of a tenant when it comes to be so, and not again while it is.
+/// Logs `what` about a tenant when it becomes true, and not again while it stays true.
 pub(super) fn say_when(so: bool, was_said: &mut bool, s: &TenantEntry, what: impl Display) {
     if so && !*was_said {
         let (name, uid) = (&s.tenant.hello.name, s.tenant.uid);
@@ -27,50 +27,50 @@ pub(super) fn say_when(so: bool, was_said: &mut bool, s: &TenantEntry, what: imp
     *was_said = so;
 }
 
-/// Pages that a tenant has moved, as it counts them.
+/// Sum of these page counters of a tenant.
 pub(super) fn pages_of(segment: &Segment, of: &[Counter]) -> u64 {
     let all = of.iter().map(|c| segment.total(*c));
     all.fold(0, u64::wrapping_add)
 }
 
-/// Each part is bounded or not.
+/// The host's pool and shared memory, each limited or not.
 pub struct HostMemory {
     /// Compressed memory.
     pub pool: HostPool,
-    /// Memory that forks share, in memory.
+    /// Resident memory that forks share.
     pub shared: HostShared,
 }
 
 impl HostMemory {
-    /// Why no more tenants can come, if so.
+    /// Why no more tenants can be added, if so.
     pub fn is_full(&self) -> Option<AdmissionError> {
         self.pool.is_full()
     }
 
-    /// Why this one cannot come, if so.
+    /// Why this tenant cannot be added, if so.
     pub fn is_full_for(&self, tenant: &Tenant) -> Option<AdmissionError> {
         self.shared.is_full_for(tenant)
     }
 
-    /// All tenants are new to this agent.
+    /// Starts with these tenants, all new to this agent.
     pub fn begin(&mut self, service: &Service, entries: &[TenantEntry]) {
         self.pool.begin(service, entries);
         self.shared.begin(service, entries);
     }
 
-    /// This one has come, and is among `entries`.
+    /// This tenant was added, and is among `entries`.
     pub fn arrive(&mut self, service: &Service, new: &TenantEntry, entries: &[TenantEntry]) {
         self.pool.arrive(service, &[new], entries);
         self.shared.arrive(service, &[new], entries);
     }
 
-    /// It is over.
+    /// A tenant has ended.
     pub fn leave(&mut self, id: u64, entries: &[TenantEntry]) {
         self.pool.leave(id, entries);
         self.shared.leave(id, entries);
     }
 
-    /// Its ceiling, weight or floor has changed.
+    /// A tenant's ceiling, weight or floor has changed.
     pub fn change(&mut self, service: &Service, changed: &TenantEntry, entries: &[TenantEntry]) {
         self.pool.change(service, changed, entries);
         self.shared.change(service, changed, entries);
@@ -81,7 +81,7 @@ impl HostMemory {
         self.pool.due().into_iter().chain(self.shared.due()).min()
     }
 
-    /// Does the rounds that are due.
+    /// Runs the rounds that are due.
     pub fn tend(&mut self, service: &Service, entries: &[TenantEntry]) {
         self.pool.tend(entries);
         self.shared.tend(service, entries);

@@ -43,33 +43,33 @@ use socket::ListeningSocket;
 use tenant::{Service, Tenant};
 use threads::ServingThreads;
 
-/// What it is to do.
+/// Configuration of the host's agent.
 pub struct Config {
-    /// Where it listens.
+    /// The socket's path.
     pub path: PathBuf,
-    /// It takes over from the agent that listens there.
+    /// Take over from the agent that listens there.
     pub replace: bool,
-    /// Whose members may connect; the agent's own user only without.
+    /// The group whose members may connect; without one, only the agent's own user.
     pub group: Option<Gid>,
-    /// What it does for its tenants.
+    /// The configuration for tenants.
     pub service: Service,
     /// Slabs of all tenants together.
     pub slabs_max: usize,
-    /// Memory of all tenants together.
+    /// The host's memory that tenants share.
     pub memory: HostMemory,
-    /// Tenants that are prepared for runs to come, up to [`prepared::WARM_MAX`].
+    /// Number of prepared tenants, up to [`prepared::WARM_MAX`].
     pub warm: u8,
-    /// How long it looks for requests before it sleeps.
+    /// How long a thread polls for requests before it sleeps.
     pub spin: Duration,
-    /// Which request goes next.
+    /// The dispatcher.
     pub dispatch: Dispatch,
-    /// Threads that serve.
+    /// Number of serving threads.
     pub threads: Width,
     /// The signals that end it.
     pub signals: SignalFd,
 }
 
-/// Lets this process open as many descriptors as it may.
+/// Raises this process's limit on open descriptors to its hard limit.
 pub fn raise_descriptors() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
@@ -79,13 +79,13 @@ pub fn raise_descriptors() {
 /// Serves until a signal or the next agent ends it.
 pub fn run(config: Config) -> Result<(), DaemonError> {
     let path = config.path;
-    // A tenant has up to seven descriptors, and two a server.
+    // A tenant has up to seven descriptors, and two for each donor.
     raise_descriptors();
-    // What the agent makes from here on is its user's alone, unless it says otherwise.
+    // Files that the agent creates from here on are its user's alone, unless it sets other modes.
     umask(Mode::from_bits_retain(0o077));
     let Taken { listening, tenants } = listen(&path, config.replace)?;
     if let Err(why) = socket::permit(&path, config.group) {
-        // Those of an agent that has left go on: their runners ask again.
+        // Tenants of a replaced agent live on: their runners connect again.
         listening.remove(&path);
         return Err(why.into());
     }
@@ -131,7 +131,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     Ok(())
 }
 
-/// Listens at `path`, with the tenants of the agent that did before.
+/// Listens at `path`, with the tenants of the previous agent.
 fn listen(path: &Path, replace: bool) -> Result<Taken, DaemonError> {
     if replace {
         match replace::take(path) {

@@ -1,9 +1,9 @@
-//! One pool for all tenants of a host: its slabs are granted and revoked by swap traffic
-//! ([`canvas_place::elastic`] decides).
+//! One pool for all tenants of a host: grants and revokes its slabs by swap traffic ([`canvas_place::elastic`]
+//! decides).
 //!
-//! A tenant's pool is memory of its own processes, and its bound lies in its segment: granting and
-//! revoking is writing another bound there. What is above it the processes write to the next tier. The
-//! grant is noted in the tenant's journal, where its runners read it and the next agent goes on from it.
+//! A tenant's pool is in memory of its own processes, and its limit is in its segment: a grant or revocation writes
+//! another limit there. The processes demote what exceeds it to the next tier. The grant is also stored in the tenant's
+//! journal, where its runners read it and the next agent continues from it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,7 +24,7 @@ use canvas_control::text::say;
 /// The smallest pool of a host: four tenants find a floor in it.
 pub const POOL_MIN: Size = Size::from_bytes(TENANTS_MIN * 4 * SLAB_BYTES);
 
-/// The host's pool, if it is bounded.
+/// The host's pool, if it is limited.
 pub struct HostPool {
     policy: Option<Pools>,
     known: BTreeMap<u64, Known>,
@@ -33,18 +33,18 @@ pub struct HostPool {
 
 /// A tenant, beside what the policy knows.
 struct Known {
-    /// The bound that was written into its segment, in bytes.
+    /// The limit written into its segment, in bytes.
     written: u64,
-    /// Pages that it had swapped at the last look.
+    /// Pages that it had swapped at the last check.
     pages: u64,
-    /// It has written another bound, and that was said.
+    /// It has overwritten its limit, and that was logged.
     is_named: bool,
-    /// It holds more than it was granted, and that was said.
+    /// It holds more than it was granted, and that was logged.
     is_overdue: bool,
 }
 
 impl HostPool {
-    /// A pool of so many bytes for all tenants; `None` for no bound. The floors must fit.
+    /// A pool of `bytes` for all tenants; `None` for no limit. The tenants' floors must fit.
     pub fn new(
         bytes: Option<Size>,
         terms: &BTreeMap<String, Terms>,
@@ -72,13 +72,13 @@ impl HostPool {
         })
     }
 
-    /// Why no more tenants can come, if so.
+    /// Why no more tenants can be added, if so.
     pub fn is_full(&self) -> Option<AdmissionError> {
         let most = self.policy.as_ref()?.tenants_max();
         (self.known.len() >= most).then_some(AdmissionError::Pool(most))
     }
 
-    /// All tenants are new to this agent.
+    /// Starts with these tenants, all new to this agent.
     pub fn begin(&mut self, service: &Service, entries: &[TenantEntry]) {
         self.known.clear();
         if let Some(policy) = &mut self.policy {
@@ -88,7 +88,7 @@ impl HostPool {
         self.arrive(service, &all, entries);
     }
 
-    /// These have come, and are among `entries`.
+    /// These tenants were added, and are among `entries`.
     pub fn arrive(
         &mut self,
         service: &Service,
@@ -97,7 +97,7 @@ impl HostPool {
     ) {
         let Some(policy) = &mut self.policy else {
             for s in newcomers {
-                // An agent before this one may have granted it less.
+                // An earlier agent may have granted it less.
                 noted(&s.tenant, s.tenant.free_pool());
             }
             return;
@@ -128,7 +128,7 @@ impl HostPool {
         self.apply(entries);
     }
 
-    /// It is over.
+    /// A tenant has ended.
     pub fn leave(&mut self, id: u64, entries: &[TenantEntry]) {
         self.known.remove(&id);
         if let Some(policy) = &mut self.policy {
@@ -137,7 +137,7 @@ impl HostPool {
         self.apply(entries);
     }
 
-    /// Its ceiling, weight or floor has changed.
+    /// A tenant's ceiling, weight or floor has changed.
     pub fn change(&mut self, service: &Service, changed: &TenantEntry, entries: &[TenantEntry]) {
         if let Some(policy) = &mut self.policy {
             look(policy, &mut self.known, entries);
@@ -151,7 +151,7 @@ impl HostPool {
         (!self.known.is_empty()).then_some(self.next)
     }
 
-    /// Does the round that is due.
+    /// Runs the round that is due.
     pub fn tend(&mut self, entries: &[TenantEntry]) {
         let now = Instant::now();
         let Some(policy) = self.policy.as_mut().filter(|_| self.next <= now) else {
@@ -170,14 +170,14 @@ impl HostPool {
                 &mut known.is_overdue,
                 s,
                 format_args!(
-                    "has more in its pool than it was granted in the last {PATIENCE_S} s: its far memory is full or slow, or its programs do not keep to their bound"
+                    "has more in its pool than it was granted in the last {PATIENCE_S} s: its far memory is full or slow, or its programs ignore their limit"
                 ),
             );
         }
         self.apply(entries);
     }
 
-    /// Writes each bound that has changed, or was changed by the tenant.
+    /// Writes each limit that has changed, or that the tenant has overwritten.
     fn apply(&mut self, entries: &[TenantEntry]) {
         let Some(policy) = &self.policy else { return };
         for s in entries {
@@ -215,7 +215,7 @@ fn bounds(tenant: &Tenant, service: &Service) -> Bounds {
     }
 }
 
-/// Looks at all tenants, and names those that have written a bound of their own.
+/// Reads all tenants' figures, and logs those that have overwritten their limit.
 fn look(policy: &mut Pools, known: &mut BTreeMap<u64, Known>, entries: &[TenantEntry]) {
     for s in entries {
         let Some(known) = known.get_mut(&s.id) else {
@@ -223,7 +223,7 @@ fn look(policy: &mut Pools, known: &mut BTreeMap<u64, Known>, entries: &[TenantE
         };
         let segment = s.tenant.lease().segment();
         if segment.config.pool_bytes.load(Relaxed) != known.written {
-            let what = "has written another bound on its pool into its segment; its own is written there again each time, and this is said once";
+            let what = "has overwritten the limit on its pool in its segment; the agent restores it each time, and logs this once";
             say_when(true, &mut known.is_named, s, what);
         }
         let now = pages(segment);
@@ -232,19 +232,19 @@ fn look(policy: &mut Pools, known: &mut BTreeMap<u64, Known>, entries: &[TenantE
     }
 }
 
-/// Pages that a tenant has swapped in and out, as it counts them; those that its programs share, too.
+/// Pages that a tenant has swapped in and out, by its own count, including those that its programs share.
 fn pages(segment: &Segment) -> u64 {
     use Counter::{PagesIn, PagesOut, SharedIn, SharedOut};
     pages_of(segment, &[PagesIn, PagesOut, SharedIn, SharedOut])
 }
 
-/// What a tenant says of itself.
+/// A tenant's figures, by its own count.
 fn reading(tenant: &Tenant, known: &Known, pages: u64) -> Reading {
     let (segment, far) = (tenant.lease().segment(), tenant.lease().far());
     let used_bytes = segment.pool_used();
     let spill_percent = far.spill_percent.load(Relaxed).clamp(1, 100);
     let slabs_used = far.slabs_used.load(Relaxed).max(0) as u64;
-    // The last slab may have room; a tenant that stays above its mark has found none.
+    // The last slab may have room; but a tenant that stays above its mark has found none.
     let mark = known.written / 100 * spill_percent;
     let is_pinned = slabs_used >= tenant.hello.slabs as u64 && used_bytes > mark + mark / 16;
     Reading {

@@ -1,8 +1,8 @@
-//! Tenants that are prepared for runs to come (`canvas agent --warm N`).
+//! Tenants prepared for future runs (`canvas agent --warm N`).
 //!
-//! A prepared tenant has all that a tenant has but a run: its segment, which the agent makes, journal and backing files,
-//! and connections to its donors. It has a name that nobody knows and no slab, and no agent takes it over. The run
-//! that takes it ([`Ask::Take`]) gets it as its own, its copies switched where it wants others; then the next one is
+//! A prepared tenant has everything but a run: its segment, which the agent creates, journal and backing files, and
+//! connections to its donors. It has a random name and no slab, and no agent takes it over. The run that takes it
+//! ([`Ask::Take`]) becomes its owner, with the copies policy changed where the run wants another; then the next one is
 //! prepared.
 //!
 //! [`Ask::Take`]: canvas_control::hello::Ask::Take
@@ -22,19 +22,19 @@ use super::error::AdmissionError;
 use super::tenant::{Service, Tenant, begin_far};
 use crate::journal::random;
 
-/// Prepared tenants at most.
+/// Most prepared tenants.
 pub const WARM_MAX: u8 = 16;
-/// After one that could not be prepared.
+/// Pause after a failed preparation.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Part of the pool past which the oldest pages of a prepared tenant leave it, in percent, and how long a fault may wait
-/// in it, in ms, until its run says more.
+/// Settings of a prepared tenant until its run sets them: the part of the pool past which its oldest pages are demoted,
+/// in percent, and how long a fault may wait, in ms.
 const SPILL_PERCENT: u64 = 80;
 const WAIT_MS: u64 = 30_000;
 
-/// The tenants that are prepared, and how many there are to be.
+/// The prepared tenants, and how many there are to be.
 pub(super) struct Prepared {
     wanted: usize,
-    /// With the number that it has for the thread that serves.
+    /// Each with its number in the serving threads.
     pub(super) ready: Vec<(u64, Tenant)>,
     next: Instant,
 }
@@ -49,12 +49,12 @@ impl Prepared {
         }
     }
 
-    /// When the next one is to be prepared; `None` when there are enough.
+    /// When to prepare the next one; `None` when there are enough.
     pub(super) fn due(&self) -> Option<Instant> {
         (self.ready.len() < self.wanted).then_some(self.next)
     }
 
-    /// One more, if it is time for it.
+    /// Prepares one more, if it is time for it.
     pub(super) fn prepare(&mut self, service: &Service) -> Option<Tenant> {
         let now = Instant::now();
         self.due().filter(|due| *due <= now)?;
@@ -67,18 +67,19 @@ impl Prepared {
         }
     }
 
-    /// It could not be prepared: the next try is later.
+    /// A preparation failed: the next attempt is later.
     pub(super) fn failed(&mut self, why: &AdmissionError) {
         self.next = Instant::now() + AGAIN;
-        say(format_args!("agent: no tenant can be prepared: {why}"));
+        say(format_args!("agent: cannot prepare a tenant: {why}"));
     }
 
-    /// What the prepared ones have.
+    /// The copies policies of the prepared tenants.
     pub(super) fn copies(&self, service: &Service) -> Vec<Policy> {
         self.ready.iter().map(|(_, t)| t.policy(service)).collect()
     }
 
-    /// The best one for what is asked, changed to that and its user's; it is left when it cannot be.
+    /// The prepared tenant that fits the request best, changed to match it and owned by `uid`; it stays prepared when
+    /// that fails.
     pub(super) fn give(
         &mut self,
         asked: &Take,
@@ -98,7 +99,7 @@ impl Prepared {
     }
 }
 
-/// A tenant without a run.
+/// Creates a tenant without a run.
 fn prepare(service: &Service) -> Result<Tenant, AdmissionError> {
     let [a, b, c, d] = random().map_err(AdmissionError::Kernel)?;
     let hello = Hello {
@@ -111,7 +112,7 @@ fn prepare(service: &Service) -> Result<Tenant, AdmissionError> {
     Tenant::judge(hello, geteuid().as_raw(), vec![segment()?], service)
 }
 
-/// A segment as a run makes it, apart from what its run asks for.
+/// Creates a segment as a run does, without what its run would ask for.
 fn segment() -> Result<OwnedFd, AdmissionError> {
     let fd = Segment::file(true).map_err(AdmissionError::Kernel)?;
     let lease = Lease::map(&fd).map_err(AdmissionError::Kernel)?;

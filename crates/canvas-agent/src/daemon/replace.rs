@@ -1,8 +1,8 @@
-//! One agent takes another one's tenants over (`canvas agent --replace`).
+//! An agent takes another one's tenants over (`canvas agent --replace`).
 //!
-//! The old one hands over its socket, its lock and every tenant's descriptors, the connections of its
-//! runners among them, and hears that all has come. Only then it stops serving, and only its own last word
-//! makes the new one serve: until then the old one goes on when anything goes wrong.
+//! The old agent hands over its socket, its lock and every tenant's descriptors, including the connections of its
+//! runners, and the new one confirms that all have arrived. Only then does the old agent stop serving, and only its
+//! final message lets the new one start: if anything fails before that, the old agent keeps serving.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -17,22 +17,21 @@ use super::listener::TenantEntry;
 use super::socket::{ListeningSocket, receive_within, send_within};
 use canvas_control::hello::{Answer, Ask, BYTES_MAX, Given, VERSION};
 
-/// How long the new one waits for each message of the old one, which waits for its disks before the last
-/// one.
+/// How long the new agent waits for each message of the old one, which waits for its disks before the final one.
 const WAIT: Duration = Duration::from_secs(10);
-/// How long the old one waits for the new one.
+/// How long the old agent waits for the new one.
 const GIVE_WAIT: Duration = Duration::from_secs(5);
 
-/// What the old agent gave.
+/// What the old agent handed over.
 pub struct Taken {
-    /// Where it listened.
+    /// Its socket.
     pub listening: ListeningSocket,
     /// Its tenants, with their descriptors.
     pub tenants: Vec<(Given, Vec<OwnedFd>)>,
 }
 
-/// Old agent: hands everything to the one at `to`, which says that it has come. It serves with the old
-/// one's last word ([`goes`]).
+/// Old agent: hands everything to the agent at `to`, which confirms it. That one starts to serve after the final
+/// message ([`goes`]).
 pub fn give(
     to: &OwnedFd,
     listening: &ListeningSocket,
@@ -64,21 +63,21 @@ pub fn give(
     Ok(())
 }
 
-/// Old agent: says that it serves no more. After an error the new one does not serve either.
+/// Old agent: sends the final message, that it has stopped serving. After an error the new agent does not serve either.
 pub fn goes(to: &OwnedFd) -> Result<(), ReplaceError> {
     let goes = Answer::Goes { version: VERSION };
     Ok(send_within(to, &goes.encode(), &[], GIVE_WAIT)?)
 }
 
-/// New agent: asks the one that listens at `path` to leave. `None` when nobody does; an error when it
-/// does not leave, and goes on.
+/// New agent: requests the handover from the agent that listens at `path`. `None` when nobody listens; after an error
+/// the old agent keeps serving.
 pub fn take(path: &Path) -> Result<Option<Taken>, ReplaceError> {
     let old = match pass::connect(path) {
         Ok(old) => old,
         Err(Errno::ENOENT | Errno::ECONNREFUSED) => return Ok(None),
         Err(e) => return Err(e.into()),
     };
-    // What it gives is believed.
+    // The new agent trusts what it is given, so the giver must be root or its own user.
     let uid = getsockopt(&old, sockopt::PeerCredentials).map(|peer| peer.uid());
     if !uid.is_ok_and(|uid| uid == 0 || uid == nix::unistd::geteuid().as_raw()) {
         return Err(ReplaceError::OtherUser);

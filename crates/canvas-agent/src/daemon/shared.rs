@@ -1,14 +1,14 @@
-//! One bound for all tenants of a host on what is in memory of the pages that their forks share
-//! (`canvas run --shared`), divided by use ([`canvas_place::elastic`] decides).
+//! One limit for all tenants of a host on the resident pages that their forks share (`canvas run --shared`), divided by
+//! use ([`canvas_place::elastic`] decides).
 //!
-//! Such pages lie in memory of the tenants' own processes, which keep to the smaller of two bounds: their
-//! run's `--shared`, and the grant that the agent writes into their segment. What is above it they take out
-//! of memory. A tenant that has begun, and of which the agent does not know yet whether it has such pages,
-//! is granted one slab, so that nobody is unbounded until the next look.
+//! Such pages are in memory of the tenants' own processes, which obey the smaller of two limits: their run's
+//! `--shared`, and the grant that the agent writes into their segment. They evict what exceeds it. A tenant that has
+//! started, and of which the agent does not know yet whether it has such pages, is granted one slab, so that no tenant
+//! is unlimited until the next round.
 //!
-//! An agent that ends, or dies, leaves the last grants. The sum of what the runs asked for may be far above
-//! what the host has, and all of them would grow at the moment when nobody looks. The next agent goes on
-//! from the grants, or frees them where its file has no section `[shared]`.
+//! An agent that ends, or dies, leaves the last grants in force. The sum of what the runs asked for may be far above
+//! what the host has, and without grants all of them would grow while no agent runs. The next agent continues from the
+//! grants, or lifts them if its file has no section `[shared]`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,26 +27,26 @@ use crate::members::wake_all;
 use canvas_control::hello::SMALL_MIN;
 use canvas_control::terms::Terms;
 
-/// The smallest bound of a host: as of a pool, four tenants find a floor in it.
+/// The smallest limit of a host: as for a pool, four tenants find a floor in it.
 pub const LOCAL_MIN: Size = POOL_MIN;
-/// An agent that took nothing over waits so long for its first round: tenants of one that died are back by then, with
-/// what they had.
+/// Delay of the first round of an agent that took nothing over: by then the tenants of an agent that died are back,
+/// with their grants.
 const RETURN: Duration = Duration::from_secs(3);
-/// Percent of its bound to which a tenant's reclaim threads bring such pages down.
+/// Percent of its limit to which a tenant's reclaim threads reduce such pages.
 const RECLAIMED_PERCENT: u64 = 93;
 
 /// Section `[shared]` of an agent's file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Section {
-    /// What is in memory of all tenants together, at most.
+    /// Most resident shared memory of all tenants together.
     pub local: Size,
-    /// What a tenant keeps whatever it does, where its own section settles nothing.
+    /// What a tenant always keeps, unless its own section sets another floor.
     pub floor: Option<Size>,
-    /// What a tenant has at most.
+    /// Most that a tenant may have.
     pub ceiling: Option<Size>,
 }
 
-/// The host's bound, if there is one.
+/// The host's limit, if there is one.
 pub struct HostShared {
     policy: Option<(Section, Pools)>,
     known: BTreeMap<u64, Known>,
@@ -55,24 +55,24 @@ pub struct HostShared {
 
 /// A tenant, beside what the policy knows.
 struct Known {
-    /// What its run asked for when it was looked at last, in bytes; 0 for nothing yet.
+    /// What its run asked for at the last check, in bytes; 0 for nothing yet.
     asked: u64,
-    /// The policy knows it: its run has asked for something once.
+    /// The policy has it: its run has asked for something once.
     is_divided: bool,
-    /// The grant that was written into its segment, in bytes.
+    /// The grant written into its segment, in bytes.
     written: u64,
-    /// Its grant under the agent before this one.
+    /// Its grant under the previous agent.
     had: Option<u64>,
-    /// Pages that had come into memory at the last look.
+    /// Pages that had become resident at the last check.
     pages: u64,
-    /// It has written another grant, and that was said.
+    /// It has overwritten its grant, and that was logged.
     is_named: bool,
-    /// It has more in memory than it was granted, or finds no place, and that was said.
+    /// It has more in memory than it was granted, or finds no room in the limit, and that was logged.
     is_overdue: bool,
 }
 
 impl HostShared {
-    /// What the section says, where there is one. The floors must fit.
+    /// With the section's limits, where there is one. The tenants' floors must fit.
     pub fn new(
         section: Option<Section>,
         terms: &BTreeMap<String, Terms>,
@@ -88,7 +88,7 @@ impl HostShared {
         })
     }
 
-    /// Why this tenant cannot come, if so: all of the bound's slabs are other tenants' first ones.
+    /// Why this tenant cannot be added, if so: all slabs of the limit are other tenants' first ones.
     pub fn is_full_for(&self, tenant: &Tenant) -> Option<AdmissionError> {
         let (section, policy) = self.policy.as_ref()?;
         let divided = divided(&self.known);
@@ -96,7 +96,7 @@ impl HostShared {
         is_full.then_some(AdmissionError::Shared(section.local))
     }
 
-    /// All tenants are new to this agent.
+    /// Starts with these tenants, all new to this agent.
     pub fn begin(&mut self, service: &Service, entries: &[TenantEntry]) {
         self.known.clear();
         if entries.is_empty() {
@@ -109,7 +109,7 @@ impl HostShared {
         self.arrive(service, &all, entries);
     }
 
-    /// These have come, and are among `entries`.
+    /// These tenants were added, and are among `entries`.
     pub fn arrive(
         &mut self,
         service: &Service,
@@ -118,7 +118,7 @@ impl HostShared {
     ) {
         if self.policy.is_none() {
             for s in newcomers {
-                // An agent before this one may have granted it less.
+                // An earlier agent may have granted it less.
                 s.tenant.lease().segment().shared.bytes.store(0, Relaxed);
             }
             return;
@@ -141,7 +141,7 @@ impl HostShared {
         self.apply(entries);
     }
 
-    /// It is over.
+    /// A tenant has ended.
     pub fn leave(&mut self, id: u64, entries: &[TenantEntry]) {
         self.known.remove(&id);
         if let Some((_, policy)) = &mut self.policy {
@@ -150,7 +150,7 @@ impl HostShared {
         self.apply(entries);
     }
 
-    /// Its weight has changed.
+    /// A tenant's weight has changed.
     pub fn change(&mut self, service: &Service, changed: &TenantEntry, entries: &[TenantEntry]) {
         self.look(service, entries);
         if let (Some((section, policy)), Some(known)) =
@@ -168,7 +168,7 @@ impl HostShared {
         (!self.known.is_empty()).then_some(self.next)
     }
 
-    /// Does the round that is due.
+    /// Runs the round that is due.
     pub fn tend(&mut self, service: &Service, entries: &[TenantEntry]) {
         let now = Instant::now();
         if self.policy.is_none() || self.next > now {
@@ -190,15 +190,15 @@ impl HostShared {
                 &mut known.is_overdue,
                 s,
                 format_args!(
-                    "has more shared memory in memory than it was granted in the last {PATIENCE_S} s: its calls hold pages, its far memory is full or slow, or its programs do not keep to their bound"
+                    "has more shared memory in memory than it was granted in the last {PATIENCE_S} s: its calls hold pages, its far memory is full or slow, or its programs ignore their limit"
                 ),
             );
         }
         self.apply(entries);
     }
 
-    /// Looks at all tenants: what they use, whose runs ask for something now or for something else, and who has
-    /// written a grant of its own.
+    /// Reads all tenants' figures: what they use, whose runs ask for something new, and which have overwritten their
+    /// grant.
     fn look(&mut self, service: &Service, entries: &[TenantEntry]) {
         let Some((section, policy)) = &mut self.policy else {
             return;
@@ -214,7 +214,7 @@ impl HostShared {
                     true,
                     &mut known.is_named,
                     s,
-                    "has written another bound on its shared memory into its segment; its own is written there again each time, and this is said once",
+                    "has overwritten the limit on its shared memory in its segment; the agent restores it each time, and logs this once",
                 );
             }
             let (before, now) = (known.asked, asked(segment));
@@ -237,7 +237,7 @@ impl HostShared {
         }
         let divided = divided(&self.known);
         let places = policy.slabs().saturating_sub(divided) as usize;
-        // They are not refused: their runs have begun. Each stays with the slab that it has.
+        // They are not refused, because their runs have started. Each stays with the slab that it has.
         for new in newcomers.split_off(newcomers.len().min(places)) {
             if let Some(s) = entries.iter().find(|s| s.id == new.id)
                 && let Some(known) = self.known.get_mut(&new.id)
@@ -246,7 +246,7 @@ impl HostShared {
                     true,
                     &mut known.is_overdue,
                     s,
-                    "finds no place in the bound on shared memory ([shared]), and has 2M beyond it; give it more there",
+                    "has 2M beyond the limit on shared memory ([shared]), which has no slab left; raise its local",
                 );
             }
         }
@@ -258,7 +258,7 @@ impl HostShared {
         policy.arrive(&newcomers);
     }
 
-    /// Writes each grant that has changed, or was changed by the tenant.
+    /// Writes each grant that has changed, or that the tenant has overwritten.
     fn apply(&mut self, entries: &[TenantEntry]) {
         let Some((_, policy)) = &self.policy else {
             return;
@@ -285,12 +285,12 @@ impl HostShared {
     }
 }
 
-/// How many the policy knows.
+/// How many tenants the policy has.
 fn divided(known: &BTreeMap<u64, Known>) -> u64 {
     known.values().filter(|k| k.is_divided).count() as u64
 }
 
-/// The policy of a section whose sizes make sense.
+/// The policy of a section, if its sizes are consistent.
 fn judge(section: &Section, terms: &BTreeMap<String, Terms>) -> Result<Pools, HostSharedError> {
     let local = section.local;
     if local < LOCAL_MIN {
@@ -337,17 +337,17 @@ fn asked(segment: &Segment) -> u64 {
     segment.config.shared_bytes.load(Relaxed)
 }
 
-/// Pages that have come into memory, as the tenant counts them: those that came back, and new ones. What was
-/// revoked leaves memory, and is no need of its tenant's.
+/// Pages that have become resident, by the tenant's own count: those faulted back in, and new ones. Evictions do not
+/// count, because a revocation causes them and shows no demand.
 fn pages(segment: &Segment) -> u64 {
     pages_of(segment, &[Counter::SharedIn, Counter::SharedNew])
 }
 
-/// What a tenant says of itself.
+/// A tenant's figures, by its own count.
 fn reading(tenant: &Tenant, pages: u64) -> Reading {
     let (segment, far) = (tenant.lease().segment(), tenant.lease().far());
     let used_bytes = segment.shared.used_bytes.load(Relaxed);
-    // Nothing leaves memory where the pool and what lies beyond it are full.
+    // Nothing can be evicted where the pool and far memory are full.
     let slabs_used = far.slabs_used.load(Relaxed).max(0) as u64;
     let bound = segment.config.pool_bytes.load(Relaxed);
     let is_pinned =
@@ -404,7 +404,7 @@ mod tests {
                 None,
                 None,
                 &[][..],
-                "31M is too little for several tenants; write 32M or more",
+                "31M is too small for several tenants; write 32M or more",
             ),
             (
                 "64M",

@@ -19,15 +19,15 @@ use super::error::SocketError;
 /// The socket of an agent for all users.
 const SYSTEM: &str = "/run/canvas/agent.sock";
 
-/// A socket that is listened on, and the lock that says so.
+/// A listening socket, and the lock that belongs to it.
 pub struct ListeningSocket {
     /// The socket.
     pub socket: OwnedFd,
-    /// Locked as long as somebody has it open.
+    /// Locked as long as any process has it open.
     pub lock: OwnedFd,
 }
 
-/// Where an agent of this user listens: root's is for everybody.
+/// Where an agent of this user listens; root's agent serves all users.
 pub fn own_path() -> Result<PathBuf, SocketError> {
     if geteuid().is_root() {
         return Ok(SYSTEM.into());
@@ -44,8 +44,7 @@ pub fn own_path() -> Result<PathBuf, SocketError> {
     }
 }
 
-/// The agent that a program of this user asks: the user's own if there is one, else everybody's. Nothing
-/// is made for a question.
+/// The agent that a program of this user uses: the user's own if there is one, else root's. Creates nothing.
 pub fn path_to_ask() -> PathBuf {
     let usual = user_dir::runtime().map(|dir| dir.join("canvas"));
     let dirs = usual.into_iter().chain(user_dir::all_in(Path::new(TMP)));
@@ -56,25 +55,25 @@ pub fn path_to_ask() -> PathBuf {
 }
 
 impl ListeningSocket {
-    /// Listens at `path`; `None` when somebody does already.
+    /// Listens at `path`; `None` when another process does already.
     pub fn open(path: &Path) -> std::io::Result<Option<ListeningSocket>> {
-        // The socket is the agent's user's until `permit` says otherwise. The umask is the whole
-        // process's, so nothing here leans on it.
+        // The socket is the agent's user's alone until `permit` changes that. The umask belongs to the whole process,
+        // so nothing here relies on it.
         if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
             make_dirs(dir)?;
         }
         let Some(lock) = lock(&lock_path(path))? else {
             return Ok(None);
         };
-        // Nobody has the lock, so nobody listens: what is there was left behind.
+        // Nobody has the lock, so nobody listens: an existing socket was left behind.
         Ok(Some(ListeningSocket {
             socket: pass::named(path, |new| Ok(pass::listen(new)?))?,
             lock: lock.into(),
         }))
     }
 
-    /// Removes the files of a socket at `path` that this is, and that nobody listens on any more. Under the lock, so
-    /// neither is another's.
+    /// Removes the socket at `path` and its lock file, when nobody listens any more. This process holds the lock, so
+    /// neither file is another agent's.
     pub fn remove(&self, path: &Path) {
         let _ = fs::remove_file(path);
         let _ = fs::remove_file(lock_path(path));
@@ -87,7 +86,7 @@ fn lock_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// The lock beside a socket; `None` when another process holds it.
+/// Takes the lock beside a socket; `None` when another process holds it.
 fn lock(name: &Path) -> std::io::Result<Option<File>> {
     loop {
         let lock = OpenOptions::new()
@@ -97,7 +96,7 @@ fn lock(name: &Path) -> std::io::Result<Option<File>> {
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
             .open(name)?;
-        // Of the open file, not of the process: whom it is handed to holds it.
+        // An open-file-description lock: a process that is handed the descriptor holds the lock as well.
         let wanted = libc::flock {
             l_type: libc::F_WRLCK as libc::c_short,
             l_whence: libc::SEEK_SET as libc::c_short,
@@ -110,7 +109,7 @@ fn lock(name: &Path) -> std::io::Result<Option<File>> {
             Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
             Err(e) => return Err(e.into()),
         }
-        // Who had it before may have removed it, and another agent made the next one.
+        // The previous holder may have removed the file, and another agent may have created a new one.
         let there = fs::symlink_metadata(name);
         if there.is_ok_and(|m| lock.metadata().is_ok_and(|own| own.ino() == m.ino())) {
             return Ok(Some(lock));
@@ -118,7 +117,7 @@ fn lock(name: &Path) -> std::io::Result<Option<File>> {
     }
 }
 
-/// Makes the directories that are missing, such that others can pass through them (mode 0755).
+/// Creates missing directories such that others can pass through them (mode 0755).
 fn make_dirs(dir: &Path) -> std::io::Result<()> {
     let missing: Vec<&Path> = dir
         .ancestors()
@@ -126,7 +125,7 @@ fn make_dirs(dir: &Path) -> std::io::Result<()> {
         .collect();
     for dir in missing.into_iter().rev() {
         match fs::create_dir(dir) {
-            // Somebody else made it just now, and its mode is theirs to choose.
+            // Another process created it just now, and chooses its mode.
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
             made => made?,
         }
@@ -135,7 +134,7 @@ fn make_dirs(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The group of this name.
+/// The id of the group of this name.
 pub fn group(name: &str) -> Result<Gid, SocketError> {
     match Group::from_name(name) {
         Ok(Some(group)) => Ok(group.gid),
@@ -143,7 +142,7 @@ pub fn group(name: &str) -> Result<Gid, SocketError> {
     }
 }
 
-/// Lets the members of a group connect, or (without one) the agent's own user only.
+/// Lets the members of a group connect, or (without one) only the agent's own user.
 pub fn permit(path: &Path, group: Option<Gid>) -> Result<(), SocketError> {
     let fail = |source| SocketError::Permissions {
         path: path.to_owned(),
@@ -159,7 +158,7 @@ pub fn permit(path: &Path, group: Option<Gid>) -> Result<(), SocketError> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(fail)
 }
 
-/// Waits until a socket can be read or written, or `until`; false when it cannot.
+/// Waits until a socket is ready for `what`; false at `until` or on an error.
 fn ready(fd: &OwnedFd, what: PollFlags, until: Instant) -> bool {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -173,7 +172,7 @@ fn ready(fd: &OwnedFd, what: PollFlags, until: Instant) -> bool {
     }
 }
 
-/// Receives a message, if one comes within `wait`.
+/// Receives a message; an error if none arrives within `wait`.
 pub fn receive_within(fd: &OwnedFd, buf: &mut [u8], wait: Duration) -> Result<Received, Errno> {
     let until = Instant::now() + wait;
     loop {
@@ -186,7 +185,7 @@ pub fn receive_within(fd: &OwnedFd, buf: &mut [u8], wait: Duration) -> Result<Re
     }
 }
 
-/// Sends a message, if the other side takes it within `wait`.
+/// Sends a message; an error if the peer does not take it within `wait`.
 pub fn send_within(
     fd: &OwnedFd,
     bytes: &[u8],
@@ -226,7 +225,7 @@ mod tests {
         second.remove(&path);
         let left = fs::read_dir(path.parent().unwrap()).unwrap();
         assert_eq!(left.count(), 0);
-        // The agent that removed the file still locks it: that lock hinders nobody who opens the new file.
+        // The agent that removed the file still locks it: that lock does not affect a new file.
         let _third = ListeningSocket::open(&path).unwrap().unwrap();
         assert!(ListeningSocket::open(&path).unwrap().is_none());
     }

@@ -1,8 +1,8 @@
-//! A tenant of the host agent: what its runner sent, judged, and the agent that is made of it.
+//! A tenant of the host agent: validates what its runner sent, and creates the agent for it.
 //!
-//! The agent makes journal and backing file itself, owned by its user and closed to everybody else. The
-//! runner keeps both open, read-only, so that the next agent finds them after a crash; that one opens
-//! them for writing by their name in /proc, which only their owner can.
+//! The agent creates journal and backing files itself, owned by its user and closed to everybody else. The runner keeps
+//! both open, read-only, so that the next agent finds them after a crash; that agent reopens them for writing through
+//! /proc, which only their owner can.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, Permissions};
@@ -41,33 +41,33 @@ use canvas_control::terms::Terms;
 use canvas_control::text::say;
 use canvas_place::paths::PATHS_MAX;
 
-/// What the agent does for all its tenants.
+/// The agent's configuration for all tenants.
 pub struct Service {
-    /// Where backing files go, on a disk each; none without a disk.
+    /// Directories for backing files, each on a disk of its own; none without a disk.
     pub dirs: Vec<FarDir>,
-    /// What stays free on each of these disks.
+    /// Space to leave free on each of these disks.
     pub reserve: Option<Amount>,
-    /// Servers.
+    /// Donors.
     pub servers: Vec<Address>,
-    /// Their key.
+    /// The donors' key.
     pub key: ClusterKey,
-    /// Copies of a tenant that asks for nothing special.
+    /// Copies policy of a tenant that asks for none.
     pub policy: Policy,
-    /// Who finds more servers, if there is gossip.
+    /// Finds more donors, if there is gossip.
     pub finder: Option<Finder>,
-    /// What is settled for tenants, by name.
+    /// The operator's settings for tenants, by name.
     pub terms: BTreeMap<String, Terms>,
 }
 
-/// The far directory.
+/// A far directory.
 pub struct FarDir {
     path: PathBuf,
-    /// The device of files in it.
+    /// The device that holds its files.
     device: (u32, u32),
 }
 
 impl FarDir {
-    /// A directory in which a backing file can be made.
+    /// Opens a directory in which a backing file can be created.
     pub fn open(path: &Path) -> std::io::Result<FarDir> {
         let device = pass::device(&disk::create(path)?)?;
         Ok(FarDir {
@@ -79,27 +79,27 @@ impl FarDir {
 
 /// A tenant.
 pub struct Tenant {
-    /// As its runner described it, with what was settled since.
+    /// What its runner asked for, with later changes.
     pub hello: Hello,
-    /// Whose it is.
+    /// The user it belongs to.
     pub uid: u32,
-    /// What tells its segment from all others.
+    /// Device and inode of its segment, which identify it.
     pub inode: (u64, u64),
     lease: Lease,
     segment: OwnedFd,
     journal: Journal,
-    /// One in each far directory of the agent that made them.
+    /// One in each far directory of the agent that created them.
     backing: Vec<File>,
-    /// Slabs that it may fill, for its agent.
+    /// Slabs that it may fill, shared with its agent.
     slabs: Arc<AtomicUsize>,
-    /// Where its copies are to be, for its agent.
+    /// Its copies policy, shared with its agent.
     copies: LiveCopies,
-    /// What its pool may be at most, in bytes, whatever the others do.
+    /// Most that its pool may have, in bytes, whatever the other tenants do.
     pub pool_ceiling: u64,
 }
 
 impl Tenant {
-    /// What a runner of user `uid` asks for; why not, when it cannot be had.
+    /// Creates the tenant that a runner of user `uid` asks for; the error says why it cannot.
     pub fn judge(
         mut hello: Hello,
         uid: u32,
@@ -122,19 +122,19 @@ impl Tenant {
                 let journal = Journal::create().map_err(AdmissionError::NoJournal)?;
                 let private = Permissions::from_mode(0o600);
                 let closed = journal.file().set_permissions(private);
-                closed.map_err(system("its journal cannot be kept"))?;
+                closed.map_err(system("cannot set the permissions of its journal"))?;
                 let noted = journal.set_slabs_max(hello.slabs as u64);
                 noted.map_err(AdmissionError::JournalUnwritable)?;
                 note(&journal, &hello.asked, terms)?;
-                // Copies may be wanted there later.
+                // The copies policy may use the disks later.
                 let backing = service.dirs.iter().map(|dir| {
-                    disk::create(&dir.path).map_err(system("its backing file cannot be made"))
+                    disk::create(&dir.path).map_err(system("cannot create its backing file"))
                 });
                 (journal, backing.collect::<Result<_, _>>()?)
             }
             Some(journal) => {
                 let journal = own_journal(journal)?;
-                // What an agent has noted counts, and not what is said now.
+                // The journal counts, not what the runner says now.
                 hello.slabs = match journal.slabs_max() {
                     0 => hello.slabs,
                     noted => noted as usize,
@@ -159,7 +159,7 @@ impl Tenant {
         Tenant::of(hello, uid, lease, segment, journal, backing, terms)
     }
 
-    /// What the agent before this one gives, which is to be trusted, and its runners' connections.
+    /// Takes a tenant over from the previous agent, which is trusted, with its runners' connections.
     pub fn given(
         given: Given,
         fds: Vec<OwnedFd>,
@@ -201,7 +201,7 @@ impl Tenant {
         let noted = journal.set_copies(policy.into());
         noted.map_err(AdmissionError::JournalUnwritable)?;
         let at = nix::sys::stat::fstat(&segment).map_err(AdmissionError::Kernel)?;
-        // Where nothing was granted yet the bound is what its runner asked for.
+        // Without a grant the limit is what its runner asked for.
         let asked = lease.segment().config.pool_bytes.load(Relaxed);
         let ceiling = journal.pool().map_or(asked, |p| p.ceiling_bytes);
         let ceiling = ceiling.min(terms.pool_bytes.unwrap_or(u64::MAX));
@@ -224,7 +224,7 @@ impl Tenant {
         Lives::of(&self.segment)
     }
 
-    /// How a runner sees it.
+    /// Its settings, for a runner.
     pub fn settled(&self, service: &Service) -> Settled {
         Settled {
             version: VERSION,
@@ -234,7 +234,7 @@ impl Tenant {
         }
     }
 
-    /// What it gets where it is not alone.
+    /// Its share of links and backends.
     pub fn share(&self, service: &Service) -> Share {
         service.terms(&self.hello.name).share(&self.hello.asked)
     }
@@ -244,7 +244,7 @@ impl Tenant {
         self.segment.as_fd()
     }
 
-    /// Makes a prepared tenant that of a run of user `uid`: all of it, or nothing, and says why not.
+    /// Gives a prepared tenant to a run of user `uid`: completely, or not at all with the reason.
     pub fn give(&mut self, to: &Take, uid: u32, service: &Service) -> Result<(), AdmissionError> {
         let terms = service.terms(&self.hello.name);
         terms.allow_pool(to.pool_bytes)?;
@@ -271,7 +271,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// Changes all of it, or nothing, and says why not.
+    /// Applies a change completely, or not at all with the reason.
     pub fn change(&mut self, change: &Change, service: &Service) -> Result<(), AdmissionError> {
         let terms = service.terms(&self.hello.name);
         let asked = terms.change(self.hello.asked, change, is_trusted(self.uid))?;
@@ -303,12 +303,12 @@ impl Tenant {
         note(&self.journal, &asked, terms)
     }
 
-    /// What of the host's pool it was granted last, in bytes.
+    /// Its last grant of the host's pool, in bytes.
     pub fn pool_grant(&self) -> Option<u64> {
         self.journal.pool().map(|p| p.grant_bytes)
     }
 
-    /// Notes what of the host's pool it is granted, for its runners and the next agent.
+    /// Stores its grant of the host's pool, for its runners and the next agent.
     pub fn grant_pool(&self, grant_bytes: u64) -> Result<(), AdmissionError> {
         let grant = PoolGrant {
             ceiling_bytes: self.pool_ceiling,
@@ -321,7 +321,7 @@ impl Tenant {
         noted.map_err(AdmissionError::JournalUnwritable)
     }
 
-    /// Gives it all that it asked for, when an agent before this one had granted it a part.
+    /// Lifts the grant of an earlier agent: the tenant gets all that it asked for.
     pub fn free_pool(&self) -> Result<(), AdmissionError> {
         if self.pool_grant().is_none() {
             return Ok(());
@@ -332,7 +332,7 @@ impl Tenant {
         noted.map_err(AdmissionError::JournalUnwritable)
     }
 
-    /// Bounds its far memory anew: not below what it has.
+    /// Changes the limit on its far memory: not below what it uses.
     fn set_slabs(&mut self, slabs: usize) -> Result<(), AdmissionError> {
         let far = self.lease.far();
         let before = self.hello.slabs;
@@ -355,22 +355,22 @@ impl Tenant {
         Err(AdmissionError::FarInUse)
     }
 
-    /// The settled copies.
+    /// Its copies policy.
     pub fn policy(&self, service: &Service) -> Policy {
         self.hello.copies.map_or(service.policy, Policy::from)
     }
 
-    /// Its mapped file.
+    /// Its mapped segment.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// What serves it. Nobody else may do so at this time.
+    /// Creates the agent that serves it. No other agent may serve it at the same time.
     pub fn agent(&self, service: &Service) -> Result<Box<dyn Served>, AdmissionError> {
         let far = self.lease.far();
         let waker = Waker(far);
         let system = |source| AdmissionError::System {
-            what: "it cannot be served",
+            what: "cannot serve it",
             source,
         };
         let none = AdmissionError::JournalBad;
@@ -419,7 +419,7 @@ impl Tenant {
         }
     }
 
-    /// What its runner keeps for the next agent: journal and backing files, read-only.
+    /// Descriptors that its runner keeps for the next agent: journal and backing files, read-only.
     pub fn keepsakes(&self) -> std::io::Result<Vec<OwnedFd>> {
         std::iter::once(self.journal.file())
             .chain(&self.backing)
@@ -427,7 +427,7 @@ impl Tenant {
             .collect()
     }
 
-    /// What the next agent gets.
+    /// Descriptors for the next agent.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.segment.as_fd(), self.journal.file().as_fd()];
         fds.extend(self.backing.iter().map(AsFd::as_fd));
@@ -436,7 +436,7 @@ impl Tenant {
 }
 
 impl Service {
-    /// What is settled for a tenant.
+    /// The operator's settings for a tenant.
     pub fn terms(&self, name: &str) -> &Terms {
         static NOTHING: Terms = Terms {
             local: None,
@@ -452,7 +452,7 @@ impl Service {
         self.terms.get(name).unwrap_or(&NOTHING)
     }
 
-    /// What a new tenant could have, beside those that are prepared.
+    /// What a new tenant could have, and the prepared ones.
     pub fn offers(&self, slabs: usize, prepared: Vec<Wanted>) -> Offers {
         Offers {
             version: VERSION,
@@ -464,7 +464,7 @@ impl Service {
         }
     }
 
-    /// Can this agent keep copies so?
+    /// Whether this agent can keep copies by this policy; the error says why not.
     pub fn can(&self, policy: Policy) -> Result<(), AdmissionError> {
         if policy.disk && self.dirs.is_empty() {
             return Err(AdmissionError::NoDisk);
@@ -480,8 +480,8 @@ impl Service {
     }
 }
 
-/// Begins the far area of a new tenant: who it is, slabs that it may fill, the part of its pool past which the oldest
-/// pages leave it, in percent, and how long a fault may wait for far memory, in ms.
+/// Initialises the far area of a new tenant: a random id, the slabs that it may fill, the part of its pool past which
+/// the oldest pages are demoted, in percent, and how long a fault may wait for far memory, in ms.
 pub fn begin_far(far: &Far, slabs: usize, spill_percent: u64, wait_ms: u64) -> Result<(), Errno> {
     let id: [u8; 16] = random()?;
     for (word, bytes) in far.tenant_id.iter().zip(id.as_chunks().0) {
@@ -494,12 +494,12 @@ pub fn begin_far(far: &Far, slabs: usize, spill_percent: u64, wait_ms: u64) -> R
     Ok(())
 }
 
-/// Root and the agent's own user could write the agent's file.
+/// Root and the agent's own user are trusted: they could write the agent's file anyway.
 fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == nix::unistd::geteuid().as_raw()
 }
 
-/// What a tenant asked for, as an agent has noted it.
+/// What a tenant asked for, from its journal.
 fn asked(journal: &Journal) -> Asked {
     let [weight, swap_in_limit, swap_out_limit] = journal.asked();
     Asked {
@@ -509,7 +509,7 @@ fn asked(journal: &Journal) -> Asked {
     }
 }
 
-/// Notes what a tenant asked for, and what it gets: its runners look there, and the next agent.
+/// Stores what a tenant asked for, and the resulting share, for its runners and the next agent.
 fn note(journal: &Journal, asked: &Asked, terms: &Terms) -> Result<(), AdmissionError> {
     let words = [
         asked.weight.map(u64::from),
@@ -537,15 +537,15 @@ fn in_proc(fd: BorrowedFd) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
 
-/// A journal that an agent of this user has made, to write in it.
+/// Reopens for writing a journal that an agent of this user has created.
 fn own_journal(fd: OwnedFd) -> Result<Journal, AdmissionError> {
-    // Only a file in memory answers this, and without anybody's help.
+    // Only a memfd answers this, and without waiting for a file system.
     fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(|_| AdmissionError::ForeignJournal)?;
     let file = reopened(fd, OFlag::empty(), AdmissionError::ForeignJournal)?;
     Journal::open(file.into()).map_err(AdmissionError::JournalBad)
 }
 
-/// The same of a backing file.
+/// Reopens for writing a backing file that an agent of this user has created.
 fn own_backing(fd: OwnedFd, dirs: &[FarDir]) -> Result<File, AdmissionError> {
     let device = pass::device(&fd).ok();
     if dirs.iter().all(|dir| device != Some(dir.device)) {
@@ -558,7 +558,7 @@ fn own_backing(fd: OwnedFd, dirs: &[FarDir]) -> Result<File, AdmissionError> {
     }
 }
 
-/// The same file for reading and writing, if it is this user's alone.
+/// Reopens this file for reading and writing, if it is this user's alone.
 fn reopened(fd: OwnedFd, flags: OFlag, no: AdmissionError) -> Result<File, AdmissionError> {
     let file = File::from(fd);
     let is_own = file.metadata().is_ok_and(|m| {
@@ -574,7 +574,7 @@ fn reopened(fd: OwnedFd, flags: OFlag, no: AdmissionError) -> Result<File, Admis
         .custom_flags(flags.bits())
         .open(in_proc(file.as_fd()))
         .map_err(|source| AdmissionError::System {
-            what: "its file cannot be opened again",
+            what: "cannot reopen its file",
             source,
         })
 }
@@ -649,9 +649,9 @@ mod tests {
 
     #[test]
     fn strange_descriptors_are_refused() {
-        assert_eq!(why(vec![]), "it comes without a segment");
+        assert_eq!(why(vec![]), "its message has no segment");
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let no = "its segment is no sealed memory of a tenant with far memory";
+        let no = "its segment is not the sealed memory of a tenant with far memory";
         assert_eq!(why(vec![null()]), no);
         let (small, _) = Segment::create(false).unwrap();
         assert_eq!(why(vec![small]), no);
@@ -682,7 +682,7 @@ mod tests {
         assert_eq!(why(fds), outside);
         let files = (0..=PATHS_MAX).map(|_| OwnedFd::from(disk::create(dir.path()).unwrap()));
         let fds = [segment(), journal()].into_iter().chain(files).collect();
-        assert_eq!(why(fds), "it comes with too many descriptors");
+        assert_eq!(why(fds), "its message has too many descriptors");
     }
 
     #[test]
@@ -716,7 +716,7 @@ mod tests {
         far_of(&fd).slabs_used.store(4, Relaxed);
         assert!(first.change(&change(Some(3), None), &service).is_err());
         assert_eq!((first.hello.slabs, bound()), (5, 5));
-        // Whatever lies in the segment, and whatever its runner says to the next agent.
+        // Neither the segment nor what the runner says to the next agent can raise it.
         far_of(&fd).slabs_max.store(1000, Relaxed);
         let kept = first.keepsakes().unwrap();
         let fds = || vec![again(&fd), again(&kept[0]), again(&kept[1])];
@@ -727,7 +727,7 @@ mod tests {
         };
         let next = Tenant::judge(greedy(), 7, fds(), &service).unwrap();
         assert_eq!((next.hello.slabs, next.share(&service).weight), (5, 80));
-        // A new file of the operator's counts at once, for those that run too.
+        // The operator's new file applies at once, also to running tenants.
         let terms = Terms {
             weight: Some(30),
             swap_in_limit: Some(1 << 20),

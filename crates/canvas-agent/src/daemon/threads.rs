@@ -1,8 +1,8 @@
-//! The threads that serve ([`crate::host`]): they are started, told what to do, and have tenants divided among them
-//! ([`canvas_place::threads`]).
+//! The serving threads ([`crate::host`]): starts them, sends them commands, and divides tenants among them
+//! ([``canvas_place::threads``]).
 //!
-//! Only the listener tells them anything. A tenant that goes from one to another is given back first, so at no time
-//! do two have it, and what is said of it later is said to the one that has it.
+//! Only the listener sends commands. A tenant that moves between threads is first returned by its old thread, so two
+//! threads never have it at the same time, and later commands go to the thread that has it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,31 +22,31 @@ use crate::bell::Bell;
 use crate::dispatch::{Dispatch, Shared};
 use crate::host::{Host, Seat, Served};
 
-/// Time between two looks at what they do.
+/// Time between two checks of the threads' load.
 const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u64);
 
-/// Between two looks whether all that has begun is through.
+/// Pause between two checks whether all operations at disks have ended.
 const HOLD_PAUSE: Duration = Duration::from_millis(2);
 
-/// What a thread that serves is told.
+/// A command for a serving thread.
 enum Command {
-    /// Serve this one too; add the time that it takes.
+    /// Serve this tenant too; add the time that it takes.
     Add(u64, Box<dyn Served>, Arc<AtomicU64>),
-    /// It gets this where it is not alone.
+    /// Change this tenant's share.
     Share(u64, Share),
-    /// Give this one back as it is.
+    /// Return this tenant unchanged.
     Part(u64, Sender<Option<Seat>>),
-    /// Serve this one of another thread.
+    /// Serve this tenant of another thread.
     Settle(Seat),
-    /// Serve it no more; drop the rest when its agent has ended.
+    /// Stop serving this tenant; drop the rest when its agent has ended.
     Remove(u64, Box<dyn Send>),
-    /// Begin nothing (true), or all again; say whether nothing is at a disk.
+    /// Stop (true) or resume starting operations; answer whether none is at a disk.
     Hold(bool, Sender<bool>),
-    /// Serve nobody any more, and give all back.
+    /// Stop serving and return all tenants.
     RemoveAll(Sender<Vec<Box<dyn Served>>>),
 }
 
-/// One of them.
+/// A serving thread.
 struct Thread {
     tell: Sender<Command>,
     bell: Arc<Bell>,
@@ -67,21 +67,21 @@ impl Thread {
     }
 
     fn tell(&self, command: Command) {
-        // The thread ends with the process only.
+        // The thread ends only with the process.
         let _ = self.tell.send(command);
         self.bell.ring();
     }
 }
 
-/// A tenant, as it is known here.
+/// A tenant, as the listener knows it.
 struct Tenant {
     thread: usize,
     served_ns: Arc<AtomicU64>,
-    /// What that was at the last look.
+    /// `served_ns` at the last check.
     seen_ns: u64,
 }
 
-/// How much of the processors that this process may use is idle.
+/// Measures how much of this process's processors is idle.
 struct Idle {
     may: CpuSet,
     before: Vec<Ticks>,
@@ -95,7 +95,7 @@ impl Idle {
         }
     }
 
-    /// Since the last look: 1000 for one of them; 0 when nothing is known.
+    /// Idle time since the last call: 1000 for one whole processor; 0 when unknown.
     fn look(&mut self) -> Permille {
         let stat = std::fs::read("/proc/stat").unwrap_or_default();
         let may = |cpu| self.may.is_set(cpu).unwrap_or(false);
@@ -113,7 +113,7 @@ impl Idle {
     }
 }
 
-/// All of them.
+/// All serving threads.
 pub struct ServingThreads {
     spin: Duration,
     shared: Arc<Shared>,
@@ -125,9 +125,8 @@ pub struct ServingThreads {
 }
 
 impl ServingThreads {
-    /// Starts the first one, which has `dispatch`, or all of a fixed number; there can be
-    /// [`crate::dispatch::THREADS_MAX`]. Each tenant is looked at for `spin`
-    /// after its last work.
+    /// Starts the first thread, which has `dispatch`, or a fixed number of threads; at most
+    /// [`crate::dispatch::THREADS_MAX`]. Each tenant is polled for `spin` after its last work.
     pub fn start(
         width: Width,
         spin: Duration,
@@ -158,9 +157,9 @@ impl ServingThreads {
         Ok(())
     }
 
-    /// Has a tenant served, by a number that was never used before.
+    /// Serves a tenant, by a number that was never used before.
     pub fn add(&mut self, id: u64, agent: Box<dyn Served>) {
-        // While there was one tenant nobody looked.
+        // While there was only one tenant, nobody checked the load.
         let time = self.looked.elapsed().max(ROUND);
         let thread = self.decide.place(&self.loads(time));
         let served_ns = Arc::new(AtomicU64::new(0));
@@ -175,21 +174,21 @@ impl ServingThreads {
         );
     }
 
-    /// Changes what a tenant gets where it is not alone.
+    /// Changes a tenant's share.
     pub fn set_share(&self, id: u64, share: Share) {
         if let Some(tenant) = self.tenants.get(&id) {
             self.all[tenant.thread].tell(Command::Share(id, share));
         }
     }
 
-    /// Has a tenant served no more; `rest` is dropped when its agent has ended.
+    /// Stops serving a tenant; `rest` is dropped when its agent has ended.
     pub fn remove(&mut self, id: u64, rest: Box<dyn Send>) {
         if let Some(tenant) = self.tenants.remove(&id) {
             self.all[tenant.thread].tell(Command::Remove(id, rest));
         }
     }
 
-    /// Has nothing more begun; true when nothing is at a disk within `patience`. Else all goes on.
+    /// Stops starting operations; true when none is at a disk within `patience`. Otherwise resumes.
     pub fn hold(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         loop {
@@ -213,12 +212,12 @@ impl ServingThreads {
         said.iter().filter(|is_quiet| !is_quiet).count() == 0
     }
 
-    /// Begins all again after [`ServingThreads::hold`].
+    /// Resumes after [`ServingThreads::hold`].
     pub fn go_on(&self) {
         self.all_hold(false);
     }
 
-    /// Has nobody served any more; what served them.
+    /// Stops serving all tenants; returns their agents.
     pub fn remove_all(&mut self) -> Vec<Box<dyn Served>> {
         self.tenants.clear();
         let (send, given) = channel();
@@ -229,12 +228,12 @@ impl ServingThreads {
         given.iter().flatten().collect()
     }
 
-    /// When it is time to tend them, if there is anything to divide.
+    /// When [`ServingThreads::tend`] is due, if there is anything to divide.
     pub fn due(&self) -> Option<Instant> {
         (self.decide.most() > 1 && self.tenants.len() > 1).then(|| self.looked + ROUND)
     }
 
-    /// Looks at what they do, when it is time, and divides tenants among them.
+    /// Checks the threads' load, when it is due, and divides tenants among them.
     pub fn tend(&mut self) {
         let now = Instant::now();
         if self.due().is_none_or(|due| due > now) {
@@ -252,7 +251,7 @@ impl ServingThreads {
         }
     }
 
-    /// Each thread's tenants, and what they took of a time that has passed since the last look.
+    /// By thread, each tenant's load over the `time` since the last check.
     fn loads(&self, time: Duration) -> Vec<Vec<Load>> {
         let mut loads = vec![Vec::new(); self.all.len()];
         for (id, tenant) in &self.tenants {
@@ -269,13 +268,13 @@ impl ServingThreads {
         if to == self.all.len() {
             if let Err(e) = self.one_more() {
                 say(format_args!(
-                    "agent: no more than {to} threads serve: one more cannot be started: {}",
+                    "agent: {to} threads serve: cannot start another one: {}",
                     canvas_control::text::reason(&e)
                 ));
                 return self.decide.bound(to);
             }
             say(format_args!(
-                "agent: {} threads serve: one was full, and a processor idle",
+                "agent: {} threads serve: one was fully busy, and a processor idle",
                 to + 1
             ));
         }
@@ -290,7 +289,7 @@ impl ServingThreads {
     }
 }
 
-/// A thread that serves does what it is told.
+/// Carries out the commands for a serving thread.
 fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
     while let Ok(command) = told.try_recv() {
         match command {
@@ -308,7 +307,7 @@ fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
                     }
                     drop(rest);
                 };
-                // Without a thread it ends here, and the others wait for it.
+                // If no thread can be started, the agent ends here, and the other tenants wait for it.
                 let _ = std::thread::Builder::new()
                     .name("end".to_owned())
                     .spawn(ends);
@@ -338,7 +337,7 @@ mod tests {
 
     const BYTES: u32 = 4096;
 
-    /// Has requests that end at once.
+    /// A tenant whose requests end at once.
     struct Asks {
         far: &'static Far,
         left: u32,
@@ -346,7 +345,7 @@ mod tests {
         tickets: HashMap<u64, Ticket>,
         under_way: Vec<Ticket>,
         share: Live,
-        /// A thread is at work for it.
+        /// A thread works for it.
         is_served: Arc<AtomicBool>,
     }
 
@@ -429,7 +428,7 @@ mod tests {
         }
     }
 
-    /// Threads that serve so many tenants, each with so many requests, on a link that takes two at a time.
+    /// Threads that serve `tenants`, each with `requests`, on a link that takes two at a time.
     fn serving(width: Width, tenants: u64, requests: u32) -> (ServingThreads, Vec<Arc<AtomicU64>>) {
         let dispatch = Dispatch::with(LinkConfig {
             window_bytes_min: 2 * u64::from(BYTES),
@@ -492,7 +491,7 @@ mod tests {
             assert!(Instant::now() < until, "{begun:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // What each took is seen, and is no more than there was.
+        // The time that each tenant took is measured, and is no more than has passed.
         threads.looked -= ROUND;
         threads.tend();
         assert!(threads.tenants.values().all(|t| t.seen_ns > 0));

@@ -1,14 +1,14 @@
-//! A store on files of this host: each far directory has one sparse file without a name, in which extent `n` lies at
-//! `n` x 32 KiB, if that file has it.
+//! A store on files of this host: each far directory has one sparse unnamed file, in which extent `n` is at offset `n`
+//! x 32 KiB, if that file has it.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`path`] | one file: its threads, which read, write and free |
 //!
-//! An extent is in one file. With several, [`canvas_place::paths`] chooses where a new one goes, by the loaded
-//! latencies of the directories; one that is written again stays where it is while that directory takes anything.
-//! Which file has what is told by the files themselves: what was never written there, or was freed, is a hole. What a
-//! file could not take may be there in part, and is freed before the extent is written to another one.
+//! An extent is in one file. With several files, [`canvas_place::paths`] chooses where a new extent goes, by the loaded
+//! latencies of the directories; an extent that is rewritten stays where it is while that directory accepts writes. The
+//! files themselves record which of them has an extent: a range that was never written, or was freed, is a hole. A file
+//! that could not take an extent may have part of it, which is freed before the extent is written to another file.
 
 mod path;
 
@@ -37,7 +37,7 @@ pub use path::{create, default_dir};
 /// No file has the extent.
 const NOWHERE: u8 = u8::MAX;
 
-/// Where the extents of a slab are: numbers of files.
+/// By extent of a slab, the index of its file.
 type Homes = Box<[u8; SLAB_EXTENTS]>;
 
 /// An operation under way.
@@ -51,13 +51,13 @@ enum Op {
         /// Files that could not take it, a bit each.
         tried: u32,
     },
-    /// What another file has of an extent is freed before it is written to this one, so that only one has it.
+    /// Frees another file's version of an extent before writing it to this one, so that only one file has it.
     Moves {
         extent: u32,
         block: Block,
         from: usize,
         to: usize,
-        /// As above.
+        /// Files that could not take it, a bit each.
         tried: u32,
     },
 }
@@ -67,30 +67,30 @@ pub struct Disk {
     paths: Vec<Path>,
     choice: Paths,
     homes: HashMap<u32, Homes>,
-    /// Other files that have something of an extent, a bit each: an agent before this one ended while it wrote there.
-    /// They are read after the first, and freed when it is written again.
+    /// Other files that have something of an extent, a bit each: an earlier agent ended while it wrote there. They are
+    /// read after the first one, and freed when the extent is rewritten.
     others: HashMap<u32, u32>,
     ops: HashMap<u32, (Op, Instant)>,
-    /// Where operations go that wait for their turn there.
+    /// The file of each operation that waits for its turn.
     turns: HashMap<u32, usize>,
-    /// Slabs being freed, and the answers that are awaited.
+    /// Slabs being freed, and the number of answers awaited.
     freeing: HashMap<u32, usize>,
-    /// Ended without anything having been done.
+    /// Events of operations that ended without any I/O.
     ended: Vec<Event>,
     done: Vec<Done>,
     started: Instant,
     far: &'static Far,
-    /// Rung when something has ended.
+    /// Notified when an operation has ended.
     bell: Arc<PollBell>,
 }
 
 impl Disk {
-    /// Over `files` of which each is on a disk of its own, which [`create`] made; `reserve` stays free on each of these
-    /// disks, whatever tenants write. `waker` is told when something has ended.
+    /// A store over `files`, which [`create`] made, each on a disk of its own. `reserve` stays free on each of these
+    /// disks, whatever tenants write. `waker` is woken when an operation has ended.
     ///
     /// # Errors
     ///
-    /// There is no thread, there is no file, or there are more than [`PATHS_MAX`].
+    /// A thread could not be started, there is no file, or there are more than [`PATHS_MAX`].
     pub fn new(files: Vec<File>, reserve: Option<Amount>, waker: Waker) -> io::Result<Disk> {
         if !(1..=PATHS_MAX).contains(&files.len()) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -131,18 +131,18 @@ impl Disk {
         self.started.elapsed().as_nanos() as u64
     }
 
-    /// Is something being read or written?
+    /// Whether reads or writes are under way.
     pub(crate) fn is_busy(&self) -> bool {
         !self.ops.is_empty()
     }
 
-    /// Rung when something has ended, for who waits for that and for other things: [`Store::is_ready`] tells whether it
-    /// has.
+    /// Notified when an operation has ended, for a thread that also waits for other things. [`Store::is_ready`] says
+    /// whether one has.
     pub(crate) fn bell(&self) -> &PollBell {
         &self.bell
     }
 
-    /// The file that has an extent, if one has it.
+    /// The file that has an extent, if any.
     fn home(&self, extent: u32) -> Option<usize> {
         if self.paths.len() == 1 {
             return Some(0);
@@ -150,7 +150,7 @@ impl Disk {
         home_of(&self.homes, extent)
     }
 
-    /// The file that has an extent, if one has it, and then others that have something of it.
+    /// The file that has an extent, if any, and then other files with something of it.
     fn holders(&self, extent: u32) -> impl Iterator<Item = usize> + use<> {
         let others = self.others.get(&extent).copied().unwrap_or(0);
         let others = (0..self.paths.len()).filter(move |path| others & 1 << path != 0);
@@ -162,7 +162,7 @@ impl Disk {
         Lane::Disk(self.home(extent).unwrap_or(0) as u8)
     }
 
-    /// The file that an extent is written to: the one that has it, while that takes anything. `None`: all were tried.
+    /// The file to write an extent to: the one that has it, while that accepts writes. `None`: all were tried.
     fn choose(&mut self, extent: u32, tried: u32) -> Option<usize> {
         let now_ns = self.now_ns();
         let is_one = self.paths.len() == 1;
@@ -172,7 +172,7 @@ impl Disk {
         stays.or_else(|| self.choice.choose(tried, now_ns))
     }
 
-    /// Writes to a file, of an extent that others have after it was freed there.
+    /// Writes an extent to a file, after freeing it in the other files that have it.
     fn write_to(&mut self, id: u32, extent: u32, block: Block, path: usize, tried: u32) {
         let op = match self.holders(extent).find(|holder| *holder != path) {
             Some(from) => {
@@ -197,7 +197,7 @@ impl Disk {
         self.ops.insert(id, (op, Instant::now()));
     }
 
-    /// An operation on a file has ended; what is told of it, unless it goes on.
+    /// An operation on a file has ended; returns its event, unless the operation continues elsewhere.
     fn ended(&mut self, id: u32, outcome: Outcome, block: Block) -> Option<Event> {
         let Some((op, since)) = self.ops.remove(&id) else {
             return Some(Event::Ended { id, outcome, block });
@@ -224,7 +224,7 @@ impl Disk {
                 };
                 self.choice.close(path, why, self.now_ns());
                 if self.paths.len() > 1 {
-                    // It may have some of it, which must not be taken for the extent later.
+                    // It may have part of the extent, which must not be taken for the extent later.
                     set_home(&mut self.homes, extent, path);
                 }
                 let Some(path) = self.choose(extent, tried) else {
@@ -237,7 +237,7 @@ impl Disk {
         Some(Event::Ended { id, outcome, block })
     }
 
-    /// An extent was freed in the file that had it, and is written to another one.
+    /// An extent was freed in the file that had it; writes it to its new file.
     fn punched(&mut self, id: u32, ok: bool) -> Option<Event> {
         let (op, _) = self.ops.remove(&id)?;
         let Op::Moves {
@@ -248,7 +248,7 @@ impl Disk {
             tried,
         } = op
         else {
-            debug_assert!(false, "only what moves is freed so");
+            debug_assert!(false, "only moving extents are freed this way");
             return None;
         };
         if !ok {
@@ -271,13 +271,13 @@ impl Disk {
     fn full(&self, why: &str) -> String {
         match self.paths.len() {
             1 => format!(
-                "the far directory takes no more ({why}); pages stay in the pool until there is room"
+                "the far directory takes no more ({why}); pages stay in the pool until it has room"
             ),
-            _ => format!("a far directory takes no more ({why}); the others are asked"),
+            _ => format!("a far directory takes no more ({why}); the other directories are used"),
         }
     }
 
-    /// A file has freed its part of a slab; what is told when that was the last one.
+    /// A file has freed its part of a slab; returns an event after the last one.
     fn freed(&mut self, slab: u32) -> Option<Event> {
         let left = self.freeing.get_mut(&slab)?;
         *left -= 1;
@@ -315,7 +315,7 @@ impl Store for Disk {
     }
 
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block) {
-        // What no file has does not verify.
+        // An extent that no file has reads as zeros and does not verify.
         let path = match self.holders(extent).nth(copy) {
             None if copy > 0 => {
                 let outcome = Outcome::NoCopy;
@@ -395,7 +395,7 @@ mod tests {
         Waker(Far::map(&fd).unwrap())
     }
 
-    /// The store, and what must be there.
+    /// The store, and its expected content.
     struct Rig {
         disk: Disk,
         files: Vec<File>,
@@ -417,7 +417,7 @@ mod tests {
             rig
         }
 
-        /// The next event but lines.
+        /// The next event other than log lines.
         fn event(&mut self) -> Vec<Event> {
             let until = Instant::now() + PATIENCE;
             loop {
@@ -438,7 +438,7 @@ mod tests {
             }
         }
 
-        /// Writes extents at once; how each ended.
+        /// Writes extents concurrently; returns how each ended.
         fn write(&mut self, extents: &[(u32, u8)]) -> Vec<Outcome> {
             let mut ids = BTreeMap::new();
             for (extent, fill) in extents {
@@ -475,7 +475,7 @@ mod tests {
             self.oracle.retain(|extent, _| place(*extent).0 != slab);
         }
 
-        /// All that was written is there, and each extent is in one file.
+        /// All written extents are there, each in one file.
         fn check(&mut self) {
             for (extent, fill) in self.oracle.clone() {
                 let (id, range) = (self.next, 100..EXTENT_BYTES);
@@ -497,7 +497,7 @@ mod tests {
             assert_eq!(there, all);
         }
 
-        /// The next agent has nothing but the files.
+        /// The next agent starts from the files alone.
         fn taken_over(&mut self) {
             self.disk = over(&self.files);
         }
@@ -505,13 +505,13 @@ mod tests {
 
     fn over(files: &[File]) -> Disk {
         let files = files.iter().map(|file| file.try_clone().unwrap());
-        // Nothing is left free: the machine's disk may be nearly full.
+        // No reserve: the machine's disk may be nearly full.
         let none = Amount::Size(canvas_types::units::Size::from_bytes(0));
         Disk::new(files.collect(), Some(none), waker()).unwrap()
     }
 
     fn files(n: usize) -> Vec<File> {
-        // A file without a name needs no directory any more.
+        // An unnamed file outlives its directory.
         let dir = tempfile::tempdir().unwrap();
         (0..n).map(|_| create(dir.path()).unwrap()).collect()
     }
@@ -522,14 +522,14 @@ mod tests {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut rig = Rig::new(files(3));
         let used = |file: &&File| !path::written(file).unwrap().is_empty();
-        // At the end chance, and how fast each of them was, may have left all in one.
+        // At the end, chance and the speed of each file may have left all extents in one.
         let mut used_max = 0;
         for _ in 0..40 {
             match rng.u32(0..10) {
                 0 => rig.taken_over(),
                 1 => rig.free(rng.u32(0..3)),
                 2 => {
-                    // It takes nothing new for a while: what it has and is written again moves.
+                    // It accepts nothing for a while: extents that it has move when they are rewritten.
                     let now_ns = rig.disk.now_ns();
                     rig.disk.choice.close(rng.usize(0..3), Closed::Full, now_ns);
                 }
@@ -553,7 +553,7 @@ mod tests {
     #[test]
     fn what_one_directory_cannot_take_goes_to_another() {
         let mut all = files(2);
-        // Of one that fails.
+        // The first file fails.
         let by_name = std::os::fd::AsRawFd::as_raw_fd(&all[0]);
         all[0] = File::open(format!("/proc/self/fd/{by_name}")).unwrap();
         let mut rig = Rig::new(all);
@@ -565,7 +565,7 @@ mod tests {
                 .iter()
                 .all(|line| line.contains("cannot be written"))
         );
-        // It is not asked each time.
+        // The failing file is not tried each time.
         let before = rig.said.len();
         assert!((1..20).contains(&before), "{:?}", rig.said);
         assert_eq!(rig.write(&extents), [Outcome::Done; 20]);
@@ -579,7 +579,7 @@ mod tests {
         use nix::sys::memfd::{MFdFlags, memfd_create};
         for small_at in [0, 1] {
             let mut all = files(2);
-            // It has room for two extents and a half.
+            // It has room for two and a half extents.
             let small = memfd_create(c"small", MFdFlags::MFD_ALLOW_SEALING).unwrap();
             let small = File::from(small);
             small.set_len(5 * EXTENT_BYTES as u64 / 2).unwrap();
@@ -595,7 +595,7 @@ mod tests {
         }
     }
 
-    /// An agent that ended before it freed what arrived half: both are read, and the next write leaves one.
+    /// An agent that ended before it freed a partial extent: both files are read, and the next write leaves one.
     #[test]
     fn what_two_directories_have_is_read_from_both() {
         use std::os::unix::fs::FileExt;

@@ -1,7 +1,7 @@
-//! One sparse file without a name, in which extent `n` lies at `n` x 32 KiB.
+//! One sparse unnamed file, in which extent `n` is at offset `n` x 32 KiB.
 //!
-//! Threads do the I/O, as many as pay ([`canvas_place::width`]). It bypasses the page cache where the file system allows that: what is far
-//! must not take the memory that it makes room in.
+//! Threads do the I/O, as many as pay off ([`canvas_place::width`]). They use direct I/O where the file system allows
+//! it: far pages must not occupy the memory that moving them out has freed.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -29,84 +29,84 @@ use crate::block::{ALIGN, Block};
 use crate::idle::Waker;
 use crate::store::Outcome;
 
-/// What stays free on the disk unless somebody says otherwise, for all of its other uses: this part of it,
+/// Default reserve of free space on the disk, for all of its other uses: this fraction of it,
 const RESERVE_PARTS: u128 = 20;
-/// and no more than this.
+/// but no more than this.
 const RESERVE_BYTES_MAX: u128 = 1 << 30;
 
-/// Threads that read and write at first and at most ([`canvas_place::width`]), and those of them that only read.
+/// Threads that read and write, at first and at most ([`canvas_place::width`]), and the number of those that only read.
 const THREADS: usize = 4;
 const THREADS_MAX: usize = 32;
 const READERS: usize = 1;
-/// Between two looks at whether more would pay.
+/// Time between two checks whether more threads would pay off.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// What is to be done. Numbers of operations come first.
+/// A job for a file. Operation numbers come first.
 pub enum Job {
     /// Reads this range of an extent.
     Read(u32, u32, Range<usize>, Block),
     /// Writes an extent.
     Write(u32, u32, Block),
-    /// Frees an extent.
+    /// Frees an extent for an operation.
     Punch(u32, u32),
     /// Frees a slab.
     Free(u32),
 }
 
-/// What has been done.
+/// A finished job.
 pub enum Done {
     /// A read or write has ended.
     Ended {
-        /// The operation.
+        /// The operation's number.
         id: u32,
-        /// How.
+        /// Its result.
         outcome: Outcome,
-        /// The bytes.
+        /// The buffer.
         block: Block,
     },
-    /// An extent was freed, or (not `ok`) is there still.
+    /// An extent was freed, or (not `ok`) is still there.
     Punched {
-        /// The operation.
+        /// The operation's number.
         id: u32,
-        /// See there.
+        /// Whether the extent was freed.
         ok: bool,
     },
     /// A slab was freed.
     Freed(u32),
-    /// The disk is full: why.
+    /// The disk is full; the reason.
     Full(String),
-    /// The file cannot be used so: what, and why.
+    /// The file has failed: the kind of operation, and the error.
     Broken(&'static str, String),
 }
 
-/// Jobs that go before one that waits behind them, in a row: reads before others, and writes before frees. Without a
-/// bound nothing would leave the pool while reads never end.
+/// How many jobs in a row may overtake one that waits: reads overtake others, and writes overtake frees. Without a
+/// bound nothing would leave the pool while reads keep coming.
 const BEFORE_MAX: u32 = 8;
 
-/// What is to do: reads before writes before frees.
+/// Queued jobs: reads before writes before frees.
 #[derive(Default)]
 struct Jobs {
     reads: VecDeque<Job>,
     writes: VecDeque<Job>,
     frees: VecDeque<Job>,
-    /// Reads that went before others in a row, and writes that went before frees.
+    /// Reads in a row that overtook other jobs, and writes that overtook frees.
     reads_before: u32,
     writes_before: u32,
     end: bool,
-    /// Threads that sleep, and that nobody has woken yet.
+    /// Whether each thread sleeps and was not woken yet.
     asleep: Vec<bool>,
     /// Threads that may work.
     width: usize,
-    /// Of this period: jobs that came, those that found no thread asleep, and those that were done.
+    /// In this period: jobs that arrived, those that found no sleeping thread, and those that were finished.
     came: u64,
     waited: u64,
     ended: u64,
-    /// Jobs that threads are at work on.
+    /// Jobs that threads are working on.
     running: usize,
 }
 
 impl Jobs {
-    /// Takes in a job; the thread to wake for it, if one sleeps that can do it. Those that only read go first.
+    /// Queues a job; returns the thread to wake, if one that can do it sleeps. Read-only threads are preferred.
     fn add(&mut self, job: Job) -> Option<usize> {
         let from = match job {
             Job::Read(..) => 0,
@@ -114,7 +114,7 @@ impl Jobs {
         };
         match job {
             Job::Read(..) => self.reads.push_back(job),
-            // Somebody waits for the place of what is punched.
+            // A write waits for the freed space.
             Job::Write(..) | Job::Punch(..) => self.writes.push_back(job),
             Job::Free(_) => self.frees.push_back(job),
         }
@@ -179,7 +179,7 @@ pub struct Path {
     looked: Instant,
 }
 
-/// A file without a name in `dir`, for one tenant: it is gone when nobody has it open any more.
+/// Creates an unnamed file in `dir` for one tenant; it is gone when its last descriptor is closed.
 pub fn create(dir: &std::path::Path) -> io::Result<File> {
     let open = |more: OFlag| {
         OpenOptions::new()
@@ -189,7 +189,7 @@ pub fn create(dir: &std::path::Path) -> io::Result<File> {
             .custom_flags((OFlag::O_TMPFILE | more).bits())
             .open(dir)
     };
-    // tmpfs before 6.6 and some others take no O_DIRECT.
+    // tmpfs before 6.6 and some other file systems have no O_DIRECT.
     match open(OFlag::O_DIRECT) {
         Err(e) if e.raw_os_error() == Some(Errno::EINVAL as i32) => open(OFlag::empty()),
         other => other,
@@ -197,8 +197,8 @@ pub fn create(dir: &std::path::Path) -> io::Result<File> {
 }
 
 impl Path {
-    /// Over `file`, which [`create`] made; `reserve` stays free on its disk, whatever tenants write. `waker` is
-    /// told when something has ended, and `bell` is rung.
+    /// Starts the threads for `file`, which [`create`] made. `reserve` stays free on its disk, whatever tenants write.
+    /// When a job has ended, `waker` is woken and `bell` notified.
     pub(crate) fn new(
         file: File,
         reserve: Option<Amount>,
@@ -224,7 +224,7 @@ impl Path {
         Ok(path)
     }
 
-    /// From now on so many threads work; those that there are too many sleep.
+    /// Sets how many threads work; surplus threads sleep.
     fn widen(&mut self, width: usize) -> io::Result<()> {
         lock(&self.shared.jobs).width = width;
         for i in self.threads.len()..width {
@@ -247,7 +247,7 @@ impl Path {
         Ok(())
     }
 
-    /// Looks, once in a while, whether more operations at a time would pay; how many there may be.
+    /// Checks, once in a while, whether more operations at a time would pay off; returns how many there may be.
     pub fn tick(&mut self) -> usize {
         if self.looked.elapsed() < PERIOD {
             return self.width.get();
@@ -259,14 +259,14 @@ impl Path {
         drop(jobs);
         let before = self.width.get();
         let now = self.width.step(ended, came, waited);
-        // With fewer threads than it wants it does as well as it can.
+        // With fewer threads than wanted it does as well as it can.
         if now != before && self.widen(now).is_err() {
             lock(&self.shared.jobs).width = self.threads.len();
         }
         now
     }
 
-    /// Has something done.
+    /// Queues a job.
     pub fn put(&self, job: Job) {
         let wakes = lock(&self.shared.jobs).add(job);
         if let Some(thread) = wakes {
@@ -274,21 +274,21 @@ impl Path {
         }
     }
 
-    /// Adds what has been done to `done`.
+    /// Appends the finished jobs to `done`.
     pub fn take(&self, done: &mut Vec<Done>) {
         if self.shared.any_done.swap(false, Ordering::SeqCst) {
             done.append(&mut lock(&self.shared.done));
         }
     }
 
-    /// Is nothing left to do?
+    /// Whether no job is left.
     pub fn is_quiet(&self) -> bool {
         let jobs = lock(&self.shared.jobs);
         let waiting = jobs.reads.len() + jobs.writes.len() + jobs.frees.len();
         waiting + jobs.running == 0
     }
 
-    /// Is there something to take?
+    /// Whether there are finished jobs.
     pub fn is_ready(&self) -> bool {
         self.shared.any_done.load(Ordering::SeqCst)
     }
@@ -308,7 +308,7 @@ fn at(extent: u32) -> u64 {
     u64::from(extent) * EXTENT_BYTES as u64
 }
 
-/// A thread that panicked ended the process: the lock guards whole values.
+/// A panic of a thread ends the process, so a poisoned lock still guards consistent values.
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -325,7 +325,7 @@ fn work(shared: &Shared, thread: usize) {
                     .read_exact_at(&mut block[range.clone()], at + range.start as u64);
                 let outcome = match read {
                     Ok(()) => Outcome::Done,
-                    // Cut off: what is there instead does not verify.
+                    // The file is shorter: the missing bytes do not verify.
                     Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Outcome::Done,
                     Err(e) => {
                         done.push(trouble("read", &e));
@@ -380,7 +380,7 @@ fn work(shared: &Shared, thread: usize) {
 fn next(shared: &Shared, thread: usize) -> Option<Job> {
     loop {
         let mut jobs = lock(&shared.jobs);
-        // Whoever woke it has said so already; it may have woken by itself.
+        // The waker has already cleared it; but the thread may have woken by itself.
         jobs.asleep[thread] = false;
         let job = jobs.take(thread);
         if job.is_some() || jobs.end {
@@ -392,14 +392,14 @@ fn next(shared: &Shared, thread: usize) -> Option<Job> {
     }
 }
 
-/// Gives so many bytes from there on back to the disk.
+/// Frees `bytes` bytes from `from` on.
 fn punch(file: &File, from: u64, bytes: usize) -> io::Result<()> {
     let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     let from = i64::try_from(from).map_err(|_| io::ErrorKind::InvalidInput)?;
     Ok(fallocate(file, mode, from, bytes as i64)?)
 }
 
-/// The extents that a file has something of.
+/// The extents of which a file has data.
 pub fn written(file: &File) -> io::Result<Vec<u32>> {
     const BYTES: i64 = EXTENT_BYTES as i64;
     let mut extents = Vec::new();
@@ -407,12 +407,12 @@ pub fn written(file: &File) -> io::Result<Vec<u32>> {
     loop {
         from = match lseek(file, from, Whence::SeekData) {
             Ok(data) => data / BYTES * BYTES,
-            // None from there on.
+            // No data from there on.
             Err(Errno::ENXIO) => return Ok(extents),
             Err(e) => return Err(e.into()),
         };
         let hole = lseek(file, from, Whence::SeekHole)?.max(from + 1);
-        // Where it begins in a hole, the data are behind.
+        // If it begins in a hole, the data are further on.
         let hole = match lseek(file, from, Whence::SeekData)? {
             data if data >= hole => lseek(file, data, Whence::SeekHole)?,
             _ => hole,
@@ -423,8 +423,8 @@ pub fn written(file: &File) -> io::Result<Vec<u32>> {
     }
 }
 
-/// Is there room for an extent beside the reserve? One that has its place on the disk takes no more; the others
-/// are told as by a disk that is full.
+/// Fails as a full disk does when there is no room for an extent beside the reserve. An extent that is already
+/// allocated needs no room.
 fn leave(file: &File, reserve: Option<Amount>, at: u64) -> io::Result<()> {
     let disk = fstatvfs(file)?;
     let bytes = |blocks: u64| u128::from(blocks) * u128::from(disk.fragment_size());
@@ -433,7 +433,7 @@ fn leave(file: &File, reserve: Option<Amount>, at: u64) -> io::Result<()> {
         Some(Amount::Size(size)) => u128::from(size.bytes),
         Some(Amount::Share(share)) => bytes(disk.blocks()) * u128::from(share.ppm()) / 1_000_000,
     };
-    // A file system without a size has no room to leave.
+    // A file system without a size has no room to reserve.
     if disk.blocks() == 0
         || bytes(disk.blocks_available()) >= reserve + EXTENT_BYTES as u128
         || is_there(file, at)
@@ -443,13 +443,13 @@ fn leave(file: &File, reserve: Option<Amount>, at: u64) -> io::Result<()> {
     Err(io::Error::new(
         io::ErrorKind::StorageFull,
         format!(
-            "{} MiB of its disk stay free, -o far-reserve",
+            "-o far-reserve keeps {} MiB of its disk free",
             reserve >> 20
         ),
     ))
 }
 
-/// Is nothing of the extent on the disk?
+/// Whether the disk has nothing of the extent.
 fn has_nothing(file: &File, at: u64) -> bool {
     let Ok(from) = i64::try_from(at) else {
         return true;
@@ -460,7 +460,7 @@ fn has_nothing(file: &File, at: u64) -> bool {
     }
 }
 
-/// Has the extent its place on the disk?
+/// Whether the whole extent is allocated on the disk.
 fn is_there(file: &File, at: u64) -> bool {
     let Ok(from) = i64::try_from(at) else {
         return false;
@@ -488,7 +488,7 @@ fn trouble(what: &'static str, e: &io::Error) -> Done {
     }
 }
 
-/// `~/.cache/canvas/far`, or where XDG_CACHE_HOME points; /var/tmp without a home.
+/// Default far directory: `$XDG_CACHE_HOME/canvas/far`, or `~/.cache/canvas/far`; in /var/tmp without a home.
 pub fn default_dir() -> PathBuf {
     let set = |name| {
         std::env::var_os(name)
@@ -528,7 +528,7 @@ mod tests {
         jobs.asleep = vec![false; THREADS];
         jobs.asleep[0] = true;
         assert_eq!(jobs.add(Job::Write(1, 1, Block::default())), None);
-        // Reads go first, and a reader leaves the rest alone.
+        // Reads go first, and a read-only thread does nothing else.
         assert!(matches!(jobs.take(0), Some(Job::Read(..))));
         assert!(matches!(jobs.take(READERS), Some(Job::Read(..))));
         assert!(jobs.take(0).is_none());
@@ -557,7 +557,7 @@ mod tests {
             assert!(reads <= 5 * BEFORE_MAX, "they starve");
         }
         assert_eq!(reads, 5 * BEFORE_MAX, "reads go first all the same");
-        // Nor do frees behind writes.
+        // Frees do not starve behind writes either.
         jobs.add(Job::Free(2));
         let writes = std::iter::repeat_with(|| {
             jobs.add(Job::Write(0, 0, Block::default()));
@@ -601,7 +601,7 @@ mod tests {
         for extent in [3, 4, 9, 2048] {
             file.write_all_at(&block, at(extent)).unwrap();
         }
-        // Of one only the end arrived.
+        // Of one only the end was written.
         file.write_all_at(&block[..4096], at(12) + EXTENT_BYTES as u64 - 4096)
             .unwrap();
         assert_eq!(written(&file).unwrap(), [3, 4, 9, 12, 2048]);

@@ -1,7 +1,7 @@
 //! One donor: its links, and the thread that connects them.
 //!
-//! What is needed at once goes over the first link, everything else over the last: a page that a
-//! program waits for does not queue behind extents that are written or repaired.
+//! Urgent requests use the first link, all others the last, so that a page for which a program waits does not queue
+//! behind extents that are written or repaired.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -14,62 +14,62 @@ use canvas_wire::frame::Request;
 
 use crate::idle::Waker;
 
-/// First and longest pause between two tries to connect.
+/// First and longest pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_nanos(CONNECT_PAUSE_NS);
 const PAUSE_MAX: Duration = Duration::from_nanos(CONNECT_PAUSE_NS_MAX);
 
-/// A read of no more than this is one that a program waits for.
+/// A read of at most this many bytes counts as one for which a program waits.
 pub const PROMPT_BYTES: usize = 8 << 10;
 
-/// Where a donor stands.
+/// Connection state of a donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// No link; since then.
+    /// No link since this time.
     Down(Instant),
-    /// Connected; what it still holds of ours is being asked for.
+    /// Connected; the list of slabs that it still holds for this tenant is being fetched.
     Listing,
-    /// It serves.
+    /// It serves requests.
     Up,
 }
 
 /// A donor.
 pub struct Donor {
-    /// Where it listens.
+    /// Its address.
     pub addr: Address,
-    /// Where it stands.
+    /// Its connection state.
     pub state: State,
-    /// The connections; none while it is down.
+    /// Its connections; none while it is down.
     pub links: Vec<Box<dyn Transport>>,
-    /// The run of it that is, or was, connected.
+    /// The identity of the donor process that is, or was last, connected.
     pub run: Option<DonorId>,
-    /// What it could lend, as far as is known.
+    /// Memory that it could lend, as last reported.
     pub free_bytes: u64,
-    /// It takes memory back, or lends none.
+    /// It is reclaiming memory, or lends none.
     pub pressure: bool,
-    /// When it was last asked for a sign of life.
+    /// When it was last pinged.
     pub pinged: Instant,
-    /// How long its answers to that take.
+    /// Round-trip times of its answers to pings.
     pub round_trips: Recent,
-    /// How often it wants one.
+    /// How often it wants to be pinged.
     pub ping_every: Duration,
-    /// What it said it holds, while it is being asked.
+    /// Handles that it reported while the list is being fetched.
     pub listed: Vec<u64>,
-    /// How long its answers take.
+    /// Latency of its answers.
     pub pace: Pace,
-    /// It has been silent since then for longer than usual, and has not answered a ping.
+    /// Since then it is suspect: it was silent for longer than usual and has not answered a ping.
     pub suspect: Option<Instant>,
-    /// Reads that another copy was asked for since this one was silent, or failed.
+    /// Reads that failed over to another copy because this donor was silent or failed.
     pub failovers: u64,
-    /// That it is down was told.
+    /// That it is down was logged.
     pub told: bool,
-    /// What was asked over a link that is gone waits for nothing any more.
+    /// A link closed: the requests sent over it are to be ended.
     pub orphans: bool,
     wanted: Sender<()>,
     connected: Receiver<Result<Vec<Box<dyn Transport>>, ConnectError>>,
 }
 
 impl Donor {
-    /// One that is being connected to.
+    /// Starts connecting to a donor.
     pub fn new(
         addr: Address,
         config: LinkConfig,
@@ -125,13 +125,13 @@ impl Donor {
         Ok(donor)
     }
 
-    /// Asks the thread for a new connection.
+    /// Asks the thread for new connections.
     fn reconnect(&self) {
-        // The thread lives as long as this.
+        // Cannot fail: the thread lives as long as this donor.
         let _ = self.wanted.send(());
     }
 
-    /// A link is of no use any more: all are closed, and made anew.
+    /// A link has failed: closes all links and reconnects.
     pub fn lost(&mut self) {
         if !matches!(self.state, State::Down(_)) {
             self.state = State::Down(Instant::now());
@@ -141,7 +141,7 @@ impl Donor {
         }
     }
 
-    /// A new connection, or why there is none yet.
+    /// The result of connecting, if there is a new one: success, or why it failed.
     pub fn connected(&mut self) -> Option<Result<(), ConnectError>> {
         match self.connected.try_recv().ok()? {
             Err(why) => Some(Err(why)),
@@ -162,12 +162,12 @@ impl Donor {
         }
     }
 
-    /// The link that a request goes over; `None` while it is down.
+    /// The link for a request; `None` while the donor is down.
     pub fn link_for(&mut self, request: &Request) -> Option<&mut Box<dyn Transport>> {
         let prompt = match request {
             Request::Read { range, .. } => range.len as usize <= PROMPT_BYTES,
             Request::Ping => true,
-            // Lanes are asked for on the first link.
+            // Direct read channels are requested over the first link.
             Request::Lane(_) | Request::LaneRate { .. } | Request::LaneEnd { .. } => true,
             _ => false,
         };
@@ -178,30 +178,30 @@ impl Donor {
         }
     }
 
-    /// Serves it?
+    /// Whether it serves requests.
     pub fn is_up(&self) -> bool {
         self.state == State::Up
     }
 }
 
-/// Why there is no connection.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// A link cannot be made.
+    /// A link could not be opened.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// Its links lead to two runs of it.
-    #[error("it was started anew while it was being connected to")]
+    /// Its links lead to two different processes of the donor.
+    #[error("it restarted while the agent was connecting to it")]
     Restarted,
 }
 
-/// All links, to one run of the donor.
+/// Opens all links, to one process of the donor.
 fn connect_all(
     addr: Address,
     config: &LinkConfig,
     n: usize,
 ) -> Result<Vec<Box<dyn Transport>>, ConnectError> {
-    // A device serves all that was posted at one time; and each link pins the slabs that it uses.
+    // A device serves all posted requests at one time, and each link pins the slabs that it uses.
     let n = if addr.rdma { 1 } else { n.max(1) };
     let mut links: Vec<Box<dyn Transport>> = Vec::with_capacity(n);
     for number in 0..n {

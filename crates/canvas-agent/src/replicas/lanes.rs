@@ -1,5 +1,6 @@
-//! Lanes (docs/design/lanes.md): what processes of the tenant need to read from donors by themselves.
-//! The agent says where, and whether they may; it asks donors for tickets, and ends lanes.
+//! Direct read channels ("lanes", docs/design/lanes.md): what the tenant's processes need to read from donors directly.
+//! The agent publishes where slabs are and whether direct reads are allowed, requests tickets from donors, and ends
+//! channels.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -21,79 +22,79 @@ use crate::store::Direct;
 const _: () = assert!(SERVERS_MAX <= DONORS_MAX);
 const _: () = assert!(canvas_place::replicas::code::DATA.1 <= SHARDS_MAX);
 
-/// A ticket that nobody has taken for so long is given back: the donor forgets it soon.
+/// Age at which a ticket that no process has taken is returned; the donor forgets it soon after.
 const TICKET_TIME: Duration = Duration::from_secs(8);
-/// After a donor has refused a lane it is not asked for another one for so long.
+/// Pause before a donor that has refused a channel is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Routes are told anew so often: a program may have cleared one for a reason that is over.
+/// How often routes are published again: a program may have cleared one for a reason that no longer holds.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Lanes of a donor whose numbers are kept, which is as many as it grants.
+/// Channels of a donor that are tracked; a donor grants no more.
 const LANES_MAX: usize = 256;
-/// So long after processes were told that queue pairs are over, donors with RDMA are told the rates that end
-/// them: what is under way ends well.
+/// Delay between withdrawing queue pairs from processes and sending donors with RDMA the rates that end them, so that
+/// reads under way complete.
 const PAIRS_END: Duration = Duration::from_millis(40);
-/// What a lane may read at once, when it has read nothing for a while, beside other tenants.
+/// Burst in bytes that a channel may read after a pause, beside other tenants.
 const BURST_BYTES: u32 = 128 << 10;
-/// Donors are told another rate when it differs by more than a part of this.
+/// A donor gets a new rate when it differs from the old one by more than 1/`NEAR`.
 const NEAR: u64 = 8;
 
-/// A lane that a donor has granted.
+/// A channel that a donor has granted.
 struct Granted {
     lane: u64,
-    /// As the donor has it.
+    /// The rate that the donor has for it.
     rate_bytes: u64,
-    /// What the donor has said that it has read.
+    /// Bytes read over it, as the donor last reported.
     bytes: u64,
-    /// It is being asked.
+    /// A rate request is under way.
     asked: bool,
 }
 
-/// A donor's lanes.
+/// The channels of one donor.
 #[derive(Default)]
 struct OfDonor {
-    /// The run that it was, when lanes to it were last possible.
+    /// The donor process to which channels were last possible.
     run: Option<RunId>,
-    /// What processes were told.
+    /// Whether processes may open channels, as last published.
     open: bool,
-    /// The secret of the lane that it was asked for.
+    /// The secret of the channel that was requested.
     asked: Option<Secret>,
-    /// A ticket that may not be taken yet, and since when.
+    /// A ticket that no process may have taken yet, and since when.
     offered: Option<(u64, Instant)>,
-    /// Lanes that it granted.
+    /// Channels that the donor granted.
     granted: Vec<Granted>,
-    /// The rate of the one that it was asked for.
+    /// The rate of the channel that was requested.
     asked_rate_bytes: u64,
-    /// What its lanes have read of late: of each look an eighth is forgotten.
+    /// Bytes that its channels have read lately; an eighth decays at each update.
     lately_bytes: u64,
-    /// It is not asked before.
+    /// No request to the donor before this time.
     not_before: Option<Instant>,
 }
 
-/// Lanes of a tenant.
+/// The direct read channels of a tenant.
 #[derive(Default)]
 pub(super) struct Lanes {
-    /// What the tenant's processes may read by themselves, if lanes are wanted.
+    /// How much the tenant's processes may read directly.
     may: Direct,
-    /// Read over lanes, and not asked for yet.
+    /// Bytes read over channels since the last [`Lanes::take_bytes`].
     bytes: u64,
-    /// Processes may read by themselves. What the tenant's own area says of it is no proof.
+    /// Processes may read directly. The tenant's own area is no proof of that.
     direct: bool,
-    /// When they were told that queue pairs are over.
+    /// When queue pairs were withdrawn from processes.
     pairs_over: Option<Instant>,
-    /// A donor has come or gone: other routes may be better.
+    /// A donor has come or gone, so other routes may be better.
     changed: bool,
-    /// When routes were last told.
+    /// When routes were last published.
     told: Option<Instant>,
     donors: Vec<OfDonor>,
 }
 
 impl Lanes {
-    /// What the tenant's processes may read by themselves from now on.
+    /// Sets how much the tenant's processes may read directly.
     pub fn set_direct(&mut self, direct: Direct) {
         self.may = direct;
     }
 
-    /// Bytes that they have read, since this was last asked.
+    /// Bytes that the processes have read since the last call.
     pub fn take_bytes(&mut self) -> u64 {
         for of in &mut self.donors {
             of.lately_bytes -= of.lately_bytes / 8;
@@ -101,8 +102,8 @@ impl Lanes {
         std::mem::take(&mut self.bytes)
     }
 
-    /// What all lanes of a donor may read together: a part of the tenant's rate, by what they have read of late at each
-    /// donor, half of an even part at least.
+    /// The rate for all channels of a donor together: a part of the tenant's rate in proportion to the recent reads at
+    /// each donor, and at least half of an even part.
     fn rate(&self, donor: usize) -> LaneRate {
         match self.may {
             Direct::All => LaneRate::UNBOUNDED,
@@ -124,7 +125,7 @@ impl Lanes {
         }
     }
 
-    /// A donor has said what a lane has read, or (`None`) that there is no such lane.
+    /// A donor has reported the bytes read over a channel, or (`None`) that it has no such channel.
     pub fn used(&mut self, donor: usize, lane: u64, bytes: Option<u64>) {
         let Some(of) = self.donors.get_mut(donor) else {
             return;
@@ -146,7 +147,7 @@ impl Lanes {
     }
 }
 
-/// Where it grants lanes, if it can.
+/// Where the donor grants channels, if it can.
 fn place_of(donor: &Donor) -> Option<Place> {
     let version = donor.links.first()?.welcome().version;
     if !donor.is_up() || version < VERSION_LANES {
@@ -172,8 +173,8 @@ fn place_of(donor: &Donor) -> Option<Place> {
     })
 }
 
-/// Those that a slab's shard is read from (of copies all have shard 0): whole, nobody takes them back, and their donors
-/// are up.
+/// The replicas from which a slab's shard can be read (full copies all have shard 0): complete, not being reclaimed, on
+/// donors that are up.
 fn good<'m>(
     entry: &'m Slab,
     shard: usize,
@@ -186,14 +187,14 @@ fn good<'m>(
     })
 }
 
-/// The copy that a slab is read from. Of several, another one for each slab.
+/// The copy to read a slab from; slabs spread over the copies.
 fn best<'m>(entry: &'m Slab, slab: u32, donors: &'m Views<'_>) -> Option<&'m Replica> {
     let good = good(entry, 0, donors);
     let n = good.clone().count();
     good.clone().nth(slab as usize % n.max(1))
 }
 
-/// Tells where each shard with bytes of a slab is read. False when none can be.
+/// Publishes where each data shard of a slab is read. False when none can be.
 fn tell_shards(routes: &[Route], entry: &Slab, code: Code, donors: &Views<'_>) -> bool {
     let mut any = false;
     for (shard, route) in routes.iter().enumerate().take(code.data()) {
@@ -209,7 +210,7 @@ fn tell_shards(routes: &[Route], entry: &Slab, code: Code, donors: &Views<'_>) -
 }
 
 impl Replicas {
-    /// Processes may read by themselves, or may not.
+    /// Publishes whether processes may read directly.
     fn may_read_directly(&mut self) {
         let direct = !matches!(self.lanes.may, Direct::None | Direct::Rate(0));
         let direct = direct && self.far.lanes.is_wanted();
@@ -217,11 +218,11 @@ impl Replicas {
             self.lanes.direct = direct;
             self.lanes.changed = true;
         }
-        // The tenant can write there.
+        // The tenant can write to this flag.
         if self.far.lanes.is_direct() != direct {
             self.far.lanes.set_direct(direct);
         }
-        // What devices read nobody counts.
+        // Nobody counts what RDMA devices read, so queue pairs are allowed only without a rate limit.
         let pairs = direct && self.lanes.may == Direct::All;
         if self.far.lanes.pairs().is_some() != pairs {
             self.far.lanes.set_pairs(pairs);
@@ -229,7 +230,7 @@ impl Replicas {
         }
     }
 
-    /// Takes over what an agent before this one has told, and tells it anew.
+    /// Takes over from the previous agent and publishes everything again.
     pub(super) fn begin_lanes(&mut self, key: &Secret) {
         self.far.lanes.set_key(key);
         self.far.lanes.set_direct(false);
@@ -250,7 +251,7 @@ impl Replicas {
         self.lanes.changed = true;
     }
 
-    /// Tells where the slab's records are read.
+    /// Publishes where the slab's records are read.
     pub(super) fn route(&self, slab: u32) {
         let Some(route) = self.far.routes.get(slab as usize) else {
             return;
@@ -275,7 +276,7 @@ impl Replicas {
         }
     }
 
-    /// Does what is due of lanes.
+    /// Periodic work for direct read channels.
     pub(super) fn look_after_lanes(&mut self) {
         self.may_read_directly();
         let n = self.donors.len();
@@ -300,7 +301,7 @@ impl Replicas {
         let open = place.is_some() && d.suspect.is_none();
         let of = &mut self.lanes.donors[donor];
         if of.run != d.run || !d.is_up() {
-            // With its link its lanes have ended, or soon do.
+            // Its channels end with its link, now or soon.
             (of.asked, of.offered, of.not_before) = (None, None, None);
             of.granted.clear();
             of.run = d.run;
@@ -328,8 +329,8 @@ impl Replicas {
             return;
         }
         let rests = of.not_before.is_some_and(|until| Instant::now() < until);
-        // Where processes may not read by themselves a ticket would not be offered, and still be one of those that the
-        // donor grants.
+        // Where processes may not read directly, a ticket would not be offered but would still count against those that
+        // the donor grants.
         let may_ask = open && self.lanes.direct && !rests && of.asked.is_none();
         if !may_ask || !there.is_wanted() {
             return;
@@ -351,7 +352,8 @@ impl Replicas {
         }
     }
 
-    /// Tells the donor what its lanes may read, and asks what they have: where that is counted, and where it changes.
+    /// Sends the donor the rates of its channels, and asks for the bytes read: where they are counted, and where the
+    /// rate changes.
     fn ask_lanes(&mut self, donor: usize) {
         let over = self.lanes.pairs_over;
         if self.donors[donor].addr.rdma && over.is_some_and(|o| o.elapsed() < PAIRS_END) {
@@ -379,7 +381,7 @@ impl Replicas {
         }
     }
 
-    /// Nothing is read over the donor's lanes any more, whatever processes believe.
+    /// Ends the donor's channels, whatever processes believe.
     fn end_lanes(&mut self, donor: usize) {
         let of = &mut self.lanes.donors[donor];
         of.offered = None;
@@ -389,7 +391,7 @@ impl Replicas {
         self.far.lanes.donors[donor].drop_ticket();
     }
 
-    /// A donor has answered the request for a lane, or (`None`) refused it.
+    /// A donor has granted a channel, or (`None`) refused it.
     pub(super) fn lane_granted(&mut self, donor: usize, granted: Option<(u64, Ticket)>) {
         let Some(of) = self.lanes.donors.get_mut(donor) else {
             return;
@@ -408,7 +410,7 @@ impl Replicas {
             return;
         }
         of.offered = Some((lane, Instant::now()));
-        // The donor forgets those whose processes are gone. What is not asked for any more must not read any more.
+        // The donor forgets channels whose processes are gone. One that is no longer tracked must not read any more.
         let oldest = (of.granted.len() >= LANES_MAX).then(|| of.granted.remove(0));
         of.granted.push(Granted {
             lane,
@@ -421,7 +423,7 @@ impl Replicas {
         }
     }
 
-    /// Reads of the slab, or of its shard, that processes did by themselves, since this was last asked.
+    /// Direct reads of the slab, or of its shard, since the last call.
     pub(super) fn reads_by_lane(far: &Far, slab: u32, shard: usize) -> u64 {
         let slab = slab as usize;
         let whole = far.routes.get(slab);
@@ -434,7 +436,7 @@ impl Replicas {
 }
 
 impl Turns {
-    /// Does the disk answer sooner than donors, as far as is known?
+    /// Whether the disk is known to answer sooner than donors.
     pub(super) fn is_disk_first(&self) -> bool {
         let [donors, disk] = self.latencies_ns();
         matches!((donors, disk), (Some(donors), Some(disk)) if disk < donors)

@@ -1,4 +1,4 @@
-//! A tenant's end: donors get their slabs back at once, and not when the lease is over.
+//! A tenant's end: returns slabs to the donors at once instead of when the lease expires.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -7,14 +7,15 @@ use canvas_wire::frame::Request;
 
 use super::{Call, Replicas};
 
-/// Between two looks for answers.
+/// Pause between two polls for answers.
 const LOOK: Duration = Duration::from_micros(200);
 
 impl Replicas {
-    /// Frees all slabs at the donors that can be reached, and waits for their answers, at most for `patience`.
+    /// Frees all slabs at reachable donors, and waits at most `patience` for their answers.
     pub(super) fn leave(&mut self, patience: Duration) {
         let until = Instant::now() + patience;
-        // Nobody waits for the rest any more. What is being lent is freed once its handle is known.
+        // Nobody waits for the other answers any more. A slab that is being allocated is freed once its handle is
+        // known.
         self.calls
             .retain(|_, sent| matches!(sent.call, Call::Alloc(_)));
         for slab in std::mem::take(&mut self.map).into_values() {
@@ -22,7 +23,7 @@ impl Replicas {
             self.useless.extend(lent);
         }
         while !(self.useless.is_empty() && self.calls.is_empty()) && Instant::now() < until {
-            // A link that is full takes the rest later; to a donor that is away nothing can be told.
+            // A full link takes the rest later; an unreachable donor gets no message.
             let mut useless = std::mem::take(&mut self.useless);
             useless.retain(|&(donor, handle)| {
                 !self.submit(donor, Call::Garbage, &Request::Free { handle })

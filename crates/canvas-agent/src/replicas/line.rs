@@ -1,4 +1,4 @@
-//! A slab's replicas as the journal has them.
+//! Encodes a slab's replicas as a line of the journal.
 
 use canvas_place::replicas::map::{Gaps, REPLICAS_MAX};
 use canvas_place::replicas::worth::Told;
@@ -7,18 +7,18 @@ use canvas_place::replicas::{Code, Replica, Slab};
 /// Bytes of a slab's line in the journal.
 pub const LINE_BYTES: usize = 32 * REPLICAS_MAX;
 
-/// Of a line's bytes the one that says what the disk of this host has: all that was written, or this.
+/// Index in a line of the disk's state: 0 for all that was written, or a constant below.
 const DISK: usize = 4;
-/// Of a replica's bytes the one that says which shard it has.
+/// Index in a replica's part of its shard number.
 const SHARD: usize = 5;
-/// Of a line's bytes the one that says by which code the slab lies in shards.
+/// Index in a line of the slab's erasure code.
 const CODE: usize = 6;
-/// It lacks something.
+/// The disk lacks some extents.
 const DISK_LACKS: u8 = 1;
-/// It has nothing.
+/// The disk has nothing.
 const DISK_EMPTY: u8 = 2;
 
-/// The line of a slab: all zeros without a replica, where the disk lacks nothing.
+/// Encodes a slab: all zeros when it has no replica and the disk lacks nothing.
 pub fn to_line(slab: &Slab) -> [u8; LINE_BYTES] {
     let mut line = [0; LINE_BYTES];
     for (part, replica) in line.chunks_exact_mut(32).zip(&slab.replicas) {
@@ -38,7 +38,7 @@ pub fn to_line(slab: &Slab) -> [u8; LINE_BYTES] {
     line
 }
 
-/// The slab of a line; what is not known to be whole lacks everything.
+/// Decodes a slab; a copy that is not known to be complete lacks everything.
 pub fn from_line(line: &[u8; LINE_BYTES]) -> Slab {
     let mut slab = Slab::default();
     for part in line.as_chunks::<32>().0.iter().filter(|p| p[0] == 1) {
@@ -69,7 +69,7 @@ pub fn from_line(line: &[u8; LINE_BYTES]) -> Slab {
 mod tests {
     use super::*;
 
-    /// Of what its donor was told the journal says nothing.
+    /// The journal does not keep what the donor was sent.
     fn replica(donor: usize) -> Replica {
         Replica {
             told: Told::unknown(),
@@ -91,7 +91,7 @@ mod tests {
         };
         let again = from_line(&to_line(&slab));
         assert_eq!((again.code, again.replicas), (code, slab.replicas));
-        // Also of a slab whose shards are not there yet.
+        // The code of a slab without shards is kept as well.
         let empty = Slab {
             code,
             ..Slab::default()

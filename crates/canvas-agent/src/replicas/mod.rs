@@ -1,18 +1,17 @@
-//! A store that keeps extents at donors, and on the disk of this host if the policy says so.
+//! A store that keeps extents on donors, and on the local disk if the copies policy asks for it.
 //!
-//! * Which copies there are to be may change while the tenant runs ([`switch`]).
-//! * A write goes to all copies at once. What a copy misses (its donor was away, or said no) is
-//!   remembered by extent and made good later: one mechanism serves donors that come back, donors
-//!   that are lost for good and donors that take their memory back.
-//! * A read goes to one copy, and to the next when that fails or is silent; the disk comes last
+//! * The copies policy may change while the tenant runs ([`switch`]).
+//! * A write goes to all copies at once. What a copy misses (because its donor was unreachable or refused) is recorded
+//!   by extent and repaired later: one mechanism serves donors that come back, donors that are lost for good and donors
+//!   that reclaim their memory.
+//! * A read goes to one copy, and fails over to the next when that one fails or is silent; the disk comes last
 //!   ([`read`]).
-//! * Every wait is bounded by the link's timeouts. A donor that does not answer in time is treated as
-//!   one that hung up, and nothing waits for it again before it answers anew.
+//! * Every wait is bounded by the link's timeouts. A donor that does not answer in time is treated as one that closed
+//!   the connection, and nothing waits for it before it answers again.
 //!
-//! * A donor may damage what it holds, or hold what is old without our knowing (it did a write after we
-//!   had given it up). That does not verify at the reader, which then asks for the next copy, and is
-//!   taken as a sign that the first one misses the extent. What is copied from one place to another is
-//!   verified before.
+//! * A donor may damage its data, or hold old data unknown to the agent (it did a write that the agent had given up).
+//!   Such data do not verify at the reader, which then reads the next copy and records that the first one misses the
+//!   extent. Data are verified before they are copied from one place to another.
 
 pub mod donor;
 mod lanes;
@@ -66,50 +65,50 @@ use watch::Watch;
 use write::Op;
 
 const TICK: Duration = Duration::from_nanos(TICK_NS);
-/// A link that owes no answer is looked at so often while the agent is awake.
+/// How often a link that owes no answer is polled while the agent is awake.
 const QUIET: Duration = Duration::from_millis(1);
-/// Lease that is asked for: a donor that hears nothing so long frees our slabs.
+/// Lease requested from donors: a donor that hears nothing for this long frees the tenant's slabs.
 const LEASE_MS: u32 = 30_000;
-/// Operations of ours on the disk have numbers from here on.
+/// Disk operations of the store itself have numbers from here on.
 const OURS: u32 = 1 << 31;
 
 const _: () = assert!(SLAB_EXTENTS == canvas_place::replicas::EXTENTS_MAX);
 
-/// Slabs that a donor can hold for us: all that there are, and as many of agents before this one.
+/// Slabs that a donor can hold for the tenant: all of its slabs, and as many left from earlier agents.
 const LISTED_MAX: usize = 2 * SLABS_MAX;
 
-/// Connections to each server, unless told otherwise.
+/// Connections to each donor, unless configured.
 pub const LINKS: u8 = 2;
 
-/// Donors of one tenant at most.
+/// Most donors of one tenant.
 pub const SERVERS_MAX: usize = 64;
 
-/// What [`Replicas`] needs to know.
+/// Configuration of [`Replicas`].
 pub struct Config {
-    /// Donors that are known.
+    /// Known donors.
     pub servers: Vec<Address>,
-    /// Where news of others come from.
+    /// Source of donors found by gossip.
     pub found: Option<Found>,
     /// The pool's key.
     pub key: ClusterKey,
-    /// Which copies there are to be.
+    /// The copies policy.
     pub copies: LiveCopies,
-    /// The disk keeps what too few donors take, where no copy is wanted there.
+    /// The disk keeps extents for which there are too few donors, even where the policy wants no copy there.
     pub disk_keeps: bool,
-    /// Opens what the tenant's agent sealed: a copy is verified before it is copied on.
+    /// Opens extents sealed by the tenant's agent, to verify a copy before it is copied further.
     pub sealer: Sealer,
     /// Connections to each donor.
     pub links: usize,
-    /// What the tenant's records are sealed with, where its processes may read by themselves.
+    /// The key of the tenant's records, where its processes may read directly.
     pub lanes: Option<[u8; 32]>,
 }
 
-/// What was asked of a donor.
+/// The purpose of a request to a donor.
 #[derive(Clone, Copy, Debug)]
 enum Call {
-    /// A read, and which of its id.
+    /// A read: its id and serial number.
     Read(u32, u64),
-    /// A shard for a read, and for which of its parts.
+    /// A shard for a read: its id, serial number and part.
     Shard(u32, u64, usize),
     Write(u32),
     Alloc(u32),
@@ -117,7 +116,7 @@ enum Call {
     Garbage,
     Ping,
     List,
-    /// What slabs are worth, and which telling of that.
+    /// Values of slabs: the number of the message.
     Worth(u64),
     Lane,
     LaneRate(u64),
@@ -127,19 +126,19 @@ enum Call {
     RepairShard(usize),
 }
 
-/// A request that waits for its answer.
+/// A request that awaits its answer.
 #[derive(Clone, Copy)]
 struct Sent {
     donor: usize,
-    /// The slab that it names, or 0.
+    /// The handle that the request names, or 0.
     handle: u64,
     since: Instant,
     call: Call,
 }
 
-/// What is needed to meet donors that nobody knew of at the start.
+/// What is needed to connect to donors that were unknown at the start.
 struct Meeting {
-    /// Donors that are known, and not connected to: no copies are wanted at any, or there are [`SERVERS_MAX`].
+    /// Known donors without connections: the policy wants no copies on donors, or there are [`SERVERS_MAX`].
     unmet: Vec<Address>,
     /// When these were last tried.
     tried: Instant,
@@ -160,33 +159,33 @@ pub struct Replicas {
     disk: Option<Disk>,
     /// [`Config::disk_keeps`].
     disk_keeps: bool,
-    /// Slabs whose copy on the disk is being freed, because it is not wanted any more, and writes that wait for that.
+    /// Slabs whose unwanted copy on the disk is being freed, and the writes that wait for that.
     dropping: HashMap<u32, Vec<u32>>,
     journal: Journal,
     map: Map,
     sealer: Sealer,
     reads: Reads,
     lanes: lanes::Lanes,
-    /// Reads of what lies in shards.
+    /// Reads of slabs in shards.
     shard_reads: shards::Reads,
-    /// What computes shards, of each code that there was.
+    /// Encoders, one for each code in use so far.
     coders: Vec<Arc<Coder>>,
-    /// Writes.
+    /// Writes under way.
     ops: HashMap<u32, Op>,
-    /// Blocks of writes in pieces that the disk has given back.
+    /// Buffers of writes in pieces, returned by the disk.
     spare: Vec<Block>,
-    /// Writes under way by extent, until their end was handed out: only then does the seal tell that
-    /// the extent is written.
+    /// Number of writes under way by extent, until their end was reported: only then does the seal show that the extent
+    /// is written.
     writing: HashMap<u32, u32>,
-    /// Extents whose writes have ended since the last look.
+    /// Extents whose writes have ended since the last poll.
     wrote: Vec<u32>,
     calls: HashMap<u64, Sent>,
     next_tag: u64,
-    /// Slabs that donors lend to a tenant that is over ([`Replicas::leave`]): donor and handle.
+    /// Slabs that donors still lend to a tenant that has ended ([`Replicas::leave`]): donor and handle.
     useless: Vec<(usize, u64)>,
-    /// What donors are being told of what slabs are worth.
+    /// Slab values being sent to donors.
     worths: worth::Tellings,
-    /// Slabs being freed: answers that are awaited.
+    /// Slabs being freed, and the number of answers awaited.
     freeing: HashMap<u32, usize>,
     repairs: Repairs,
     watch: Watch,
@@ -194,22 +193,22 @@ pub struct Replicas {
     rng: fastrand::Rng,
     started: Instant,
     ticked: Instant,
-    /// When all links were last looked at.
+    /// When all links were last polled.
     looked_at_all: Instant,
     completions: Completions,
     events: Vec<Event>,
     disk_events: Vec<Event>,
     degraded: u64,
-    /// Extents that the disk may lack because they are written there late.
+    /// Extents that the disk may lack because late writes to it are pending.
     behind: u64,
-    /// Reads that went to another copy, since they were last told.
+    /// Failed-over reads since the last report.
     failovers: u64,
-    /// When the donors were last reported.
+    /// When the donors' status was last written.
     reported: Option<Instant>,
 }
 
 impl Replicas {
-    /// Connects to the donors in the background; what the journal says of slabs is taken over.
+    /// Takes over the slabs in the journal, and connects to the donors in the background.
     pub fn new(
         far: &'static Far,
         tenant: [u8; 16],
@@ -229,8 +228,8 @@ impl Replicas {
             ..LinkConfig::new(config.key, client)
         };
         let policy = switch::possible(config.copies.get(), disk.is_some());
-        // Those of the agent before this one first: slabs' lines number them. The others are met when copies are
-        // wanted there ([`Replicas::follow`]).
+        // The previous agent's donors come first, because slabs' lines refer to them by index. The others are connected
+        // when the policy wants copies on donors ([`Replicas::follow`]).
         let mut servers = journal.donors();
         let mut unmet = config.servers;
         unmet.retain(|addr| !servers.contains(addr));
@@ -258,13 +257,13 @@ impl Replicas {
             .iter()
             .map(|(slab, line)| {
                 let mut slab_of = from_line(line);
-                // The agent before this one may have had more servers.
+                // The previous agent may have had more donors.
                 slab_of.replicas.retain(|c| c.donor < servers.len());
                 (*slab, slab_of)
             })
             .collect();
         if disk.is_some() {
-            // What an agent before this one has written, and had nothing to note of, is on the disk, if anywhere.
+            // An extent that an earlier agent has written, without a line in the journal, can only be on the disk.
             let used = far.slabs_high.load(Ordering::SeqCst) as usize;
             for (slab, there) in (0..).zip(far.slabs.iter().take(used)) {
                 let is_used = there.state.load(Ordering::SeqCst) != slab_state::FREE;
@@ -377,7 +376,7 @@ impl Replicas {
 
     // Placement.
 
-    /// Asks a donor for a replica of the slab; false when there is none to ask.
+    /// Requests a replica of the slab from a donor; false when there is no suitable donor.
     fn place(&mut self, slab: u32) -> bool {
         let now = self.now_ns();
         let code = self.code_of(slab);
@@ -434,7 +433,7 @@ impl Replicas {
         self.placed(slab);
     }
 
-    /// Lets writes go that waited for copies, when no more are on their way.
+    /// Starts writes that waited for copies, when no more copies are pending.
     fn placed(&mut self, slab: u32) {
         let Some(entry) = self.map.get_mut(&slab) else {
             return;
@@ -495,7 +494,7 @@ impl Replicas {
             .push(Event::Line(about, format!("donor {addr}: {text}")));
     }
 
-    /// Looks at a donor's links: at `all` of them, or at those that owe an answer.
+    /// Polls a donor's links: `all` of them, or those that owe an answer.
     fn poll_donor(&mut self, donor: usize, all: bool) {
         if let Some(connected) = self.donors[donor].connected() {
             match connected {
@@ -511,7 +510,7 @@ impl Replicas {
         completions.clear();
         let mut broken = None;
         for link in &mut self.donors[donor].links {
-            // Each look at a link is a system call; with many donors hardly any of them has something to say.
+            // Each poll of a link is a system call; of many donors hardly any has something to say.
             if !all && link.outstanding() == 0 && !link.has_unsent() {
                 continue;
             }
@@ -550,7 +549,7 @@ impl Replicas {
         }
     }
 
-    /// Ends what was asked over a link that is gone.
+    /// Ends the requests that were sent over a link that has closed.
     fn orphans(&mut self, donor: usize) {
         let lost: Vec<u64> = self
             .calls
@@ -565,8 +564,7 @@ impl Replicas {
         }
     }
 
-    /// A new connection: what this donor does not hold any more is forgotten, what it holds for
-    /// nothing is freed.
+    /// A new connection: forgets the copies that this donor no longer holds, and frees those that it holds for nothing.
     fn connected(&mut self, donor: usize) {
         let run = self.donors[donor].run;
         if let Some(run) = run {
@@ -577,7 +575,7 @@ impl Replicas {
         self.submit(donor, Call::List, &Request::List { after: 0 });
     }
 
-    /// What a donor says cannot be: it is as one that hung up.
+    /// A donor violated the protocol: treats it as one that closed the connection.
     fn lies(&mut self, donor: usize, why: &str) {
         let d = &mut self.donors[donor];
         d.listed = Vec::new();
@@ -606,15 +604,15 @@ impl Replicas {
         }
     }
 
-    /// A donor has not got a slab any more that it lent us: it was freed there, or never came to an
-    /// agent that was stopped for longer than its lease. The slab is placed anew, maybe there.
+    /// A donor no longer has a slab that it lent: it freed it, or the slab's handle never reached an agent that was
+    /// stopped for longer than its lease. The slab is placed again, possibly there.
     fn gone(&mut self, donor: usize, handle: u64) {
         for slab in map::gone(&mut self.map, donor, handle) {
             self.save(slab);
             self.line(
                 About::DonorForgot(donor),
                 donor,
-                format_args!("it has not got slab {slab} any more; its pages are copied anew"),
+                format_args!("it no longer has slab {slab}; its pages are copied again"),
             );
         }
     }
@@ -660,7 +658,7 @@ impl Replicas {
                 if let Some(Answer::Error { code, .. }) = answer
                     && matches!(code, ErrorCode::NoRoom | ErrorCode::Ending)
                 {
-                    // Until it says otherwise.
+                    // Until it reports free memory again.
                     self.donors[donor].free_bytes = 0;
                 }
                 self.allocated(donor, slab, None);
@@ -684,7 +682,7 @@ impl Replicas {
                 if !more {
                     self.listed(donor);
                 } else if endless || empty {
-                    self.lies(donor, "it never comes to the end of what it says it holds");
+                    self.lies(donor, "its list of slabs does not end");
                 } else {
                     self.submit(donor, Call::List, &Request::List { after });
                 }
@@ -719,7 +717,7 @@ impl Replicas {
         }
     }
 
-    /// A donor asks.
+    /// A request from a donor.
     fn asked(&mut self, donor: usize, id: u64, call: Asked) {
         match call {
             Asked::EvictQuery { handles } => {
@@ -758,7 +756,7 @@ impl Replicas {
     }
 
     fn reply(&mut self, donor: usize, call: u64, reply: &Reply) {
-        // Calls come over the first link.
+        // Donors' requests arrive over the first link.
         if let Some(link) = self.donors[donor].links.first_mut() {
             // A donor that gets no answer frees at its deadline.
             let _ = link.reply(call, reply);
@@ -766,7 +764,7 @@ impl Replicas {
     }
 }
 
-/// The donors as decisions see them.
+/// The donors, as the decisions in `canvas_place` see them.
 struct Views<'a> {
     donors: &'a [Donor],
     started: Instant,
@@ -883,7 +881,7 @@ impl Store for Replicas {
         }
         self.hedge();
         self.hedge_shards();
-        // What the answers led to goes out now and not after the next look.
+        // Sends what the answers caused now, not after the next poll.
         self.flush();
         events.append(&mut self.events);
     }
@@ -891,7 +889,7 @@ impl Store for Replicas {
     fn flush(&mut self) {
         for link in self.donors.iter_mut().flat_map(|d| &mut d.links) {
             if link.has_unsent() {
-                // A broken link says so in its next poll.
+                // The next poll of a broken link reports the error.
                 let _ = link.flush();
             }
         }
@@ -920,7 +918,7 @@ impl Store for Replicas {
     fn await_answer(&self, time: Duration) -> bool {
         let links = self.donors.iter().flat_map(|d| &d.links);
         let links = links.filter(|link| link.outstanding() > 0);
-        // A disk with nothing to do does not ring.
+        // An idle disk does not notify.
         let disk = self.disk.as_ref().filter(|disk| disk.is_busy());
         watch::await_any(links, disk, time)
     }
@@ -933,8 +931,8 @@ impl Store for Replicas {
     fn is_ready(&self) -> bool {
         let mut came = false;
         for link in self.donors.iter().flat_map(|d| &d.links) {
-            // What else a donor has to say is heard when the agent wakes by itself, in a tenth of a second at most:
-            // that is sooner than any donor's deadline, and to be woken for each link is a system call each.
+            // Other messages of a donor are read when the agent wakes by itself, within a tenth of a second: that is
+            // sooner than any donor's deadline, and arming every link costs a system call each.
             if link.outstanding() == 0 && !link.has_unsent() {
                 continue;
             }

@@ -18,39 +18,40 @@ use crate::block::Block;
 use crate::dispatch::Lane;
 use crate::store::{Event, Outcome, Store, place};
 
-/// The disk knows our reads by numbers of their own from here on: a read that another copy was faster
-/// for is over before the disk is.
+/// The disk's numbers for this module's reads begin here. They differ from read ids because a read for which another
+/// copy was faster ends before the disk does.
 const ON_DISK: u32 = 1 << 30;
 
 /// A read under way.
 struct Read {
     extent: u32,
     range: Range<usize>,
-    /// Tells it from earlier ones of its id.
+    /// Distinguishes it from earlier reads with this id.
     serial: u64,
-    /// It is the disk's turn, whatever donors have.
+    /// The disk is read first, whatever donors have.
     disk_first: bool,
-    /// While it is not with the disk, and not handed out.
+    /// The buffer, unless the disk has it or it was returned.
     block: Option<Block>,
-    /// Who was asked, and who has answered.
+    /// Which copies were asked, and which have answered.
     state: read::Read,
-    /// When it was asked for.
+    /// When it began.
     since: Instant,
 }
 
-/// Where a read goes first: numbers of [`Turns::paths`].
+/// Where a read goes first: indices into [`Turns::paths`].
 const DONORS: usize = 0;
 const DISK: usize = 1;
 
-/// In the place of a donor: the disk of this host.
+/// Stands for the local disk in place of a donor's index.
 const THE_DISK: usize = usize::MAX;
 
-/// Of what donors and the disk both have, reads go to the one that is faster under its load (Colloid's principle).
+/// Where donors and the disk both have an extent, reads go to the one that is faster under its load (Colloid's
+/// principle).
 pub(super) struct Turns {
     paths: Paths,
-    /// Whose turn it was, by the read's id, and since when the read waits for it.
+    /// By read id, the path chosen and the time the read began.
     under_way: HashMap<u32, (usize, Instant)>,
-    /// The disk's, whoever waits for it.
+    /// Silence of the disk, over all reads.
     disk: Silence,
 }
 
@@ -70,12 +71,13 @@ pub(super) struct Reads {
     by_id: HashMap<u32, Read>,
     serial: u64,
     turns: Turns,
-    /// When to ask another copy as well: the time, the read and the donor that has been asked, or [`THE_DISK`].
+    /// When to ask another copy as well: the time, the read's id and serial number, and the donor that was asked, or
+    /// [`THE_DISK`].
     due: BinaryHeap<Reverse<(Instant, u32, u64, usize)>>,
-    /// What the disk has to do.
+    /// Reads on the disk, by the disk's number: id and serial number.
     on_disk: HashMap<u32, (u32, u64)>,
     disk_serial: u32,
-    /// Those that wait for a donor to come back.
+    /// Reads that wait for a donor to come back.
     away: Vec<(u32, u64)>,
 }
 
@@ -84,17 +86,17 @@ impl Reads {
         self.by_id.get_mut(&id).filter(|r| r.serial == serial)
     }
 
-    /// Is this a number of ours with the disk?
+    /// Whether this disk operation is a read of this module.
     pub fn is_ours(&self, number: u32) -> bool {
         self.on_disk.contains_key(&number)
     }
 
-    /// Does the disk answer sooner than donors, where both have what is read?
+    /// Whether the disk answers sooner than donors, where both have the data.
     pub fn is_disk_first(&self) -> bool {
         self.turns.is_disk_first()
     }
 
-    /// Time until another copy is to be asked for one of them.
+    /// Time until another copy is to be asked for some read.
     pub fn due_in(&self) -> Option<Duration> {
         let Reverse((due, ..)) = self.due.peek()?;
         Some(due.saturating_duration_since(Instant::now()))
@@ -102,12 +104,12 @@ impl Reads {
 }
 
 impl Turns {
-    /// How long donors and the disk take, as far as is known.
+    /// Mean latencies of donors and the disk in ns, as far as they are known.
     pub(super) fn latencies_ns(&self) -> [Option<f64>; 2] {
         [DONORS, DISK].map(|path| self.paths.latency_ns(path))
     }
 
-    /// After so long without an answer of the disk a donor is asked as well, in ns.
+    /// Time without an answer of the disk after which a donor is asked as well, in ns.
     fn disk_hedge_ns(&self) -> u64 {
         const TIMES: f64 = 8.0;
         let mean_ns = self.paths.latency_ns(DISK).unwrap_or(0.0);
@@ -123,7 +125,7 @@ impl Turns {
 }
 
 impl Replicas {
-    /// What a read travels over. Where donors and the disk both have the extent, their turns decide.
+    /// The links for a read. Where donors and the disk both have the extent, [`Turns`] chooses.
     pub(super) fn read_lane(&mut self, id: u32, extent: u32) -> Lane {
         let (slab, within) = place(extent);
         let on_disk = self.on_disk(slab, within);
@@ -154,7 +156,7 @@ impl Replicas {
         }
     }
 
-    /// A read begins, or (`again`) what was handed out did not verify.
+    /// A read begins, or (`again`) its last result did not verify.
     pub(super) fn begin_read(
         &mut self,
         id: u32,
@@ -190,15 +192,14 @@ impl Replicas {
         self.go_on(id);
     }
 
-    /// How long the tenant waits for what cannot be reached.
+    /// How long the tenant waits for a copy that cannot be reached.
     pub(super) fn wait_ns_max(&self) -> u64 {
         let ms = &self.far.wait_ms_max;
         let ms = ms.load(std::sync::atomic::Ordering::Relaxed);
         ms.saturating_mul(1_000_000)
     }
 
-    /// Asks the next copy; without one the read waits for those that were asked, or for donors that
-    /// may come back, or ends.
+    /// Asks the next copy; without one the read waits for answers or for donors that may come back, or ends.
     fn go_on(&mut self, id: u32) {
         if self.ask_next(id, false) {
             return;
@@ -229,8 +230,8 @@ impl Replicas {
         self.events.push(Event::Ended { id, outcome, block });
     }
 
-    /// Asks the next copy that was not tried; false when there is none. `besides` one that may still
-    /// answer, only a copy that should have the extent is worth it.
+    /// Asks the next copy not tried yet; false when there is none. With `besides`, one that was asked may still answer,
+    /// so only a copy that should have the extent is asked.
     fn ask_next(&mut self, id: u32, besides: bool) -> bool {
         loop {
             let Some(r) = self.reads.by_id.get(&id) else {
@@ -274,8 +275,8 @@ impl Replicas {
         let (Some(disk), Some(r)) = (&mut self.disk, self.reads.by_id.get_mut(&id)) else {
             return;
         };
-        // A donor that has been asked may be faster, and pieces that came before must not be lost: then
-        // the disk gets a block of its own.
+        // A donor that was asked may be faster, and pieces that have arrived must not be lost: the disk then gets a
+        // buffer of its own.
         let block = match r.state.asked_disk() {
             true if r.range.start == 0 => r.block.take(),
             _ => None,
@@ -307,7 +308,7 @@ impl Replicas {
             Some(Answer::Data(data)) => read::Answer::Data {
                 blank: data.iter().all(|b| *b == 0),
             },
-            // What it has not got any more it will not give.
+            // It no longer has this slab, and so will not answer later either.
             Some(Answer::Error {
                 code: ErrorCode::UnknownHandle,
                 ..
@@ -334,7 +335,7 @@ impl Replicas {
         }
     }
 
-    /// Another copy was asked for what the donor, or [`THE_DISK`], did not give.
+    /// Another copy was asked because the donor, or [`THE_DISK`], did not deliver.
     pub(super) fn failed_over(&mut self, donor: usize) {
         self.failovers += 1;
         if let Some(donor) = self.donors.get_mut(donor) {
@@ -342,7 +343,7 @@ impl Replicas {
         }
     }
 
-    /// The disk is through with a read.
+    /// The disk has finished a read.
     pub(super) fn disk_read(&mut self, number: u32, outcome: Outcome, block: Block) {
         let Some((id, serial)) = self.reads.on_disk.remove(&number) else {
             return;
@@ -381,7 +382,7 @@ impl Replicas {
         }
     }
 
-    /// Asks again for what was at donors that were away; those are tried anew.
+    /// Retries reads that waited for unreachable donors; donors that are up now are asked again.
     pub(super) fn retry_away(&mut self) {
         let donors = self.donors.iter().enumerate();
         let up = donors.fold(0, |up, (i, d)| up | u64::from(d.is_up()) << i);
@@ -393,7 +394,7 @@ impl Replicas {
         }
     }
 
-    /// Asks another copy for what a donor has been silent about for too long.
+    /// Hedges: asks another copy where a donor has been silent for too long.
     pub(super) fn hedge(&mut self) {
         if self.reads.due.is_empty() {
             return;
@@ -422,8 +423,8 @@ impl Replicas {
         }
     }
 
-    /// The disk is asked after donors for a while, if it answers nobody: one read that takes long says nothing, and
-    /// where donors are faster there may be no other for a second.
+    /// If the disk answers no read at all, reads go to donors first for a while. One slow read proves nothing; and
+    /// where donors are faster there may be no other disk read for a second.
     fn disk_is_silent(&mut self) {
         let now_ns = self.now_ns();
         let turns = &mut self.reads.turns;
@@ -432,7 +433,7 @@ impl Replicas {
         }
     }
 
-    /// The donor is asked after others until it answers a ping.
+    /// Reads prefer other donors until this one answers a ping.
     pub(super) fn suspect(&mut self, donor: usize) {
         let d = &mut self.donors[donor];
         if d.suspect.is_none() {

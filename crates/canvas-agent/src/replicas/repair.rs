@@ -1,8 +1,8 @@
-//! Making good what replicas lack: carries out what [`canvas_place::replicas::repair`] decides.
+//! Repairs replicas: carries out what [`canvas_place::replicas::repair`] decides.
 //!
-//! What a repair moves is its tenant's, and takes its turn on the links as what is written does: a job
-//! says what it wants to move next ([`Event::Wants`]), is told how much of that it may
-//! ([`Replicas::move_own`]), and says when that is through ([`Event::Moved`]).
+//! The bytes that a repair moves count as its tenant's, and are scheduled on the links like its writes: a job requests
+//! what it wants to move next ([`Event::Wants`]), is granted some of it ([`Replicas::move_own`]), and reports when that
+//! is done ([`Event::Moved`]).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -22,10 +22,10 @@ use crate::store::{Event, Outcome, Store, place};
 pub(super) const SLOTS: usize = REPAIRS;
 const WHOLE: Range<usize> = 0..EXTENT_BYTES;
 
-/// What a job moves.
+/// Progress of a job's transfer.
 #[derive(Default)]
 struct Moving {
-    /// Bytes that are through, of those that are read or written, and those that go next.
+    /// Bytes that are read or written, and those of the piece under way.
     got: usize,
     piece: usize,
     block: Option<Block>,
@@ -33,19 +33,19 @@ struct Moving {
 
 /// Repairs under way.
 pub struct Repairs {
-    /// What is repaired from where.
+    /// The jobs: what is repaired from where.
     pub jobs: repair::Repairs,
     moving: [Moving; SLOTS],
     /// Repairs of shards, by slot.
     pub shards: [Option<Gathering>; SLOTS],
-    /// Slabs made whole since they were last told.
+    /// Slabs repaired since the last report.
     pub done: u64,
-    /// Where what was read is opened, to see whether it verifies.
+    /// Buffer in which a copy is opened to verify it.
     scratch: Option<Block>,
 }
 
 impl Repairs {
-    /// None yet.
+    /// No repairs.
     pub fn new() -> Repairs {
         Repairs {
             jobs: repair::Repairs::new(SLAB_EXTENTS),
@@ -67,8 +67,7 @@ impl Replicas {
         }
     }
 
-    /// Finds something to do for a slot that has nothing. What turns out at once to be hopeless does
-    /// not keep the rest from its turn.
+    /// Finds a job for an idle slot. Candidates that prove hopeless at once do not keep the others waiting.
     fn next_repair(&mut self, slot: usize) {
         for _ in 0..TRIES {
             if self.repairs.jobs.job(slot).is_some() || !self.find_repair(slot) {
@@ -77,7 +76,7 @@ impl Replicas {
         }
     }
 
-    /// Finds an extent to repair, and begins; false when there is none.
+    /// Finds an extent to repair and begins; false when there is none.
     fn find_repair(&mut self, slot: usize) -> bool {
         let (far, writing) = (self.far, &self.writing);
         let donors = Views::of(&self.donors, self.started);
@@ -110,7 +109,7 @@ impl Replicas {
         is_found
     }
 
-    /// Chooses the next copy that may have the extent, and asks for leave to read it.
+    /// Chooses the next copy that may have the extent, and requests to read it.
     fn read_for_repair(&mut self, slot: usize) {
         if self.repairs.jobs.job(slot).is_none() {
             return;
@@ -125,14 +124,14 @@ impl Replicas {
         }
     }
 
-    /// What a job's extent travels over to the disk and back.
+    /// The path of a job's extent to the disk and back.
     fn disk_lane(&self, slot: usize) -> Lane {
         let extent = self.repairs.jobs.job(slot).map_or(0, |job| job.extent);
         let disk = self.disk.as_ref();
         disk.map_or(Lane::Disk(0), |disk| disk.lane_of(extent))
     }
 
-    /// A job wants to move what is left of what it reads or writes.
+    /// Requests to move the rest of what a job reads or writes.
     fn want(&mut self, slot: usize, lane: Lane) {
         self.events.push(Event::Wants {
             slot: slot as u32,
@@ -141,16 +140,16 @@ impl Replicas {
         });
     }
 
-    /// What a job was let move is through, or (not `ok`) will not be.
+    /// A granted move is done, or (not `ok`) failed.
     pub(super) fn moved(&mut self, slot: usize, ok: bool) {
         let slot = slot as u32;
         self.events.push(Event::Moved { slot, ok });
     }
 
-    /// A job may move so many bytes.
+    /// A job may move `bytes`.
     pub(super) fn move_own(&mut self, slot: usize, bytes: usize) {
         let Some(job) = self.repairs.jobs.job(slot) else {
-            debug_assert!(false, "a job ends when nothing of it waits for its turn");
+            debug_assert!(false, "a job ends only when it has no request pending");
             return self.moved(slot, false);
         };
         if self.repairs.shards[slot].is_some() {
@@ -230,7 +229,7 @@ impl Replicas {
         }
     }
 
-    /// All has been read: if it verifies, asks for leave to write it to the copy that lacks it.
+    /// The extent has been read: if it verifies, requests to write it to the copy that lacks it.
     fn write_for_repair(&mut self, slot: usize) {
         let Some(job) = self.repairs.jobs.job(slot) else {
             return;
@@ -257,15 +256,16 @@ impl Replicas {
                     self.lacks(extent / SLAB_EXTENTS as u32, source.donor, within);
                 }
                 self.far.stats.corrupt.fetch_add(1, Relaxed);
-                let line =
-                    format!("a copy of extent {extent} is damaged or old; it is not copied on");
+                let line = format!(
+                    "a copy of extent {extent} is damaged or old; it is not used for repair"
+                );
                 self.events.push(Event::Line(About::Corrupt, line));
                 self.read_for_repair(slot);
             }
         }
     }
 
-    /// The whole extent goes to the disk, unless its slab is being freed there.
+    /// Writes the whole extent to the disk, unless its slab is being freed there.
     fn write_to_disk_for_repair(&mut self, slot: usize) {
         let extent = self.repairs.jobs.job(slot).map_or(0, |job| job.extent);
         let block = self.repairs.moving[slot].block.take();
@@ -311,7 +311,7 @@ impl Replicas {
         }
     }
 
-    /// Are these the bytes of the extent that were sealed under this number?
+    /// Whether these are the bytes of the extent that were sealed under this number.
     pub(super) fn verifies(&mut self, extent: u32, seal: u64, block: &Block) -> bool {
         let scratch = self.repairs.scratch.get_or_insert_default();
         scratch.copy_from_slice(block);
@@ -336,7 +336,7 @@ impl Replicas {
         }
     }
 
-    /// Ends a job of which nothing is under way, and nothing waits for its turn.
+    /// Ends a job that has no transfer under way and no request pending.
     pub(super) fn end_repair(&mut self, slot: usize, ok: bool) {
         if self.repairs.jobs.job(slot).is_none() {
             return;

@@ -1,4 +1,4 @@
-//! What is told of the donors, twice a second.
+//! Reports the donors' state to the journal, twice a second.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use canvas_control::status::{AgentStatus, DonorState, DonorStatus};
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl Replicas {
-    /// Notes in the journal how the donors are, if that is due.
+    /// Writes the donors' state to the journal, if that is due.
     pub(super) fn report(&mut self) {
         if self.reported.is_some_and(|t| t.elapsed() < PAUSE) {
             return;
@@ -22,7 +22,7 @@ impl Replicas {
         for copy in self.map.values().flat_map(|e| &e.replicas) {
             slabs[copy.donor] += 1;
         }
-        // What waits for their answers, and since when the oldest of it does.
+        // By donor, the number of requests awaiting an answer and the start of the oldest.
         let mut waiting = vec![(0u32, None::<Instant>); self.donors.len()];
         for sent in self.calls.values() {
             let (n, since) = &mut waiting[sent.donor];

@@ -1,8 +1,8 @@
-//! A change of the copies that are wanted, while the tenant runs.
+//! Changes of the copies policy while the tenant runs.
 //!
-//! Nothing stops for it: what is written from then on goes to the new places, repair copies there what was written
-//! before (in the tenant's turns), and what is not wanted any more is given up slab by slab, when all that is wanted of
-//! a slab is whole. Reads go to whatever copy there is.
+//! Nothing stops for a change: new writes go to the new places, repair copies what was written before (as scheduled for
+//! the tenant), and copies that are no longer wanted are released slab by slab, once all wanted copies of a slab are
+//! complete. Reads use whatever copy there is.
 
 use canvas_place::replicas::Policy;
 use canvas_place::replicas::read::OnDisk;
@@ -12,7 +12,7 @@ use super::{Replicas, Views};
 use crate::log::About;
 use crate::store::{Event, Store};
 
-/// The nearest to what is wanted that can be had: without a disk, at donors only.
+/// The possible policy nearest to `wanted`: without a disk, copies on donors only.
 pub(super) fn possible(wanted: Policy, has_disk: bool) -> Policy {
     let disk = has_disk && (wanted.disk || wanted.donors == 0);
     let donors = if disk {
@@ -30,7 +30,7 @@ pub(super) fn possible(wanted: Policy, has_disk: bool) -> Policy {
 }
 
 impl Replicas {
-    /// Looks whether other copies are wanted than before.
+    /// Applies a new copies policy, if there is one.
     pub(super) fn follow(&mut self) {
         let now = possible(self.wanted.get(), self.disk.is_some());
         if now == self.policy {
@@ -41,11 +41,11 @@ impl Replicas {
         if now.donors > 0 {
             self.meet_unmet();
         }
-        let line = format!("far memory moves to other places: copies are {now} now");
+        let line = format!("the copies policy is {now} now; far memory moves to the new places");
         self.events.push(Event::Line(About::Copies, line));
     }
 
-    /// The copies that are wanted of a slab.
+    /// The policy that applies to a slab.
     pub(super) fn policy_of(&self, slab: u32) -> Policy {
         match self.map.get(&slab) {
             Some(entry) => entry.policy(self.policy),
@@ -53,7 +53,7 @@ impl Replicas {
         }
     }
 
-    /// Has the disk an extent (a number within its slab), as far as is known?
+    /// Whether the disk has an extent (an index within its slab), as far as is known.
     pub(super) fn on_disk(&self, slab: u32, within: usize) -> OnDisk {
         OnDisk::of(
             self.map.get(&slab),
@@ -63,8 +63,8 @@ impl Replicas {
         )
     }
 
-    /// Something of a slab is about to be written to the disk. That is noted before: an agent that takes over must
-    /// look for it there.
+    /// A write of a slab to the disk is about to begin. The journal records it first: an agent that takes over must
+    /// look for the slab there.
     pub(super) fn goes_to_disk(&mut self, slab: u32) {
         let entry = self.map.entry(slab).or_default();
         if !std::mem::replace(&mut entry.may_be_on_disk, true) && !entry.disk.is_none() {
@@ -72,7 +72,7 @@ impl Replicas {
         }
     }
 
-    /// Frees what the disk has of a slab, if that is not wanted any more and not needed.
+    /// Frees the disk's copy of a slab if it is neither wanted nor needed.
     pub(super) fn let_go_of_disk(&mut self, slab: u32, now: u64) {
         let has_any = self.map.get(&slab).is_some_and(|e| e.may_be_on_disk);
         if self.policy_of(slab).disk || !has_any || self.disk.is_none() || self.disk_is_used(slab) {
@@ -83,7 +83,7 @@ impl Replicas {
         if !entry.is_some_and(|e| e.let_go_of_disk(&donors, self.policy, now)) {
             return;
         }
-        // Noted before: an agent that takes over must not count on it.
+        // Recorded first: an agent that takes over must not rely on the copy.
         self.save(slab);
         self.dropping.insert(slab, Vec::new());
         if let Some(disk) = &mut self.disk {
@@ -91,7 +91,7 @@ impl Replicas {
         }
     }
 
-    /// Is something of the slab being freed there, or written?
+    /// Whether the disk is freeing or writing part of the slab.
     fn disk_is_used(&self, slab: u32) -> bool {
         let repairs = (0..super::repair::SLOTS).filter_map(|slot| self.repairs.jobs.job(slot));
         let mut there = repairs.filter(|job| job.to.is_none());
@@ -100,14 +100,14 @@ impl Replicas {
             || self.ops.values().any(|op| op.is_on_way_to_disk(slab))
     }
 
-    /// The disk has freed a slab, maybe because its copy was not wanted any more.
+    /// The disk has freed a slab, perhaps because its copy was no longer wanted.
     pub(super) fn dropped(&mut self, slab: u32) {
         for id in self.dropping.remove(&slab).into_iter().flatten() {
             self.send_write(id);
         }
     }
 
-    /// A write of which the disk has been asked for nothing, or has answered: what it has of the extent now.
+    /// Records what the disk has of an extent, for a write that did not use the disk or that the disk has answered.
     pub(super) fn noted_on_disk(&mut self, extent: u32, written: bool) {
         if self.disk.is_none() {
             return;

@@ -1,5 +1,4 @@
-//! What is due from time to time: signs of life, places for slabs that have too few copies, copies
-//! that are given up.
+//! Periodic work: pings, replicas for slabs that have too few, and release of unwanted copies.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,39 +15,40 @@ use crate::finder::Found;
 use crate::log::About;
 use crate::store::Event;
 
-/// A donor that was away for so long, and holds nothing that is counted on, makes room for another.
+/// A donor that was away for this long, and holds no copy that is relied on, gives up its place to another.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Donors that wait for a place at most, and the pause between two tries.
+/// Most donors waiting for a place, and the pause between two attempts.
 const UNMET_MAX: usize = 1024;
 const UNMET_PAUSE: Duration = Duration::from_secs(1);
 
-/// All slabs are looked at so often, whatever has changed.
+/// How often all slabs are checked, whatever has changed.
 const ALL_EVERY: Duration = Duration::from_secs(1);
 
-/// What of a donor decides what is due for slabs: it serves, or may again in a moment, takes back, and has room.
+/// The properties of a donor on which decisions about slabs depend: it serves, may serve again in a moment, reclaims,
+/// has room.
 type Seen = (bool, bool, bool, bool);
 
-/// Which slabs are to be looked at.
+/// Which slabs to check.
 #[derive(Default)]
 pub(super) struct Upkeep {
-    /// Those that have changed, or lack something.
+    /// Slabs that have changed or lack something.
     pub restless: BTreeSet<u32>,
-    /// All of them at the next tick.
+    /// Check all slabs at the next tick.
     pub all: bool,
-    /// When all were looked at last, and how donors were then.
+    /// When all were last checked, and the donors' properties then.
     looked: Option<Instant>,
     donors: Vec<Seen>,
-    /// Slabs that were looked at so far.
+    /// Number of slab checks so far.
     pub slabs: u64,
 }
 
 impl Replicas {
-    /// Slabs that were looked at so far, for tests.
+    /// Number of slab checks so far, for tests.
     pub fn slabs_looked_at(&self) -> u64 {
         self.upkeep.slabs
     }
 
-    /// Does what is due.
+    /// Does the work that is due.
     pub(super) fn tick(&mut self) {
         if self.policy.donors > 0 {
             self.meet_all();
@@ -82,8 +82,8 @@ impl Replicas {
         self.report();
     }
 
-    /// Does what is due for slabs: for those that have changed or lack something, and for all once in a while, or when
-    /// a donor is not as it was. How many have fewer whole copies than they should.
+    /// Checks the slabs that have changed or lack something; all slabs once in a while, or when a donor's properties
+    /// have changed. Returns how many have fewer complete copies than they should.
     fn look_at_slabs(&mut self) -> u64 {
         let now = self.now_ns();
         let views = Views::of(&self.donors, self.started);
@@ -127,7 +127,7 @@ impl Replicas {
         degraded
     }
 
-    /// Extents that the disk lacks because they are written there late.
+    /// Extents that the disk lacks because late writes to it are pending.
     fn behind_now(&self) -> u64 {
         if !self.policy.late {
             return 0;
@@ -141,7 +141,7 @@ impl Replicas {
         (self.map.iter().map(of_slab).sum::<usize>() + under_way) as u64
     }
 
-    /// Connects to donors that gossip has found, and to those for which there was no place before.
+    /// Connects to donors found by gossip, and to those for which there was no place before.
     fn meet_all(&mut self) {
         let found = self.meeting.found.as_mut().and_then(Found::changed);
         for addr in found.into_iter().flatten() {
@@ -158,7 +158,7 @@ impl Replicas {
         self.meet_unmet();
     }
 
-    /// Connects to donors that are known and were not connected to.
+    /// Connects to known donors without connections.
     pub(super) fn meet_unmet(&mut self) {
         for addr in std::mem::take(&mut self.meeting.unmet) {
             if self.meet(addr).is_none() {
@@ -167,7 +167,7 @@ impl Replicas {
         }
     }
 
-    /// There is no place, or no thread, for a donor now, unless it is connected to: it is tried later.
+    /// Keeps a donor for later, because there is no place or no thread for it now; does nothing if it is connected.
     fn is_unmet(&mut self, addr: Address) {
         let is_one = |known: &Address| known.addr == addr.addr;
         let is_met = self.donors.iter().any(|d| is_one(&d.addr));
@@ -177,9 +177,9 @@ impl Replicas {
         }
     }
 
-    /// There is a donor here. Its index, when it was not known.
+    /// Adds a donor. Returns its index, unless it was known or there is no place.
     pub(super) fn meet(&mut self, addr: Address) -> Option<usize> {
-        // However it is reached.
+        // Whichever transport reaches it.
         if self.donors.iter().any(|d| d.addr.addr == addr.addr) {
             return None;
         }
@@ -195,7 +195,7 @@ impl Replicas {
             _ => self.donors.iter().enumerate().position(gone)?,
         };
         let meeting = &self.meeting;
-        // Without a thread for it now, it is tried again.
+        // Without a thread for it now, it is tried again later.
         let donor = Donor::new(addr, meeting.link.clone(), meeting.links, meeting.waker).ok()?;
         self.journal.put_donor(i, addr);
         if i == self.donors.len() {
@@ -207,7 +207,7 @@ impl Replicas {
         Some(i)
     }
 
-    /// Gives a replica up that its donor wants back, or that is one too many.
+    /// Releases a replica that its donor wants back, or that is one too many.
     fn let_go(&mut self, slab: u32, now: u64) {
         let donors = Views::of(&self.donors, self.started);
         let bytes = shards::lent_bytes(self.code_of(slab));
@@ -223,12 +223,12 @@ impl Replicas {
             None if self.donors[donor].is_up() => {
                 self.submit(donor, Call::Garbage, &Request::Free { handle });
             }
-            // It is asked what it holds when it comes back.
+            // When it comes back, it is asked what it holds.
             None => {}
         }
     }
 
-    /// All donors are there, and none that could take one more replica of the slab has room.
+    /// Whether all donors are connected and none that could take another replica of the slab has room.
     pub(super) fn no_other_has_room(&self, slab: u32) -> bool {
         let donors = Views::of(&self.donors, self.started);
         let want = self.policy_of(slab).donors;

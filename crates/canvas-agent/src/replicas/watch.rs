@@ -1,5 +1,4 @@
-//! Sleeping on the tenant's bell and on links at one time: a thread waits for the links, but only
-//! while the agent sleeps.
+//! Sleeping on the tenant's futex and on links together: a thread polls the links, but only while the agent sleeps.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,10 +15,10 @@ use crate::disk::Disk;
 use crate::idle::Waker;
 use crate::store::Store;
 
-/// Watches links.
+/// Polls links on a thread of its own.
 pub struct Watch(Arc<Both>);
 
-/// What the thread has too: of an eventfd that is closed before the thread has seen it nothing is heard.
+/// Shared with the thread: it would never see an event of an eventfd that is closed first.
 struct Both {
     epoll: Epoll,
     ready: AtomicBool,
@@ -27,7 +26,7 @@ struct Both {
     end: EventFd,
 }
 
-/// Names [`Both::end`] among the links, which are all 0.
+/// Epoll data of [`Both::end`]; that of links is 0.
 const END: u64 = 1;
 
 impl Watch {
@@ -53,8 +52,7 @@ impl Watch {
                             waker.wake();
                         }
                         Err(Errno::EINTR) => {}
-                        // Nothing can be waited for any more; the agent still looks at every link
-                        // whenever it is awake.
+                        // Polling is broken; the agent still polls every link whenever it is awake.
                         Err(_) => return,
                     }
                 }
@@ -62,7 +60,7 @@ impl Watch {
         Ok(Watch(both))
     }
 
-    /// From now on the agent is woken, once, when something comes over a link.
+    /// From now on the first event on this link wakes the agent, once.
     pub fn arm(&self, link: BorrowedFd, unsent: bool) {
         let mut flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT;
         if unsent {
@@ -75,23 +73,23 @@ impl Watch {
         }
     }
 
-    /// Did something come since the last call?
+    /// Whether there was an event since the last call.
     pub fn take_ready(&self) -> bool {
         self.0.ready.swap(false, Ordering::SeqCst)
     }
 
-    /// Did something come?
+    /// Whether there was an event since the last [`Watch::take_ready`].
     pub fn is_ready(&self) -> bool {
         self.0.ready.load(Ordering::SeqCst)
     }
 }
 
-/// Links that [`await_any`] waits for at most.
+/// Most links for which [`await_any`] waits.
 const AWAITED_MAX: usize = 8;
 
-/// Sleeps until something has come over one of a few links, or the disk is through with something, `time` at most; false
-/// when nothing did, or they are too many. One system call, and who is woken is this thread: half of what it takes by way
-/// of [`Watch`].
+/// Sleeps until one of a few links has an event or the disk has finished something, at most `time`; false when nothing
+/// happened, or there are too many links. It costs one system call and wakes this thread directly: half the time of a
+/// wake-up through [`Watch`].
 pub fn await_any<'l>(
     links: impl Iterator<Item = &'l Box<dyn Transport>>,
     disk: Option<&Disk>,
@@ -131,7 +129,7 @@ fn poll(fds: &mut [PollFd<'_>], time: Duration) -> bool {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Full only after 2^64 - 2 writes.
+        // Fails only when the counter is full, after 2^64 - 2 writes.
         let _ = self.0.end.write(1);
     }
 }
@@ -185,7 +183,7 @@ mod tests {
         });
         assert!(await_any(two.iter(), None, Duration::from_secs(60)));
         sends.join().unwrap();
-        // One that is gone is something to look at, too.
+        // A closed link is an event, too.
         ends.swap_remove(0);
         assert!(await_any(two.iter(), None, Duration::from_secs(60)));
     }
@@ -213,12 +211,12 @@ mod tests {
             }
             assert!(matches!(events.pop(), Some(Event::Freed(slab)) if slab == round));
         }
-        // Nothing is left of the last ring but one poll that ends at once.
+        // After the last notification, at most one more poll returns at once.
         let short = Duration::from_millis(2);
         assert!((0..2).any(|_| !await_any(links.iter(), Some(&disk), short)));
     }
 
-    /// A connection on which nothing is asked.
+    /// A connection without requests.
     struct Socket(TcpStream);
 
     impl Transport for Socket {
@@ -251,7 +249,7 @@ mod tests {
         }
     }
 
-    /// Threads of this process that wait for links.
+    /// Threads of this process that poll links.
     fn waiting() -> usize {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         let names = tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok());
@@ -264,7 +262,7 @@ mod tests {
         let far = canvas_shm::Far::map(&fd).unwrap();
         for _ in 0..300 {
             let watch = Watch::new(Waker(far)).unwrap();
-            // Some end before their threads have begun to wait, some after.
+            // Some end before their threads have begun to poll, some after.
             std::thread::yield_now();
             drop(watch);
         }

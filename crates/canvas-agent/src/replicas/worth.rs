@@ -1,5 +1,5 @@
-//! Tells donors what slabs are worth to their tenant (`canvas_place::replicas::worth`), and hears from a
-//! donor that it had to free some.
+//! Sends donors the value of slabs to their tenant (`canvas_place::replicas::worth`), and handles a donor's report that
+//! it had to free some.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,24 +11,25 @@ use canvas_wire::{EVICT_MAX, VERSION_WORTH};
 use super::donor::Donor;
 use super::{Call, Replicas, Views};
 
-/// What a donor was told of one slab: the slab, the donor, its handle there.
+/// What a message names: the slab, the donor, and its handle there.
 type Of = (u32, usize, u64);
 
-/// Tellings that no donor has confirmed yet, by number.
+/// Messages that no donor has confirmed yet, by number.
 #[derive(Default)]
 pub(super) struct Tellings {
     under_way: HashMap<u64, Vec<Of>>,
     last: u64,
 }
 
-/// Does it hear what slabs are worth?
+/// Whether the donor understands values of slabs.
 fn hears(donor: &Donor) -> bool {
     let link = donor.links.first();
     donor.is_up() && link.is_some_and(|link| link.welcome().version >= VERSION_WORTH)
 }
 
 impl Replicas {
-    /// Tells donors what has changed of these slabs; one that does not hear it frees nothing early, and is told nothing.
+    /// Sends donors the changed values of these slabs. A donor that does not understand them frees nothing early and
+    /// gets no message.
     pub(super) fn tell_worths(&mut self, slabs: &[u32]) {
         let now = self.now_ns();
         let donors = Views::of(&self.donors, self.started);
@@ -57,7 +58,7 @@ impl Replicas {
         }
     }
 
-    /// The donor is of a version that frees nothing early: as if it believed each slab to be the sole copy.
+    /// The donor's version frees nothing early: it counts as if it took each slab for the only copy.
     fn needs_no_telling(&mut self, donor: usize, all: &[(u32, u64, Worth)]) {
         if !self.donors[donor].is_up() {
             return;
@@ -69,7 +70,7 @@ impl Replicas {
         }
     }
 
-    /// Tells a donor; false when nothing more can be sent now.
+    /// Sends one message; false when nothing more can be sent now.
     fn tell(&mut self, donor: usize, part: &[(u32, u64, Worth)]) -> bool {
         let valued: Vec<Valued> = part
             .iter()
@@ -94,24 +95,24 @@ impl Replicas {
         true
     }
 
-    /// A donor has confirmed a telling, or (not `ok`) may not have heard it.
+    /// A donor has confirmed a message, or (not `ok`) may not have received it.
     pub(super) fn told_worth(&mut self, telling: u64, ok: bool) {
         let again_ns = self.now_ns() + AGAIN_NS;
         for (slab, donor, handle) in self.worths.under_way.remove(&telling).unwrap_or_default() {
             self.upkeep.restless.insert(slab);
             let replica = self.map.get_mut(&slab).and_then(|e| e.at(donor));
-            // The one that was told of; there may be another one by now.
+            // Only the replica that the message named; there may be another one by now.
             if let Some(replica) = replica.filter(|r| r.handle == handle) {
                 replica.told.answered(ok, again_ns);
             }
         }
     }
 
-    /// A donor had to free these at once: reads go to other copies from now on, and they are made anew.
+    /// A donor had to free these slabs at once: reads go to other copies from now on, and the copies are made again.
     pub(super) fn freed_there(&mut self, donor: usize, call: u64, handles: &Items<'_, u64>) {
         for handle in handles.iter() {
             self.gone(donor, handle);
-            // The link forgets it as well.
+            // The link forgets the slab as well.
             self.reply(donor, call, &Reply::EvictDone { handle });
         }
     }

@@ -1,13 +1,13 @@
-//! Writing an extent to all its copies at once, over a slow link in pieces.
+//! Writes an extent to all its copies at once, over a slow link in pieces.
 //!
-//! * Who asks says how far a write may go ([`Store::write`](crate::store::Store::write)); when all copies have that,
-//!   it is asked for more. The disk of this host gets the whole extent at the beginning.
-//! * The copies of a write are those that the slab had when it began. One that refuses a piece, hangs up, or is another
-//!   one by now, misses the extent and gets no more of it; one that was made meanwhile misses it too.
-//! * Where the disk gets its copy late, the write ends when donors have it; repair writes it to the disk after that. So it
-//!   is while the disk is not too far behind ([`LATE_BYTES_MAX`]), and a donor takes it.
-//! * Where too few donors take it, and there is a disk that the policy does not ask for, the disk keeps it until enough
-//!   donors do.
+//! * The caller says how far a write may go ([`Store::write`](crate::store::Store::write)); when all copies have that
+//!   much, the store asks it for more. The local disk gets the whole extent at the beginning.
+//! * The copies of a write are those that the slab had when it began. A copy that refuses a piece, whose donor hangs
+//!   up, or that was replaced, misses the extent and gets no more of it; a copy made meanwhile misses it too.
+//! * Where the disk gets its copy late, the write ends when donors have the extent; repair writes it to the disk
+//!   afterwards. This holds while the disk is not too far behind ([`LATE_BYTES_MAX`]) and a donor takes the extent.
+//! * Where too few donors take an extent, and there is a disk for which the policy does not ask, the disk keeps it
+//!   until enough donors do.
 //! * Until the end the extent has no seal, so nobody reads half of it.
 
 use std::sync::Arc;
@@ -24,22 +24,22 @@ use crate::store::{Event, Outcome, Store};
 /// A write under way.
 pub(super) struct Op {
     extent: u32,
-    /// While the disk has not got it.
+    /// The extent, until the disk gets it.
     block: Option<Block>,
-    /// Its shards, one after the other, where its slab lies in shards.
+    /// Its shards, concatenated, where its slab is in shards.
     shards: Option<(Arc<Coder>, Vec<u8>)>,
-    /// Bytes that may have been sent, and that were.
+    /// Bytes that may be sent, and bytes that were.
     to: usize,
     sent: usize,
-    /// Copies that have all that was sent, or are being asked to take it.
+    /// Copies that have all that was sent, or are being sent it.
     targets: Vec<Target>,
-    /// Answers of donors that are awaited.
+    /// Donors' answers awaited.
     parts: usize,
-    /// The agent was asked how much further it may go.
+    /// The agent was asked how much further the write may go.
     waits: bool,
     /// Donors that have the whole extent.
     donors: usize,
-    /// The disk's answer is awaited; what it was.
+    /// The disk's answer is awaited; its answer.
     to_disk: bool,
     disk: Option<Outcome>,
 }
@@ -49,12 +49,12 @@ impl Op {
         self.extent / SLAB_EXTENTS as u32
     }
 
-    /// Is it a write of the slab that counts on the disk, which has answered or not?
+    /// Whether this write of the slab uses the disk, answered or not.
     pub(super) fn is_on_way_to_disk(&self, slab: u32) -> bool {
         (self.to_disk || self.disk.is_some()) && self.slab() == slab
     }
 
-    /// Has it gone to donors only, so far?
+    /// Whether it has gone only to donors so far.
     pub(super) fn is_late(&self) -> bool {
         self.sent > 0 && !self.to_disk && self.disk.is_none()
     }
@@ -65,7 +65,7 @@ impl Op {
 }
 
 impl Replicas {
-    /// Takes a write, of which the first `to` bytes may go now.
+    /// Takes a write, of which the first `to` bytes may be sent now.
     pub(super) fn begin_write(&mut self, id: u32, extent: u32, block: Block, to: usize) {
         *self.writing.entry(extent).or_default() += 1;
         let op = Op {
@@ -99,7 +99,7 @@ impl Replicas {
         }
     }
 
-    /// Says in which form a slab is, of which nothing is anywhere: in that which is wanted.
+    /// Decides the form (copies or shards) of a slab that holds nothing: the one that the policy wants.
     fn settle_form(&mut self, slab: u32) {
         let code = self.policy.code;
         let entry = self.map.entry(slab).or_default();
@@ -110,7 +110,7 @@ impl Replicas {
         }
     }
 
-    /// Computes the shards of what is written, where its slab lies in shards.
+    /// Computes the shards, where the slab is in shards.
     fn encode(&mut self, id: u32) {
         let slab = self.ops[&id].slab();
         let Some(code) = self.code_of(slab) else {
@@ -124,7 +124,7 @@ impl Replicas {
         }
     }
 
-    /// Begins a write for which there are as many copies as there will be.
+    /// Starts a write whose slab has as many copies as it will get.
     pub(super) fn send_write(&mut self, id: u32) {
         let policy = self.policy_of(self.ops[&id].slab());
         let op = self.ops.get_mut(&id).expect("under way");
@@ -137,7 +137,7 @@ impl Replicas {
             waiting.push(id);
             return;
         }
-        // Copies that are given up, because none is wanted at donors any more, get nothing new.
+        // Copies that are being released, because the policy wants none on donors any more, get nothing new.
         if let Some(entry) = self.map.get(&op.slab())
             && policy.donors > 0
         {
@@ -155,7 +155,7 @@ impl Replicas {
         self.write_ended(id);
     }
 
-    /// The disk gets the whole extent.
+    /// Writes the whole extent to the disk.
     fn write_to_disk(&mut self, id: u32) {
         if self.disk.is_none() {
             return;
@@ -177,7 +177,7 @@ impl Replicas {
         disk.write(id, op.extent, block, EXTENT_BYTES);
     }
 
-    /// A write may go on, as far as `to`.
+    /// A write may continue up to byte `to`.
     pub(super) fn go_on_writing(&mut self, id: u32, to: usize) {
         let Some(op) = self.ops.get_mut(&id) else {
             debug_assert!(false, "a write ends after its last piece only");
@@ -189,7 +189,7 @@ impl Replicas {
         self.write_ended(id);
     }
 
-    /// Sends what may be sent to the copies that have all before it.
+    /// Sends the next piece to the copies that have all before it.
     fn send_piece(&mut self, id: u32) {
         let op = self.ops.get_mut(&id).expect("under way");
         let (slab, within, piece) = (op.slab(), op.within(), op.sent..op.to);
@@ -232,13 +232,13 @@ impl Replicas {
         op.targets = targets;
     }
 
-    /// Is the slab's copy at this donor still the one that it was?
+    /// Whether the slab's copy on this donor is still the one that was targeted.
     pub(super) fn is_there(&self, slab: u32, target: Target) -> bool {
         let entry = self.map.get(&slab);
         entry.is_some_and(|e| e.is_there(target))
     }
 
-    /// A donor has not got an extent.
+    /// Records that a donor lacks an extent.
     pub(super) fn lacks(&mut self, slab: u32, donor: usize, within: usize) {
         let was_whole = self
             .map
@@ -250,7 +250,7 @@ impl Replicas {
         }
     }
 
-    /// A donor's answer to what it was sent last.
+    /// A donor's answer to the last piece.
     pub(super) fn donor_wrote(&mut self, donor: usize, id: u32, ok: bool) {
         let Some(op) = self.ops.get_mut(&id) else {
             return;
@@ -258,7 +258,7 @@ impl Replicas {
         op.parts -= 1;
         let (slab, within) = (op.slab(), op.within());
         if !ok {
-            // A copy that is made there meanwhile has not got it either.
+            // A copy made there meanwhile lacks it as well.
             op.targets.retain(|t| t.donor != donor);
             self.lacks(slab, donor, within);
         } else if op.sent == EXTENT_BYTES {
@@ -285,7 +285,8 @@ impl Replicas {
         self.write_ended(id);
     }
 
-    /// How many donors have all of it: copies, or different shards. A copy that was given up meanwhile does not count.
+    /// How many donors have the whole extent: copies, or different shards. A copy that was released meanwhile does not
+    /// count.
     fn donors_with(&self, op: &Op) -> usize {
         let slab = op.slab();
         let there = op.targets.iter().filter(|t| self.is_there(slab, **t));
@@ -299,7 +300,7 @@ impl Replicas {
         }
     }
 
-    /// Goes on with a write whose donors have answered, and ends one that waits for nothing any more.
+    /// Continues a write whose donors have answered, or ends it when nothing is pending.
     fn write_ended(&mut self, id: u32) {
         let Some(op) = self.ops.get_mut(&id) else {
             return;
@@ -321,16 +322,16 @@ impl Replicas {
         let donors = self.donors_with(&self.ops[&id]);
         let op = &self.ops[&id];
         let is_lost = match policy.disk {
-            // No donor has taken it after all.
+            // In the end no donor has taken it.
             true => op.donors == 0,
-            // Too few donors have it: the disk keeps it until enough are there. It has no shards.
+            // Too few donors have it: the disk keeps it until enough have. The disk cannot keep shards.
             false => self.disk_keeps && policy.code.is_none() && !is_durable(policy, donors, None),
         };
         if is_lost && op.disk.is_none() && is_open {
             return self.write_to_disk(id);
         }
         let op = self.ops.remove(&id).expect("just seen");
-        // A copy that was made meanwhile has not got it.
+        // A copy that was made meanwhile lacks it.
         let unsent: Vec<usize> = self.map.get(&slab).map_or_else(Vec::new, |e| {
             let donors = e.replicas.iter().map(|c| c.donor);
             let has = |donor: &usize| op.targets.iter().any(|t| t.donor == *donor);
@@ -339,7 +340,7 @@ impl Replicas {
         for donor in unsent {
             self.lacks(slab, donor, op.within());
         }
-        // What it could not take has no seal, so it is nothing to lack.
+        // An extent that the disk could not take has no seal, so the disk lacks nothing.
         match op.disk {
             Some(Outcome::Done) => self.noted_on_disk(op.extent, true),
             None => self.noted_on_disk(op.extent, false),

@@ -81,12 +81,12 @@ fn lies_cost_nobody_else_anything() {
         tell(&host, br#"{"ask":"over","version":9}"#, &[]),
         "version 9",
     );
-    refused(tell(&host, &hello("a"), &[]), "without a segment");
+    refused(tell(&host, &hello("a"), &[]), "has no segment");
     refused(tell(&host, &hello("../a"), &[]), "not a tenant's name");
 
     let whole = SEGMENT_BYTES + FAR_BYTES;
     let sealed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
-    let no = "no sealed memory";
+    let no = "not the sealed memory";
     let unsealed = memory(whole, SealFlag::F_SEAL_GROW);
     refused(tell(&host, &hello("a"), &[unsealed.as_fd()]), no);
     let short = memory(whole - 4096, sealed);
@@ -133,7 +133,7 @@ fn lies_cost_nobody_else_anything() {
         .collect();
     assert!(silent.len() > 64);
     for fd in &silent {
-        refused(heard(fd), "said nothing");
+        refused(heard(fd), "sent nothing");
     }
     let (_, err) = host.run("short", &["--far", "64M"]).finish();
     assert_eq!(err, "");

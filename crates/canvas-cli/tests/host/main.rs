@@ -410,7 +410,7 @@ fn an_agent_that_does_not_answer_is_not_replaced() {
     let mut second = host.begin(&[]);
     assert_eq!(second.end().code(), Some(2));
     assert!(
-        second.said().contains("write --replace"),
+        second.said().contains("with --replace"),
         "{}",
         second.said()
     );
@@ -423,7 +423,7 @@ fn an_agent_that_does_not_answer_is_not_replaced() {
         next.said()
     );
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
-    old.wait_for("this one goes on");
+    old.wait_for("this one keeps serving");
     let (_, err) = host.run("short", &["--far", "64M"]).finish();
     assert_eq!(err, "");
 }

@@ -101,7 +101,7 @@ fn an_agent_whose_disk_hangs_goes_on() {
     assert_eq!(next.end().code(), Some(1), "{}", next.said());
     let why = "what is on its way to a disk has not ended within 5 s";
     assert!(next.said().contains(why), "{}", next.said());
-    agent.wait_for("this one goes on");
+    agent.wait_for("this one keeps serving");
     let (code, said) = host.ask(&["set", "web", "weight=5"]);
     assert_eq!(code, Some(0), "{said}");
     drop(frozen);

@@ -181,7 +181,7 @@ fn a_tenant_that_writes_itself_a_grant_gets_twice_its_part_at_most_and_is_named(
     }
     agent.wait_for("has more shared memory in memory than it was granted");
     let said = agent.said();
-    let named = "another bound on its shared memory";
+    let named = "the limit on its shared memory";
     assert_eq!(said.matches(named).count(), 1, "{said}");
     assert!(!said.contains("tenant honest"), "{said}");
     end(liar, false);

@@ -1,7 +1,7 @@
-//! Slabs that lie in shards (`--copies 4+2`): reading and repairing what no donor has whole.
+//! Slabs in shards (`--copies 4+2`): reading and repairing slabs of which no donor has a full copy.
 //!
-//! Each extent is coded by itself ([`crate::erasure`]), so writes and their ends are those of copies
-//! ([`super::write`]), but that each donor gets another part of the extent's bytes. What differs is here.
+//! Each extent is encoded separately ([`crate::erasure`]), so writes work as for copies ([`super::write`]), except that
+//! each donor gets another part of the encoded bytes. This module has what differs.
 
 mod read;
 mod repair;
@@ -19,19 +19,19 @@ use crate::erasure::{Coder, Piece};
 use crate::log::About;
 use crate::store::Event;
 
-/// What a donor lends for a slab.
+/// Bytes that a donor lends for a slab.
 pub(super) fn lent_bytes(code: Option<Code>) -> u64 {
     let shard = code.map(|code| code.shard_bytes(EXTENT_BYTES) * SLAB_EXTENTS);
     shard.unwrap_or(SLAB_BYTES) as u64
 }
 
 impl Replicas {
-    /// The code by which a slab lies in shards, if it does.
+    /// The slab's erasure code, if it is in shards.
     pub(super) fn code_of(&self, slab: u32) -> Option<Code> {
         self.map.get(&slab).and_then(|entry| entry.code)
     }
 
-    /// What computes this code's shards.
+    /// The encoder of this code.
     pub(super) fn coder(&mut self, code: Code) -> Arc<Coder> {
         if let Some(coder) = self.coders.iter().find(|c| c.code() == code) {
             return Arc::clone(coder);
@@ -41,23 +41,23 @@ impl Replicas {
         coder
     }
 
-    /// Has the donor this extent's shard, as far as is known?
+    /// Whether the donor has its shard of this extent, as far as is known.
     fn has_shard(&self, slab: u32, donor: usize, within: usize) -> bool {
         let replicas = self.map.get(&slab).map(|entry| &entry.replicas);
         let mut all = replicas.into_iter().flatten();
         all.any(|c| c.donor == donor && c.has(within))
     }
 
-    /// May a donor that does not serve now have a shard of this extent? Without `certain` also one that lacks
-    /// it, as far as is known.
+    /// Whether a donor that is down may have a shard of this extent. Without `certain`, donors that lack it as far as
+    /// is known count as well.
     fn is_shard_away(&self, slab: u32, within: usize, certain: bool) -> bool {
         let replicas = self.map.get(&slab).map(|entry| &entry.replicas);
         let mut all = replicas.into_iter().flatten();
         all.any(|c| !self.donors[c.donor].is_up() && (!certain || c.has(within)))
     }
 
-    /// Pieces of an extent of which some may be damaged or old: those first that should be good, without those that
-    /// look as if nothing had ever been written where nothing should have been.
+    /// Sorts pieces of an extent, some of which may be damaged or old: those that should be good come first, and blank
+    /// pieces from donors that should have nothing are dropped.
     fn judge_pieces(&self, slab: u32, within: usize, mut pieces: Vec<Piece>) -> Vec<Piece> {
         let is_blank = |p: &Piece| p.bytes.iter().all(|b| *b == 0);
         pieces.retain(|p| self.has_shard(slab, p.donor, within) || !is_blank(p));
@@ -65,8 +65,8 @@ impl Replicas {
         pieces
     }
 
-    /// What the extent's shards are in this range is known: who has another thing lacks it. True when all that
-    /// was counted on was right.
+    /// The extent's correct shards are known in this range: a donor with other bytes lacks its shard. True when all
+    /// donors that were relied on were right.
     fn blame(&mut self, slab: u32, within: usize, right: &[&[u8]], pieces: &[Piece]) -> bool {
         let mut all_right = true;
         for piece in pieces {
@@ -80,9 +80,9 @@ impl Replicas {
         all_right
     }
 
-    /// No choice of shards gives the extent.
+    /// Logs that no combination of shards gives the extent.
     fn tell_unrepairable(&mut self, extent: u32) {
-        let line = format!("the shards of extent {extent} that can be had do not give it");
+        let line = format!("the shards of extent {extent} that can be read do not restore it");
         self.events.push(Event::Line(About::Corrupt, line));
     }
 }

@@ -1,10 +1,10 @@
-//! Reading of what lies in shards: carries out what [`canvas_place::replicas::code::Gather`] decides.
+//! Reads of slabs in shards: carries out what [`canvas_place::replicas::code::Gather`] decides.
 //!
-//! * A read is divided into parts; of each part the same range of several shards is wanted. A record lies in one shard
-//!   mostly: that is one part and one donor. One that crosses into the next shard is two parts. An extent, or a large
-//!   piece of one, is one part, for which one shard more is asked than is needed.
-//! * What is computed is not verified here but by who reads, as everything is. When it does not verify, or too few donors
-//!   are known to have their shard, everything is gathered that anybody has, and choices are tried until one verifies.
+//! * A read is divided into parts, each of which needs one range of several shards. A record is usually in one shard:
+//!   that is one part and one donor. One that crosses into the next shard is two parts. An extent, or a large piece of
+//!   one, is one part, for which one shard more than necessary is requested.
+//! * The reader verifies what is computed here, as everything. When it does not verify, or too few donors are known to
+//!   have their shard, all shards that any donor has are gathered, and combinations are tried until one verifies.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -30,23 +30,23 @@ struct Read {
     serial: u64,
     block: Block,
     parts: Vec<Part>,
-    /// It gathers all that anybody has.
+    /// It gathers all shards that any donor has.
     thorough: bool,
-    /// What was handed out before did not verify.
+    /// The previous result did not verify.
     again: bool,
     since: Instant,
 }
 
-/// The same range of several shards.
+/// One range of several shards.
 struct Part {
     window: Range<usize>,
-    /// What of it is wanted.
+    /// The parts of the range that are wanted.
     places: Vec<Place>,
     gather: Gather,
     pieces: Vec<Piece>,
 }
 
-/// The time, the read, its serial number, its part, and the donor.
+/// The time, the read's id, its serial number, its part, and the donor.
 type Due = (Instant, u32, u64, usize, usize);
 
 /// Reads under way.
@@ -54,9 +54,9 @@ type Due = (Instant, u32, u64, usize, usize);
 pub(in super::super) struct Reads {
     by_id: HashMap<u32, Read>,
     serial: u64,
-    /// When not to count on an answer any more.
+    /// When to stop counting on an answer.
     due: BinaryHeap<Reverse<Due>>,
-    /// Those that wait for donors to come back.
+    /// Reads that wait for donors to come back.
     away: Vec<(u32, u64)>,
 }
 
@@ -65,20 +65,20 @@ impl Reads {
         self.by_id.get_mut(&id).filter(|r| r.serial == serial)
     }
 
-    /// Time until others are to be asked for what a donor is silent about.
+    /// Time until others are to be asked in place of a silent donor.
     pub fn due_in(&self) -> Option<Duration> {
         let Reverse((due, ..)) = self.due.peek()?;
         Some(due.saturating_duration_since(Instant::now()))
     }
 }
 
-/// The parts of a read.
+/// Divides a read into parts.
 fn parts(code: Code, range: Range<usize>) -> Vec<Part> {
     let places: Vec<Place> = code.places(EXTENT_BYTES, range).collect();
     let apart: usize = places.iter().map(|p| p.range.len()).sum();
     let shards = places.len();
     let together = part(code, places.clone());
-    // Side by side they would be mostly what nobody wants.
+    // As one part they would be mostly bytes that nobody wants.
     if 2 * apart <= shards * together.window.len() {
         return places.into_iter().map(|p| part(code, vec![p])).collect();
     }
@@ -98,7 +98,7 @@ fn part(code: Code, places: Vec<Place>) -> Part {
 }
 
 impl Read {
-    /// From here on it gathers all that anybody has.
+    /// From here on it gathers all shards that any donor has.
     fn search(&mut self) {
         let places = self.code.places(EXTENT_BYTES, self.range.clone());
         let mut all = part(self.code, places.collect());
@@ -107,8 +107,7 @@ impl Read {
         self.thorough = true;
     }
 
-    /// Copies to their place what was gathered, or computed from it. True when something was computed; `None` when it
-    /// cannot be.
+    /// Copies gathered or computed bytes to their place. True when something was computed; `None` when it cannot be.
     fn put_together(&mut self, coder: &Coder) -> Option<bool> {
         let shard_bytes = coder.shard_bytes();
         let mut is_computed = false;
@@ -140,7 +139,7 @@ impl Read {
 }
 
 impl Replicas {
-    /// A read of what lies in shards begins, or (`again`) what was handed out did not verify.
+    /// A read of a slab in shards begins, or (`again`) its last result did not verify.
     pub(in super::super) fn begin_shards(
         &mut self,
         id: u32,
@@ -169,7 +168,7 @@ impl Replicas {
         self.go_on_gathering(id);
     }
 
-    /// Asks whom there is to ask. What is complete is handed out; what can go on no more ends, or waits.
+    /// Sends requests to the donors that remain. A complete read is returned; one that cannot continue ends or waits.
     fn go_on_gathering(&mut self, id: u32) {
         let Some(read) = self.shard_reads.by_id.get(&id) else {
             return;
@@ -258,7 +257,7 @@ impl Replicas {
         self.go_on_gathering(id);
     }
 
-    /// Nobody is left who could give what is lacking.
+    /// No donor is left that could give the missing shards.
     fn gathers_in_vain(&mut self, id: u32) {
         let wait_ns_max = self.wait_ns_max();
         let Some(read) = self.shard_reads.by_id.get(&id) else {
@@ -274,7 +273,7 @@ impl Replicas {
         } else if away {
             self.end_gathering(id, Outcome::Away);
         } else if let Some(read) = self.shard_reads.by_id.get_mut(&id) {
-            // Whoever lacks a shard, as far as is known, may have it all the same.
+            // A donor that lacks its shard, as far as is known, may have it all the same.
             self.shard_reads.serial += 1;
             read.serial = self.shard_reads.serial;
             read.search();
@@ -289,7 +288,7 @@ impl Replicas {
         }
     }
 
-    /// All that was asked for is there.
+    /// Everything that was requested has arrived.
     fn gathered(&mut self, id: u32) {
         let Some(read) = self.shard_reads.by_id.get(&id) else {
             return;
@@ -302,7 +301,7 @@ impl Replicas {
         let Some(read) = self.shard_reads.by_id.get_mut(&id) else {
             return;
         };
-        // Without a way to compute what was gathered it is as if it did not verify.
+        // When the shards cannot be computed, treat it as if they did not verify.
         let is_computed = read.put_together(&coder).unwrap_or(true);
         if is_computed {
             self.far.stats.decoded.fetch_add(1, Relaxed);
@@ -310,7 +309,7 @@ impl Replicas {
         self.end_gathering(id, Outcome::Done);
     }
 
-    /// All that anybody has is there: hands out what verifies.
+    /// All shards that any donor has are here: returns a combination that verifies.
     fn search_choices(&mut self, id: u32, coder: &Coder) {
         let Some(read) = self.shard_reads.by_id.get_mut(&id) else {
             return;
@@ -355,7 +354,7 @@ impl Replicas {
             self.shard_reads.away.push(waiting);
             return;
         }
-        // A piece of an extent cannot be verified alone: who reads finds out, and asks again for all of it.
+        // A piece of an extent cannot be verified alone: the reader notices, and requests all of it again.
         let handed = found.or(first.filter(|_| !read.again && !away));
         let outcome = match &handed {
             Some(_) => Outcome::Done,
@@ -368,7 +367,7 @@ impl Replicas {
         self.end_gathering(id, outcome);
     }
 
-    /// Asks again for what was at donors that were away.
+    /// Retries reads that waited for unreachable donors.
     pub(in super::super) fn retry_shards(&mut self) {
         for (id, serial) in std::mem::take(&mut self.shard_reads.away) {
             let next = self.shard_reads.serial + 1;
@@ -376,7 +375,7 @@ impl Replicas {
                 continue;
             };
             if read.thorough {
-                // Answers to what was asked before are of no use.
+                // Answers to earlier requests are of no use.
                 read.serial = next;
                 read.search();
                 self.shard_reads.serial = next;
@@ -387,7 +386,7 @@ impl Replicas {
         }
     }
 
-    /// Asks others for what donors have been silent about for too long.
+    /// Hedges: asks other donors where some have been silent for too long.
     pub(in super::super) fn hedge_shards(&mut self) {
         if self.shard_reads.due.is_empty() {
             return;

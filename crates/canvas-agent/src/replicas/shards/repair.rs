@@ -1,8 +1,8 @@
-//! Making good a shard that is lacking: from so many others as are enough, verified as an extent before the shard is
-//! computed and written.
+//! Repairs a missing shard: reads just enough other shards, verifies them as an extent, then computes and writes the
+//! missing one.
 //!
-//! The shards come side by side, in steps as large as the job's turn on the link allows. Where they do not verify, all
-//! that anybody has is read, and choices are tried until one verifies.
+//! The shards are read in parallel, in steps as large as the schedule of the link allows. Where they do not verify, all
+//! shards that any donor has are read, and combinations are tried until one verifies.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -21,25 +21,25 @@ use crate::store::{Event, place};
 /// A repair of a shard.
 pub(in super::super) struct Gathering {
     coder: Arc<Coder>,
-    /// Whose shards are read, and what of them is there.
+    /// The shards to read, and what has been read of them.
     sources: Vec<Target>,
     pieces: Vec<Piece>,
-    /// Bytes of each shard that are through, and those that are under way.
+    /// Bytes of each shard that are done, and those under way.
     got: usize,
     step: usize,
-    /// Answers that are awaited, and whether one of the step's was none.
+    /// Answers awaited, and whether one of this step failed.
     waits: usize,
     failed: bool,
-    /// Donors that gave nothing, a bit each.
+    /// Donors that did not deliver, a bit each.
     tried: u64,
-    /// All that anybody has is read.
+    /// All shards that any donor has are read.
     thorough: bool,
-    /// The shard that is written.
+    /// The shard to write.
     out: Vec<u8>,
 }
 
 impl Replicas {
-    /// Begins the repair of a slot, of a slab that lies in shards.
+    /// Begins the repair in a slot, for a slab in shards.
     pub(in super::super) fn begin_shard_repair(&mut self, slot: usize, code: Code) {
         let coder = self.coder(code);
         self.repairs.shards[slot] = Some(Gathering {
@@ -57,7 +57,7 @@ impl Replicas {
         self.gather_for_repair(slot);
     }
 
-    /// Shards that can be read for the job, each of another donor: so many as are enough, or, where it is thorough, all.
+    /// Shards to read for the job, each from another donor: just enough of them, or, with `thorough`, all.
     fn repair_sources(&self, slot: usize, thorough: bool) -> Option<Vec<Target>> {
         let job = self.repairs.jobs.job(slot)?;
         let gathering = self.repairs.shards[slot].as_ref()?;
@@ -85,7 +85,7 @@ impl Replicas {
         Some(all.into_iter().map(Target::of).collect())
     }
 
-    /// Chooses whose shards to read, and asks for leave to.
+    /// Chooses the shards to read, and requests to read them.
     fn gather_for_repair(&mut self, slot: usize) {
         let Some(job) = self.repairs.jobs.job(slot) else {
             return;
@@ -116,7 +116,7 @@ impl Replicas {
         self.want_shards(slot);
     }
 
-    /// The job wants to move what is left of the shards that it reads, or of the one that it writes.
+    /// Requests to move the rest of the shards that the job reads, or of the one that it writes.
     fn want_shards(&mut self, slot: usize) {
         let Some(gathering) = &self.repairs.shards[slot] else {
             return;
@@ -133,7 +133,7 @@ impl Replicas {
         });
     }
 
-    /// The job may move so many bytes.
+    /// The job may move `bytes`.
     pub(in super::super) fn move_shards(&mut self, slot: usize, bytes: usize) {
         let Some(job) = self.repairs.jobs.job(slot) else {
             return self.moved(slot, false);
@@ -211,7 +211,7 @@ impl Replicas {
         }
     }
 
-    /// All has been read: if a choice of it verifies, the shard that lacks is computed from that.
+    /// All shards have been read: if a combination verifies, computes the missing shard from it.
     fn compute_shard(&mut self, slot: usize) {
         let Some(job) = self.repairs.jobs.job(slot) else {
             return;
@@ -245,7 +245,7 @@ impl Replicas {
         };
         let is_there = |p: &Piece| Some(p.donor) == to && right[p.shard] == p.bytes;
         if pieces.iter().any(is_there) {
-            // It had it all the time.
+            // It had the shard all the time.
             return self.end_repair(slot, true);
         }
         if let Some(gathering) = &mut self.repairs.shards[slot] {
@@ -255,13 +255,13 @@ impl Replicas {
         self.want_shards(slot);
     }
 
-    /// What was read does not give the extent. `is_enough`: so many shards are there that it should.
+    /// The shards read do not give the extent. `is_enough`: there are enough of them that they should.
     fn shards_do_not_verify(&mut self, slot: usize, is_enough: bool) {
         let Some((extent, seal)) = self.repairs.jobs.job(slot).map(|j| (j.extent, j.seal)) else {
             return;
         };
         if self.far.seals[extent as usize].load(Acquire) != seal {
-            // The tenant has changed it itself.
+            // The tenant has changed the seal itself.
             return self.end_repair(slot, false);
         }
         let gathering = self.repairs.shards[slot].as_mut();
@@ -278,7 +278,7 @@ impl Replicas {
         self.end_repair(slot, false);
     }
 
-    /// Writes the next bytes of the shard that was computed.
+    /// Writes the next bytes of the computed shard.
     fn write_shard(&mut self, slot: usize, bytes: usize) {
         let Some((extent, target)) = self
             .repairs
@@ -311,7 +311,7 @@ impl Replicas {
         }
     }
 
-    /// The donor has answered what was written of a shard.
+    /// The donor has answered a write of the shard.
     pub(in super::super) fn wrote_shard(&mut self, slot: usize, ok: bool) {
         let void = self.repairs.jobs.job(slot).is_none_or(|job| job.void);
         let Some(gathering) = &mut self.repairs.shards[slot] else {
