@@ -1,8 +1,8 @@
-//! Reading and writing little-endian fields, without a way to run over an end.
+//! Bounds-checked reading and writing of little-endian fields.
 
 use crate::error::{DecodeError, EncodeError};
 
-/// What is left of the bytes to decode.
+/// Decodes fields from the front of these bytes.
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -23,11 +23,11 @@ impl<'a> Reader<'a> {
     pub fn u64(&mut self) -> Result<u64, DecodeError> {
         self.array().map(u64::from_le_bytes)
     }
-    /// Everything that is left.
+    /// All bytes that are left.
     pub fn rest(&mut self) -> &'a [u8] {
         core::mem::take(&mut self.0)
     }
-    /// A field that must be zero.
+    /// Reads `N` bytes that must be zero.
     pub fn zeros<const N: usize>(&mut self) -> Result<(), DecodeError> {
         if self.array::<N>()? == [0; N] {
             Ok(())
@@ -35,7 +35,7 @@ impl<'a> Reader<'a> {
             Err(DecodeError::Reserved)
         }
     }
-    /// Nothing may be left.
+    /// Fails unless all bytes were read.
     pub fn end(self) -> Result<(), DecodeError> {
         if self.0.is_empty() {
             Ok(())
@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The buffer to encode into, and how much of it is written.
+/// Encodes fields into a buffer of the caller.
 pub(crate) struct Writer<'a> {
     buffer: &'a mut [u8],
     len: usize,
@@ -84,7 +84,7 @@ impl<'a> Writer<'a> {
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Everything written so far, to fill in what is known only at the end.
+    /// The bytes written so far, to fill in fields that are known only at the end.
     pub fn written(&mut self) -> &mut [u8] {
         &mut self.buffer[..self.len]
     }

@@ -1,33 +1,35 @@
-//! Errors that a donor answers with, and errors of decoding.
+//! Error codes of a donor, and errors of encoding and decoding.
 
 use core::fmt;
 
-/// Why a donor did not do what it was asked. The number is what goes over the wire; numbers are
-/// never used again for another meaning.
+/// Why a donor refused a request. The number goes over the wire; a number never changes its
+/// meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u16)]
 pub enum ErrorCode {
-    /// The versions of client and donor have nothing in common. The donor closes the connection.
+    /// Client and donor have no protocol version in common. The donor closes the connection.
     Version = 1,
-    /// The request is none that the donor takes at this point. The donor closes the connection.
+    /// The donor does not accept this request at this point. The donor closes the connection.
     Protocol = 2,
-    /// The donor has nothing to lend now: its bound or its reserve is reached. Another donor may.
+    /// The donor has nothing to lend now: its limit or its reserve is reached. Another donor may
+    /// lend.
     NoRoom = 3,
-    /// The handle is none of this client's: never given, freed, or of an earlier run of the donor.
+    /// The client has no such handle: it was never given, was freed, or is from an earlier run of
+    /// the donor.
     UnknownHandle = 4,
-    /// Offset and length do not lie in the slab, or are more than a frame carries.
+    /// Offset and length reach beyond the slab, or are more than a frame carries.
     OutOfRange = 5,
     /// The slab is being evicted: it can be read until its deadline, but not written.
     Evicting = 6,
     /// The client has more links than the donor serves. The donor closes the connection.
     TooManyLinks = 7,
-    /// The donor is ending. It frees everything.
+    /// The donor is shutting down and frees all slabs.
     Ending = 8,
-    /// The donor failed inside; its log says why.
+    /// The donor failed internally; its log says why.
     Internal = 9,
-    /// The donor has no RDMA device, lends no memory that way, or its device refuses. TCP works.
+    /// The donor has no RDMA device, does not lend over RDMA, or its device refuses. TCP works.
     NoRdma = 10,
-    /// The client has as many lanes as the donor serves, or none with this number.
+    /// The client has as many direct read channels as the donor serves, or none with this number.
     NoLane = 11,
 }
 
@@ -47,7 +49,7 @@ pub const ERROR_CODES: [ErrorCode; 11] = [
 ];
 
 impl ErrorCode {
-    /// The code of this number, if there is one.
+    /// The code with this number, if there is one.
     pub fn from_u16(number: u16) -> Option<ErrorCode> {
         ERROR_CODES.into_iter().find(|&c| c as u16 == number)
     }
@@ -76,22 +78,22 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// Why bytes are no frame.
+/// Why bytes cannot be decoded as a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DecodeError {
     /// The bytes end inside the header or the body.
     Truncated,
-    /// There are bytes behind the body.
+    /// There are bytes after the body.
     Trailing,
-    /// The header's length of the body is not the length of what follows.
+    /// The header's body length differs from the number of bytes that follow.
     Length,
     /// No frame of this direction has this type.
     UnknownType(u8),
     /// A flag is set, or a reserved field is not zero.
     Reserved,
-    /// A count or length is over its limit, or is no whole number of items.
+    /// A count or length is over its limit, or is not a whole number of items.
     Limit,
-    /// No error has this code.
+    /// No error code has this number.
     UnknownCode(u16),
     /// The text is not UTF-8.
     Text,
@@ -114,12 +116,12 @@ impl fmt::Display for DecodeError {
 
 impl core::error::Error for DecodeError {}
 
-/// Why a frame cannot be written.
+/// Why a frame cannot be encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EncodeError {
-    /// The buffer is too short for it; [`crate::FRAME_BYTES_MAX`] bytes always suffice.
+    /// The buffer is too short; [`crate::FRAME_BYTES_MAX`] bytes always suffice.
     Space,
-    /// It has more data, ranges or handles than a frame of its type may carry.
+    /// The frame has more data, ranges or handles than its type allows.
     Limit,
 }
 

@@ -1,4 +1,4 @@
-//! Frames: what client and donor say to each other.
+//! Frames: the messages between client and donor.
 //!
 //! A frame is a header of 16 bytes and a body:
 //!
@@ -10,9 +10,9 @@
 //! └──────┴───────┴────────┴──────────────┴─────────────────┴──────
 //! ```
 //!
-//! `code` is zero but in errors. An answer has the request's id; ids are the asking side's to
-//! choose, and those of the two sides have nothing to do with each other. Requests may be sent
-//! without waiting, and answers come in any order.
+//! `code` is zero except in errors. An answer carries its request's id. Each side chooses the ids
+//! of its own requests, independently of the other side. Requests may be pipelined, and answers may
+//! come in any order.
 //!
 //! | from | type | body |
 //! |---|---|---|
@@ -46,15 +46,16 @@
 //! | donor | 0x8C LaneUsed | reads u64, bytes u64 |
 //! | donor | 0xFF Error | text (UTF-8, 200 bytes at most); the header's code says which |
 //!
-//! `Join` and `Expose` are for links with RDMA: the session carries what its queue pairs and the
-//! memory that they reach are called, so that only a peer with the cluster key learns it. A donor that
-//! has no RDMA answers with an error.
+//! `Join` and `Expose` are for links with RDMA. Queue pair numbers and memory keys travel in the
+//! session, so that only a peer with the cluster key learns them. A donor without RDMA answers with
+//! an error.
 //!
-//! `Lane` and what follows from it are of version 2, and of a client's link 0. What goes over a lane
-//! itself is in the crate `canvas-lane`. `Worth` is of version 3.
+//! `Lane` and the other frames of direct read channels exist from version 2 on, and only on a
+//! client's link 0. The crate `canvas-lane` describes what goes over such a channel. `Worth` exists
+//! from version 3 on.
 //!
-//! A donor that runs out of memory before its clients have moved anything frees slabs at once. It tells
-//! so by an `EvictStop` with a deadline of 0; every other one has a deadline above.
+//! A donor that runs out of memory before its clients have moved anything frees slabs at once, and
+//! reports it by an `EvictStop` with a deadline of 0; any other deadline is above 0.
 
 pub use canvas_types::rdma::{Exposed, QueuePair};
 
@@ -66,85 +67,87 @@ use crate::{
     TEXT_BYTES_MAX,
 };
 
-/// What a client asks of a donor.
+/// A client's request to a donor.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Request<'a> {
     /// The first frame of a link.
     Hello(Hello),
-    /// Lend a slab. The same key of the same client again gives the same handle.
+    /// Lend a slab. A client that repeats its key gets the same handle again.
     Alloc(SlabKey),
     /// Store bytes in a slab.
     Write {
         /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
-        /// Where, in bytes from its beginning.
+        /// Offset in the slab, in bytes.
         offset: u32,
-        /// What; at most [`DATA_BYTES_MAX`].
+        /// The bytes; at most [`DATA_BYTES_MAX`].
         data: &'a [u8],
     },
-    /// Read bytes of a slab. What was never written reads as zeros.
+    /// Read bytes of a slab. Bytes that were never written read as zeros.
     Read {
         /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
-        /// What; at most [`DATA_BYTES_MAX`].
+        /// The range; at most [`DATA_BYTES_MAX`] long.
         range: Range,
     },
-    /// Read several ranges of a slab; the answer has them one behind the other.
+    /// Read several ranges of a slab; the answer has their bytes one after the other.
     ReadMany {
         /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
-        /// What; together at most [`READ_MANY_BYTES_MAX`].
+        /// The ranges; together at most [`READ_MANY_BYTES_MAX`] long.
         ranges: Items<'a, Range>,
     },
-    /// Give a slab back; its content is gone.
+    /// Give a slab back; its contents are lost.
     Free {
         /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
     },
-    /// This client's slabs, by handle, those above `after`.
+    /// List this client's slabs with handles above `after`, in the order of handles.
     List {
-        /// The last handle of the page before, or 0.
+        /// The last handle of the previous page, or 0.
         after: u64,
     },
-    /// Are you there, and how full are you?
+    /// Sign of life; the answer says how full the donor is.
     Ping,
-    /// Connect a queue pair of yours to this one of mine. A second one replaces the first.
+    /// Connect one of the donor's queue pairs to this one of the client. A second `Join` replaces
+    /// the first.
     Join(QueuePair),
     /// Let this link's queue pair read and write the slab.
     Expose {
         /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
     },
-    /// Let one connection of a program's read. The answer is a ticket for it.
+    /// Open a direct read channel for a program. The answer is a ticket for one connection.
     Lane(Lane),
-    /// From now on the lane reads so much, together with all others of its client's tenant.
+    /// Set the rate of the tenant's direct read channels, all together.
     LaneRate {
-        /// The lane's number, as [`Answer::Ticket`] gave it.
+        /// The channel's number, as [`Answer::Ticket`] gave it.
         lane: u64,
-        /// How much.
+        /// The new rate.
         rate: LaneRate,
     },
-    /// End the lane. After the answer nothing more that came over it is done.
+    /// Close the channel. After the answer the donor serves nothing more that came over it.
     LaneEnd {
-        /// The lane's number, as [`Answer::Ticket`] gave it.
+        /// The channel's number, as [`Answer::Ticket`] gave it.
         lane: u64,
     },
-    /// This is what slabs are worth from now on: which can be freed first where the donor's host runs out
-    /// of memory. Handles that are not the client's say nothing.
+    /// Set the value of slabs, which decides which the donor frees first when its host runs out of
+    /// memory. Handles that the client does not have are ignored.
     Worth {
-        /// The slabs.
+        /// The slabs and their values.
         slabs: Items<'a, Valued>,
     },
 }
 
-/// A connection of a program's to this donor, which only reads slabs of one tenant.
+/// A direct read channel: a program's own connection to this donor, which only reads slabs of one
+/// tenant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Lane {
-    /// Whose slabs it reads.
+    /// The tenant whose slabs it reads.
     pub tenant: [u8; 16],
-    /// What its keys follow from; random, for this lane alone.
+    /// Secret from which the channel's keys are derived; random, for this channel alone.
     pub secret: [u8; 32],
-    /// How much it reads, together with all others of the tenant.
+    /// Rate limit of the tenant's channels, all together.
     pub rate: LaneRate,
 }
 
@@ -158,17 +161,18 @@ impl core::fmt::Debug for Lane {
     }
 }
 
-/// How much a lane reads.
+/// Rate limit of a direct read channel: a token bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneRate {
-    /// In a second.
+    /// Bytes per second.
     pub rate_bytes: u64,
-    /// At once, after it has read nothing for a while.
+    /// Bytes at once, after an idle time.
     pub burst_bytes: u32,
 }
 
 impl LaneRate {
-    /// As much as it can. A lane with less has no queue pair: nobody counts what a device reads.
+    /// No limit. A channel with a limit has no queue pair, because nobody counts what a device
+    /// reads.
     pub const UNBOUNDED: LaneRate = LaneRate {
         rate_bytes: 1 << 40,
         burst_bytes: u32::MAX,
@@ -189,66 +193,66 @@ impl LaneRate {
     }
 }
 
-/// How a client presents itself.
+/// A client's introduction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// Oldest version that it speaks.
+    /// Oldest version that the client speaks.
     pub version_min: u16,
-    /// Newest version that it speaks.
+    /// Newest version that the client speaks.
     pub version_max: u16,
-    /// Who it is: the slabs are its, over whatever link.
+    /// The client, which owns its slabs whatever link they were allocated over.
     pub client_id: ClientId,
-    /// Number of this link among the client's. It replaces the older link of that number; 0, which is a
-    /// client's first, replaces all older links of the client. What came over those and was not done
-    /// before the Welcome is never done.
+    /// Number of this link among the client's. It replaces an older link with that number; 0, a
+    /// client's first link, replaces all older links of the client. Requests that came over
+    /// replaced links and were not done before the Welcome are never done.
     pub link: u32,
-    /// How long its slabs shall be kept after its last sign of life; the donor's own bound holds
-    /// where it is shorter.
+    /// How long the donor shall keep the client's slabs after its last sign of life; the donor's
+    /// own limit applies where it is shorter.
     pub lease_ms: u32,
 }
 
-/// What a donor answers.
+/// A donor's answer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Answer<'a> {
     /// The answer to [`Request::Hello`]: what the donor is and allows.
     Welcome(Welcome),
     /// The answer to [`Request::Alloc`]: a slab of zeros.
     Allocated {
-        /// Names the slab from now on; never used for another slab by this run of the donor.
+        /// Names the slab; this run of the donor never uses it for another slab.
         handle: u64,
     },
-    /// To Write, Free and Worth.
+    /// The answer to Write, Free and Worth.
     Done,
-    /// To Read and ReadMany.
+    /// The answer to Read and ReadMany: the bytes.
     Data(&'a [u8]),
     /// The answer to [`Request::List`].
     Handles {
-        /// Whether there are handles above the last one here.
+        /// Whether there are more handles above the last one here.
         more: bool,
-        /// The slabs, by handle.
+        /// The slabs, in the order of handles.
         slabs: Items<'a, Lent>,
     },
     /// The answer to [`Request::Ping`]: what the donor has free.
     Pong(Pong),
-    /// To Join: the donor's end.
+    /// The answer to [`Request::Join`]: the donor's queue pair.
     Joined(QueuePair),
     /// The answer to [`Request::Expose`]: address and key of the slab.
     Exposed(Exposed),
     /// The answer to [`Request::Lane`].
     Ticket {
-        /// Names the lane on this link; never used for another one by this run of the donor.
+        /// Names the channel on this link; this run of the donor never uses it for another one.
         lane: u64,
         /// Opens one connection, once.
         ticket: [u8; 16],
     },
-    /// To LaneRate and LaneEnd: what the lane has read.
+    /// The answer to LaneRate and LaneEnd: what was read over the channel.
     LaneUsed {
         /// Reads that were answered with bytes.
         reads: u64,
-        /// The bytes.
+        /// Bytes in these answers.
         bytes: u64,
     },
-    /// The answer to any request that the donor did not do.
+    /// The answer to any request that the donor refused.
     Error {
         /// What kind of error it is.
         code: ErrorCode,
@@ -257,35 +261,35 @@ pub enum Answer<'a> {
     },
 }
 
-/// How a donor presents itself.
+/// A donor's introduction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Welcome {
-    /// The version that is spoken from here on.
+    /// The version that both sides speak from here on.
     pub version: u16,
     /// How long this client's slabs are kept after its last sign of life.
     pub lease_ms: u32,
-    /// This run of the donor.
+    /// Identifies this run of the donor.
     pub donor_id: DonorId,
-    /// Bytes of a slab.
+    /// Size of a slab.
     pub slab_bytes: u64,
-    /// What it lends at most.
+    /// Limit on lent memory.
     pub memory_bytes: u64,
-    /// What of that it could lend now.
+    /// Memory that the donor could lend now.
     pub free_bytes: u64,
 }
 
 /// How full a donor is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pong {
-    /// What it could lend now.
+    /// Memory that the donor could lend now.
     pub free_bytes: u64,
-    /// What it has lent, to all clients.
+    /// Memory lent to all clients.
     pub lent_bytes: u64,
-    /// Whether it is taking memory back from clients, or would lend none.
+    /// Whether the donor is taking memory back from clients, or would lend none.
     pub pressure: bool,
 }
 
-/// What a donor asks of a client.
+/// A donor's request to a client.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Call<'a> {
     /// How much are these slabs used?
@@ -293,37 +297,38 @@ pub enum Call<'a> {
         /// The slabs' handles at this donor.
         handles: Items<'a, u64>,
     },
-    /// These slabs go at the deadline; move them before, if it is not over.
+    /// The donor frees these slabs at the deadline; the client should move them before, if there is
+    /// time.
     EvictStop {
-        /// Time until they are freed, whatever happens; 0: they are gone already.
+        /// Time until they are freed in any case; 0: they are freed already.
         deadline_ms: u32,
         /// The slabs' handles at this donor.
         handles: Items<'a, u64>,
     },
 }
 
-/// What a client answers to a donor's call.
+/// A client's answer to a donor's call.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Reply<'a> {
     /// The answer to [`Call::EvictQuery`]: how much each slab was used.
     Activity(Items<'a, Used>),
-    /// To EvictStop, once for each slab that has been moved: free it.
+    /// The answer to EvictStop, once for each slab that has been moved: the donor may free it.
     EvictDone {
         /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
     },
 }
 
-/// What a client sends.
+/// A frame from a client.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FromClient<'a> {
     /// A request, which the donor answers.
     Request(Request<'a>),
-    /// It answers a call.
+    /// The answer to a call of the donor.
     Reply(Reply<'a>),
 }
 
-/// What a donor sends.
+/// A frame from a donor.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FromDonor<'a> {
     /// The answer to a request of the client.
@@ -362,7 +367,7 @@ const ACTIVITY: u8 = 0xA0;
 const EVICT_DONE: u8 = 0xA1;
 const ERROR: u8 = 0xFF;
 
-/// Writes the header and then the body, and returns the frame's length.
+/// Encodes the header and then the body; returns the frame's length.
 fn encode_with(
     out: &mut [u8],
     kind: u8,
@@ -386,7 +391,7 @@ fn encode_with(
     Ok(len)
 }
 
-/// The header of a `Data` answer whose `len` bytes follow: for a donor that has them in place
+/// The header of a `Data` answer whose `len` bytes follow, for a donor that has the bytes in place
 /// already. `len` is at most [`READ_MANY_BYTES_MAX`].
 pub fn data_header(id: u64, len: usize) -> Result<[u8; HEADER_BYTES], EncodeError> {
     check(len <= READ_MANY_BYTES_MAX)?;
@@ -396,7 +401,7 @@ pub fn data_header(id: u64, len: usize) -> Result<[u8; HEADER_BYTES], EncodeErro
     Ok(header)
 }
 
-/// The header's type, code and id, and the body.
+/// Decodes the header; returns type, code, id and the body.
 fn decode_header(bytes: &[u8]) -> Result<(u8, u16, u64, Reader<'_>), DecodeError> {
     let mut r = Reader(bytes);
     let kind = r.u8()?;
@@ -429,13 +434,13 @@ fn check(within: bool) -> Result<(), EncodeError> {
     }
 }
 
-/// Bytes of all ranges together.
+/// Sum of the ranges' lengths in bytes.
 pub fn total_bytes(ranges: &Items<'_, Range>) -> u64 {
     ranges.iter().map(|r| u64::from(r.len)).sum()
 }
 
 impl<'a> Request<'a> {
-    /// Writes the frame into `out` and returns its length.
+    /// Encodes the frame into `out` and returns its length.
     pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
         match *self {
             Request::Hello(h) => encode_with(out, HELLO, 0, id, |w| {
@@ -558,7 +563,7 @@ impl<'a> Request<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// Writes the frame into `out` and returns its length. `id` is the request's.
+    /// Encodes the frame into `out` and returns its length. `id` is the request's.
     pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
         match *self {
             Answer::Welcome(welcome) => encode_with(out, WELCOME, 0, id, |w| {
@@ -678,7 +683,7 @@ fn read_end(r: &mut Reader<'_>) -> Result<QueuePair, DecodeError> {
     QueuePair::from_bytes(&r.array()?).ok_or(DecodeError::Limit)
 }
 
-/// A byte that is 0 or 1.
+/// Reads a byte that must be 0 or 1.
 fn flag(r: &mut Reader<'_>) -> Result<bool, DecodeError> {
     match r.u8()? {
         0 => Ok(false),
@@ -688,7 +693,7 @@ fn flag(r: &mut Reader<'_>) -> Result<bool, DecodeError> {
 }
 
 impl<'a> Call<'a> {
-    /// Writes the frame into `out` and returns its length. `id` is the donor's to choose.
+    /// Encodes the frame into `out` and returns its length. The donor chooses `id`.
     pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
         match *self {
             Call::EvictQuery { handles } => {
@@ -719,7 +724,7 @@ impl<'a> Call<'a> {
 }
 
 impl<'a> Reply<'a> {
-    /// Writes the frame into `out` and returns its length. `id` is the call's.
+    /// Encodes the frame into `out` and returns its length. `id` is the call's.
     pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
         match *self {
             Reply::Activity(used) => encode_with(out, ACTIVITY, 0, id, |w| used.encode(w)),
@@ -739,7 +744,7 @@ impl<'a> Reply<'a> {
 }
 
 impl<'a> FromClient<'a> {
-    /// The frame that these bytes are, exactly, and its id.
+    /// Decodes a frame that takes up all of `bytes`; returns its id and contents.
     pub fn decode(bytes: &'a [u8]) -> Result<(u64, FromClient<'a>), DecodeError> {
         let (kind, _, id, r) = decode_header(bytes)?;
         let body = r.0;
@@ -750,7 +755,7 @@ impl<'a> FromClient<'a> {
         Ok((id, FromClient::Reply(reply)))
     }
 
-    /// Writes the frame into `out` and returns its length.
+    /// Encodes the frame into `out` and returns its length.
     pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
         match self {
             FromClient::Request(request) => request.encode(id, out),
@@ -760,7 +765,7 @@ impl<'a> FromClient<'a> {
 }
 
 impl<'a> FromDonor<'a> {
-    /// The frame that these bytes are, exactly, and its id.
+    /// Decodes a frame that takes up all of `bytes`; returns its id and contents.
     pub fn decode(bytes: &'a [u8]) -> Result<(u64, FromDonor<'a>), DecodeError> {
         let (kind, code, id, r) = decode_header(bytes)?;
         let body = r.0;
@@ -771,7 +776,7 @@ impl<'a> FromDonor<'a> {
         Ok((id, FromDonor::Call(call)))
     }
 
-    /// Writes the frame into `out` and returns its length.
+    /// Encodes the frame into `out` and returns its length.
     pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
         match self {
             FromDonor::Answer(answer) => answer.encode(id, out),

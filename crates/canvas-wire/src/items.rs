@@ -1,15 +1,15 @@
-//! Lists inside of frames, seen without copying them.
+//! Lists inside frames, read without copying them.
 
 use core::fmt;
 
 use crate::bytes::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError};
 
-/// One element of a list, of a fixed number of bytes.
+/// An element of a list, of a fixed size.
 pub trait Item: Copy + PartialEq + fmt::Debug {
-    /// Bytes of one.
+    /// Size of an element in bytes.
     const BYTES: usize;
-    /// Most of them in one list.
+    /// Most elements in one list.
     const COUNT_MAX: usize;
     #[doc(hidden)]
     fn read(bytes: &[u8]) -> Option<Self>;
@@ -17,14 +17,14 @@ pub trait Item: Copy + PartialEq + fmt::Debug {
     fn write(&self, put: &mut dyn FnMut(&[u8]));
 }
 
-/// A list: of the sender's own elements, or as it came over the wire.
+/// A list: the sender's own elements, or bytes that came over the wire.
 #[derive(Clone, Copy)]
 pub struct Items<'a, T>(Form<'a, T>);
 
 #[derive(Clone, Copy)]
 enum Form<'a, T> {
     Slice(&'a [T]),
-    /// A whole number of elements, each of which can be read.
+    /// A whole number of elements, each already checked.
     Wire(&'a [u8]),
 }
 
@@ -35,18 +35,18 @@ impl<'a, T> From<&'a [T]> for Items<'a, T> {
 }
 
 impl<'a, T: Item> Items<'a, T> {
-    /// How many elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         match self.0 {
             Form::Slice(s) => s.len(),
             Form::Wire(b) => b.len() / T::BYTES,
         }
     }
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The elements in order, decoded one by one where they came over the wire.
+    /// The elements in order; those that came over the wire are decoded one by one.
     pub fn iter(&self) -> impl Iterator<Item = T> + 'a {
         let (slice, wire): (&[T], &[u8]) = match self.0 {
             Form::Slice(s) => (s, &[]),
@@ -103,10 +103,10 @@ impl Item for u64 {
     }
 }
 
-/// Part of a slab.
+/// A range of a slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
-    /// Where it begins, in bytes from the slab's beginning.
+    /// Start of the range, in bytes from the slab's start.
     pub offset: u32,
     /// Length of the range in bytes.
     pub len: u32,
@@ -128,26 +128,26 @@ impl Item for Range {
     }
 }
 
-/// Names a slab to its client: a tenant's slab of this number.
+/// A client's name for a slab: the tenant and the slab's number in it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SlabKey {
-    /// Random number of the tenant, drawn for each run.
+    /// Random number that the tenant draws for each run.
     pub tenant: [u8; 16],
-    /// Number of the slab in the tenant's far space; in its top byte, into how many parts the slab is divided
-    /// where a donor gets a part of it only ([`SlabKey::part`]).
+    /// Number of the slab in the tenant's far memory. For a donor that holds only a part of the
+    /// slab, the top byte is the number of parts ([`SlabKey::part`]).
     pub slab: u32,
 }
 
-/// Bits of a number that name a slab.
+/// Bits of the slab's number.
 const NUMBER_BITS: u32 = 24;
-/// Parts of a slab, at most.
+/// Most parts of a slab.
 const PARTS_MAX: u32 = 8;
-/// A part of an extent ends at a multiple of it.
+/// Parts of an extent end at multiples of this.
 const PART_GRAIN: usize = 64;
 
 impl SlabKey {
-    /// A part of a tenant's slab, which is divided into `parts` (2 to 8) as large as each other. A donor has
-    /// one part of a slab at most.
+    /// Key for one of `parts` (2 to 8) equal parts of a tenant's slab. A donor has at most one part
+    /// of a slab.
     pub fn part(tenant: [u8; 16], slab: u32, parts: usize) -> SlabKey {
         debug_assert!(slab >> NUMBER_BITS == 0 && parts as u32 <= PARTS_MAX);
         SlabKey {
@@ -156,8 +156,8 @@ impl SlabKey {
         }
     }
 
-    /// Bytes that are lent under this key: a slab, or the same part of each of its extents. Donors that know
-    /// of no parts lend a slab.
+    /// Bytes lent under this key: a slab, or one part of each of its extents. Donors that do not
+    /// know parts lend a whole slab.
     pub fn bytes(&self) -> usize {
         match self.slab >> NUMBER_BITS {
             parts @ 2..=PARTS_MAX => {
@@ -169,12 +169,12 @@ impl SlabKey {
     }
 }
 
-/// A slab that a client has.
+/// A slab lent to a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lent {
-    /// What the client called it.
+    /// The client's name for it.
     pub key: SlabKey,
-    /// What the donor calls it.
+    /// The donor's handle for it.
     pub handle: u64,
 }
 
@@ -198,13 +198,13 @@ impl Item for Lent {
     }
 }
 
-/// How much a slab is used.
+/// How much a slab was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Used {
     /// The slab's handle at this donor.
     pub handle: u64,
-    /// Operations on it since it was last asked for, or since it was lent. What the client's own
-    /// buffers and caches absorbed is not among them.
+    /// Operations on the slab since the last query, or since it was lent. Operations that the
+    /// client's own buffers and caches absorbed are not counted.
     pub ops: u64,
 }
 
@@ -224,13 +224,14 @@ impl Item for Used {
     }
 }
 
-/// What a slab here is worth to its client.
+/// The value of a slab to its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Valued {
     /// The slab's handle at this donor.
     pub handle: u64,
-    /// 2: other copies stay, whose donors were told that they are worth more. 1: there are others,
-    /// which count on this one. All else: no other copy is known, as of a slab of which nothing was told.
+    /// 2: other copies remain, whose donors were told a higher value. 1: there are other copies,
+    /// which count on this one. Any other value: no other copy is known, as for a slab whose value
+    /// was never sent.
     pub worth: u64,
 }
 

@@ -15,7 +15,7 @@ use crate::PROTOCOL;
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
-/// Bytes of a key file at most: the line, and room for an editor's ways.
+/// Most bytes of a key file: the line, and what an editor may add.
 const FILE_BYTES_MAX: u64 = 256;
 
 /// The kernel gives no random bytes.
@@ -23,32 +23,32 @@ const FILE_BYTES_MAX: u64 = 256;
 #[error("the kernel provides no random bytes")]
 pub struct RandomError;
 
-/// Why a key file's text has no key. It shows nothing of the text.
+/// Why a key file's text holds no key. The error never contains the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LineError {
     /// The text is not the line of a key.
     #[error("it is not one line of 64 hexadecimal digits; make one with `canvas keygen`")]
     Digits,
-    /// Everybody knows that key.
+    /// The key is all zeros, which everybody knows.
     #[error("its key is all zeros, which is not secret; make one with `canvas keygen`")]
     Zeros,
 }
 
-/// Why a key file is not read. The text is one sentence that names the file.
+/// Why a key file cannot be read. The text is one sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The system does not let it be read.
+    /// The system call failed.
     #[error("{} cannot be read: {}", .path.display(), reason(.source))]
     System {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The name is that of a directory or a device.
+    /// The name is that of a directory or device.
     #[error("{} is not a regular file; write the name of a key file", .0.display())]
     NoFile(PathBuf),
-    /// Others than its owner can read or write it, so its key is no secret.
+    /// Users other than the owner can read or write the file, so its key is not secret.
     #[error(
         "{name} can be read or written by others (mode {mode:03o}); do `chmod 600 {name}`, and \
          make a new key if somebody may have read it",
@@ -63,7 +63,7 @@ pub enum ReadError {
     /// Its bytes are not UTF-8.
     #[error("{} is not text; make a key with `canvas keygen`", .0.display())]
     NoText(PathBuf),
-    /// Its text has no key.
+    /// The text holds no key.
     #[error("{} has no key: {source}", .path.display())]
     NoKey {
         /// The file.
@@ -73,35 +73,35 @@ pub enum ReadError {
     },
 }
 
-/// Why a key file is not written. The text is one sentence that names the file.
+/// Why a key file cannot be written. The text is one sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// A file has the name already.
+    /// A file with this name exists.
     #[error("{} exists already; remove it first, or write another name", .0.display())]
     Exists(PathBuf),
-    /// The file cannot be made.
+    /// The file cannot be created.
     #[error("{} cannot be made: {}", .path.display(), reason(.source))]
     Make {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file is there, and does not take the key.
+    /// The file was created, and writing to it failed.
     #[error("{} cannot be written: {}", .path.display(), reason(.source))]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A secret that all hosts of a pool share. Whoever has it may store, read and free in the pool.
+/// A secret that all hosts of a pool share. Anyone who has it may store, read and free in the pool.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClusterKey([u8; KEY_BYTES]);
 
-/// Leaves no copy behind.
+/// Overwrites the key in memory.
 impl Drop for ClusterKey {
     fn drop(&mut self) {
         self.0.zeroize();
@@ -116,7 +116,7 @@ impl fmt::Debug for ClusterKey {
 }
 
 impl ClusterKey {
-    /// A new key from the kernel's random source.
+    /// A new key, from the kernel's random source.
     pub fn generate() -> Result<ClusterKey, RandomError> {
         random_bytes().map(ClusterKey)
     }
@@ -126,15 +126,15 @@ impl ClusterKey {
         ClusterKey(key)
     }
 
-    /// The key that everybody has: for a donor and clients on one host, where the loopback device
-    /// is the bound. A session under it has no secret.
+    /// A key that everybody knows, for a donor and clients on one host, which only the loopback
+    /// device protects. A session with it is not confidential.
     pub fn without_secret() -> ClusterKey {
         ClusterKey([0; KEY_BYTES])
     }
 
     /// The key written as one line of 64 hexadecimal digits, without the newline.
     pub fn to_line(&self) -> Zeroizing<String> {
-        // As long as it gets: it does not move and leave a copy behind.
+        // Allocated at its full length, so that it never moves and leaves a copy behind.
         let mut line = Zeroizing::new(String::with_capacity(2 * KEY_BYTES + 1));
         for byte in self.0 {
             let digit = |value: u8| char::from_digit(value.into(), 16).unwrap_or('0');
@@ -144,7 +144,7 @@ impl ClusterKey {
         line
     }
 
-    /// The key of a key file's text. The error says what is wrong and shows nothing of the text.
+    /// Parses the text of a key file. The error says what is wrong without containing the text.
     pub fn from_line(text: &str) -> Result<ClusterKey, LineError> {
         let line = text.trim_end_matches(['\n', '\r', ' ', '\t']);
         let digits = line.as_bytes();
@@ -162,8 +162,8 @@ impl ClusterKey {
         Ok(ClusterKey(*key))
     }
 
-    /// Reads a key file. One that others than its owner can read or write is refused: the key is
-    /// no secret then.
+    /// Reads a key file. A file that users other than its owner can read or write is refused,
+    /// because its key is not secret.
     pub fn read(path: &Path) -> Result<ClusterKey, ReadError> {
         let named = || path.to_owned();
         let failed = |source| ReadError::System {
@@ -195,7 +195,7 @@ impl ClusterKey {
         })
     }
 
-    /// Writes a new key file that only its owner can read. A file that exists is not touched.
+    /// Writes a new key file that only its owner can read. An existing file is left alone.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
         let named = || path.to_owned();
         let mut file = OpenOptions::new()
@@ -220,12 +220,13 @@ impl ClusterKey {
             })
     }
 
-    /// The session's pre-shared key: derived under the protocol's name.
+    /// The session's pre-shared key, derived from this key and the protocol's name.
     pub(crate) fn session_psk(&self) -> [u8; 32] {
         self.derive(PROTOCOL)
     }
 
-    /// A key of its own for each `purpose`: HKDF-SHA256 without salt, with the purpose as info.
+    /// Derives a separate key for each `purpose`: HKDF-SHA256 without salt, with the purpose as
+    /// info.
     pub fn derive(&self, purpose: &str) -> [u8; 32] {
         let mut key = [0; 32];
         let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&self.0);
@@ -236,7 +237,7 @@ impl ClusterKey {
     }
 }
 
-/// What the system says, without Rust's "(os error 2)".
+/// The system's error text, without Rust's "(os error 2)".
 fn reason(e: &io::Error) -> String {
     let text = e.to_string();
     match text.find(" (os error") {
@@ -245,7 +246,7 @@ fn reason(e: &io::Error) -> String {
     }
 }
 
-/// Random bytes for names that must not meet: clients, donors, tenants.
+/// Random bytes for names that must be unique: clients, donors, tenants.
 pub fn random_bytes<const N: usize>() -> Result<[u8; N], RandomError> {
     let mut bytes = [0; N];
     SystemRandom::new()

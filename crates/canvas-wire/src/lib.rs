@@ -1,12 +1,12 @@
-//! What goes over the network between a client of far memory and a donor that lends it.
+//! The protocol between a client of far memory and a donor that lends it.
 //!
-//! Three layers, none of which touches a socket, a clock or a thread:
+//! Three layers; none of them uses a socket, a clock or a thread:
 //!
 //! * [`frame`]: requests, answers, the donor's calls and the replies to them, as bytes. Encoding
-//!   goes into the caller's buffer; decoding is total and borrows from the bytes it is given.
+//!   writes into the caller's buffer; decoding accepts or refuses any input, and borrows from it.
 //! * [`session`]: a Noise session (`Noise_NNpsk0_25519_AESGCM_SHA256`) that carries frames. Both
-//!   sides prove that they have the cluster key before either learns anything of the other.
-//! * [`stream`]: cuts a stream of bytes into the session's messages.
+//!   sides prove that they have the cluster key before either learns anything about the other.
+//! * [`stream`]: splits a stream of bytes into the session's messages.
 //!
 //! [`key`] makes, writes and reads cluster keys.
 //!
@@ -19,7 +19,8 @@
 //! ```
 //!
 //! All integers are little endian, in lengths as in frames. The first frame is the client's
-//! [`frame::Request::Hello`]; the donor answers [`frame::Answer::Welcome`] or an error and closes.
+//! [`frame::Request::Hello`]; the donor answers with [`frame::Answer::Welcome`], or with an error
+//! and closes the connection.
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -30,51 +31,53 @@ pub mod key;
 pub mod session;
 pub mod stream;
 
-/// Name of the protocol: bound into the session's keys and its first hash.
+/// Name of the protocol: part of the session's keys and of its first hash.
 pub const PROTOCOL: &str = "canvas-wire/1";
 /// Oldest version of the frames that this code speaks.
 pub const VERSION_MIN: u16 = 1;
-/// Newest version of the frames that this code speaks: 2 has lanes, 3 what slabs are worth, 4 lanes with
-/// queue pairs.
+/// Newest version of the frames that this code speaks: 2 added direct read channels, 3 the value of
+/// slabs, 4 direct read channels with queue pairs.
 pub const VERSION_MAX: u16 = 4;
-/// Oldest version that has [`frame::Request::Lane`] and what follows from it.
+/// Oldest version with [`frame::Request::Lane`] and the other frames of direct read channels.
 pub const VERSION_LANES: u16 = 2;
-/// Oldest version that has [`frame::Request::Worth`].
+/// Oldest version with [`frame::Request::Worth`].
 pub const VERSION_WORTH: u16 = 3;
-/// Oldest version whose lanes may join queue pairs (RDMA).
+/// Oldest version whose direct read channels may join queue pairs (RDMA).
 pub const VERSION_LANE_PAIRS: u16 = 4;
 
-/// Bytes of an extent: the unit that is written at once.
+/// Size of an extent: the unit of writes.
 pub const EXTENT_BYTES: usize = 32 << 10;
-/// Extents of a slab.
+/// Extents per slab.
 pub const SLAB_EXTENTS: usize = 2048;
-/// Bytes of a slab: the unit that a donor lends.
+/// Size of a slab: the unit that a donor lends.
 pub const SLAB_BYTES: usize = EXTENT_BYTES * SLAB_EXTENTS;
 
-/// Bytes of a frame at most, header included: what one Noise message holds.
+/// Most bytes of a frame, header included: what one Noise message holds.
 pub const FRAME_BYTES_MAX: usize = 65535 - session::TAG_BYTES;
-/// Bytes of a frame's header.
+/// Size of a frame's header.
 pub const HEADER_BYTES: usize = 16;
-/// Bytes that a `Write` or a `Read` carries at most.
+/// Most bytes in a `Write` or a `Read`.
 pub const DATA_BYTES_MAX: usize = EXTENT_BYTES;
-/// Bytes that the answer to a `ReadMany` carries at most, all ranges together.
+/// Most bytes in the answer to a `ReadMany`, all ranges together.
 pub const READ_MANY_BYTES_MAX: usize = 60 << 10;
-/// Ranges of a `ReadMany` at most.
+/// Most ranges in a `ReadMany`.
 pub const READ_MANY_MAX: usize = 64;
-/// What waits to be sent goes to the kernel before more is put behind it, and with the mark of a record's end
-/// (`MSG_EOR`), unless it is more than this. Else the kernel makes one segment of several messages, which goes over a
-/// shaped link as a whole: three pieces of 4 KiB then come all at once after the time of all three (500 us at
-/// 200 Mbit/s), and what arrives meanwhile waits for that. What is larger is of links on which that is nothing.
+/// Pending bytes, unless there are more than this, go to the kernel as a record of their own
+/// (`MSG_EOR`) before more is queued. Otherwise the kernel merges several messages into one
+/// segment, which crosses a shaped link as a whole: three pieces of 4 KiB would arrive together
+/// after the time of all three (500 us at 200 Mbit/s), and messages that arrive in between would
+/// wait. Larger amounts occur only on links where that time is negligible.
 pub const APART_BYTES_MAX: usize = 16 << 10;
-/// Handles on a page of a `List` at most.
+/// Most handles on a page of a `List`.
 pub const LIST_MAX: usize = 1024;
-/// Handles of an eviction frame, and of one that tells what slabs are worth, at most.
+/// Most handles in a frame about eviction or the value of slabs.
 pub const EVICT_MAX: usize = 256;
-/// Bytes of an error's text at most.
+/// Most bytes of an error's text.
 pub const TEXT_BYTES_MAX: usize = 200;
 
-/// Names a client: random, chosen by it when it starts. Slabs belong to it, not to a connection.
+/// Identifies a client; the client draws it at random when it starts. Slabs belong to a client, not
+/// to a connection.
 pub type ClientId = [u8; 16];
-/// Names one run of a donor: random, new at every start. A client that sees another one than before
-/// knows that its slabs there are gone.
+/// Identifies one run of a donor: random, new at every start. A client that sees a different one
+/// than before knows that its slabs there are gone.
 pub type DonorId = [u8; 16];

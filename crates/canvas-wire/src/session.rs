@@ -1,10 +1,9 @@
-//! The session under the frames: `Noise_NNpsk0_25519_AESGCM_SHA256`.
+//! The encrypted session that carries frames: `Noise_NNpsk0_25519_AESGCM_SHA256`.
 //!
-//! The pre-shared key follows from the cluster key, so the first message already proves that the
-//! client has it, and a donor answers nothing to one that has not. The ephemeral keys make every
-//! session's keys new: what was recorded cannot be read when the cluster key leaks later. Each
-//! message has a counter as its nonce: one that is changed, repeated, left out or moved does not
-//! open.
+//! The pre-shared key is derived from the cluster key. So the first message proves that the client
+//! has the key, and a donor does not answer a client without it. Ephemeral keys give forward
+//! secrecy: a recorded session cannot be read if the cluster key leaks later. Each message uses a
+//! counter as its nonce: a message that was changed, repeated, dropped or reordered does not open.
 
 use core::fmt;
 
@@ -14,16 +13,16 @@ use snow::{Builder, HandshakeState, TransportState};
 use crate::key::ClusterKey;
 use crate::{FRAME_BYTES_MAX, PROTOCOL};
 
-/// Bytes that sealing adds to a frame.
+/// Bytes that encryption adds to a frame.
 pub const TAG_BYTES: usize = 16;
-/// Bytes of each of the two handshake messages: an ephemeral key and a tag.
+/// Size of each of the two handshake messages: an ephemeral key and a tag.
 pub const HANDSHAKE_BYTES: usize = 48;
-/// Bytes of the length in front of each message.
+/// Size of the length before each message.
 pub const LENGTH_BYTES: usize = 2;
-/// Bytes that a message takes on the stream beyond its frame.
+/// Bytes on the stream per message, beyond its frame.
 pub const OVERHEAD_BYTES: usize = LENGTH_BYTES + TAG_BYTES;
-/// Messages of one session and direction at most; far beyond what a link lives. (The protocol's
-/// own bound is 2^64 - 1; AES-GCM's for one key is about 2^32 records of this size.)
+/// Most messages of one session and direction, far more than a link ever sends. (The protocol's own
+/// limit is 2^64 - 1; AES-GCM's for one key is about 2^32 records of this size.)
 pub const MESSAGES_MAX: u64 = 1 << 32;
 
 const NOISE: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
@@ -33,9 +32,9 @@ const NOISE: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 pub enum SessionError {
     /// A handshake message is not what a peer with the same key and protocol would send.
     Handshake,
-    /// A message does not open: changed, repeated, left out or moved.
+    /// A message does not open: it was changed, repeated, dropped or reordered.
     Message,
-    /// A frame is longer than a message holds, or the session has sent all that it may.
+    /// A frame is longer than a message holds, or the session has sent [`MESSAGES_MAX`] messages.
     Limit,
     /// The random source or the ciphers failed.
     Crypto,
@@ -72,7 +71,7 @@ fn state(key: &ClusterKey, initiator: bool) -> Result<HandshakeState, SessionErr
     built.map_err(|_| SessionError::Crypto)
 }
 
-/// Appends a message and its length.
+/// Appends a message with its length before it.
 fn framed(out: &mut Vec<u8>, message: &[u8]) {
     out.extend_from_slice(&(message.len() as u16).to_le_bytes());
     out.extend_from_slice(message);
@@ -82,7 +81,7 @@ fn framed(out: &mut Vec<u8>, message: &[u8]) {
 pub struct Initiator(HandshakeState);
 
 impl Initiator {
-    /// Begins: appends handshake message 1, with its length, to `out`.
+    /// Starts: appends handshake message 1, with its length, to `out`.
     pub fn start(key: &ClusterKey, out: &mut Vec<u8>) -> Result<Initiator, SessionError> {
         let mut state = state(key, true)?;
         let mut message = [0; HANDSHAKE_BYTES];
@@ -93,7 +92,7 @@ impl Initiator {
         Ok(Initiator(state))
     }
 
-    /// Ends it with the donor's answer (without its length).
+    /// Completes the handshake with the donor's answer (without its length).
     pub fn finish(mut self, message: &[u8]) -> Result<Session, SessionError> {
         let mut nothing = [0; HANDSHAKE_BYTES];
         match self.0.read_message(message, &mut nothing) {
@@ -104,7 +103,7 @@ impl Initiator {
 }
 
 /// The donor's side of a handshake: checks handshake message 1 (without its length) and appends
-/// message 2, with its length, to `out`. To a peer without the key nothing is appended.
+/// message 2, with its length, to `out`. For a peer without the key nothing is appended.
 pub fn respond(
     key: &ClusterKey,
     message: &[u8],
@@ -124,7 +123,7 @@ pub fn respond(
     Ok(session)
 }
 
-/// A session whose handshake is done: seals frames, opens messages.
+/// An established session: seals frames and opens messages.
 pub struct Session(TransportState);
 
 impl fmt::Debug for Session {
@@ -160,14 +159,14 @@ impl Session {
         }
     }
 
-    /// Opens a message (without its length) and appends its frame to `out`. Returns the frame's
-    /// length. Nothing is appended on an error, and the session is to be given up then.
+    /// Opens a message (without its length), appends its frame to `out` and returns the frame's
+    /// length. After an error nothing was appended, and the session must be abandoned.
     pub fn open(&mut self, message: &[u8], out: &mut Vec<u8>) -> Result<usize, SessionError> {
         if message.len() < TAG_BYTES || self.0.receiving_nonce() >= MESSAGES_MAX {
             return Err(SessionError::Message);
         }
         let start = out.len();
-        // With room for the tag it decrypts in place.
+        // The tag's room lets it decrypt in place.
         out.resize(start + message.len(), 0);
         match self.0.read_message(message, &mut out[start..]) {
             Ok(len) => {

@@ -1,13 +1,13 @@
-//! Cutting a stream of bytes into messages, and sealed messages on their way into one.
+//! Buffers between a stream of bytes and a session's messages.
 
 use crate::session::LENGTH_BYTES;
 
-/// Bytes of a message with its length at most.
+/// Most bytes of a message with its length.
 const MESSAGE_MAX: usize = LENGTH_BYTES + u16::MAX as usize;
-/// Bytes of the buffer: several messages a read, and always room for one more whole one.
+/// Size of the buffer: several messages per read, and always room for one more whole message.
 pub const BUFFER_BYTES: usize = 4 * (MESSAGE_MAX + 1);
 
-/// Bytes that came over a stream and are not used yet. Of a fixed size, whatever a peer sends.
+/// Received bytes that are not used yet. The size is fixed, whatever a peer sends.
 pub struct Incoming {
     buffer: Box<[u8]>,
     start: usize,
@@ -30,8 +30,8 @@ impl Incoming {
         }
     }
 
-    /// Where the next bytes are to be read into. Never empty once [`Incoming::message`] has
-    /// returned `None`.
+    /// Space for the next bytes received. Never empty once [`Incoming::message`] has returned
+    /// `None`.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start == self.end {
             self.start = 0;
@@ -44,12 +44,12 @@ impl Incoming {
         &mut self.buffer[self.end..]
     }
 
-    /// Says that `len` bytes were read into [`Incoming::space`].
+    /// Records that `len` bytes were received into [`Incoming::space`].
     pub fn filled(&mut self, len: usize) {
         self.end = (self.end + len).min(self.buffer.len());
     }
 
-    /// The next whole message, without its length, if it has come.
+    /// The next whole message, without its length, if it has arrived.
     pub fn message(&mut self) -> Option<&[u8]> {
         let bytes = &self.buffer[self.start..self.end];
         let (length, rest) = bytes.split_first_chunk::<LENGTH_BYTES>()?;
@@ -68,59 +68,59 @@ impl Incoming {
             .is_none_or(|len| self.end - self.start < LENGTH_BYTES + len)
     }
 
-    /// Length of the message that is coming in, once its length is known.
+    /// Length of the incomplete message, once its length is known.
     pub fn coming(&self) -> Option<usize> {
         let length = self.buffer[self.start..self.end].first_chunk::<LENGTH_BYTES>()?;
         Some(usize::from(u16::from_le_bytes(*length)))
     }
 
-    /// Drops all bytes that came and were not taken yet.
+    /// Drops all received bytes that are not used yet.
     pub fn clear(&mut self) {
         self.start = 0;
         self.end = 0;
     }
 }
 
-/// Bytes that are sent already may stay in [`Outgoing`] up to this, or up to a quarter of what waits,
-/// so that each byte is moved a few times at most.
+/// Bytes already sent are kept in [`Outgoing`] up to this amount, or up to a quarter of the unsent
+/// bytes, so that each byte is moved only a few times.
 const SENT_BYTES_MAX: usize = 64 << 10;
 
-/// Messages on their way to the kernel. What is sent does not stay: the memory is in proportion to what
-/// waits, however much has gone through and however slowly the peer reads.
+/// Messages for the kernel to send. Sent messages are dropped: memory is proportional to the unsent
+/// bytes, whatever was sent before and however slowly the peer reads.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     bytes: Vec<u8>,
-    /// Those before are with the kernel.
+    /// Bytes of the buffer that the kernel has taken.
     sent: usize,
 }
 
 impl Outgoing {
-    /// A buffer without bytes to send.
+    /// An empty buffer.
     pub fn new() -> Outgoing {
         Outgoing::default()
     }
 
-    /// What waits to be sent.
+    /// The bytes not sent yet.
     pub fn unsent(&self) -> &[u8] {
         &self.bytes[self.sent..]
     }
 
-    /// How much that is.
+    /// Number of bytes not sent yet.
     pub fn backlog(&self) -> usize {
         self.bytes.len() - self.sent
     }
 
-    /// Whether nothing waits.
+    /// Whether everything was sent.
     pub fn is_empty(&self) -> bool {
         self.backlog() == 0
     }
 
-    /// Where the next message is put, behind what waits. To be appended to, and nothing else.
+    /// The buffer, to append the next message to; callers only append.
     pub fn end(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// Says that the first `len` bytes of [`Outgoing::unsent`] are with the kernel.
+    /// Records that the kernel took the first `len` bytes of [`Outgoing::unsent`].
     pub fn sent(&mut self, len: usize) {
         self.sent = self.sent.saturating_add(len).min(self.bytes.len());
         let backlog = self.backlog();
@@ -133,7 +133,7 @@ impl Outgoing {
         }
     }
 
-    /// Bytes of memory that it holds.
+    /// Size of the buffer's memory.
     pub fn held_bytes(&self) -> usize {
         self.bytes.capacity()
     }

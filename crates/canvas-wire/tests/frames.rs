@@ -1,4 +1,4 @@
-//! Frames: what is written is read again, and nothing else is read.
+//! Frames: what is encoded decodes to the same frame, and nothing else decodes.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn encode_donor(frame: &FromDonor<'_>) -> Result<Vec<u8>, EncodeError> {
     frame.encode(3, &mut out).map(|len| out[..len].to_vec())
 }
 
-/// Within its bounds about half of the time.
+/// Valid about half of the time.
 fn queue_pair(a: u64, b: u32, c: u32, gid: [u8; 16]) -> QueuePair {
     QueuePair {
         number: b % (1 << 25),
@@ -75,7 +75,7 @@ proptest! {
                     prop_assert!(fits);
                     prop_assert_eq!(FromClient::decode(&out[..len]), Ok((id, frame)));
                     prop_assert!(FromDonor::decode(&out[..len]).is_err(), "a donor sends no such thing");
-                    // One byte less, one more: neither is a frame.
+                    // One byte less or more is not a frame.
                     prop_assert!(FromClient::decode(&out[..len - 1]).is_err());
                     let mut longer = out[..len].to_vec();
                     longer.push(0);

@@ -1,6 +1,6 @@
-//! The bytes of every frame, as they were when its version was released. These files are not made
-//! anew: a difference is a break of the protocol. (CANVAS_WRITE_GOLDEN=1 writes those that are
-//! missing, for new frames.)
+//! The bytes of every frame, as they were when its version was released. These files are never
+//! rewritten: a difference breaks the protocol. (CANVAS_WRITE_GOLDEN=1 writes missing files, for
+//! new frames.)
 
 mod common;
 
@@ -24,7 +24,7 @@ fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The file's bytes, which must be these.
+/// Compares the bytes with the golden file.
 fn golden(name: &str, bytes: &[u8]) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/golden")

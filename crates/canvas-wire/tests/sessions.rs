@@ -1,4 +1,5 @@
-//! Sessions: only peers with the same key talk, and only what was sealed opens, once, in its order.
+//! Sessions: only peers with the same key can talk, and only sealed messages open, once and in
+//! order.
 
 use canvas_wire::FRAME_BYTES_MAX;
 use canvas_wire::key::ClusterKey;
@@ -55,7 +56,7 @@ fn another_key_gets_nothing() {
         Some(SessionError::Handshake)
     );
     assert!(back.is_empty());
-    // The donor is the impostor: it cannot answer what the client accepts.
+    // The donor is an impostor: it cannot make an answer that the client accepts.
     let initiator = Initiator::start(&key(1), &mut Vec::new()).unwrap();
     let mut other = Vec::new();
     let _ = Initiator::start(&key(2), &mut other).unwrap();
@@ -84,7 +85,7 @@ fn changed_repeated_left_out_and_moved_messages_do_not_open() {
             }
             1 => &messages[0],
             2 => &messages[2],
-            // Sent back to where it came from.
+            // Reflected to its sender.
             _ => {
                 plain.clear();
                 assert_eq!(
@@ -146,7 +147,7 @@ fn a_stream_in_pieces() {
 }
 
 proptest! {
-    /// A peer that reads slowly gets every byte once and in its order, and what it has got is not kept.
+    /// A peer that reads slowly gets every byte once and in order, and sent bytes are dropped.
     #[test]
     fn what_is_sent_does_not_stay(
         steps in prop::collection::vec((0..60_000usize, 0..60_000usize), 1..200),
@@ -163,7 +164,7 @@ proptest! {
                     next = next.wrapping_mul(5).wrapping_add(3);
                 }
             }
-            // Never all of it.
+            // The kernel never takes all bytes at once.
             let sent = sent.min(outgoing.backlog().saturating_sub(1));
             prop_assert!(outgoing.unsent()[..sent].iter().eq(waits.iter().take(sent)));
             outgoing.sent(sent);

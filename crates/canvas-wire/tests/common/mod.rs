@@ -1,5 +1,5 @@
-//! Frames made by hand, one of each type at least, with the names of their golden files; and frames
-//! made of numbers.
+//! Handmade frames, at least one of each type, with the names of their golden files; and frames
+//! made from numbers.
 #![allow(dead_code)]
 
 use canvas_wire::error::ErrorCode;
@@ -202,14 +202,14 @@ pub fn donor_frames(with: &mut dyn FnMut(&str, u64, FromDonor<'_>)) {
     );
 }
 
-/// The code of this number, whatever the number.
+/// The code with this number, modulo the number of codes.
 pub fn some_code(n: u16) -> ErrorCode {
     let all = canvas_wire::error::ERROR_CODES;
     all[usize::from(n) % all.len()]
 }
 
-/// What every decoder must do with any bytes: not panic; and what decodes must encode to the very
-/// same bytes again, so that there is one form of each frame only.
+/// What every decoder must do with any bytes: not panic; and re-encode what it decodes to the same
+/// bytes, so that each frame has only one encoding.
 pub fn decode_any(bytes: &[u8]) {
     let mut out = vec![0; canvas_wire::FRAME_BYTES_MAX];
     if let Ok((id, frame)) = FromClient::decode(bytes) {
@@ -226,7 +226,8 @@ pub fn decode_any(bytes: &[u8]) {
     }
 }
 
-/// What a session must do with any bytes: refuse them. The first byte says at which point they come.
+/// What a session must do with any bytes: refuse them. The first byte selects the point at which
+/// they come.
 pub fn session_any(bytes: &[u8]) {
     use canvas_wire::key::ClusterKey;
     use canvas_wire::session::{Initiator, respond};
@@ -257,7 +258,7 @@ pub fn session_any(bytes: &[u8]) {
             assert!(plain.is_empty());
         }
         _ => {
-            // In pieces of this size, against cutting by hand.
+            // In pieces of this size, to test the splitting of the stream.
             let piece = usize::from(point / 4) + 1;
             let mut incoming = Incoming::new();
             let mut messages = Vec::new();
