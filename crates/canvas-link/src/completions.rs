@@ -1,4 +1,4 @@
-//! What a link gives back.
+//! Results that a link returns.
 
 use canvas_wire::frame::{Answer, Call, FromDonor};
 use canvas_wire::session::Session;
@@ -6,31 +6,31 @@ use canvas_wire::session::Session;
 use crate::error::LinkError;
 use crate::pending::Arrival;
 
-/// One thing that a link has to say.
+/// An event on a link.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Completion<'a> {
-    /// The donor answered. The answer fits the request: `Data` has as many bytes as were asked for.
+    /// The donor answered. The answer fits the request: `Data` has exactly the bytes requested.
     Answer {
-        /// What [`crate::Link::submit`] was given.
+        /// The tag given to [`crate::Link::submit`].
         tag: u64,
         /// The answer, or the donor's error.
         answer: Answer<'a>,
     },
-    /// No answer came in time. The link goes on; a late answer is thrown away.
+    /// No answer came in time. The link stays up; a late answer is dropped.
     TimedOut {
-        /// What [`crate::Link::submit`] was given.
+        /// The tag given to [`crate::Link::submit`].
         tag: u64,
     },
     /// The connection broke before the answer came.
     Lost {
-        /// What [`crate::Link::submit`] was given.
+        /// The tag given to [`crate::Link::submit`].
         tag: u64,
     },
-    /// The donor asks.
+    /// The donor sent a request of its own.
     Call {
-        /// Names the call in [`crate::Link::reply`].
+        /// Identifies the call in [`crate::Link::reply`].
         id: u64,
-        /// What it asks.
+        /// The request.
         call: Call<'a>,
     },
 }
@@ -47,7 +47,7 @@ enum Entry {
         start: usize,
         end: usize,
     },
-    /// Data that came without a frame around it.
+    /// Data that arrived without a frame.
     Data {
         tag: u64,
         start: usize,
@@ -65,7 +65,7 @@ enum Entry {
 }
 
 impl Entry {
-    /// Whose request it ends; a call is nobody's.
+    /// Tag of the request that it completes; `None` for a call.
     fn tag(&self) -> Option<u64> {
         match *self {
             Entry::Answer { tag, .. }
@@ -78,8 +78,7 @@ impl Entry {
     }
 }
 
-/// Completions with the bytes that they refer to. Made once and used again and again: it keeps its
-/// memory when it is cleared.
+/// Completions with the bytes that they refer to. Meant to be reused: clearing keeps the memory.
 #[derive(Default)]
 pub struct Completions {
     entries: Vec<Entry>,
@@ -87,28 +86,28 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// Room for what [`crate::Link::poll`] finds, empty.
+    /// An empty list for [`crate::Link::poll`].
     pub fn new() -> Completions {
         Completions::default()
     }
 
-    /// Forgets all of them.
+    /// Removes all completions.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.bytes.clear();
     }
 
-    /// How many there are.
+    /// Number of completions.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no completions.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The completion of this index.
+    /// The completion with this index.
     pub fn get(&self, index: usize) -> Option<Completion<'_>> {
         Some(match *self.entries.get(index)? {
             Entry::TimedOut { tag } => Completion::TimedOut { tag },
@@ -122,7 +121,7 @@ impl Completions {
                 answer: Answer::Data(self.bytes.get(start..end)?),
             },
             Entry::Answer { tag, start, end } => {
-                // It decoded when it came.
+                // It decoded when it arrived.
                 let (_, FromDonor::Answer(answer)) =
                     FromDonor::decode(self.bytes.get(start..end)?).ok()?
                 else {
@@ -141,18 +140,18 @@ impl Completions {
         })
     }
 
-    /// All of them, in the order in which they came.
+    /// All completions, in the order of arrival.
     pub fn iter(&self) -> impl Iterator<Item = Completion<'_>> {
         (0..self.len()).filter_map(|i| self.get(i))
     }
 
-    /// The first completion of this tag from `from` on.
+    /// Index of the first completion with this tag, from `from` on.
     pub(crate) fn find(&self, from: usize, wanted: u64) -> Option<usize> {
         (from..self.len()).find(|&i| self.entries[i].tag() == Some(wanted))
     }
 
-    /// Shows `see` those completions from `from` on whose tag is `own`, and takes them out; and the
-    /// donor's calls, which stay.
+    /// Passes to `see`, from index `from` on, the completions with an `own` tag, which it removes,
+    /// and the donor's calls, which stay.
     pub(crate) fn sift(
         &mut self,
         from: usize,
@@ -176,7 +175,7 @@ impl Completions {
         self.entries.truncate(kept);
     }
 
-    /// The bytes that `put` appends are the answer to a read.
+    /// Adds the answer to a read, whose bytes `put` appends.
     pub(crate) fn data(&mut self, tag: u64, put: impl FnOnce(&mut Vec<u8>)) {
         let start = self.bytes.len();
         put(&mut self.bytes);
@@ -184,7 +183,7 @@ impl Completions {
         self.entries.push(Entry::Data { tag, start, end });
     }
 
-    /// A write is done.
+    /// Adds the completion of a write.
     pub(crate) fn done(&mut self, tag: u64) {
         self.entries.push(Entry::Done { tag });
     }
@@ -197,7 +196,7 @@ impl Completions {
         self.entries.push(Entry::Lost { tag });
     }
 
-    /// Opens a message into our bytes, and keeps it when `arrived` finds a use for it.
+    /// Opens a message into the buffer, and keeps it if `arrived` has a use for it.
     pub(crate) fn accept(
         &mut self,
         message: &[u8],

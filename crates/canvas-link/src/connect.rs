@@ -1,4 +1,4 @@
-//! From an address to a link that is up: TCP, handshake, Hello and Welcome, all within bounds.
+//! Sets up a link: TCP, handshake, Hello and Welcome, all with timeouts.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use canvas_wire::{SLAB_BYTES, VERSION_MAX, VERSION_MIN};
 
 use crate::{LinkConfig, LinkError, Up, unpaced};
 
-/// Bytes of a Hello and of anything else that is sent before the link is up.
+/// Most bytes of a Hello, or of any other frame sent before the link is up.
 const SMALL_FRAME: usize = 256;
 
 pub(crate) fn connect(addr: SocketAddr, config: &LinkConfig) -> Result<(Up, Welcome), LinkError> {
@@ -30,7 +30,8 @@ pub(crate) fn connect(addr: SocketAddr, config: &LinkConfig) -> Result<(Up, Welc
     let mut out = Vec::new();
     let initiator = Initiator::start(&config.key, &mut out).map_err(LinkError::Session)?;
     wire.send(&out)?;
-    // A peer without our key hangs up here without a word; one that is no donor may say anything.
+    // A peer without our key closes the connection here without an answer; a peer that is no donor
+    // may answer anything.
     let answer = match wire.message() {
         Err(LinkError::Closed | LinkError::Io(_)) => return Err(LinkError::NotAdmitted),
         other => other?,
@@ -57,7 +58,7 @@ pub(crate) fn connect(addr: SocketAddr, config: &LinkConfig) -> Result<(Up, Welc
     Ok((up, welcome))
 }
 
-/// Sends the Hello and takes the Welcome.
+/// Sends the Hello and receives the Welcome.
 fn greet(
     wire: &mut Wire,
     session: &mut Session,
@@ -97,7 +98,7 @@ fn greet(
     }
 }
 
-/// A socket that blocks, until a deadline.
+/// A blocking socket with a deadline.
 struct Wire {
     stream: TcpStream,
     incoming: Incoming,
@@ -115,7 +116,7 @@ impl Wire {
 
     fn failed(e: std::io::Error) -> LinkError {
         match e.kind() {
-            // What SO_RCVTIMEO and SO_SNDTIMEO give.
+            // The errors of SO_RCVTIMEO and SO_SNDTIMEO.
             ErrorKind::WouldBlock | ErrorKind::TimedOut => LinkError::Timeout,
             _ => LinkError::Io(e),
         }

@@ -1,4 +1,4 @@
-//! Why a link does not do what it should.
+//! Errors of links.
 
 use std::fmt;
 use std::io;
@@ -8,38 +8,38 @@ use canvas_wire::error::{DecodeError, ErrorCode};
 use canvas_wire::key::RandomError;
 use canvas_wire::session::SessionError;
 
-/// Why a link is broken, or cannot be made.
+/// Why a link broke, or could not be set up.
 #[derive(Debug)]
 pub enum LinkError {
-    /// No TCP connection to the donor.
+    /// No TCP connection to the donor could be made.
     Unreachable(io::Error),
     /// The donor did not answer in time.
     Timeout,
-    /// The peer hung up, or answered nonsense, before it knew us: it has another key, or is no
-    /// donor.
+    /// The peer closed the connection or sent an invalid answer during the handshake: it has
+    /// another key, or is not a donor.
     NotAdmitted,
-    /// The donor knows the key, and said no.
+    /// The donor has the key, and refused.
     Refused {
         /// The donor's reason for refusing.
         code: ErrorCode,
-        /// The donor's sentence.
+        /// The donor's error text.
         text: String,
     },
-    /// The donor hung up.
+    /// The donor closed the connection.
     Closed,
     /// The connection failed.
     Io(io::Error),
-    /// A message does not open: changed on its way.
+    /// A message does not open: it was changed in transit.
     Session(SessionError),
-    /// A message is no frame.
+    /// A message is not a frame.
     Decode(DecodeError),
-    /// The donor answers what nobody asked.
+    /// The donor sent an answer to no request, or one that does not fit.
     Protocol(&'static str),
-    /// The RDMA device of this host, or the connection between both, does not do it.
+    /// This host's RDMA device, or the connection between both devices, failed.
     Rdma(RdmaError),
-    /// The number of its first RDMA packet cannot be drawn.
+    /// The number of the first RDMA packet could not be drawn.
     Random(RandomError),
-    /// The link was broken before.
+    /// The link was broken already.
     Down,
 }
 
@@ -69,11 +69,11 @@ impl std::error::Error for LinkError {}
 /// Why a request was not queued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SubmitError {
-    /// As many requests are outstanding, or as many bytes unsent, as the link takes.
+    /// Too many requests are outstanding, or too many bytes unsent.
     Full,
     /// The link is broken.
     Down,
-    /// The request is more than a frame carries, or not for a caller to send.
+    /// The request is larger than a frame, or is not one that callers may send.
     Invalid,
 }
 
@@ -89,18 +89,18 @@ impl fmt::Display for SubmitError {
 
 impl std::error::Error for SubmitError {}
 
-/// Why [`crate::Link::ask`] has no answer.
+/// Why [`crate::Link::ask`] returned no answer.
 #[derive(Debug)]
 pub enum AskError {
-    /// It was not sent.
+    /// The request was not sent.
     Submit(SubmitError),
-    /// It was sent, and no answer came.
+    /// The request was sent, and no answer came.
     Link(LinkError),
     /// The donor answered with an error.
     Refused {
-        /// The kind of error that the donor answered with.
+        /// The donor's error code.
         code: ErrorCode,
-        /// The donor's sentence.
+        /// The donor's error text.
         text: String,
     },
 }

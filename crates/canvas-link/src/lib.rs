@@ -1,12 +1,12 @@
 //! A client's link to one donor of far memory: requests go in, completions come out.
 //!
-//! [`connect`] makes what an [`Address`] says: a [`Link`], or one with RDMA beside it; both are a
-//! [`Transport`].
+//! [`connect`] sets up what an [`Address`] names: a [`Link`], or a link with RDMA in addition; both
+//! are a [`Transport`].
 //!
-//! A [`Link`] is one TCP connection with a session of `canvas-wire` on it. It belongs to one thread
-//! at a time (it is `Send`, and every method takes `&mut self`), starts no thread, and does not
-//! block but where its methods say so. Requests are pipelined: submit many, flush once, and take
-//! the answers as they come, in any order.
+//! A [`Link`] is one TCP connection with a `canvas-wire` session. It belongs to one thread at a
+//! time (it is `Send`, and every method takes `&mut self`), starts no thread, and blocks only where
+//! its methods say so. Requests are pipelined: submit many, flush once, and take the answers as
+//! they come, in any order.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -40,18 +40,18 @@
 //!
 //! # What a caller must do
 //!
-//! * Every submitted request completes exactly once: as an answer (which may be an error), as timed
-//!   out, or as lost with the connection. After `TimedOut` and `Lost` nobody knows whether the donor
-//!   did it. All requests may be repeated: `Alloc` gives the same handle again, and the others name
-//!   what they mean. Once the link was connected again, by whatever process, the donor does nothing
-//!   more of what the older one had sent ([`LinkConfig::link`]).
-//! * Two outstanding writes of the same bytes may be done in any order, and so may a read and a
-//!   write. Wait for the first.
-//! * Answer [`Completion::Call`]s with [`Link::reply`]; a donor does not wait longer than it said.
-//! * Send something (a `Ping`, if nothing else) in every third of [`Link::welcome`]`().lease_ms`, on
-//!   any link of this client: the donor frees the slabs of a client that it has not heard of.
-//! * When a link is broken, [`Link::reconnect`] makes it new. [`Reconnected::same_run`] tells whether
-//!   the slabs may still be there.
+//! * Every submitted request completes exactly once: answered (possibly with an error), timed out,
+//!   or lost with the connection. After `TimedOut` and `Lost` it is unknown whether the donor did
+//!   it. All requests may be repeated: `Alloc` returns the same handle again, and the others are
+//!   idempotent. Once the link is connected again, by any process, the donor does nothing more of
+//!   what the older connection had sent ([`LinkConfig::link`]).
+//! * Outstanding requests for the same bytes may be done in any order. Wait for a write before
+//!   another write, or a read, of its bytes.
+//! * Answer [`Completion::Call`]s with [`Link::reply`]; a donor waits no longer than the call says.
+//! * Send something (at least a `Ping`) in every third of [`Link::welcome`]`().lease_ms`, on any
+//!   link of this client: the donor frees the slabs of a silent client.
+//! * [`Link::reconnect`] repairs a broken link. [`Reconnected::same_run`] says whether the slabs
+//!   may still be there.
 #![forbid(unsafe_code)]
 
 mod completions;
@@ -82,25 +82,25 @@ use pending::Pending;
 pub use transport::{Address, RDMA_PREFIX, Transport, connect};
 pub use unpaced::unpaced;
 
-/// Unsent bytes past which [`Link::submit`] says that the link is full.
+/// Unsent bytes above which [`Link::submit`] returns [`SubmitError::Full`].
 pub const UNSENT_BYTES_MAX: usize = 1 << 20;
-/// Messages that one [`Link::poll`] takes at most.
+/// Most messages that one [`Link::poll`] takes.
 pub const MESSAGES_OF_A_POLL: usize = 256;
-/// Each call sends a record of its own, see [`APART_BYTES_MAX`].
+/// Each call sends a record of its own; see [`APART_BYTES_MAX`].
 const APART: MsgFlags = MsgFlags::MSG_EOR.union(MsgFlags::MSG_NOSIGNAL);
-/// The least piece of what is written. Less is sent together: a call costs more.
+/// Smallest separate piece: below it, a system call costs more than it gains.
 const PIECE_BYTES_MIN: usize = 2 << 10;
-/// The tag that [`Link::ask`] uses; not for [`Link::submit`].
+/// The tag of [`Link::ask`]; callers of [`Link::submit`] must not use it.
 pub const ASK_TAG: u64 = u64::MAX;
 
-/// How long a link waits for what.
+/// Timeouts of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
     /// For the TCP connection.
     pub connect: Duration,
     /// For the handshake and the donor's welcome, together.
     pub handshake: Duration,
-    /// For the answer to a request, from its submission on.
+    /// For the answer to a request, counted from its submission.
     pub request: Duration,
 }
 
@@ -114,23 +114,23 @@ impl Default for Timeouts {
     }
 }
 
-/// Everything that a link needs to know but the address.
+/// Configuration of a link, except the address.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
-    /// The pool's key.
+    /// The cluster key.
     pub key: ClusterKey,
-    /// Who we are; the same for all links of one client. Random, see
-    /// [`canvas_wire::key::random_bytes`]; it is a secret of the client and the donors.
+    /// Identifies the client; all its links have the same id. Random, see
+    /// [`canvas_wire::key::random_bytes`], and secret between client and donors.
     pub client_id: ClientId,
-    /// This link's number among the client's. The donor sends its calls over the lowest that lives.
-    /// The donor closes an older link of the same number, and with link 0 all older ones of the client:
-    /// connect link 0 first, and when it was lost connect the others again, too.
+    /// Number of this link among the client's. The donor sends its calls over the client's lowest
+    /// live link. A new link replaces an older one with its number, and link 0 replaces all older
+    /// links of the client: connect link 0 first, and after losing it reconnect the others too.
     pub link: u32,
     /// How long the donor shall keep our slabs after our last sign of life.
     pub lease_ms: u32,
-    /// Bounds on waiting.
+    /// Timeouts.
     pub timeouts: Timeouts,
-    /// Requests that may be outstanding at one time, 1 to 4096.
+    /// Most requests outstanding at a time, 1 to 4096.
     pub window: usize,
 }
 
@@ -148,22 +148,22 @@ impl LinkConfig {
     }
 }
 
-/// What a link found when it connected again.
+/// The result of a reconnection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reconnected {
-    /// Whether it is the same run of the donor as before. Slabs may still have gone (lease,
-    /// eviction); when it is not the same run, they have all gone.
+    /// Whether the donor has not been restarted. If it was, all slabs are gone; if not, some may be
+    /// (lease, eviction).
     pub same_run: bool,
 }
 
-/// The connection of a link that is up.
+/// The connection of a live link.
 struct Up {
     stream: TcpStream,
     session: Session,
     incoming: Incoming,
-    /// Sealed bytes that the socket has not taken yet.
+    /// Encrypted bytes that the socket has not taken yet.
     outgoing: Outgoing,
-    /// All that is outstanding was submitted after the last look: its answers cannot have come.
+    /// All outstanding requests were submitted after the last poll, so no answer can have come.
     is_fresh: bool,
 }
 
@@ -174,20 +174,21 @@ pub struct Link {
     welcome: Welcome,
     up: Option<Up>,
     pending: Pending,
-    /// Frames are put together here before they are sealed.
+    /// Buffer in which frames are encoded before they are encrypted.
     frame: Box<[u8]>,
 }
 
 impl Link {
-    /// Connects to a donor and presents us. Blocks, at most for the sum of
+    /// Connects to a donor and introduces the client. Blocks, at most for the sum of
     /// [`Timeouts::connect`] and [`Timeouts::handshake`].
     ///
     /// # Errors
     ///
-    /// [`LinkError::Unreachable`], [`LinkError::Timeout`], [`LinkError::NotAdmitted`] (the donor
-    /// hung up during the handshake: another key, or no donor at all), [`LinkError::Refused`] (the
-    /// donor said no: version, too many links, ending), [`LinkError::Session`] and
-    /// [`LinkError::Protocol`] from a peer that has the key but misbehaves.
+    /// [`LinkError::Unreachable`], [`LinkError::Timeout`], [`LinkError::NotAdmitted`] (the peer
+    /// closed the connection during the handshake: it has another key, or is not a donor),
+    /// [`LinkError::Refused`] (the donor refused: version, too many links, ending),
+    /// [`LinkError::Session`] and [`LinkError::Protocol`] for a peer that has the key but
+    /// misbehaves.
     pub fn connect(addr: SocketAddr, config: LinkConfig) -> Result<Link, LinkError> {
         let (up, welcome) = connect::connect(addr, &config)?;
         Ok(Link {
@@ -200,12 +201,12 @@ impl Link {
         })
     }
 
-    /// Connects again, with the same configuration; blocks as [`Link::connect`] does. Requests that
-    /// are outstanding are lost; the next [`Link::poll`] says so.
+    /// Connects again, with the same configuration; blocks as [`Link::connect`] does. Outstanding
+    /// requests are lost; the next [`Link::poll`] returns them.
     ///
     /// # Errors
     ///
-    /// As [`Link::connect`]; the link stays broken and this may be called again.
+    /// Those of [`Link::connect`]; the link stays broken and this may be called again.
     pub fn reconnect(&mut self) -> Result<Reconnected, LinkError> {
         self.close();
         let (up, welcome) = connect::connect(self.addr, &self.config)?;
@@ -215,14 +216,14 @@ impl Link {
         Ok(Reconnected { same_run })
     }
 
-    /// Hangs up. Outstanding requests are lost; the next [`Link::poll`] says so. The donor keeps our
-    /// slabs for the lease.
+    /// Closes the connection. Outstanding requests are lost; the next [`Link::poll`] returns them.
+    /// The donor keeps the client's slabs for the lease.
     pub fn close(&mut self) {
         self.up = None;
         self.pending.lose_all();
     }
 
-    /// What the donor said when it was connected to.
+    /// The donor's answer to the introduction.
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
     }
@@ -232,7 +233,7 @@ impl Link {
         self.addr
     }
 
-    /// This host's end of the connection.
+    /// This host's address on the connection.
     ///
     /// # Errors
     ///
@@ -242,33 +243,35 @@ impl Link {
         Ok(up.stream.local_addr()?.ip())
     }
 
-    /// What it was told about waiting.
+    /// The configured timeouts.
     pub fn timeouts(&self) -> &Timeouts {
         &self.config.timeouts
     }
 
-    /// Whether the connection stands, as far as is known.
+    /// Whether the connection is believed to be up.
     pub fn is_up(&self) -> bool {
         self.up.is_some()
     }
 
-    /// Requests whose completion has not been given out yet.
+    /// Number of requests whose completion has not been returned yet.
     pub fn outstanding(&self) -> usize {
         self.pending.outstanding()
     }
 
-    /// Whether bytes wait for room in the kernel's buffer: wait for `POLLOUT` too, then.
+    /// Whether bytes wait for space in the kernel's buffer; the caller must then also wait for
+    /// `POLLOUT`.
     pub fn has_unsent(&self) -> bool {
         self.up.as_ref().is_some_and(|up| !up.outgoing.is_empty())
     }
 
-    /// Queues a request. `tag` comes back with its completion and means nothing to the link; it
-    /// need not be unique. Nothing is sent before [`Link::flush`] or [`Link::poll`]. Does not block.
+    /// Queues a request. `tag` is returned with its completion; the link does not interpret it, and
+    /// it need not be unique. Nothing is sent before [`Link::flush`] or [`Link::poll`]. Does not
+    /// block.
     ///
     /// # Errors
     ///
     /// Nothing was queued: [`SubmitError::Full`] (take completions first), [`SubmitError::Down`],
-    /// [`SubmitError::Invalid`] (it is more than a frame carries, or a `Hello`).
+    /// [`SubmitError::Invalid`] (larger than a frame, or a `Hello`).
     pub fn submit(&mut self, tag: u64, request: &Request<'_>) -> Result<(), SubmitError> {
         let up = self.up.as_mut().ok_or(SubmitError::Down)?;
         if up.outgoing.backlog() > UNSENT_BYTES_MAX {
@@ -298,7 +301,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// As [`Link::submit`].
+    /// Those of [`Link::submit`].
     pub fn reply(&mut self, call: u64, reply: &Reply<'_>) -> Result<(), SubmitError> {
         let up = self.up.as_mut().ok_or(SubmitError::Down)?;
         if up.outgoing.backlog() > UNSENT_BYTES_MAX {
@@ -312,12 +315,12 @@ impl Link {
             .map_err(|_| SubmitError::Down)
     }
 
-    /// Hands what is queued to the kernel, as much as it takes. Returns whether it took all. Does
-    /// not block.
+    /// Passes queued bytes to the kernel, as far as it takes them. Returns whether it took all.
+    /// Does not block.
     ///
     /// # Errors
     ///
-    /// The link is broken; the next [`Link::poll`] gives out what was lost.
+    /// The link broke; the next [`Link::poll`] returns the lost requests.
     pub fn flush(&mut self) -> Result<bool, LinkError> {
         let up = self.up.as_mut().ok_or(LinkError::Down)?;
         match up.send() {
@@ -329,15 +332,15 @@ impl Link {
         }
     }
 
-    /// Appends completions to `completions` and returns how many. Flushes first. With a timeout of
-    /// zero it never blocks (busy polling: one `recv` a call when nothing is there, and none in the
-    /// first call after a request on an idle link); else it waits until something completes or the
-    /// time is over.
+    /// Flushes, appends completions to `completions` and returns their number. With a timeout of
+    /// zero it never blocks (for busy polling: one `recv` per call when nothing has arrived, and
+    /// none in the first call after a request on an idle link); otherwise it waits until something
+    /// completes or the timeout expires.
     ///
     /// # Errors
     ///
-    /// The link is broken. All outstanding requests are then in `completions`, as lost. A link that
-    /// was broken before gives [`LinkError::Down`].
+    /// The link broke. All outstanding requests are then in `completions`, as lost. A link that was
+    /// already broken returns [`LinkError::Down`].
     pub fn poll(
         &mut self,
         completions: &mut Completions,
@@ -381,12 +384,12 @@ impl Link {
     }
 
     /// Submits one request and blocks until it completes; for the control path. Clears
-    /// `completions` first; whatever else completes meanwhile is in there afterwards, so this is
-    /// best called with nothing outstanding.
+    /// `completions` first; other completions of this time are in there afterwards, so it is best
+    /// called with nothing outstanding.
     ///
     /// # Errors
     ///
-    /// The donor's error, or what [`Link::submit`] and [`Link::poll`] say.
+    /// The donor's error, or those of [`Link::submit`] and [`Link::poll`].
     pub fn ask<'c>(
         &mut self,
         request: &Request<'_>,
@@ -396,7 +399,7 @@ impl Link {
         self.submit(ASK_TAG, request).map_err(AskError::Submit)?;
         let mut seen = 0;
         let found = loop {
-            // The request's own deadline ends this.
+            // The request's own deadline ends the loop.
             self.poll(completions, Duration::from_secs(1))
                 .map_err(AskError::Link)?;
             if let Some(at) = completions.find(seen, ASK_TAG) {
@@ -418,7 +421,7 @@ impl Link {
     }
 }
 
-/// The socket, to wait on together with others: for `POLLIN`, and for `POLLOUT` while
+/// The socket, for waiting on it together with others: for `POLLIN`, and for `POLLOUT` while
 /// [`Link::has_unsent`]. `None` while the link is broken.
 impl Link {
     /// The socket's descriptor; it changes with [`Link::reconnect`].
@@ -428,15 +431,15 @@ impl Link {
 }
 
 impl Up {
-    /// Sends a piece that waits, before something is put behind it. What fails here fails again with the next
-    /// [`Up::send`], which says so.
+    /// Sends pending bytes before more is queued. A failure shows again in the next [`Up::send`],
+    /// which returns it.
     fn send_apart(&mut self) {
         if (PIECE_BYTES_MIN..=APART_BYTES_MAX).contains(&self.outgoing.backlog()) {
             let _ = self.send();
         }
     }
 
-    /// Hands bytes to the kernel until it takes no more; true when all are gone.
+    /// Sends until the kernel takes no more; true when all bytes are sent.
     fn send(&mut self) -> std::io::Result<bool> {
         while !self.outgoing.is_empty() {
             match send(self.stream.as_raw_fd(), self.outgoing.unsent(), APART) {
@@ -450,8 +453,8 @@ impl Up {
         Ok(true)
     }
 
-    /// Takes what has come. A donor that sends without pause does not keep it here: it ends after
-    /// [`MESSAGES_OF_A_POLL`].
+    /// Receives messages, at most [`MESSAGES_OF_A_POLL`], so that a donor that sends without pause
+    /// cannot keep it busy.
     fn receive(
         &mut self,
         pending: &mut Pending,
@@ -475,7 +478,7 @@ impl Up {
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(n) => {
                     self.incoming.filled(n);
-                    // A short read has emptied the socket; asking again would cost a call.
+                    // A short read has emptied the socket; another `recv` would be wasted.
                     if n < room && self.incoming.holds_no_message() {
                         return Ok(());
                     }
@@ -487,7 +490,7 @@ impl Up {
         }
     }
 
-    /// Sleeps until the socket is ready, at most so long.
+    /// Waits until the socket is ready, at most for `time`.
     fn wait(&self, time: Duration) -> std::io::Result<()> {
         let mut flags = PollFlags::POLLIN;
         if !self.outgoing.is_empty() {

@@ -1,7 +1,7 @@
-//! Requests that wait for their answers.
+//! Requests that wait for answers.
 //!
-//! Deadlines are all the same span after submission, so requests expire in the order in which they
-//! were submitted, and a queue is all that is needed to find the next.
+//! All deadlines lie the same span after submission, so requests expire in the order of submission,
+//! and a queue suffices to find the next one.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -11,17 +11,17 @@ use canvas_wire::frame::{Answer, Request, total_bytes};
 use crate::completions::Completions;
 use crate::error::{LinkError, SubmitError};
 
-/// Bits of an id that are the slot; those above count up.
+/// Bits of an id that are the slot; the bits above count up.
 const SLOT_BITS: u32 = 12;
-/// The most requests that can be under way at one time.
+/// Most requests outstanding at a time.
 const WINDOW_MAX: usize = 1 << SLOT_BITS;
 
-/// Which answer fits a request; an error always does.
+/// Which answer fits a request; an error always fits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Expect {
     Allocated,
     Done,
-    /// So many bytes.
+    /// Data of this many bytes.
     Data(u64),
     Handles,
     Pong,
@@ -70,29 +70,29 @@ struct Slot {
     id: u64,
     tag: u64,
     expect: Expect,
-    /// Completed as timed out: the slot is kept for the late answer, which nobody wants.
+    /// Completed as timed out: the slot is kept for the late answer, which is dropped.
     expired: bool,
 }
 
-/// What an answer that came turned out to be.
+/// Classification of an arrived answer.
 pub(crate) enum Arrival {
-    /// The answer to the request of this tag.
+    /// The answer to the request with this tag.
     Answer(u64),
-    /// An answer to a request that has timed out.
+    /// The answer to a request that has timed out.
     Late,
-    /// The donor asks something.
+    /// A call of the donor.
     Call,
 }
 
 pub(crate) struct Pending {
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
-    /// Ids and deadlines in the order of submission; those of answered requests too, until they are
-    /// at the front.
+    /// Ids and deadlines in the order of submission. Answered requests are included until they
+    /// reach the front.
     deadlines: VecDeque<(u64, Instant)>,
     lost: Vec<u64>,
     next: u64,
-    /// Slots in use that are not expired.
+    /// Number of slots in use that have not expired.
     waiting: usize,
 }
 
@@ -109,7 +109,7 @@ impl Pending {
         }
     }
 
-    /// Makes room for a request and returns its id.
+    /// Allocates a slot for a request and returns the request's id.
     pub fn begin(
         &mut self,
         tag: u64,
@@ -132,7 +132,7 @@ impl Pending {
         Ok(id)
     }
 
-    /// Takes a request back that was not sent.
+    /// Removes a request that was not sent.
     pub fn withdraw(&mut self, id: u64) {
         if self.take(id).is_some_and(|s| !s.expired) {
             self.waiting -= 1;
@@ -155,7 +155,7 @@ impl Pending {
         Some(slot)
     }
 
-    /// An answer has come.
+    /// Handles the arrival of an answer.
     pub fn complete(&mut self, id: u64, answer: Answer<'_>) -> Result<Arrival, LinkError> {
         let slot = self
             .take(id)
@@ -173,7 +173,7 @@ impl Pending {
         Ok(Arrival::Answer(slot.tag))
     }
 
-    /// Drops what was answered from the front of the deadlines.
+    /// Removes answered requests from the front of the deadlines.
     fn drop_answered(&mut self) {
         while let Some(&(id, _)) = self.deadlines.front() {
             if self.slot(id).is_some_and(|s| !s.expired) {
@@ -181,7 +181,8 @@ impl Pending {
             }
             self.deadlines.pop_front();
         }
-        // Answered out of order behind one that is not: bounded by the window, not by time.
+        // Requests answered behind an unanswered one: their number is bounded by the window, not by
+        // time.
         if self.deadlines.len() > 2 * self.slots.len() {
             let mut kept = std::mem::take(&mut self.deadlines);
             kept.retain(|&(id, _)| self.slot(id).is_some_and(|s| !s.expired));
@@ -189,7 +190,7 @@ impl Pending {
         }
     }
 
-    /// Completes as timed out what has waited too long.
+    /// Completes expired requests as timed out.
     pub fn expire(&mut self, now: Instant, completions: &mut Completions) {
         self.drop_answered();
         while let Some(&(id, deadline)) = self.deadlines.front() {
@@ -207,12 +208,12 @@ impl Pending {
         }
     }
 
-    /// When the next request expires.
+    /// The next deadline.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.front().map(|&(_, deadline)| deadline)
     }
 
-    /// The connection is gone, and with it all answers.
+    /// Marks all requests as lost with the connection.
     pub fn lose_all(&mut self) {
         let mut waiting: Vec<Slot> = self.slots.iter().flatten().copied().collect();
         // In the order of submission: ids count up.
@@ -229,14 +230,14 @@ impl Pending {
         !self.lost.is_empty()
     }
 
-    /// Gives out what was lost.
+    /// Appends the lost requests to `completions`.
     pub fn take_lost(&mut self, completions: &mut Completions) {
         for tag in self.lost.drain(..) {
             completions.lost(tag);
         }
     }
 
-    /// Requests whose completion has not been given out.
+    /// Number of requests whose completion has not been returned.
     pub fn outstanding(&self) -> usize {
         self.waiting + self.lost.len()
     }
@@ -280,10 +281,10 @@ mod tests {
         assert!(c.is_empty());
         p.expire(at(25), &mut c);
         assert_eq!(tags(&c), [('t', 1)]);
-        // The answered one between them does not wake anybody.
+        // The answered one between them causes no wake-up.
         assert_eq!(p.next_deadline(), Some(at(30)));
         assert_eq!(p.outstanding(), 1);
-        // Whatever the late answer is: nobody looks at it.
+        // Any late answer is accepted unchecked.
         assert!(matches!(p.complete(a, Answer::Done), Ok(Arrival::Late)));
         assert!(p.complete(a, Answer::Done).is_err(), "answered twice");
         p.begin(5, &Request::Ping, at(40)).unwrap();
@@ -315,7 +316,7 @@ mod tests {
             let mut p = Pending::new(8);
             let id = p.begin(7, &read, until).unwrap();
             assert_eq!(p.complete(id, answer).is_ok(), fits, "{answer:?}");
-            // A misfit is a lost request, not one that is forgotten.
+            // A request whose answer does not fit is lost, not forgotten.
             assert_eq!(p.outstanding(), usize::from(!fits));
         }
         let mut p = Pending::new(8);

@@ -1,12 +1,13 @@
-//! A link whose pages go by RDMA.
+//! A link that transfers pages by RDMA.
 //!
-//! Everything but pages goes over the TCP session of a [`Link`], which is authenticated and encrypted:
-//! also the names of queue pairs and the keys of slabs. A slab is exposed when it is first used; until
-//! then, when no buffer is free, and when the donor cannot pin it, its pages go over the session too.
+//! Everything except pages goes over the TCP session of a [`Link`], which is authenticated and
+//! encrypted, including queue pair numbers and the keys of slabs. A slab is exposed on first use.
+//! Until then, when no buffer is free, and when the donor cannot pin the slab, its pages go over
+//! the session too.
 //!
-//! What the donor takes back it takes back at the device: an operation on a slab that is gone fails, and
-//! the connection with it. Then everything outstanding is lost, and the link is made anew. So that this
-//! is the exception, the word to free a slab waits here for the operations on it that are under way.
+//! The donor revokes memory at the device: an operation on a revoked slab fails, and so does the
+//! connection. Then everything outstanding is lost, and the link must be reconnected. To make this
+//! rare, a request to free a slab waits here for the slab's operations under way.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -22,32 +23,33 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use crate::transport::Transport;
 use crate::{AskError, Completion, Completions, Link, LinkError, SubmitError};
 
-/// Buffers of a link, 32 KiB each: 2 MiB that are pinned.
+/// Buffers of a link, 32 KiB each: 2 MiB of pinned memory.
 const SLOTS: usize = 64;
-/// Tags of requests that the caller knows nothing of.
+/// Bit of the tags of this module's own requests, which the caller does not see.
 const OWN: u64 = 1 << 63;
 
-/// What is known of a slab.
+/// State of a slab.
 #[derive(Default)]
 struct Slab {
     way: Way,
-    /// One-sided operations under way.
+    /// Number of one-sided operations under way.
     busy: u32,
-    /// What is said when there are none any more.
+    /// Request to send once no operation is under way.
     last_words: Option<LastWords>,
 }
 
-/// How a slab's pages go.
+/// How a slab's pages are transferred.
 #[derive(Default, PartialEq)]
 enum Way {
-    /// Over the session; the donor was not asked to expose it.
+    /// Over the session; the donor has not been asked to expose the slab.
     #[default]
     Unknown,
-    /// Over the session; it was asked.
+    /// Over the session; the donor has been asked to expose the slab.
     Asked,
-    /// The device reaches it; written over the session when it is being evicted, where the donor says no.
+    /// By the device. A slab that is being evicted is written over the session, where the donor
+    /// refuses.
     Open { exposed: Exposed, read_only: bool },
-    /// Over the session; the donor cannot.
+    /// Over the session; the donor cannot expose the slab.
     Shut,
 }
 
@@ -60,11 +62,11 @@ enum LastWords {
 struct Under {
     tag: u64,
     handle: u64,
-    /// Of a read: how many bytes.
+    /// Length of a read.
     read: Option<usize>,
-    /// Completed as timed out; the slot is the device's still.
+    /// Completed as timed out; the device still uses the slot.
     expired: bool,
-    /// Tells operations of one slot apart.
+    /// Distinguishes successive operations of a slot.
     number: u64,
 }
 
@@ -75,17 +77,17 @@ pub(crate) struct RdmaLink {
     queue: Option<Initiator>,
     under: Vec<Option<Under>>,
     free: Vec<usize>,
-    /// In the order of submission, as deadlines are all the same span after it.
+    /// In the order of submission, since all deadlines lie the same span after it.
     deadlines: VecDeque<(Instant, usize, u64)>,
     slabs: HashMap<u64, Slab>,
     asked: HashMap<u64, u64>,
     next: u64,
-    /// Session and queue, to wait on both by one descriptor.
+    /// Waits on session and queue with one descriptor.
     epoll: Epoll,
 }
 
 impl RdmaLink {
-    /// Connects queue pairs over a session that is up. Blocks for one answer.
+    /// Connects queue pairs over a live session. Blocks for one answer.
     pub fn over(mut session: Link) -> Result<RdmaLink, LinkError> {
         let local = session.local_ip().map_err(LinkError::Io)?;
         let random: [u8; 4] = random_bytes().map_err(LinkError::Random)?;
@@ -142,7 +144,7 @@ impl RdmaLink {
         }
     }
 
-    /// Starts a one-sided operation; false when it must go over the session.
+    /// Starts a one-sided operation; false if it must go over the session.
     fn one_sided(&mut self, tag: u64, handle: u64, range: Range, data: Option<&[u8]>) -> bool {
         let len = range.len as usize;
         if u64::from(range.offset) + u64::from(range.len) > SLAB_BYTES as u64
@@ -172,7 +174,7 @@ impl RdmaLink {
             None => queue.read(slot, len, at, exposed.key),
         };
         if posted.is_err() {
-            // The device takes no more now.
+            // The device accepts no more operations now.
             self.free.push(slot);
             return false;
         }
@@ -190,7 +192,8 @@ impl RdmaLink {
         true
     }
 
-    /// Says the last words over a slab now, or when nothing of it is under way any more.
+    /// Sends the last request about a slab, now or when none of its operations is under way any
+    /// more.
     fn end(&mut self, handle: u64, words: LastWords) -> Result<(), SubmitError> {
         match self.slabs.get_mut(&handle) {
             Some(slab) if slab.busy > 0 && slab.last_words.is_none() => {
@@ -209,7 +212,7 @@ impl RdmaLink {
         }
     }
 
-    /// An operation is over at the device.
+    /// Handles the end of an operation at the device.
     fn done(&mut self, slot: usize) {
         self.free.push(slot);
         let Some(handle) = self.under[slot].take().map(|u| u.handle) else {
@@ -222,12 +225,13 @@ impl RdmaLink {
         if slab.busy == 0
             && let Some(words) = slab.last_words.take()
         {
-            // A broken session says so in its next poll; a full one cannot be: it holds less than that.
+            // A broken session reports it in its next poll. The session cannot be full, as it holds
+            // fewer requests than that.
             let _ = self.end(handle, words);
         }
     }
 
-    /// Takes what the device has done.
+    /// Collects completed operations from the device.
     fn take_done(&mut self, completions: &mut Completions) -> Result<(), LinkError> {
         let queue = self.queue.as_mut().ok_or(LinkError::Down)?;
         let under = &self.under;
@@ -251,7 +255,7 @@ impl RdmaLink {
         polled.map(|_| ()).map_err(LinkError::Rdma)
     }
 
-    /// Completes as timed out what has waited too long.
+    /// Completes expired operations as timed out.
     fn expire(&mut self, completions: &mut Completions) {
         while let Some(&(until, slot, number)) = self.deadlines.front() {
             match &mut self.under[slot] {
@@ -266,7 +270,7 @@ impl RdmaLink {
         }
     }
 
-    /// Takes what came over the session, and keeps what is for us.
+    /// Receives from the session and handles this module's own answers.
     fn take_session(
         &mut self,
         completions: &mut Completions,
@@ -286,7 +290,7 @@ impl RdmaLink {
                                 exposed,
                                 read_only: false,
                             },
-                            // Gone, or going: what is asked of it next is told so.
+                            // The slab is gone or going: the next request for it gets this error.
                             Answer::Error {
                                 code: ErrorCode::UnknownHandle | ErrorCode::Evicting,
                                 ..
@@ -322,7 +326,7 @@ impl RdmaLink {
     }
 
     fn poll_once(&mut self, completions: &mut Completions) -> Result<(), LinkError> {
-        // What the device has done first: what the donor says then may end a slab.
+        // The device's completions first: what the donor sends may end a slab.
         self.take_done(completions)?;
         let before = completions.len();
         self.take_session(completions, before)?;
@@ -330,9 +334,9 @@ impl RdmaLink {
         Ok(())
     }
 
-    /// Ends it; everything outstanding is lost.
+    /// Ends the link; everything outstanding is lost.
     fn break_up(&mut self, completions: &mut Completions) {
-        // The queue pair first: what was under way touches nothing after this.
+        // The queue pair first: after this, operations under way access nothing.
         self.queue = None;
         self.session.close();
         let before = completions.len();
@@ -421,7 +425,7 @@ impl Transport for RdmaLink {
             }
             if !self.arm() {
                 let first = self.deadlines.front().map_or(until, |d| d.0.min(until));
-                // The session's own deadlines are looked at every second.
+                // The session checks its own deadlines every second.
                 let left = first.saturating_duration_since(Instant::now());
                 let ms = left.as_millis().min(1000) as u16 + 1;
                 let mut events = [EpollEvent::empty(); 2];
@@ -445,7 +449,7 @@ impl Transport for RdmaLink {
         }
         let mut event = EpollEvent::new(flags, 0);
         let armed = self.epoll.modify(socket, &mut event).is_ok();
-        // One that cannot be armed is broken, which the next poll finds out.
+        // A queue that cannot be armed is broken, which the next poll finds.
         !armed || queue.arm().unwrap_or(true)
     }
 }

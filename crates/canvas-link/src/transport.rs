@@ -1,4 +1,4 @@
-//! What carries requests to a donor: TCP, or TCP with RDMA beside it.
+//! Transports to a donor: TCP, or TCP with RDMA in addition.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,20 +11,20 @@ use canvas_wire::frame::{Reply, Request, Welcome};
 use crate::rdma::RdmaLink;
 use crate::{Completions, Link, LinkConfig, LinkError, SubmitError};
 
-/// What an address begins with whose donor is reached by RDMA.
+/// Prefix of an address whose donor is reached by RDMA.
 pub const RDMA_PREFIX: &str = "rdma://";
 
-/// Where a donor listens, and how its memory is reached.
+/// Where a donor listens, and how its memory is accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Address {
-    /// Where it listens for sessions: over TCP, always.
+    /// Address where the donor listens for sessions, always over TCP.
     pub addr: SocketAddr,
-    /// Pages go over RDMA.
+    /// Whether pages go over RDMA.
     pub rdma: bool,
 }
 
 impl Address {
-    /// A name as people write it, without the prefix; and whether it had one.
+    /// Splits a name as users write it: the name without the prefix, and whether it had the prefix.
     pub fn split(name: &str) -> (&str, bool) {
         match name.strip_prefix(RDMA_PREFIX) {
             Some(rest) => (rest, true),
@@ -55,30 +55,31 @@ impl FromStr for Address {
     }
 }
 
-/// A link to one donor, whatever carries it. What each method does, and what the caller must do, is
-/// said at [`Link`].
+/// A link to one donor over any transport. [`Link`] documents the methods and the caller's duties.
 pub trait Transport: Send {
-    /// What the donor said when the link was made; as [`Link::welcome`].
+    /// The donor's answer to the introduction; see [`Link::welcome`].
     fn welcome(&self) -> &Welcome;
-    /// [`Link::submit`]. Tags below 2^63 are the caller's.
+    /// Queues a request; see [`Link::submit`]. Tags below 2^63 are the caller's.
     fn submit(&mut self, tag: u64, request: &Request<'_>) -> Result<(), SubmitError>;
-    /// Answers a call of the donor's; as [`Link::reply`].
+    /// Answers a call of the donor; see [`Link::reply`].
     fn reply(&mut self, call: u64, reply: &Reply<'_>) -> Result<(), SubmitError>;
-    /// Sends what waits, true when nothing is left; as [`Link::flush`].
+    /// Sends pending bytes; true when all are sent. See [`Link::flush`].
     fn flush(&mut self) -> Result<bool, LinkError>;
-    /// Whether bytes wait to be sent; as [`Link::has_unsent`].
+    /// Whether bytes wait to be sent; see [`Link::has_unsent`].
     fn has_unsent(&self) -> bool;
-    /// Requests without an answer; as [`Link::outstanding`].
+    /// Number of requests without an answer; see [`Link::outstanding`].
     fn outstanding(&self) -> usize;
-    /// Takes what has come, and waits for it up to `timeout`; as [`Link::poll`].
+    /// Takes completions, waiting up to `timeout` for them; see [`Link::poll`].
     fn poll(
         &mut self,
         completions: &mut Completions,
         timeout: Duration,
     ) -> Result<usize, LinkError>;
-    /// [`Link::fd`]; after [`Transport::arm`] it becomes readable when there is something to poll.
+    /// Descriptor to wait on; after [`Transport::arm`] it becomes readable when there is something
+    /// to poll.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
-    /// To be called before waiting on the descriptor. True: there is something to poll already.
+    /// Must be called before waiting on the descriptor. Returns true if there is something to poll
+    /// already.
     fn arm(&self) -> bool;
 }
 
@@ -120,17 +121,17 @@ impl Transport for Link {
     }
 
     fn arm(&self) -> bool {
-        // What comes makes the socket readable, whenever it comes.
+        // Arriving bytes make the socket readable at any time.
         false
     }
 }
 
-/// Connects to a donor as its address says; blocks as [`Link::connect`] does.
+/// Connects to a donor at its address; blocks as [`Link::connect`] does.
 ///
 /// # Errors
 ///
-/// As [`Link::connect`], and [`LinkError::Rdma`] when this host's device does not do it. A donor
-/// without RDMA says so itself ([`LinkError::Refused`]): nothing falls back to TCP unasked.
+/// Those of [`Link::connect`], and [`LinkError::Rdma`] if this host's device fails. A donor without
+/// RDMA refuses ([`LinkError::Refused`]): there is no silent fallback to TCP.
 pub fn connect(address: &Address, config: LinkConfig) -> Result<Box<dyn Transport>, LinkError> {
     let link = Link::connect(address.addr, config)?;
     Ok(if address.rdma {

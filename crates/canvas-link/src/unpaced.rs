@@ -1,4 +1,4 @@
-//! Connections that send a page when it is there.
+//! TCP connections that send a page at once.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -6,12 +6,12 @@ use std::os::fd::AsFd;
 use nix::sys::socket::sockopt::TcpCongestion;
 use nix::sys::socket::{getsockopt, setsockopt};
 
-/// What is taken in place of an algorithm that paces, the first that this host has.
+/// Algorithms to use instead of one that paces; the first that this host has is taken.
 const INSTEAD: [&str; 2] = ["cubic", "reno"];
 
-/// Takes care that a TCP connection does not pace what it sends, as BBR does (tcp(7), `TCP_CONGESTION`): a page that
-/// a thread waits for would be held back by a timer of some 50 us. Other algorithms are left as the host's operator
-/// has chosen them, and a host that lacks both of ours keeps its own: it is slower, and right.
+/// Makes sure that a TCP connection does not pace, as BBR does (tcp(7), `TCP_CONGESTION`): a timer
+/// would delay a page that a thread waits for by some 50 us. Other algorithms stay as the host's
+/// operator chose them. A host that lacks both of ours keeps its own, which is slower but correct.
 pub fn unpaced(socket: &impl AsFd) {
     let is_paced = |name: &OsString| name.as_encoded_bytes().starts_with(b"bbr");
     if !getsockopt(socket, TcpCongestion).is_ok_and(|name| is_paced(&name)) {
@@ -39,7 +39,7 @@ mod tests {
             name.trim_end_matches('\0').to_owned()
         };
         for (set, then) in [("bbr", "cubic"), ("reno", "reno")] {
-            // Not every kernel has it, and not every user may choose it.
+            // The kernel may lack it, and the user may not be allowed to choose it.
             if setsockopt(&socket, TcpCongestion, &OsString::from(set)).is_ok() {
                 unpaced(&socket);
                 let has = name();
