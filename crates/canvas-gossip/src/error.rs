@@ -1,6 +1,6 @@
-//! Why a member does not begin.
+//! Errors of starting gossip.
 //!
-//! The text of each is the sentence that its user reads.
+//! Each error's text is the sentence that users read.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,33 +13,33 @@ pub enum GossipError {
     /// The socket cannot be bound.
     #[error("gossip cannot listen on {addr} (UDP): {source}")]
     Listen {
-        /// Where it was to listen.
+        /// The address to listen on.
         addr: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The system does not say where the socket listens.
+    /// The system does not report the socket's address.
     #[error("gossip has no address: {0}")]
     NoAddress(#[source] io::Error),
-    /// Nothing tells which address the others reach.
+    /// The address that others can reach is unknown.
     #[error(
         "gossip does not know its own address; write the one that others reach, such as \
          10.0.0.5:7071"
     )]
     UnknownAddress,
-    /// The member's name cannot be drawn.
+    /// The member's random name cannot be drawn.
     #[error(transparent)]
     Random(#[from] RandomError),
-    /// The system gives no thread.
+    /// The thread cannot be started.
     #[error("the thread of gossip cannot be started: {0}")]
     Thread(#[source] io::Error),
-    /// The system does not give what the thread's runtime waits with.
+    /// The thread's runtime cannot be started.
     #[error("the runtime of gossip cannot be started: {0}")]
     Runtime(#[source] io::Error),
-    /// The membership refuses to begin.
+    /// The membership library refuses to start.
     #[error("gossip cannot begin: {0}")]
     Membership(#[source] anyhow::Error),
-    /// The thread is gone, and has said nothing.
+    /// The thread ended without reporting an error.
     #[error("gossip ended before it began")]
     Ended,
 }

@@ -1,13 +1,13 @@
-//! Who lends memory, and how much, without a list that somebody keeps: each donor says so of itself,
-//! and every member passes on what it has heard (scuttlebutt, by the crate `chitchat`).
+//! Membership of donors without a central list: each donor announces what it lends, and every
+//! member passes on what it has heard (scuttlebutt, by the crate `chitchat`).
 //!
-//! A member knows one other member (a seed) and learns the rest within a few rounds of half a second.
-//! Nothing here is on the way of any page: a thread of its own runs a tokio runtime of its own, and
-//! callers look at what it last knew. Gossip brings donors together with those who need them, and
-//! nothing else: what it says of a donor that is gone frees nothing and moves nothing; links do that.
+//! A new member knows one other member (a seed) and learns the rest within a few rounds of half a
+//! second. Gossip is never on the path of a page: its own thread runs a tokio runtime, and callers
+//! read the last known state. Gossip only brings donors and clients together. A donor that gossip
+//! declares dead loses no slab by that: links decide.
 //!
-//! Datagrams are sealed with a key that is derived from the cluster key ([`seal`]). Who has no such key
-//! is not answered.
+//! Datagrams are sealed with a key derived from the cluster key ([`seal`]). A sender without that
+//! key gets no answer.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -32,10 +32,10 @@ use socket::SealedUdp;
 
 /// Time between two rounds.
 pub const ROUND: Duration = Duration::from_millis(500);
-/// A member that is silent for so long is taken for dead, give or take what the failure detector
-/// (phi accrual, Hayashibara et al., 2004) has learnt of its rhythm.
+/// Threshold of the failure detector (phi accrual, Hayashibara et al., 2004): how unlikely a
+/// member's silence must be, given its usual rhythm, before it counts as dead.
 const PHI: f64 = 8.0;
-/// The dead are forgotten after this time: runs come and go.
+/// Dead members are forgotten after this time, since members come and go.
 const FORGET: Duration = Duration::from_secs(600);
 
 /// Keys of a member's state.
@@ -47,53 +47,53 @@ mod field {
     pub const STARTED: &str = "started";
 }
 
-/// What a donor says of itself.
+/// A donor's announcement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Donor {
-    /// Where it lends.
+    /// Address where it lends.
     pub addr: SocketAddr,
-    /// What it could lend, in bytes.
+    /// Memory that it could lend, in bytes.
     pub free_bytes: u64,
-    /// What it lends, in bytes.
+    /// Memory that it lends, in bytes.
     pub lent_bytes: u64,
-    /// Version of canvas that it runs.
+    /// Its version of canvas.
     pub version: String,
-    /// When it was started, in seconds since 1970.
+    /// Time of its start, in seconds since 1970.
     pub started_s: u64,
 }
 
-/// A donor as the others see it.
+/// A donor as other members know it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
-    /// What it said last.
+    /// Its latest announcement.
     pub donor: Donor,
-    /// It has been heard of, directly or not, within its usual time.
+    /// Whether it was heard of, directly or not, within its usual time.
     pub live: bool,
 }
 
-/// What [`Gossip::start`] needs to know.
+/// Configuration for [`Gossip::start`].
 pub struct Config {
-    /// Where to listen, UDP. Port 0 takes any free one; without an address (0.0.0.0) the others are
-    /// told the one that the first seed is reached from.
+    /// UDP address to listen on. Port 0 takes a free one. For an unspecified address (0.0.0.0) the
+    /// others are given the address that reaches the first seed.
     pub listen: SocketAddr,
-    /// Members that are known: a host and a port each. A name is resolved again and again, and all of its addresses
-    /// are asked.
+    /// Known members, a host and a port each. Names are resolved again and again, and all their
+    /// addresses are contacted.
     pub seeds: Vec<String>,
-    /// The pool's key.
+    /// The cluster key.
     pub key: ClusterKey,
-    /// Where this member lends, if it does. Without an address: that of the gossip.
+    /// Address where this member lends, if it does. If unspecified: the address of the gossip.
     pub lends: Option<SocketAddr>,
-    /// Called from the gossip's thread with what is known of donors, when that has changed.
+    /// Called from the gossip's thread with the known donors when they have changed.
     pub changed: Changed,
 }
 
-/// Hears of donors.
+/// Receives changes of the known donors.
 pub type Changed = Box<dyn Fn(&[Member]) + Send>;
 
 #[derive(Default)]
 struct Shared {
     members: Mutex<Vec<Member>>,
-    /// Free and lent bytes to be told.
+    /// Free and lent bytes to announce.
     own: Mutex<(u64, u64)>,
     own_changed: Notify,
     end: Notify,
@@ -103,7 +103,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A member. It leaves when it is dropped; the others notice by its silence.
+/// A running member. Dropping it ends it; the others notice its silence.
 pub struct Gossip {
     shared: Arc<Shared>,
     listening: SocketAddr,
@@ -112,7 +112,7 @@ pub struct Gossip {
 }
 
 impl Gossip {
-    /// Starts the thread.
+    /// Starts the gossip's thread.
     pub fn start(config: Config) -> Result<Gossip, GossipError> {
         let listen = config.listen;
         let socket = UdpSocket::bind(listen).map_err(|source| GossipError::Listen {
@@ -179,12 +179,12 @@ impl Gossip {
         }
     }
 
-    /// Where the others reach this member.
+    /// Address at which others reach this member.
     pub fn listening(&self) -> SocketAddr {
         self.listening
     }
 
-    /// Says what this donor could lend and lends, in bytes.
+    /// Sets what this donor announces: memory it could lend and memory it lends, in bytes.
     pub fn announce(&self, free_bytes: u64, lent_bytes: u64) {
         let mut own = lock(&self.shared.own);
         if *own != (free_bytes, lent_bytes) {
@@ -193,12 +193,13 @@ impl Gossip {
         }
     }
 
-    /// All donors that are known, also those that are silent.
+    /// All known donors, including silent ones.
     pub fn members(&self) -> Vec<Member> {
         lock(&self.shared.members).clone()
     }
 
-    /// Datagrams that were not taken: of another key, changed, repeated, or no gossip at all.
+    /// Number of refused datagrams: sealed with another key, changed, repeated, or no gossip at
+    /// all.
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
@@ -213,7 +214,7 @@ impl Drop for Gossip {
     }
 }
 
-/// The address that the first seed is reached from.
+/// This host's address on the route to the first seed.
 fn our_ip(config: &Config) -> Result<IpAddr, GossipError> {
     let given = config
         .lends
@@ -229,13 +230,13 @@ fn our_ip(config: &Config) -> Result<IpAddr, GossipError> {
     found.ok_or(GossipError::UnknownAddress)
 }
 
-/// What these hosts and ports resolve to now, in this order.
+/// Addresses that these hosts and ports resolve to now, in this order.
 pub fn addresses(names: &[String]) -> Vec<SocketAddr> {
     let all = names.iter().filter_map(|name| name.to_socket_addrs().ok());
     all.flatten().collect()
 }
 
-/// The address of this host that another one is reached from, if there is a route. Nothing is sent for that.
+/// This host's address on the route to `addr`, if there is a route. Sends nothing.
 pub fn reached_from(addr: SocketAddr) -> Option<IpAddr> {
     let any: SocketAddr = match addr {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
@@ -246,7 +247,7 @@ pub fn reached_from(addr: SocketAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// What the gossip's own thread runs, until it is told to end.
+/// Main function of the gossip's thread.
 fn run(
     config: ChitchatConfig,
     state: Vec<(String, String)>,
@@ -314,8 +315,8 @@ async fn members(handle: &ChitchatHandle) -> Vec<Member> {
                     })
                 })
                 .collect();
-            // A donor that was started again at its address was another member: the one that lives
-            // counts, or the last.
+            // A restarted donor is a new member at an old address: the live one counts, or the
+            // latest.
             all.sort_by_key(|m| (m.donor.addr, !m.live, std::cmp::Reverse(m.donor.started_s)));
             all.dedup_by_key(|m| m.donor.addr);
             all
@@ -323,7 +324,7 @@ async fn members(handle: &ChitchatHandle) -> Vec<Member> {
         .await
 }
 
-/// What a member says of itself, if it lends. Members have the key, and may err all the same.
+/// Parses a member's announcement, if it lends. Members have the key, but may send invalid values.
 fn donor(state: &NodeState) -> Option<Donor> {
     let number = |name| state.get(name).and_then(|v| v.parse().ok()).unwrap_or(0);
     let version = state.get(field::VERSION).unwrap_or("");

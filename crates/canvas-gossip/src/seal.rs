@@ -1,16 +1,17 @@
-//! Datagrams that only who has the cluster key can read or make. No I/O, no clock.
+//! Datagrams that only holders of the cluster key can read or make. No I/O, no clock.
 //!
 //! ```text
 //! version u8 | salt [16] | counter u64 | sealed: message u32, part u8, parts u8, bytes | tag [16]
 //! ```
 //!
-//! * The gossip key is HKDF-SHA256 of the cluster key. Each process draws a salt, and its own key is
-//!   HKDF-SHA256 of the gossip key with it; its nonces count up from 0. So no nonce is used twice under
-//!   one key, however many processes there are and however long they run, and nothing is negotiated.
-//! * AES-256-GCM (NIST SP 800-38D); what comes before the sealed part is bound in.
-//! * A counter that was seen, or is far behind the sender's highest, is refused: replays of what a
-//!   process of which we know says nothing new. Of [`SENDERS_MAX`] senders the counters are known.
-//! * A message that no datagram carries with the seal goes in parts; a lost part loses the message, and
+//! * The gossip key is HKDF-SHA256 of the cluster key. Each process draws a salt; its own key is
+//!   HKDF-SHA256 of the gossip key with that salt, and its nonces count up from 0. So no nonce is
+//!   used twice under one key, however many processes there are and however long they run, and
+//!   nothing is negotiated.
+//! * AES-256-GCM (NIST SP 800-38D); the bytes before the sealed part are authenticated, too.
+//! * A counter that was seen before, or is far behind the sender's highest, is refused: replays
+//!   have no effect. The counters of the latest [`SENDERS_MAX`] senders are remembered.
+//! * A message too large for one sealed datagram goes in parts; a lost part loses the message, and
 //!   gossip repeats what is lost.
 
 use std::collections::{HashMap, VecDeque};
@@ -19,25 +20,25 @@ use canvas_wire::key::{ClusterKey, RandomError, random_bytes};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, Nonce, UnboundKey};
 use ring::hkdf;
 
-/// The name that the gossip key is derived under, and the version of the format.
+/// Name under which the gossip key is derived, with the version of the format.
 const INFO: &str = "canvas-gossip/1";
 const VERSION: u8 = 1;
 const SALT_BYTES: usize = 16;
 const HEADER_BYTES: usize = 1 + SALT_BYTES + 8;
 const PART_HEADER_BYTES: usize = 6;
-/// Bytes of a message in one datagram at most: fits UDP's 65,507 with everything around it.
+/// Most message bytes in one datagram: fits UDP's 65,507 with all overhead.
 pub const PART_BYTES_MAX: usize = 48 << 10;
-/// Parts of a message at most.
+/// Most parts of a message.
 const PARTS_MAX: usize = 4;
-/// Senders whose counters are remembered.
+/// Number of senders whose counters are remembered.
 pub const SENDERS_MAX: usize = 4096;
 
-/// Why a datagram is not taken.
+/// Why a datagram is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bad {
     /// Too short, or of another version.
     Format,
-    /// Not sealed with our key, or changed.
+    /// Sealed with another key, or changed.
     Seal,
     /// Seen before, or older than what is remembered.
     Replay,
@@ -45,7 +46,7 @@ pub enum Bad {
 
 type Salt = [u8; SALT_BYTES];
 
-/// The key of one sender.
+/// Derives the key of one sender.
 fn sender_key(gossip: &[u8; 32], salt: &Salt) -> LessSafeKey {
     let mut key = [0; 32];
     hkdf::Salt::new(hkdf::HKDF_SHA256, salt)
@@ -62,7 +63,7 @@ fn nonce(counter: u64) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
-/// Seals what this process says.
+/// Seals this process's messages.
 pub struct Sealer {
     key: LessSafeKey,
     salt: Salt,
@@ -71,7 +72,7 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// With a salt of its own.
+    /// Draws a salt and derives this process's key.
     pub fn new(key: &ClusterKey) -> Result<Sealer, RandomError> {
         let salt = random_bytes()?;
         Ok(Sealer {
@@ -82,7 +83,7 @@ impl Sealer {
         })
     }
 
-    /// The datagrams of a message; none when it is more than goes in four of them.
+    /// The datagrams of a message; none if it does not fit into [`PARTS_MAX`] of them.
     pub fn seal(&mut self, message: &[u8]) -> Vec<Vec<u8>> {
         let parts = message.len().div_ceil(PART_BYTES_MAX).max(1);
         if parts > PARTS_MAX {
@@ -102,7 +103,7 @@ impl Sealer {
             .collect()
     }
 
-    /// The datagram of one part: its header and bytes as the table above has them, which are not judged.
+    /// Seals one part: header and bytes as in the table above, which are not checked.
     pub fn seal_one(&mut self, mut plain: Vec<u8>) -> Vec<u8> {
         let mut datagram = Vec::with_capacity(HEADER_BYTES + plain.len() + MAX_TAG_LEN);
         datagram.push(VERSION);
@@ -118,13 +119,13 @@ impl Sealer {
     }
 }
 
-/// What is remembered of a sender.
+/// State of a sender.
 struct Sender {
     key: LessSafeKey,
-    /// The highest counter, and a bit for each of the 64 up to it that were seen.
+    /// The highest counter, and a bit for each of the 64 counters up to it that was seen.
     highest: u64,
     seen: u64,
-    /// The message of which not all parts have come.
+    /// Number of the message of which some parts are missing.
     message: u32,
     parts: Vec<Option<Vec<u8>>>,
 }
@@ -145,7 +146,7 @@ impl Sender {
         self.seen |= 1 << (self.highest - counter);
     }
 
-    /// A part has come; the message when it is whole.
+    /// Adds a part; returns the message once it is complete.
     fn gather(&mut self, plain: &[u8]) -> Option<Vec<u8>> {
         let (head, bytes) = plain.split_first_chunk::<PART_HEADER_BYTES>()?;
         let number = u32::from_le_bytes(*head.first_chunk()?);
@@ -174,16 +175,16 @@ impl Sender {
     }
 }
 
-/// Opens what others say.
+/// Opens messages of other processes.
 pub struct Opener {
     gossip: [u8; 32],
     senders: HashMap<Salt, Sender>,
-    /// In the order in which they were first heard.
+    /// Senders in the order in which they were first heard.
     order: VecDeque<Salt>,
 }
 
 impl Opener {
-    /// For a pool.
+    /// An opener for holders of this cluster key.
     pub fn new(key: &ClusterKey) -> Opener {
         Opener {
             gossip: key.derive(INFO),
@@ -192,7 +193,7 @@ impl Opener {
         }
     }
 
-    /// Opens a datagram, in place; the message when this made it whole.
+    /// Opens a datagram in place; returns the message if this part completed it.
     pub fn open(&mut self, datagram: &mut [u8]) -> Result<Option<Vec<u8>>, Bad> {
         let (header, sealed) = datagram
             .split_at_mut_checked(HEADER_BYTES)
@@ -214,7 +215,7 @@ impl Opener {
         let plain = key
             .open_in_place(nonce(counter), Aad::from(&*header), sealed)
             .map_err(|_| Bad::Seal)?;
-        // It has the key: only now anything is remembered.
+        // The sender has the key; only now anything is remembered of it.
         if let Some(key) = stranger {
             self.meet(salt, key, counter);
         }
@@ -328,7 +329,7 @@ mod tests {
             prop_assert!(got.is_none_or(|m| m == message));
         }
 
-        /// Whatever comes is refused, and harms nobody.
+        /// Any bytes are refused without harm.
         #[test]
         fn any_bytes_are_judged(mut bytes in prop::collection::vec(any::<u8>(), 0..200), version: bool) {
             let (mut sealer, mut opener) = pair();
@@ -340,7 +341,7 @@ mod tests {
             prop_assert_eq!(opener.open(&mut good), Ok(Some(b"still here".to_vec())));
         }
 
-        /// Also who has the key may err.
+        /// Holders of the key may send invalid parts, too.
         #[test]
         fn any_part_is_judged(parts in prop::collection::vec(prop::collection::vec(0..6u8, 0..20), 1..30)) {
             let (mut sealer, mut opener) = pair();

@@ -1,4 +1,4 @@
-//! chitchat's way to the network: UDP, every datagram sealed.
+//! chitchat's transport: UDP with every datagram sealed.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use chitchat::{ChitchatMessage, Deserializable, Serializable};
 use crate::seal::{Opener, Sealer};
 use canvas_wire::key::ClusterKey;
 
-/// More than any datagram has.
+/// More than the largest datagram.
 const DATAGRAM_BYTES: usize = 1 << 16;
-/// After an error of the socket.
+/// Pause after an error of the socket.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Opens the one socket that it was made with.
+/// A transport for chitchat over a socket that is bound already.
 pub struct SealedUdp {
     /// The socket, bound to the address that others know.
     pub socket: UdpSocket,
-    /// The pool's key.
+    /// The cluster key.
     pub key: ClusterKey,
-    /// Counts what was not taken.
+    /// Counts refused datagrams.
     pub refused: Arc<AtomicU64>,
 }
 
@@ -52,7 +52,7 @@ struct SealedSocket {
 
 #[async_trait]
 impl Socket for SealedSocket {
-    /// What cannot be sent is lost, as datagrams may be: it is said again in the next round.
+    /// A message that cannot be sent is lost, as any datagram may be; the next round repeats it.
     async fn send(&mut self, to: SocketAddr, message: ChitchatMessage) -> anyhow::Result<()> {
         for datagram in self.sealer.seal(&message.serialize_to_vec()) {
             let _ = self.socket.send_to(&datagram, to).await;
@@ -60,11 +60,11 @@ impl Socket for SealedSocket {
         Ok(())
     }
 
-    /// The next message of one who has the key. Who has not gets no answer of any kind.
+    /// The next message from a holder of the key. Other senders get no answer.
     async fn recv(&mut self) -> anyhow::Result<(SocketAddr, ChitchatMessage)> {
         loop {
             let Ok((len, from)) = self.socket.recv_from(&mut self.buffer).await else {
-                // A peer's port was closed, or there is no memory for a moment.
+                // A peer's port is closed, or memory is short for a moment.
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };

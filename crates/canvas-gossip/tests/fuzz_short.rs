@@ -1,4 +1,4 @@
-//! This crate's fuzz target, shortly ([`short`]).
+//! Short runs of this crate's fuzz target ([`short`]).
 
 mod common;
 #[path = "../../../fuzz/short.rs"]

@@ -9,7 +9,7 @@ use canvas_wire::key::ClusterKey;
 fn member(key: u8, seeds: &[&Gossip], lends: Option<u16>) -> Gossip {
     Gossip::start(Config {
         listen: ([127, 0, 0, 1], 0).into(),
-        // By name: it is resolved here and later.
+        // By name, to be resolved here and later.
         seeds: seeds
             .iter()
             .map(|g| format!("localhost:{}", g.listening().port()))
@@ -21,7 +21,7 @@ fn member(key: u8, seeds: &[&Gossip], lends: Option<u16>) -> Gossip {
     .unwrap()
 }
 
-/// Waits until what is known of donors is as wanted.
+/// Waits until the known donors satisfy `is_so`.
 fn until(what: &str, gossip: &Gossip, is_so: impl Fn(&[Member]) -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !is_so(&gossip.members()) {
@@ -58,7 +58,7 @@ fn who_knows_one_learns_of_all_and_of_deaths() {
     until("the others live", &run, |m| {
         m.iter().filter(|m| m.live).count() == 3
     });
-    // Started again at its address: one donor, not two.
+    // Restarted at its address: one donor, not two.
     let b = member(1, &[&a], Some(102));
     until("it is back", &run, |m| {
         addrs(m) == at(&[101, 102, 103, 104]) && m[1].live
@@ -76,7 +76,7 @@ fn another_key_is_no_member_and_gets_no_answer() {
     assert_eq!(addrs(&stranger.members()), at(&[102]));
     assert_eq!(addrs(&a.members()), at(&[101, 103]));
 
-    // Noise, and silence for an answer.
+    // Noise gets no answer.
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let before = a.refused();
     for len in [0, 1, 24, 25, 41, 100, 2000] {

@@ -1,14 +1,14 @@
-//! Control groups that a process is in, and what their limits on memory leave.
+//! Control groups of a process, and how much memory their limits leave.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often it is looked up in which groups a process is, and which of them have a limit.
+/// Interval at which the process's groups, and which of them have a limit, are determined again.
 const REGROUP: Duration = Duration::from_secs(2);
 
-/// A limit of version 1 that is none: so much and more (the kernel's own is 2^63 less a page).
+/// Limits of version 1 from this value on mean "no limit" (the kernel writes 2^63 less a page).
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
 /// A control group that may have a limit on memory.
@@ -23,12 +23,12 @@ impl Group {
         text.trim().parse().ok()
     }
 
-    /// Its directory.
+    /// Directory of the group.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Its limit; `None` without one.
+    /// Its memory limit, if any.
     pub fn limit_bytes(&self) -> Option<u64> {
         if self.version == 2 {
             let limits = ["memory.max", "memory.high"].map(|file| self.number(file));
@@ -46,12 +46,13 @@ impl Group {
         })
     }
 
-    /// What its limit leaves while it keeps all that it has, pages of files as well; `None` without a limit.
+    /// Memory left below its limit if it keeps all that it has, page cache included; `None` without
+    /// a limit.
     pub fn left_bytes(&self) -> Option<u64> {
         Some(self.limit_bytes()?.saturating_sub(self.used_bytes()?))
     }
 
-    /// Its limit, and what is left of it; `None` without one.
+    /// Its limit and the memory available below it; `None` without a limit.
     pub fn total_and_available(&self) -> Option<(u64, u64)> {
         let limit = self.limit_bytes()?;
         let stat = match self.version {
@@ -66,36 +67,36 @@ impl Group {
                 .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
             line.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
         });
-        // The kernel takes pages of files back; those in use only in part.
+        // The kernel can reclaim page cache; active pages are counted as half reclaimable.
         let kept = used.saturating_sub(inactive + active / 2);
         Some((limit, limit.saturating_sub(kept)))
     }
 
-    /// What it may still have in swap; `None` without a limit on that.
+    /// Swap left below its limit; `None` without a limit on swap.
     pub fn swap_left_bytes(&self) -> Option<u64> {
         let (limit, used) = if self.version == 2 {
             ("memory.swap.max", "memory.swap.current")
         } else {
-            // Of memory and swap together: with what is left of memory, it is an upper bound.
+            // Limit on memory plus swap: with what is left of memory, this is an upper bound.
             ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes")
         };
         Some(self.number(limit)?.saturating_sub(self.number(used)?))
     }
 }
 
-/// The groups of a process for memory, with those above.
+/// The memory control groups of a process, with their ancestors.
 pub fn groups_of(pid: u32) -> Vec<Group> {
     groups_below(Path::new("/proc"), &pid.to_string())
 }
 
-/// The same of a process that this file system of processes has under such a name (`self`).
+/// Like [`groups_of`], for a process by its name (such as `self`) below `procfs`.
 pub(crate) fn groups_below(procfs: &Path, process: &str) -> Vec<Group> {
     let read = |path: &str| fs::read_to_string(procfs.join(path)).unwrap_or_default();
     let own = read(&format!("{process}/cgroup"));
     groups_in(&own, &read("self/mounts"), Path::is_dir)
 }
 
-/// The groups that have a limit, for who looks often.
+/// The groups with a limit, for callers that ask often.
 #[derive(Default)]
 pub struct Limited {
     looked_up: Option<Instant>,
@@ -103,8 +104,9 @@ pub struct Limited {
 }
 
 impl Limited {
-    /// Those of what `find` finds that are smaller than the machine; found anew every two seconds, and else those of
-    /// the last time, so that groups without a limit are not read at each look.
+    /// Groups of `find` whose limit is below the machine's memory. `find` is called again every two
+    /// seconds; in between the last result is returned, so that groups without a limit are not read
+    /// each time.
     pub fn look(&mut self, machine_bytes: u64, find: impl FnOnce() -> Vec<Group>) -> Arc<[Group]> {
         if self.looked_up.is_none_or(|at| at.elapsed() > REGROUP) {
             let is_smaller = |g: &Group| g.limit_bytes().is_some_and(|l| l < machine_bytes);
@@ -181,7 +183,7 @@ cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0
             .map(|d| d.trim_end_matches('/').to_owned())
             .collect();
         assert_eq!(got, want);
-        // What a container does not show.
+        // Hidden from a container.
         let hidden = groups_in("4:memory:/docker/x\n", MOUNTS, |_| false);
         assert_eq!(hidden.len(), 1);
         assert_eq!(hidden[0].dir, Path::new("/sys/fs/cgroup/memory"));

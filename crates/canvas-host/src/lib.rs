@@ -1,7 +1,7 @@
-//! What a host has of memory: for runs, which leave some of it to others, and for donors, which lend it.
+//! A host's memory, for runs, which leave some of it free, and for donors, which lend it.
 //!
-//! The host is whatever holds a process: the machine, or a control group with a limit on memory (of version 1 or
-//! 2) that the process or an ancestor of its group is in.
+//! "Host" is whatever limits a process: the machine, or a control group with a memory limit
+//! (version 1 or 2) that contains the process.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What a host has of memory, and what of it is left.
+//! Total and available memory of a host.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,41 +6,41 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::groups::{Group, Limited, groups_below};
 
-/// Why the host's memory is not known.
+/// Why the host's memory cannot be determined.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The system does not let the file be read.
+    /// The file cannot be read.
     #[error("{} cannot be read: {source}", .path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file lacks what is looked for.
+    /// The file lacks the figures.
     #[error("{} does not say MemTotal and MemAvailable in kB", .0.display())]
     NoFigures(PathBuf),
 }
 
-/// A look at the host's memory.
+/// A host's memory at one time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostMemory {
-    /// All of it.
+    /// Total memory.
     pub total_bytes: u64,
-    /// What could still be used without swapping (the kernel's estimate).
+    /// Memory that can be used without swapping (the kernel's estimate).
     pub available_bytes: u64,
-    /// What could still be swapped out; nothing where the file does not say so.
+    /// Free swap; 0 where the file does not report it.
     pub swap_free_bytes: u64,
 }
 
 impl HostMemory {
-    /// What this process may use: of the machine and of the control groups that it is in, by the files below
-    /// `procfs`.
+    /// Memory that this process may use: the machine's, within the limits of its control groups, by
+    /// the files below `procfs`.
     pub fn read(procfs: &Path) -> Result<HostMemory, HostError> {
         Host::new(procfs).memory()
     }
 
-    /// The machine's, by `meminfo` below `procfs`.
+    /// The machine's memory, from `meminfo` below `procfs`.
     pub fn of_machine(procfs: &Path) -> Result<HostMemory, HostError> {
         let path = procfs.join("meminfo");
         match std::fs::read_to_string(&path) {
@@ -49,7 +49,7 @@ impl HostMemory {
         }
     }
 
-    /// `MemTotal`, `MemAvailable` and `SwapFree` of the text of /proc/meminfo (man 5 proc_meminfo).
+    /// Parses `MemTotal`, `MemAvailable` and `SwapFree` of /proc/meminfo (man 5 proc_meminfo).
     fn parse(text: &str) -> Option<HostMemory> {
         let field = |name: &str| {
             let line = text.lines().find_map(|l| l.strip_prefix(name))?;
@@ -63,7 +63,7 @@ impl HostMemory {
         })
     }
 
-    /// What is left when the group's limit holds as well.
+    /// Applies the group's limit.
     fn within(self, group: &Group) -> HostMemory {
         let Some((total_bytes, available_bytes)) = group.total_and_available() else {
             return self;
@@ -77,14 +77,14 @@ impl HostMemory {
     }
 }
 
-/// The host of this process, for who looks often.
+/// The host of this process, for callers that ask often.
 pub struct Host {
     procfs: PathBuf,
     limited: Mutex<Limited>,
 }
 
 impl Host {
-    /// As the files below `procfs` tell it (/proc).
+    /// Reads the files below `procfs` (/proc).
     pub fn new(procfs: &Path) -> Host {
         Host {
             procfs: procfs.to_owned(),
@@ -92,7 +92,7 @@ impl Host {
         }
     }
 
-    /// What this process may use: of the machine, and of each control group with a limit that it is in.
+    /// Memory that this process may use: the machine's, within the limits of its control groups.
     pub fn memory(&self) -> Result<HostMemory, HostError> {
         let machine = HostMemory::of_machine(&self.procfs)?;
         let mut limited = self.limited.lock().unwrap_or_else(PoisonError::into_inner);

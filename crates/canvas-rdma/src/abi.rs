@@ -1,10 +1,9 @@
-//! What libibverbs and its callers share: structures, numbers, signatures.
+//! The ABI of libibverbs: structures, numbers, signatures.
 //!
-//! rdma-core keeps this interface: symbols of version IBVERBS_1.1 and later do not change, and
-//! structures grow at their ends only. Names of constants and fields are those of
-//! `infiniband/verbs.h`; only what is used is here. Each size and offset is asserted at compile
-//! time, and the end-to-end test `rdma-layout` asks the C compiler for the same numbers where the
-//! header is installed.
+//! rdma-core keeps this ABI stable: symbols of version IBVERBS_1.1 and later do not change, and
+//! structures grow only at their ends. Constants and fields have the names of `infiniband/verbs.h`;
+//! only what is used is here. Sizes and offsets are asserted at compile time, and the end-to-end
+//! test `rdma-layout` compares them with the C compiler's where the header is installed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::offset_of;
@@ -41,7 +40,7 @@ pub const IBV_WR_RDMA_WRITE: u32 = 0;
 pub const IBV_WR_RDMA_READ: u32 = 4;
 pub const IBV_WC_SUCCESS: u32 = 0;
 
-/// What the library owns and nobody looks into.
+/// An opaque object of the library.
 #[repr(C)]
 pub struct Opaque {
     _private: [u8; 0],
@@ -50,8 +49,8 @@ pub struct Opaque {
 pub type Device = Opaque;
 pub type Pd = Opaque;
 
-/// An opened device: its first part. What posts and polls is called through this table, as the
-/// inline functions of the header do: the library has no symbols for it.
+/// First part of `struct ibv_context`, an opened device. Posting and polling go through this table,
+/// as in the header's inline functions: the library exports no symbols for them.
 #[repr(C)]
 pub struct Context {
     device: *mut Device,
@@ -65,7 +64,7 @@ pub struct Context {
     pub async_fd: c_int,
 }
 
-/// Attributes of a device.
+/// Attributes of a device: `struct ibv_device_attr`.
 #[repr(C)]
 #[derive(Default)]
 pub struct DeviceAttr {
@@ -84,8 +83,8 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
 }
 
-/// Attributes of a port: the first part, which the library's function fills. (The header's inline
-/// function asks the driver itself for the rest.)
+/// First part of a port's attributes, which the library's function fills. (The header's inline
+/// function gets the rest from the driver.)
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct PortAttr {
@@ -102,14 +101,14 @@ pub struct PortAttr {
     flags: u8,
 }
 
-/// An address of a port, big-endian.
+/// Address of a port, big-endian.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub struct Gid {
     pub raw: [u8; 16],
 }
 
-/// Registered memory: its first part.
+/// First part of a memory registration: `struct ibv_mr`.
 #[repr(C)]
 pub struct Mr {
     context: *mut Context,
@@ -129,13 +128,13 @@ pub struct CompChannel {
     refcnt: c_int,
 }
 
-/// A completion queue: its first part.
+/// First part of a completion queue: `struct ibv_cq`.
 #[repr(C)]
 pub struct Cq {
     pub context: *mut Context,
 }
 
-/// A queue pair: its first part.
+/// First part of a queue pair: `struct ibv_qp`.
 #[repr(C)]
 pub struct Qp {
     pub context: *mut Context,
@@ -147,7 +146,7 @@ pub struct Qp {
     pub qp_num: u32,
 }
 
-/// How much a queue pair holds.
+/// Capacities of a queue pair.
 #[repr(C)]
 #[derive(Default)]
 pub struct QpCap {
@@ -158,7 +157,7 @@ pub struct QpCap {
     max_inline_data: u32,
 }
 
-/// What a queue pair is made of.
+/// Attributes for creating a queue pair.
 #[repr(C)]
 #[derive(Default)]
 pub struct QpInitAttr {
@@ -171,7 +170,7 @@ pub struct QpInitAttr {
     pub sq_sig_all: c_int,
 }
 
-/// Where a peer is on the network.
+/// Network route to a peer.
 #[repr(C)]
 #[derive(Default)]
 pub struct GlobalRoute {
@@ -182,7 +181,7 @@ pub struct GlobalRoute {
     traffic_class: u8,
 }
 
-/// How a peer is reached.
+/// Address of a peer.
 #[repr(C)]
 #[derive(Default)]
 pub struct AhAttr {
@@ -195,7 +194,7 @@ pub struct AhAttr {
     pub port_num: u8,
 }
 
-/// What a queue pair is told with each change of its state.
+/// Attributes for a state change of a queue pair.
 #[repr(C)]
 #[derive(Default)]
 pub struct QpAttr {
@@ -224,7 +223,7 @@ pub struct QpAttr {
     rate_limit: u32,
 }
 
-/// A piece of registered memory.
+/// A range of registered memory.
 #[repr(C)]
 #[derive(Default)]
 pub struct Sge {
@@ -233,7 +232,7 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// A request; of the header's unions the form for one-sided operations.
+/// A work request; of the header's unions only the form for one-sided operations.
 #[repr(C)]
 #[derive(Default)]
 pub struct SendWr {
@@ -249,7 +248,7 @@ pub struct SendWr {
     rest_of_unions: [u64; 9],
 }
 
-/// How a work request ended: `struct ibv_wc`.
+/// A work completion: `struct ibv_wc`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Wc {
@@ -266,8 +265,8 @@ pub struct Wc {
     bits: [u8; 2],
 }
 
-/// Asserts where things are. A line is `RUST is C, SIZE: FIELD OFFSET (C FIELD),...`; a size of 0
-/// stands for a structure of the library's of which only the first part is here. The test
+/// Asserts sizes and offsets. A line is `RUST is C, SIZE: FIELD OFFSET (C FIELD),...`; a size of 0
+/// marks a structure of the library of which only the first part is declared here. The test
 /// `rdma-layout` reads these lines.
 macro_rules! layout {
     ($($rust:ident is $c:ident, $size:literal: $($field:ident $offset:literal ($path:literal)),+;)+) => {
@@ -278,7 +277,7 @@ macro_rules! layout {
     };
 }
 
-// What the library writes of it.
+// The part that the library writes.
 const _: () = assert!(size_of::<PortAttr>() == 48);
 
 #[rustfmt::skip]
@@ -301,7 +300,7 @@ layout! {
     Wc is ibv_wc, 48: wr_id 0 ("wr_id"), status 8 ("status");
 }
 
-/// The functions of libibverbs that are used, each with its symbol and signature.
+/// Declares the functions of libibverbs that are used, each with its symbol and signature.
 macro_rules! functions {
     ($($name:ident: fn($($arg:ty),*) $(-> $result:ty)?;)+) => {
         /// The library's functions, by the names of their symbols.
@@ -310,11 +309,11 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Looks all of them up; the error is the name of the one that is missing.
+            /// Resolves all symbols; the error is the name of the missing one.
             ///
             /// # Safety
             ///
-            /// `library` is a libibverbs.so.1, and stays loaded while the functions are used.
+            /// `library` is a libibverbs.so.1 and stays loaded while the functions are used.
             pub unsafe fn find(library: &libloading::Library) -> Result<Functions, &'static str> {
                 $(
                     // SAFETY: the symbol of a libibverbs has this signature. Of several versions
@@ -355,14 +354,14 @@ functions! {
     ibv_wc_status_str: fn(u32) -> *const c_char;
 }
 
-/// What a driver returns for a call that it lacks: ENOSYS.
+/// A driver's return value for an operation that it lacks: ENOSYS.
 const MISSING: c_int = 38;
 
-/// Posts requests to a queue pair; an error number, or 0.
+/// Posts requests to a queue pair; returns an error number or 0.
 ///
 /// # Safety
 ///
-/// The queue pair is there; `request` and what it points to can be read, `bad` can be written.
+/// The queue pair exists; `request` and what it points to are readable, and `bad` is writable.
 pub unsafe fn post_send(qp: *mut Qp, request: *mut SendWr, bad: *mut *mut SendWr) -> c_int {
     // SAFETY: a queue pair's context lives longer than it, and its table never changes.
     match unsafe { (*(*qp).context).post_send } {
@@ -372,11 +371,11 @@ pub unsafe fn post_send(qp: *mut Qp, request: *mut SendWr, bad: *mut *mut SendWr
     }
 }
 
-/// Takes completions, `max` at most: how many, or less than 0.
+/// Takes at most `max` completions; returns their number, or a negative value on failure.
 ///
 /// # Safety
 ///
-/// The queue is there; `max` entries can be written at `into`.
+/// The queue exists; `max` entries at `into` are writable.
 pub unsafe fn poll_cq(cq: *mut Cq, max: c_int, into: *mut Wc) -> c_int {
     // SAFETY: a queue's context lives longer than it, and its table never changes.
     match unsafe { (*(*cq).context).poll_cq } {
@@ -386,11 +385,11 @@ pub unsafe fn poll_cq(cq: *mut Cq, max: c_int, into: *mut Wc) -> c_int {
     }
 }
 
-/// Asks for an event at the queue's channel with the next completion; an error number, or 0.
+/// Requests an event on the queue's channel for the next completion; returns an error number or 0.
 ///
 /// # Safety
 ///
-/// The queue is there.
+/// The queue exists.
 pub unsafe fn req_notify_cq(cq: *mut Cq, solicited_only: c_int) -> c_int {
     // SAFETY: a queue's context lives longer than it, and its table never changes.
     match unsafe { (*(*cq).context).req_notify_cq } {

@@ -1,88 +1,88 @@
-//! Why RDMA cannot be had here, or fails.
+//! Errors of RDMA.
 //!
-//! The text of each is the sentence that its user reads.
+//! Each error's text is the sentence that users read.
 
 use std::io;
 
 use crate::library::LibraryError;
 
-/// Why verbs do not do what they should.
+/// Why an RDMA operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RdmaError {
-    /// The library cannot be used.
+    /// The library cannot be loaded.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// The kernel's part of verbs is missing.
+    /// The kernel's verbs module is missing.
     #[error(
         "this host has no RDMA device (the kernel's module ib_uverbs is not loaded; modprobe \
          ib_uverbs)"
     )]
     NoModule,
-    /// The library does not list the devices.
+    /// The library failed to list the devices.
     #[error("RDMA devices cannot be listed: {}", reason(.0))]
     List(#[source] io::Error),
-    /// The kernel knows the device, and the library does not.
+    /// The kernel has a device for which the library has no driver.
     #[error("libibverbs has no driver for the RDMA device {0} (Debian package ibverbs-providers)")]
     NoDriver(String),
-    /// There is none.
+    /// The host has no device.
     #[error("this host has no RDMA device")]
     NoDevice,
-    /// The device does not open.
+    /// The device cannot be opened.
     #[error("RDMA device {device} cannot be opened: {}", reason(.source))]
     Open {
-        /// Its name.
+        /// The device's name.
         device: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The device has no connection.
+    /// No port of the device is up.
     #[error("RDMA device {0} has no port that is up")]
     NoPort(String),
-    /// The device gives no protection domain.
+    /// The device provides no protection domain.
     #[error("no RDMA protection domain: {}", reason(.0))]
     NoDomain(#[source] io::Error),
-    /// The kernel gives no memory for slots.
+    /// The kernel provides no memory for buffers.
     #[error("no memory for RDMA: {}", reason(.0))]
     NoMemory(#[source] io::Error),
-    /// The kernel does not keep the memory where it is.
+    /// The kernel does not pin the memory.
     #[error(
         "memory cannot be pinned for RDMA (is the limit on locked memory too low? ulimit -l): {}",
         reason(.0)
     )]
     NotPinned(#[source] io::Error),
-    /// The device gives no completion channel.
+    /// The device provides no completion channel.
     #[error("no RDMA completion channel: {}", reason(.0))]
     NoChannel(#[source] io::Error),
-    /// The device gives no completion queue.
+    /// The device provides no completion queue.
     #[error("no RDMA completion queue: {}", reason(.0))]
     NoQueue(#[source] io::Error),
-    /// The device gives no queue pair.
+    /// The device provides no queue pair.
     #[error("no RDMA queue pair: {}", reason(.0))]
     NoPair(#[source] io::Error),
-    /// The queue pair does not become ready for a peer.
+    /// The queue pair cannot enter the state in which it can be connected.
     #[error("the RDMA queue pair cannot be set up: {}", reason(.0))]
     SetUp(#[source] io::Error),
-    /// The queue pair does not take the peer's packets.
+    /// The queue pair cannot enter the state in which it receives.
     #[error("the RDMA queue pair cannot be connected: {}", reason(.0))]
     Connect(#[source] io::Error),
-    /// The queue pair sends nothing.
+    /// The queue pair cannot enter the state in which it sends.
     #[error("the RDMA queue pair cannot send: {}", reason(.0))]
     Send(#[source] io::Error),
-    /// The queue pair does not take a read or a write.
+    /// The queue pair refuses a read or a write.
     #[error("an RDMA request was refused: {}", reason(.0))]
     Request(#[source] io::Error),
-    /// The completion queue does not tell when something completes.
+    /// The completion queue does not announce completions.
     #[error("RDMA completions cannot be waited for: {}", reason(.0))]
     Wait(#[source] io::Error),
-    /// The completion queue does not say what has completed.
+    /// The completion queue returns no completions.
     #[error("RDMA completions cannot be read")]
     Completions,
-    /// An operation failed, for what the library calls so.
+    /// An operation failed; the text is the library's.
     #[error("RDMA failed: {0}")]
     Failed(String),
 }
 
-/// What the system says, without Rust's "(os error 2)".
+/// The system's error text, without Rust's "(os error 2)".
 fn reason(e: &io::Error) -> String {
     let text = e.to_string();
     text.split(" (os error")

@@ -1,4 +1,4 @@
-//! libibverbs, opened when it is first needed: one binary serves hosts with and without it.
+//! libibverbs, loaded on first use, so that one binary serves hosts with and without it.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -11,26 +11,26 @@ use crate::abi::Functions;
 /// Why the library cannot be used. The text is one sentence that says what to install.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// The library is not there.
+    /// The library is not installed.
     #[error(
         "RDMA needs {0}, which is not installed (Debian packages libibverbs1 and \
          ibverbs-providers)"
     )]
     NotInstalled(String),
-    /// The library is there, and does not become part of this process.
+    /// The library cannot be loaded.
     #[error("RDMA needs {name}, which cannot be loaded: {}", reason(.source))]
     Load {
         /// The library.
         name: String,
-        /// What the loader says.
+        /// The loader's error.
         source: libloading::Error,
     },
-    /// The library cannot be loaded beside what the process has.
+    /// The library cannot be loaded in a namespace of its own.
     #[error("RDMA needs {name}, which cannot be loaded in a namespace of its own: {why}")]
     Apart {
         /// The library.
         name: String,
-        /// What the loader says.
+        /// The loader's error.
         why: String,
     },
     /// The library lacks a function.
@@ -45,33 +45,37 @@ pub enum LibraryError {
 
 const NAME: &str = "libibverbs.so.1";
 
-/// Opened once and never closed: devices' drivers keep threads and maps.
+/// Loaded once and never unloaded: drivers of devices keep threads and mappings.
 static LIBRARY: OnceLock<(Functions, Library)> = OnceLock::new();
 
-/// The library's functions. Where it is missing the next call looks again.
+/// The library's functions. If the library is missing, the next call tries again.
 pub fn library() -> Result<&'static Functions, LibraryError> {
     if let Some((functions, _)) = LIBRARY.get() {
         return Ok(functions);
     }
     let opened = open(NAME)?;
-    // Of two that opened it at once the first one's is kept; the second only gives back a count.
+    // If two threads loaded it at once, the first result is kept; dropping the second only
+    // decrements a count.
     Ok(&LIBRARY.get_or_init(|| opened).0)
 }
 
-/// Loads the library, and all that it needs, apart from what the process has already: with a C library, and a heap, of its
-/// own (dlmopen(3)). In a program whose heap is managed a device's driver cannot stand on that heap: its structures would
-/// have to be brought back by itself. To be called before anything else here, by a thread of the C library's.
+/// Loads the library and its dependencies in a namespace of their own, with their own C library and
+/// heap (dlmopen(3)). In a program with a managed heap, a driver cannot use that heap: to fault in
+/// its own structures it would need itself. Must be called before anything else here, on a thread
+/// of the C library.
 ///
 /// # Errors
 ///
-/// The library is not there, is too old, or cannot be loaded so.
+/// The library is missing, too old, or cannot be loaded in a namespace of its own.
 pub fn load_apart() -> Result<(), LibraryError> {
     let flags = libc::RTLD_NOW | libc::RTLD_LOCAL;
     let name = c"libibverbs.so.1";
-    // SAFETY: what runs when libibverbs is loaded only prepares the library itself; the name is a C string.
+    // SAFETY: loading libibverbs runs code that only prepares the library itself; the name is a C
+    // string.
     let handle = unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), flags) };
     if handle.is_null() {
-        // SAFETY: what the loader says of this thread's last call is a C string until the next one, or null.
+        // SAFETY: the loader's error for this thread's last call is null, or a C string until the
+        // next call.
         let said = NonNull::new(unsafe { libc::dlerror() });
         // SAFETY: as above.
         let said = said.map(|s| unsafe { CStr::from_ptr(s.as_ptr()) }.to_string_lossy());
@@ -82,19 +86,20 @@ pub fn load_apart() -> Result<(), LibraryError> {
     // SAFETY: the loader's handle, used once.
     let library = unsafe { libloading::os::unix::Library::from_raw(handle) }.into();
     let found = functions(NAME, library)?;
-    // One that was loaded before stays: nothing of the other was used yet.
+    // A library that was loaded before is kept: nothing of this one was used yet.
     LIBRARY.get_or_init(|| found);
     Ok(())
 }
 
 fn open(name: &str) -> Result<(Functions, Library), LibraryError> {
-    // SAFETY: what runs when libibverbs is loaded and unloaded only prepares the library itself.
+    // SAFETY: loading and unloading libibverbs runs code that only prepares the library itself.
     let library = unsafe { Library::new(name) }.map_err(|e| why(name, e))?;
     functions(name, library)
 }
 
 fn functions(name: &str, library: Library) -> Result<(Functions, Library), LibraryError> {
-    // SAFETY: it has the name of libibverbs and of its version 1, and is kept with the functions.
+    // SAFETY: it has the name and version of libibverbs.so.1, and is kept together with the
+    // functions.
     match unsafe { Functions::find(&library) } {
         Ok(functions) => Ok((functions, library)),
         Err(symbol) => Err(LibraryError::Old {
@@ -104,7 +109,7 @@ fn functions(name: &str, library: Library) -> Result<(Functions, Library), Libra
     }
 }
 
-/// What the loader says; [`libloading::Error`] keeps it as its source.
+/// The loader's error text, which [`libloading::Error`] keeps as its source.
 fn reason(e: &libloading::Error) -> String {
     match std::error::Error::source(e) {
         Some(source) => source.to_string(),
@@ -139,7 +144,7 @@ mod tests {
         );
     }
 
-    /// Any library of this process stands for one that lacks the functions.
+    /// Any library of this process can stand for one that lacks the functions.
     #[test]
     fn a_library_without_the_functions_is_told_apart() {
         let why = open("libc.so.6").err().unwrap().to_string();

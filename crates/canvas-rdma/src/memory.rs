@@ -1,53 +1,54 @@
-//! Memory that a device may change while we look.
+//! Memory that a device may change at any time.
 
 use std::ops::Range;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
-/// An anonymous map, zeros at first. There is never a reference to its bytes, because a peer may write
-/// them at any time: they are copied in and out. A copy that meets a peer's write has some bytes of
-/// before and some of after.
+/// An anonymous mapping, initially zeros. There is never a reference to its bytes, because a peer
+/// may write them at any time: they are copied in and out. A copy that races with a peer's write
+/// has some old and some new bytes.
 pub struct Memory(MmapRaw);
 
 impl Memory {
-    /// Maps `bytes` of it; they take memory where they are written. The error is the system's.
+    /// Maps `bytes` bytes, which take memory when they are written. The error is the system's.
     pub fn new(bytes: usize) -> std::io::Result<Memory> {
         let map = MmapRaw::from(MmapOptions::new().len(bytes).map_anon()?);
-        // In 2 MiB steps it would take more than what its owner counts.
+        // Huge pages would take more memory than the owner accounts for.
         map.advise(Advice::NoHugePage).ok();
         Ok(Memory(map))
     }
 
-    /// The same, told to the kernel as a stack, which it treats as any other map. In a program whose memory is managed
-    /// that is what is left alone, and this must be: a device does not wait for a page.
+    /// Like [`Memory::new`], but mapped as a stack (the kernel makes no difference). In a managed
+    /// program such mappings are not paged, and this one must not be: a device does not wait for a
+    /// page.
     pub(crate) fn native(bytes: usize) -> std::io::Result<Memory> {
         let map = MmapRaw::from(MmapOptions::new().len(bytes).stack().map_anon()?);
         map.advise(Advice::NoHugePage).ok();
         Ok(Memory(map))
     }
 
-    /// Copies the bytes from `at` on into `to`. Panics when they do not lie in it.
+    /// Copies bytes, from offset `at` on, into `to`. Panics if they do not lie in the mapping.
     pub fn read(&self, at: usize, to: &mut [u8]) {
         let end = at.checked_add(to.len()).expect("lengths of slices");
         self.check(&(at..end));
-        // SAFETY: the source lies in the map, by the check; `to` is the caller's alone, and cannot overlap a map to which
-        // there are no references.
+        // SAFETY: the check puts the source inside the map; `to` is exclusively the caller's, and
+        // cannot overlap a map to which there are no references.
         unsafe {
             std::ptr::copy_nonoverlapping(self.0.as_ptr().add(at), to.as_mut_ptr(), to.len());
         }
     }
 
-    /// Bytes in all.
+    /// Size in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none; there always are.
+    /// Whether it is empty, which it never is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where it is, for a device.
+    /// Its address, for a device.
     pub(crate) fn start(&self) -> *mut u8 {
         self.0.as_mut_ptr()
     }
@@ -60,13 +61,13 @@ impl Memory {
         );
     }
 
-    /// Appends these bytes to `out`. Panics when they do not lie in it.
+    /// Appends these bytes to `out`. Panics if they do not lie in the mapping.
     pub fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) {
         self.check(&range);
         let (len, end) = (range.len(), out.len() + range.len());
         out.reserve(len);
-        // SAFETY: the source lies in the map, by the check; the target has room for `len` bytes behind
-        // its end and is ours alone; afterwards these bytes are written.
+        // SAFETY: the check puts the source inside the map; the target has room for `len` bytes
+        // after its end and is exclusively ours; afterwards these bytes are initialized.
         unsafe {
             let from = self.0.as_ptr().add(range.start);
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().add(out.len()), len);
@@ -74,12 +75,12 @@ impl Memory {
         }
     }
 
-    /// Stores `data` at `at`. Panics when it does not fit there.
+    /// Stores `data` at offset `at`. Panics if it does not fit.
     pub fn write(&self, at: usize, data: &[u8]) {
         let end = at.checked_add(data.len()).expect("lengths of slices");
         self.check(&(at..end));
-        // SAFETY: the target lies in the map, by the check, and there are no references to it; `data`
-        // cannot overlap it for the same reason.
+        // SAFETY: the check puts the target inside the map, to which there are no references; for
+        // the same reason `data` cannot overlap it.
         unsafe {
             std::ptr::copy_nonoverlapping(data.as_ptr(), self.0.as_mut_ptr().add(at), data.len());
         }

@@ -1,4 +1,4 @@
-//! A client's end for one thread that must not allocate, lock or wait: a handler of page faults.
+//! A client's end for a page fault handler, which must not allocate, lock or wait.
 
 use std::sync::Arc;
 
@@ -9,29 +9,30 @@ use crate::abi as sys;
 use crate::error::RdmaError;
 use crate::verbs::{Domain, Pair, Queue, Registration};
 
-/// The device did not take a read, or did not do it.
+/// The device refused a read, or failed to do it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused;
 
-/// A queue pair that has one read under way at a time, into a buffer of its own. [`Reader::ask`] and [`Reader::take`] call
-/// the device's driver and nothing else: what that does there (`post_send`, `poll_cq`) is made for this.
+/// A queue pair with one read under way at a time, into its own buffer. [`Reader::ask`] and
+/// [`Reader::take`] call only the device's driver, whose `post_send` and `poll_cq` are made for
+/// such use.
 pub struct Reader {
     pair: Pair,
     psn: u32,
-    /// The number of the read that is under way; 0: none is.
+    /// Number of the read under way; 0: none.
     under_way: u64,
-    /// Reads so far.
+    /// Number of reads so far.
     reads: u64,
-    /// Ended behind the pair, so that nothing is under way.
+    /// Dropped after the pair, so that nothing is under way.
     queue: Queue,
     buffer: Registration,
 }
 
-// SAFETY: verbs may be called from any thread; what is here is the owner's alone.
+// SAFETY: verbs may be called from any thread, and everything else here belongs to the owner alone.
 unsafe impl Send for Reader {}
 
 impl Reader {
-    /// A queue pair with a buffer of so many bytes, not connected yet; `psn` is a random number.
+    /// Makes an unconnected queue pair with a buffer of `bytes` bytes; `psn` is a random number.
     ///
     /// # Errors
     ///
@@ -52,12 +53,12 @@ impl Reader {
         Ok(reader)
     }
 
-    /// This end, for the peer.
+    /// This end's description for the peer.
     pub fn local(&self) -> QueuePair {
         self.pair.domain.describe(&self.pair, self.psn)
     }
 
-    /// Connects it to the peer's.
+    /// Connects it to the peer's queue pair.
     ///
     /// # Errors
     ///
@@ -67,11 +68,12 @@ impl Reader {
         self.pair.send_to(peer, self.psn)
     }
 
-    /// Begins to read `len` bytes of what is exposed, from `offset` on. One read is under way at a time.
+    /// Starts to read `len` bytes of exposed memory, from `offset` on. Only one read may be under
+    /// way.
     ///
     /// # Errors
     ///
-    /// It is not taken; nothing is under way then.
+    /// The device refused; nothing is under way then.
     pub fn ask(&mut self, from: Exposed, offset: u32, len: usize) -> Result<(), Refused> {
         if self.under_way != 0 || len > self.buffer.memory.len() {
             return Err(Refused);
@@ -79,8 +81,8 @@ impl Reader {
         let address = from.address.checked_add(offset.into()).ok_or(Refused)?;
         let from = Exposed { address, ..from };
         let local = (&self.buffer, 0, len);
-        // SAFETY: the buffer is registered until the pair is gone (field order), `len` bytes of it are there, and one read is
-        // under way at a time.
+        // SAFETY: the buffer is registered until the pair is gone (field order), has `len` bytes,
+        // and only one read is under way at a time.
         let code = unsafe {
             self.pair
                 .post(self.reads + 1, sys::IBV_WR_RDMA_READ, from, local)
@@ -93,17 +95,17 @@ impl Reader {
         Ok(())
     }
 
-    /// Puts what was asked for into `to`, if it has come; it has as many bytes as were asked for.
+    /// Copies the bytes read into `to`, if they have arrived; `to` must have the requested length.
     ///
     /// # Errors
     ///
-    /// It failed, and with it the connection, or nothing is under way.
+    /// The read failed, and with it the connection, or nothing is under way.
     pub fn take(&mut self, to: &mut [u8]) -> Result<bool, Refused> {
         if self.under_way == 0 || to.len() > self.buffer.memory.len() {
             return Err(Refused);
         }
         let mut done = sys::Wc::default();
-        // SAFETY: the queue is there; the call writes one entry at most.
+        // SAFETY: the queue exists; the call writes at most one entry.
         let n = unsafe { sys::poll_cq(self.queue.cq.as_ptr(), 1, &mut done) };
         match n {
             0 => return Ok(false),

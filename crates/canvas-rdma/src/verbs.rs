@@ -1,6 +1,7 @@
-//! Verbs: devices, memory and queue pairs, by the functions of libibverbs.
+//! Devices, memory and queue pairs, by the functions of libibverbs.
 //!
-//! Only basic completion queues: the extended ones overflow on rdma_rxe, the kernel's software device.
+//! Uses only basic completion queues: the extended ones overflow on rdma_rxe, the kernel's software
+//! device.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
@@ -19,22 +20,22 @@ use crate::abi::{self as sys, Functions};
 use crate::error::RdmaError;
 use crate::library::library;
 
-/// Reads that one end serves, or has under way, at most; devices may do less.
+/// Most reads that one end serves, or has under way; devices may allow fewer.
 const READS_MAX: i32 = 16;
-/// Time after which a packet is sent again, as 4.096 us times a power of two: 134 ms.
+/// Retransmission timeout, as 4.096 us times a power of two: 134 ms.
 const RESEND: u8 = 15;
-/// How often it is sent again before the connection counts as broken; 7 is the most there is.
+/// Retransmissions before the connection counts as broken; 7 is the maximum.
 const RETRIES: u8 = 7;
-/// Completions taken in one call.
+/// Most completions taken per call.
 const BATCH: usize = 16;
 
-/// The error of a call that failed, of this kind.
+/// Constructor of the error for a failed call.
 type Kind = fn(Error) -> RdmaError;
 
 fn check_code(kind: Kind, code: i32) -> Result<(), RdmaError> {
     match code {
         0 => Ok(()),
-        // Some calls return the error, others -1 and errno.
+        // Some calls return an error number, others -1 with errno.
         n if n > 0 => Err(kind(Error::from_raw_os_error(n))),
         _ => Err(kind(Error::last_os_error())),
     }
@@ -44,7 +45,7 @@ fn some<T>(kind: Kind, pointer: *mut T) -> Result<NonNull<T>, RdmaError> {
     NonNull::new(pointer).ok_or_else(|| kind(Error::last_os_error()))
 }
 
-/// The devices of this host that libibverbs has drivers for; freed when dropped.
+/// The host's RDMA devices for which libibverbs has drivers; freed when dropped.
 struct Devices {
     lib: &'static Functions,
     list: NonNull<*mut sys::Device>,
@@ -55,7 +56,7 @@ impl Devices {
     fn get() -> Result<Devices, RdmaError> {
         let lib = library()?;
         let mut count = 0;
-        // SAFETY: `count` is written and may be.
+        // SAFETY: `count` is ours and writable.
         let list = unsafe { (lib.ibv_get_device_list)(&mut count) };
         match (NonNull::new(list), usize::try_from(count)) {
             (Some(list), Ok(count)) => Ok(Devices { lib, list, count }),
@@ -70,11 +71,11 @@ impl Devices {
     }
 
     fn iter(&self) -> impl Iterator<Item = *mut sys::Device> {
-        // SAFETY: the list has `count` entries and is freed with `self` only.
+        // SAFETY: the list has `count` entries and is freed only with `self`.
         (0..self.count).map(|i| unsafe { *self.list.as_ptr().add(i) })
     }
 
-    /// What is wrong when there are none.
+    /// The reason why there are no devices.
     fn why_none() -> RdmaError {
         match kernel_devices().into_iter().next() {
             Some(name) => RdmaError::NoDriver(name),
@@ -85,15 +86,15 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
-        // SAFETY: the list is the library's own, given back once.
+        // SAFETY: the list is the library's own, freed once.
         unsafe { (self.lib.ibv_free_device_list)(self.list.as_ptr()) }
     }
 }
 
-/// The kernel's part of verbs is missing.
+/// The kernel's verbs module is missing.
 const ENOSYS: i32 = 38;
 
-/// The RDMA devices that the kernel knows, whether programs can use them or not.
+/// Names of the RDMA devices that the kernel has, usable or not.
 pub fn kernel_devices() -> Vec<String> {
     let Ok(entries) = std::fs::read_dir("/sys/class/infiniband") else {
         return Vec::new();
@@ -106,7 +107,7 @@ pub fn kernel_devices() -> Vec<String> {
     names
 }
 
-/// The RDMA devices of this host with a port that is up, by name: one at least.
+/// Names of the host's RDMA devices with a port that is up; at least one.
 ///
 /// # Errors
 ///
@@ -145,7 +146,8 @@ unsafe impl Sync for Context {}
 
 impl Context {
     fn open(lib: &'static Functions, device: *mut sys::Device) -> Result<Context, RdmaError> {
-        // SAFETY: the device is one of a list that has not been freed; its name lives as long.
+        // SAFETY: the device belongs to a list that has not been freed, and its name lives as long
+        // as the list.
         let name = unsafe { CStr::from_ptr((lib.ibv_get_device_name)(device)) };
         let name = name.to_string_lossy().into_owned();
         // SAFETY: as above.
@@ -159,14 +161,15 @@ impl Context {
         }
     }
 
-    /// Moves the context's descriptors to numbers at or above `floor`. Before anything is made of it.
+    /// Moves the context's descriptors to numbers at or above `floor`. Must be called before
+    /// anything is made from the context.
     fn move_fds(&mut self, floor: i32) -> Result<[i32; 2], RdmaError> {
         let moved = |from: i32| {
             // SAFETY: the library has it open, and nobody else uses it yet.
             let old = unsafe { OwnedFd::from_raw_fd(from) };
             let new = fcntl(&old, FcntlArg::F_DUPFD_CLOEXEC(floor));
             if new.is_err() {
-                // It stays the library's.
+                // The descriptor stays the library's.
                 let _ = old.into_raw_fd();
             }
             new.map_err(|e| RdmaError::Open {
@@ -175,7 +178,8 @@ impl Context {
             })
         };
         let at = self.raw();
-        // SAFETY: an open context, which this alone has; the fields are the library's public ones.
+        // SAFETY: an open context, which only this owns; the fields are public in the library's
+        // header.
         unsafe {
             (*at).cmd_fd = moved((*at).cmd_fd)?;
             (*at).async_fd = moved((*at).async_fd)?;
@@ -189,31 +193,31 @@ impl Context {
 
     fn attributes(&self) -> Option<sys::DeviceAttr> {
         let mut attr = sys::DeviceAttr::default();
-        // SAFETY: an open context; `attr` is written.
+        // SAFETY: an open context; `attr` is writable.
         (unsafe { (self.lib.ibv_query_device)(self.raw(), &mut attr) } == 0).then_some(attr)
     }
 
-    /// Ports are numbered from 1.
+    /// Number of ports; they are numbered from 1.
     fn ports(&self) -> u8 {
         self.attributes().map_or(0, |a| a.phys_port_cnt)
     }
 
-    /// A port that is up.
+    /// Attributes of a port, if it is up.
     fn port(&self, number: u8) -> Option<sys::PortAttr> {
         let mut attr = sys::PortAttr::default();
-        // SAFETY: an open context; `attr` is written.
+        // SAFETY: an open context; `attr` is writable.
         let code = unsafe { (self.lib.ibv_query_port)(self.raw(), number, &mut attr) };
         (code == 0 && attr.state == sys::IBV_PORT_ACTIVE).then_some(attr)
     }
 
     fn gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
         let mut gid = sys::Gid::default();
-        // SAFETY: an open context; `gid` is written.
+        // SAFETY: an open context; `gid` is writable.
         let code = unsafe { (self.lib.ibv_query_gid)(self.raw(), port, index, &mut gid) };
         (code == 0 && gid.raw != [0; 16]).then_some(gid.raw)
     }
 
-    /// The kind of this address, as the kernel calls it: "IB/RoCE v1" or "RoCE v2".
+    /// The kernel's name for the kind of this address: "IB/RoCE v1" or "RoCE v2".
     fn gid_type(&self, port: u8, index: i32) -> String {
         let path = format!(
             "/sys/class/infiniband/{}/ports/{port}/gid_attrs/types/{index}",
@@ -222,8 +226,8 @@ impl Context {
         std::fs::read_to_string(path).unwrap_or_default()
     }
 
-    /// How well the port's addresses fit a session that goes over `local`: the best one's rank (the
-    /// lower, the better), index and bytes.
+    /// The port's address that fits best for a session over `local`: its rank (lower is better),
+    /// index and bytes.
     fn best_gid(
         &self,
         port: u8,
@@ -252,12 +256,12 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened once, closed once; everything made from it holds it.
+        // SAFETY: opened once and closed once; everything made from it holds it.
         unsafe { (self.lib.ibv_close_device)(self.raw()) };
     }
 }
 
-/// A device that fits, and its port.
+/// A suitable device and its port.
 struct Found {
     context: Context,
     port: u8,
@@ -275,7 +279,7 @@ pub struct Domain {
     lid: u16,
     mtu: u8,
     reads: u8,
-    /// Closed behind the domain.
+    /// Closed after the domain.
     context: Context,
 }
 
@@ -285,21 +289,22 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// Opens the device that a connection over the address `local` of this host goes through; when none has
-    /// that address, the first with a port that is up.
+    /// Opens the device used by connections over this host's address `local`; if no device has that
+    /// address, the first one with a port that is up.
     ///
     /// # Errors
     ///
-    /// There is no library, no device, no port, or no right to open it.
+    /// There is no library, device or port, or no permission to open it.
     pub fn open(local: IpAddr) -> Result<Arc<Domain>, RdmaError> {
         Domain::on(Domain::find(local)?)
     }
 
-    /// The same, with the device's descriptors at or above `floor`, out of the way of a program; and these.
+    /// Like [`Domain::open`], with the device's descriptors at or above `floor`, where no program
+    /// uses them; also returns the descriptors.
     ///
     /// # Errors
     ///
-    /// As [`Domain::open`], or there are no such descriptors.
+    /// Those of [`Domain::open`], or there are no such descriptors.
     pub fn open_above(local: IpAddr, floor: i32) -> Result<(Arc<Domain>, [i32; 2]), RdmaError> {
         let mut found = Domain::find(local)?;
         let fds = found.context.move_fds(floor)?;
@@ -370,7 +375,7 @@ impl Domain {
         }))
     }
 
-    /// The end of this queue pair as the peer must know it.
+    /// Describes this queue pair for the peer.
     pub(crate) fn describe(&self, qp: &Pair, psn: u32) -> QueuePair {
         QueuePair {
             number: qp.number(),
@@ -385,12 +390,13 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: made once, freed once; regions and queue pairs hold it, so they are gone.
+        // SAFETY: made once and freed once; regions and queue pairs hold the domain, so they are
+        // gone.
         unsafe { (self.context.lib.ibv_dealloc_pd)(self.pd.as_ptr()) };
     }
 }
 
-/// Memory that a device may use.
+/// Memory registered with a device.
 pub(crate) struct Registration {
     mr: NonNull<sys::Mr>,
     pub(crate) memory: Arc<Memory>,
@@ -399,7 +405,7 @@ pub(crate) struct Registration {
 
 // SAFETY: as for the context.
 unsafe impl Send for Registration {}
-// SAFETY: as for the context; what is read of `mr` does not change.
+// SAFETY: as for the context; the fields of `mr` that are read do not change.
 unsafe impl Sync for Registration {}
 
 impl Registration {
@@ -408,14 +414,14 @@ impl Registration {
         memory: &Arc<Memory>,
         access: u32,
     ) -> Result<Self, RdmaError> {
-        // SAFETY: the memory is mapped, and stays so: it is held until the device has forgotten it.
-        // There are no references into it that the device's writes could contradict.
+        // SAFETY: the memory is mapped, and stays so, because it is held until the device has
+        // forgotten it. There are no references into it that the device's writes could contradict.
         let mr = unsafe {
             (domain.context.lib.ibv_reg_mr_iova2)(
                 domain.pd.as_ptr(),
                 memory.start().cast(),
                 memory.len(),
-                // Peers count from zero: they learn nothing of our addresses.
+                // Peers count from zero, so they learn nothing about our addresses.
                 0,
                 access,
             )
@@ -428,7 +434,7 @@ impl Registration {
     }
 
     fn local_key(&self) -> u32 {
-        // SAFETY: the registration is there until `self` is dropped.
+        // SAFETY: the registration exists until `self` is dropped.
         unsafe { self.mr.as_ref().lkey }
     }
 
@@ -440,16 +446,17 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: made once, ended once. The memory is still mapped: fields go after this.
+        // SAFETY: made once and ended once. The memory is still mapped, since fields are dropped
+        // after this.
         let code = unsafe { (self.domain.context.lib.ibv_dereg_mr)(self.mr.as_ptr()) };
         if code != 0 {
-            // The device may still reach it: it must never become something else's.
+            // The device may still reach the memory, so it must never be reused.
             std::mem::forget(Arc::clone(&self.memory));
         }
     }
 }
 
-/// What peers may do with memory that is exposed to them.
+/// Access that peers have to exposed memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Read it.
@@ -459,7 +466,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Of a queue pair, and of memory.
+    /// The access flags of verbs, for queue pairs and memory.
     fn flags(self) -> u32 {
         match self {
             Access::Read => sys::IBV_ACCESS_REMOTE_READ,
@@ -469,7 +476,7 @@ impl Access {
 }
 
 /// Memory that peers with a queue pair in the domain can reach, until this is dropped. All of it is
-/// pinned: it takes its full size from the host.
+/// pinned, so it takes its full size from the host.
 pub struct Region(Registration);
 
 impl Region {
@@ -477,18 +484,18 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// The memory cannot be pinned, most often for a limit.
+    /// The memory cannot be pinned, usually because of a limit.
     pub fn expose(
         domain: &Arc<Domain>,
         memory: &Arc<Memory>,
         access: Access,
     ) -> Result<Region, RdmaError> {
-        // Who lets others write must be able to write.
+        // Remote write access requires local write access.
         let access = sys::IBV_ACCESS_LOCAL_WRITE | access.flags();
         Registration::new(domain, memory, access).map(Region)
     }
 
-    /// What a peer needs to reach it.
+    /// Address and key that a peer needs to reach it.
     pub fn exposed(&self) -> Exposed {
         Exposed {
             address: 0,
@@ -497,7 +504,7 @@ impl Region {
     }
 }
 
-/// A completion channel; made for queues that somebody waits for.
+/// A completion channel, for queues that are waited on.
 pub(crate) struct Channel {
     channel: NonNull<sys::CompChannel>,
     domain: Arc<Domain>,
@@ -505,7 +512,8 @@ pub(crate) struct Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: made once, ended once; its queue is gone (field order of those that hold both).
+        // SAFETY: made once and ended once; its queue is gone (field order of those that hold
+        // both).
         unsafe { (self.domain.context.lib.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
@@ -513,7 +521,7 @@ impl Drop for Channel {
 /// A completion queue.
 pub(crate) struct Queue {
     pub(crate) cq: NonNull<sys::Cq>,
-    /// Ended behind the queue.
+    /// Dropped after the queue.
     channel: Option<Channel>,
     domain: Arc<Domain>,
 }
@@ -525,7 +533,7 @@ impl Queue {
         channel: Option<Channel>,
     ) -> Result<Queue, RdmaError> {
         let raw = channel.as_ref().map_or(null_mut(), |c| c.channel.as_ptr());
-        // SAFETY: an open context; the channel, if any, is of the same one.
+        // SAFETY: an open context; the channel, if any, belongs to the same one.
         let cq = unsafe {
             let create = domain.context.lib.ibv_create_cq;
             create(domain.context.raw(), entries as i32, null_mut(), raw, 0)
@@ -540,8 +548,8 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: made once, ended once; every event was acknowledged when it was taken, and queue pairs
-        // that use it are gone (field order of those that hold both).
+        // SAFETY: made once and ended once; every event was acknowledged when it was taken, and
+        // queue pairs that use the queue are gone (field order of those that hold both).
         unsafe { (self.domain.context.lib.ibv_destroy_cq)(self.cq.as_ptr()) };
     }
 }
@@ -567,7 +575,7 @@ impl Pair {
         init.cap.max_recv_sge = 1;
         init.qp_type = sys::IBV_QPT_RC;
         init.sq_sig_all = 1;
-        // SAFETY: a domain and a queue of the same context.
+        // SAFETY: domain and queue belong to the same context.
         let qp = unsafe { (domain.context.lib.ibv_create_qp)(domain.pd.as_ptr(), &mut init) };
         Ok(Pair {
             qp: some(RdmaError::NoPair, qp)?,
@@ -576,7 +584,7 @@ impl Pair {
     }
 
     fn number(&self) -> u32 {
-        // SAFETY: the pair is there until `self` is dropped.
+        // SAFETY: the pair exists until `self` is dropped.
         unsafe { self.qp.as_ref().qp_num }
     }
 
@@ -588,14 +596,14 @@ impl Pair {
     ) -> Result<(), RdmaError> {
         let mut attr = sys::QpAttr::default();
         set(&mut attr);
-        // SAFETY: a queue pair that is there; `attr` has what `mask` names.
+        // SAFETY: the queue pair exists; `attr` has what `mask` names.
         let code = unsafe {
             (self.domain.context.lib.ibv_modify_qp)(self.qp.as_ptr(), &mut attr, mask as i32)
         };
         check_code(kind, code)
     }
 
-    /// Made ready for a peer; `access` is what the peer may do.
+    /// Moves the pair to the state INIT; `access` is what the peer may do.
     pub(crate) fn init(&self, access: u32) -> Result<(), RdmaError> {
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_PKEY_INDEX
@@ -608,7 +616,7 @@ impl Pair {
         })
     }
 
-    /// Connected: it takes the peer's packets.
+    /// Moves the pair to the state "ready to receive", connected to the peer.
     pub(crate) fn receive_from(&self, peer: &QueuePair) -> Result<(), RdmaError> {
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_AV
@@ -633,13 +641,13 @@ impl Pair {
         })
     }
 
-    /// Has the device read or write `len` bytes of the peer's, into or from a buffer, from `offset` of it on; an error number,
-    /// or 0.
+    /// Starts a read or write of `len` bytes of the peer's memory, into or from a buffer, from
+    /// offset `offset` on; returns an error number or 0.
     ///
     /// # Safety
     ///
-    /// The bytes lie in the buffer, which is registered until the pair is gone, and nothing else is done with them before the
-    /// request completes.
+    /// The bytes lie in the buffer, which is registered until the pair is gone, and nothing else
+    /// uses them before the request completes.
     pub(crate) unsafe fn post(
         &self,
         id: u64,
@@ -648,7 +656,7 @@ impl Pair {
         (buffer, offset, len): (&Registration, usize, usize),
     ) -> i32 {
         let mut piece = sys::Sge {
-            // The registration counts from zero, as peers' do.
+            // The registration counts from zero, as for peers.
             addr: offset as u64,
             length: len as u32,
             lkey: buffer.local_key(),
@@ -661,11 +669,12 @@ impl Pair {
         request.remote_addr = remote.address;
         request.rkey = remote.key;
         let mut bad = null_mut();
-        // SAFETY: the queue pair is there; the call copies request and piece. The bytes are the caller's promise.
+        // SAFETY: the queue pair exists; the call copies request and piece. The bytes are the
+        // caller's promise.
         unsafe { sys::post_send(self.qp.as_ptr(), &mut request, &mut bad) }
     }
 
-    /// It may send.
+    /// Moves the pair to the state "ready to send".
     pub(crate) fn send_to(&self, peer: &QueuePair, psn: u32) -> Result<(), RdmaError> {
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_TIMEOUT
@@ -686,16 +695,16 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        // SAFETY: made once, ended once. After this the device touches nothing for it any more.
+        // SAFETY: made once and ended once. After this the device accesses nothing for it any more.
         unsafe { (self.domain.context.lib.ibv_destroy_qp)(self.qp.as_ptr()) };
     }
 }
 
-/// A donor's end: the peer reads and writes what is exposed in its domain.
+/// A donor's end: the peer reads and writes memory exposed in its domain.
 pub struct Responder {
     pair: Pair,
     psn: u32,
-    /// Nothing ever completes there, but a queue pair has one. Ended behind the pair.
+    /// A queue pair needs one, though nothing ever completes there. Dropped after the pair.
     _queue: Queue,
 }
 
@@ -703,7 +712,8 @@ pub struct Responder {
 unsafe impl Send for Responder {}
 
 impl Responder {
-    /// Connects a new queue pair to the peer's, which may do so much; `psn` is a random number.
+    /// Connects a new queue pair to the peer's, which gets the access `access`; `psn` is a random
+    /// number.
     ///
     /// # Errors
     ///
@@ -725,32 +735,33 @@ impl Responder {
         })
     }
 
-    /// This end, for the peer.
+    /// This end's description for the peer.
     pub fn local(&self) -> QueuePair {
         self.pair.domain.describe(&self.pair, self.psn)
     }
 }
 
-/// A client's end: reads and writes of the peer's memory, from and into slots of its own.
+/// A client's end: reads and writes the peer's memory, into and from its own slots.
 pub struct Initiator {
     pair: Pair,
     psn: u32,
-    /// Length of the operation that each slot is under way with.
+    /// Length of the operation under way in each slot.
     busy: Vec<Option<usize>>,
     slot_bytes: usize,
     /// Completions that [`Initiator::arm`] found.
     found: RefCell<Vec<sys::Wc>>,
     armed: Cell<bool>,
-    /// Ended behind the pair, so that nothing is under way.
+    /// Dropped after the pair, so that nothing is under way.
     queue: Queue,
     slots: Registration,
 }
 
-// SAFETY: as for the context; cells are the owner's alone, who may move.
+// SAFETY: as for the context; the cells belong to the owner alone, who may move to another thread.
 unsafe impl Send for Initiator {}
 
 impl Initiator {
-    /// A queue pair with `slots` buffers of `slot_bytes`, not connected yet; `psn` is a random number.
+    /// Makes an unconnected queue pair with `slots` buffers of `slot_bytes`; `psn` is a random
+    /// number.
     ///
     /// # Errors
     ///
@@ -785,12 +796,12 @@ impl Initiator {
         Ok(initiator)
     }
 
-    /// This end, for the peer.
+    /// This end's description for the peer.
     pub fn local(&self) -> QueuePair {
         self.pair.domain.describe(&self.pair, self.psn)
     }
 
-    /// Connects it to the peer's.
+    /// Connects it to the peer's queue pair.
     ///
     /// # Errors
     ///
@@ -804,18 +815,18 @@ impl Initiator {
     ///
     /// # Errors
     ///
-    /// The request is not taken; nothing is under way then. Panics when the slot is busy or too
+    /// The device refuses the request; nothing is under way then. Panics if the slot is busy or too
     /// short.
     pub fn read(&mut self, slot: usize, len: usize, at: u64, key: u32) -> Result<(), RdmaError> {
         let read = sys::IBV_WR_RDMA_READ;
         self.post(slot, len, at, key, read)
     }
 
-    /// Writes `data` into the peer's memory, by way of a slot.
+    /// Writes `data` into the peer's memory, through a slot.
     ///
     /// # Errors
     ///
-    /// As [`Initiator::read`].
+    /// Those of [`Initiator::read`].
     pub fn write(&mut self, slot: usize, data: &[u8], at: u64, key: u32) -> Result<(), RdmaError> {
         assert!(self.busy[slot].is_none() && data.len() <= self.slot_bytes);
         self.slots.memory.write(slot * self.slot_bytes, data);
@@ -834,19 +845,20 @@ impl Initiator {
         assert!(self.busy[slot].is_none() && len <= self.slot_bytes);
         let from = Exposed { address: at, key };
         let local = (&self.slots, slot * self.slot_bytes, len);
-        // SAFETY: the slot lies in memory that is registered until the pair is gone (field order), and is busy until it completes.
+        // SAFETY: the slot lies in memory that is registered until the pair is gone (field order),
+        // and is busy until the request completes.
         let code = unsafe { self.pair.post(slot as u64, opcode, from, local) };
         check_code(RdmaError::Request, code)?;
         self.busy[slot] = Some(len);
         Ok(())
     }
 
-    /// Takes completions: `done` gets the slot, and where its bytes are (memory and start) for a read.
-    /// Returns how many there were. Does not block.
+    /// Takes completions: calls `done` with the slot and, for a read, the memory and the offset of
+    /// its bytes. Returns the number of completions. Does not block.
     ///
     /// # Errors
     ///
-    /// An operation failed, and with it the connection; what is under way will not complete.
+    /// An operation failed, and with it the connection; operations under way will not complete.
     pub fn poll(
         &mut self,
         mut done: impl FnMut(usize, &Memory, usize),
@@ -879,25 +891,25 @@ impl Initiator {
         }
     }
 
-    /// Takes what has completed; whether there may be more.
+    /// Takes completed operations; returns whether there may be more.
     fn take(&self, into: &mut Vec<sys::Wc>) -> Result<bool, RdmaError> {
         let mut batch = [sys::Wc::default(); BATCH];
-        // SAFETY: the queue is there; the call writes at most so many entries.
+        // SAFETY: the queue exists; the call writes at most `BATCH` entries.
         let n = unsafe { sys::poll_cq(self.queue.cq.as_ptr(), BATCH as i32, batch.as_mut_ptr()) };
         let n = usize::try_from(n).map_err(|_| RdmaError::Completions)?;
         into.extend_from_slice(&batch[..n]);
         Ok(n == BATCH)
     }
 
-    /// From now on [`Initiator::fd`] becomes readable when something completes. Whether something has
-    /// already.
+    /// Makes [`Initiator::fd`] readable at the next completion. Returns whether something has
+    /// completed already.
     ///
     /// # Errors
     ///
     /// The device refuses.
     pub fn arm(&self) -> Result<bool, RdmaError> {
         if !self.armed.replace(true) {
-            // SAFETY: the queue is there.
+            // SAFETY: the queue exists.
             let code = unsafe { sys::req_notify_cq(self.queue.cq.as_ptr(), 0) };
             check_code(RdmaError::Wait, code)?;
         }
@@ -906,13 +918,14 @@ impl Initiator {
         Ok(!found.is_empty())
     }
 
-    /// What the channel says is taken and acknowledged; then the queue must be armed anew.
+    /// Takes and acknowledges the channel's events; the queue must be armed again afterwards.
     fn take_events(&self) {
         let lib = self.pair.domain.context.lib;
         while readable(self.fd()) {
             let (mut cq, mut context) = (null_mut(), null_mut());
             let channel = self.channel().as_ptr();
-            // SAFETY: the channel is there; both are written. It does not block: there is an event.
+            // SAFETY: the channel exists; both pointers are writable. The call does not block,
+            // since there is an event.
             if unsafe { (lib.ibv_get_cq_event)(channel, &mut cq, &mut context) } != 0 {
                 return;
             }
@@ -927,23 +940,23 @@ impl Initiator {
         channel.expect("an initiator's queue has one").channel
     }
 
-    /// To wait on for completions, after [`Initiator::arm`].
+    /// Descriptor to wait on for completions, after [`Initiator::arm`].
     pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel, and with it the descriptor, is there as long as `self`.
+        // SAFETY: the channel, and so the descriptor, exists as long as `self`.
         unsafe { BorrowedFd::borrow_raw(self.channel().as_ref().fd) }
     }
 }
 
-/// Is there something to read now?
+/// Whether the descriptor is readable now.
 fn readable(fd: BorrowedFd<'_>) -> bool {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
     matches!(poll(&mut fds, PollTimeout::ZERO), Ok(n) if n > 0)
 }
 
-/// What a failed completion says.
+/// The library's text for a failed completion.
 fn status(lib: &Functions, code: u32) -> String {
-    // SAFETY: the library returns a static text, or null when it is not there.
+    // SAFETY: the library returns a static text, or null for an unknown code.
     let text = unsafe { (lib.ibv_wc_status_str)(code) };
     match NonNull::new(text.cast_mut()) {
         // SAFETY: as above.

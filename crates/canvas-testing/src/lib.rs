@@ -1,8 +1,9 @@
-//! What tests of several crates need: skips that are counted, seeds that are printed ([`random`]), and
-//! strange processes ([`process`]).
+//! Shared test helpers: counted skips, printed seeds ([`random`]), and unusual processes
+//! ([`process`]).
 //!
-//! The harness of cargo knows no skip at run time: a test that returns early counts as passed. A test that cannot run here says so by [`skip`] or [`has_root`]; `make test`
-//! names these tests, takes them out of those that passed, and adds them to the skips in its last line.
+//! Cargo's test harness has no skip at run time: a test that returns early counts as passed. A test
+//! that cannot run here calls [`skip`] or [`has_root`]; `make test` names these tests, takes them
+//! out of the passed ones, and adds them to the skips in its last line.
 
 pub mod process;
 pub mod random;
@@ -12,25 +13,26 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::panic::Location;
 
-/// Names the file to which skips are written, a line each: crate, test and reason, with tabs between
-/// them.
+/// Environment variable with the file to which skips are written, one per line: crate, test and
+/// reason, separated by tabs.
 pub const SKIPS_FILE: &str = "CANVAS_TEST_SKIPS";
 
-/// Notes that the calling test, or a part of it, is skipped; the caller returns then.
+/// Records that the calling test, or a part of it, is skipped; the caller then returns.
 ///
 /// # Panics
 ///
-/// When the file that [`SKIPS_FILE`] names cannot be written: a skip is never lost.
+/// If the file named by [`SKIPS_FILE`] cannot be written, because a skip must not be lost.
 #[track_caller]
 pub fn skip(reason: &str) {
     let thread = std::thread::current();
-    // The harness names its threads as the tests; a test that runs alone may be in its main thread.
+    // The harness names its threads after the tests; a test that runs alone may be on the main
+    // thread.
     let place = Location::caller().to_string();
     let test = thread.name().filter(|n| *n != "main").unwrap_or(&place);
-    // Not `eprintln!`, which the harness keeps to itself when a test passes.
+    // Not `eprintln!`, which the harness hides when a test passes.
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
     if let Some(path) = std::env::var_os(SKIPS_FILE) {
-        // Cargo sets it for what it runs.
+        // Cargo sets it for the tests that it runs.
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
         let line = format!("{package}\t{test}\t{}\n", reason.replace(['\n', '\t'], " "));
         let file: std::io::Result<File> = OpenOptions::new().append(true).create(true).open(path);
@@ -39,12 +41,12 @@ pub fn skip(reason: &str) {
     }
 }
 
-/// Whether this process is root's; if not, the calling test is skipped, because it needs root for
+/// Whether this process is root's; if not, the calling test is skipped because it needs root for
 /// `what`.
 ///
 /// # Panics
 ///
-/// Without root where it is promised, which is in continuous integration (`CI=true`).
+/// Without root in continuous integration (`CI=true`), which must have root.
 #[track_caller]
 pub fn has_root(what: &str) -> bool {
     if std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0) {
@@ -66,19 +68,19 @@ mod tests {
 
     use super::*;
 
-    /// While a program is being copied nobody may fork: a child holds it open for writing until it becomes another
-    /// program, and the copy cannot be started meanwhile (ETXTBSY, execve(2)).
+    /// No process may fork while a program is being copied: the child would hold the copy open for
+    /// writing until its exec, and until then the copy cannot be started (ETXTBSY, execve(2)).
     static COPYING: Mutex<()> = Mutex::new(());
 
-    /// Runs the ignored test `part` of this file in a process of its own; its output and the lines of
-    /// its file of skips.
+    /// Runs the ignored test `part` of this file in a process of its own; returns its output and
+    /// the lines of its skips file.
     fn run(part: &str, ci: &str, user: Option<u32>) -> (Output, Vec<String>) {
         let dir = tempfile::tempdir().unwrap();
         let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(dir.path(), all).unwrap();
         let skips = dir.path().join("skips");
         let _alone = COPYING.lock().unwrap_or_else(PoisonError::into_inner);
-        // Where cargo puts it another user may not be able to look.
+        // Another user may not be able to read cargo's directory.
         let program = dir.path().join("tests");
         std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
         let mut command = Command::new(program);
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn without_root_a_test_is_skipped_but_not_where_root_is_promised() {
-        // Root becomes somebody else for it; anybody else is that already.
+        // Root switches to another user; any other user stays.
         let user = std::fs::metadata("/proc/self")
             .is_ok_and(|m| m.uid() == 0)
             .then_some(65534);

@@ -1,16 +1,17 @@
-//! Processes that are not as one expects.
+//! Unusual processes.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 
-/// The name of a process that [`with_name_not_utf8`] makes, as /proc/PID/comm has it.
+/// Name of a process that [`with_name_not_utf8`] makes, as in /proc/PID/comm.
 pub const NAME_NOT_UTF8: &[u8] = b"caf\xe9\n";
 
-/// A process that waits until its standard input is closed, under a name that is not UTF-8.
+/// Starts a process that has a name that is not UTF-8, and waits until its standard input is
+/// closed.
 ///
 /// # Panics
 ///
-/// When there is no shell.
+/// If there is no shell.
 pub fn with_name_not_utf8() -> Child {
     let mut child = Command::new("sh")
         .args(["-c", r"printf 'caf\351' >/proc/$$/comm; echo; read -r line"])

@@ -1,18 +1,18 @@
-//! Randomised tests that can be repeated: their seed is printed, or taken from [`SEED`].
+//! Repeatable randomised tests: their seed is printed, or taken from [`SEED`].
 
 use std::time::UNIX_EPOCH;
 
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestRunner};
 
-/// The variable that a seed is taken from: a number.
+/// The environment variable for a seed: a number.
 pub const SEED: &str = "CANVAS_TEST_SEED";
 
-/// A seed, printed: that of the environment, or else another one each time.
+/// Prints and returns a seed: that of the environment, or a new one.
 ///
 /// # Panics
 ///
-/// When [`SEED`] is no number.
+/// If [`SEED`] is not a number.
 pub fn seed() -> u64 {
     let seed = match std::env::var(SEED) {
         Ok(text) => text.parse().expect("CANVAS_TEST_SEED is a number"),
@@ -34,15 +34,16 @@ pub fn runner(cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
-/// Rounds of cases at most, until everything has happened.
+/// Most rounds of cases until everything has happened.
 const ROUNDS_MAX: usize = 10;
 
-/// Runs so many cases on [`seed`], and as many again while what rarely happens has not (`is_complete`): not to fail
-/// by chance. Whether it has in the end is the caller's to check.
+/// Runs `cases` cases on [`seed`], and as many again, up to [`ROUNDS_MAX`] times, until
+/// `is_complete`, so that rare events do not make a test fail by chance. The caller checks whether
+/// it is complete.
 ///
 /// # Panics
 ///
-/// When a case fails.
+/// If a case fails.
 pub fn run_until<S: Strategy>(
     cases: u32,
     plan: &S,
@@ -57,7 +58,7 @@ pub fn run_until<S: Strategy>(
         if is_complete() {
             break;
         }
-        // One that has run runs no more; what follows is of the same seed.
+        // A runner cannot be reused; the next one continues with the same seed.
         runner = TestRunner::new_with_rng(runner.config().clone(), runner.new_rng());
     }
 }

@@ -1,10 +1,11 @@
-//! Which crate uses which: a new edge is a decision, not an accident. (That there is no cycle cargo sees to.)
+//! Which crate uses which, so that a new dependency is a decision. (Cargo rules out cycles.)
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each crate with those of ours that it may use, tests aside. Below others first.
+/// Each crate with the crates of the workspace that it may use, except in tests; lower crates
+/// first.
 const MAY_USE: [(&str, &[&str]); 30] = [
     ("types", &[]),
     ("patch", &[]),
@@ -86,7 +87,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Where each crate lies, by its name without `canvas-`.
+/// Directory of each crate, by its name without `canvas-`.
 fn homes() -> BTreeMap<String, PathBuf> {
     let mut homes = BTreeMap::new();
     for entry in fs::read_dir(root().join("crates")).unwrap() {

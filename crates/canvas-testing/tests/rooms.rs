@@ -1,15 +1,15 @@
-//! The rooms of the preload library: a room uses those below it, and none above. (Between crates cargo sees to
-//! that.)
+//! Modules of the preload library: each may use the modules below it and none above. (Between
+//! crates, cargo enforces that.)
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the top: each may use itself and what comes after it.
+/// From the top: each module may use itself and those after it.
 const ROOMS: [&str; 8] = [
     "capture", "process", "memory", "shared", "paging", "far_tier", "api", "base",
 ];
-/// The modules of rooms that have an order as well, from the top. (Those of `shared` and `paging` still use each
-/// other.)
+/// Submodules that have an order as well, from the top. (Those of `shared` and `paging` still use
+/// each other.)
 const MODULES: [(&str, &[&str]); 5] = [
     (
         "capture",
@@ -81,7 +81,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The files of a room, those in folders of it as well.
+/// The files of a module, including those in subdirectories.
 fn files(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
         let path = entry.unwrap().path();
@@ -93,7 +93,7 @@ fn files(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// What is wrong with the paths in a file of `room`: "line: why".
+/// What is wrong with the paths in a file of `room`, as "line: why".
 fn faults(room: &str, text: &str) -> Vec<String> {
     let place = |name: &str| ROOMS.iter().position(|r| *r == name);
     let own = place(room).unwrap();
@@ -111,7 +111,7 @@ fn faults(room: &str, text: &str) -> Vec<String> {
                 Some(other) if other >= own => {}
                 Some(_) => wrong.push(format!("{}: {room} uses {name}, which is above it", n + 1)),
                 None if ROOT.contains(&name) => {}
-                // A list of rooms in braces could not be read here.
+                // A list of rooms in braces could not be checked here.
                 None => wrong.push(format!("{}: name the room in each path: {code}", n + 1)),
             }
         }
@@ -136,7 +136,8 @@ fn rooms_use_only_what_is_below_them() {
     assert!(all.is_empty(), "{}", all.join("\n"));
 }
 
-/// Modules of `room` that a file of it names: by a path, or at the top level of a list in braces.
+/// Submodules of `room` that a file of it names: by a path, or at the top level of a list in
+/// braces.
 fn uses(room: &str, text: &str) -> Vec<String> {
     let code: String = text
         .lines()

@@ -4,8 +4,8 @@ use canvas_gossip::seal::{Opener, PART_BYTES_MAX, Sealer};
 use canvas_wire::key::ClusterKey;
 use chitchat::{ChitchatMessage, Deserializable};
 
-/// The first byte says what the others are: a datagram as it came, a message, or parts of messages (each
-/// behind a byte with its length). The last two come from one who has the key, and may err.
+/// The first byte selects what the other bytes are: a raw datagram, a message, or parts of messages
+/// (each after a byte with its length). The last two come from a holder of the key, who may err.
 pub fn gossip_any(bytes: &[u8]) {
     let Some((&how, rest)) = bytes.split_first() else {
         return;
@@ -17,7 +17,7 @@ pub fn gossip_any(bytes: &[u8]) {
         0 => {
             let came = opener.open(&mut rest.to_vec());
             decode(came.ok().flatten());
-            // The same again is a replay, if it was taken at all.
+            // Repeated, it is a replay, if it was accepted at all.
             assert!(opener.open(&mut rest.to_vec()).is_err());
         }
         1 => {
@@ -41,13 +41,13 @@ pub fn gossip_any(bytes: &[u8]) {
             }
         }
     }
-    // Whatever it was, others are heard.
+    // In any case others are still heard.
     let mut good = sealer.seal(b"still here").remove(0);
     assert_eq!(opener.open(&mut good), Ok(Some(b"still here".to_vec())));
 }
 
-/// As the socket does it. (Nobody says again what was said to him: chitchat cannot, of a message that it
-/// would have compressed otherwise.)
+/// Decodes as the socket does. (The result is not encoded again: chitchat cannot encode a message
+/// that it would have compressed differently.)
 fn decode(message: Option<Vec<u8>>) {
     if let Some(message) = message {
         let _ = ChitchatMessage::deserialize(&mut &message[..]);
