@@ -1,37 +1,36 @@
-//! How old the pages of a tenant's processes are, so that victims are the tenant's oldest and not those of
-//! whoever faults.
+//! Page ages per process, so that victims are the tenant's oldest pages rather than those of the faulting process.
 //!
-//! A process notes when its pages came in, as *generations*: some [`GENERATIONS`] numbers, the younger the
-//! finer. It gives its oldest first, so that what is left of each is known without looking at any page. Hits
-//! are not seen, but where they can have been is: a process that did not run touched nothing. So the time that a
-//! page's process slept since is its age in full, and of the time that it ran a quarter counts
-//! ([`RAN_COUNTS`]); what it needs of old pages comes back, and becomes its floor ([`crate::floor`]).
+//! A process records when its pages came in, as *generations*: at most [`GENERATIONS`] numbers, finer for younger
+//! pages. It evicts its oldest pages first, so the pages left in each generation are known without examining any page.
+//! Hits are not visible, but it is known when there can have been none: while a process did not run. So the time that
+//! the process slept counts in full for a page's age, and the time that it ran counts a quarter ([`RAN_COUNTS`]). Old
+//! pages that it still needs come back, and become its floor ([`crate::floor`]).
 //!
-//! A [`Tenant`] sums the pages beyond all floors by age, in powers of two. What is too much is taken from the
-//! oldest of these; processes that have some of the youngest age that is needed share what is left.
+//! A [`Tenant`] sums the pages beyond all floors by age, in powers of two. The excess is taken from the oldest of
+//! these; processes with pages of the youngest age needed share the rest.
 
 use crate::floor;
 
 /// Generations of a process.
 pub const GENERATIONS: usize = 16;
-/// Pages that came in within so many ms are of one age.
+/// Pages that came in within this many ms have the same age.
 const FINEST_MS: u64 = 8;
-/// Of the time that a process ran, one part in so many makes its pages older.
+/// One part in this many of the time that a process ran makes its pages older.
 pub const RAN_COUNTS: u64 = 4;
 const PAGE_BITS: u32 = 28;
 const PAGES_MAX: i64 = (1 << PAGE_BITS) - 1;
 const MS_MASK: u64 = (1 << (64 - PAGE_BITS)) - 1;
-/// Ages are told apart by powers of two of a ms.
+/// Ages are distinguished by powers of two of a ms.
 const BUCKETS: usize = 40;
 
-/// Pages of which the last came in at `until_ms`.
+/// Pages, the last of which came in at `until_ms`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Generation {
     until_ms: u64,
     pages: i64,
 }
 
-/// The generations of one process, the oldest first. A value: who writes it sees to it that nobody else does.
+/// The generations of one process, oldest first. A plain value: its writer must exclude other writers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ages {
     list: [Generation; GENERATIONS],
@@ -39,7 +38,7 @@ pub struct Ages {
 }
 
 impl Ages {
-    /// As numbers, for others to read: each may be read alone.
+    /// Encodes the generations as numbers for other processes, which may read each one separately.
     pub fn encode(&self) -> [u64; GENERATIONS] {
         core::array::from_fn(|i| match self.list[..self.len].get(i) {
             Some(g) => ((g.until_ms & MS_MASK).max(1) << PAGE_BITS) | g.pages as u64,
@@ -47,7 +46,7 @@ impl Ages {
         })
     }
 
-    /// From numbers that may be of different moments, or no ages at all.
+    /// Decodes numbers that may be from different moments, or no ages at all.
     pub fn decode(words: impl IntoIterator<Item = u64>) -> Ages {
         let mut ages = Ages::default();
         for word in words.into_iter().take(GENERATIONS).take_while(|w| *w != 0) {
@@ -65,8 +64,8 @@ impl Ages {
         self.list[..self.len].iter().map(|g| g.pages).sum()
     }
 
-    /// The process has `held` pages now: what is more came in since the last look, what is less was freed by the
-    /// program, which frees what it took last most often.
+    /// Updates the ages: the process has `held` pages now. Additional pages have come in since the last call; missing
+    /// ones were freed by the program, most often those that it used last.
     pub fn look(&mut self, held: i64, now_ms: u64) {
         let more = held.max(0) - self.pages();
         if more > 0 {
@@ -76,7 +75,7 @@ impl Ages {
         }
     }
 
-    /// The process gave `n` pages to reclaim: its oldest.
+    /// Records that reclaim evicted the process's `n` oldest pages.
     pub fn gave(&mut self, mut n: i64) {
         for g in &mut self.list[..self.len] {
             let took = n.min(g.pages);
@@ -109,8 +108,8 @@ impl Ages {
         self.forget_empty();
     }
 
-    /// Makes one of two neighbours. The pages of the older count as young as those of the younger then: of those
-    /// for which that is the least, by the ratio.
+    /// Merges two neighbouring generations. The pages of the older one then count as young as the younger one's, so the
+    /// pair with the smallest ratio of ages is chosen.
     fn merge(&mut self, now_ms: u64) {
         let age = |i: usize| u128::from(since(self.list[i].until_ms, now_ms) + FINEST_MS);
         let loss_is_less = |i: usize, j: usize| age(i) * age(j + 1) < age(j) * age(i + 1);
@@ -133,7 +132,7 @@ impl Ages {
         self.len -= 1;
     }
 
-    /// Each generation's pages with the least age that they have, in ms.
+    /// Each generation's pages with their minimum age in ms.
     fn each(&self, now_ms: u64) -> impl Iterator<Item = (u64, i64)> + '_ {
         let all = self.list[..self.len].iter();
         all.map(move |g| (since(g.until_ms, now_ms), g.pages))
@@ -146,7 +145,7 @@ fn since(ms: u64, now_ms: u64) -> u64 {
     if elapsed > MS_MASK / 2 { 0 } else { elapsed }
 }
 
-/// What is to be known of a process to judge its pages.
+/// What must be known of a process to judge its pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
     /// Its generations.
@@ -155,12 +154,12 @@ pub struct Process {
     pub ran_ms: u64,
     /// Pages beyond its floor.
     pub surplus: i64,
-    /// It shares pages with relatives: they give together, because a page is freed by the last of them.
+    /// It shares pages with relatives. Relatives evict together, because a page is freed only by the last of them.
     pub has_relatives: bool,
 }
 
 impl Process {
-    /// Its pages beyond the floor, the oldest first, by bucket of age. What no generation counts is young.
+    /// Its pages beyond the floor, oldest first, by bucket of age. Pages that no generation counts are young.
     fn each_bucket(&self, now_ms: u64, mut f: impl FnMut(usize, i64)) {
         let mut left = self.surplus;
         let slept = since(self.ran_ms, now_ms);
@@ -188,13 +187,13 @@ fn bucket(age_ms: u64) -> usize {
 pub struct Tenant {
     now_ms: u64,
     pages: [i64; BUCKETS],
-    /// Relatives: all that they have, and the oldest of it.
+    /// Relatives: the sum of their pages, and the bucket of the oldest.
     relatives: i64,
     relatives_bucket: usize,
 }
 
 impl Tenant {
-    /// Sums them up.
+    /// Sums the processes' pages up.
     pub fn of(processes: impl Iterator<Item = Process>, now_ms: u64) -> Tenant {
         let mut t = Tenant {
             now_ms,
@@ -216,7 +215,7 @@ impl Tenant {
         t
     }
 
-    /// What this process, which is one of them, gives of `over` pages that the tenant has too much.
+    /// How many of the tenant's `over` excess pages this process, which is one of those summed, must evict.
     pub fn part(&self, over: i64, p: &Process) -> i64 {
         let mut taken = 0i64;
         for at in (0..BUCKETS).rev() {
@@ -276,9 +275,9 @@ mod tests {
         let (busy, idle) = (process(busy, 6_000, 1500), process(idle, 3_000, 900));
         let t = Tenant::of([busy, idle].into_iter(), 6_000);
         assert_eq!((t.part(600, &busy), t.part(600, &idle)), (0, 601));
-        // Past what the idle one has beyond its floor the busy one's oldest go as well.
+        // Past the idle process's surplus, the busy one's oldest pages go as well.
         assert_eq!((t.part(1_000, &busy), t.part(1_000, &idle)), (101, 900));
-        // Nothing is too much.
+        // There is no excess.
         assert_eq!((t.part(0, &busy), t.part(-5, &idle)), (0, 0));
     }
 
@@ -302,18 +301,18 @@ mod tests {
             ages.look(i * 7, 50 + i as u64 * 13);
         }
         assert_eq!(Ages::decode(ages.encode()), ages);
-        // Any numbers at all do no harm.
+        // Arbitrary numbers do no harm.
         let t = Ages::decode([u64::MAX; 40]);
         assert!(t.pages() > 0 && t.each(3).all(|(age, _)| age <= MS_MASK));
     }
 
-    /// One process page by page: when each came in, the oldest first.
+    /// One process page by page: when each page came in, oldest first.
     #[derive(Default)]
     struct Naive(VecDeque<u64>);
 
     proptest! {
-        /// The count is right, no page is taken for older than it is, and none for younger than a quarter of what it
-        /// is (and what lies between two looks).
+        /// The count is right, no page counts as older than it is, and none as younger than a quarter of its age (plus
+        /// the time between two updates).
         #[test]
         fn generations_are_as_a_list_of_pages(
             steps in proptest::collection::vec((0..4u8, 1..200i64, 0..12u32), 1..300),
@@ -346,8 +345,8 @@ mod tests {
             }
         }
 
-        /// Against taking page by page whoever's is the oldest: as many are taken, nobody goes below its floor, and
-        /// what that takes of twice the age of its last page, this takes too.
+        /// Compared with taking the oldest page of any process, one by one: as many are taken, no process goes below
+        /// its floor, and pages twice as old as the last page taken there are taken here, too.
         #[test]
         fn parts_are_as_the_oldest_pages_of_all(
             processes in proptest::collection::vec(
@@ -376,7 +375,7 @@ mod tests {
             let parts: Vec<i64> = processes.iter().map(|p| tenant.part(over, p)).collect();
             let all: i64 = processes.iter().map(|p| p.surplus.max(0)).sum();
             let sum: i64 = parts.iter().sum();
-            // Whoever gives of the last bucket rounds up.
+            // Each process with pages of the last bucket rounds up.
             prop_assert!(sum >= over.min(all) && sum <= over + processes.len() as i64, "{} of {}", sum, over);
             // Page by page: (age, process).
             let mut pages = Vec::new();

@@ -1,6 +1,6 @@
-//! What `canvas.h` tells and asks: kinds of threads, regions with references, faults for whoever reads them.
+//! State behind `canvas.h`: kinds of threads, regions with references, faults for a reader.
 //!
-//! The program's calls change it, faults read it: nothing here makes a fault wait.
+//! The program's calls change it and faults read it: nothing here makes a fault wait.
 
 pub mod faults;
 pub mod kinds;

@@ -1,14 +1,13 @@
-//! The default reclaim policy: which resident pages to unmap next.
+//! The default reclaim policy: chooses which resident pages to unmap next.
 //!
-//! The pager never sees a hit on a mapped page. What it sees are faults: how a page comes in, how
-//! soon it comes back after it was unmapped (the word's epoch), and whether it was touched while
-//! it waited in the swap cache. From these each page gets a *heat*; a page of heat `h` is offered
-//! for eviction only every 2^h-th sweep. A sweep goes through the pages in address order, so that
-//! what is evicted together lies together: unmapping 64 neighbours costs about as much as
-//! unmapping two pages that lie apart.
+//! The pager never sees a hit on a mapped page. It sees faults: how a page comes in, how soon it comes back after it
+//! was unmapped (the word's epoch), and whether it was touched while it was in the swap cache. From these each page
+//! gets a *heat*; a page of heat `h` is offered for eviction only every 2^h-th sweep. A sweep visits the pages in
+//! address order, so that neighbours are evicted together: unmapping 64 neighbours costs about as much as unmapping two
+//! separate pages.
 //!
-//! Several threads may select at once. They share only the hand, claim one chunk of
-//! [`CHUNK_PAGES`] pages at a time, and own what they could move to [`State::Evicting`].
+//! Several threads may select at once. They share only the hand, claim one chunk of [`CHUNK_PAGES`] pages at a time,
+//! and own the pages that they moved to [`State::Evicting`].
 
 mod batch;
 mod chosen;
@@ -28,47 +27,47 @@ use crate::word::{self, HEAT_MAX, State, Word, flag};
 const BEHIND_SLOTS: usize = 32;
 /// Empty value of a slot.
 const NO_CHUNK: u32 = u32::MAX;
-/// Pages looked at before the yield of the hand is judged.
+/// Pages examined before the yield of the hand is judged.
 const YIELD_WINDOW: u32 = 4096;
 
-/// How much is spared.
+/// Which pages are spared.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
 enum Level {
     /// Referenced and hot pages.
     Normal,
-    /// Hot pages; referenced ones may go.
+    /// Hot pages; referenced ones may be evicted.
     IgnoreReferenced,
-    /// Nothing that can be evicted.
+    /// None that can be evicted.
     TakeAll,
 }
 
-/// Which pages a sweep looks at.
+/// Which pages a sweep considers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Among {
     All,
-    /// Those that nothing has written to since they came from far memory, as is known without looking at them.
+    /// Pages known to be clean: nothing has written to them since they came from far memory.
     Clean,
 }
 
 /// What the hand does with one page.
 enum Verdict {
-    /// Not evictable, or changed under us.
+    /// Skip it: it is not evictable, or another thread has changed it.
     Skip,
     /// The page is a victim.
     Take,
-    /// Spare it, with this word from now on.
+    /// Spare it; its word becomes this one.
     Keep(Word),
 }
 
-/// The hand and its memory. A few hundred bytes, usable as a static.
+/// The clock hand and its state. A few hundred bytes, usable as a static.
 pub struct Clock {
-    /// The policy's knobs.
+    /// The policy's parameters.
     pub params: ClockParams,
     /// `sweep << 32 | next chunk`.
     hand: AtomicU64,
     /// Heat is lowered by this much while sweeps find too little.
     cooling: AtomicU32,
-    /// Words looked at and pages taken since the yield was last judged.
+    /// Words examined and pages taken since the yield was last judged.
     looked: AtomicU32,
     taken: AtomicU32,
     /// Nonzero while far memory is short.
@@ -108,31 +107,32 @@ impl Clock {
         }
     }
 
-    /// Far memory is short (75 % of its limit used): from now on hot pages are reported in
+    /// Sets whether far memory is short (75 % of its limit used): while it is, hot pages are reported in
     /// [`VictimBatch::dropped_candidates`].
     pub fn set_pressure(&self, on: bool) {
         self.pressure.store(on as u32, Ordering::Relaxed);
     }
 
-    /// A stream has left the chunk of `page`: its stream pages go first from now on. Bounded;
-    /// the oldest is forgotten (the hand finds it in its time).
+    /// Records that a stream has left the chunk of `page`: the chunk's stream pages are evicted first from now on.
+    /// Bounded: the oldest chunk is dropped (the hand will find it later).
     #[inline]
     pub fn stream_passed(&self, page: PageId) {
         let slot = self.behind_next.fetch_add(1, Ordering::Relaxed) as usize % BEHIND_SLOTS;
         self.behind[slot].store(page.0 / CHUNK_PAGES as u32, Ordering::Relaxed);
     }
 
-    /// Selects about `want` pages: at least that many where that many can be evicted and `out`
-    /// has room, and up to a chunk more, because a chunk is finished once it is begun. Returns
-    /// the number of pages selected; all are [`State::Evicting`] in the table, and the caller
-    /// must publish each of them. Zero means that every page is pinned, locked, stuck or busy.
+    /// Selects about `want` pages: at least that many if that many can be evicted and `out` has room, and up to a chunk
+    /// more, because a chunk is always finished. Returns the number of pages selected. All of them are
+    /// [`State::Evicting`] in the table, and the caller must publish each of them. Zero means that every page is
+    /// pinned, locked, stuck or busy.
     ///
-    /// Work is bounded: three sweeps over the blocks in use, each sparing less than the last.
+    /// Work is bounded: three sweeps over the blocks in use, each sparing less than the one before.
     pub fn select(&self, table: &PageTable<'_>, want: u32, out: &mut VictimBatch) -> u32 {
         self.select_among(table, Among::All, want, out)
     }
 
-    /// The same among pages that are known to be clean: they leave without a slot, where nothing can be written.
+    /// Like [`Clock::select`], among pages that are known to be clean: they leave without a slot, even if nothing can
+    /// be written.
     pub fn select_clean(&self, table: &PageTable<'_>, want: u32, out: &mut VictimBatch) -> u32 {
         self.select_among(table, Among::Clean, want, out)
     }
@@ -149,7 +149,7 @@ impl Clock {
             self.select_behind(table, want, out);
         }
         let mut level = Level::Normal;
-        // How far this call has come: each level covers every chunk once.
+        // Chunks left for this call: each level covers every chunk once.
         let mut left = (table.blocks() * CHUNKS_PER_BLOCK) as u64;
         while out.pages() - before < want && out.has_room() {
             let Some((chunk, sweep, passed)) = self.claim(table) else {
@@ -171,8 +171,8 @@ impl Clock {
         out.pages() - before
     }
 
-    /// The last resort: takes whatever can be taken, from where the hand stands. It does not claim
-    /// chunks, so that no other thread's claims can hide a page from this one.
+    /// The last resort: takes whatever can be taken, starting where the hand is. It claims no chunks, so that no other
+    /// thread's claims can hide a page from this one.
     fn take_all(&self, table: &PageTable<'_>, among: Among, want: u32, out: &mut VictimBatch) {
         let before = out.pages();
         let hand = self.hand.load(Ordering::Relaxed);
@@ -192,8 +192,8 @@ impl Clock {
         }
     }
 
-    /// Takes the next chunk in a block with resident pages; also tells the sweep that it belongs
-    /// to and how many chunks the hand has passed.
+    /// Takes the next chunk in a block with resident pages. Also returns the sweep that it belongs to and how many
+    /// chunks the hand has passed.
     fn claim(&self, table: &PageTable<'_>) -> Option<(u32, u32, u64)> {
         let mut cur = self.hand.load(Ordering::Relaxed);
         loop {
@@ -221,14 +221,14 @@ impl Clock {
         }
     }
 
-    /// First chunk at or after `from` that lies in a block with resident pages.
+    /// First chunk at or after `from` in a block with resident pages.
     fn next_chunk(table: &PageTable<'_>, from: u32) -> Option<u32> {
         let per_block = CHUNKS_PER_BLOCK as u32;
         let block = table.next_used_block((from / per_block) as usize)? as u32;
         Some(from.max(block * per_block))
     }
 
-    /// Takes what streams have left behind.
+    /// Takes pages that streams have left behind.
     fn select_behind(&self, table: &PageTable<'_>, want: u32, out: &mut VictimBatch) {
         let before = out.pages();
         for slot in &self.behind {
@@ -271,7 +271,7 @@ impl Clock {
         let pressure = self.pressure.load(Ordering::Relaxed) != 0;
         let before = out.pages();
         let mut seen = 0;
-        // Bit i: page i is kept, and may be taken to join two runs.
+        // Bit i: page i is spared, and may be taken to join two runs.
         let (mut take, mut bridge) = (0u64, 0u64);
         for (i, slot) in words.iter().enumerate() {
             let w = word::load(slot);
@@ -284,7 +284,7 @@ impl Clock {
                 Verdict::Take => take |= 1 << i,
                 Verdict::Keep(new) => {
                     if new != w {
-                        // Lost to a pin or a fault: it is in use, so kept all the same.
+                        // If a pin or a fault was faster, the page is in use and is spared anyway.
                         let _ = word::transition(slot, w, new);
                     }
                     if w.heat() <= u64::from(self.params.bridge_heat) {
@@ -326,7 +326,7 @@ impl Clock {
             return Verdict::Keep(w.clear(flag::REFERENCED));
         }
         let heat = w.heat().saturating_sub(cooling);
-        // Neighbours of one heat become due in the same sweep; chunks are spread over the sweeps.
+        // Neighbours of equal heat become due in the same sweep; chunks are spread over the sweeps.
         let turn = sweep.wrapping_add(chunk.wrapping_mul(0x9e37_79b1) >> 16);
         if heat != 0 && turn & ((1 << heat) - 1) != 0 {
             return Verdict::Keep(w);
@@ -357,8 +357,7 @@ impl Clock {
         }
     }
 
-    /// Lowers or raises the heat that protects, so that the hand never looks at many pages for
-    /// each one that it takes.
+    /// Adjusts how much heat protects, so that the hand never examines many pages for each one that it takes.
     fn judge_yield(&self, looked: u32, taken: u32) {
         self.taken.fetch_add(taken, Ordering::Relaxed);
         if self.looked.fetch_add(looked, Ordering::Relaxed) + looked < YIELD_WINDOW {
@@ -367,7 +366,7 @@ impl Clock {
         let looked = self.looked.swap(0, Ordering::Relaxed);
         let taken = self.taken.swap(0, Ordering::Relaxed);
         let cooling = self.cooling.load(Ordering::Relaxed);
-        // Racing judges can only be one step off.
+        // Threads that race here are at most one step off.
         if taken < looked / u32::from(self.params.cool_below.max(1)) && cooling < HEAT_MAX as u32 {
             self.cooling.store(cooling + 1, Ordering::Relaxed);
         } else if taken > looked / u32::from(self.params.warm_above.max(1)) && cooling > 0 {
@@ -376,9 +375,9 @@ impl Clock {
     }
 }
 
-/// Lets `drop` drop the far copy of a resident page that has one, while nobody else can have the page; `drop`
-/// gets the entry, which stays the page's, and says whether there is no copy any more. False when the page is in
-/// use, has none, or keeps it. For the candidates of [`VictimBatch::dropped_candidates`].
+/// Has `drop` drop the far copy of a resident page, while no other thread can get the page. `drop` gets the entry,
+/// which stays the page's, and returns whether the copy is gone. Returns false if the page is in use, has no copy, or
+/// keeps it. For the candidates of [`VictimBatch::dropped_candidates`].
 pub fn drop_far_copy(w: &AtomicU64, drop: impl FnOnce(SwapEntry) -> bool) -> bool {
     let cur = word::load(w);
     if !cur.evictable()
@@ -399,9 +398,8 @@ pub fn drop_far_copy(w: &AtomicU64, drop: impl FnOnce(SwapEntry) -> bool) -> boo
     dropped
 }
 
-/// Takes the reservation of a resident page: the entry, now owned by the caller, who frees it.
-/// `None` when the page is not resident, or has none. Lock-free; used for the candidates of
-/// [`VictimBatch::dropped_candidates`].
+/// Takes the reservation of a resident page: returns the entry, which the caller now owns and frees. `None` if the page
+/// is not resident, or has none. Lock-free; for the candidates of [`VictimBatch::dropped_candidates`].
 pub fn take_reservation(w: &AtomicU64) -> Option<SwapEntry> {
     loop {
         let cur = word::load(w);

@@ -1,7 +1,8 @@
-//! Which pages in local memory keep a far copy: a cache, which saves writing them when they leave unchanged.
+//! Finds pages in local memory that keep a far copy. The copy is a cache, which saves writing the page again if it
+//! leaves unchanged.
 //!
-//! A hand goes round over them when far memory needs the room. Their age does not matter: what is in local
-//! memory loses nothing but that.
+//! A hand cycles over the pages when far memory needs the room. Age does not matter: pages in local memory lose nothing
+//! else.
 
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU64, Ordering};
@@ -9,14 +10,14 @@ use canvas_types::sync::{AtomicU64, Ordering};
 use crate::table::PageTable;
 use crate::word::{self, State, Word, flag};
 
-/// The hand. Threads may move it at one time; a page that two of them see is claimed by one.
+/// The hand. Several threads may move it at the same time; only one of two threads that see a page can claim it.
 pub struct CopyHand {
     /// The next page.
     at: AtomicU64,
 }
 
 impl CopyHand {
-    /// At the first page.
+    /// A hand at the first page.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> CopyHand {
@@ -25,8 +26,8 @@ impl CopyHand {
         }
     }
 
-    /// Offers resident pages that have a far copy to `take`, which returns false when it wants no more
-    /// (the page is offered again then). Goes once round at most, and looks at about `look_max` words.
+    /// Offers resident pages with a far copy to `take`, which returns false to stop (the page is offered again next
+    /// time). Goes round once at most, and examines at most about `look_max` words.
     pub fn scan(
         &self,
         table: &PageTable<'_>,
@@ -79,7 +80,7 @@ mod tests {
             .set(flag::FAR_COPY)
     }
 
-    /// What `want` calls of the hand are offered, each taking `each` pages.
+    /// The pages that successive calls offer, each call taking `each` pages.
     fn offered(all: &[(usize, Word)], calls: usize, each: usize, look_max: usize) -> Vec<Vec<u32>> {
         let words: Vec<_> = (0..BLOCKS * BLOCK_PAGES)
             .map(|_| AtomicU64::new(0))

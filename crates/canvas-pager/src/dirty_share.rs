@@ -1,30 +1,29 @@
-//! How many of the pages that leave must be copied first.
+//! The share of evicted pages that must be copied first.
 //!
-//! A clean page leaves for a part of one call, a dirty one for some ten times as much. So whether a thread
-//! that takes memory can free some by itself, or had better leave it to another processor, depends on which
-//! kind there is more of.
+//! A dirty page costs about ten times as much to evict as a clean one, which leaves with a part of one call. So the
+//! share decides whether a thread that charges memory frees some itself or leaves it to another CPU.
 
 use canvas_types::sync::{AtomicBool, AtomicU32, Ordering};
 
-/// All pages.
+/// The share of 100 %.
 const ALL: u32 = 1 << 16;
-/// It is low from here down,
+/// The share becomes low at or below this value.
 const LOW: u32 = ALL / 8 * 3;
-/// until it has risen above this.
+/// It stays low up to this value.
 const HIGH: u32 = ALL / 2;
-/// The average forgets this part of itself with each batch.
+/// Each batch replaces one part in this many of the average.
 const WEIGHT: u32 = 8;
 
-/// The share of dirty pages in the batches of late: a moving average.
+/// The share of dirty pages in recent batches: a moving average.
 #[derive(Debug)]
 pub struct DirtyShare {
-    /// Of [`ALL`].
+    /// In parts of [`ALL`].
     average: AtomicU32,
     is_low: AtomicBool,
 }
 
 impl DirtyShare {
-    /// All were dirty.
+    /// Starts as if all pages had been dirty.
     pub const fn new() -> DirtyShare {
         DirtyShare {
             average: AtomicU32::new(ALL),
@@ -32,7 +31,7 @@ impl DirtyShare {
         }
     }
 
-    /// A batch of `dirty` pages and `clean` ones has left. Of two noted at one time one may be lost.
+    /// Records that a batch of `dirty` and `clean` pages has left. A concurrent call may be lost.
     pub fn note(&self, dirty: u32, clean: u32) {
         let Some(all) = dirty.checked_add(clean).filter(|n| *n > 0) else {
             return;
@@ -48,7 +47,7 @@ impl DirtyShare {
         }
     }
 
-    /// Are few of them dirty?
+    /// Whether the share is low.
     #[inline]
     pub fn is_low(&self) -> bool {
         self.is_low.load(Ordering::Relaxed)
@@ -95,7 +94,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against exact arithmetic: never off by more than the rounding of each step, and in bounds.
+        /// Compared with exact arithmetic: never off by more than the rounding of each step, and within bounds.
         #[test]
         fn the_average_is_one(noted in proptest::collection::vec((0..2000u32, 0..2000u32), 0..200)) {
             let share = DirtyShare::new();

@@ -1,26 +1,25 @@
-//! What each process of a tenant keeps of local memory, whoever faults: its *floor*.
+//! The *floor* of each process of a tenant: the local memory that it keeps, whichever process faults.
 //!
-//! A process's *demand* grows while pages come back that it had lost, and shrinks while none do. What the
-//! limit leaves after native memory (the *room*) is divided among the demands so that the least is as large as
-//! can be (max-min): a process whose demand is small keeps all of it, and of those that want more each
-//! keeps the same. What a process has beyond its floor is the oldest that the tenant has, as far as faults
-//! tell, and is what reclaim takes.
+//! A process's *demand* grows while pages that it had lost come back, and shrinks while none do. What the limit leaves
+//! after native memory (the *room*) is divided among the demands by max-min fairness: a process with a small demand
+//! keeps all of it, and those that want more all keep the same amount. What a process has beyond its floor is, as far
+//! as faults tell, the oldest that the tenant has, and is what reclaim takes.
 //!
-//! Where the room does not even cover [`PROGRESS_PAGES`] of each demand, the limit cannot be kept with any
-//! use: what is native cannot leave, and a few pages passed round among the processes end all progress.
-//! Then the floors are free of it, up to [`FREE_PAGES`] each, and the tenant is told what it would need.
+//! If the room does not even cover [`PROGRESS_PAGES`] of each demand, enforcing the limit is useless: native memory
+//! cannot leave, and passing a few pages round among the processes would end all progress. Then the floors ignore the
+//! room, up to [`FREE_PAGES`] each, and the tenant's report says what limit it would need.
 
-/// Demand of a process of which nothing is known yet, and the least that a demand falls to (256 KiB).
+/// Demand of a process about which nothing is known yet, and the least that a demand falls to (256 KiB).
 pub const LEAST_PAGES: i64 = 64;
-/// What each process needs of its demand to make progress (1 MiB).
+/// The part of its demand that a process needs to make progress (1 MiB).
 pub const PROGRESS_PAGES: i64 = 256;
-/// Largest floor while the limit cannot be kept (4 MiB).
+/// Largest floor while the limit cannot be enforced (4 MiB).
 pub const FREE_PAGES: i64 = 1024;
-/// A demand is judged over so long a time.
+/// A demand is judged once in this time.
 pub const LOOK_NS: u64 = 5_000_000;
-/// A demand grows from so many pages a look that came back on (one in 200 us).
+/// A demand grows if at least this many pages come back in [`LOOK_NS`] (one in 200 us).
 const MANY_A_LOOK: u64 = 25;
-/// A demand shrinks after so many looks without any.
+/// A demand shrinks after this many times [`LOOK_NS`] without any.
 const QUIET_LOOKS: u64 = 8;
 
 /// A process's demand, in pages.
@@ -28,20 +27,20 @@ const QUIET_LOOKS: u64 = 8;
 pub struct Demand {
     /// How many pages of local memory the process wants to keep.
     pub pages: i64,
-    /// Time without pages that came back.
+    /// Time since a page last came back.
     pub quiet_ns: u64,
 }
 
 impl Demand {
-    /// Of a process that has just begun.
+    /// Demand of a process that has just started.
     pub const NEW: Demand = Demand {
         pages: LEAST_PAGES,
         quiet_ns: 0,
     };
 
-    /// The demand after `elapsed_ns` more, in which `came_back` pages were faulted on again; `held`: pages
-    /// that it has. It grows by a quarter a look while pages come back, no further than a quarter past what
-    /// is held, and shrinks by a sixteenth after eight looks without.
+    /// The demand after another `elapsed_ns`, in which `came_back` pages were faulted in again; `held`: pages that the
+    /// process holds. It grows by a quarter per look while pages come back, at most to a quarter more than what is
+    /// held, and shrinks by a sixteenth after eight looks without any.
     pub fn next(self, came_back: u64, elapsed_ns: u64, held: i64) -> Demand {
         let looks = (elapsed_ns / LOOK_NS).max(1);
         if came_back >= MANY_A_LOOK.saturating_mul(looks) {
@@ -69,15 +68,15 @@ impl Demand {
 /// How the room is divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Division {
-    /// The largest floor: each process keeps its demand, and this much of a larger one.
+    /// The largest floor: a process keeps its demand, but at most this much.
     pub level: i64,
-    /// All floors together.
+    /// Sum of all floors.
     pub floors: i64,
-    /// Pages by which the room is too small for all to make progress; 0 when it is not.
+    /// Pages by which the room is too small for all to make progress; 0 if it suffices.
     pub short: i64,
 }
 
-/// Divides `room` among the demands, no process more than it holds: `demands` gives the smaller of the two.
+/// Divides `room` among the demands. `demands` gives for each process the smaller of its demand and what it holds.
 pub fn divide(room: i64, demands: impl Iterator<Item = i64> + Clone) -> Division {
     let sum = |level: i64| -> i64 {
         demands
@@ -92,7 +91,7 @@ pub fn divide(room: i64, demands: impl Iterator<Item = i64> + Clone) -> Division
             short: progress.saturating_sub(room),
         };
     }
-    // The greatest level with a sum within the room; PROGRESS_PAGES is one.
+    // Find the greatest level whose sum fits the room; PROGRESS_PAGES does.
     let most = demands.clone().max().unwrap_or(0).max(PROGRESS_PAGES);
     let (mut low, mut high) = (PROGRESS_PAGES, most);
     while low < high {
@@ -110,8 +109,8 @@ pub fn divide(room: i64, demands: impl Iterator<Item = i64> + Clone) -> Division
     }
 }
 
-/// What this process gives of `over` pages that the tenant has too much: by its part of all that is beyond
-/// floors, at least a page when it has any.
+/// How many of the tenant's `over` excess pages this process must evict: in proportion to its share of all that is
+/// beyond floors, at least one if it has any.
 pub fn part(over: i64, surplus: i64, all_surplus: i64) -> i64 {
     if over <= 0 || surplus <= 0 {
         return 0;
@@ -133,13 +132,13 @@ mod tests {
             d = d.next(MANY_A_LOOK, LOOK_NS, held);
         }
         assert_eq!(d.pages, held + held / 4);
-        // A few: as it is.
+        // A few pages that come back change nothing.
         let before = d;
         for _ in 0..100 {
             d = d.next(1, LOOK_NS, held);
         }
         assert_eq!(d.pages, before.pages);
-        // None: down to the least, not at once.
+        // Without any the demand falls to the least, but not at once.
         assert_eq!(d.next(0, LOOK_NS, held).pages, before.pages);
         for _ in 0..5_000 {
             d = d.next(0, LOOK_NS, held);
@@ -165,11 +164,11 @@ mod tests {
         // Native memory alone is more than the limit.
         let d = divide(-100, [10].into_iter());
         assert_eq!((d.short, d.floors), (110, 10));
-        // Nobody, and nothing.
+        // No process and no room.
         assert_eq!(divide(0, [].into_iter()).short, 0);
     }
 
-    /// Hands out page by page: to whoever has least of those that want more.
+    /// Hands out page by page, each to a process that has least among those that want more.
     fn naive(room: i64, demands: &[i64]) -> Vec<i64> {
         let mut floors = vec![0; demands.len()];
         for _ in 0..room {
@@ -183,7 +182,7 @@ mod tests {
     }
 
     proptest! {
-        /// What handing out page by page comes to; less than a page each is left over.
+        /// Compared with handing out page by page: less than a page per process is left over.
         #[test]
         fn as_page_by_page(
             demands in proptest::collection::vec(0..1500i64, 0..12),
@@ -203,7 +202,7 @@ mod tests {
             }
         }
 
-        /// Together all parts are at least what is too much, and nobody goes below its floor.
+        /// All parts together are at least the excess, and no process goes below its floor.
         #[test]
         fn parts_add_up(surplus in proptest::collection::vec(-50..3000i64, 1..12), over in 0..5000i64) {
             let all: i64 = surplus.iter().map(|s| (*s).max(0)).sum();
@@ -214,7 +213,7 @@ mod tests {
             prop_assert!(parts.iter().sum::<i64>() >= over.min(all));
         }
 
-        /// It stays within its bounds, whatever happens.
+        /// A demand stays within its bounds, whatever happens.
         #[test]
         fn a_demand_has_bounds(steps in proptest::collection::vec((0..200u64, 0..100_000_000u64, 0..5000i64), 1..200)) {
             let mut d = Demand::NEW;

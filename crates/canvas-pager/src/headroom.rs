@@ -1,30 +1,30 @@
-//! How far below the limit reclaim works ahead of need.
+//! How far below the limit background reclaim works.
 //!
-//! What is kept free holds no page of the program, so it should be little; but where it is less than what
-//! comes in until the reclaim thread has run, faults wait for reclaim of their own. How much that is depends
-//! on the program's rate of faults and on when the scheduler lets the thread run, so it is learnt: the headroom
-//! grows by half as long as faults find it used up, and shrinks slowly while they do not.
+//! Memory kept free holds no page of the program, so there should be little of it. But if it is less than what comes in
+//! until the reclaim thread has run, faults wait for direct reclaim. How much that is depends on the program's rate of
+//! faults and on when the scheduler runs the thread, so it is learnt: the headroom grows by half whenever faults find
+//! it used up, and shrinks slowly while they do not.
 
 use canvas_types::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Shares are in 1024ths of the room that the limit leaves.
 const PARTS: i64 = 1024;
-/// A forty-eighth, and 2 MiB: at first, and after a long time without faults that wait.
+/// Minimum: a 48th, and 2 MiB. Used at first, and after a long time without faults that wait.
 const SHARE_MIN: u32 = 21;
 const PAGES_FEW: i64 = 512;
-/// A sixteenth, and 8 MiB: at most.
+/// Maximum: a 16th, and 8 MiB.
 const SHARE_MAX: u32 = 64;
 const PAGES_MOST: i64 = 2048;
-/// Of a small room the headroom is a sixteenth until it comes to so many pages (512 KiB).
+/// In a small room the headroom is a sixteenth up to this many pages (512 KiB).
 const PAGES_SMALL: i64 = 128;
-/// Never less than so many pages.
+/// The headroom is never less than this.
 const PAGES_LEAST: i64 = 32;
-/// Pages that reclaim frees at a time, if the headroom is larger. Where all processors are busy the program
-/// stands still for so long.
+/// Pages that reclaim frees at a time, if the headroom is larger. If all CPUs are busy the program stalls for that
+/// time.
 const PAGES_AT_A_TIME: i64 = 128;
-/// Pause between two looks.
+/// Pause between two checks.
 const LOOK_NS: u64 = 10_000_000;
-/// The headroom shrinks by a 1024th of the room each time that it was enough for so long.
+/// The headroom shrinks by a 1024th of the room each time it has sufficed for this long.
 const QUIET_NS: u64 = 250_000_000;
 
 /// What a process keeps free ahead of its faults.
@@ -37,7 +37,7 @@ pub struct Headroom {
 }
 
 impl Headroom {
-    /// The least.
+    /// Creates the minimum headroom.
     pub const fn new() -> Headroom {
         Headroom {
             share: AtomicU32::new(SHARE_MIN),
@@ -47,8 +47,7 @@ impl Headroom {
         }
     }
 
-    /// Pages below the limit at which reclaim starts, and at which it stops, where the limit leaves `room`
-    /// pages.
+    /// Pages below the limit at which reclaim starts, and at which it stops, if the limit leaves `room` pages.
     #[inline]
     pub fn marks(&self, room: i64) -> (i64, i64) {
         let share = i64::from(self.share.load(Ordering::Relaxed));
@@ -61,7 +60,8 @@ impl Headroom {
         (start, stop.min(start + PAGES_AT_A_TIME))
     }
 
-    /// The same where threads that take memory reclaim by themselves: nobody has to be waited for.
+    /// Like [`Headroom::marks`], for when threads that charge memory reclaim by themselves: no wake-up has to be
+    /// bridged.
     #[inline]
     pub fn marks_in_line(&self, room: i64) -> (i64, i64) {
         let (start, stop) = self.marks(room);
@@ -69,7 +69,7 @@ impl Headroom {
         (in_line, stop.min(in_line + PAGES_AT_A_TIME))
     }
 
-    /// A fault found no room left.
+    /// Records that a fault found no room left.
     #[inline]
     pub fn used_up(&self) {
         if !self.was_used_up.load(Ordering::Relaxed) {
@@ -77,7 +77,7 @@ impl Headroom {
         }
     }
 
-    /// The reclaim thread's look, at the time `now_ns`.
+    /// Checks whether the headroom was used up; called by the reclaim thread at time `now_ns`.
     pub fn look(&self, now_ns: u64) {
         if now_ns < self.looked_ns.load(Ordering::Relaxed) + LOOK_NS {
             return;

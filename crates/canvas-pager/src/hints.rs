@@ -1,18 +1,18 @@
-//! What the program has said of its memory and waits to be done: ranges that it will need, or will not.
+//! Queue of the program's hints about its memory: ranges that it will need, or will not.
 //!
-//! A hint is one word, so that a place of the ring is taken and given up by one exchange: nobody waits, whoever is
-//! stopped in the middle of a call. When all places are taken the oldest hint makes way, as the newest tells
-//! most about what comes next.
+//! A hint is one word, so that one exchange takes or frees a cell of the ring: no thread waits for another, even if
+//! that one is stopped in the middle of a call. When all cells are taken the oldest hint is dropped, because the newest
+//! says most about what comes next.
 
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::word::{self, State, flag};
 
-/// Hints that can wait at one time.
+/// Hints that can be queued at one time.
 pub const HINTS: usize = 512;
 
-/// A range of pages, `start..end`, that is not empty and lies in the window.
+/// A non-empty range of pages, `start..end`, in the managed range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hint {
     /// Number of its first page.
@@ -21,11 +21,11 @@ pub struct Hint {
     pub end: u32,
 }
 
-/// Set in the word of a place that is taken.
+/// Set in the word of a taken cell.
 const TAKEN: u64 = 1 << 63;
 
 impl Hint {
-    /// The range; `None` when it is empty.
+    /// The range; `None` if it is empty.
     pub fn of(start: u32, end: u32) -> Option<Hint> {
         (start < end).then_some(Hint { start, end })
     }
@@ -41,17 +41,17 @@ impl Hint {
     }
 }
 
-/// Hints that wait, in order. Usable as a static.
+/// Queued hints, in order. Usable as a static.
 pub struct Ring {
     places: [AtomicU64; HINTS],
-    /// Hints that came, ever: the next one's place is behind the newest, where the oldest is.
+    /// Hints ever pushed. The next one goes behind the newest, into the oldest one's cell.
     next: AtomicU32,
 }
 
 macro_rules! constructor {
     ($($const:tt)?) => {
         impl Ring {
-            /// No hints.
+            /// Creates an empty ring.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Ring {
                 Ring { places: constructor!(@places $($const)?), next: AtomicU32::new(0) }
@@ -68,17 +68,17 @@ constructor!(const);
 constructor!();
 
 impl Ring {
-    /// The places from the oldest hint on.
+    /// The cells from the oldest hint on.
     fn in_order(&self) -> impl Iterator<Item = &AtomicU64> {
         let next = self.next.load(Ordering::Relaxed) as usize;
         (0..HINTS).map(move |i| &self.places[(next + i) % HINTS])
     }
-    /// Adds a hint; the oldest one, if it had to make way.
+    /// Adds a hint; returns the oldest one if it was overwritten.
     pub fn push(&self, hint: Hint) -> Option<Hint> {
         let at = self.next.fetch_add(1, Ordering::Relaxed) as usize % HINTS;
         Hint::unpack(self.places[at].swap(hint.pack(), Ordering::AcqRel))
     }
-    /// Are all places taken?
+    /// Whether all cells are taken.
     pub fn is_full(&self) -> bool {
         self.in_order()
             .all(|p| p.load(Ordering::Relaxed) & TAKEN != 0)
@@ -89,12 +89,12 @@ impl Ring {
             .filter(|p| p.load(Ordering::Relaxed) != 0)
             .find_map(|p| Hint::unpack(p.swap(0, Ordering::AcqRel)))
     }
-    /// Those that wait, from the oldest on.
+    /// The queued hints, from the oldest on.
     pub fn waiting(&self) -> impl Iterator<Item = Hint> {
         self.in_order()
             .filter_map(|p| Hint::unpack(p.load(Ordering::Relaxed)))
     }
-    /// Forgets all. For a fork's child, which has one thread.
+    /// Removes all hints. For a fork's child, which has one thread.
     pub fn clear(&self) {
         for place in &self.places {
             place.store(0, Ordering::Relaxed);
@@ -102,24 +102,24 @@ impl Ring {
     }
 }
 
-/// Are most of these pages, in the order of their hints, without another one of them just before or behind? What went
-/// out with such a page is then not wanted with it.
+/// Whether fewer than half of these pages, in the order of their hints, directly follow the one before. Then the other
+/// pages of their extents are not wanted with them.
 pub fn is_scattered(pages: &[PageId]) -> bool {
     let follows = |pair: &&[PageId]| pair[1].0 == pair[0].0.wrapping_add(1);
     pages.windows(2).filter(follows).count() * 2 < pages.len()
 }
 
-/// What [`cool`] found.
+/// Result of [`cool`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cooled {
-    /// Pages that are the next victims now.
+    /// Pages that are now the next victims.
     pub pages: u32,
-    /// Some of the pages are locked, and stay as they are.
+    /// Some of the pages are locked, and stay.
     pub locked: bool,
 }
 
-/// Makes victims of the pages with these words: they have no heat, count as not used, and go before others, as
-/// what a stream has left behind does. Pages that cannot leave now are left alone.
+/// Makes the pages with these words the next victims: clears their heat and referenced bit, and marks them like pages
+/// that a stream has left behind. Leaves pages alone that cannot be evicted now.
 pub fn cool(words: &[AtomicU64]) -> Cooled {
     let mut found = Cooled::default();
     for w in words {
@@ -129,14 +129,14 @@ pub fn cool(words: &[AtomicU64]) -> Cooled {
             continue;
         }
         let new = cur.with_heat(0).clear(flag::REFERENCED).set(flag::STREAM);
-        // Lost to a fault or a pin: it is in use.
+        // If a fault or a pin was faster, the page is in use.
         found.pages += u32::from(new == cur || word::transition(w, cur, new));
     }
     found
 }
 
-/// A page that a hint has just brought in counts as used until the hand has passed once: the program is about to
-/// need it.
+/// Marks a page that a hint has just brought in as used until the hand has passed once: the program is about to need
+/// it.
 pub fn spare(w: &AtomicU64) {
     let cur = word::load(w);
     if cur.state() == State::Resident {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a queue that drops its oldest.
+        /// Compared with a queue that drops its oldest element.
         #[test]
         fn behaves_like_a_bounded_queue(ops in proptest::collection::vec(op(), 1..2000)) {
             let ring = Ring::new();

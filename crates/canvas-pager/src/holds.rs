@@ -1,25 +1,25 @@
-//! Keeps reclaim and calls apart in which a device may write to pages that nobody named.
+//! Excludes reclaim during calls in which a device may write to pages that no argument names.
 //!
-//! Such a call holds reclaim from [`Holds::begin`] to [`Holds::end`], [`MAX_NS`] at most: it may wait for ever, or
-//! be left by a jump out of a signal's handler. A batch of reclaim begins when no call holds it, and a call waits
-//! until no batch is under way ([`Holds::is_settled`]). Each says that it begins before it looks at the other, so
+//! Such a call holds reclaim from [`Holds::begin`] to [`Holds::end`], for at most [`MAX_NS`]: it may wait for ever, or
+//! be left by a jump out of a signal handler. A batch of reclaim begins only when no call holds it, and a call waits
+//! until no batch is running ([`Holds::is_settled`]). Each announces itself before it looks for the other, so at least
 //! one of the two sees the other.
 
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// A call holds reclaim for so long: the kernel's own longest timeout of a device's command by default.
+/// How long a call holds reclaim at most: the kernel's longest default timeout of a device command.
 pub const MAX_NS: u64 = 60_000_000_000;
-/// Calls that are told apart.
+/// Calls that are tracked separately.
 #[cfg(not(feature = "shuttle"))]
 const PLACES: usize = 64;
 #[cfg(feature = "shuttle")]
 const PLACES: usize = 1;
 
-/// The calls and the batches under way.
+/// The calls and batches in progress.
 pub struct Holds {
-    /// When each call began; 0 where there is none.
+    /// When each call began; 0 for none.
     places: [AtomicU64; PLACES],
-    /// Calls that found no place, and when the last of them began.
+    /// Calls that found no free place, and when the last of them began.
     crowd: AtomicU32,
     crowd_ns: AtomicU64,
     batches: AtomicU32,
@@ -28,7 +28,7 @@ pub struct Holds {
 /// A call that holds reclaim.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// [`PLACES`]: in the crowd.
+    /// [`PLACES`]: counted in `crowd`.
     place: usize,
     begun_ns: u64,
 }
@@ -47,7 +47,7 @@ fn is_over(begun_ns: u64, now_ns: u64) -> bool {
 }
 
 impl Holds {
-    /// Nothing is under way.
+    /// Nothing in progress.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Holds {
@@ -58,7 +58,7 @@ impl Holds {
             batches: AtomicU32::new(0),
         }
     }
-    /// Nothing is under way.
+    /// Nothing in progress.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> Holds {
@@ -70,7 +70,7 @@ impl Holds {
         }
     }
 
-    /// A call begins, at a time that is not 0: no batch begins from here on. One may be under way still.
+    /// Begins a call, at a time that is not 0: from here on no batch begins. One may still be running.
     pub fn begin(&self, now_ns: u64) -> Call {
         let call = |place| Call {
             place,
@@ -91,10 +91,10 @@ impl Holds {
         call(PLACES)
     }
 
-    /// A call has ended.
+    /// Ends a call.
     pub fn end(&self, call: Call) {
         match self.places.get(call.place) {
-            // Another's, when this one was over by its time.
+            // If this call had exceeded its time, the place may be another call's now.
             Some(place) => {
                 let _ =
                     place.compare_exchange(call.begun_ns, 0, Ordering::SeqCst, Ordering::Relaxed);
@@ -105,7 +105,7 @@ impl Holds {
         }
     }
 
-    /// Does a call hold reclaim?
+    /// Whether a call holds reclaim.
     pub fn is_held(&self, now_ns: u64) -> bool {
         let crowd = self.crowd.load(Ordering::SeqCst) != 0
             && !is_over(self.crowd_ns.load(Ordering::SeqCst), now_ns);
@@ -123,12 +123,12 @@ impl Holds {
         (!self.is_held(now_ns)).then_some(batch)
     }
 
-    /// Is no batch under way?
+    /// Whether no batch is running.
     pub fn is_settled(&self) -> bool {
         self.batches.load(Ordering::SeqCst) == 0
     }
 
-    /// In a fork's child: none of the calls is its own.
+    /// In a fork's child: drops the parent's calls.
     pub fn forget(&self) {
         for place in &self.places {
             place.store(0, Ordering::Relaxed);
@@ -155,7 +155,7 @@ mod tests {
         holds.end(short);
         assert!(holds.batch(6 + MAX_NS).is_none());
         assert!(holds.batch(7 + MAX_NS).is_some());
-        // Its place was taken meanwhile: the end of the old call is not that of the new one.
+        // Its place was taken meanwhile: the end of the old call does not end the new one.
         for now in 0..PLACES as u64 {
             holds.begin(8 + MAX_NS + now);
         }
@@ -175,8 +175,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of what is under way: held exactly while a call is that is no older than the bound;
-        /// past the number of places for longer at most.
+        /// Compared with a list of what is in progress: reclaim is held exactly while there is a call younger than the
+        /// bound; with more calls than places it may be held longer.
         #[test]
         fn as_a_list_of_calls(steps in proptest::collection::vec((0..3u8, 1..MAX_NS, any::<usize>()), 1..300)) {
             let holds = Holds::new();

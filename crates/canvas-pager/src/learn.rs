@@ -1,13 +1,13 @@
 //! Record and replay (`learn`): the far pages that a program needs when it resumes, in their order.
 //!
-//! A *resumption* is a burst of faults on far pages after a quiet time. While it lasts, its pages are recorded. At
-//! the next one the first faults are compared with the recordings; when most of them are in one, the rest of it is
-//! brought in ahead, chunk by chunk. One page in [`SAMPLE`] is left out, so that a fault tells that the program needs
-//! what comes: each such fault, and each on a page that did not come yet, lets the replay go further. Who resumes
-//! otherwise than before thus gets little more than [`AHEAD_PAGES`] pages in vain; the replay ends, and later faults
-//! may be like another recording.
+//! A *resumption* is a burst of faults on far pages after a quiet time. While it lasts, its pages are recorded. At the
+//! next resumption the first faults are compared with the recordings; if most of them are in one, the rest of that
+//! recording is prefetched, chunk by chunk. One page in [`SAMPLE`] is left out, so that faults show that the program
+//! needs what comes in: each fault on such a page, and each on a page that did not come in yet, lets the replay
+//! continue further. If a program resumes differently, little more than [`AHEAD_PAGES`] pages come in for nothing; the
+//! replay then stops, and later faults may match another recording.
 //!
-//! One thread does all of this; others only tell it of their faults.
+//! One thread does all of this; other threads only report their faults to it.
 
 use canvas_types::sync::AtomicU32;
 
@@ -17,109 +17,109 @@ pub mod chunks;
 
 /// Faults that begin a resumption, and are compared with the recordings.
 pub const FIRST: usize = 32;
-/// Of them, those that have to be in a recording for it to be replayed.
+/// How many of them must be in a recording for it to be replayed.
 pub const MATCH: usize = FIRST / 2;
-/// One page in so many is left to a fault.
+/// One page in this many is left out of a replay, so that it faults.
 pub const SAMPLE: u32 = 64;
 /// Pages that a replay brings in before any fault confirms it.
 pub const AHEAD_PAGES: u32 = 1024;
-/// Chunks by which a replay keeps ahead of the faults: what is nearer their threads bring in themselves
-/// sooner than they would wait for it.
+/// Chunks by which a replay stays ahead of the faults. What is nearer, faulting threads bring in themselves sooner than
+/// they would wait for it.
 pub const KEEP_AHEAD: usize = 4;
-/// Pages by which the fault on a page that was left out lets a replay go on: four times those that it stands for.
+/// Pages that a fault on a left-out page allows the replay to bring in: four times those that the page stands for.
 const BY_SAMPLE: u32 = 4 * SAMPLE;
-/// The same for a fault on another page of the recording: it did not come yet, or not in time.
+/// Pages that a fault on another page of the recording allows: one that did not come in, or not in time.
 const BY_OTHER: u32 = 16;
 /// Time in which the first faults have to come.
 pub const WINDOW_NS: u64 = 50_000_000;
-/// Fewer faults in that time are quiet: a program that is idle still works now and then (redis moves a hash table a
-/// millisecond at a time, ten times a second), and what it does then is no resumption either.
+/// Fewer faults than this in [`WINDOW_NS`] count as quiet. An idle program still works now and then (redis moves a hash
+/// table for a millisecond, ten times a second), and that is no resumption.
 pub const BUSY: u32 = FIRST as u32;
-/// While a resumption is under way, fewer faults in that time are its end. What is replayed has few.
+/// During a resumption, fewer faults than this in [`WINDOW_NS`] are its end. A replayed resumption has few faults.
 pub const FEW: u32 = 8;
-/// So long it has to be quiet before a resumption.
+/// How long it must be quiet before a resumption.
 pub const QUIET_NS: u64 = 500_000_000;
-/// So long it has to be quiet for its end.
+/// How long it must be quiet for a resumption to end.
 pub const END_NS: u64 = 400_000_000;
 
-/// Is the page one of those that a replay leaves out? Of [`SAMPLE`] side by side it is one, another one each time.
+/// Whether a replay leaves this page out: one of each [`SAMPLE`] adjacent pages, at a different position each time.
 pub fn is_left_out(page: u32) -> bool {
     let which = (page / SAMPLE).wrapping_mul(0x9e37_79b1) >> 20;
     (page ^ which).is_multiple_of(SAMPLE)
 }
 
-/// A replay that is under way.
+/// A replay in progress.
 #[derive(Clone, Copy, Debug)]
 struct Replay<'a> {
     words: &'a [AtomicU32],
-    /// The entry that is next.
+    /// Index of the next entry.
     at: usize,
-    /// Some entries were left to threads that fault; then it goes through all once more.
+    /// Some entries were left to faulting threads; after the last entry, all are visited once more.
     has_skipped: bool,
     is_last_pass: bool,
-    /// Pages of the recording that it has passed.
+    /// Pages of the recording that the replay has passed.
     passed: u32,
     /// Pages that it may pass, by the faults so far.
     allowed: u32,
-    /// Demand faults on pages of the recording (on one that was left out for all that it stands for), and on others.
+    /// Demand faults on pages of the recording (a left-out page counts for all that it stands for), and on other pages.
     hits: u32,
     misses: u32,
-    /// It has turned out wrong.
+    /// The recording turned out not to match.
     stopped: bool,
 }
 
-/// What a fault tells.
+/// What the caller must do after a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// Nothing special.
+    /// Nothing.
     Nothing,
-    /// A resumption begins: [`Learner::begin`] is next.
+    /// A resumption begins: call [`Learner::begin`].
     Begins,
-    /// The faults are none of the recording's that is replayed, or none is: [`Learner::replay`] is next where
-    /// another one fits.
+    /// The replayed recording does not contain the faults, or none is replayed: call [`Learner::replay`] if another
+    /// recording matches.
     Search,
 }
 
-/// What becomes of a resumption's pages.
+/// What to do with the pages of a resumption.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// They are a new recording.
+    /// Store them as a new recording.
     New,
-    /// They belong to the recording that was replayed.
+    /// Add them to the recording that was replayed.
     More,
-    /// There is nothing to keep.
+    /// There is nothing to store.
     Nothing,
 }
 
 /// Follows the faults of one process.
 pub struct Learner<'a> {
     draft: Draft<'a>,
-    /// Of the recording that is replayed.
+    /// Index of the recording that is replayed.
     index: Index<'a>,
-    /// Since when faults are counted, and how many came.
+    /// Start of the current time window, and the faults in it.
     window_ns: u64,
     faults: u32,
-    /// The first of them; while a resumption is under way, the last that no replay has foreseen.
+    /// The window's first faults; during a resumption, the last faults that no replay predicted.
     seen: [u32; FIRST],
-    /// How many such there were, and with which of them a recording is looked for.
+    /// How many faults were not predicted, and at which count the next recording is searched for.
     unforeseen: u32,
     search_at: u32,
-    /// The last fault of the window before, when that was busy.
+    /// Time of the last fault of the previous window, if that window was busy.
     busy_before_ns: Option<u64>,
-    /// The last fault.
+    /// Time of the last fault.
     last_ns: u64,
-    /// When it was last busy, but for the window before.
+    /// When faults were last busy, not counting the previous window.
     busy_ns: u64,
-    /// A resumption is under way, and when it was last busy.
+    /// During a resumption: when faults were last busy.
     resumed_ns: Option<u64>,
     replay: Option<Replay<'a>>,
-    /// Faults on pages that had come in since it began.
+    /// Faults on pages that had already come in during the resumption.
     repeats: u32,
     is_full: bool,
 }
 
 impl<'a> Learner<'a> {
-    /// Nothing is known.
+    /// Creates a learner that has seen no faults.
     pub fn new(draft: Draft<'a>, index: Index<'a>) -> Learner<'a> {
         Learner {
             draft,
@@ -139,7 +139,7 @@ impl<'a> Learner<'a> {
         }
     }
 
-    /// A demand fault on a far page.
+    /// Handles a demand fault on a far page.
     pub fn fault(&mut self, now_ns: u64, page: u32) -> Event {
         if now_ns.saturating_sub(self.window_ns) > WINDOW_NS {
             self.next_window(now_ns);
@@ -169,30 +169,30 @@ impl<'a> Learner<'a> {
         if let Some(busy_ns) = self.busy_before_ns {
             self.busy_ns = self.busy_ns.max(busy_ns);
         }
-        // A burst may have begun in the window before: that does not count yet.
+        // A burst may have begun in the previous window, so that one does not count yet.
         self.busy_before_ns = (self.faults >= BUSY).then_some(self.last_ns);
         (self.window_ns, self.faults) = (now_ns, 0);
     }
 
-    /// Pages leave because there is too little room: faults that come now say what has left too soon, and not what a
-    /// program needs that resumes.
+    /// Records that pages are evicted because there is too little room. Faults now show what was evicted too early, not
+    /// what a resuming program needs.
     pub fn disturbed(&mut self, now_ns: u64) {
         self.busy_ns = self.busy_ns.max(now_ns);
     }
 
-    /// The page came in because of another one's fault.
+    /// Records a page that came in during a fault on another page.
     pub fn ahead(&mut self, page: u32) {
         if self.resumed_ns.is_some() {
             self.note(page, false);
         }
     }
 
-    /// The faults that a recording is looked for with.
+    /// The faults to compare recordings with.
     pub fn seen(&self) -> &[u32; FIRST] {
         &self.seen
     }
 
-    /// A resumption begins, like the recording of these words.
+    /// Begins a resumption, and the replay of the recording with these words if there is one.
     pub fn begin(&mut self, now_ns: u64, recording: Option<&'a [AtomicU32]>) {
         self.draft.clear();
         self.replay = None;
@@ -207,7 +207,7 @@ impl<'a> Learner<'a> {
         }
     }
 
-    /// The recording of these words is replayed from now on.
+    /// Replays the recording with these words from now on.
     pub fn replay(&mut self, words: &'a [AtomicU32]) {
         self.index.fill(words);
         self.replay = Some(Replay {
@@ -223,9 +223,9 @@ impl<'a> Learner<'a> {
         });
     }
 
-    /// True when a recording is to be looked for.
+    /// Records a page of a resumption. Returns true if a recording should be searched for.
     fn note(&mut self, page: u32, demand: bool) -> bool {
-        // One that has stopped may be found again.
+        // A replay that has stopped may be chosen again.
         if let Some(replay) = self.replay.as_mut().filter(|r| !r.stopped) {
             let of = self.index.find(replay.words, page / PAGES);
             let entry = of.and_then(|i| chunks::entry(replay.words, i));
@@ -268,8 +268,8 @@ impl<'a> Learner<'a> {
         search
     }
 
-    /// The next pages of the recording to bring in, in ascending order, if it may go on; how many. There is room for
-    /// a chunk. `front` is behind the entry of the last fault.
+    /// Writes the next pages of the recording to `out`, in ascending order, if the replay may continue; returns how
+    /// many. `out` has room for a chunk. `front` is the index after the entry of the last fault.
     pub fn next(&mut self, front: usize, out: &mut [u32]) -> usize {
         let Some(replay) = self.replay.as_mut().filter(|r| !r.stopped) else {
             return 0;
@@ -297,17 +297,17 @@ impl<'a> Learner<'a> {
         n
     }
 
-    /// The entry that is next in the replay.
+    /// Index of the next entry of the replay.
     pub fn at(&self) -> usize {
         self.replay.map_or(0, |r| r.at)
     }
 
-    /// Has the replay that is under way turned out wrong?
+    /// Whether the replay in progress turned out wrong.
     pub fn is_stopped(&self) -> bool {
         self.replay.is_some_and(|r| r.stopped)
     }
 
-    /// The resumption is over, if it is: it has been quiet, or there is no more to learn.
+    /// Ends the resumption if it is over: it has been quiet, or there is no more to learn.
     pub fn ended(&mut self, now_ns: u64) -> Option<Outcome> {
         let resumed_ns = self.resumed_ns?;
         let is_steady = self.repeats > 256.max(self.draft.pages() / 4);
@@ -316,7 +316,7 @@ impl<'a> Learner<'a> {
             return None;
         }
         self.resumed_ns = None;
-        // It has been quiet since then, however late that is seen.
+        // It has been quiet since then, even if this is noticed late.
         self.busy_ns = if is_quiet { resumed_ns } else { now_ns };
         let replay = self.replay.take();
         let pages = self.draft.pages();
@@ -328,7 +328,7 @@ impl<'a> Learner<'a> {
         })
     }
 
-    /// Would a burst be a resumption, that began now?
+    /// Whether a burst that began now would be a resumption.
     pub fn is_quiet(&self, now_ns: u64) -> bool {
         let since = match self.faults >= BUSY || self.busy_before_ns.is_some() {
             true => self.window_ns,
@@ -337,13 +337,13 @@ impl<'a> Learner<'a> {
         self.resumed_ns.is_none() && now_ns.saturating_sub(since) >= QUIET_NS
     }
 
-    /// The pages that the resumption has added, after its end.
+    /// The pages that the resumption has added; valid after its end.
     pub fn draft(&self) -> &'a [AtomicU32] {
         self.draft.words()
     }
 
-    /// Adds these pages, as far as there is room, to the recording in the first `len` of the words; how many words it
-    /// has then. After a resumption's end.
+    /// Adds these pages, as far as there is room, to the recording in the first `len` of the words; returns how many
+    /// words it has then. Called after a resumption's end.
     pub fn merge(&mut self, words: &'a [AtomicU32], len: usize) -> usize {
         let mut to = Draft::behind(words, len, self.index.take());
         to.add_all(self.draft.words());

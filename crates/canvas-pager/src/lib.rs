@@ -1,5 +1,5 @@
-//! The pager's decisions: the page word and its transitions, which page to evict, what to
-//! prefetch. No clock, no thread, no syscall, no allocation on the paths that a fault takes.
+//! The pager's decisions: the page word and its transitions, which page to evict, what to prefetch. Uses no clock, no
+//! thread and no system call, and allocates nothing on the paths that a fault takes.
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![forbid(unsafe_code)]
 

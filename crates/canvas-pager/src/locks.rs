@@ -1,9 +1,9 @@
-//! The locks of the fault path that are no spin locks: chunks, working memory, and the gate that fork closes. They
-//! wait by functions of the caller's.
+//! Locks of the fault path that are not spin locks: for chunks, for working memory, and the gate that fork closes. They
+//! wait by calling functions of the caller.
 
 use canvas_types::sync::{AtomicBool, AtomicI32, AtomicU32, Ordering, backoff};
 
-/// Held by any number of threads that share it, or by one alone.
+/// A lock held by any number of threads that share it, or by one exclusively.
 pub struct SharedLock(AtomicI32);
 
 /// A shared hold, until dropped.
@@ -12,20 +12,20 @@ pub struct Shared<'a>(&'a AtomicI32);
 pub struct Exclusive<'a>(&'a AtomicI32);
 
 impl SharedLock {
-    /// An open lock.
+    /// Creates a free lock.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> SharedLock {
         SharedLock(AtomicI32::new(0))
     }
-    /// An open lock.
+    /// Creates a free lock.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> SharedLock {
         SharedLock(AtomicI32::new(0))
     }
 
-    /// Takes it with others that share it.
+    /// Takes the lock shared.
     #[inline]
     pub fn shared(&self, yield_now: fn()) -> Shared<'_> {
         let mut spins = 0;
@@ -43,7 +43,7 @@ impl SharedLock {
         }
     }
 
-    /// Takes it alone.
+    /// Takes the lock exclusively.
     pub fn exclusive(&self, yield_now: fn()) -> Exclusive<'_> {
         let mut spins = 0;
         loop {
@@ -72,17 +72,17 @@ impl Drop for Exclusive<'_> {
     }
 }
 
-/// `N` places, each one thread's at a time.
+/// `N` places, each held by one thread at a time.
 pub struct Places<const N: usize>([AtomicBool; N]);
 
-/// A place, the holder's until dropped.
+/// A place, held until dropped.
 pub struct Place<'a> {
     taken: &'a AtomicBool,
     index: usize,
 }
 
 impl Place<'_> {
-    /// Which of the places it is.
+    /// Index of the place.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -96,20 +96,20 @@ impl Drop for Place<'_> {
 }
 
 impl<const N: usize> Places<N> {
-    /// All free.
+    /// Creates free places.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Places<N> {
         Places([const { AtomicBool::new(false) }; N])
     }
-    /// All free.
+    /// Creates free places.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> Places<N> {
         Places(core::array::from_fn(|_| AtomicBool::new(false)))
     }
 
-    /// Takes a free place, the search beginning at `first`; waits while there is none.
+    /// Takes a free place, searching from `first` on; waits while there is none.
     #[inline]
     pub fn take(&self, first: usize, yield_now: fn()) -> Place<'_> {
         let mut spins = 0;
@@ -129,14 +129,14 @@ impl<const N: usize> Places<N> {
 #[repr(align(128))]
 struct Stripe(AtomicI32);
 
-/// A gate: open, any number of threads are inside; closed, those that are inside leave, and nobody comes in.
+/// A gate. While it is open, any number of threads can enter; while it is closed, threads inside leave and none enters.
 pub struct Gate<const N: usize> {
     inside: [Stripe; N],
-    /// 0, or by whom it is closed.
+    /// 0 while open, else the number of the thread that closed it.
     closed: AtomicU32,
 }
 
-/// Inside until dropped.
+/// Inside the gate until dropped.
 pub struct Inside<'a>(&'a AtomicI32);
 
 impl Drop for Inside<'_> {
@@ -147,7 +147,7 @@ impl Drop for Inside<'_> {
 }
 
 impl<const N: usize> Gate<N> {
-    /// Open, with nobody inside.
+    /// Creates an open gate with no thread inside.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Gate<N> {
@@ -156,7 +156,7 @@ impl<const N: usize> Gate<N> {
             closed: AtomicU32::new(0),
         }
     }
-    /// Open, with nobody inside.
+    /// Creates an open gate with no thread inside.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> Gate<N> {
@@ -166,8 +166,8 @@ impl<const N: usize> Gate<N> {
         }
     }
 
-    /// Enters, counted in one of the stripes. Who closed the gate, by number, may pass all the same if
-    /// `passes`; others `wait` while the word has the value.
+    /// Enters, counted in one of the stripes. If the gate is closed, `passes` gets the closer's number and may let the
+    /// thread in anyway; otherwise the thread calls `wait` with the word and its value.
     #[inline]
     pub fn enter(
         &self,
@@ -177,8 +177,8 @@ impl<const N: usize> Gate<N> {
     ) -> Inside<'_> {
         let stripe = &self.inside[stripe % N].0;
         loop {
-            // Before the look at the gate: who closes it closes first and then looks at this, so one of the two
-            // sees the other.
+            // Count before looking at the gate: the closer closes it first and then looks at the counts, so at least
+            // one of the two sees the other.
             stripe.fetch_add(1, Ordering::SeqCst);
             let by = self.closed.load(Ordering::SeqCst);
             if by == 0 || passes(by) {
@@ -189,7 +189,7 @@ impl<const N: usize> Gate<N> {
         }
     }
 
-    /// Closes it in the name of `by`, not 0, once nobody else has it closed.
+    /// Closes the gate as `by` (not 0), after waiting for another closer to open it.
     pub fn close(&self, by: u32, wait: impl Fn(&AtomicU32, u32)) {
         while let Err(other) =
             self.closed
@@ -199,7 +199,7 @@ impl<const N: usize> Gate<N> {
         }
     }
 
-    /// After [`Gate::close`]: waits until nobody is inside any more; false when `goes_on` says no.
+    /// After [`Gate::close`]: waits until no thread is inside; returns false if `goes_on` does.
     pub fn drain(&self, mut goes_on: impl FnMut() -> bool) -> bool {
         self.inside.iter().all(|s| {
             while s.0.load(Ordering::SeqCst) != 0 {
@@ -211,7 +211,7 @@ impl<const N: usize> Gate<N> {
         })
     }
 
-    /// Opens it again; the word that others wait for.
+    /// Opens the gate; returns the word that other threads wait on.
     pub fn open(&self) -> &AtomicU32 {
         self.closed.store(0, Ordering::SeqCst);
         &self.closed

@@ -1,24 +1,23 @@
-//! When native memory is to leave through the kernel, and how often that is tried.
+//! When native memory is paged out through the kernel, and how often this is tried.
 //!
-//! Canvas does not see which native pages are used, so it cannot choose the cold ones: it hands the kernel some
-//! in the order of their addresses, and what is used comes back by itself. Where most of them do, it
-//! waits longer before it tries again.
+//! Canvas does not see which native pages are used, so it cannot choose the cold ones: it has the kernel page out some
+//! in address order, and pages in use come back on their own. If most of them do, it waits longer before it tries
+//! again.
 
-/// Pages that a process gives the kernel in one round (8 MiB).
+/// Pages that a process has the kernel page out in one round (8 MiB).
 pub const ROUND_PAGES: i64 = 2048;
-/// Pause between two rounds while most pages stay away.
+/// Pause between two rounds while most pages stay out.
 pub const PAUSE_MIN_NS: u64 = 2_000_000_000;
 /// The longest pause.
 pub const PAUSE_MAX_NS: u64 = 64_000_000_000;
 
-/// Is native memory in the way of a tenant with this limit? Where the limit is too small (`short`), and where
-/// native memory takes more than a quarter of it while a process loses pages that it wants to keep
-/// (`wants_more`).
+/// Whether native memory is in the way of a tenant with this limit: if the limit is too small (`short` pages), or if
+/// native memory takes more than a quarter of it while a process loses pages that it wants to keep (`wants_more`).
 pub fn is_in_the_way(short: i64, native: i64, limit: i64, wants_more: bool) -> bool {
     native > 0 && (short > 0 || wants_more && native > limit / 4)
 }
 
-/// The pause after a round in which `left` pages have left, of which `back` were back after a pause.
+/// The pause after a round in which `left` pages were paged out, `back` of which had come back by the end of a pause.
 pub fn pause_after(pause_ns: u64, left: i64, back: i64) -> u64 {
     match left > 0 && back <= left / 2 {
         true => PAUSE_MIN_NS,

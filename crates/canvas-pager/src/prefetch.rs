@@ -1,15 +1,14 @@
 //! Low-tier prefetch (Canvas §5.2): what to bring in besides the page that faulted.
 //!
-//! Each thread (by a hash) has a few *trackers*, one a sequential or strided stream, and the
-//! deltas of its other faults for Leap's majority vote. A tracker's window doubles each time the
-//! program arrives at the end of what was prefetched, which proves that all of it was wanted, so
-//! a long stream validates itself; everything else is gated by the accuracy that the caller
-//! measures on prefetched pages that were left unmapped in the swap cache. A stream that passes
-//! such a page without touching it skips pages, and loses half of its window and of its proof.
+//! Each thread (by a hash) has a few *trackers*, one per sequential or strided stream, and the deltas of its other
+//! faults for Leap's majority vote. A tracker's window doubles each time the program reaches the end of what was
+//! prefetched, which proves that all of it was wanted: a long stream validates itself. Everything else is limited by
+//! the accuracy that the caller measures on prefetched pages left unmapped in the swap cache. A stream that passes such
+//! a page without touching it skips pages, and loses half of its window and of its proof.
 //!
-//! Interleaved streams of one thread are told apart by where they are expected to go next, which
-//! is sharper than a fixed region: no border to relearn at, and two arrays in one region do not
-//! mix. No locks to wait for: a table that another thread works on gives no plan.
+//! Interleaved streams of one thread are told apart by where they are expected to continue. That is sharper than fixed
+//! regions: there is no border at which to relearn, and two arrays in one region do not mix. No thread waits for a
+//! lock: a table that another thread is using gives no plan.
 
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
@@ -22,11 +21,11 @@ pub mod leap;
 pub mod nearby;
 pub mod readahead;
 
-/// Tables; threads share one when their hashes collide.
+/// Tables; threads share one if their hashes collide.
 const SETS: usize = 64;
-/// Streams tracked in a table.
+/// Streams tracked per table.
 const WAYS: usize = 4;
-/// First-touch streams tracked in a table.
+/// First-touch streams tracked per table.
 const FIRST_WAYS: usize = 2;
 /// Fault deltas kept for the majority vote (Leap).
 const HISTORY: usize = 32;
@@ -34,33 +33,33 @@ const HISTORY: usize = 32;
 pub const WINDOW_MAX: u32 = 64;
 /// Longest stride of a tracker, in pages.
 const STRIDE_MAX: i64 = 256;
-/// A stream may skip this many strides (pages that were resident) and still be one.
+/// A stream may skip this many strides (pages that were resident) and still continue.
 const SLACK: i64 = 8;
 /// Pages after which a run of faults counts as a stream.
 const STREAM_PAGES: u32 = 64;
-/// Continuations after which a tracker no longer needs the measured accuracy.
+/// Continuations after which a tracker no longer depends on the measured accuracy.
 const PROVEN_HITS: u32 = 4;
-/// Feedback counted before the oldest half of it is forgotten.
+/// Feedback counted before the older half of it is dropped.
 const FEEDBACK_WINDOW: u32 = 512;
-/// Feedback below which the accuracy is not judged.
+/// The accuracy is not judged with less feedback than this.
 const FEEDBACK_MIN: u32 = 32;
-/// While gated, one plan of this many is let through to measure again.
+/// While prefetching is off because of low accuracy, one plan in this many still runs, to measure again.
 const GATED_PROBE: u32 = 32;
-/// At least one prefetched page of this many is left unmapped, until a stream has proven itself.
+/// Until a stream has proven itself, at least one prefetched page in this many is left unmapped.
 pub const SAMPLE_EVERY: u32 = 8;
 
 /// [`Plan::way`] of a plan that belongs to no stream.
 const NO_WAY: u8 = u8::MAX;
 /// [`Plan::way`] of a plan of [`nearby::Nearby`].
 const NEARBY: u8 = u8::MAX - 1;
-/// Ways of a plan by thread and array begin here.
+/// [`Plan::way`] values from here on are plans by thread and array.
 const OF_ARRAY: u8 = 64;
 
-/// What kind of fault the prefetcher is told about.
+/// Kind of a fault that is reported to the prefetcher.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum FaultKind {
-    /// The page was far and nothing had asked for it.
+    /// The page was far and nothing had requested it.
     Demand = 0,
     /// The page was in the swap cache because a prefetch had left it there.
     PrefetchHit = 1,
@@ -70,30 +69,29 @@ pub enum FaultKind {
     PrefetchLate = 3,
 }
 
-/// Pages to bring in: `start`, `start + stride`, ... The caller skips what is not far and stops
-/// where the mapping ends. Where the faulting page lies among them it is not far any more.
+/// Pages to bring in: `start`, `start + stride`, ... The caller skips pages that are not far and stops at the end of
+/// the mapping. If the faulting page is among them, it is not far any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
     /// Number of the first page to bring in.
     pub start: PageId,
-    /// Distance from page to page, in pages; never 0 when `count` is not 0.
+    /// Distance between pages, in pages; never 0 unless `count` is 0.
     pub stride: i32,
-    /// Pages, 0 to [`WINDOW_MAX`].
+    /// Number of pages, 0 to [`WINDOW_MAX`].
     pub count: u32,
-    /// The fault continues a stream: fill its page as [`crate::clock::FillKind::Stream`] and the
-    /// planned ones as [`crate::clock::FillKind::StreamPrefetch`].
+    /// The fault continues a stream: fill its page as [`crate::clock::FillKind::Stream`] and the planned ones as
+    /// [`crate::clock::FillKind::StreamPrefetch`].
     pub stream: bool,
-    /// One planned page of this many is to be left unmapped (0: none), see [`Plan::unmapped`].
+    /// Leave one planned page in this many unmapped (0: none); see [`Plan::unmapped`].
     pub sample_every: u32,
-    /// When the fault was a [`FaultKind::PrefetchHit`]: how many prefetched pages this one stood
-    /// for, so many were used (the sum over all hits estimates the pages used). 0 otherwise.
+    /// For a [`FaultKind::PrefetchHit`]: how many prefetched pages this one stands for, which all count as used (the
+    /// sum over all hits estimates the pages used). Otherwise 0.
     pub stands_for: u32,
-    /// A page of a chunk that the stream has just left: give it to
-    /// [`crate::clock::Clock::stream_passed`].
+    /// A page of a chunk that the stream has just left, to be passed to [`crate::clock::Clock::stream_passed`].
     pub behind: Option<PageId>,
-    /// The stream that [`Prefetcher::carried_out`] is told about.
+    /// The stream to update in [`Prefetcher::carried_out`].
     way: u8,
-    /// Thread and array of a plan by these.
+    /// Thread and array of a plan by thread and array.
     key: u32,
 }
 
@@ -110,7 +108,7 @@ impl Plan {
         way: NO_WAY,
         key: 0,
     };
-    /// The `i`-th page; `None` past the plan's or the window's end.
+    /// The `i`-th page; `None` past the end of the plan or of the managed range.
     #[inline]
     pub fn page(&self, i: u32) -> Option<PageId> {
         if i >= self.count {
@@ -119,23 +117,24 @@ impl Plan {
         let p = i64::from(self.start.0) + i64::from(i) * i64::from(self.stride);
         ((0..canvas_types::layout::WINDOW_PAGES as i64).contains(&p)).then_some(PageId(p as u32))
     }
-    /// A plan of [`nearby::Nearby`], or the use of a page that one left unmapped.
+    /// Whether this is a plan of [`nearby::Nearby`], or the use of a page that such a plan left unmapped.
     #[inline]
     pub fn is_nearby(&self) -> bool {
         self.way == NEARBY
     }
-    /// A plan by thread and array ([`choice::Prefetchers::on_forwarded`]), or the use of a page that one left unmapped.
+    /// Whether this is a plan by thread and array ([`choice::Prefetchers::on_forwarded`]), or the use of a page that
+    /// such a plan left unmapped.
     #[inline]
     pub fn is_of_array(&self) -> bool {
         (OF_ARRAY..NEARBY).contains(&self.way)
     }
-    /// Which of the first `n` pages are to be left in the swap cache, unmapped, so that their use
-    /// is seen. `far` tells whether a page can be brought in at all.
+    /// Which of the first `n` pages to leave in the swap cache, unmapped, so that their use is seen. `far` says whether
+    /// a page can be brought in at all.
     #[inline]
     pub fn unmapped(&self, n: u32, far: impl Fn(PageId) -> bool) -> Unmapped {
         let far = |i: &u32| self.page(*i).is_some_and(&far);
         let every = self.sample_every;
-        // Only looked for where it matters.
+        // Search only if needed.
         let last_far = (every != 0).then(|| (0..n).rev().find(far)).flatten();
         Unmapped { every, last_far }
     }
@@ -145,33 +144,33 @@ impl Plan {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unmapped {
     every: u32,
-    /// Left unmapped where the plan's own choice is not far.
+    /// Also left unmapped, in case the plan's own choice is not far.
     last_far: Option<u32>,
 }
 
 impl Unmapped {
-    /// Is the `i`-th page of the plan one of them? The last of each group of `sample_every` is: a
-    /// touch there comes when the rest has been used.
+    /// Whether the `i`-th page of the plan is left unmapped. The last page of each group of `sample_every` is: it is
+    /// touched when the rest has been used.
     #[inline]
     pub fn contains(&self, i: u32) -> bool {
         self.every != 0 && (i % self.every == self.every - 1 || self.last_far == Some(i))
     }
 }
 
-/// What became of a plan, for [`Prefetcher::carried_out`]: pages from its beginning.
+/// How a plan was carried out, for [`Prefetcher::carried_out`]. Counts pages from the beginning of the plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Done {
-    /// That the caller has looked at.
+    /// Pages that the caller has examined.
     pub reached: u32,
-    /// Of these: were far, and were brought in.
+    /// Of these, pages that were far and were brought in.
     pub issued: u32,
-    /// Of these: left unmapped.
+    /// Of these, pages that were left unmapped.
     pub marked: u32,
 }
 
-/// A stream: plain data under its table's lock, in atomics so that no unsafe code is needed.
+/// A stream. Plain data under its table's lock, in atomics so that no unsafe code is needed.
 struct Way {
-    /// Where the stream is: the last fault that belonged to it.
+    /// The last fault that belonged to the stream.
     last: AtomicU32,
     /// Pages from fault to fault (i32); 0 while only one fault is known.
     stride: AtomicU32,
@@ -179,7 +178,7 @@ struct Way {
     frontier: AtomicU32,
     /// Window of the last plan, in pages.
     window: AtomicU32,
-    /// Times that the stream continued as expected.
+    /// How often the stream continued as expected.
     hits: AtomicU32,
     /// Pages covered so far.
     covered: AtomicU32,
@@ -189,7 +188,7 @@ struct Way {
     weight: AtomicU32,
     /// Chunk that was last reported as left behind.
     behind: AtomicU32,
-    /// 1: a page of the last plan waits unmapped, and was not touched yet.
+    /// 1: a page of the last plan is unmapped and was not touched yet.
     marked: AtomicU32,
 }
 
@@ -198,7 +197,7 @@ struct Set {
     faults: AtomicU32,
     ways: [Way; WAYS],
     first: [Way; FIRST_WAYS],
-    /// Page of the last fault that no tracker knew.
+    /// Page of the last fault that no tracker expected.
     stray: AtomicU32,
     /// Deltas (i32) of such faults, a ring.
     history: [AtomicU32; HISTORY],
@@ -252,7 +251,7 @@ macro_rules! constructors {
             }
         }
         impl Prefetcher {
-            /// A prefetcher that knows no stream.
+            /// Creates a prefetcher that knows no streams.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Prefetcher {
                 Prefetcher {
@@ -279,12 +278,12 @@ impl Way {
     fn stride(&self) -> i64 {
         i64::from(get(&self.stride) as i32)
     }
-    /// How many strides from `from` to `to`; `None` when it is not a whole number of them forward.
+    /// How many strides from `from` to `to`; `None` if it is not a whole number of them forward.
     fn steps(&self, from: u32, to: u32) -> Option<i64> {
         let (stride, d) = (self.stride(), i64::from(to) - i64::from(from));
         (stride != 0 && d % stride == 0 && d / stride >= 0).then(|| d / stride)
     }
-    /// Would `page` continue this stream?
+    /// Whether `page` would continue this stream.
     fn expects(&self, page: u32) -> bool {
         if get(&self.used) == 0 {
             return false;
@@ -292,13 +291,13 @@ impl Way {
         let ahead = self
             .steps(get(&self.last), get(&self.frontier))
             .unwrap_or(1);
-        // A stream that was seen once or twice must go on exactly.
+        // A stream that has continued only once or not at all must go on exactly.
         let slack = if get(&self.hits) >= 2 { SLACK } else { 0 };
         self.steps(get(&self.last), page)
             .is_some_and(|n| n >= 1 && n <= ahead + slack)
     }
-    /// From the last fault to `page`. What was brought in beside that fault is no distance: the page behind
-    /// it is the next, and so is the one before it.
+    /// The distance from the last fault to `page`. Pages brought in beside that fault do not count: the page after them
+    /// is the next one, and so is the page before them.
     fn distance(&self, page: u32) -> i64 {
         let (end, beside) = (get(&self.frontier), get(&self.window));
         if get(&self.stride) == 0 && beside != 0 {
@@ -330,8 +329,8 @@ impl Way {
 }
 
 impl Prefetcher {
-    /// A fault of the thread behind `thread_hash` on `page`. Call it for far pages and for pages
-    /// found in the swap cache; first touches go to [`Prefetcher::first_touch_plan`].
+    /// Handles a fault of the thread behind `thread_hash` on `page`. Call it for far pages and for pages found in the
+    /// swap cache; first touches go to [`Prefetcher::first_touch_plan`].
     pub fn on_fault(&self, thread_hash: u32, page: PageId, kind: FaultKind) -> Plan {
         let set = self.set(thread_hash);
         let Some(_held) = set.lock.try_lock() else {
@@ -346,7 +345,7 @@ impl Prefetcher {
             };
         }
         if kind == FaultKind::PrefetchHit || kind == FaultKind::PrefetchLate {
-            // Prefetched by a tracker that is gone: it tells no new delta.
+            // Prefetched by a tracker that no longer exists: this gives no new delta.
             let stands_for = if kind == FaultKind::PrefetchHit {
                 SAMPLE_EVERY
             } else {
@@ -367,7 +366,8 @@ impl Prefetcher {
         }
     }
 
-    /// The pages of `plan` come in beside `page`, whose fault no stream expected: one may begin there.
+    /// Records that the pages of `plan` come in beside `page`, whose fault no stream expected: a stream may begin
+    /// there.
     fn beside(&self, thread_hash: u32, page: PageId, plan: &Plan) {
         let ways = &self.set(thread_hash).ways;
         // No lock, as in [`Prefetcher::carried_out`].
@@ -380,7 +380,8 @@ impl Prefetcher {
         }
     }
 
-    /// What became of a plan. Without a call all of it counts as prefetched and none as marked.
+    /// Records how a plan was carried out. Without this call, all of it counts as prefetched and nothing as left
+    /// unmapped.
     pub fn carried_out(&self, thread_hash: u32, plan: &Plan, done: &Done) {
         let Some(way) = self.set(thread_hash).ways.get(usize::from(plan.way)) else {
             return;
@@ -388,9 +389,9 @@ impl Prefetcher {
         if plan.count == 0 {
             return;
         }
-        // No lock: a stream that another thread has changed meanwhile predicts a little worse.
+        // No lock: a stream that another thread changes at the same time predicts a little worse.
         put(&way.marked, u32::from(done.marked > 0));
-        // Pages that were not far are not prefetched, and nothing stands for them.
+        // Pages that were not far are not prefetched, so the unmapped pages do not stand for them.
         if let Some(weight) = done.issued.checked_div(done.marked) {
             put(&way.weight, weight.max(1));
         }
@@ -401,8 +402,8 @@ impl Prefetcher {
         }
     }
 
-    /// A first touch: how many pages to fill with zeros beside it. Doubles from 1 to
-    /// [`WINDOW_MAX`] on sequential touches, up or down; long plans end at a chunk's border.
+    /// Handles a first touch: plans how many pages to fill with zeros ahead. The count doubles from 1 to [`WINDOW_MAX`]
+    /// on sequential touches, up or down; long plans end at a chunk's border.
     pub fn first_touch_plan(&self, thread_hash: u32, page: PageId) -> Plan {
         let set = self.set(thread_hash);
         let Some(_held) = set.lock.try_lock() else {
@@ -455,28 +456,28 @@ impl Prefetcher {
         }
     }
 
-    /// `n` prefetched pages that were left unmapped turned out to be used.
+    /// Records that pages left unmapped, which stand for `n` prefetched pages, were used.
     #[inline]
     pub fn on_used(&self, n: u32) {
         self.used.fetch_add(n, Ordering::Relaxed);
         self.forget();
     }
 
-    /// `n` prefetched pages that were left unmapped were written out without a touch.
+    /// Records that pages left unmapped, which stand for `n` prefetched pages, were written out without a touch.
     #[inline]
     pub fn on_unused(&self, n: u32) {
         self.unused.fetch_add(n, Ordering::Relaxed);
         self.forget();
     }
 
-    /// Measured accuracy in percent; `None` while too little was measured.
+    /// Measured accuracy in percent; `None` with too little feedback.
     pub fn accuracy_percent(&self) -> Option<u32> {
         let (used, unused) = (get(&self.used), get(&self.unused));
         let all = used.saturating_add(unused);
         (all >= FEEDBACK_MIN).then(|| (u64::from(used) * 100 / u64::from(all)) as u32)
     }
 
-    /// Halves the feedback, so that the present weighs more. Racing callers may halve twice.
+    /// Halves the feedback, so that recent feedback has more weight. Racing callers may halve twice.
     fn forget(&self) {
         let (used, unused) = (get(&self.used), get(&self.unused));
         if used.saturating_add(unused) > FEEDBACK_WINDOW {
@@ -508,7 +509,7 @@ impl Prefetcher {
         &self.sets[(thread_hash.wrapping_mul(0x9e37_79b1) >> 16) as usize % SETS]
     }
 
-    /// A stream went on, as its tracker expected.
+    /// Continues a stream as its tracker expected.
     fn advance(&self, way: &Way, page: PageId, kind: FaultKind, now: u32) -> Plan {
         let stride = way.stride();
         let steps = way.steps(get(&way.last), page.0).unwrap_or(1) as u32;
@@ -521,7 +522,7 @@ impl Prefetcher {
         } else {
             None
         };
-        // Pages prefetched and not yet reached.
+        // Pages prefetched and not reached yet.
         let ahead = way
             .steps(page.0, get(&way.frontier))
             .map_or(0, |n| (n - 1).max(0)) as u32;
@@ -536,7 +537,7 @@ impl Prefetcher {
         if ahead > 0 && (kind == FaultKind::SecondChance || ahead > window / 4) {
             return plan;
         }
-        // Passed without a touch: what was prefetched was not all wanted.
+        // The unmapped page was passed without a touch: not all that was prefetched was wanted.
         let skips = get(&way.marked) != 0 && !hit && ahead == 0;
         put(&way.marked, 0);
         let (hits, window) = if skips {
@@ -563,15 +564,15 @@ impl Prefetcher {
         plan.start = PageId(next_page(from, stride, 1));
         plan.stride = stride as i32;
         plan.count = count;
-        // A proven stream is measured by its own progress; one unmapped page a window tells where
-        // it is, so that the next window can be asked for in time.
+        // A proven stream is measured by its own progress. One unmapped page per window shows where it is, so that the
+        // next window can be requested in time.
         plan.sample_every = sample_every(count, proven);
         put(&way.weight, weight(count, plan.sample_every));
         plan
     }
 
-    /// Two faults near each other start a stream; neighbours are prefetched at once, other
-    /// strides when a third fault confirms them.
+    /// Two faults close to each other start a stream. Neighbours are prefetched at once; other strides when a third
+    /// fault confirms them.
     fn pair(&self, set: &Set, page: PageId, now: u32) -> Option<Plan> {
         let way = set
             .ways
@@ -581,7 +582,7 @@ impl Prefetcher {
             .filter(|(_, d)| *d != 0 && d.abs() <= STRIDE_MAX)
             .min_by_key(|(_, d)| d.abs());
         let (way, d) = way?;
-        // Pages beside the first fault that are here without one.
+        // Pages beside the first fault that came in without a fault.
         let beside = if get(&way.stride) == 0 {
             get(&way.window)
         } else {
@@ -599,8 +600,8 @@ impl Prefetcher {
         Some(self.first_plan(set, way, page, d, beside))
     }
 
-    /// Leap: a delta that more than half of the last 4, 8, 16 or 32 stray faults share becomes the
-    /// stride of the tracker `way`, which has just started at `page`.
+    /// Leap: a delta that more than half of the last 4, 8, 16 or 32 stray faults share becomes the stride of the
+    /// tracker `way`, which has just started at `page`.
     fn vote(&self, set: &Set, way: &Way, page: PageId) -> Plan {
         let Some(delta) = set.majority() else {
             return Plan::NONE;
@@ -610,7 +611,7 @@ impl Prefetcher {
         self.first_plan(set, way, page, delta, 0)
     }
 
-    /// The first, short plan of a stream, of which `before` pages were brought in already.
+    /// The first, short plan of a stream, `before` pages of which were brought in already.
     fn first_plan(&self, set: &Set, way: &Way, page: PageId, stride: i64, before: u32) -> Plan {
         let window = self.allowed().min(before.clamp(2, WINDOW_MAX));
         put(&way.window, window);
@@ -644,7 +645,7 @@ impl Set {
             .map_or(NO_WAY, |i| i as u8)
     }
 
-    /// Records the delta from the last fault that no tracker knew.
+    /// Records the delta from the last fault that no tracker expected.
     fn stray_fault(&self, page: u32) {
         let delta = page.wrapping_sub(get(&self.stray));
         put(&self.stray, page);
@@ -653,8 +654,8 @@ impl Set {
         put(&self.history_len, n.wrapping_add(1));
     }
 
-    /// Starts tracking `page` in a free way, or in one that never continued; when all are good
-    /// streams, the one used least recently loses trust each time until it is given up.
+    /// Starts tracking `page` in a free way, or in one that never continued. If all are good streams, the least
+    /// recently used one loses trust each time until it is replaced.
     fn replace(&self, page: u32, now: u32) -> Option<&Way> {
         let age = |w: &&Way| now.wrapping_sub(get(&w.used));
         let weak = self
@@ -701,8 +702,7 @@ impl Set {
     }
 }
 
-/// Which share of a plan is left unmapped: one page of a short or a proven plan, else one of each
-/// [`SAMPLE_EVERY`].
+/// How many pages per unmapped one: one unmapped page for a short or proven plan, else one per [`SAMPLE_EVERY`].
 fn sample_every(count: u32, proven: bool) -> u32 {
     if proven {
         count
@@ -711,20 +711,20 @@ fn sample_every(count: u32, proven: bool) -> u32 {
     }
 }
 
-/// Pages of a plan for each one left unmapped.
+/// Pages of a plan that each unmapped one stands for.
 fn weight(count: u32, every: u32) -> u32 {
     count
         .checked_div(every)
         .map_or(0, |samples| count / samples.max(1))
 }
 
-/// `page + n * stride`, kept in range.
+/// `page + n * stride`, clamped to u32.
 fn next_page(page: u32, stride: i64, n: i64) -> u32 {
     (i64::from(page) + stride * n).clamp(0, i64::from(u32::MAX)) as u32
 }
 
-/// Shortens a long window of neighbours after `page` so that it ends at a chunk's border: later
-/// windows then fill whole chunks, which are unmapped with one call.
+/// Shortens a long window of neighbours after `page` so that it ends at a chunk's border. Later windows then fill whole
+/// chunks, which are unmapped with one call.
 fn align(page: u32, stride: i64, window: u32) -> u32 {
     let chunk = CHUNK_PAGES as u32;
     if window < chunk / 4 || stride.abs() != 1 {
@@ -742,7 +742,7 @@ fn align(page: u32, stride: i64, window: u32) -> u32 {
     }
 }
 
-/// The chunk that a stream has left with this fault, reported once.
+/// The chunk that a stream has left with this fault; reported once.
 fn left_chunk(way: &Way, page: u32, stride: i64) -> Option<PageId> {
     let chunk = CHUNK_PAGES as u32;
     let at = page / chunk;

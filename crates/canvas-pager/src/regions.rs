@@ -1,9 +1,9 @@
-//! Which parts of the window are mapped, and how: the user-space twin of the kernel's VMA list.
+//! Which parts of the managed range are mapped, and how: the user-space counterpart of the kernel's VMA list.
 //!
-//! A sorted array of disjoint regions, adjacent equal ones merged. The window's pages outside any
-//! region are inaccessible (the kernel has them as PROT_NONE). Memory for the array comes from the
-//! caller; a full array is an error (ENOMEM to the program), as `vm.max_map_count` is. An empty region
-//! ends the list, for those who read it from outside (`canvas dump`).
+//! A sorted array of disjoint regions; adjacent equal ones are merged. Pages outside any region are inaccessible
+//! (PROT_NONE in the kernel). The caller provides the array's memory; a full array is an error (ENOMEM for the
+//! program), like exceeding `vm.max_map_count`. An empty region ends the list, for readers outside the process
+//! (`canvas dump`).
 
 /// Attributes of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -16,14 +16,14 @@ pub struct Attr {
 }
 
 impl Attr {
-    /// The protection that the kernel has: none where a guard lies.
+    /// The protection in the kernel: none in a guard region.
     pub fn access(self) -> i32 {
         match self.kind & kind::GUARD {
             0 => i32::from(self.prot),
             _ => 0,
         }
     }
-    /// May the program read here?
+    /// Whether the program may read here.
     pub fn is_readable(self) -> bool {
         self.access() & 1 != 0
     }
@@ -31,33 +31,33 @@ impl Attr {
 
 /// Bits of [`Attr::kind`].
 pub mod kind {
-    /// The kernel's own mapping lies over the window here (a file, shared memory): hands off.
+    /// A kernel mapping covers the managed range here (a file, shared memory); canvas leaves it alone.
     pub const NATIVE: u16 = 1;
     /// Not inherited by fork's child.
     pub const DONTFORK: u16 = 2;
     /// Zeroed in fork's child.
     pub const WIPEONFORK: u16 = 4;
-    /// Used in no order: nothing comes in beside a fault.
+    /// Used in no order: nothing is prefetched beside a fault.
     pub const RANDOM: u16 = 8;
     /// Used from its first page to its last.
     pub const SEQUENTIAL: u16 = 16;
-    /// Not charged against what can be held (`MAP_NORESERVE`).
+    /// Not charged as committed memory (`MAP_NORESERVE`).
     pub const NORESERVE: u16 = 32;
     /// Pages stay in memory from their first touch on (`mlock` and its relatives).
     pub const LOCKED: u16 = 64;
     /// Inaccessible, whatever its protection, until the guard is removed (`MADV_GUARD_INSTALL`).
     pub const GUARD: u16 = 128;
-    /// Protection, place and existence may not change any more (`mseal`).
+    /// Protection, address and existence may not change any more (`mseal`).
     pub const SEALED: u16 = 256;
-    /// Left out of core dumps.
+    /// Excluded from core dumps.
     pub const DONTDUMP: u16 = 512;
 }
 
-/// A mapped piece of the window, in pages: `start..end`.
+/// A mapped part of the managed range, in pages: `start..end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Region {
-    /// Number of its first page in the window.
+    /// Number of its first page in the managed range.
     pub start: u32,
     /// One past the last page.
     pub end: u32,
@@ -66,7 +66,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Its bytes in another process's list.
+    /// Decodes a region's bytes read from another process's list.
     pub fn from_bytes(bytes: &[u8; size_of::<Region>()]) -> Region {
         let [a, b, c, d, e, f, g, h, prot, _, i, j] = *bytes;
         Region {
@@ -80,14 +80,14 @@ impl Region {
     }
 }
 
-/// The array is full.
+/// The array of regions is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-/// The mapped regions of one window.
+/// The mapped regions of one managed range.
 pub struct Regions<'a> {
     items: &'a mut [Region],
-    /// Items that can be written to, and what makes it more.
+    /// Items that are writable, and the function that makes more of them so.
     writable: usize,
     open: fn(usize) -> usize,
     len: usize,
@@ -95,7 +95,7 @@ pub struct Regions<'a> {
 }
 
 impl<'a> Regions<'a> {
-    /// No regions, in memory for at most `items.len()` of them.
+    /// Creates an empty list, in memory for at most `items.len()` regions.
     pub fn new(items: &'a mut [Region]) -> Regions<'a> {
         let writable = items.len();
         Regions {
@@ -106,8 +106,8 @@ impl<'a> Regions<'a> {
             pages: 0,
         }
     }
-    /// No regions, in memory that is opened as their number grows: `open(n)` makes at least `n` items writable, and
-    /// gives how many are; fewer than `n` where there is no memory.
+    /// Creates an empty list in memory that is opened as the number of regions grows: `open(n)` makes at least `n`
+    /// items writable and returns how many are; fewer than `n` if there is no memory.
     pub fn opened_by(items: &'a mut [Region], open: fn(usize) -> usize) -> Regions<'a> {
         Regions {
             writable: 0,
@@ -119,7 +119,7 @@ impl<'a> Regions<'a> {
     pub fn as_slice(&self) -> &[Region] {
         &self.items[..self.len]
     }
-    /// Pages of all regions together, unreadable ones included.
+    /// Pages of all regions together, including unreadable ones.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -127,12 +127,12 @@ impl<'a> Regions<'a> {
     fn first_after(&self, page: u32) -> usize {
         self.as_slice().partition_point(|r| r.end <= page)
     }
-    /// The region that holds `page`.
+    /// The region that contains `page`.
     pub fn at(&self, page: u32) -> Option<Region> {
         let r = *self.as_slice().get(self.first_after(page))?;
         (r.start <= page).then_some(r)
     }
-    /// End of the mapped pages from `start` on without a hole, `end` at most.
+    /// End of the mapped pages from `start` on without a hole, at most `end`.
     pub fn covered_until(&self, start: u32, end: u32) -> u32 {
         let mut next = start;
         for r in &self.as_slice()[self.first_after(start)..] {
@@ -143,7 +143,7 @@ impl<'a> Regions<'a> {
         }
         next.min(end)
     }
-    /// Is every page of `start..end` mapped?
+    /// Whether every page of `start..end` is mapped.
     pub fn covers(&self, start: u32, end: u32) -> bool {
         self.covered_until(start, end) == end
     }
@@ -160,7 +160,7 @@ impl<'a> Regions<'a> {
             });
         }
     }
-    /// The first region's part inside `start..end`: for walks that change regions on their way.
+    /// The first region's part inside `start..end`, for walks that change regions on their way.
     pub fn first_in(&self, start: u32, end: u32) -> Option<Region> {
         let r = *self.as_slice().get(self.first_after(start))?;
         let part = Region {
@@ -170,8 +170,8 @@ impl<'a> Regions<'a> {
         };
         (part.start < part.end).then_some(part)
     }
-    /// First free range of `len` pages at or above `low`, aligned to `align` pages (a power of
-    /// two), ending at or below `high`.
+    /// First free range of `len` pages at or above `low`, aligned to `align` pages (a power of two), ending at or below
+    /// `high`.
     pub fn find_gap(&self, len: u32, align: u32, low: u32, high: u32) -> Option<u32> {
         let up = |p: u32| p.checked_add(align - 1).map(|p| p & !(align - 1));
         let mut at = up(low)?;
@@ -188,7 +188,7 @@ impl<'a> Regions<'a> {
         if new_len > self.items.len() {
             return Err(Full);
         }
-        // The empty one at the end as well.
+        // One more, for the empty region at the end.
         let wanted = (new_len + 1).min(self.items.len());
         if wanted > self.writable {
             self.writable = (self.open)(wanted);
@@ -210,7 +210,7 @@ impl<'a> Regions<'a> {
         }
         Ok(())
     }
-    /// Removes `start..end`, splitting what overlaps.
+    /// Removes `start..end`, splitting regions that overlap it.
     pub fn remove(&mut self, start: u32, end: u32) -> Result<(), Full> {
         self.put(start, end, None)
     }
@@ -237,7 +237,7 @@ impl<'a> Regions<'a> {
                 n += 1;
             }
         };
-        // The neighbours join when they touch and are equal.
+        // Merge with adjacent equal regions.
         if let Some(attr) = attr {
             if from > 0 && self.items[from - 1].end == start && self.items[from - 1].attr == attr {
                 from -= 1;
@@ -307,7 +307,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the naive oracle: one attribute a page.
+        /// Compared with a naive oracle: one attribute per page.
         #[test]
         fn matches_one_attribute_a_page(ops in proptest::collection::vec(op(), 1..200)) {
             let mut items = vec![Region::default(); 128];
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn items_are_opened_before_they_are_written() {
-        // As many as are asked for, up to five: there is no memory for more.
+        // Opens as many as are requested, up to five: there is no memory for more.
         let open = |wanted: usize| if wanted <= 5 { wanted } else { 0 };
         let mut items = [Region::default(); 20];
         let mut r = Regions::opened_by(&mut items, open);

@@ -1,10 +1,10 @@
-//! Memory that processes share: the states of its pages, their eviction, and what is done when a process
-//! is killed in the middle of it (docs/SHARED.md).
+//! Memory that processes share: the states of its pages, their eviction, and recovery when a process is killed in the
+//! middle of a step (docs/SHARED.md).
 //!
-//! All of it lies in shared memory, and a process may die between any two steps. So whoever finds the
-//! lock's holder or a page's owner dead does the step again ([`Partition::recover`],
-//! [`Partition::bury`]), from what is written down: the words, and a journal of the one eviction that
-//! can be under way. The kernel is a trait ([`Kernel`]), which the model test stands in for.
+//! All of this state lies in shared memory, and a process may die between any two steps. A process that finds the
+//! lock's holder or a page's owner dead repeats the step ([`Partition::recover`], [`Partition::bury`]) from what is
+//! recorded: the words, and a journal of the one eviction that can be in progress. The kernel is behind a trait
+//! ([`Kernel`]), which the model test implements.
 
 pub mod ahead;
 pub mod beyond;
@@ -15,14 +15,14 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 use word::{Entry, State, Word, load, transition};
 
-/// Victims of an eviction at most.
+/// Maximum victims of an eviction.
 pub const VICTIMS_MAX: usize = 256;
 
 /// Values of [`Journal::phase`].
 pub mod phase {
-    /// Nothing was taken out: victims that are Evicting are Resident.
+    /// Nothing has left memory: victims that are Evicting become Resident again.
     pub const CHOSEN: u32 = 0;
-    /// All victims are in the pipe; they are being punched and read.
+    /// All victims are in the pipe; they are being punched out of the file and read from the pipe.
     pub const IN_PIPE: u32 = 1;
     /// All victims are in the staging buffer and nowhere else; they are being stored.
     pub const STAGED: u32 = 2;
@@ -31,87 +31,87 @@ pub mod phase {
 /// How bringing a page in ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fill {
-    /// The page is there, for all.
+    /// The page is in memory, for all mappers.
     Present,
-    /// It could not be made present; as before.
+    /// The page could not be made present; nothing has changed.
     Failed,
-    /// No far copy can be reached now; as before.
+    /// No far copy can be reached now; nothing has changed.
     Unreachable,
-    /// No far copy is left; as before.
+    /// No far copy is left; nothing has changed.
     Lost,
-    /// Its far copy is not what it was.
+    /// The far copy failed verification.
     Damaged,
 }
 
 /// What the kernel and the store do.
 pub trait Kernel {
-    /// Between any two steps; a process may end here, and in tests it does.
+    /// Called between any two steps; a process may die here, and in tests it does.
     fn step(&self) {}
-    /// Puts `n` pages of the file from `page` on into the pipe, behind what is there; how many it took.
+    /// Appends `n` pages of the file from `page` on to the pipe; returns how many it took.
     fn splice(&self, page: u32, n: u32) -> u32;
-    /// Takes `n` pages from `page` on from the file, and so from all mappers.
+    /// Removes `n` pages from `page` on from the file, and so from all mappers.
     fn punch(&self, page: u32, n: u32);
     /// Bytes in the pipe.
     fn in_pipe(&self) -> usize;
-    /// Reads from the pipe into `place` of the staging buffer from `offset` on, at most to the end of the
-    /// page; how many bytes.
+    /// Reads from the pipe into slot `place` of the staging buffer from `offset` on, at most to the end of the page;
+    /// returns how many bytes.
     fn read_pipe(&self, place: usize, offset: usize) -> usize;
-    /// Throws away what is in the pipe.
+    /// Discards the pipe's contents.
     fn drain(&self);
-    /// Does a system call need the page?
+    /// Whether a system call needs the page.
     fn is_pinned(&self, page: u32) -> bool;
-    /// Stores what is in `place` of the staging buffer, which is the page's: `old` when that is its copy still.
-    /// `None`: there is no room.
+    /// Stores the page's contents from slot `place` of the staging buffer; returns `old` if that copy is still up to
+    /// date, and `None` if there is no room.
     fn save(&self, page: u32, place: usize, old: Entry) -> Option<Entry>;
-    /// No word has the entry any more.
+    /// Frees an entry that no word names any more.
     fn freed(&self, entry: Entry);
-    /// Makes the page present with what is in `place` of the staging buffer, unless it is present.
+    /// Makes the page present with the contents of slot `place` of the staging buffer, unless it is present.
     fn put_back(&self, page: u32, place: usize);
-    /// Makes a page of zeros present, unless the page is.
+    /// Makes a page of zeros present, unless the page is present.
     fn fill_new(&self, page: u32) -> Fill;
-    /// Makes the page present from its far copy, unless it is.
+    /// Makes the page present from its far copy, unless it is present.
     fn fill_far(&self, page: u32, entry: Entry) -> Fill;
-    /// Is the page in the file?
+    /// Whether the page is in the file.
     fn is_present(&self, page: u32) -> bool;
-    /// Forgets which parts of the store are in use, and of what lies beyond it all but what requests under way are
-    /// about; [`Kernel::keep`] tells each of them then.
+    /// Marks all of the store as free, and forgets all copies beyond it except those of requests in progress;
+    /// [`Kernel::keep`] is then called for each entry in use.
     fn forget_entries(&self);
-    /// The entry is in use.
+    /// Marks the entry as in use.
     fn keep(&self, entry: Entry);
 }
 
-/// The one eviction that can be under way. Written by the lock's holder.
+/// The one eviction that can be in progress. Only the lock's holder writes it.
 #[derive(Clone, Copy)]
 pub struct Journal<'a> {
     /// How far the eviction has come, a number of [`phase`].
     pub phase: &'a AtomicU32,
-    /// How many places of `pages` are in use.
+    /// How many elements of `pages` are in use.
     pub count: &'a AtomicU32,
-    /// Their pages; those whose word is not Evicting are none.
+    /// The victims; a page whose word is not Evicting is none any more.
     pub pages: &'a [AtomicU32],
 }
 
 /// The shared pages of a tenant.
 #[derive(Clone, Copy)]
 pub struct Partition<'a> {
-    /// A word a page.
+    /// One word per page.
     pub words: &'a [AtomicU64],
-    /// What the lock's holder is in the middle of, for whoever takes over.
+    /// The step that the lock's holder is in, for the process that takes over if it dies.
     pub journal: Journal<'a>,
-    /// Where the search for victims goes on.
+    /// Where the search for victims continues.
     pub hand: &'a AtomicU32,
-    /// Where the search for copies to carry on, or to give up, goes on.
+    /// Where the search for copies to move or to drop continues.
     pub copies_hand: &'a AtomicU32,
 }
 
-/// What a look at a page's word showed.
+/// Result of [`Partition::claim`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
     /// The page is in memory.
     Present,
-    /// The caller is to bring it in ([`Partition::fill`]).
+    /// The page is claimed: the caller must bring it in ([`Partition::fill`]).
     Claimed(Word),
-    /// Somebody works on it; who, when it is being filled.
+    /// Another thread works on the page; the process slot, if the page is being filled.
     Busy(Option<u16>),
     /// Its far copy is damaged.
     Poisoned,
@@ -122,16 +122,16 @@ pub enum Look {
 pub struct Evicted {
     /// Pages that left memory.
     pub pages: u32,
-    /// Of those, whose copy was still right.
+    /// Of those, pages whose far copy was still up to date.
     pub clean: u32,
-    /// Pages that came back, because there was no room for their copies.
+    /// Pages put back because there was no room for their copies.
     pub refused: u32,
-    /// Pages that were let go because a system call needs them.
+    /// Pages skipped because a system call needs them.
     pub pinned: u32,
 }
 
 impl<'a> Partition<'a> {
-    /// Claims a page for `me` if it is to be brought in.
+    /// Claims a page for `me` if it must be brought in.
     pub fn claim(&self, page: u32, me: u16) -> Look {
         let w = &self.words[page as usize];
         loop {
@@ -159,7 +159,7 @@ impl<'a> Partition<'a> {
         })
     }
 
-    /// The same by `bring`, which makes it present from its far copy, unless it is.
+    /// Like [`Partition::fill`], with `bring` to make the page present from its far copy unless it is present.
     pub fn fill_by(
         &self,
         k: &impl Kernel,
@@ -174,13 +174,13 @@ impl<'a> Partition<'a> {
             Fill::Damaged => Word::new(State::Poisoned, 0, claimed.entry()),
             done => claimed.filled(done == Fill::Present),
         };
-        // Nobody changes the word of a page that a living process fills.
+        // Nobody else changes the word of a page that a living process fills.
         let was_ours = transition(&self.words[page as usize], claimed, new);
         debug_assert!(was_ours);
         done
     }
 
-    /// Takes up to `want` pages below `end` out of memory. Under the lock, with nothing under way.
+    /// Evicts up to `want` pages below `end`. The caller holds the lock, and no eviction is in progress.
     pub fn evict(&self, k: &impl Kernel, want: usize, end: u32) -> Evicted {
         let mut done = Evicted::default();
         if self.choose(k, want, end) == 0 {
@@ -193,7 +193,7 @@ impl<'a> Partition<'a> {
                 transition(w, cur, Word::new(State::Evicting, 0, cur.entry()));
             }
         });
-        // A call pins before it looks at the words: one of the two sees the other.
+        // A system call pins a page before it looks at its word, so at least one of the two sides sees the other.
         fence(Ordering::SeqCst);
         self.each_victim(|i, w, cur| {
             if k.is_pinned(self.journal.pages[i].load(Ordering::Relaxed)) {
@@ -222,12 +222,12 @@ impl<'a> Partition<'a> {
         done
     }
 
-    /// Writes the list of victims; how many.
+    /// Writes the list of victims; returns how many there are.
     fn choose(&self, k: &impl Kernel, want: usize, end: u32) -> usize {
         let want = want.min(self.journal.pages.len());
         let mut n = 0;
         let mut page = self.hand.load(Ordering::Relaxed);
-        // The second round finds what the first one has found referenced.
+        // The second pass finds pages whose referenced bit the first one cleared.
         for _ in 0..2 * u64::from(end) {
             if n == want {
                 break;
@@ -235,7 +235,7 @@ impl<'a> Partition<'a> {
             if page >= end {
                 page = 0;
             }
-            // All the way round: a page must not be in the list twice.
+            // The search has come full circle: a page must not be in the list twice.
             if n > 0 && page == self.journal.pages[0].load(Ordering::Relaxed) {
                 break;
             }
@@ -243,7 +243,7 @@ impl<'a> Partition<'a> {
             let cur = load(w);
             if cur.state() == State::Resident {
                 if cur.is_referenced() {
-                    // Lost to nobody: Resident words are the lock holder's to change.
+                    // Cannot fail: only the lock holder changes Resident words.
                     transition(w, cur, cur.unreferenced());
                 } else if !k.is_pinned(page) {
                     self.journal.pages[n].store(page, Ordering::Relaxed);
@@ -270,7 +270,7 @@ impl<'a> Partition<'a> {
             places[n] = i as u16;
             n += 1;
         });
-        // A dead one may have read some of it: what is left says where to go on.
+        // A process that died may have read some of it: the bytes left in the pipe say where to continue.
         loop {
             k.step();
             let left = k.in_pipe();
@@ -304,7 +304,7 @@ impl<'a> Partition<'a> {
                 None => {
                     k.put_back(page, i);
                     k.step();
-                    // The old copy is of no use any more.
+                    // The old copy is obsolete.
                     transition(w, cur, Word::new(State::Resident, 0, Entry::NONE));
                     k.step();
                     if cur.entry().is_some() {
@@ -318,7 +318,7 @@ impl<'a> Partition<'a> {
         self.journal.phase.store(phase::CHOSEN, Ordering::SeqCst);
     }
 
-    /// Ends what a dead holder of the lock has begun. The caller holds the lock now.
+    /// Completes what a dead holder of the lock has begun. The caller now holds the lock.
     pub fn recover(&self, k: &impl Kernel, end: u32) {
         k.forget_entries();
         for w in &self.words[..end as usize] {
@@ -342,7 +342,7 @@ impl<'a> Partition<'a> {
         self.save(k, &mut Evicted::default());
     }
 
-    /// Settles the pages that a dead process was filling. Under the lock.
+    /// Settles the pages that a dead process was filling. The caller holds the lock.
     pub fn bury(&self, k: &impl Kernel, owner: u16, end: u32) {
         for (page, w) in self.words[..end as usize].iter().enumerate() {
             let cur = load(w);
@@ -353,7 +353,7 @@ impl<'a> Partition<'a> {
         }
     }
 
-    /// Empties pages that no process has any more. Under the lock; done again after a death.
+    /// Empties pages that no process maps any more. The caller holds the lock; after a death this is repeated.
     pub fn clear(&self, k: &impl Kernel, start: u32, end: u32) {
         k.step();
         k.punch(start, end - start);
@@ -371,7 +371,7 @@ impl<'a> Partition<'a> {
         }
     }
 
-    /// A victim stays in memory after all.
+    /// Returns a victim to memory.
     fn let_go(&self, k: &impl Kernel, page: u32) {
         let w = &self.words[page as usize];
         let cur = load(w);
@@ -379,7 +379,7 @@ impl<'a> Partition<'a> {
         transition(w, cur, Word::new(State::Resident, 0, cur.entry()));
     }
 
-    /// Calls `f` with the place and the word of each page in the list.
+    /// Calls `f` with the index and the word of each page in the list.
     fn each_listed(&self, mut f: impl FnMut(usize, &'a AtomicU64)) {
         let n = self.journal.count.load(Ordering::SeqCst) as usize;
         for (i, page) in self.journal.pages.iter().enumerate().take(n) {
@@ -387,7 +387,7 @@ impl<'a> Partition<'a> {
         }
     }
 
-    /// The same for those that are Evicting, with the word's value.
+    /// Calls `f` with the index, the word and the word's value of each page in the list that is still Evicting.
     fn each_victim(&self, mut f: impl FnMut(usize, &'a AtomicU64, Word)) {
         self.each_listed(|i, w| {
             let cur = load(w);
@@ -397,7 +397,7 @@ impl<'a> Partition<'a> {
         });
     }
 
-    /// Calls `f` with each run of victims that are neighbours: first page, how many.
+    /// Calls `f` with each run of adjacent victims: first page, and how many.
     fn each_run(&self, mut f: impl FnMut(u32, u32)) {
         let mut run = (0, 0);
         self.each_victim(|i, _, _| {

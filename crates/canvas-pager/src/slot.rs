@@ -1,10 +1,9 @@
 //! The slots of the swap cache: pages that reclaim has unmapped and not yet written out.
 //!
-//! A slot is a page of native memory. Reclaim copies a victim into a slot and unmaps it; a touch
-//! while it is here is a *second chance* and costs a copy back, nothing else. The oldest slots are
-//! written out (hash, compress, store) from their stable copy, while the page itself is in no busy
-//! state: a fault never waits for the compressor. Who may make which transition is the table in
-//! [`SlotState::may_become`].
+//! A slot is a page of native memory. Reclaim copies a victim into a slot and unmaps it; a touch while the page is in
+//! its slot is a *swap-cache hit* and costs only a copy back. The oldest slots are written out (hash, compress, store)
+//! from their stable copy, while the page itself is in no busy state: a fault never waits for the compressor.
+//! [`SlotState::may_become`] lists which transitions are legal.
 //!
 //! ```text
 //!           reclaim          writer               writer: word Cached -> Far
@@ -15,23 +14,22 @@
 //!                       ▼ │ fill failed     ▼ │
 //!                      Taken ─► Free      Detached ─► WriterDone, TakerDone ─► Free
 //! ```
-//! While a page is [`State::Cached`] its word's entry field holds `slot + 1`, and the slot holds
-//! the page's swap entry. The *taker* is the one thread that moved the word out of Cached (a
-//! fault, or a mapping call).
+//! While a page is [`State::Cached`] its word's entry field holds `slot + 1`, and the slot holds the page's swap entry.
+//! The *taker* is the one thread that moved the word out of Cached (a fault, or a mapping call).
 //!
-//! Both the writer and the taker of a detached slot read it, and whichever ends last frees it. A
-//! fill that fails puts its slot back from either state, and from WriterDone too.
+//! Both the writer and the taker of a detached slot read it; the one that ends last frees it. A fill that fails puts
+//! its slot back from either state, and from WriterDone too.
 //!
-//! Full slots wait in a FIFO of [`Place`]s. A slot that is taken leaves its place behind; the
-//! generation, counted up whenever a slot is freed or gets another place, tells which is stale. It
-//! lies beside the state in one word, so that one compare-and-swap says whether a place counts. A
-//! slot never has two that count, and none before its page's word was published as Cached.
+//! Full slots wait in a FIFO of [`Place`]s. Taking a slot leaves its place in the FIFO; the slot's generation,
+//! incremented whenever a slot is freed or gets another place, tells which places are stale. State and generation share
+//! one word, so that one compare-and-swap decides whether a place is valid. A slot never has two valid places, and none
+//! before its page's word was published as Cached.
 //!
-//! The lock guards the free stacks and the FIFO, and is taken for a batch: of places that are made,
-//! of places that a writer takes ([`SlotTable::oldest`]), of slots that are allocated. Single slots
-//! are taken from and given back to a shelf of a [`Stock`], without it; a shelf that is full goes to
-//! the free stack in one piece. Slots on shelves have buffers and count as free: whoever finds the
-//! stack empty takes them from any shelf before a new buffer is begun or nothing is to be had.
+//! The lock guards the free stacks and the FIFO. It is taken once per batch: of places that are made, of places that a
+//! writer takes ([`SlotTable::oldest`]), of slots that are allocated. Single slots are taken from and returned to a
+//! magazine (a shelf of a [`Stock`]) without the lock; a full magazine goes to the free stack in one piece. Slots in
+//! magazines have buffers and count as free: a thread that finds the stack empty takes slots from any magazine before
+//! it starts a new buffer or fails.
 
 use canvas_types::stock::Stock;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, Threads};
@@ -39,11 +37,11 @@ use canvas_types::{PageId, SwapEntry};
 
 use crate::word::{self, State, Word};
 
-/// Places of the FIFO at first: it goes round in them, and the rest of its memory stays untouched, until
-/// more slots are in use.
+/// Initial length of the FIFO. It wraps there, so that the rest of its memory stays untouched until more slots are in
+/// use.
 const RING_START: usize = if cfg!(test) { 2 } else { 512 };
 
-/// Slots on a shelf at most; so many go to the free stack, or come from it, under one lock.
+/// Capacity of a magazine. As many slots move between it and the free stack under one lock.
 const SHELF: usize = if cfg!(any(test, feature = "shuttle")) {
     2
 } else {
@@ -52,21 +50,21 @@ const SHELF: usize = if cfg!(any(test, feature = "shuttle")) {
 /// Places that a writer takes from the FIFO under one lock.
 pub const WRITES: usize = 16;
 
-/// Where a slot is.
+/// State of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum SlotState {
-    /// On the free stack, or never handed out.
+    /// On the free stack, in a magazine, or never handed out.
     Free = 0,
-    /// A reclaimer copies a page into it.
+    /// A reclaimer is copying a page into it.
     Owned = 1,
     /// Holds a page; waits in the FIFO.
     Full = 2,
-    /// The writer reads it.
+    /// The writer is reading it.
     Writing = 3,
-    /// A taker reads it.
+    /// A taker is reading it.
     Taken = 4,
-    /// Taken while the writer reads it: both read.
+    /// Taken while the writer is reading it: both read.
     Detached = 5,
     /// Was detached; the writer is done, the taker frees it.
     WriterDone = 6,
@@ -89,7 +87,7 @@ impl SlotState {
             _ => SlotState::TakerDone,
         }
     }
-    /// The legal transitions; debug builds and tests hold the code to it.
+    /// The legal transitions; debug builds and tests check them.
     pub fn may_become(self, next: SlotState) -> bool {
         use SlotState::*;
         match self {
@@ -106,7 +104,7 @@ impl SlotState {
 
 const STATE_BITS: u32 = 3;
 const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
-/// What to add to a slot's word for the next generation.
+/// Added to a slot's word to get the next generation.
 const NEXT_LIFE: u32 = 1 << STATE_BITS;
 
 /// The word of a slot in the next generation.
@@ -127,13 +125,13 @@ pub fn of_word(cached: Word) -> u32 {
     cached.entry().0 - 1
 }
 
-/// A slot in one of its lives: as it is handed out, and as it waits in the FIFO.
+/// A slot and its generation: as it is handed out, and as it waits in the FIFO.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Place(u64);
 
 impl Place {
-    /// `word`: the slot's; its generation is what counts.
+    /// `word`: the slot's word, of which the generation counts.
     #[inline(always)]
     fn new(slot: u32, word: u32) -> Place {
         Place(u64::from(slot) | (u64::from(word & !STATE_MASK) << 32))
@@ -143,25 +141,25 @@ impl Place {
     pub fn slot(self) -> u32 {
         self.0 as u32
     }
-    /// The slot's word while this place counts and it is in `state`.
+    /// The word that the slot has if this place is valid and the slot is in `state`.
     #[inline(always)]
     fn word(self, state: SlotState) -> u32 {
         (self.0 >> 32) as u32 | state as u32
     }
 }
 
-/// What the threads share besides the arrays of a [`SlotTable`].
+/// State that all threads share, apart from the arrays of a [`SlotTable`].
 pub struct Control {
     /// Guards the free stacks and the FIFO.
     lock: RawSpin,
     free_top: AtomicU32,
-    /// Least of `free_top` since idle slots were last asked for.
+    /// Lowest value of `free_top` since idle slots were last taken.
     free_low: AtomicU32,
     /// Free slots whose buffers were given back.
     bare_top: AtomicU32,
     /// Slots ever handed out.
     high: AtomicU32,
-    /// Places of the FIFO in use; 0 for the first [`RING_START`].
+    /// Length of the FIFO in use; 0 stands for [`RING_START`].
     ring_len: AtomicU32,
     capacity: AtomicU32,
     head: AtomicU64,
@@ -188,13 +186,13 @@ macro_rules! control_new {
 }
 
 impl Control {
-    /// No slot in use, and none to be had before [`SlotTable::set_capacity`].
+    /// No slot in use, and none available before [`SlotTable::set_capacity`].
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Control {
         control_new!()
     }
-    /// No slot in use, and none to be had before [`SlotTable::set_capacity`].
+    /// No slot in use, and none available before [`SlotTable::set_capacity`].
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> Control {
@@ -202,44 +200,42 @@ impl Control {
     }
 }
 
-/// All slots of a process, over memory that the caller provides and that is zero at start. Copying
-/// it copies references.
+/// All slots of a process, in memory that the caller provides, zeroed at start. A copy refers to the same slots.
 #[derive(Clone, Copy)]
 pub struct SlotTable<'a> {
     /// Lock and counters.
     pub control: &'a Control,
-    /// Each slot's state and, above [`SlotState::of`]'s bits, its generation: how many places it has had;
-    /// all arrays but `ring` have one element a slot.
+    /// Each slot's state and, above [`SlotState::of`]'s bits, its generation. All arrays except `ring` have one element
+    /// per slot.
     pub states: &'a [AtomicU32],
     /// The page that a slot holds.
     pub pages: &'a [AtomicU32],
-    /// Its page's entry in the low half, "has a far copy" in bit 32.
+    /// The page's entry in the low half, "has a far copy" in bit 32.
     pub entries: &'a [AtomicU64],
     /// Free slots: those with a buffer from the start, those whose buffers were given back from the end.
     pub free_stack: &'a [AtomicU32],
-    /// The FIFO: a power of two, and at least twice the slots, because stale places are in it too.
+    /// The FIFO. Its length is a power of two and at least twice the slots, because it also contains stale places.
     pub ring: &'a [AtomicU64],
-    /// What is asked of threads.
+    /// How to number and yield threads.
     pub threads: Threads,
 }
 
-/// A page to be written out; its slot is the caller's until
-/// [`SlotTable::end_write`] or [`SlotTable::abort_write`].
+/// A page to be written out. The caller owns its slot until [`SlotTable::end_write`] or [`SlotTable::abort_write`].
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     /// Number of the slot.
     pub slot: u32,
-    /// The page that lies in it.
+    /// The page that it holds.
     pub page: PageId,
     /// Entry that the page owns.
     pub entry: SwapEntry,
-    /// The entry holds an earlier copy.
+    /// Whether the entry holds an earlier copy.
     pub far_copy: bool,
 }
 
 impl Job {
-    /// Moves the page's word `w`, read as `cur`, to `far`; false when the page is not in the slot
-    /// any more, or is being taken.
+    /// Moves the page's word `w`, read as `cur`, to `far`; returns false if the page has left the slot or is being
+    /// taken.
     #[inline]
     pub fn publish(&self, w: &AtomicU64, cur: Word, far: Word) -> bool {
         cur.state() == State::Cached
@@ -248,13 +244,13 @@ impl Job {
     }
 }
 
-/// What a taker got.
+/// A taken slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
     slot: u32,
-    /// The entry that the page owns from now on (none when a writer is using it).
+    /// The entry that the page owns from now on (none if a writer is using it).
     pub entry: SwapEntry,
-    /// The entry holds a copy of an earlier content (or, after a write-out, of this one).
+    /// Whether the entry holds a copy of an earlier content (or, after a write-out, of this one).
     pub far_copy: bool,
     detached: bool,
 }
@@ -268,7 +264,7 @@ impl<'a> SlotTable<'a> {
     fn state(&self, slot: u32) -> SlotState {
         SlotState::of(self.word(slot))
     }
-    /// Moves a slot's word from `old` to `new`; false when another thread was faster.
+    /// Moves a slot's word from `old` to `new`; returns false if another thread was faster.
     #[inline(always)]
     fn swap(&self, slot: u32, old: u32, new: u32) -> bool {
         debug_assert!(SlotState::of(old).may_become(SlotState::of(new)));
@@ -276,13 +272,13 @@ impl<'a> SlotTable<'a> {
             .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
-    /// Moves a slot from `old` to `new`; false when another thread was faster.
+    /// Moves a slot from `old` to `new`; returns false if another thread was faster.
     #[inline(always)]
     fn step(&self, slot: u32, old: SlotState, new: SlotState) -> bool {
         let word = self.word(slot);
         SlotState::of(word) == old && self.swap(slot, word, word & !STATE_MASK | new as u32)
     }
-    /// Moves a slot that no other thread can move now; the place that counts for it.
+    /// Moves a slot that no other thread can move now; returns its valid place.
     #[inline(always)]
     fn set(&self, slot: u32, new: SlotState) -> Place {
         let word = self.word(slot);
@@ -306,7 +302,7 @@ impl<'a> SlotTable<'a> {
     fn ring(&self, i: u64) -> &'a AtomicU64 {
         &self.ring[i as usize & (self.ring_len() - 1)]
     }
-    /// Places of the FIFO in use: a power of two. Changes only under the lock.
+    /// Length of the FIFO in use, a power of two. Changes only under the lock.
     #[inline(always)]
     fn ring_len(&self) -> usize {
         debug_assert!(self.ring.len().is_power_of_two());
@@ -330,12 +326,12 @@ impl<'a> SlotTable<'a> {
             .capacity
             .store(slots.min(self.states.len()) as u32, Ordering::Relaxed);
     }
-    /// The bound in slots that is in force.
+    /// The current bound in slots.
     #[inline]
     pub fn capacity(&self) -> u32 {
         self.control.capacity.load(Ordering::Relaxed)
     }
-    /// Slots that are not on the stacks: in use, or on a shelf.
+    /// Slots that are not on the stacks: in use, or in a magazine.
     #[inline]
     fn out(&self) -> u32 {
         self.buffers()
@@ -346,7 +342,7 @@ impl<'a> SlotTable<'a> {
     pub fn used(&self) -> u32 {
         self.out().saturating_sub(self.control.stock.len())
     }
-    /// Slots that can be had without writing out.
+    /// Slots that are available without writing out.
     #[inline]
     pub fn available(&self) -> u32 {
         self.capacity().saturating_sub(self.used())
@@ -359,19 +355,19 @@ impl<'a> SlotTable<'a> {
             .load(Ordering::Relaxed)
             .saturating_sub(c.bare_top.load(Ordering::Relaxed))
     }
-    /// How often the lock was found taken, modulo 2^32.
+    /// How often the lock was contended, modulo 2^32.
     pub fn lock_waits(&self) -> u32 {
         self.control.lock.waits()
     }
 
-    /// Takes up to `out.len()` free slots; returns how many, and how many of them are new (their
-    /// buffers cost memory from now on: the caller charges them).
+    /// Takes up to `out.len()` free slots. Returns how many, and how many of them are new: their buffers use memory
+    /// from now on, and the caller charges them.
     #[inline]
     pub fn alloc(&self, out: &mut [Place]) -> (usize, usize) {
         let stock = &self.control.stock;
         let me = (self.threads.number)();
         let mut n = 0;
-        // Above the bound, as when it was lowered, what lies on shelves is not to be had.
+        // Above the bound (it may have been lowered), the slots in magazines are not available.
         if self.out() <= self.capacity() {
             n = self.alloc_shelved(&mut out[..], || stock.take(me));
         }
@@ -388,7 +384,7 @@ impl<'a> SlotTable<'a> {
         (n, fresh)
     }
 
-    /// Takes slots from shelves.
+    /// Takes slots from magazines.
     fn alloc_shelved(&self, out: &mut [Place], take: impl Fn() -> Option<u32>) -> usize {
         let mut n = 0;
         while n < out.len()
@@ -400,14 +396,14 @@ impl<'a> SlotTable<'a> {
         n
     }
 
-    /// Takes slots with buffers from the free stack, and a few more for the shelf where one was asked for.
+    /// Takes slots with buffers from the free stack, and if one was asked for a few more for the magazine.
     fn alloc_stacked(&self, out: &mut [Place], me: usize) -> usize {
         let stock = &self.control.stock;
         let mut n = 0;
         {
             let g = self.lock();
             if self.out() > self.capacity() {
-                // They count as free, and the bound is kept by the stacks.
+                // Slots in magazines count as free, but only the stacks enforce the bound.
                 while let Some(number) = stock.take_any(me) {
                     self.stack(number - 1, &g);
                 }
@@ -432,8 +428,8 @@ impl<'a> SlotTable<'a> {
         n
     }
 
-    /// Takes slots that have no buffer yet, or none any more, where none with a buffer was given back
-    /// meanwhile; counts them.
+    /// Takes slots without a buffer (never used, or given back) unless one with a buffer was freed meanwhile; counts
+    /// them in `fresh`.
     fn alloc_fresh(&self, out: &mut [Place], fresh: &mut usize) -> usize {
         let c = self.control;
         let mut n = 0;
@@ -461,25 +457,24 @@ impl<'a> SlotTable<'a> {
         n
     }
 
-    /// Slots that were just taken from the stacks become this thread's: what else it costs to fetch their
-    /// words is not paid under the lock.
+    /// Marks slots just taken from the stacks as owned by this thread. This is done outside the lock because it loads
+    /// their words.
     fn own(&self, slots: &mut [Place]) {
         for place in slots {
             *place = self.set(place.slot(), SlotState::Owned);
         }
     }
 
-    /// Gives slots back that were allocated and not used.
+    /// Returns slots that were allocated and not used.
     pub fn give_back(&self, slots: &[Place]) {
         slots.iter().for_each(|s| self.end_life(s.slot()));
         let g = self.lock();
         slots.iter().for_each(|s| self.stack(s.slot(), &g));
     }
 
-    /// Takes slots that were free, with a buffer, all the time since this was last called; returns how
-    /// many. When `out` is full there may be more. What lies on shelves is idle by the next call, if nobody
-    /// needs it. The caller gives their buffers' memory back, and then the slots, by
-    /// [`SlotTable::give_back_bare`].
+    /// Takes slots with a buffer that were free ever since the last call; returns how many. If `out` is full there may
+    /// be more. Slots in magazines count as idle by the next call, if no thread needs them. The caller frees their
+    /// buffers' memory and then returns the slots by [`SlotTable::give_back_bare`].
     pub fn take_idle(&self, out: &mut [Place]) -> usize {
         let c = self.control;
         let g = self.lock();
@@ -499,14 +494,14 @@ impl<'a> SlotTable<'a> {
         n
     }
 
-    /// All that is free is idle, whatever it was needed for until now.
+    /// Marks all free slots as idle, even if they were in use until now.
     pub fn make_idle(&self) {
         let g = self.lock();
         let free = self.unshelve(&g);
         self.control.free_low.store(free, Ordering::Relaxed);
     }
 
-    /// Puts what lies on shelves on the free stack; how many are there then.
+    /// Moves the slots in magazines to the free stack; returns how many are there then.
     fn unshelve(&self, lock: &RawGuard<'_>) -> u32 {
         while let Some(number) = self.control.stock.take_any(0) {
             self.stack(number - 1, lock);
@@ -514,7 +509,7 @@ impl<'a> SlotTable<'a> {
         self.control.free_top.load(Ordering::Relaxed)
     }
 
-    /// Gives slots back whose buffers have no memory any more.
+    /// Returns slots whose buffers have no memory any more.
     pub fn give_back_bare(&self, slots: &[Place]) {
         let _g = self.lock();
         for s in slots {
@@ -526,13 +521,13 @@ impl<'a> SlotTable<'a> {
         }
     }
 
-    /// Where the `i`-th slot without a buffer stands. The two stacks never meet: a slot is on one of them.
+    /// The stack cell of the `i`-th slot without a buffer. The two stacks never meet, because a slot is on one of them.
     #[inline(always)]
     fn bare_place(&self, i: u32) -> &'a AtomicU32 {
         &self.free_stack[self.free_stack.len() - 1 - i as usize]
     }
 
-    /// A slot that only this thread knows of becomes free; its places are stale from now on.
+    /// Frees a slot that only this thread knows of; its places become stale.
     #[inline]
     fn end_life(&self, slot: u32) {
         let word = self.word(slot);
@@ -548,7 +543,7 @@ impl<'a> SlotTable<'a> {
         self.control.free_top.store(top + 1, Ordering::Relaxed);
     }
 
-    /// Takes one from the stack, below the bound.
+    /// Takes a slot from the stack if the bound allows it.
     #[inline]
     fn unstack(&self, _lock: &RawGuard<'_>) -> Option<u32> {
         let c = self.control;
@@ -571,7 +566,7 @@ impl<'a> SlotTable<'a> {
         if self.out() <= self.capacity() && stock.put(me, slot + 1) {
             return;
         }
-        // The shelf is full, or too many are out: all of it goes, for one lock.
+        // The magazine is full, or too many slots are in use: move all of it to the stack under one lock.
         let g = self.lock();
         self.stack(slot, &g);
         while let Some(number) = stock.take(me) {
@@ -579,8 +574,8 @@ impl<'a> SlotTable<'a> {
         }
     }
 
-    /// Marks an owned slot, whose buffer now holds `page`, as full. Call before the page's word
-    /// says Cached; afterwards call [`SlotTable::enqueue`].
+    /// Marks an owned slot, whose buffer now holds `page`, as full. Call it before the page's word says Cached, and
+    /// [`SlotTable::enqueue`] afterwards.
     #[inline]
     pub fn fill(&self, slot: Place, page: PageId, entry: SwapEntry, far_copy: bool) {
         let slot = slot.slot();
@@ -589,8 +584,8 @@ impl<'a> SlotTable<'a> {
         self.set(slot, SlotState::Full);
     }
 
-    /// Puts full slots at the end of the FIFO, after their words were published, or when a writer gives
-    /// them back. Where a slot was taken since then its place is stale, even if it has another page by now.
+    /// Appends full slots to the FIFO, after their words were published, or when a writer returns them. If a slot was
+    /// taken since then its place is stale, even if it holds another page by now.
     #[inline]
     pub fn enqueue(&self, slots: &[Place]) {
         if !slots.is_empty() {
@@ -610,9 +605,9 @@ impl<'a> SlotTable<'a> {
         head.store(first, Ordering::Relaxed);
     }
 
-    /// Makes a slot full that was being written or taken, at the end of the FIFO; false when it is
-    /// not in state `old` any more. In one step it is full and older places are stale; should it be
-    /// taken before its new place is made, that is stale as well.
+    /// Makes a slot that was being written or taken full again, at the end of the FIFO; returns false if it is not in
+    /// state `old` any more. A single step makes it full and its older places stale. If it is taken before its new
+    /// place is made, that place is stale as well.
     fn put_back(&self, slot: u32, old: SlotState) -> bool {
         let word = self.word(slot);
         let full = next_life(word, SlotState::Full);
@@ -634,8 +629,8 @@ impl<'a> SlotTable<'a> {
         tail.store(end + 1, Ordering::Relaxed);
     }
 
-    /// Takes the stale places out of a full ring, and makes it larger when more than half of it is live
-    /// (of the whole ring at most half is).
+    /// Removes stale places from a full ring, and makes the ring larger if more than half of it is valid (of the whole
+    /// ring at most half is).
     #[cold]
     fn compact(&self) {
         let mut head = self.control.head.load(Ordering::Relaxed);
@@ -650,7 +645,7 @@ impl<'a> SlotTable<'a> {
         }
         let len = self.ring_len();
         if (to - head) as usize > len / 2 && len < self.ring.len() {
-            // Counted anew from where the head stands: what lies before it is past the old end then.
+            // Indices from the head on are mapped to the longer ring: places that had wrapped move behind the old end.
             let live = to - head;
             let first = head & (len as u64 - 1);
             for i in (first..first + live).filter(|i| *i >= len as u64) {
@@ -672,9 +667,9 @@ impl<'a> SlotTable<'a> {
         self.word(place.slot()) != place.word(SlotState::Full)
     }
 
-    /// Takes the oldest places that count, up to `out.len()`, for writing out; returns how many. Each is to
-    /// be given to [`SlotTable::begin_write`], or back by [`SlotTable::enqueue`]; until then their pages can
-    /// be taken, but not be written out by others.
+    /// Takes the oldest valid places, up to `out.len()`, for writing out; returns how many. Give each to
+    /// [`SlotTable::begin_write`], or back by [`SlotTable::enqueue`]. Until then their pages can be taken, but no other
+    /// thread writes them out.
     pub fn oldest(&self, out: &mut [Place]) -> usize {
         let mut n = 0;
         while n < out.len() {
@@ -694,7 +689,7 @@ impl<'a> SlotTable<'a> {
         n
     }
 
-    /// Takes places from the head, stale ones among them.
+    /// Takes places from the head, including stale ones.
     fn pop(&self, out: &mut [Place]) -> usize {
         let _g = self.lock();
         let head = self.control.head.load(Ordering::Relaxed);
@@ -706,8 +701,8 @@ impl<'a> SlotTable<'a> {
         n as usize
     }
 
-    /// Begins to write out what stands at a place; `None` when it was taken meanwhile. Without a lock: the
-    /// generation says whether it is the same still.
+    /// Begins to write out the slot of a place; `None` if it was taken meanwhile. Needs no lock: the generation tells
+    /// whether the place is still valid.
     #[inline]
     pub fn begin_write(&self, place: Place) -> Option<Job> {
         let slot = place.slot();
@@ -724,16 +719,15 @@ impl<'a> SlotTable<'a> {
         })
     }
 
-    /// Ends a write-out whose writer has moved the word from Cached to Far ([`Job::publish`]).
+    /// Ends a write-out after the writer has moved the word from Cached to Far ([`Job::publish`]).
     pub fn end_write(&self, slot: u32) {
         debug_assert_eq!(self.state(slot), SlotState::Writing);
         self.free(slot);
     }
 
-    /// Ends a write-out after which the word still names the slot: it was busy just then (and may
-    /// be Cached again, if it was a mapping call's), or there is no room. The slot waits at the end
-    /// of the FIFO, with `entry`, which holds a copy if `far_copy`. When the page has been taken,
-    /// the entry is returned and the caller must release it.
+    /// Ends a write-out that did not move the word: the page was busy at that moment (and may be Cached again, if a
+    /// mapping call had it), or there is no room. The slot goes to the end of the FIFO, with `entry`, which holds a
+    /// copy if `far_copy`. If the page has been taken, returns the entry, which the caller must release.
     pub fn abort_write(&self, slot: u32, entry: SwapEntry, far_copy: bool) -> Option<SwapEntry> {
         self.set_entry(slot, entry, far_copy);
         loop {
@@ -758,8 +752,8 @@ impl<'a> SlotTable<'a> {
         entry.is_some().then_some(entry)
     }
 
-    /// Takes a slot whose page the caller has just moved out of Cached. The contents stay valid
-    /// until [`SlotTable::finish`].
+    /// Takes a slot whose page the caller has just moved out of Cached. The contents stay valid until
+    /// [`SlotTable::finish`].
     #[inline]
     pub fn take(&self, slot: u32) -> Taken {
         loop {
@@ -791,7 +785,7 @@ impl<'a> SlotTable<'a> {
         }
     }
 
-    /// The taker is done with the slot's contents.
+    /// Ends the use of a taken slot's contents.
     #[inline]
     pub fn finish(&self, t: Taken) {
         if !(t.detached && self.step(t.slot, SlotState::Detached, SlotState::TakerDone)) {
@@ -799,16 +793,15 @@ impl<'a> SlotTable<'a> {
         }
     }
 
-    /// Puts a taken slot back: its page could not be brought in, and the caller is about to make
-    /// its word Cached again.
+    /// Puts a taken slot back: its page could not be brought in, and the caller is about to make its word Cached again.
     pub fn untake(&self, t: Taken) {
         let mut old = SlotState::Taken;
         if t.detached {
-            // While the writer is at it, it never learns that the slot was taken.
+            // The writer is still reading: it never learns that the slot was taken.
             if self.step(t.slot, SlotState::Detached, SlotState::Writing) {
                 return;
             }
-            // It has ended: the entry is gone, but nothing else has become of the contents.
+            // The writer has ended: the entry is gone, but the contents are still intact.
             old = SlotState::WriterDone;
         }
         self.set_entry(t.slot, t.entry, t.far_copy);

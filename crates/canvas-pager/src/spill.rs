@@ -1,44 +1,43 @@
-//! Which far pages leave the pool first: those that were swapped out longest ago (FastSwap §IV), in
-//! address order among pages of about the same age, so that neighbours lie together and come back
-//! together.
+//! Chooses which far pages leave the pool first: those evicted longest ago (FastSwap §IV), in address order among pages
+//! of similar age, so that neighbours are stored together and come back together.
 //!
-//! A hand goes round over the page words. It takes pages of some age, in epochs
-//! ([`crate::clock::EpochClock`]), and when a whole round finds none, it settles for younger ones. What
-//! came back to the pool with a neighbour ([`flag::REFERENCED`] on a far page) gets a second chance.
+//! A hand cycles over the page words. It takes pages of at least some age, in epochs ([`crate::clock::EpochClock`]);
+//! after a whole round without any, it accepts younger ones. A page that came back to the pool with a neighbour
+//! ([`flag::REFERENCED`] on a far page) is spared once.
 
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::word::{self, State, Word, flag};
 
-/// Age that the hand begins with: local memory was evicted four times over since.
+/// Age that the hand begins with: local memory has been replaced four times since.
 pub const AGE_START: u32 = 64;
 
-/// What a hand looks at.
+/// What a scan examines.
 #[derive(Clone, Copy)]
 pub struct Look<'a> {
-    /// The page words, of which this many blocks are looked at.
+    /// The page words.
     pub words: &'a [AtomicU64],
-    /// See there.
+    /// Number of their blocks that are scanned.
     pub blocks: usize,
-    /// The epoch.
+    /// The current epoch.
     pub now_epoch: u8,
-    /// About so many words are looked at; `None`: until there is no page of any age left.
+    /// Scan at most about this many words; `None`: until there is no page of any age left.
     pub words_max: Option<usize>,
 }
 
-/// The hand. One thread at a time moves it; a page that two threads see is claimed by one.
+/// The hand. One thread at a time moves it; only one of two threads that see a page can claim it.
 pub struct SpillHand {
     /// The next page.
     at: AtomicU64,
-    /// Least age, in epochs, that is taken.
+    /// Minimum age that is taken, in epochs.
     age_min: AtomicU32,
     /// Pages taken in this round.
     taken: AtomicU32,
 }
 
 impl SpillHand {
-    /// At the first page.
+    /// A hand at the first page.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> SpillHand {
@@ -49,9 +48,8 @@ impl SpillHand {
         }
     }
 
-    /// Offers pages that are far, in the pool, and old enough to `take`, which returns false when it
-    /// wants no more (the page is offered again then). Skips blocks for which `empty` holds, and pages of which
-    /// `other` says so: they are as if they were not there.
+    /// Offers pages that are far, in the pool, and old enough to `take`, which returns false to stop (the page is
+    /// offered again next time). Skips blocks for which `empty` returns true, and pages for which `other` does.
     pub fn scan(
         &self,
         look: Look,
@@ -72,8 +70,8 @@ impl SpillHand {
                 page = 0;
                 idle_rounds = if found { 0 } else { idle_rounds + 1 };
                 found = false;
-                // Twice round without finding any: there is nothing of this age. What is begun is
-                // better filled with younger ones than left half empty.
+                // Two rounds without any page: there is nothing of this age. An extent that was begun is better filled
+                // with younger pages than left half empty.
                 let settles = look_max.is_none() || begun;
                 if idle_rounds >= 2 && (age == 0 || !settles) {
                     break;
@@ -89,7 +87,7 @@ impl SpillHand {
             if self.wants(w, &look) && !other(w) {
                 found = true;
                 if w.has(flag::REFERENCED) {
-                    // Lost to another thread: it is not as it was.
+                    // If another thread was faster, the page has changed anyway.
                     let _ = word::transition(&words[page], w, w.clear(flag::REFERENCED));
                 } else if take(page as u32, w) {
                     begun = true;
@@ -111,7 +109,7 @@ impl SpillHand {
             && age() >= self.age_min.load(Ordering::Relaxed)
     }
 
-    /// The age of the round that ended.
+    /// Ends a round; returns the age for the next one.
     fn round_ended(&self, urgent: bool) -> u32 {
         let age = self.age_min.load(Ordering::Relaxed);
         let next = match self.taken.swap(0, Ordering::Relaxed) {
@@ -186,7 +184,7 @@ mod tests {
         let hand = SpillHand::new();
         assert_eq!(scan(&hand, &w, 2), [3, 5]);
         assert_eq!(scan(&hand, &w, 1), [1500]);
-        // First none of this age; then one is begun with, and younger ones fill the rest.
+        // At first there is none of this age; then one is found, and younger pages fill the rest.
         let rest = (0..12).map(|_| scan(&hand, &w, 9)).find(|r| !r.is_empty());
         assert_eq!(rest, Some(vec![700, 4, 701]));
         assert!(scan(&hand, &w, 9).is_empty());
@@ -215,7 +213,7 @@ mod tests {
             (5, far(100).set(flag::REFERENCED).with_entry(SwapEntry(7))),
         ]);
         let (hand, mut got) = (SpillHand::new(), Vec::new());
-        // In need it ends all the same.
+        // Even when it must find pages, it ends.
         for _ in 0..2 {
             hand.scan(
                 look(&w, None),

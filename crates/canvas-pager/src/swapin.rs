@@ -1,12 +1,11 @@
-//! Proactive swap-in (FastSwap §V): which far pages come back before they are touched, and [`when`] they do.
+//! Proactive swap-in (FastSwap §V): which far pages come back before they are touched. [`when`] decides the time.
 //!
-//! Those that a larger memory would have kept come first: what was swapped out last, where a hot page counts
-//! as swapped out the later the hotter it is, as the clock would have spared it for so many sweeps. Among pages
-//! of about the same rank they come in address order, so that they come in batches. Pages of a stream are
-//! of the last rank: the clock would have taken them first.
+//! Pages that a larger memory would have kept come first: those evicted last, where a hot page counts as evicted later
+//! the hotter it is, because the clock would have spared it for that many sweeps. Pages of similar rank come in address
+//! order, so that they come in batches. Pages of a stream have the last rank: the clock would have evicted them first.
 //!
-//! A hand goes round over the page words, first for the lowest ranks, and with each round for ranks up to
-//! twice as high. How far it goes is its [`Reach`].
+//! A hand cycles over the page words, first for the lowest ranks, and with each round for ranks up to twice as high.
+//! [`Reach`] says how far it goes.
 
 use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
@@ -16,25 +15,25 @@ use crate::word::{self, State, Word, flag};
 
 pub mod when;
 
-/// Least rank, in epochs of age, that the first round leaves out: local memory was evicted a quarter over since.
+/// The first round takes ranks (ages in epochs) below this: evicted since a quarter of local memory was replaced.
 pub const RANK_FIRST: u32 = 4;
-/// Ranks are below this.
+/// All ranks are below this.
 const RANK_ALL: u32 = 256;
-/// Heat that counts for a page's rank.
+/// Heat above this does not change a page's rank.
 const HEAT_MAX: u64 = 5;
 
 /// How far the hand goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
-    /// To pages that left while local memory was evicted four times over; a refault after that cools a page, too.
-    /// None of a stream.
+    /// To pages evicted while local memory was replaced at most four times; a refault after that cools a page as well.
+    /// Excludes pages of streams.
     Recent,
     /// To all pages.
     All,
 }
 
 impl Reach {
-    /// Ranks are below this.
+    /// The hand takes ranks below this.
     fn rank_end(self) -> u32 {
         match self {
             Reach::Recent => 64,
@@ -43,7 +42,7 @@ impl Reach {
     }
 }
 
-/// Age in epochs for which a far page counts.
+/// The rank of a far page: its age in epochs, reduced by its heat.
 pub fn rank(w: Word, now_epoch: u8) -> u32 {
     if w.has(flag::STREAM) {
         return RANK_ALL - 1;
@@ -51,32 +50,32 @@ pub fn rank(w: Word, now_epoch: u8) -> u32 {
     u32::from(now_epoch.wrapping_sub(w.epoch())) >> w.heat().min(HEAT_MAX)
 }
 
-/// The page words that a hand goes over.
+/// The page words that a hand scans.
 pub struct Table<'a, E: Fn(usize) -> bool> {
     /// All words.
     pub words: &'a [AtomicU64],
-    /// Blocks of them that are in use.
+    /// Number of their blocks that are in use.
     pub blocks: usize,
     /// Whether a block has no far pages.
     pub is_empty: E,
-    /// The epoch now.
+    /// The current epoch.
     pub now_epoch: u8,
 }
 
-/// The hand. Its thread owns it.
+/// The hand. One thread owns it.
 #[derive(Debug)]
 pub struct Hand {
     /// The next page.
     at: usize,
-    /// Ranks that this round takes are below this; nothing is taken from `reach` on.
+    /// This round takes ranks below this; no round goes beyond `reach`.
     rank_end: u32,
     reach: Reach,
-    /// Leaves out what lies beyond the pool.
+    /// Skip pages beyond the pool.
     only_pool: bool,
 }
 
 impl Hand {
-    /// Through with everything.
+    /// Creates a hand that has finished.
     pub const fn new() -> Hand {
         Hand {
             at: 0,
@@ -86,7 +85,7 @@ impl Hand {
         }
     }
 
-    /// Begins anew with the lowest ranks.
+    /// Starts again with the lowest ranks.
     pub fn begin(&mut self, reach: Reach) {
         *self = Hand {
             at: 0,
@@ -96,27 +95,27 @@ impl Hand {
         };
     }
 
-    /// Has it more to look at?
+    /// Whether the hand has more pages to scan.
     pub fn goes_on(&self) -> bool {
         self.rank_end <= self.reach.rank_end()
     }
 
-    /// From now on it leaves out what lies beyond the pool.
+    /// Makes the hand skip pages beyond the pool from now on.
     pub fn leave_out_deep(&mut self) {
         self.only_pool = true;
     }
 
-    /// Looks at `page` of its last batch again: it is on its way from beyond the pool.
+    /// Moves the hand back to `page` of its last batch, which is on its way from beyond the pool.
     pub fn back_to(&mut self, page: PageId) {
         if self.at == 0 {
-            // The batch ended the round.
+            // The batch had ended the round.
             self.rank_end /= 2;
         }
         self.at = page.index();
     }
 
-    /// Writes pages to bring in to `out` and returns how many. Looks at `look_max` words at most, and not past
-    /// the round's end.
+    /// Writes pages to bring in to `out` and returns how many. Scans at most `look_max` words, and not past the end of
+    /// the round.
     pub fn next<E: Fn(usize) -> bool>(
         &mut self,
         table: &Table<'_, E>,
@@ -192,7 +191,7 @@ mod tests {
         }
     }
 
-    /// Brings in until the hand is through; the pages in the order in which they came.
+    /// Runs the hand to its end; returns the pages in the order in which they came in.
     fn bring_in(hand: &mut Hand, words: &[AtomicU64], look_max: usize, batch: usize) -> Vec<u32> {
         let mut all = Vec::new();
         let mut out = vec![PageId(0); batch];
@@ -247,7 +246,7 @@ mod tests {
 
     #[test]
     fn what_is_beyond_the_pool_is_looked_at_again_or_left_out() {
-        // The last page of all: the batch that has it ends the round.
+        // The very last page: the batch that contains it ends the round.
         let last = BLOCKS * BLOCK_PAGES - 1;
         for deep in [3, last] {
             let w = words(&[(deep, far(0).set(flag::DEEP)), (last - 1, far(0))]);
@@ -292,7 +291,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against sorting: by the round that takes a rank, then by address.
+        /// Compared with sorting: by the round that takes a rank, then by address.
         #[test]
         fn as_sorting_would(
             pages in proptest::collection::btree_map(

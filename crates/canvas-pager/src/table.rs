@@ -1,40 +1,39 @@
 //! The flat array of page words, with what reclaim needs to skip empty space.
 //!
-//! The window has 2^31 pages and a program uses few of them, so each block of
-//! [`BLOCK_PAGES`] pages has a count of its resident pages, and one number bounds the blocks that
-//! were ever used. Both are hints: a count may be wrong for the moment between a transition and
-//! its note, never for longer.
+//! The managed range has 2^31 pages and a program uses few of them. So each block of [`BLOCK_PAGES`] pages has a count
+//! of its resident pages, and one number bounds the blocks that were ever used. Both are hints: a count may be wrong
+//! for the moment between a transition and its update, but no longer.
 
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::word::{self, State, Word};
 
-/// Pages of a chunk: what the clock hand claims at a time, and the longest run it gives out.
+/// Pages of a chunk: what the clock hand claims at a time, and the longest run it returns.
 pub const CHUNK_PAGES: usize = 64;
 /// Chunks of a block.
 pub const CHUNKS_PER_BLOCK: usize = BLOCK_PAGES / CHUNK_PAGES;
 
-/// All page words of a process. Copying it copies references.
+/// All page words of a process. A copy refers to the same words.
 #[derive(Clone, Copy)]
 pub struct PageTable<'a> {
-    /// One word a page; a multiple of [`BLOCK_PAGES`] long.
+    /// One word per page; the length is a multiple of [`BLOCK_PAGES`].
     pub words: &'a [AtomicU64],
-    /// Resident pages, one count for each [`BLOCK_PAGES`] pages.
+    /// Resident pages, one count per [`BLOCK_PAGES`] pages.
     pub resident_in_block: &'a [AtomicU32],
     /// One past the highest block that ever had a resident page.
     pub high_block: &'a AtomicU32,
 }
 
 impl<'a> PageTable<'a> {
-    /// Counts `page` as resident. Call before its word is published as resident, so that reclaim
-    /// cannot overlook it for a whole sweep.
+    /// Counts `page` as resident. Call before its word is published as resident, so that reclaim cannot miss it for a
+    /// whole sweep.
     #[inline]
     pub fn note_resident(&self, page: usize) {
         self.note_resident_run(page, 1);
     }
 
-    /// Counts the `len` pages from `page` as resident. A run may cross blocks.
+    /// Counts the `len` pages from `page` on as resident. A run may cross blocks.
     #[inline]
     pub fn note_resident_run(&self, page: usize, len: usize) {
         self.each_block(page, len, |block, n| {
@@ -46,14 +45,14 @@ impl<'a> PageTable<'a> {
         });
     }
 
-    /// Counts `page` as not resident any more: call once its word left the resident (or evicting)
-    /// state for good. Reclaim's own [`crate::clock::Clock::select`] does not call it.
+    /// Counts `page` as no longer resident. Call after its word has left the resident (or evicting) state for good.
+    /// Reclaim's own [`crate::clock::Clock::select`] does not call it.
     #[inline]
     pub fn note_gone(&self, page: usize) {
         self.note_gone_run(page, 1);
     }
 
-    /// Counts the `len` pages from `page` as not resident any more. A run may cross blocks.
+    /// Counts the `len` pages from `page` on as no longer resident. A run may cross blocks.
     #[inline]
     pub fn note_gone_run(&self, page: usize, len: usize) {
         self.each_block(page, len, |block, n| {
@@ -80,7 +79,7 @@ impl<'a> PageTable<'a> {
         (self.high_block.load(Ordering::Relaxed) as usize).min(self.resident_in_block.len())
     }
 
-    /// The sum of all counts: resident pages, up to transitions in flight. Walks all blocks.
+    /// The sum of all counts: resident pages, except for transitions in progress. Walks all blocks.
     pub fn resident_pages(&self) -> u64 {
         let end = self.blocks();
         self.resident_in_block[..end]
@@ -90,8 +89,8 @@ impl<'a> PageTable<'a> {
             .max(0) as u64
     }
 
-    /// Calls `f` for every page whose word is in `state` at the moment it is looked at, in blocks
-    /// that have resident pages only. For statistics and tests; reclaim uses the clock.
+    /// Calls `f` for every page whose word is in `state` when it is examined, in blocks that have resident pages. For
+    /// statistics and tests; reclaim uses the clock.
     pub fn for_each_in(&self, state: State, mut f: impl FnMut(usize, Word)) {
         let mut from = 0;
         while let Some(block) = self.next_used_block(from) {

@@ -1,9 +1,9 @@
-//! The trace that `canvas run --trace` writes and `lab replay` reads.
+//! Format of the trace that `canvas run --trace` writes and `lab replay` reads.
 //!
-//! A 64-byte header, then records of 16 bytes, little-endian. Recording every touch is not
-//! possible (the pager does not see hits on mapped pages), so some pages are chosen by a hash of
-//! their number (spatial sampling, as in SHARDS, FAST'15): these are unmapped again and again so
-//! that all their touches become records, and a replay scales the memory by the same rate.
+//! A 64-byte header is followed by 16-byte records, all little-endian. Recording every touch is not possible, because
+//! the pager does not see hits on mapped pages. So some pages are chosen by a hash of their number (spatial sampling,
+//! as in SHARDS, FAST'15) and unmapped repeatedly, so that all their touches become records; a replay scales the memory
+//! by the same rate.
 
 use canvas_types::PageId;
 
@@ -29,7 +29,7 @@ impl SampleRate {
             SampleRate((0x1_0000_0000u64 / n as u64) as u32)
         }
     }
-    /// As a number from 0 to 1.
+    /// The rate as a number from 0 to 1.
     #[cfg(any(test, feature = "std"))]
     pub fn share(self) -> f64 {
         if self == SampleRate::ALL {
@@ -40,13 +40,13 @@ impl SampleRate {
     }
 }
 
-/// Is `page` one of the sampled pages? The same in every process and run.
+/// Whether `page` is sampled. The answer is the same in every process and run.
 #[inline]
 pub fn is_sampled(page: PageId, rate: SampleRate) -> bool {
     rate == SampleRate::ALL || hash(page.0) < rate.0
 }
 
-/// Finaliser of MurmurHash3: every bit of the page's number changes half of the result.
+/// Finaliser of MurmurHash3: every bit of the page's number changes half of the result's bits.
 #[inline]
 fn hash(x: u32) -> u32 {
     let x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
@@ -54,17 +54,17 @@ fn hash(x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// What a record tells.
+/// The kind of event that a record describes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
-    /// Fault on a page never touched before.
+    /// Fault on a page that was never touched before.
     FirstTouch = 1,
     /// Fault on a far page.
     Demand = 2,
     /// Fault on a page in the swap cache that reclaim had unmapped.
     SecondChance = 3,
-    /// Touch of a sampled page that had been unmapped only to see it.
+    /// Touch of a sampled page that had been unmapped only to observe it.
     SampledTouch = 4,
     /// The page was prefetched (no touch).
     Prefetch = 5,
@@ -72,7 +72,7 @@ pub enum Kind {
     PrefetchHit = 6,
     /// The page was discarded (munmap, madvise): it reads as zeros from now on.
     Discard = 7,
-    /// The page was unmapped by reclaim (no touch).
+    /// Reclaim unmapped the page (no touch).
     Evict = 8,
 }
 
@@ -92,7 +92,7 @@ impl Kind {
         .into_iter()
         .find(|k| *k as u8 == raw)
     }
-    /// Does the record stand for a touch by the program?
+    /// Whether the record stands for a touch by the program.
     pub fn is_touch(self) -> bool {
         use Kind::*;
         matches!(
@@ -108,7 +108,7 @@ pub mod record_flag {
     pub const WRITE: u8 = 1;
     /// The page was touched for a system call.
     pub const SYSCALL: u8 = 2;
-    /// The page is one of the sampled ones.
+    /// The page is a sampled one.
     pub const SAMPLED: u8 = 4;
 }
 
@@ -117,7 +117,7 @@ pub mod record_flag {
 pub struct Record {
     /// Time since the trace began, in us; wraps after 71 minutes.
     pub time_us: u32,
-    /// The page's number in the window.
+    /// The page's number in the managed range.
     pub page: PageId,
     /// The thread, hashed.
     pub thread: u16,
@@ -125,14 +125,14 @@ pub struct Record {
     pub kind: Kind,
     /// Bits of [`record_flag`].
     pub flags: u8,
-    /// The process's slot in the tenant segment: pages of different processes are different.
+    /// The process's slot in the tenant segment: distinguishes pages of different processes.
     pub process: u16,
-    /// Depends on the kind: for faults the time to resolve it in units of 64 ns (saturating).
+    /// Depends on the kind; for faults the time to resolve it in units of 64 ns (saturating).
     pub detail: u16,
 }
 
 impl Record {
-    /// The record as it stands in a trace, little-endian.
+    /// Encodes the record, little-endian.
     #[inline]
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut b = [0; RECORD_BYTES];
@@ -145,7 +145,7 @@ impl Record {
         b[14..16].copy_from_slice(&self.detail.to_le_bytes());
         b
     }
-    /// From bytes; `None` for a kind that this version does not know.
+    /// Decodes a record; `None` for a kind that this version does not know.
     pub fn decode(b: &[u8; RECORD_BYTES]) -> Option<Record> {
         Some(Record {
             time_us: u32::from_le_bytes([b[0], b[1], b[2], b[3]]),
@@ -159,7 +159,7 @@ impl Record {
     }
 }
 
-/// What a trace begins with.
+/// Header of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// Share of pages whose touches are recorded.
@@ -171,7 +171,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header as it stands at the beginning of a trace, little-endian.
+    /// Encodes the header, little-endian.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut b = [0; HEADER_BYTES];
         b[0..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -180,7 +180,7 @@ impl Header {
         b[16..24].copy_from_slice(&self.start_unix_s.to_le_bytes());
         b
     }
-    /// From bytes; `None` when they are not a trace of this version.
+    /// Decodes a header; `None` if the bytes are not a trace of this version.
     pub fn decode(b: &[u8; HEADER_BYTES]) -> Option<Header> {
         let word = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
         let magic = u64::from(word(0)) | u64::from(word(4)) << 32;

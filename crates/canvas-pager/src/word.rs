@@ -1,4 +1,4 @@
-//! One 8-byte word a page: state, flags, pins and the swap entry that the page owns.
+//! One 8-byte word per page: state, flags, pins and the swap entry that the page owns.
 //!
 //! ```text
 //!  63            32 31     24 23     16 15          8 7    4 3     0
@@ -7,9 +7,9 @@
 //! └────────────────┴─────────┴─────────┴─────────────┴──────┴───────┘
 //! ```
 //!
-//! A word of zero is a page that was never touched, or was discarded since: it reads as zeros.
-//! The *busy* states belong to the thread that made the transition; every other thread waits.
-//! Who may make which transition is the table in [`State::may_become`].
+//! A word of zero is a page that was never touched, or has been discarded: it reads as zeros. A *busy* state belongs to
+//! the thread that made the transition; all other threads wait. [`State::may_become`] lists which transitions are
+//! legal.
 
 use canvas_types::SwapEntry;
 use canvas_types::sync::{AtomicU64, Ordering};
@@ -20,9 +20,9 @@ use canvas_types::sync::{AtomicU64, Ordering};
 pub enum State {
     /// Never touched, or discarded: reads as zeros.
     Untouched = 0,
-    /// Mapped in the window.
+    /// Mapped in the managed range.
     Resident = 1,
-    /// In the swap cache: unmapped from the window, its contents are in a slot ([`crate::slot`]).
+    /// In the swap cache: unmapped from the managed range, its contents are in a slot ([`crate::slot`]).
     Cached = 2,
     /// Only the far copy exists. Entry [`SwapEntry::NONE`] means a page of zeros.
     Far = 3,
@@ -51,12 +51,12 @@ impl State {
             _ => State::Poisoned,
         }
     }
-    /// True for states that belong to one thread until it leaves them.
+    /// Whether this is a busy state, which belongs to one thread until it leaves it.
     #[inline(always)]
     pub fn is_busy(self) -> bool {
         matches!(self, State::Filling | State::Evicting | State::Mapping)
     }
-    /// The legal transitions; the model test and debug builds hold the code to it.
+    /// The legal transitions; the model test and debug builds check them.
     pub fn may_become(self, next: State) -> bool {
         use State::*;
         match self {
@@ -65,9 +65,9 @@ impl State {
             // The writer publishes Far from the stable copy in the swap cache, without a busy state.
             Cached => matches!(next, Filling | Mapping | Far),
             Far => matches!(next, Filling | Mapping),
-            // A fill that fails goes back to where the page was.
+            // A failed fill returns the page to its previous state.
             Filling => matches!(next, Resident | Cached | Far | Untouched | Poisoned),
-            // Without a stop in the swap cache when its far copy is known to be right.
+            // To Far directly, without the swap cache, if its far copy is known to be up to date.
             Evicting => matches!(next, Cached | Far | Resident),
             Mapping => matches!(next, Untouched | Resident | Cached | Far | Poisoned),
             Poisoned => matches!(next, Mapping),
@@ -77,28 +77,28 @@ impl State {
 
 /// Flag bits of a word.
 pub mod flag {
-    /// Brought in by prefetch and not known to be used yet.
+    /// Prefetched and not known to be used yet.
     pub const PREFETCHED: u64 = 1 << 8;
-    /// Used (filled on demand, or second chance) since the clock hand last passed; of a far page: come
+    /// Of a local page: used (faulted in, or a swap-cache hit) since the clock hand last passed. Of a far page: came
     /// back to the pool with a neighbour since the spill hand last passed.
     pub const REFERENCED: u64 = 1 << 9;
-    /// The kernel refused to unmap it (odd protection, pinned by a driver); cleared by mprotect.
+    /// The kernel refused to unmap it (unusual protection, pinned by a driver); cleared by mprotect.
     pub const STUCK: u64 = 1 << 10;
     /// Locked by mlock: never evicted.
     pub const LOCKED: u64 = 1 << 11;
     /// The entry holds a far copy that was the page's content when it last became resident.
     pub const FAR_COPY: u64 = 1 << 12;
-    /// Far, and its copy was moved beyond the pool: a hint, the swap entry knows.
+    /// Far, with its copy beyond the pool. This is a hint; the swap entry is authoritative.
     pub const DEEP: u64 = 1 << 13;
-    /// Resident, and write-protected since it was filled: nothing has written to it. The same bit as
-    /// [`DEEP`], which is of far pages. While it is set no write goes unseen; while it is clear, and
-    /// the page is in no busy state, the kernel can write to the page.
+    /// Resident, and write-protected since it was filled: nothing has written to it. Shares its bit with [`DEEP`],
+    /// which is for far pages. While it is set no write goes unseen; while it is clear, and the page is in no busy
+    /// state, the kernel can write to the page.
     pub const PROTECTED: u64 = 1 << 13;
     /// Filled as part of a sequential stream: evicted first.
     pub const STREAM: u64 = 1 << 14;
     /// Chosen for touch sampling by `trace`.
     pub const SAMPLED: u64 = 1 << 15;
-    /// Both, of a page in the swap cache: proactive swap-in left it there, so that its use is seen.
+    /// Both flags together, on a page in the swap cache: proactive swap-in left it there, so that its use is seen.
     pub const PROACTIVE: u64 = PREFETCHED | REFERENCED;
 }
 
@@ -112,7 +112,7 @@ const ENTRY_SHIFT: u32 = 32;
 
 /// Highest heat a page can have.
 pub const HEAT_MAX: u64 = 15;
-/// Pins that a word can count; a page pinned this often takes no more.
+/// Highest pin count of a word; a page pinned this often accepts no more pins.
 pub const PINS_MAX: u64 = 255;
 
 /// A word's value, decoded on demand.
@@ -154,22 +154,22 @@ impl Word {
     pub fn with_entry(self, e: SwapEntry) -> Word {
         Word((self.0 & 0xffff_ffff) | ((e.0 as u64) << ENTRY_SHIFT))
     }
-    /// Any of `mask`'s flags set?
+    /// Whether any of `mask`'s flags is set.
     #[inline(always)]
     pub fn has(self, mask: u64) -> bool {
         self.0 & mask != 0
     }
-    /// All of `mask`'s flags set?
+    /// Whether all of `mask`'s flags are set.
     #[inline(always)]
     pub fn has_all(self, mask: u64) -> bool {
         self.0 & mask == mask
     }
-    /// With `mask`'s flags set.
+    /// The same word with `mask`'s flags set.
     #[inline(always)]
     pub fn set(self, mask: u64) -> Word {
         Word(self.0 | mask)
     }
-    /// With `mask`'s flags cleared.
+    /// The same word with `mask`'s flags cleared.
     #[inline(always)]
     pub fn clear(self, mask: u64) -> Word {
         Word(self.0 & !mask)
@@ -179,17 +179,17 @@ impl Word {
     pub fn heat(self) -> u64 {
         (self.0 & HEAT_MASK) >> HEAT_SHIFT
     }
-    /// With this heat (saturating).
+    /// The same word with this heat (saturating).
     #[inline(always)]
     pub fn with_heat(self, h: u64) -> Word {
         Word((self.0 & !HEAT_MASK) | (h.min(HEAT_MAX) << HEAT_SHIFT))
     }
-    /// Pins held by system calls in flight.
+    /// Pins held by system calls in progress.
     #[inline(always)]
     pub fn pins(self) -> u64 {
         (self.0 & PIN_MASK) >> PIN_SHIFT
     }
-    /// With this many pins.
+    /// The same word with this many pins.
     #[inline(always)]
     pub fn with_pins(self, n: u64) -> Word {
         debug_assert!(n <= PINS_MAX);
@@ -200,12 +200,12 @@ impl Word {
     pub fn epoch(self) -> u8 {
         ((self.0 & EPOCH_MASK) >> EPOCH_SHIFT) as u8
     }
-    /// With this eviction time.
+    /// The same word with this eviction time.
     #[inline(always)]
     pub fn with_epoch(self, e: u8) -> Word {
         Word((self.0 & !EPOCH_MASK) | ((e as u64) << EPOCH_SHIFT))
     }
-    /// Is a page that is or was just resident what its far copy holds, for sure?
+    /// Whether a page that is resident, or being evicted, certainly equals its far copy.
     #[inline(always)]
     pub fn is_clean(self) -> bool {
         const BOTH: u64 = flag::PROTECTED | flag::FAR_COPY;
@@ -213,7 +213,7 @@ impl Word {
             && self.0 & BOTH == BOTH
             && self.entry().is_some()
     }
-    /// May reclaim take it now?
+    /// Whether reclaim may take it now.
     #[inline(always)]
     pub fn evictable(self) -> bool {
         self.state() == State::Resident && self.0 & (PIN_MASK | flag::STUCK | flag::LOCKED) == 0
@@ -226,7 +226,7 @@ pub fn load(w: &AtomicU64) -> Word {
     Word(w.load(Ordering::Acquire))
 }
 
-/// Moves a word from `old` to `new`; false when another thread was faster.
+/// Moves a word from `old` to `new`; returns false if another thread was faster.
 #[inline(always)]
 pub fn transition(w: &AtomicU64, old: Word, new: Word) -> bool {
     debug_assert!(old.state() == new.state() || old.state().may_become(new.state()));
@@ -234,9 +234,9 @@ pub fn transition(w: &AtomicU64, old: Word, new: Word) -> bool {
         .is_ok()
 }
 
-/// Publishes the end of a busy state. All of a busy word belongs to its owner but the pins: a
-/// system call may end and give its pin back while a mapping call works on the page. So the pins
-/// of `new` do not count, the word keeps those that it has.
+/// Publishes the end of a busy state. The owner may change all of a busy word except the pins: a system call may end
+/// and drop its pin while a mapping call works on the page. So the pins of `new` are ignored, and the word keeps its
+/// own.
 #[inline(always)]
 pub fn publish(w: &AtomicU64, new: Word) {
     let mut cur = load(w);
@@ -252,8 +252,8 @@ pub fn publish(w: &AtomicU64, new: Word) {
     }
 }
 
-/// Pins a resident page that can be written to; false when it is not (the caller resolves it first). At
-/// [`PINS_MAX`] the count sticks (hundreds of threads wait on one futex): the page stays pinned.
+/// Pins a page that is resident and writable; returns false for any other page (the caller resolves it first). At
+/// [`PINS_MAX`] the count sticks (if hundreds of threads wait on one futex): the page stays pinned.
 #[inline(always)]
 pub fn pin(w: &AtomicU64) -> bool {
     let mut cur = load(w);
@@ -276,8 +276,8 @@ pub fn pin(w: &AtomicU64) -> bool {
     }
 }
 
-/// Gives a pin back, in whatever state the page is by now: a mapping call may have discarded it
-/// meanwhile, but pins stay with the word until they are given back.
+/// Drops a pin, whatever the page's state is now: a mapping call may have discarded the page meanwhile, but pins stay
+/// with the word until they are dropped.
 #[inline(always)]
 pub fn unpin(w: &AtomicU64) {
     let mut cur = load(w);

@@ -1,23 +1,22 @@
-//! Which blocks' pages are written to between coming in and leaving.
+//! Predicts, per block, whether pages are written to between coming in and leaving.
 //!
-//! A page that comes in for a read can be write-protected at once. If nothing writes to it, it leaves
-//! without being protected, copied and compared with its far copy (about 4 us less); if something
-//! does, the first write is a fault (about 5 us more). A score for each block of 2 MiB says which is
-//! to be expected there. Only what becomes of protected pages changes it: whether a page that came in
-//! writable was written to is not known (many programs store what was there before). So where writes
-//! are expected, one page in 16 comes in protected all the same, to find out when that ends.
+//! A page that comes in for a read can be write-protected at once. If nothing writes to it, it leaves without being
+//! protected, copied and compared with its far copy (about 4 us less); otherwise the first write is a fault (about 5 us
+//! more). A score per block of 2 MiB predicts which is likely. Only protected pages change it: whether a page that came
+//! in writable was written to is unknown (many programs store the value that was there before). So even if writes are
+//! expected, one page in 16 comes in protected, to find out when writes end.
 
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::AtomicU8;
 use canvas_types::{PageId, score};
 
-/// A write to a protected page weighs more than a page that left clean: protection pays where at
-/// most a third is written to.
+/// Weight of a write to a protected page relative to a page that left clean: protection pays if at most a third is
+/// written to.
 const WRITE_WEIGHT: u8 = 2;
 
-/// One score for each block. All zeros: nothing is known, and pages come in protected.
+/// One score per block. All zeros: nothing is known, and pages come in protected.
 pub struct Writes<'a>(
-    /// By number of the block.
+    /// By block number.
     pub &'a [AtomicU8],
 );
 
@@ -26,17 +25,17 @@ impl Writes<'_> {
     fn of(&self, page: PageId) -> &AtomicU8 {
         &self.0[page.index() / BLOCK_PAGES]
     }
-    /// Is a page that comes in for a read likely to be written to? `turn` is another number each time that
-    /// this page comes in.
+    /// Whether a page that comes in for a read will probably be written to. `turn` must differ each time this page
+    /// comes in.
     #[inline]
     pub fn expected(&self, page: PageId, turn: u8) -> bool {
         score::is_high(self.of(page)) && !score::is_probe(page.0, turn)
     }
-    /// A protected page was written to.
+    /// Records a write to a protected page.
     pub fn met_protection(&self, page: PageId) {
         score::raise(self.of(page), WRITE_WEIGHT);
     }
-    /// A protected page left as it came.
+    /// Records that a protected page left unchanged.
     #[inline]
     pub fn left_clean(&self, page: PageId) {
         score::lower(self.of(page), 1);
@@ -48,7 +47,7 @@ mod tests {
     use super::*;
     use canvas_types::sync::Ordering;
 
-    /// Pages of one block come and leave; every `one_in`th is written to. How many came protected.
+    /// Pages of one block come in and leave, and every `one_in`th is written to; returns how many came in protected.
     fn protected(writes: &Writes<'_>, one_in: u32) -> u32 {
         let mut protected = 0;
         for i in 0..10_000 {

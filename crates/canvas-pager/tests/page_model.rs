@@ -1,8 +1,7 @@
-//! Model test of the page state machine: many actors run the pager's operations (fault, evict,
-//! write-out, discard, pin, lock, drop a reservation) one small step at a time in a random
-//! interleaving, over a simulated kernel and far store. A naive oracle knows what every page must
-//! read as; the world knows where the bytes are. No page is lost, no page, slot or entry has two
-//! owners, no pinned page is unmapped, no slot or entry leaks.
+//! Model test of the page state machine: many actors run the pager's operations (fault, evict, write-out, discard, pin,
+//! lock, drop a reservation) one small step at a time in a random interleaving, over a simulated kernel and far store.
+//! A naive oracle knows what every page must read as; the world knows where the bytes are. No page is lost; no page,
+//! slot or entry has two owners; no pinned page is unmapped; no slot or entry leaks.
 //!
 //! Steps: CANVAS_TEST_OPS (default 100000); seed: CANVAS_TEST_SEED, else random, printed.
 #![cfg(not(feature = "shuttle"))]
@@ -41,7 +40,7 @@ impl Rng {
     }
 }
 
-/// What an actor is about to do next. Busy pages that it owns are part of it.
+/// What an actor is about to do next, including the busy pages that it owns.
 #[derive(Clone, Debug)]
 enum Actor {
     Idle,
@@ -51,7 +50,7 @@ enum Actor {
         write: Option<u64>,
         to_pin: bool,
     },
-    /// Owns `page` in state filling; `was` is where it came from.
+    /// Owns `page` in state Filling; `was` is where it came from.
     FillTake {
         page: usize,
         was: Word,
@@ -82,17 +81,17 @@ enum Actor {
         page: usize,
         life: u64,
     },
-    /// Owns a page in state mapping, which came in write-protected and is written to.
+    /// Owns a page in state Mapping, which came in write-protected and is written to.
     Unprotect {
         page: usize,
         was: Word,
         then: Box<Actor>,
     },
-    /// Owns pages in state evicting.
+    /// Owns pages in state Evicting.
     Unmap {
         pages: Vec<usize>,
     },
-    /// The same, of pages whose far copies are right.
+    /// Like `Unmap`, for pages whose far copies are up to date.
     LeaveClean {
         pages: Vec<usize>,
         then: Box<Actor>,
@@ -104,7 +103,7 @@ enum Actor {
     Enqueue {
         full: Vec<Place>,
     },
-    /// Writes a slot out; its page is in nobody's hands.
+    /// Writes a slot out; no thread owns its page.
     WriteStore {
         job: Job,
     },
@@ -113,7 +112,7 @@ enum Actor {
         entry: SwapEntry,
         bytes: u64,
     },
-    /// Owns a page in state mapping.
+    /// Owns a page in state Mapping.
     DiscardBytes {
         page: usize,
         was: Word,
@@ -121,7 +120,7 @@ enum Actor {
     DiscardPublish {
         page: usize,
     },
-    /// Owns a page in state mapping; puts it back as it was (mprotect, fork).
+    /// Owns a page in state Mapping; puts it back unchanged (mprotect, fork).
     Remap {
         page: usize,
         was: Word,
@@ -136,9 +135,9 @@ struct World {
     epochs: EpochClock,
     /// The kernel's truth: what is mapped.
     window: BTreeMap<usize, u64>,
-    /// Of these, what is write-protected.
+    /// The mapped pages that are write-protected.
     protected: BTreeSet<usize>,
-    /// The swap cache: bookkeeping, and what is in the slots' buffers.
+    /// The swap cache: bookkeeping, and the contents of the slots' buffers.
     control: Control,
     slot_halves: [Vec<AtomicU32>; 4],
     slot_words: [Vec<AtomicU64>; 2],
@@ -293,7 +292,7 @@ impl World {
                 job.map_or(Actor::Idle, |job| Actor::WriteStore { job })
             }
             13 => {
-                // A pinned page now and then: rare by chance, and where mistakes would hide.
+                // Sometimes choose a pinned page: rare by chance, and where mistakes would hide.
                 let pinned = (0..PAGES).find(|p| self.word(*p).pins() > 0);
                 let page = pinned.filter(|_| self.rng.one_in(4)).unwrap_or(page);
                 let w = self.word(page);
@@ -404,7 +403,7 @@ impl World {
 
     /// The program, or a system call, touches a page.
     fn access(&mut self, page: usize, write: Option<u64>, to_pin: bool) -> Actor {
-        // The hardware looks at the page table only; a system call pins first.
+        // The hardware looks only at the page table; a system call pins first.
         if to_pin {
             if word::pin(&self.words[page]) {
                 self.seen.insert("pinned");
@@ -453,7 +452,7 @@ impl World {
         }
     }
 
-    /// The page's bytes come to the window.
+    /// Copies the page's bytes into the managed range.
     fn fill_bytes(
         &mut self,
         page: usize,
@@ -462,7 +461,7 @@ impl World {
         then: Box<Actor>,
     ) -> Actor {
         if self.rng.one_in(16) {
-            // The kernel said EAGAIN: back to where the page was.
+            // The kernel returned EAGAIN: back to the previous state.
             self.seen.insert("fill failed");
             if let Some(t) = taken {
                 self.seen.insert("second chance failed");
@@ -504,7 +503,7 @@ impl World {
         }
     }
 
-    /// The word says that the page is there.
+    /// Publishes in the word that the page is resident.
     fn fill_publish(
         &mut self,
         page: usize,
@@ -536,7 +535,7 @@ impl World {
         } else {
             w.clear(flag::FAR_COPY)
         };
-        // The bit says something else of a page that is far.
+        // The bit has another meaning for a far page.
         w = w.clear(flag::PROTECTED);
         if self.protected.contains(&page) {
             w = w.set(flag::PROTECTED);
@@ -557,7 +556,7 @@ impl World {
         }
     }
 
-    /// A system call goes on, or ends.
+    /// A system call continues, or ends.
     fn pinned(&mut self, page: usize, life: u64) -> Actor {
         if self.life[page] == life {
             assert_eq!(
@@ -577,7 +576,7 @@ impl World {
         Actor::Pinned { page, life }
     }
 
-    /// Victims leave the window for slots.
+    /// Moves victims from the managed range into slots.
     fn unmap(&mut self, mut pages: Vec<usize>) -> Actor {
         let mut slots = vec![Place::default(); pages.len()];
         let (got, _) = self.slots().alloc(&mut slots);
@@ -600,7 +599,7 @@ impl World {
         }
     }
 
-    /// Victims leave the window without a stop.
+    /// Evicts clean victims directly.
     fn leave_clean(&mut self, mut pages: Vec<usize>, then: Box<Actor>) -> Actor {
         let Some(page) = pages.pop() else {
             return *then;
@@ -623,7 +622,7 @@ impl World {
         Actor::LeaveClean { pages, then }
     }
 
-    /// The words say so, one after the other.
+    /// Publishes the victims' words, one after the other.
     fn unmap_publish(&mut self, mut pages: Vec<(usize, Place)>, mut full: Vec<Place>) -> Actor {
         let Some((page, slot)) = pages.pop() else {
             return Actor::Enqueue { full };
@@ -634,7 +633,7 @@ impl World {
             .on_evict(self.word(page), self.epochs.now())
             .clear(flag::PROTECTED);
         if self.rng.one_in(16) {
-            // Refused by the kernel: it stays where it was.
+            // The kernel refused: the page stays where it was.
             let bytes = *self.buffer(slot.slot());
             self.window.insert(page, bytes);
             self.slots().give_back(&[slot]);
@@ -650,7 +649,7 @@ impl World {
         Actor::UnmapPublish { pages, full }
     }
 
-    /// A slot's bytes are stored.
+    /// Stores a slot's bytes.
     fn write_store(&mut self, job: Job) -> Actor {
         if self.rng.one_in(8) {
             self.seen.insert("write-out given up");
@@ -675,7 +674,7 @@ impl World {
         Actor::WritePublish { job, entry, bytes }
     }
 
-    /// The word says that the page is far, unless somebody has taken it meanwhile.
+    /// Publishes that the page is far, unless a thread has taken it meanwhile.
     fn write_publish(&mut self, job: Job, entry: SwapEntry, bytes: u64) -> Actor {
         let page = job.page.index();
         assert_eq!(
@@ -702,7 +701,7 @@ impl World {
         Actor::Idle
     }
 
-    /// The program gives the page up.
+    /// The program discards the page.
     fn discard_bytes(&mut self, page: usize, was: Word) -> Actor {
         self.window.remove(&page);
         self.protected.remove(&page);
@@ -727,7 +726,7 @@ impl World {
         Actor::DiscardPublish { page }
     }
 
-    /// Everything that must hold between any two steps.
+    /// Checks everything that must hold between any two steps.
     fn check(&self, actors: &[Actor]) {
         let (mut entries, mut slots) = (BTreeSet::new(), BTreeSet::new());
         for page in 0..PAGES {
@@ -815,12 +814,12 @@ fn no_page_is_lost_and_nothing_has_two_owners() {
         let i = world.rng.below(ACTORS);
         let actor = std::mem::replace(&mut actors[i], Actor::Idle);
         actors[i] = world.step(actor);
-        // The full check looks at every page: often enough to be near the cause.
+        // The full check looks at every page: run it often enough to be near the cause.
         if op % 16 == 0 {
             world.check(&actors);
         }
     }
-    // Let everyone finish; then every page must read right, and pins, counts and entries add up.
+    // Let all actors finish; then every page must read right, and pins, counts and entries add up.
     for _ in 0..1_000_000 {
         if actors.iter().all(|a| matches!(a, Actor::Idle)) {
             break;

@@ -1,6 +1,6 @@
-//! Shared pages against a naive oracle: processes that map the same pages count in them, one evicts, one carries far
-//! copies on, beyond the store, and any of them may be killed between any two steps. No count is ever lost, and no page
-//! is ever another's.
+//! Shared pages against a naive oracle: processes that map the same pages count in them, one evicts, one moves far
+//! copies beyond the store, and any of them may be killed between any two steps. No count is ever lost, and no page
+//! ever has another's contents.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -16,18 +16,18 @@ use proptest::prelude::*;
 
 const PROCS: usize = 4;
 const PAGES: usize = 12;
-/// Pages that the pipe takes.
+/// Pages that the pipe holds.
 const PIPE: usize = 6;
-/// Far copies that the store takes.
+/// Far copies that the store holds.
 const STORE: usize = 10;
-/// Extents beyond the store, and copies that each takes.
+/// Extents beyond the store, and copies per extent.
 const EXTENTS: usize = 5;
 const RECORDS: usize = 3;
 /// Requests that carry copies there.
 const REQUESTS: usize = 2;
-/// Entries of copies that lie there begin here.
+/// Entries of copies beyond the store begin here.
 const BEYOND: u64 = 1000;
-/// How deep others' steps nest in each other's.
+/// How deeply steps of other processes nest.
 const NESTED_MAX: u32 = 3;
 
 /// A process was killed.
@@ -35,7 +35,7 @@ struct Killed;
 
 type Page = Rc<RefCell<PageBuf>>;
 
-/// How far a request is.
+/// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Free,
@@ -44,7 +44,7 @@ enum Stage {
     Ended(bool),
 }
 
-/// A request: what it carries, and to which extent.
+/// A request: the copies that it carries, and its extent.
 #[derive(Clone)]
 struct Request {
     stage: Stage,
@@ -52,7 +52,7 @@ struct Request {
     lines: Vec<(u32, Entry, PageBuf)>,
 }
 
-/// Where an entry says that its copy lies, beyond the store.
+/// Extent and record of an entry whose copy lies beyond the store.
 fn beyond(entry: Entry) -> Option<(usize, usize)> {
     let i = entry.0.checked_sub(BEYOND)? as usize;
     Some((i / RECORDS, i % RECORDS))
@@ -68,10 +68,10 @@ struct World {
     hand: AtomicU32,
     copies_hand: AtomicU32,
     requests: RefCell<Vec<Request>>,
-    /// What lies in the extents, and how many entries name each.
+    /// Contents of the extents, and how many entries name each.
     extents: RefCell<Vec<Vec<PageBuf>>>,
     uses: RefCell<Vec<usize>>,
-    /// What the pages looked like whose copies lie there.
+    /// Contents, when stored, of the pages whose copies lie there.
     hashes: RefCell<Vec<PageBuf>>,
     sunk: Cell<u32>,
     raised: Cell<u32>,
@@ -80,7 +80,7 @@ struct World {
     alive: [Cell<bool>; PROCS],
     /// Pages that each process has pinned.
     pinned: RefCell<[Option<u32>; PROCS]>,
-    /// Those that a call of it is using: pinned, and found present.
+    /// Pinned pages that a system call found present and is using.
     used: RefCell<[Option<u32>; PROCS]>,
     file: RefCell<Vec<Option<Page>>>,
     pipe: RefCell<Vec<Page>>,
@@ -96,7 +96,7 @@ struct World {
     deadly: Cell<bool>,
 }
 
-/// One process's view of it.
+/// One process's view of the world.
 #[derive(Clone, Copy)]
 struct Process<'a> {
     world: &'a World,
@@ -163,7 +163,7 @@ impl World {
             copies_hand: &self.copies_hand,
         }
     }
-    /// Lets `me` do something; it may be killed.
+    /// Runs one action of `me`, which may be killed in it.
     fn act(&self, me: usize, what: impl FnOnce(Process<'_>)) {
         let process = Process { world: self, me };
         let depth = self.depth.get();
@@ -199,7 +199,7 @@ impl World {
 }
 
 impl World {
-    /// The agent does a request, or fails to.
+    /// The agent completes a request, or fails it.
     fn serve(&self) {
         let i = self.draw(2 * REQUESTS);
         let mut requests = self.requests.borrow_mut();
@@ -227,7 +227,7 @@ impl World {
 }
 
 impl Process<'_> {
-    /// Carries copies on, ends what has ended, or gives copies up.
+    /// Carries copies beyond the store, completes requests that have ended, or drops copies.
     fn carry(&self) {
         if self.lock() {
             let (w, end) = (self.world, PAGES as u32);
@@ -240,7 +240,7 @@ impl Process<'_> {
             self.unlock();
         }
     }
-    /// Takes the lock if it is free, or its holder dead.
+    /// Takes the lock if it is free or its holder is dead.
     fn lock(&self) -> bool {
         let w = self.world;
         let holder = w.lock.get();
@@ -253,7 +253,7 @@ impl Process<'_> {
             w.taken_over.set(w.taken_over.get() + 1);
             w.partition().recover(self, PAGES as u32);
         }
-        // Dead ones are replaced, when all that was theirs is settled.
+        // Dead processes are replaced once all that was theirs is settled.
         for slot in 0..PROCS {
             if !w.alive[slot].get() {
                 w.partition().bury(self, slot as u16, PAGES as u32);
@@ -275,7 +275,7 @@ impl Process<'_> {
             self.unlock();
         }
     }
-    /// Makes a page present; false when another process is at it.
+    /// Makes a page present; false if another process is working on it.
     fn bring(&self, page: u32) -> bool {
         let p = self.world.partition();
         for _ in 0..3 {
@@ -297,8 +297,7 @@ impl Process<'_> {
         }
         false
     }
-    /// Counts in a page, as a program does: by one access to whatever is there, and by a fault when nothing
-    /// is.
+    /// Counts in a page, as a program does: by one access if the page is present, else by a fault.
     fn touch(&self, page: u32) {
         for _ in 0..3 {
             if self.access(page) || !self.bring(page) {
@@ -306,7 +305,7 @@ impl Process<'_> {
             }
         }
     }
-    /// A load and a store of its own counter, and a look at all others; false when the page is absent.
+    /// A load and a store of its own counter, and a look at all others; false if the page is absent.
     fn access(&self, page: u32) -> bool {
         let w = self.world;
         let there = w.file.borrow()[page as usize].clone();
@@ -324,7 +323,7 @@ impl Process<'_> {
         *there.borrow_mut() = *want;
         true
     }
-    /// A system call: pins first, looks afterwards, and then the kernel must find the page.
+    /// A system call: pins first and looks afterwards; from then on the kernel must find the page.
     fn pin(&self) {
         let page = self.world.draw(PAGES) as u32;
         self.world.unpin(self.me);
@@ -332,7 +331,7 @@ impl Process<'_> {
         self.step();
         for _ in 0..4 {
             if load(&self.world.words[page as usize]).state() == State::Resident {
-                // It stays now, however long the call takes.
+                // The page stays from now on, however long the call takes.
                 self.world.used.borrow_mut()[self.me] = Some(page);
                 return;
             }
@@ -419,7 +418,7 @@ impl Kernel for Process<'_> {
             "an entry that is in use is overwritten"
         );
         self.world.store.borrow_mut()[i].0 = true;
-        // Half of it, when it is killed here.
+        // Half of it is written if the process is killed here.
         self.world.store.borrow_mut()[i].1[..2000].copy_from_slice(&page[..2000]);
         self.step();
         self.world.store.borrow_mut()[i].1 = page;
@@ -563,7 +562,7 @@ impl Carrier for Process<'_> {
         if w.requests.borrow()[request].lines[i].2 != was {
             return false;
         }
-        // Half of it, when it is killed here.
+        // Half of it is written if the process is killed here.
         w.hashes.borrow_mut()[carried.page as usize][..2000].copy_from_slice(&was[..2000]);
         self.step();
         w.hashes.borrow_mut()[carried.page as usize] = was;
@@ -580,14 +579,14 @@ thread_local! {
 }
 
 impl World {
-    /// UFFDIO_COPY: does nothing when the page is there.
+    /// UFFDIO_COPY: does nothing if the page is present.
     fn copy(&self, page: u32, content: PageBuf) {
         self.file.borrow_mut()[page as usize].get_or_insert_with(|| Rc::new(RefCell::new(content)));
     }
     fn is_busy(&self, process: usize) -> bool {
         BUSY.get() & 1 << process != 0
     }
-    /// Runs `what` while `process` stands between two steps.
+    /// Runs `what` while `process` is between two steps.
     fn busy(&self, process: usize, what: impl FnOnce()) {
         let before = BUSY.get();
         BUSY.set(before | 1 << process);
@@ -596,8 +595,8 @@ impl World {
     }
 }
 
-/// What a run saw: processes killed, pages evicted, locks taken over, copies that left the store, and came back from
-/// there.
+/// Counts of a run: processes killed, pages evicted, locks taken over, copies moved beyond the store, and copies that
+/// came back.
 fn run(seed: u64, steps: usize) -> [u32; 5] {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
@@ -615,7 +614,7 @@ fn run(seed: u64, steps: usize) -> [u32; 5] {
         if w.alive[me].get() {
             w.anything(me);
         } else if w.alive.iter().all(|a| !a.get()) {
-            // A new process comes: it finds all dead, also its slot's last owner.
+            // A new process starts: it finds all others dead, including its slot's last owner.
             w.depth.set(NESTED_MAX);
             w.act(me, |p| {
                 if p.lock() {
@@ -625,7 +624,7 @@ fn run(seed: u64, steps: usize) -> [u32; 5] {
             w.depth.set(0);
         }
     }
-    // Whoever is left finds everything.
+    // The surviving processes find everything.
     w.deadly.set(false);
     w.depth.set(NESTED_MAX);
     (0..PROCS).for_each(|p| w.unpin(p));
@@ -645,7 +644,7 @@ fn run(seed: u64, steps: usize) -> [u32; 5] {
     }
     assert_eq!(w.phase.load(Ordering::Relaxed), phase::CHOSEN);
     assert!(w.pipe.borrow().is_empty());
-    // With nothing under way, what is in use is what pages name.
+    // With no request in progress, exactly what pages name is in use.
     while w.requests.borrow().iter().any(|r| r.stage != Stage::Free) {
         w.serve();
         p.world.partition().settle(&p, || ());

@@ -169,12 +169,12 @@ fn no_pin_is_lost_when_a_mapping_call_publishes() {
 
 #[test]
 fn a_page_goes_round_without_losing_its_bytes() {
-    // Threads fault and unmap one page; its bytes are where the word says. For the way out of the
-    // swap cache, where the writer owns the slot and not the page, see shuttle_slots.rs.
+    // Threads fault and unmap one page; its bytes are where the word says. For the way out of the swap cache, where the
+    // writer owns the slot and not the page, see shuttle_slots.rs.
     shuttle::check_random(
         || {
             let word_ = Arc::new(AtomicU64::new(Word(0).with_state(State::Resident).0));
-            // window, swap cache: which of them holds the page.
+            // Managed range, swap cache: which of them holds the page.
             let place = Arc::new([AtomicU32::new(7), AtomicU32::new(0)]);
             let go = |from: State, busy: State, to: State, dst: usize| {
                 let (w, place) = (word_.clone(), place.clone());
@@ -229,7 +229,7 @@ fn a_reservation_is_taken_once() {
                     thread::spawn(move || u32::from(take_reservation(&w).is_some()))
                 })
                 .collect();
-            // Reclaim meanwhile: whoever is first has the entry.
+            // Reclaim races: the first one gets the entry.
             let cur = word::load(&w);
             let evicted = word::transition(&w, cur, cur.with_state(State::Evicting));
             let kept = u32::from(evicted && cur.entry().is_some());
@@ -290,8 +290,8 @@ fn a_busy_table_gives_no_plan_and_no_wait() {
     });
 }
 
-/// Two threads fault in one chunk, a stream comes by, and a plan's pages are hit: nobody waits, and no
-/// plan is longer than what both have seen can have earned.
+/// Two threads fault in one chunk, a stream passes, and a plan's pages are hit: no thread waits, and no plan is longer
+/// than what both threads together can have earned.
 #[test]
 fn pages_beside_faults_are_judged_by_threads_at_one_time() {
     use canvas_pager::prefetch::{Plan, nearby::Nearby};
@@ -321,8 +321,8 @@ fn pages_beside_faults_are_judged_by_threads_at_one_time() {
     });
 }
 
-/// Reclaim takes pages out of a device's reach in two steps; a device writes between the two steps of a call. Never
-/// both at once, also with more calls than places.
+/// Reclaim takes pages out of a device's reach in two steps; a device writes between the two steps of a call. Both
+/// never happen at once, even with more calls than places.
 #[test]
 fn no_batch_of_reclaim_runs_during_a_device_call() {
     shuttle::check_random(

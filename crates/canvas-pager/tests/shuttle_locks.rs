@@ -20,7 +20,7 @@ fn nobody_shares_what_one_holds_alone() {
     shuttle::check_random(
         || {
             let lock = Arc::new(SharedLock::new());
-            // Written in two steps by the one, read by those who share.
+            // Written in two steps by the exclusive holder, read by those who share.
             let pair = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
             let mut threads = Vec::new();
             for n in 1..3 {
@@ -100,7 +100,7 @@ fn behind_a_closed_gate_nobody_is_in_the_middle_of_something() {
                         true
                     }));
                     let first = pair[0].load(Ordering::Relaxed);
-                    // The one who closed it goes through, others do not.
+                    // The thread that closed the gate passes, others do not.
                     drop(gate.enter(0, |who| who == by, |_, _| panic!("closed to us")));
                     assert_eq!(first, pair[1].load(Ordering::Relaxed), "somebody is inside");
                     gate.open();

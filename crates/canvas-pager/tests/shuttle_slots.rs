@@ -1,6 +1,6 @@
-//! The swap cache's slots under shuttle's scheduler: reclaimers that fill them, writers that write
-//! them out, takers and mapping calls that race both for the page's word. What the program has
-//! written is a number a page; wherever the word says that the page is, there this number must be.
+//! The swap cache's slots under shuttle's scheduler: reclaimers fill them, writers write them out, and takers and
+//! mapping calls race both for the page's word. The program's content is one number per page, which must be found
+//! wherever the word says that the page is.
 #![cfg(feature = "shuttle")]
 
 use std::cell::Cell;
@@ -16,7 +16,7 @@ const PAGES: usize = 3;
 /// One more than a batch: a page can be evicted again while its last slot is being written out.
 const SLOTS: usize = 3;
 const ENTRIES: usize = PAGES + SLOTS + 4;
-/// In place of a page's number where the page is not.
+/// Stands where the page is not.
 const NOTHING: u64 = u64::MAX;
 
 const THREADS: Threads = Threads {
@@ -25,11 +25,11 @@ const THREADS: Threads = Threads {
 };
 
 shuttle::thread_local! {
-    /// Which shelf a thread uses; some share one.
+    /// The magazine that a thread uses; some share one.
     static THREAD: Cell<usize> = Cell::new(0);
 }
 
-/// Time for the other threads to do something whole.
+/// Time for the other threads to complete something.
 fn pause() {
     for _ in 0..4 {
         thread::yield_now();
@@ -54,8 +54,8 @@ struct World {
     words: Vec<AtomicU64>,
     window: Vec<AtomicU64>,
     truth: Vec<AtomicU64>,
-    /// The slots' buffers. `owned`: between alloc and fill; `life`: of which alloc a slot is, and
-    /// `cached`: the last life whose word was published, so that its place may be acted on.
+    /// The slots' buffers. `owned`: between alloc and fill; `life`: number of a slot's last alloc; `cached`: the last
+    /// life whose word was published, so that its place may be used.
     buffers: Vec<AtomicU64>,
     owned: Vec<AtomicU32>,
     life: Vec<AtomicU32>,
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// Unmaps a batch as reclaim does: words are published one by one, places made at the end.
+    /// Unmaps a batch as reclaim does: publishes words one by one, and makes places at the end.
     fn reclaim(&self, pages: &[usize]) {
         let mut mine = Vec::new();
         for page in pages {
@@ -178,20 +178,20 @@ impl World {
                 cur.has(flag::FAR_COPY),
             );
             let new = cur.with_state(State::Cached).clear(flag::FAR_COPY);
-            // Other pages, books and clocks: here a place must not count yet.
+            // Time of other pages, accounting and clocks: a place must not be valid yet.
             pause();
-            // A taker whose fill fails makes a place of its own, before the reclaimer gets to it.
+            // A taker whose fill fails makes a place of its own, before the reclaimer does.
             self.cached[slot_number(s)].store(life, Ordering::Relaxed);
             word::publish(w, new.with_entry(slot::in_word(s.slot())));
         }
         self.slots().enqueue(&slots[..got]);
     }
 
-    /// Writes the oldest two pages out; `fail`: the far store has no room. False when there was none.
+    /// Writes the oldest two pages out; `fail`: the far store has no room. Returns false if there was no page.
     fn write(&self, fail: bool) -> bool {
         let mut places = [Place::default(); 2];
         let got = self.slots().oldest(&mut places);
-        // Time for the second one to be taken, and to have another page.
+        // Time for the second page to be taken, and its slot to get another one.
         pause();
         for (i, place) in places[..got].iter().enumerate() {
             let Some(job) = self.slots().begin_write(*place) else {
@@ -214,7 +214,7 @@ impl World {
             "a stale place was acted on"
         );
         let number = self.buffers[s].load(Ordering::Relaxed);
-        // Compressing takes long enough for a touch and another eviction.
+        // Compression takes long enough for a touch and another eviction.
         pause();
         pause();
         let w = &self.words[job.page.index()];
@@ -307,7 +307,7 @@ impl World {
             },
         );
         if let Some(t) = taken {
-            // Read until here: nobody may have written to the buffer.
+            // Reading ends here: no thread may have written to the buffer.
             assert_eq!(
                 self.buffers[slot::of_word(cur) as usize].load(Ordering::Relaxed),
                 number,
@@ -317,7 +317,7 @@ impl World {
         }
     }
 
-    /// A mapping call: mprotect leaves pages where they are, munmap forgets them.
+    /// A mapping call: mprotect leaves pages where they are, munmap discards them.
     fn map(&self, page: usize, discard: bool) {
         let w = &self.words[page];
         let cur = word::load(w);
@@ -342,7 +342,7 @@ impl World {
         word::publish(w, Word(0));
     }
 
-    /// Everybody is done: every page is where its word says, and every slot can be had back.
+    /// All threads are done: every page is where its word says, and every slot can be allocated again.
     fn settle(&self) {
         for _ in 0..=SLOTS {
             self.write(false);
@@ -393,7 +393,7 @@ fn slot_number(s: &slot::Place) -> usize {
 
 type Role = fn(&World);
 
-/// Runs the roles against each other; random and PCT schedules look for different bugs.
+/// Runs the roles against each other; random and PCT schedules find different bugs.
 fn race(iterations: usize, roles: &'static [Role]) {
     let run = move || {
         let world = Arc::new(World::new());
@@ -427,7 +427,7 @@ fn other_reclaimer(w: &World) {
         thread::yield_now();
     }
 }
-// A write-out that finds nothing is over at once: more of them, so that they last as long.
+// A write-out that finds nothing ends at once: run more of them, so that they last as long.
 fn writer(w: &World) {
     for _ in 0..24 {
         w.write(false);

@@ -1,6 +1,6 @@
-//! Faults for a reader of the program's own: the newest [`FAULTS`], of which the oldest are lost when nobody reads.
+//! Ring of faults for a reader in the program: keeps the newest [`FAULTS`]; the oldest are lost if nobody reads.
 //!
-//! Each place has a number that is odd while it is written to, and tells which fault it holds: whoever faults never
+//! Each cell has a number that is odd while the cell is written, and says which fault it holds. A faulting thread never
 //! waits for a reader or for another fault, and a reader never gets half of a record.
 
 use canvas_types::sync::{AtomicU64, Ordering};
@@ -8,24 +8,24 @@ use canvas_types::sync::{AtomicU64, Ordering};
 /// Faults that are kept.
 pub const FAULTS: usize = 1024;
 
-/// A fault that nothing was brought in beside.
+/// A fault beside which nothing was prefetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Fault {
-    /// The address that was touched, or its page's where that is all that is known.
+    /// The address that was touched, or its page's if only that is known.
     pub address: u64,
-    /// The instruction; 0 where it is not known.
+    /// Address of the instruction; 0 if unknown.
     pub ip: u64,
     /// The thread.
     pub tid: u32,
-    /// The thread's kind, as the program has told it; 0 where it has not.
+    /// The thread's kind as declared by the program; 0 if not declared.
     pub kind: u32,
-    /// CLOCK_MONOTONIC.
+    /// Time by CLOCK_MONOTONIC.
     pub time_ns: u64,
 }
 
 struct Place {
-    /// `2n + 1` while the fault number n is written, `2n + 2` when it is there.
+    /// `2n + 1` while fault number n is written, `2n + 2` when it is complete.
     state: AtomicU64,
     words: [AtomicU64; 4],
 }
@@ -51,7 +51,7 @@ macro_rules! constructor {
             }
         }
         impl Ring {
-            /// No faults.
+            /// Creates an empty ring.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Ring {
                 Ring {
@@ -84,8 +84,8 @@ impl Ring {
                 .state
                 .compare_exchange(before, 2 * n + 1, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok();
-        // Else a thread was stopped in the middle of its own for a whole round: this one is lost, and missed by its
-        // number.
+        // Otherwise another thread was stopped in the middle of writing for a whole round: this fault is lost, and its
+        // number shows the gap.
         if mine {
             let ids = u64::from(fault.tid) << 32 | u64::from(fault.kind);
             let words = [fault.address, fault.ip, ids, fault.time_ns];
@@ -96,7 +96,7 @@ impl Ring {
         }
     }
 
-    /// Takes the oldest faults; how many. One reader at a time.
+    /// Takes the oldest faults; returns how many. One reader at a time.
     pub fn take(&self, out: &mut [Fault]) -> usize {
         let (mut got, mut lost) = (0, 0);
         let next = self.next.load(Ordering::Acquire);
@@ -111,7 +111,7 @@ impl Ring {
                     out[got] = fault;
                     got += 1;
                 }
-                // It is being written; or it never will be, because its thread found the place taken.
+                // The fault is being written, or never will be, because its thread found the cell taken.
                 Err(true) if next - at < FAULTS as u64 / 2 => break,
                 Err(_) => lost += 1,
             }
@@ -122,7 +122,7 @@ impl Ring {
         got
     }
 
-    /// The fault number `n`; an error says whether it is still to come.
+    /// Reads fault number `n`; an error says whether it is still to come.
     fn read_one(&self, n: u64) -> Result<Fault, bool> {
         let place = &self.places[n as usize % FAULTS];
         let state = place.state.load(Ordering::Acquire);
@@ -144,13 +144,13 @@ impl Ring {
         }
     }
 
-    /// Leaves out all faults up to now, uncounted: a reader begins.
+    /// Skips all faults so far without counting them as lost, for a reader that starts.
     pub fn skip_all(&self) {
         let next = self.next.load(Ordering::Acquire);
         self.read.store(next, Ordering::Relaxed);
     }
 
-    /// Faults that came, ever, and those of them that no reader got.
+    /// Number of faults ever, and how many of them no reader got.
     pub fn counts(&self) -> (u64, u64) {
         let came = self.next.load(Ordering::Relaxed);
         (came, self.dropped.load(Ordering::Relaxed))
@@ -176,7 +176,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a queue that drops its oldest.
+        /// Compared with a queue that drops its oldest element.
         #[test]
         fn behaves_like_a_bounded_queue(ops in proptest::collection::vec((0..1500u64, 0..1200usize), 1..30)) {
             let ring = Box::new(Ring::new());

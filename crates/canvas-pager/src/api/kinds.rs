@@ -1,4 +1,4 @@
-//! What threads are for, as the program has told.
+//! The purposes of threads, as declared by the program.
 
 use canvas_types::sync::{AtomicU64, Ordering};
 
@@ -8,9 +8,9 @@ use canvas_types::sync::{AtomicU64, Ordering};
 pub enum Kind {
     /// The program's own work.
     App = 1,
-    /// It collects garbage.
+    /// Garbage collection.
     Gc = 2,
-    /// It compiles.
+    /// Compilation.
     Jit = 3,
     /// Other work of a language's runtime.
     Runtime = 4,
@@ -25,26 +25,26 @@ impl Kind {
     }
 }
 
-/// Threads that can be told of at one time, about.
+/// About how many threads can be declared at one time.
 const THREADS: usize = 1024;
-/// Places that a thread may be in.
+/// Cells that a thread may be in.
 const REACH: usize = 32;
 
-/// The threads that were told of: 8 KiB, usable as a static.
+/// The declared threads: 8 KiB, usable as a static.
 pub struct Kinds {
-    /// `tid << 8 | kind`; 0 for nobody.
+    /// `tid << 8 | kind`; 0 for none.
     places: [AtomicU64; THREADS],
     told: AtomicU64,
 }
 
-/// There is no place left.
+/// There is no cell left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
 macro_rules! constructor {
     ($($const:tt)?) => {
         impl Kinds {
-            /// Nobody is known.
+            /// Creates an empty table.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Kinds {
                 Kinds { places: constructor!(@places $($const)?), told: AtomicU64::new(0) }
@@ -69,12 +69,12 @@ impl Kinds {
         let is_its = |p: &&AtomicU64| p.load(Ordering::Acquire) >> 8 == u64::from(tid);
         self.places(tid).find(is_its)
     }
-    /// Is anybody known?
+    /// Whether any thread is declared.
     #[inline]
     pub fn any(&self) -> bool {
         self.told.load(Ordering::Relaxed) != 0
     }
-    /// The kind of the thread `tid`, not 0, if it was told.
+    /// The kind of the thread `tid` (not 0), if it was declared.
     pub fn of(&self, tid: u32) -> Option<Kind> {
         if !self.any() {
             return None;
@@ -82,7 +82,7 @@ impl Kinds {
         self.place_of(tid)
             .and_then(|p| Kind::from_number(p.load(Ordering::Acquire) & 0xff))
     }
-    /// Tells the kind of the thread `tid`, not 0. One writer at a time.
+    /// Declares the kind of the thread `tid` (not 0). One writer at a time.
     pub fn tell(&self, tid: u32, kind: Kind) -> Result<(), Full> {
         let word = u64::from(tid) << 8 | kind as u64;
         if let Some(place) = self.place_of(tid) {
@@ -95,14 +95,14 @@ impl Kinds {
         place.store(word, Ordering::Release);
         Ok(())
     }
-    /// Forgets all. For a fork's child.
+    /// Removes all threads. For a fork's child.
     pub fn clear(&self) {
         for place in &self.places {
             place.store(0, Ordering::Relaxed);
         }
         self.told.store(0, Ordering::Relaxed);
     }
-    /// Forgets the thread `tid`: it has ended. One writer at a time.
+    /// Removes the thread `tid`, which has ended. One writer at a time.
     pub fn forget(&self, tid: u32) {
         if let Some(place) = self.place_of(tid) {
             place.store(0, Ordering::Release);

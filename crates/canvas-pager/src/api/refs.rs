@@ -1,19 +1,19 @@
-//! Regions of which the program has told what is in them, so that it can be followed.
+//! Regions whose contents the program has declared, so that they can be followed.
 //!
-//! A sorted list. Its writer, one at a time, makes the number odd while it changes it; a look that meets a change
-//! is made again, and in the end finds nothing: a fault never waits.
+//! A sorted list. Its writer, one at a time, makes a number odd while it changes the list. A look-up that meets a
+//! change is repeated a few times, and then finds nothing: a fault never waits.
 
 use canvas_types::sync::{AtomicU64, Ordering};
 
-/// What lies in a region.
+/// What a region contains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Content {
     /// An array that is used in order.
     Array = 1,
-    /// Addresses of 64 bits.
+    /// 64-bit addresses.
     Refs64 = 2,
-    /// Numbers of 32 bits, each an address by [`Told::base`] and [`Told::shift`].
+    /// 32-bit references, converted to addresses by [`Told::base`] and [`Told::shift`].
     Refs32 = 3,
 }
 
@@ -25,18 +25,18 @@ impl Content {
     }
 }
 
-/// What was told of a region.
+/// What the program declared about a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Told {
-    /// What is in it.
+    /// What it contains.
     pub content: Content,
-    /// Of a [`Content::Refs32`]: the address is `base + (reference << shift)`.
+    /// For [`Content::Refs32`]: the address is `base + (reference << shift)`.
     pub base: u64,
-    /// See [`Told::base`].
+    /// The shift in that formula.
     pub shift: u8,
 }
 
-/// Regions that can be told of.
+/// Regions that can be declared.
 pub const REGIONS: usize = 4096;
 
 struct Place {
@@ -55,7 +55,7 @@ pub struct Refs {
     places: [Place; REGIONS],
 }
 
-/// There is no place left; nothing was changed.
+/// There is no cell left; nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
@@ -69,7 +69,7 @@ macro_rules! constructor {
             }
         }
         impl Refs {
-            /// Nothing was told.
+            /// Creates an empty list.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Refs {
                 Refs {
@@ -128,15 +128,15 @@ impl Refs {
         low
     }
 
-    /// Was anything told?
+    /// Whether any region is declared.
     #[inline]
     pub fn any(&self) -> bool {
         self.len.load(Ordering::Relaxed) != 0
     }
 
-    /// What was told of the region of `page`.
+    /// What was declared about the region of `page`.
     pub fn of(&self, page: u32) -> Option<Told> {
-        /// Looks that may meet a change.
+        /// Attempts, each of which may meet a change.
         const LOOKS: u32 = 4;
         if !self.any() {
             return None;
@@ -154,7 +154,8 @@ impl Refs {
         None
     }
 
-    /// Tells of the pages `start..end`, or forgets them, whatever was told of any of them. One writer at a time.
+    /// Declares the contents of the pages `start..end`, or removes their declaration, replacing earlier ones. One
+    /// writer at a time.
     pub fn tell(&self, start: u32, end: u32, told: Option<Told>) -> Result<(), Full> {
         if start >= end {
             return Ok(());
@@ -164,7 +165,7 @@ impl Refs {
         while to < self.len() && self.pages(to).0 < end {
             to += 1;
         }
-        // What takes the place of those that are met: the rest of the first, the new one, the rest of the last.
+        // The replacement of the overlapping regions: the rest of the first, the new one, the rest of the last.
         let met = |i: usize| if from < to { self.get(i) } else { None };
         let before = met(from).filter(|(s, _, _)| *s < start);
         let after = met(to.wrapping_sub(1)).filter(|(_, e, _)| *e > end);
@@ -214,7 +215,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against what was told of each page.
+        /// Compared with one declaration per page.
         #[test]
         fn matches_one_answer_a_page(ops in proptest::collection::vec((0..60u32, 1..20u32, 0..40u64), 1..200)) {
             let refs = Box::new(Refs::new());

@@ -1,9 +1,9 @@
-//! Links: which page a thread faults on after which (correlation prefetching; Roth and Sohi's jump pointers, ISCA '99,
-//! found out instead of stored by the program).
+//! Links: which page a thread faults on after which (correlation prefetching, as with the jump pointers of Roth and
+//! Sohi, ISCA '99, but learnt rather than stored by the program).
 //!
-//! Lists, trees and tables that are gone through in the same order again and again fault in the same order, wherever
-//! their nodes lie. To follow their pointers ahead one needs the page before; to know the order one does not, so
-//! several pages can be asked for at once. A link costs 8 bytes.
+//! Lists, trees and tables that are traversed repeatedly in the same order fault in the same order, wherever their
+//! nodes lie. Following their pointers ahead needs the contents of each page first; following links does not, so
+//! several pages can be requested at once. A link costs 8 bytes.
 
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use canvas_types::sync::{AtomicU64, Ordering};
 const WAYS: usize = 4;
 /// Bytes of a page that share a link: two places of a page that are further apart have their own.
 const GRANULE_SHIFT: u32 = 8;
-/// A link is believed from so many sightings on.
+/// A link is used after this many sightings.
 const BELIEVED: u64 = 2;
 const SEEN_MAX: u64 = 3;
 
@@ -23,12 +23,12 @@ const SEEN_SHIFT: u32 = PLACE_BITS;
 const TAG_SHIFT: u32 = SEEN_SHIFT + 2;
 const TAG_MASK: u64 = (1 << 24) - 1;
 
-/// A page, and about where in it.
+/// A page, and the approximate position in it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Place(u64);
 
 impl Place {
-    /// Of a fault on `page` at the byte `offset` of it.
+    /// The place of a fault on `page` at byte `offset`.
     pub fn new(page: PageId, offset: usize) -> Place {
         let granule = (offset as u64 >> GRANULE_SHIFT) & ((1 << GRANULE_BITS) - 1);
         Place((u64::from(page.0) & ((1 << PAGE_BITS) - 1)) << GRANULE_BITS | granule)
@@ -49,15 +49,15 @@ impl Place {
     }
 }
 
-/// The links of a process, over memory that is all zero at first: a power of two of words. Racing threads may lose a
-/// sighting, never make up a page that nobody saw.
+/// The links of a process, in zeroed memory of a power of two of words. Racing threads may lose a sighting, but never
+/// make up a page that no thread faulted on.
 #[derive(Clone, Copy)]
 pub struct Links<'a> {
     words: &'a [AtomicU64],
 }
 
 impl<'a> Links<'a> {
-    /// Over so much of `words` as is a power of two; fewer than [`WAYS`] hold nothing.
+    /// Uses the largest power of two of `words`; fewer than [`WAYS`] hold nothing.
     pub fn new(words: &'a [AtomicU64]) -> Links<'a> {
         let len = match words.len() {
             0..WAYS => 0,
@@ -78,7 +78,7 @@ impl<'a> Links<'a> {
         Some((&self.words[first..first + WAYS], hash >> 40 & TAG_MASK))
     }
 
-    /// A thread faulted at `to` after `from`.
+    /// Records that a thread faulted at `to` after `from`.
     pub fn learn(&self, from: Place, to: Place) {
         let Some((set, tag)) = self.set(from) else {
             return;
@@ -103,7 +103,7 @@ impl<'a> Links<'a> {
         let (seen, slot) = weakest;
         match seen {
             0 | 1 => slot.store(word(1, to), Ordering::Relaxed),
-            // What was believed goes step by step.
+            // A trusted link loses trust step by step.
             _ => slot.store(
                 slot.load(Ordering::Relaxed) - (1 << SEEN_SHIFT),
                 Ordering::Relaxed,
@@ -111,7 +111,7 @@ impl<'a> Links<'a> {
         }
     }
 
-    /// Where a thread that faulted at `from` faults next, if that is believed.
+    /// Where a thread that faulted at `from` will fault next, if a link is trusted.
     pub fn next(&self, from: Place) -> Option<Place> {
         let (set, tag) = self.set(from)?;
         set.iter()
@@ -129,17 +129,17 @@ fn place_of(word: u64) -> Place {
     Place(word & ((1 << PLACE_BITS) - 1))
 }
 
-/// Pages that are believed to be needed next, kept ahead of a thread; places at most.
+/// Maximum places that are predicted ahead of a thread.
 const AHEAD_MAX: usize = 32;
 /// How far ahead a chain goes at first, and at most.
 const DEPTH_FIRST: u32 = 3;
 const DEPTH_MAX: u32 = 24;
 /// Links that one fault follows at most.
 const STEPS_MAX: usize = 16;
-/// Pages that one fault asks for at most.
+/// Pages that one fault requests at most.
 pub const ASKED_MAX: usize = 8;
 
-/// Pages to bring in, from one fault.
+/// Pages to bring in because of one fault.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked {
     pages: [PageId; ASKED_MAX],
@@ -147,7 +147,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Adds one, unless it is there or there is no room.
+    /// Adds a page, unless it is in the list or there is no room.
     pub fn push(&mut self, page: PageId) {
         if self.n < ASKED_MAX && !self.pages().contains(&page) {
             self.pages[self.n] = page;
@@ -155,17 +155,17 @@ impl Asked {
         }
     }
 
-    /// All of them, in the order in which they are believed to be needed.
+    /// All pages, in the order in which they will probably be needed.
     pub fn pages(&self) -> &[PageId] {
         &self.pages[..self.n]
     }
 }
 
-/// One thread's way along links.
+/// One thread's path along links.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
     last: Option<Place>,
-    /// Believed to come, the next first.
+    /// Predicted places, the next first.
     ahead: [Place; AHEAD_MAX],
     n: usize,
     depth: u32,
@@ -178,7 +178,7 @@ impl Default for Chain {
 }
 
 impl Chain {
-    /// Of a thread that has not faulted yet.
+    /// Creates the chain of a thread that has not faulted yet.
     pub const fn new() -> Chain {
         Chain {
             last: None,
@@ -188,7 +188,7 @@ impl Chain {
         }
     }
 
-    /// The thread faulted here; what to ask for.
+    /// Handles a fault of the thread at `here`; returns the pages to request.
     pub fn on_fault(&mut self, links: &Links<'_>, here: Place) -> Asked {
         if let Some(last) = self.last.replace(here)
             && last.page() != here.page()
@@ -221,7 +221,7 @@ impl Chain {
                 break;
             }
             let Some(next) = links.next(at) else { break };
-            // Once around.
+            // The links form a loop.
             if next == here || self.ahead[..self.n].contains(&next) {
                 break;
             }
@@ -274,8 +274,8 @@ mod tests {
         }
     }
 
-    /// A list of pages in any order, gone through again and again: from the third time on nearly all pages were asked
-    /// for before they are needed, and nothing else.
+    /// A list of pages in any order, traversed again and again: from the third time on nearly all pages are requested
+    /// before they are needed, and nothing else is.
     #[test]
     fn what_is_gone_through_again_is_asked_for_ahead() {
         let memory = words(8192);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever threads do, only what was seen to follow is told.
+        /// Whatever threads do, only places that were seen to follow are predicted.
         #[test]
         fn nothing_is_made_up(steps in proptest::collection::vec((0..40u32, 0..4096usize), 1..400)) {
             let memory = words(32);

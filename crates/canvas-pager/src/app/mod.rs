@@ -1,13 +1,13 @@
-//! The application tier of prefetching (Canvas §5.2): what to bring in for faults that the low tier
-//! ([`crate::prefetch`]) has nothing for.
+//! The application tier of prefetching (Canvas §5.2): what to bring in for faults for which the low tier
+//! ([`crate::prefetch`]) has no plan.
 //!
-//! A thread whose faults the low tier did not help with for [`WEAK_FAULTS`] times in a row is *forwarded* until it
-//! helps again. A forwarded fault goes to three generators: deltas by thread and array
-//! ([`crate::prefetch::choice`]), [`links`] and [`refs`]. Threads that collect garbage or compile are left out: they
-//! go through memory in an order that is nobody's.
+//! After the low tier has not helped with [`WEAK_FAULTS`] faults of a thread in a row, the thread's faults are
+//! *forwarded* until the low tier helps again. A forwarded fault goes to three generators: deltas by thread and array
+//! ([`crate::prefetch::choice`]), [`links`] and [`refs`]. Threads that collect garbage or compile are excluded: the
+//! order in which they visit memory predicts nothing.
 //!
-//! Everything here is plain data of one thread, which the caller keeps apart from others', or shared words in which a
-//! race costs a sighting.
+//! Everything here is plain data of one thread, which the caller keeps separate from others', or shared words in which
+//! a race loses a sighting.
 
 pub mod links;
 pub mod refs;
@@ -17,17 +17,17 @@ use crate::api::kinds::Kind;
 use links::Chain;
 use refs::Ring;
 
-/// Faults in a row that the low tier had nothing for, until the next one is forwarded (the paper's N).
+/// Faults in a row without help from the low tier after which the next one is forwarded (the paper's N).
 pub const WEAK_FAULTS: u8 = 3;
-/// A plan of fewer pages is none.
+/// A plan of fewer pages does not count as help.
 const STRONG_PAGES: u32 = 2;
 
-/// Is a thread of this kind kept out?
+/// Whether threads of this kind are excluded.
 pub fn is_kept_out(kind: Option<Kind>) -> bool {
     matches!(kind, Some(Kind::Gc | Kind::Jit))
 }
 
-/// The kind of a thread of a process with a HotSpot JVM in it, by its name as the kernel keeps it (15 bytes).
+/// The kind of a thread in a process with a HotSpot JVM, by the thread's name as the kernel stores it (15 bytes).
 pub fn kind_of_jvm_thread(name: &[u8]) -> Kind {
     const NAMES: [(&[u8], Kind); 14] = [
         (b"GC Thread", Kind::Gc),
@@ -38,7 +38,7 @@ pub fn kind_of_jvm_thread(name: &[u8]) -> Kind {
         (b"ZDriver", Kind::Gc),
         (b"XWorker", Kind::Gc),
         (b"Shenandoah", Kind::Gc),
-        // Serial collects in it.
+        // The Serial collector runs in this thread.
         (b"VM Thread", Kind::Gc),
         (b"C1 Compiler", Kind::Jit),
         (b"C2 Compiler", Kind::Jit),
@@ -52,15 +52,15 @@ pub fn kind_of_jvm_thread(name: &[u8]) -> Kind {
         .map_or(Kind::App, |(_, kind)| *kind)
 }
 
-/// What is known of one thread.
+/// What is known about one thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Thread {
-    /// What it does, as far as anybody has looked.
+    /// Its kind, if it has been determined.
     pub kind: Option<Kind>,
-    /// When that was looked at first, in ns; 0 before.
+    /// When its kind was first determined, in ns; 0 before that.
     pub kind_seen_ns: u64,
     weak: u8,
-    /// Its way along links.
+    /// Its path along links.
     pub chain: Chain,
     /// Its candidates.
     pub ring: Ring,
@@ -73,7 +73,7 @@ impl Default for Thread {
 }
 
 impl Thread {
-    /// Of which nothing is known.
+    /// Creates the state of a thread about which nothing is known.
     pub const fn new() -> Thread {
         Thread {
             kind: None,
@@ -84,7 +84,8 @@ impl Thread {
         }
     }
 
-    /// A fault for which the low tier plans so many pages, or (`is_hit`) that it had foreseen. Is it forwarded?
+    /// Records a fault for which the low tier plans `planned` pages, or (`is_hit`) which it had predicted. Returns
+    /// whether the fault is forwarded.
     pub fn note(&mut self, planned: u32, is_hit: bool) -> bool {
         self.weak = match is_hit || planned >= STRONG_PAGES {
             true => 0,
@@ -93,12 +94,12 @@ impl Thread {
         self.is_forwarded()
     }
 
-    /// Is its last fault forwarded, or would be, were it not kept out?
+    /// Whether the thread's last fault is forwarded, or would be if the thread were not excluded.
     pub fn is_weak(&self) -> bool {
         self.weak >= WEAK_FAULTS
     }
 
-    /// Is its last fault forwarded?
+    /// Whether the thread's last fault is forwarded.
     pub fn is_forwarded(&self) -> bool {
         self.is_weak() && !is_kept_out(self.kind)
     }

@@ -1,41 +1,41 @@
-//! References: pointers in a page that has just come, of which the instruction that faulted is likely to follow some
-//! (content-directed prefetching, Cooksey, ASPLOS '02; groups that prove themselves in a sandbox first, Pugsley,
-//! HPCA '14).
+//! References: pointers in a page that has just come in, some of which the faulting instruction will probably follow
+//! (content-directed prefetching, Cooksey, ASPLOS '02; groups must first prove themselves in a sandbox, Pugsley, HPCA
+//! '14).
 //!
-//! A fault at address `a` by the instruction at `ip` has a page at hand that is decoded. The pointers near `a` that
-//! lead to far pages are *candidates*; which of them are worth following depends on the code, so a candidate's
-//! *group* is the instruction and the distance of the pointer from `a`. Nothing is fetched for a group before its
-//! pages were faulted on often enough after they had been candidates.
+//! After a fault at address `a` by the instruction at `ip`, the decoded page is at hand. The pointers near `a` that
+//! lead to far pages are *candidates*. Which of them are worth following depends on the code, so a candidate's *group*
+//! is the instruction and the distance of the pointer from `a`. Nothing is fetched for a group until its pages were
+//! faulted on often enough after they had been candidates.
 
 use canvas_types::sync::{AtomicU64, Ordering};
 use canvas_types::{PAGE_SIZE, PageBuf, PageId};
 
 use super::links::Asked;
 
-/// Groups.
+/// Number of groups.
 const GROUPS: usize = 4096;
-/// Candidates of a thread that are remembered.
+/// Candidates that are remembered per thread.
 const RING: usize = 32;
 /// Candidates of one fault, at most.
 pub const CANDIDATES_MAX: usize = 8;
-/// Pointers are looked for from so far before the address to so far after it, in bytes.
+/// Pointers are searched from this far before the address to this far after it, in bytes.
 const BEFORE: usize = 128;
 const AFTER: usize = 256;
-/// A group is judged from so many candidates on,
+/// A group is judged after this many candidates.
 const TRIES_MIN: u64 = 16;
-/// and lives with so many uses in a hundred.
+/// A group is live if at least this percentage of its candidates is used.
 const USED_PERCENT: u64 = 40;
 
-/// How pointers are written in a region.
+/// How pointers are stored in a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Encoding {
-    /// Addresses of 64 bits.
+    /// 64-bit addresses.
     Raw,
-    /// 32 bits, of objects of a Java heap: address = base + value << shift.
+    /// 32-bit references of a Java heap: address = base + value << shift.
     Narrow {
-        /// What is added.
+        /// Added to the shifted value.
         base: usize,
-        /// By how much the value is shifted, at most 8.
+        /// How far the value is shifted, at most 8.
         shift: u32,
     },
 }
@@ -62,16 +62,16 @@ impl Encoding {
 /// A pointer near a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Candidate {
-    /// Where it leads.
+    /// The page that it leads to.
     pub page: PageId,
     /// Byte of that page.
     low: u16,
-    /// From the fault to the pointer, in bytes.
+    /// Distance from the fault to the pointer, in bytes.
     delta: i16,
 }
 
-/// The candidates of a fault at byte `offset` of a page with these contents, the nearest first. `page_of` says which
-/// page of ours an address lies in, if that is far.
+/// The candidates of a fault at byte `offset` of a page with these contents, nearest first. `page_of` returns the far
+/// page that an address lies in, if there is one.
 pub fn candidates(
     bytes: &PageBuf,
     offset: usize,
@@ -107,12 +107,12 @@ pub fn candidates(
     n
 }
 
-/// What references have come to, for those who count.
+/// Counts of one fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Came {
-    /// The fault was on a candidate of a group that lives: it was, or would have been, asked for.
+    /// The fault was on a candidate of a live group, which was, or could have been, requested.
     pub covered: u32,
-    /// Candidates of groups that live.
+    /// Candidates of live groups.
     pub issued: u32,
 }
 
@@ -125,14 +125,14 @@ pub struct Ring {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// 0 for none; no page of a program is number 0.
+    /// 0 for none; page number 0 is never a program's.
     page: u32,
     group: u16,
     lives: bool,
 }
 
 impl Ring {
-    /// None yet.
+    /// Creates an empty ring.
     pub const fn new() -> Ring {
         Ring {
             seen: [Seen {
@@ -159,7 +159,7 @@ pub struct Groups {
 macro_rules! constructor {
     ($($const:tt)?) => {
         impl Groups {
-            /// Nothing known.
+            /// Creates groups without history.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Groups {
                 Groups { words: constructor!(@words $($const)?) }
@@ -175,8 +175,8 @@ constructor!(const);
 constructor!();
 
 impl Groups {
-    /// A thread faulted on `page` by the instruction at `ip`; `found` are the candidates there. Pages that are worth
-    /// asking for are added to `asked`.
+    /// Handles a fault of a thread on `page` by the instruction at `ip`; `found` are the candidates there. Adds pages
+    /// worth requesting to `asked`.
     pub fn on_fault(
         &self,
         ring: &mut Ring,
@@ -211,7 +211,7 @@ impl Groups {
         came
     }
 
-    /// One more candidate of a group; which it is, and whether it lives.
+    /// Counts one more candidate of a group; returns the group and whether it is live.
     fn tried(&self, ip: usize, delta: i16) -> (u16, bool) {
         let mixed = (ip as u64 ^ (delta as u16 as u64) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hash = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -287,7 +287,7 @@ mod tests {
         };
         let page = page_with(&[(16, 0x200 << 32 | 0x400)]);
         assert_eq!(all(&page, 16, narrow), [(0x102, 0), (0x101, 4)]);
-        // Null is no pointer, and a damaged shift no panic.
+        // Null is no pointer, and an invalid shift does not panic.
         assert_eq!(all(&page_with(&[]), 16, narrow), []);
         let odd = Encoding::Narrow {
             base: usize::MAX,
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(all(&page, 16, odd), []);
     }
 
-    /// A chain of nodes, of which one instruction follows one pointer each and another none.
+    /// A chain of nodes: one instruction follows one pointer in each, another follows none.
     fn follow(groups: &Groups, ring: &mut Ring, steps: u32, follows: bool) -> (u32, u32, u32) {
         let (mut covered, mut issued, mut asked_for) = (0, 0, 0);
         for i in 0..steps {

@@ -1,53 +1,54 @@
-//! Does reading ahead pay? Whoever asks, tries: the rate of faults with it is compared with the rate without it.
+//! Decides by trial whether reading ahead pays: compares the rate of faults with it to the rate without it.
 //!
-//! A page that links or references bring ahead is read into the pool and still takes its fault, so a program that does
-//! the same work has the same faults, and their rate is its speed. It is not enough that the pages are used: where the
-//! way to far memory is busy anyway, each of them, read alone, takes more of it than the group it would have come with.
+//! A page that links or references read ahead goes into the pool and still takes its fault. So a program that does the
+//! same work has the same faults, and their rate is its speed. That the pages are used is not enough: if the path to
+//! far memory is saturated, each page read alone takes more of it than its share of the group that it would have come
+//! with.
 //!
-//! Windows of [`WINDOW_NS`] with and without take turns, and each such pair is a vote. When one side is [`SURE`] votes
-//! ahead it has all windows but one in [`CYCLE`]. A pair in which nothing was read ahead is no vote. Learning costs
-//! too, a microsecond or two a fault: once it is decided against, nothing is learnt either but in the windows that
-//! try again.
+//! Windows of [`WINDOW_NS`] with and without reading ahead alternate, and each pair is a vote. When one side is
+//! [`SURE`] votes ahead it gets all windows but one in [`CYCLE`]. A pair in which nothing was read ahead is no vote.
+//! Learning also costs a microsecond or two per fault: after a decision against it, learning stops except in the
+//! windows that try again.
 
 use canvas_types::sync::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// How long faults are counted.
 pub const WINDOW_NS: u64 = 160_000_000;
-/// Before that, so that what the last window has begun is over.
+/// Time before the count starts, so that what the previous window started has ended.
 pub const SETTLE_NS: u64 = 40_000_000;
-/// A window that is no longer one: the program has paused.
+/// A longer window is discarded: the program has paused.
 const STALE_NS: u64 = 2_000_000_000;
-/// So many faults make a window.
+/// Faults that a window needs.
 const FAULTS: u32 = 64;
-/// Votes that decide.
+/// Lead in votes that decides.
 pub const SURE: i32 = 3;
-/// Windows from one pair to the next, once it is decided.
+/// Windows from one pair to the next after a decision.
 pub const CYCLE: u32 = 32;
-/// So many per mille faster it has to be.
+/// How much faster, per mille, reading ahead must be.
 const BETTER_PER_MILLE: u64 = 40;
 
-/// The votes of one process. Threads may come at the same time: a count that is lost is a fault less in a window.
+/// The votes of one process. Threads may race: a lost count is one fault less in a window.
 #[derive(Debug)]
 pub struct Trial {
     /// When the window began; 0 before the first.
     since_ns: AtomicU64,
     faults: AtomicU32,
-    /// Pages that were read ahead in it.
+    /// Pages read ahead in the window.
     issued: AtomicU32,
-    /// Reads ahead go on in it.
+    /// Whether reading ahead is allowed in the window.
     is_on: AtomicBool,
-    /// Which window of the cycle it is: the first is with, the second without.
+    /// Number of the window in the cycle: the first is with reading ahead, the second without.
     step: AtomicU32,
-    /// Faults a second in the first one; 0 where it says nothing.
+    /// Faults per second in the first window; 0 if it means nothing.
     rate_with: AtomicU64,
-    /// Above 0 for reading ahead.
+    /// Above 0: for reading ahead.
     votes: AtomicI32,
 }
 
 macro_rules! constructor {
     ($($const:tt)?) => {
         impl Trial {
-            /// Nothing is known: it begins with reading ahead.
+            /// Creates a trial without votes, which begins with reading ahead.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Trial {
                 Trial {
@@ -69,19 +70,19 @@ constructor!(const);
 #[cfg(feature = "shuttle")]
 constructor!();
 
-/// What a fault is told.
+/// The answer to a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer {
     /// Something may be read ahead for it.
     pub may: bool,
-    /// What can be learnt from it is to be learnt.
+    /// Learn from it.
     pub learns: bool,
-    /// It has ended a pair, which was for reading ahead or against it.
+    /// It has ended a pair of windows, with a vote for or against reading ahead.
     pub vote: Option<bool>,
 }
 
 impl Trial {
-    /// A fault that something could be read ahead for.
+    /// Handles a fault for which something could be read ahead.
     pub fn on_fault(&self, now_ns: u64) -> Answer {
         let mut vote = None;
         let since_ns = self.since_ns.load(Ordering::Relaxed);
@@ -105,18 +106,18 @@ impl Trial {
         Answer { may, learns, vote }
     }
 
-    /// So many pages were read ahead for it.
+    /// Records that `pages` pages were read ahead for a fault.
     pub fn issued(&self, pages: u32) {
         self.issued.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Is it decided, and how?
+    /// The decision, if there is one.
     pub fn verdict(&self) -> Option<bool> {
         let votes = self.votes.load(Ordering::Relaxed);
         (votes.abs() >= SURE).then_some(votes > 0)
     }
 
-    /// A new window begins, by one of those who found the old one over.
+    /// Begins a new window; one of the threads that found the old one over succeeds.
     fn begins(&self, since_ns: u64, now_ns: u64) -> bool {
         let done = self
             .since_ns
@@ -172,8 +173,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A program that faults so often in a millisecond, with reading ahead and without; of its faults those that
-    /// reading ahead was allowed for, in per cent.
+    /// A program with given rates of faults per millisecond with and without reading ahead; a run returns the
+    /// percentage of its faults for which reading ahead was allowed.
     struct Program {
         trial: Trial,
         now_ns: u64,
@@ -210,7 +211,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
-        /// It goes on where it is faster by a tenth, and stops where it is slower, or no faster.
+        /// Reading ahead continues if it is faster by a tenth, and stops if it is slower, or not faster.
         #[test]
         fn the_faster_side_gets_nearly_all(rate in 20u64..60, more in 15u64..200, noise in 0u64..40) {
             let faster = rate + rate * more / 100 + 1;
@@ -218,7 +219,7 @@ mod tests {
             p.runs(3000, faster, rate, noise);
             prop_assert_eq!(p.trial.verdict(), Some(true));
             prop_assert!(p.runs(20_000, faster, rate, noise) >= 90);
-            // The other way round now: it turns.
+            // The other way round now: the decision changes.
             p.runs(40_000, rate, faster, noise);
             prop_assert_eq!(p.trial.verdict(), Some(false));
             prop_assert!(p.runs(20_000, rate, faster, noise) <= 10);
@@ -241,7 +242,7 @@ mod tests {
             (trial.verdict(), trial.votes.load(Ordering::Relaxed)),
             (None, 0)
         );
-        // A window, and then nothing for as long as makes it stale.
+        // A window, and then a pause that makes it stale.
         for i in 0..10_000u64 {
             trial.on_fault(now);
             trial.issued(1);

@@ -1,4 +1,4 @@
-//! What one selection found, in fixed space.
+//! The result of one selection, in fixed space.
 
 use canvas_types::PageId;
 
@@ -10,15 +10,15 @@ pub const BATCH_RUNS: usize = 192;
 pub const BATCH_PAGES: usize = 256;
 /// Dropped-reservation candidates that one batch can hold.
 pub const BATCH_DROPPED: usize = 32;
-/// Neighbouring pages, all [`State::Evicting`](crate::word::State::Evicting) and owned by whoever
-/// selected them. Never crosses a chunk of [`CHUNK_PAGES`] pages.
+/// Adjacent pages, all [`State::Evicting`](crate::word::State::Evicting) and owned by the thread that selected them.
+/// Never crosses a chunk of [`CHUNK_PAGES`] pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Run {
     /// Number of its first page.
     pub start: PageId,
     /// Length in pages, at least 1.
     pub len: u32,
-    /// Their far copies are right ([`Word::is_clean`](crate::word::Word::is_clean)).
+    /// The pages' far copies are up to date ([`Word::is_clean`](crate::word::Word::is_clean)).
     pub clean: bool,
 }
 
@@ -29,19 +29,19 @@ impl Run {
     }
 }
 
-/// What [`Clock::select`](super::Clock::select) found. About 2.5 KiB, no heap.
+/// The result of [`Clock::select`](super::Clock::select). About 2.5 KiB, no heap.
 pub struct VictimBatch {
     runs: [Run; BATCH_RUNS],
     run_count: usize,
     pages: u32,
     dropped: [PageId; BATCH_DROPPED],
     dropped_count: usize,
-    /// Words looked at.
+    /// Words examined.
     pub scanned: u32,
 }
 
 impl VictimBatch {
-    /// An empty batch.
+    /// Creates an empty batch.
     pub const fn new() -> VictimBatch {
         VictimBatch {
             runs: [Run {
@@ -60,8 +60,8 @@ impl VictimBatch {
     pub fn clear(&mut self) {
         (self.run_count, self.pages, self.dropped_count, self.scanned) = (0, 0, 0, 0);
     }
-    /// The runs, each ascending; two runs of one batch never touch the same page. Two runs of one
-    /// chunk may come in either order: a chunk can be selected from twice.
+    /// The runs, each ascending; no page is in two of them. Two runs of one chunk may come in either order, because a
+    /// chunk can be selected from twice.
     pub fn runs(&self) -> &[Run] {
         &self.runs[..self.run_count]
     }
@@ -73,8 +73,7 @@ impl VictimBatch {
     pub fn dirty_pages(&self) -> u32 {
         self.runs().iter().filter(|r| !r.clean).map(|r| r.len).sum()
     }
-    /// Leaves out what goes beyond `dirty` pages that are not clean; `f` gets the runs that are left out,
-    /// still the caller's.
+    /// Removes dirty pages beyond `dirty`; passes the removed runs to `f`. They still belong to the caller.
     pub fn truncate(&mut self, dirty: u32, mut f: impl FnMut(Run)) {
         let mut room = dirty;
         let mut kept = 0;
@@ -98,7 +97,7 @@ impl VictimBatch {
         }
         self.run_count = kept;
     }
-    /// Leaves out the runs that have a page of `from..to`; `f` gets them, still the caller's.
+    /// Removes the runs that contain a page of `from..to`; passes them to `f`. They still belong to the caller.
     pub fn leave_out(&mut self, (from, to): (u32, u32), mut f: impl FnMut(Run)) {
         let mut kept = 0;
         for i in 0..self.run_count {
@@ -113,20 +112,18 @@ impl VictimBatch {
         }
         self.run_count = kept;
     }
-    /// Hot resident pages. While far memory is short (Canvas fig. 7), they own an entry: take their
-    /// reservation with [`take_reservation`](super::take_reservation) and free the entry. Else they
-    /// have a far copy that they will not need soon: drop it in
-    /// [`drop_far_copy`](super::drop_far_copy).
+    /// Hot resident pages. While far memory is short (Canvas fig. 7), they own an entry: take their reservation with
+    /// [`take_reservation`](super::take_reservation) and free the entry. Otherwise they have a far copy that they will
+    /// not need soon: drop it in [`drop_far_copy`](super::drop_far_copy).
     pub fn dropped_candidates(&self) -> &[PageId] {
         &self.dropped[..self.dropped_count]
     }
-    /// Room for one more chunk, whatever it holds?
+    /// Whether there is room for one more chunk with any contents.
     pub(super) fn has_room(&self) -> bool {
         self.pages as usize + CHUNK_PAGES <= BATCH_PAGES
             && self.run_count + CHUNK_PAGES <= BATCH_RUNS
     }
-    /// Adds a page, which the caller has moved to Evicting; [`BATCH_RUNS`] at most when they are
-    /// scattered.
+    /// Adds a page, which the caller has moved to Evicting. Scattered pages fit up to [`BATCH_RUNS`].
     pub fn push_page(&mut self, page: u32, clean: bool) {
         self.pages += 1;
         if let Some(last) = self.runs[..self.run_count].last_mut()

@@ -1,4 +1,4 @@
-//! Victims that the program has chosen itself.
+//! Victims that the program chose.
 
 use core::ops::Range;
 
@@ -7,9 +7,9 @@ use crate::word::{self, State};
 
 use super::VictimBatch;
 
-/// Takes those of `pages`, in ascending order, that can leave now, whatever their heat: about `want` of them at
-/// most, and as many as `out` has room for. All are [`State::Evicting`] afterwards, as after
-/// [`Clock::select`](super::Clock::select). Returns the first page that was not looked at.
+/// Takes those of `pages`, in ascending order, that can leave now, whatever their heat: at most about `want`, and as
+/// many as `out` has room for. All are [`State::Evicting`] afterwards, as after
+/// [`Clock::select`](super::Clock::select). Returns the first page not examined.
 pub fn take(table: &PageTable<'_>, pages: Range<u32>, want: u32, out: &mut VictimBatch) -> u32 {
     let before = out.pages();
     for page in pages.clone() {

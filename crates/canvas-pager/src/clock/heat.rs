@@ -1,5 +1,5 @@
-//! What a fault tells about a page: flags and heat at its fill, the time at its eviction. The
-//! preload and the replay call the same functions.
+//! What a fault says about a page: flags and heat when it is filled, the time when it is evicted. The preload library
+//! and the replay call the same functions.
 
 use canvas_types::sync::{AtomicU64, Ordering};
 
@@ -19,20 +19,20 @@ pub enum FillKind {
     SecondChance = 3,
     /// Prefetched, not part of a stream.
     Prefetch = 4,
-    /// A fault on a far page, or on a prefetched page in the swap cache, that continues a stream
-    /// ([`crate::prefetch::Plan::stream`]).
+    /// A fault that continues a stream ([`crate::prefetch::Plan::stream`]), on a far page or on a prefetched page in
+    /// the swap cache.
     Stream = 5,
     /// Prefetched ahead of a stream.
     StreamPrefetch = 6,
 }
 
-/// The knobs. [`ClockParams::DEFAULT`] was chosen by replays, see `docs/REPLACEMENT.md`.
+/// The policy's parameters. Replays chose [`ClockParams::DEFAULT`], see `docs/REPLACEMENT.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClockParams {
-    /// A refault fewer than this many epochs after the eviction spares the page in the next sweep:
-    /// what was unmapped by mistake a moment ago is not unmapped again.
+    /// A refault fewer than this many epochs after the eviction spares the page in the next sweep: a page that was
+    /// unmapped by mistake a moment ago is not unmapped again.
     pub grace_epochs: u8,
-    /// A page filled by first touch is passed over by the next sweep.
+    /// The next sweep spares a page filled by first touch.
     pub first_touch_grace: bool,
     /// A refault within this many epochs of the eviction makes a page hotter.
     pub near_epochs: u8,
@@ -40,23 +40,23 @@ pub struct ClockParams {
     pub far_epochs: u8,
     /// Heat added by a near refault.
     pub near_heat: u8,
-    /// The hand spares less when it takes fewer than one page in this many looked at ...
+    /// The hand spares less when it takes fewer than one page in this many examined.
     pub cool_below: u8,
-    /// ... and more when it takes more than one in this many.
+    /// The hand spares more when it takes more than one page in this many examined.
     pub warm_above: u8,
-    /// Heat added by a second chance.
+    /// Heat added by a swap-cache hit.
     pub second_chance_heat: u8,
-    /// No page gets hotter than this: it is offered at least every 2^heat_cap sweeps.
+    /// Maximum heat of a page: it is offered at least every 2^heat_cap sweeps.
     pub heat_cap: u8,
-    /// Pages kept between two victims are taken too when the gap is at most this long and none
-    /// of them is hotter than `bridge_heat`: longer runs, at the price of some second chances.
+    /// Pages spared between two victims are taken, too, if the gap is at most this long and none of them is hotter than
+    /// `bridge_heat`: runs get longer, at the price of some swap-cache hits.
     pub bridge_pages: u8,
-    /// The most heat that a page may have to be bridged; `bridge_pages` says how many in a row.
+    /// Maximum heat of a page that may be bridged.
     pub bridge_heat: u8,
-    /// Heat from which a page kept by the hand is a candidate for losing its reservation.
+    /// Heat from which a spared page is a candidate for losing its reservation.
     pub hot_heat: u8,
-    /// Heat from which a page kept by the hand is to lose its far copy: it stays for so long that to write it out
-    /// anew then costs less than to keep the copy until then.
+    /// Heat from which a spared page is a candidate for losing its far copy: it will stay for so long that writing it
+    /// again then costs less than keeping the copy until then.
     pub copy_heat: u8,
 }
 
@@ -78,9 +78,9 @@ impl ClockParams {
         copy_heat: 5,
     };
 
-    /// The word of a page that becomes resident: flags, heat and state. `word` is its word
-    /// before (untouched, cached, far, or filling: only flags, heat, epoch and entry matter);
-    /// the result is in state [`State::Resident`], ready to be published.
+    /// The word of a page that becomes resident: flags, heat and state. `word` is its word before (untouched, cached,
+    /// far, or filling: only flags, heat, epoch and entry matter). The result is in state [`State::Resident`], ready to
+    /// be published.
     #[inline]
     pub fn on_fill(&self, word: Word, kind: FillKind, now_epoch: u8) -> Word {
         let w = word
@@ -115,23 +115,23 @@ impl ClockParams {
             FillKind::SecondChance => w
                 .with_heat((w.heat() + u64::from(self.second_chance_heat)).min(cap))
                 .set(flag::REFERENCED),
-            // Nothing was learnt about the page: it keeps the heat that its own faults gave it.
+            // Nothing was learnt about the page: it keeps the heat from its own faults.
             FillKind::Prefetch => w.set(flag::PREFETCHED),
             FillKind::Stream => w.with_heat(0).set(flag::STREAM),
             FillKind::StreamPrefetch => w.with_heat(0).set(flag::STREAM | flag::PREFETCHED),
         }
     }
 
-    /// The word of a page that reclaim has unmapped: remembers when. The state stays as it is
-    /// (the caller publishes [`State::Cached`] or [`State::Far`]); heat stays for the refault, and
-    /// the STREAM flag tells the swap cache that the page may be written out before others.
+    /// The word of a page that reclaim has unmapped, with the time. The state is unchanged (the caller publishes
+    /// [`State::Cached`] or [`State::Far`]). The heat stays for the refault, and the STREAM flag tells the swap cache
+    /// that the page may be written out before others.
     #[inline]
     pub fn on_evict(&self, word: Word, now_epoch: u8) -> Word {
         word.clear(flag::REFERENCED).with_epoch(now_epoch)
     }
 }
 
-/// Coarse eviction time: an 8-bit epoch that advances each sixteenth of local memory evicted.
+/// Coarse eviction time: an 8-bit epoch that advances each time a sixteenth of local memory has been evicted.
 pub struct EpochClock {
     /// `epoch << 32 | pages evicted in it`.
     state: AtomicU64,
@@ -157,7 +157,7 @@ impl EpochClock {
             state: AtomicU64::new(0),
         }
     }
-    /// The epoch now.
+    /// The current epoch.
     #[inline]
     pub fn now(&self) -> u8 {
         (self.state.load(Ordering::Relaxed) >> 32) as u8

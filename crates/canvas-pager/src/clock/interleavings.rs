@@ -2,7 +2,7 @@ use super::*;
 use canvas_types::layout::BLOCK_PAGES;
 use std::sync::Arc;
 
-/// The claim keeps threads out of each other's chunks, but not for ever: sweeps overtake.
+/// The claim keeps threads out of each other's chunks only for a while: sweeps can overtake each other.
 #[test]
 fn two_sweeps_of_one_chunk_share_its_pages() {
     shuttle::check_random(

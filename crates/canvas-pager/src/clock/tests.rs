@@ -385,9 +385,8 @@ fn empty_blocks_cost_no_words() {
 }
 
 proptest! {
-    /// Whatever the words say: victims are exactly pages that could be evicted, each once,
-    /// nothing else changes but the REFERENCED flag, and as many are found as there are (up to
-    /// the batch's size).
+    /// Whatever the words say: victims are exactly pages that could be evicted, each once; nothing else changes except
+    /// the REFERENCED flag; and as many are found as there are (up to the batch's size).
     #[test]
     fn select_is_sound_and_makes_progress(
         raw in proptest::collection::vec((0u64..8, 0u64..16, 0u64..3, any::<bool>(), any::<bool>(), any::<bool>()), 1..700),

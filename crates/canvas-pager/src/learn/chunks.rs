@@ -1,7 +1,7 @@
-//! Pages in the order in which they were needed, by chunk: three words an entry, the chunk's number and a bit for
-//! each of its pages. So those that lie side by side come in with one copy, and are few words.
+//! Pages in the order in which they were needed, by chunk. An entry has three words: the chunk's number, and a bit for
+//! each of its pages. So adjacent pages come in with one copy and take few words.
 //!
-//! The words may be anybody's: every one means something, and no page lies outside of the window.
+//! The words need not be trusted: every value has a meaning, and no page lies outside the managed range.
 
 use canvas_types::layout::WINDOW_PAGES;
 use canvas_types::sync::{AtomicU32, Ordering};
@@ -20,12 +20,12 @@ const _: () = assert!(CHUNK_PAGES == 64);
 pub struct Entry {
     /// Number of the chunk.
     pub chunk: u32,
-    /// Its first page has the lowest bit.
+    /// Its pages, the first one in the lowest bit.
     pub bits: u64,
 }
 
 impl Entry {
-    /// Does it have the page, which is of the chunk?
+    /// Whether the entry contains the page, which must belong to the chunk.
     pub fn has(self, page: u32) -> bool {
         self.bits >> (page % PAGES) & 1 == 1
     }
@@ -36,7 +36,7 @@ impl Entry {
     }
 }
 
-/// The entry at `i`.
+/// The entry at index `i`.
 pub fn entry(words: &[AtomicU32], i: usize) -> Option<Entry> {
     let words = words.get(i * ENTRY..(i + 1) * ENTRY)?;
     let word = |i: usize| words[i].load(Ordering::Relaxed);
@@ -51,12 +51,12 @@ pub fn entries(words: &[AtomicU32]) -> impl Iterator<Item = Entry> {
     (0..words.len() / ENTRY).filter_map(|i| entry(words, i))
 }
 
-/// How many pages there are.
+/// The number of pages in all entries.
 pub fn count(words: &[AtomicU32]) -> u64 {
     entries(words).map(|e| u64::from(e.bits.count_ones())).sum()
 }
 
-/// How many of `some`, up to 64, are among the pages.
+/// How many pages of `some` (at most 64) are in the entries.
 pub fn among(words: &[AtomicU32], some: &[u32]) -> usize {
     let mut found = 0u64;
     for e in entries(words) {
@@ -69,28 +69,28 @@ pub fn among(words: &[AtomicU32], some: &[u32]) -> usize {
     found.count_ones() as usize
 }
 
-/// Where each chunk's entry is: a hash table in memory of the caller's, a power of two of places.
+/// Maps each chunk to its entry: a hash table in memory of the caller, with a power of two of cells.
 pub struct Index<'a> {
-    /// The entry's number and 1; 0 where there is none.
+    /// The entry's index plus 1; 0 for none.
     places: &'a [AtomicU32],
     used: usize,
 }
 
 impl<'a> Index<'a> {
-    /// An empty one.
+    /// Creates an empty index.
     pub fn new(places: &'a [AtomicU32]) -> Index<'a> {
         let index = Index::of(places);
-        // Those that are zero may never have been touched, and stay so.
+        // Do not write to zero cells: their memory may never have been touched.
         let used = places.iter().filter(|p| p.load(Ordering::Relaxed) != 0);
         used.for_each(|p| p.store(0, Ordering::Relaxed));
         index
     }
-    /// As somebody else fills it, to look into.
+    /// Wraps an index that another owner fills, for look-ups only.
     pub fn of(places: &'a [AtomicU32]) -> Index<'a> {
         assert!(places.len().is_power_of_two());
         Index { places, used: 0 }
     }
-    /// Leaves one without places.
+    /// Takes the index, leaving one without cells.
     pub fn take(&mut self) -> Index<'a> {
         core::mem::replace(
             self,
@@ -100,7 +100,7 @@ impl<'a> Index<'a> {
             },
         )
     }
-    /// Forgets all.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         if self.used > 0 {
             let all = self.places.iter();
@@ -108,11 +108,11 @@ impl<'a> Index<'a> {
             self.used = 0;
         }
     }
-    /// The place of the chunk's entry among the words, or the one where it would be.
+    /// The cell of the chunk's entry, or the one where it would go.
     fn place(&self, words: &[AtomicU32], chunk: u32) -> Option<&'a AtomicU32> {
         let mask = self.places.len() - 1;
         let at = chunk.wrapping_mul(0x9e37_79b1) as usize >> 7;
-        // Bounded, whatever becomes of the words.
+        // The search is bounded even if the words change.
         (0..self.places.len())
             .map(|i| &self.places[(at + i) & mask])
             .find(|place| match place.load(Ordering::Relaxed) {
@@ -120,12 +120,13 @@ impl<'a> Index<'a> {
                 n => entry(words, n as usize - 1).is_some_and(|e| e.chunk == chunk),
             })
     }
-    /// The number of the chunk's entry.
+    /// Index of the chunk's entry.
     pub fn find(&self, words: &[AtomicU32], chunk: u32) -> Option<usize> {
         let n = self.place(words, chunk)?.load(Ordering::Relaxed);
         (n as usize).checked_sub(1)
     }
-    /// Notes that the chunk's entry is the `i`th; that of an earlier one stays. False when it is full.
+    /// Records that the chunk's entry is the `i`th; an earlier record of the chunk stays. Returns false if the index is
+    /// full.
     pub fn note(&mut self, words: &[AtomicU32], chunk: u32, i: usize) -> bool {
         if self.used >= self.places.len() / 4 * 3 {
             return false;
@@ -138,7 +139,7 @@ impl<'a> Index<'a> {
         }
         true
     }
-    /// Forgets all, and notes the entries.
+    /// Replaces the contents with the entries of `words`.
     pub fn fill(&mut self, words: &[AtomicU32]) {
         self.clear();
         for (i, e) in entries(words).enumerate() {
@@ -147,12 +148,12 @@ impl<'a> Index<'a> {
     }
 }
 
-/// What adding a page came to.
+/// Result of adding a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Added {
-    /// It is new.
+    /// The page was added.
     New,
-    /// It was there.
+    /// The page was there already.
     Known,
     /// There is no room.
     Full,
@@ -167,7 +168,7 @@ pub struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    /// Nothing is written.
+    /// Creates an empty draft.
     pub fn new(words: &'a [AtomicU32], index: Index<'a>) -> Draft<'a> {
         Draft {
             words,
@@ -176,23 +177,23 @@ impl<'a> Draft<'a> {
             pages: 0,
         }
     }
-    /// From the beginning.
+    /// Starts again without entries.
     pub fn clear(&mut self) {
         self.index.clear();
         (self.len, self.pages) = (0, 0);
     }
-    /// Goes on behind the entries that the words begin with.
+    /// Continues behind the entries in the first `len` words.
     pub fn behind(words: &'a [AtomicU32], len: usize, index: Index<'a>) -> Draft<'a> {
         let mut draft = Draft::new(words, index);
         draft.len = len.min(words.len()) / ENTRY;
         draft.index.fill(draft.words());
         draft
     }
-    /// Its table.
+    /// Returns the index.
     pub fn into_index(self) -> Index<'a> {
         self.index
     }
-    /// What is written.
+    /// The entries written so far.
     pub fn words(&self) -> &'a [AtomicU32] {
         &self.words[..self.len * ENTRY]
     }
@@ -229,7 +230,7 @@ impl<'a> Draft<'a> {
         self.pages += 1;
         Added::New
     }
-    /// Adds all pages of others' entries that have room.
+    /// Adds all pages of the given entries, as far as there is room.
     pub fn add_all(&mut self, words: &[AtomicU32]) {
         for page in entries(words).flat_map(Entry::pages) {
             self.add(page);

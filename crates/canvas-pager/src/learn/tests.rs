@@ -1,4 +1,4 @@
-//! Against naive models: lists of pages for the entries, sets for what a replay brings in.
+//! Compared with naive models: lists of pages for the entries, sets for what a replay brings in.
 
 use super::*;
 use proptest::prelude::*;
@@ -37,7 +37,7 @@ fn recorded(pages: &[u32]) -> Vec<AtomicU32> {
     words.into_iter().take(len).collect()
 }
 
-/// The pages by chunk, those that were needed first before others; once each.
+/// The pages by chunk, in the order of each chunk's first page; once each.
 fn by_chunk(pages: &[u32]) -> Vec<u32> {
     let mut chunks: Vec<(u32, Vec<u32>)> = Vec::new();
     for page in pages {
@@ -74,7 +74,7 @@ proptest! {
         let some: Vec<u32> = (0..60).map(|i| i * 83).collect();
         let among = some.iter().filter(|p| pages.contains(p)).count();
         prop_assert_eq!(chunks::among(&words, &some), among);
-        // Others behind them, where only so many chunks have room.
+        // Further entries behind them, with room for only this many chunks.
         let (places, all) = (memory(1 << 9), memory(words.len() + 3 * room));
         for (to, from) in all.iter().zip(&words) {
             to.store(from.load(core::sync::atomic::Ordering::Relaxed), core::sync::atomic::Ordering::Relaxed);
@@ -92,7 +92,7 @@ proptest! {
         prop_assert_eq!(all_pages(draft.words()), by_chunk(&both));
     }
 
-    /// Whatever the words are, looking at them ends, and no page lies outside of the window.
+    /// Whatever the words are, walking them ends, and no page lies outside the managed range.
     #[test]
     fn foreign_words_are_bounded(raw in proptest::collection::vec(any::<u32>(), 0..40)) {
         let words: Vec<AtomicU32> = raw.iter().map(|w| AtomicU32::new(*w)).collect();
@@ -107,7 +107,7 @@ proptest! {
         for i in 0..100 {
             let n = learner.next(0, &mut out);
             prop_assert!(n <= out.len());
-            // Changed under it.
+            // The words change during the walk.
             if let Some(w) = words.get(i % 40) {
                 w.store((i as u32).wrapping_mul(77_777_777), core::sync::atomic::Ordering::Relaxed);
             }
@@ -115,8 +115,8 @@ proptest! {
         }
     }
 
-    /// A program that needs a part of what a recording has and then others, with a replay that is as fast as the
-    /// program: what comes in is of the recording, comes once, and what comes in vain is bounded.
+    /// A program that needs a part of a recording and then other pages, with a replay that is as fast as the program:
+    /// only pages of the recording come in, each once, and few come in for nothing.
     #[test]
     fn a_replay_brings_in_what_is_needed_and_little_else(
         knows in proptest::collection::hash_set(0u32..20_000, 64..3000),
@@ -157,7 +157,7 @@ proptest! {
                 match knows.contains(page) {
                     true => {
                         faults += 1;
-                        // It was left out, or the replay is not there yet.
+                        // The page was left out, or the replay has not reached it.
                         let passed = passed.contains(&(page / PAGES)) && is_left_out(*page);
                         hits += if passed { SAMPLE } else { 1 };
                     }
@@ -182,7 +182,7 @@ proptest! {
         prop_assert_eq!(outcome, if stopped { Outcome::New } else { Outcome::More });
         let drafted: HashSet<u32> = all_pages(learner.draft()).into_iter().collect();
         prop_assert_eq!(&drafted, &others, "what was not known is written down");
-        // It is found again, with what was known.
+        // The recording is found again, with what was known.
         let whole = memory(words.len() + learner.draft().len());
         for (to, from) in whole.iter().zip(&words) {
             to.store(from.load(core::sync::atomic::Ordering::Relaxed), core::sync::atomic::Ordering::Relaxed);
@@ -192,7 +192,7 @@ proptest! {
         prop_assert_eq!(both.len(), knows.len() + others.len());
     }
 
-    /// Each page once, by chunk; where the faults are those of a program that pages all the time, it ends.
+    /// Each page once, by chunk; with the faults of a program that pages all the time, the recording ends.
     #[test]
     fn a_recording_has_each_page_once(pages in proptest::collection::vec(0u32..2000, 200..2000)) {
         let m = Memory::new(1 << 12, 1 << 12);
@@ -216,7 +216,7 @@ proptest! {
     }
 }
 
-/// The times at which a resumption begins, of faults on different pages.
+/// The times at which a resumption begins, given faults on different pages.
 fn beginnings(faults: impl Iterator<Item = u64>) -> Vec<u64> {
     let m = Memory::new(1 << 12, 1 << 12);
     let mut learner = m.learner();
@@ -238,7 +238,7 @@ fn a_resumption_is_a_burst_after_a_quiet_time() {
     // Too few, and too slow.
     assert!(beginnings(burst(2000, 31)).is_empty());
     assert!(beginnings((0..100).map(|i| (2000 + i * 3) * MS)).is_empty());
-    // Not quiet before; after a second of quiet it is one again.
+    // Not quiet before; after a second of quiet it is a resumption again.
     let busy = || (0..800).map(|i| (1000 + i) * MS);
     assert_eq!(beginnings(busy().chain(burst(2150, 50))), [1031]);
     assert_eq!(beginnings(busy().chain(burst(3000, 50))), [1031, 3003]);
@@ -246,7 +246,7 @@ fn a_resumption_is_a_burst_after_a_quiet_time() {
     let slowly = (0..20).map(|i| (3000 + i * 2) * MS);
     let slowly: Vec<u64> = busy().chain(slowly).chain(burst(3051, 50)).collect();
     assert_eq!(beginnings(slowly.into_iter()), [1031, 3054]);
-    // Some each tenth of a second, as of a program that tidies up, are quiet.
+    // A few faults each tenth of a second, as of a program that does housekeeping, are quiet.
     let tidies = (0..400).map(|i| (1000 + i / 20 * 100) * MS + i % 20 * MS / 10);
     let tidies: Vec<u64> = tidies.chain(burst(3010, 50)).collect();
     assert_eq!(beginnings(tidies.into_iter()), [3013]);
@@ -337,7 +337,7 @@ fn another_recording_is_looked_for_when_the_first_was_wrong_or_none_fitted() {
     };
     first(&mut learner);
     learner.begin(2000 * MS, Some(&one));
-    // As soon as most faults are unforeseen.
+    // As soon as most faults are not predicted.
     assert_eq!(
         found(&mut learner, 5000..5000 + FIRST as u32 + 1),
         [FIRST as u32]
@@ -348,7 +348,7 @@ fn another_recording_is_looked_for_when_the_first_was_wrong_or_none_fitted() {
     assert!(!learner.is_stopped());
     assert!(learner.next(0, &mut [0; PAGES as usize]) > 0);
     assert_eq!(learner.ended(2000 * MS + END_NS), Some(Outcome::More));
-    // Without one, after 128 faults, 512 and so on.
+    // Without a recording, after 128 faults, 512 and so on.
     let mut learner = m.learner();
     first(&mut learner);
     learner.begin(2000 * MS, None);

@@ -1,4 +1,4 @@
-//! What the program has told of a region: there its word comes before what faults teach.
+//! The program's advice on a region, which takes precedence over what faults teach.
 
 use canvas_types::PageId;
 
@@ -9,17 +9,17 @@ use super::{
 /// How the program says that it uses a region (madvise).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Advice {
-    /// It does not say.
+    /// It has not said.
     #[default]
     Normal,
-    /// In no order: what lies beside a page is not wanted.
+    /// In no order: neighbours of a page are not wanted.
     Random,
     /// From its first page to its last.
     Sequential,
 }
 
 impl Plan {
-    /// Nothing comes in beside a fault of this kind.
+    /// A plan for a fault of this kind that brings in nothing beside it.
     pub(super) fn alone(kind: FaultKind) -> Plan {
         Plan {
             stands_for: match kind {
@@ -32,8 +32,8 @@ impl Plan {
 }
 
 impl Prefetcher {
-    /// As [`Prefetcher::on_fault`], in a region that is used from its first page to its last: a stream is a proven
-    /// one from its first fault on, so its window is the widest at once.
+    /// Like [`Prefetcher::on_fault`], in a region that is used from its first page to its last: a stream counts as
+    /// proven from its first fault on, so its window is the widest at once.
     pub fn on_sequential(&self, thread_hash: u32, page: PageId, kind: FaultKind) -> Plan {
         let set = self.set(thread_hash);
         let Some(_held) = set.lock.try_lock() else {
@@ -61,7 +61,7 @@ impl Prefetcher {
         put(&way.hits, get(&way.hits).max(PROVEN_HITS));
         put(&way.covered, get(&way.covered).max(STREAM_PAGES));
         put(&way.window, WINDOW_MAX);
-        // A page that was passed untouched says nothing here: the program has said that it comes to all.
+        // A page that was passed untouched means nothing here: the program has said that it will come to all of them.
         put(&way.marked, 0);
         let plan = self.advance(way, page, kind, now);
         Plan {
@@ -110,7 +110,7 @@ mod tests {
         for who in ALL {
             let all = Box::new(Prefetchers::new());
             all.choose(who);
-            // In order all the same: the program's word holds.
+            // In order nevertheless; the program's advice takes precedence.
             for page in 1000..1500 {
                 let plan = all.on_fault(1, PageId(page), FaultKind::Demand, &Told(Advice::Random));
                 assert_eq!(plan, Plan::NONE, "{who:?}");
@@ -144,7 +144,8 @@ mod tests {
         }
     }
 
-    /// Reads pages in order as the fault path does, one window after the other; pages that no plan brought in.
+    /// Reads pages in order as the fault path does, one window after the other; returns the pages that no plan brought
+    /// in.
     #[test]
     fn a_sequential_region_is_read_with_few_demand_faults_wherever_it_begins() {
         let all = Box::new(Prefetchers::new());

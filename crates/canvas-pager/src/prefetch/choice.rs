@@ -1,4 +1,4 @@
-//! The prefetchers behind one interface, one of them chosen.
+//! All prefetchers behind one interface, and the choice between them.
 
 use canvas_types::sync::{AtomicU32, Ordering};
 use canvas_types::{PageId, Prefetch};
@@ -9,28 +9,27 @@ use super::nearby::Nearby;
 use super::readahead::{Area, Readahead};
 use super::{Done, FaultKind, NEARBY, NO_WAY, OF_ARRAY, Plan, Prefetcher, SAMPLE_EVERY};
 
-/// Pages that are remembered as left unmapped.
+/// Pages left unmapped that are remembered.
 const LEFT: usize = 256;
-/// Mappings of so many pages (1 MiB) and more count as arrays, as in the paper.
+/// Mappings of at least this many pages (1 MiB) count as arrays, as in the paper.
 pub const ARRAY_PAGES_MIN: u32 = 256;
 
-/// What a prefetcher can ask for of the memory around a fault.
+/// What a prefetcher can ask about the memory around a fault.
 pub trait Surroundings {
-    /// The page's mapping; only [`Prefetch::Readahead`] asks, and without an answer it plans and
-    /// learns nothing.
+    /// The page's mapping. Only [`Prefetch::Readahead`] asks; without an answer it plans and learns nothing.
     fn area_of(&self, page: PageId) -> Option<Area>;
-    /// Is the page far, so that it can be brought in? Any page number may be asked for.
+    /// Whether the page is far, so that it can be brought in. Accepts any page number.
     fn is_far(&self, page: PageId) -> bool;
-    /// The epoch of eviction ([`crate::clock::EpochClock`]).
+    /// The current eviction epoch ([`crate::clock::EpochClock`]).
     fn epoch(&self) -> u8;
-    /// What the program has said of the page's region.
+    /// The program's advice on the page's region.
     fn advice(&self, _page: PageId) -> Advice {
         Advice::Normal
     }
 }
 
-/// All prefetchers of a process. Whoever is chosen, streams are watched, because eviction wants to
-/// know them ([`Plan::stream`], [`Plan::behind`]), and first touches run ahead of them.
+/// All prefetchers of a process. Whichever is chosen, streams are tracked, because eviction needs them
+/// ([`Plan::stream`], [`Plan::behind`]) and zero-filling runs ahead of first touches.
 pub struct Prefetchers {
     chosen: AtomicU32,
     /// Canvas's own prefetcher, which also finds streams while another one is chosen.
@@ -40,14 +39,14 @@ pub struct Prefetchers {
     nearby: Nearby,
     /// Streams and deltas by thread and array, for the application tier.
     arrays: Prefetcher,
-    /// Pages that plans by thread and array left unmapped, the later over the earlier.
+    /// Pages that plans by thread and array left unmapped, newer ones overwriting older ones.
     left_of_arrays: [AtomicU32; LEFT],
 }
 
 macro_rules! constructor {
     ($($const:tt)?) => {
         impl Prefetchers {
-            /// Nothing known, and [`Prefetch::Streams`] chosen.
+            /// Creates prefetchers without knowledge, with [`Prefetch::Streams`] chosen.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Prefetchers {
                 Prefetchers {
@@ -72,7 +71,7 @@ constructor!(const);
 constructor!();
 
 impl Prefetchers {
-    /// Chooses who decides from here on. What the others know is not carried over.
+    /// Chooses the prefetcher that decides from now on. What the others have learnt is not carried over.
     pub fn choose(&self, who: Prefetch) {
         self.chosen.store(who as u32, Ordering::Relaxed);
     }
@@ -81,8 +80,8 @@ impl Prefetchers {
         Prefetch::from_number(self.chosen.load(Ordering::Relaxed))
     }
 
-    /// A fault of the thread behind `thread_hash` on `page`, which is far or in the swap cache, and
-    /// what to bring in besides.
+    /// Handles a fault of the thread behind `thread_hash` on `page`, which is far or in the swap cache; returns what to
+    /// bring in besides.
     pub fn on_fault(
         &self,
         thread_hash: u32,
@@ -111,7 +110,7 @@ impl Prefetchers {
             Prefetch::None => Plan::NONE,
             Prefetch::Auto => return self.auto(thread_hash, page, kind, around),
         };
-        // Nothing is prefetched for the streams, so to them no fault is a hit.
+        // Nothing is prefetched for the streams, so no fault is a hit for them.
         let seen = match kind {
             FaultKind::SecondChance => kind,
             _ => FaultKind::Demand,
@@ -125,8 +124,8 @@ impl Prefetchers {
         }
     }
 
-    /// A forwarded fault: what to bring in by the deltas of this thread in this array, of [`ARRAY_PAGES_MIN`] and more.
-    /// Many arrays at a time, or faults elsewhere in between, do not hide them.
+    /// Handles a forwarded fault: what to bring in by the deltas of this thread in this array of at least
+    /// [`ARRAY_PAGES_MIN`] pages. Many arrays at a time, or faults elsewhere in between, do not hide these deltas.
     pub fn on_forwarded(
         &self,
         thread_hash: u32,
@@ -150,7 +149,7 @@ impl Prefetchers {
         }
     }
 
-    /// The streams decide where one expects the fault; elsewhere what was learnt of the region does.
+    /// The streams decide if one expects the fault; otherwise what was learnt about the region decides.
     fn auto(
         &self,
         thread_hash: u32,
@@ -182,7 +181,7 @@ impl Prefetchers {
         plan
     }
 
-    /// A prefetched page that was left unmapped was used; `plan` is what its fault gave.
+    /// Records that a prefetched page left unmapped was used; `plan` is the plan of its fault.
     pub fn on_used(&self, plan: &Plan) {
         if plan.is_of_array() {
             self.arrays.on_used(1);
@@ -191,15 +190,15 @@ impl Prefetchers {
         }
     }
 
-    /// A page of `plan` was left unmapped.
+    /// Records that a page of `plan` was left unmapped.
     pub fn on_left(&self, page: PageId, plan: &Plan) {
         if plan.is_of_array() {
             self.left_of_arrays[page.index() % LEFT].store(page.0, Ordering::Relaxed);
         }
     }
 
-    /// A prefetched page that was left unmapped was written out without a touch; how many it stands
-    /// for. All others but the streams leave every page unmapped, as the kernel does.
+    /// Records that a prefetched page left unmapped was written out without a touch; returns how many pages it stands
+    /// for. All prefetchers but the streams leave every page unmapped, as the kernel does.
     pub fn on_unused(&self, page: PageId) -> u32 {
         let left = &self.left_of_arrays[page.index() % LEFT];
         if page.0 != 0 && left.load(Ordering::Relaxed) == page.0 {
@@ -220,7 +219,7 @@ impl Prefetchers {
         }
     }
 
-    /// What became of a plan.
+    /// Records how a plan was carried out.
     pub fn carried_out(&self, thread_hash: u32, plan: &Plan, done: &Done) {
         if plan.is_nearby() {
             self.nearby.carried_out(plan, done);
@@ -245,7 +244,7 @@ mod tests {
         end: 1 << 20,
     };
 
-    /// A mapping, or none that is known; all pages are far.
+    /// One mapping, or no known mapping; all pages are far.
     struct Here(Option<Area>);
     impl Surroundings for Here {
         fn area_of(&self, _: PageId) -> Option<Area> {
@@ -259,8 +258,8 @@ mod tests {
         }
     }
 
-    /// Faults on the pages from 10,000 on as a caller answers them; pages planned, whether the
-    /// stream was seen.
+    /// Faults on the pages from 10,000 on, answered as a caller does; returns the pages planned, and whether the stream
+    /// was seen.
     fn sequence(who: Prefetch) -> (u32, bool) {
         let all = Box::new(Prefetchers::new());
         all.choose(who);
@@ -292,8 +291,8 @@ mod tests {
         assert_eq!(sequence(Prefetch::None), (0, true));
     }
 
-    /// Faults of one thread in eight arrays in turn, each with a stride of its own: more than the streams of a thread
-    /// are watched at a time.
+    /// Faults of one thread in eight arrays in turn, each with its own stride: more arrays than streams tracked per
+    /// thread.
     #[test]
     fn many_arrays_of_one_thread_are_told_apart() {
         struct Arrays;
@@ -338,7 +337,7 @@ mod tests {
         };
         all.on_left(PageId(77), &plan);
         assert_eq!(all.on_unused(PageId(77)), SAMPLE_EVERY);
-        // Once.
+        // Counted only once.
         all.choose(Prefetch::Leap);
         assert_eq!(all.on_unused(PageId(77)), 1);
     }

@@ -1,17 +1,15 @@
-//! Leap (Al Maruf and Chowdhury, ATC '20): the majority of the last fault deltas of a process.
+//! Leap (Al Maruf and Chowdhury, ATC '20): the majority of a process's last fault deltas.
 //!
-//! Every fault on a far page or on one in the swap cache appends its delta from the fault before
-//! to a history of [`HISTORY`] deltas, one of the whole process. A fault on a far page asks for the
-//! majority delta of the last [`FIRST_WINDOW`] deltas, then of twice as many, and so on (the paper's
-//! FindTrend; the first window is a quarter of the history, as in the authors' code). How many pages
-//! follow is decided by the hits on prefetched pages since the last prefetch (the paper's
-//! GetPrefetchWindowSize): one more than the hits, rounded up to a power of two, at most
-//! [`WINDOW_MAX`]; without hits one page when the fault follows the trend, else none; never less
-//! than half of the last window. They are the next ones along the majority delta; where there is no
-//! majority, the ones around the fault along the last.
+//! Every fault on a far page, or on one in the swap cache, appends its delta from the previous fault to a history of
+//! [`HISTORY`] deltas, one per process. A fault on a far page looks for the majority delta of the last [`FIRST_WINDOW`]
+//! deltas, then of twice as many, and so on (the paper's FindTrend; the first window is a quarter of the history, as in
+//! the authors' code). The hits on prefetched pages since the last prefetch decide how many pages follow (the paper's
+//! GetPrefetchWindowSize): one more than the hits, rounded up to a power of two, at most [`WINDOW_MAX`]; without hits
+//! one page if the fault follows the trend, else none; never less than half of the last window. The pages are the next
+//! ones along the majority delta or, without a majority, the ones around the fault along the last one.
 //!
-//! Here deltas are of addresses (pages of the window). The paper's are offsets in swap space, which
-//! stand for addresses as long as pages are swapped out in order.
+//! Here deltas are of addresses (pages of the managed range). The paper's are offsets in swap space, which correspond
+//! to addresses as long as pages are swapped out in order.
 
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
@@ -20,14 +18,14 @@ use super::{FaultKind, Plan, get, next_page, put};
 
 /// Deltas kept (the paper's H_size).
 pub const HISTORY: usize = 32;
-/// Deltas looked at first (H_size / N_split).
+/// Deltas examined first (H_size / N_split).
 const FIRST_WINDOW: usize = HISTORY / 4;
 /// Most pages prefetched at a time (the paper's PW_size max).
 pub const WINDOW_MAX: u32 = 8;
 
 /// Leap's state for one process, usable as a static.
 pub struct Leap {
-    /// Hits since the last prefetch. Outside of the lock, so that none is lost.
+    /// Hits since the last prefetch. Outside the lock, so that none is lost.
     hits: AtomicU32,
     lock: RawSpin,
     /// Page of the last fault.
@@ -45,7 +43,7 @@ pub struct Leap {
 macro_rules! constructor {
     ($($const:tt)?) => {
         impl Leap {
-            /// A history without faults.
+            /// Creates a history without faults.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Leap {
                 Leap {
@@ -70,7 +68,7 @@ constructor!(const);
 constructor!();
 
 impl Leap {
-    /// A fault on a far page or on one in the swap cache.
+    /// Handles a fault on a far page or on one in the swap cache.
     pub fn on_fault(&self, page: PageId, kind: FaultKind) -> Plan {
         if matches!(kind, FaultKind::PrefetchHit | FaultKind::PrefetchLate) {
             self.hits.fetch_add(1, Ordering::Relaxed);
@@ -119,12 +117,12 @@ impl Leap {
         }
     }
 
-    /// Appends a fault; its delta, when there was one before.
+    /// Appends a fault; returns its delta, except for the first fault.
     fn record(&self, page: u32) -> Option<i32> {
         let n = get(&self.faults);
         let delta = page.wrapping_sub(get(&self.last));
         put(&self.last, page);
-        // Counts on from a full history, so that it never looks empty again.
+        // At the maximum, continue from a count with a full history, so that it never looks empty again.
         let next = n.checked_add(1).unwrap_or(2 * HISTORY as u32);
         put(&self.faults, next);
         if n == 0 {
@@ -134,8 +132,7 @@ impl Leap {
         Some(delta as i32)
     }
 
-    /// FindTrend: the delta of more than half of the last 8, 16 or 32; `None` where no window has
-    /// one, or it is 0.
+    /// FindTrend: the delta of more than half of the last 8, 16 or 32; `None` if no window has one, or it is 0.
     fn majority(&self) -> Option<i32> {
         let last = (get(&self.faults) as usize).checked_sub(1)?;
         let at = |i: usize| get(&self.history[(last - i) % HISTORY]);
@@ -163,7 +160,7 @@ impl Leap {
 fn window(hits: u32, follows: bool, last: u32) -> u32 {
     let window = match hits {
         0 => u32::from(follows),
-        // Past the most there is nothing to round.
+        // Larger counts need no rounding.
         n => (n.min(WINDOW_MAX) + 1).next_power_of_two().min(WINDOW_MAX),
     };
     window.max(last / 2)
@@ -174,7 +171,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The paper's two algorithms, written down as they are, over all deltas ever.
+    /// The paper's two algorithms as written there, over all deltas ever.
     #[derive(Default)]
     struct Oracle {
         pages: Vec<i64>,
@@ -200,7 +197,7 @@ mod tests {
             None
         }
 
-        /// Pages that Leap would read besides the fault's.
+        /// Pages that Leap would read besides the faulting one.
         fn fault(&mut self, page: i64, kind: FaultKind) -> Vec<i64> {
             self.pages.push(page);
             if kind != FaultKind::Demand {
@@ -254,7 +251,7 @@ mod tests {
     proptest! {
         #[test]
         fn does_what_the_paper_says(
-            // Runs of one stride with strays between: trends come, go and change.
+            // Runs of one stride with stray faults in between: trends come, go and change.
             runs in prop::collection::vec((-40i64..40, 1usize..30, any::<bool>()), 1..12),
             kinds in prop::collection::vec(kind(), 400),
             strays in prop::collection::vec(0u32..4, 400),
@@ -292,7 +289,7 @@ mod tests {
             leap.on_fault(PageId(542 + 3 * i), FaultKind::PrefetchHit);
         }
         assert_eq!(leap.on_fault(PageId(560), FaultKind::Demand).count, 8);
-        // Nothing hit and no trend followed: half, and half again, around the fault.
+        // No hits, and no trend followed: half, and half again, around the fault.
         let shrinking: Vec<u32> = [9_000, 70_000, 1, 400_000, 33]
             .map(|p| leap.on_fault(PageId(p), FaultKind::Demand).count)
             .to_vec();

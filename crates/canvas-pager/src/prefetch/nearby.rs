@@ -1,17 +1,15 @@
-//! Pages beside a fault that belongs to no stream, where such pages were wanted before.
+//! Prefetches pages beside a fault that belongs to no stream, where such pages were wanted before.
 //!
-//! A fault can bring in the rest of the aligned group of 2, 4, 8, 16 or 32 pages that it lies in.
-//! What each width would be worth is known without trying it, because the groups are nested: for a
-//! chunk of 64 pages that such a fault opens, the pages that are far are *watched*, and those among
-//! them that fault meanwhile are *seen*. When the chunk is judged, a half of a group of which
-//! something was seen is what its other half would have brought in: the share of it that was seen
-//! is the accuracy of doubling the width from the one to the other. A page that is prefetched and
-//! mapped is watched no longer: nobody would see it used. Pages of a stream are no evidence.
+//! A fault can bring in the rest of the aligned group of 2, 4, 8, 16 or 32 pages around it. Because the groups are
+//! nested, the worth of each width is known without trying it. When such a fault opens a chunk of 64 pages, the chunk's
+//! far pages are *watched*, and those of them that fault later are *seen*. When the chunk is judged, every half of a
+//! group in which a page was seen would have brought in the other half: the share of that half that was seen is the
+//! accuracy of doubling the width. A page that is prefetched and mapped is no longer watched, because its use would not
+//! be seen. Pages of a stream are no evidence.
 //!
-//! A chunk is judged when one of its seen pages faults again (it has been out meanwhile), when
-//! another chunk takes its place, or when it has been open for long. The accuracies are kept by
-//! region and thread (*cells*), the width chosen there grows and shrinks by one step of the ladder
-//! at a time, each with a threshold of its own.
+//! A chunk is judged when one of its seen pages faults again (it has been evicted since), when another chunk takes its
+//! place, or when it has been open for long. The accuracies are kept by region and thread (*cells*). A cell's width
+//! grows and shrinks by one step at a time, each with a threshold of its own.
 
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawSpin};
@@ -19,44 +17,44 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawSpin};
 use super::{Done, Plan, get, put};
 use crate::table::CHUNK_PAGES;
 
-/// Steps of the ladder of widths: 2, 4, 8, 16, 32 pages.
+/// Number of widths: 2, 4, 8, 16, 32 pages.
 pub const STEPS: usize = 5;
-/// Parts of the table of chunks, each under a lock of its own.
+/// Parts of the table of chunks, each with its own lock.
 const SHARDS: usize = 32;
-/// Chunks of a part.
+/// Chunks per part.
 const CHUNKS: usize = 64;
-/// Cells; regions that share one are judged together.
+/// Cells; regions that share a cell are judged together.
 const CELLS: usize = 1024;
-/// Most judgements remembered in a step's count.
+/// Maximum of the number of judgements kept per step.
 const EVIDENCE_MAX: u64 = 7;
 
-/// A step is taken where its pages are used at least so often, in 255ths (55 %).
+/// A step up is taken if at least this share of its pages, in 255ths, is used (55 %).
 const UP: u64 = 141;
-/// It is given up below this (45 %).
+/// A step is undone below this share (45 %).
 const DOWN: u64 = 115;
-/// Judgements before a step is taken, or a thread's own cell is asked.
+/// Judgements before a step is taken, or a thread's own cell is used.
 const EVIDENCE_MIN: u64 = 4;
-/// A chunk is judged when so many epochs have begun since it was opened: an eighth of local memory
-/// was evicted meanwhile.
+/// A chunk is judged when this many epochs have begun since it was opened: an eighth of local memory was replaced
+/// meanwhile.
 const OPEN_EPOCHS: u8 = 2;
-/// At least one prefetched page of this many is left unmapped.
+/// At least one prefetched page in this many is left unmapped.
 const SAMPLE_EVERY: u32 = 8;
 /// Pages of a region, as a power of two: 16 MiB.
 const REGION_BITS: u32 = 12;
 
-/// An open chunk: plain data under its part's lock, in atomics so that no unsafe code is needed.
+/// An open chunk. Plain data under its part's lock, in atomics so that no unsafe code is needed.
 struct Chunk {
     /// Its number plus one; 0 for none.
     owner: AtomicU32,
     /// The epoch when it was opened.
     opened: AtomicU32,
-    /// Pages that each one stands for that the last plan left unmapped.
+    /// Pages that each page left unmapped by the last plan stands for.
     weight: AtomicU32,
     /// Its two cells, of 16 bits each.
     cells: AtomicU32,
     watched: AtomicU64,
     seen: AtomicU64,
-    /// Left unmapped by a plan.
+    /// Pages that a plan left unmapped.
     marked: AtomicU64,
 }
 
@@ -97,7 +95,7 @@ macro_rules! constructors {
             }
         }
         impl Nearby {
-            /// Nothing seen.
+            /// Creates a state that has seen nothing.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Nearby {
                 Nearby {
@@ -116,8 +114,8 @@ constructors!(const);
 #[cfg(feature = "shuttle")]
 constructors!();
 
-/// What a cell has learnt: for each step an accuracy in 255ths and how many judgements it rests
-/// on, and the step that is taken.
+/// What a cell has learnt: for each step an accuracy in 255ths and how many judgements it is based on, and the current
+/// step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Cell(u64);
 
@@ -128,7 +126,7 @@ impl Cell {
     fn evidence(self, step: usize) -> u64 {
         self.0 >> (step * 11 + 8) & EVIDENCE_MAX
     }
-    /// Steps taken: the width is 1 << this.
+    /// The current step: the width is 1 << this.
     fn taken(self) -> usize {
         (self.0 >> (STEPS * 11)) as usize & 7
     }
@@ -139,17 +137,17 @@ impl Cell {
     fn with_taken(self, taken: usize) -> Cell {
         Cell(self.0 & !(7 << (STEPS * 11)) | (taken as u64) << (STEPS * 11))
     }
-    /// `used` of `all` pages of this step were used.
+    /// Updates a step's accuracy: `used` of `all` pages were used.
     fn learn(self, step: usize, used: u32, all: u32) -> Cell {
         debug_assert!(used <= all);
         let sample = u64::from(used) * 255 / u64::from(all.max(1));
         let (before, n) = (self.accuracy(step), self.evidence(step));
-        // The mean of the first ones, then a sliding one.
+        // The mean of the first samples, then a sliding mean.
         let parts = n + 1;
         let after = (before * n + sample + parts / 2) / parts;
         self.with_step(step, after, (n + 1).min(EVIDENCE_MAX))
     }
-    /// One step more where it is worth it, less where one is not any more.
+    /// Moves one step up if that is worth it, or down below a step that no longer is.
     fn choose(self) -> Cell {
         let taken = self.taken();
         if let Some(bad) = (0..taken).find(|s| self.accuracy(*s) < DOWN) {
@@ -165,8 +163,8 @@ impl Cell {
     }
 }
 
-/// For the step that doubles groups of `1 << step` pages: pages that it would have brought in and
-/// pages of them that were used, both twice.
+/// For the step that doubles groups of `1 << step` pages: the pages that it would have brought in and how many of them
+/// were used. Both are doubled.
 fn judge(step: usize, watched: u64, seen: u64) -> (u32, u32) {
     let half = 1 << step;
     let mask = (1u64 << half) - 1;
@@ -178,7 +176,7 @@ fn judge(step: usize, watched: u64, seen: u64) -> (u32, u32) {
         match (part(seen, 0), part(seen, 1)) {
             (_, 0) => all += 2 * part(watched, 1),
             (0, _) => all += 2 * part(watched, 0),
-            // Either may have been first.
+            // Either half may have faulted first.
             (l, r) => {
                 all += part(watched, 0) + part(watched, 1);
                 used += l + r;
@@ -188,7 +186,7 @@ fn judge(step: usize, watched: u64, seen: u64) -> (u32, u32) {
     (used, all)
 }
 
-/// Books what the plan of a fault on `page` brings in: marked, or watched no longer.
+/// Records what the plan of a fault on `page` brings in: pages left unmapped are marked, mapped ones no longer watched.
 fn plan_pages(chunk: &Chunk, page: PageId, plan: &Plan, far: impl Fn(PageId) -> bool) {
     let left = plan.unmapped(plan.count, &far);
     let (mut marked, mut mapped) = (0, 0);
@@ -206,14 +204,14 @@ fn plan_pages(chunk: &Chunk, page: PageId, plan: &Plan, far: impl Fn(PageId) -> 
     store(&chunk.watched, load(&chunk.watched) & !mapped);
 }
 
-/// The number of a page's chunk, and its bit there.
+/// The number of a page's chunk, and the page's bit there.
 fn place(page: PageId) -> (u32, u64) {
     let n = page.0 / CHUNK_PAGES as u32;
     (n, 1 << (page.0 as usize % CHUNK_PAGES))
 }
 
 impl Nearby {
-    /// Where a chunk has its place: in which part, and where there.
+    /// Part of a chunk, and its index there.
     fn index(n: u32) -> (usize, usize) {
         let hash = (n.wrapping_mul(0x9e37_79b1) >> 16) as usize;
         (hash % SHARDS, hash / SHARDS % CHUNKS)
@@ -224,16 +222,16 @@ impl Nearby {
         (&self.shards[part], &self.shards[part].chunks[at])
     }
 
-    /// The cells of a page: of its region and the thread, and of its region.
+    /// The two cells of a page: of its region and the thread, and of its region alone.
     fn cells_of(thread_hash: u32, page: PageId) -> [u32; 2] {
         let region = (page.0 >> REGION_BITS).wrapping_mul(0x9e37_79b1);
-        // Told apart from the region's own also when the hash is 0.
+        // Differs from the region's own cell even if the hash is 0.
         let thread = thread_hash.wrapping_mul(0x85eb_ca6b) ^ 0x27d4_eb2f;
         [region ^ thread, region].map(|hash| (hash >> 16) % CELLS as u32)
     }
 
-    /// How far to go beside a fault: what its thread has learnt in its region or, where that is too
-    /// little, what all have.
+    /// The width for a fault: what its thread has learnt in its region or, if that is too little, what all threads
+    /// have.
     fn width(&self, cells: [u32; 2]) -> u32 {
         let [own, all] = cells.map(|i| Cell(load(&self.cells[i as usize])));
         let cell = if own.evidence(0) >= EVIDENCE_MIN {
@@ -244,7 +242,7 @@ impl Nearby {
         1 << cell.taken()
     }
 
-    /// A far page that no stream expected has faulted. `far` tells which pages can be brought in.
+    /// Handles a fault on a far page that no stream expected. `far` says which pages can be brought in.
     pub fn on_fault(
         &self,
         thread_hash: u32,
@@ -259,7 +257,7 @@ impl Nearby {
         };
         let now = get(&shard.faults).wrapping_add(1);
         put(&shard.faults, now);
-        // One chunk at each fault: what nobody comes back to is judged, too.
+        // Check one other chunk per fault, so that chunks without further faults are judged, too.
         let other = &shard.chunks[now as usize % CHUNKS];
         let old = |c: &Chunk| epoch.wrapping_sub(get(&c.opened) as u8) >= OPEN_EPOCHS;
         if old(other) {
@@ -296,7 +294,7 @@ impl Nearby {
         plan
     }
 
-    /// A plan of [`Nearby::on_fault`] was carried out.
+    /// Records how a plan of [`Nearby::on_fault`] was carried out.
     pub fn carried_out(&self, plan: &Plan, done: &Done) {
         let (n, _) = place(plan.start);
         let (_, chunk) = self.slot(n);
@@ -307,8 +305,8 @@ impl Nearby {
         }
     }
 
-    /// A prefetched page was touched, or another one found in the swap cache: how many it stands
-    /// for when it was left there by a plan of [`Nearby::on_fault`].
+    /// Handles the touch of a prefetched page, or of another page found in the swap cache. Returns how many pages it
+    /// stands for if a plan of [`Nearby::on_fault`] left it there.
     pub fn on_hit(&self, page: PageId) -> Option<u32> {
         let (n, bit) = place(page);
         let (shard, chunk) = self.slot(n);
@@ -322,7 +320,7 @@ impl Nearby {
         (marked & bit != 0).then(|| get(&chunk.weight))
     }
 
-    /// A prefetched page was written out without a touch: how many it stands for when a plan of
+    /// A prefetched page was written out without a touch. Returns how many pages it stands for if a plan of
     /// [`Nearby::on_fault`] had left it unmapped.
     pub fn on_unused(&self, page: PageId) -> Option<u32> {
         let (n, bit) = place(page);
@@ -330,7 +328,8 @@ impl Nearby {
         (get(&chunk.owner) == n + 1 && load(&chunk.marked) & bit != 0).then(|| get(&chunk.weight))
     }
 
-    /// A stream has come by: `page` and what it plans say nothing of other faults.
+    /// Drops the evidence of `page` and of the planned pages: they belong to a stream and say nothing about other
+    /// faults.
     pub fn on_stream(&self, page: PageId, plan: &Plan) {
         self.forget(page);
         (0..plan.count)
@@ -358,7 +357,7 @@ impl Nearby {
         }
         put(&chunk.owner, 0);
         let seen = load(&chunk.seen);
-        // What was seen was watched then, even if a plan has brought it in since.
+        // Pages that were seen had been watched, even if a plan has brought them in since.
         let watched = load(&chunk.watched) | seen;
         store(&chunk.seen, 0);
         if seen == 0 {
@@ -376,7 +375,7 @@ impl Nearby {
                         0 => cell,
                         all => cell.learn(i, of.0, all),
                     });
-            // Threads that judge at one time may lose a judgement.
+            // Threads that judge at the same time may lose a judgement.
             store(place, cell.choose().0);
         }
     }

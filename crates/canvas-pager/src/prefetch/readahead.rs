@@ -1,13 +1,11 @@
-//! The kernel's own policy: `swap_vma_readahead` of Linux's mm/swap_state.c, with a page cluster of
-//! 3 (the default).
+//! The kernel's own policy: `swap_vma_readahead` of Linux's mm/swap_state.c, with a page cluster of 3 (the default).
 //!
-//! Each mapping remembers its last fault on a swapped page, the window then, and the hits on pages
-//! read ahead since. A fault on a far page reads a window of `hits + 2` pages, rounded up to a power
-//! of two (at least 4, at most [`WINDOW_MAX`]); without hits it is 2 beside the last fault's page,
-//! else 1, the page alone; never less than half of the last window. The window includes the fault's
-//! page: it begins there when the last fault was the page before, ends there when it was the page
-//! behind, and lies around it otherwise; it is cut at the mapping's ends and at the border of the
-//! 2 MiB that one page table covers.
+//! Each mapping remembers its last fault on a swapped page, the window of that fault, and the hits on pages read ahead
+//! since. A fault on a far page reads a window of `hits + 2` pages, rounded up to a power of two (at least 4, at most
+//! [`WINDOW_MAX`]); without hits it is 2 next to the last fault's page, else 1, the page alone; never less than half of
+//! the last window. The window includes the faulting page: it begins there if the last fault was on the page before,
+//! ends there if it was on the page after, and lies around it otherwise. It is cut at the ends of the mapping and at
+//! the border of the 2 MiB that one page table covers.
 
 use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
@@ -15,25 +13,25 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::{FaultKind, Plan};
 
-/// Most pages of a window, the fault's included (1 << page_cluster).
+/// Most pages of a window, including the faulting one (1 << page_cluster).
 pub const WINDOW_MAX: u32 = 8;
-/// Mappings that are remembered; two that share a place forget each other.
+/// Mappings that are remembered; two that share a cell overwrite each other.
 const AREAS: usize = 1024;
 /// Most hits counted (SWAP_RA_HITS_MAX).
 const HITS_MAX: u32 = 63;
 /// Hits that a mapping begins with, "to start up with a small window".
 const HITS_FIRST: u32 = 4;
 
-/// A mapping: pages `start` up to and without `end`.
+/// A mapping: pages `start..end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Area {
     /// Number of its first page.
     pub start: u32,
-    /// First page that no longer belongs to it.
+    /// Number after its last page.
     pub end: u32,
 }
 
-/// What a mapping remembers.
+/// What is remembered of a mapping.
 #[derive(Clone, Copy)]
 struct Memory {
     /// Page of the last fault.
@@ -56,13 +54,13 @@ impl Memory {
 }
 
 struct Place {
-    /// The mapping's first page, plus one; 0 for nobody.
+    /// The mapping's first page, plus one; 0 for none.
     owner: AtomicU32,
     memory: AtomicU64,
 }
 
-/// The state of all mappings of a process: 16 KiB, usable as a static. Threads that fault in one
-/// mapping at one time may lose a hit, as in the kernel.
+/// The state of all mappings of a process: 16 KiB, usable as a static. Threads that fault in one mapping at the same
+/// time may lose a hit, as in the kernel.
 pub struct Readahead {
     places: [Place; AREAS],
 }
@@ -75,7 +73,7 @@ macro_rules! constructor {
             }
         }
         impl Readahead {
-            /// No fault seen in any mapping.
+            /// Creates a state that has seen no faults.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Readahead {
                 Readahead { places: constructor!(@places $($const)?) }
@@ -92,7 +90,7 @@ constructor!(const);
 constructor!();
 
 impl Readahead {
-    /// A fault on a far page of `area`, or on one in the swap cache.
+    /// Handles a fault on a far page of `area`, or on one in the swap cache.
     pub fn on_fault(&self, page: PageId, kind: FaultKind, area: Area) -> Plan {
         let page = page.0;
         let place = &self.places[(area.start.wrapping_mul(0x9e37_79b1) >> 16) as usize % AREAS];
@@ -116,7 +114,7 @@ impl Readahead {
         }
         let window = window(before, page);
         remember(window, 0);
-        // In i64: the window may hang over either end of the address space before it is cut.
+        // In i64, because the window may extend beyond either end of the address space before it is cut.
         let (at, n) = (i64::from(page), i64::from(window));
         let left = if at == i64::from(before.page) + 1 {
             at
@@ -220,7 +218,7 @@ mod tests {
         fn does_what_the_kernel_does(
             faults in prop::collection::vec((0usize..3, -1i64..3, 0u32..4000, 0u8..9), 1..300),
         ) {
-            // Mappings in places of their own, one at address 0, one shorter than a window.
+            // Mappings in cells of their own, one at address 0, one shorter than a window.
             let areas = [(0, 700), (5000, 5005), (100_000, 104_000)]
                 .map(|(start, end)| Area { start, end });
             let (policy, mut oracle) = (Readahead::new(), Oracle::default());
@@ -262,14 +260,14 @@ mod tests {
         };
         // Four hits to begin with, somewhere in the middle: 3 before, 4 behind.
         assert_eq!(fault(3000, FaultKind::Demand), (2997, 8));
-        // No hit: half, a quarter, the page alone.
+        // No hits: half, a quarter, the page alone.
         assert_eq!(fault(4000, FaultKind::Demand), (3999, 4));
         assert_eq!(fault(5000, FaultKind::Demand), (5000, 2));
         assert_eq!(fault(6000, FaultKind::Demand), (0, 0));
-        // A neighbour: two, upwards or downwards.
+        // A neighbour: two pages, upwards or downwards.
         assert_eq!(fault(6001, FaultKind::Demand), (6001, 2));
         assert_eq!(fault(6000, FaultKind::Demand), (5999, 2));
-        // Hits widen it.
+        // Hits widen the window.
         for page in 5996..5999 {
             assert_eq!(fault(page, FaultKind::PrefetchHit), (0, 0));
         }

@@ -10,7 +10,7 @@ struct Program {
     faults: u32,
     prefetched: u32,
     used: u32,
-    /// Used pages, as the sampled ones tell.
+    /// Used pages, estimated from the sampled ones.
     estimate: u32,
     stream: u32,
     behind: Vec<u32>,
@@ -61,7 +61,7 @@ impl Program {
         }
         plan
     }
-    /// Everything prefetched and not touched is evicted.
+    /// Evicts everything that was prefetched and not touched.
     fn evict(&mut self) {
         self.prefetcher.on_unused(self.unmapped.len() as u32);
         self.unmapped.clear();
@@ -211,7 +211,8 @@ fn first_touch_doubles_on_sequences_only() {
     assert!(sum > 60, "downwards too");
 }
 
-/// A stream told of each plan's marked page; the fault after a plan is on that page, or past it.
+/// A stream that either touches each plan's marked page, or skips it: the fault after a plan is on that page, or past
+/// it.
 fn last_windows(touches_the_mark: bool) -> (u32, u32) {
     let p = Box::new(Prefetcher::new());
     let mut page = 1000;
@@ -258,7 +259,7 @@ fn a_plan_that_was_cut_moves_the_frontier_back() {
         let next = plan.start.0 + plan.count;
         plan = p.on_fault(1, PageId(next), FaultKind::Demand);
     }
-    // Only two pages were brought in: the third is the stream's next, not one that it skipped to.
+    // Only two pages were brought in: the third is the stream's next page, not one that it skipped to.
     let done = Done {
         reached: 2,
         issued: 2,
@@ -279,7 +280,7 @@ fn a_hit_stands_for_what_was_brought_in() {
         plan = p.on_fault(1, PageId(next), FaultKind::Demand);
         next = plan.page(plan.count.max(1) - 1).map_or(next, |p| p.0) + 1;
     }
-    // Of the plan only six pages were far, and the last of them is marked.
+    // Only six pages of the plan were far, and the last of them is marked.
     let done = Done {
         reached: plan.count,
         issued: 6,
@@ -346,7 +347,7 @@ proptest! {
         prop_assert!(p.prefetched < 200, "{} prefetched", p.prefetched);
     }
 
-    /// Short runs of neighbours that never go on: the gate closes after it has seen enough.
+    /// Short runs of neighbours that never continue: prefetching stops once it has seen enough.
     #[test]
     fn useless_prefetch_is_gated(seed: u64) {
         let mut p = Program::new();

@@ -1,34 +1,36 @@
-//! Which pages behind one that was needed come with it: a window that grows while faults of a process go on in order.
+//! Read-ahead for shared pages: which pages after a faulting one come in with it. A window grows while the faults of a
+//! process continue in order.
 //!
-//! Hits on shared pages are not seen. That faults went on behind a window is taken for the use of what it brought.
+//! Hits on shared pages are not visible. A fault that continues behind a window counts as proof that the window's pages
+//! were used.
 
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Pages of a window at most.
+/// Maximum pages of a window.
 pub const WINDOW_MAX: u32 = 16;
-/// Streams that a process is taken to have at a time.
+/// Streams that are tracked per process.
 const STREAMS: usize = 16;
-/// A fault so many pages further on goes on with a stream as well: those between were there already.
+/// A fault up to this many pages further on still continues a stream: the pages in between were already resident.
 const GAP_MAX: u32 = 8;
 
-/// The streams of one process: the next page of each, what came ahead of it, and its window.
+/// The streams of one process: for each, the next page, the pages brought in ahead of it, and its window.
 pub struct Streams {
     streams: [AtomicU64; STREAMS],
-    /// The one that the next new one replaces.
+    /// The stream that the next new stream replaces.
     victim: AtomicU32,
 }
 
-/// What is to come with a page.
+/// What to bring in with a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
     stream: usize,
-    /// Pages behind it, at most.
+    /// How many of the pages behind it to bring in, at most.
     pub window: u32,
-    /// Pages that came ahead, which the fault has shown to be used.
+    /// Pages brought in ahead that this fault has shown to be used.
     pub hits: u32,
 }
 
-/// A fault went on with it since the hand last passed.
+/// A fault has continued the stream since the replacement hand last passed.
 const USED: u64 = 1 << 15;
 const WINDOW: u32 = 0x7fff;
 
@@ -38,7 +40,7 @@ fn packed(next: u32, brought: u32, window: u32) -> u64 {
 }
 
 impl Streams {
-    /// None yet.
+    /// Creates the state without streams.
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Streams {
         Streams {
@@ -47,7 +49,8 @@ impl Streams {
         }
     }
 
-    /// A fault on a far page. (Threads that fault at one time may take each other's hints: these are no more.)
+    /// Handles a fault on a far page. (Threads that fault at the same time may overwrite each other's updates; the
+    /// state is only a hint.)
     pub fn on_fault(&self, page: u32) -> Plan {
         let words = self.streams.iter().map(|s| s.load(Ordering::Relaxed));
         let goes_on = |word: &(usize, u64)| {
@@ -70,7 +73,8 @@ impl Streams {
         }
     }
 
-    /// The stream that a new one replaces: none that has gone on since the hand last passed, where there is another.
+    /// Chooses the stream that a new one replaces: one that did not continue since the hand last passed, if there is
+    /// any.
     fn replaced(&self) -> usize {
         let mut i = 0;
         for _ in 0..=STREAMS {
@@ -82,7 +86,7 @@ impl Streams {
         i
     }
 
-    /// So many pages came behind `page`, which ends `reach` pages behind it.
+    /// Records that `n` pages came in behind `page`; the window read ended `reach` pages behind it.
     pub fn brought(&self, plan: Plan, page: u32, reach: u32, n: u32) {
         let next = page.saturating_add(1).saturating_add(reach);
         self.streams[plan.stream].store(packed(next, n, plan.window), Ordering::Relaxed);
@@ -93,7 +97,8 @@ impl Streams {
 mod tests {
     use super::*;
 
-    /// Faults of a reader that goes on page by page, where all of each window comes; windows and hits.
+    /// Simulates a reader that advances page by page, where every window comes in completely; returns faults, pages
+    /// brought in ahead, and hits.
     fn read(streams: &Streams, from: u32, to: u32) -> (u32, u32, u32) {
         let (mut page, mut faults, mut ahead, mut hits) = (from, 0, 0, 0);
         while page < to {

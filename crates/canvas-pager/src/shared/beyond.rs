@@ -1,9 +1,9 @@
-//! Far copies of shared pages on their way beyond the pool, in extents, and what makes room in the store without that.
+//! Moves far copies of shared pages beyond the store, in extents; also makes room in the store without moving any.
 //!
-//! Copies leave the store in requests, which lie in shared memory as all the rest: a request and what it carries outlive
-//! the process that made it. Until it has ended the store keeps its copies. Then each page whose copy is still the one
-//! that was carried names the new one; of the others it carried something that nobody needs. Done twice, it is done once:
-//! who takes over from a dead process does it again.
+//! Copies leave the store in requests. Requests lie in shared memory like everything here: a request and its contents
+//! outlive the process that made it. The store keeps its copies until the request has ended. Then each page whose copy
+//! is still the one that was carried gets the new entry; the other carried copies are obsolete. The step is idempotent:
+//! a process that takes over from a dead one repeats it.
 
 use canvas_types::sync::{AtomicU64, Ordering};
 
@@ -13,40 +13,41 @@ use super::{Kernel, Partition};
 /// A copy that a request carried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Carried {
-    /// Whose it is.
+    /// The page it belongs to.
     pub page: u32,
-    /// Where it lay in the store.
+    /// Its entry in the store.
     pub from: Entry,
-    /// Where it lies now.
+    /// Its entry beyond the store.
     pub to: Entry,
 }
 
-/// What carries copies on, beyond the store.
+/// Carries copies beyond the store.
 pub trait Carrier: Kernel {
-    /// Does the copy lie in the store?
+    /// Whether the copy lies in the store.
     fn is_in_store(&self, entry: Entry) -> bool;
-    /// An empty request; `None` when all are in use, or when there is nowhere to carry to.
+    /// Takes an empty request; `None` if all are in use, or if there is nowhere to carry copies to.
     fn begin(&self) -> Option<usize>;
-    /// Puts the page's copy into a request; false when that has no room for it.
+    /// Adds the page's copy to a request; false if the request has no room for it.
     fn pack(&self, request: usize, page: u32, entry: Entry) -> bool;
-    /// Sends a request on its way. Whoever comes next, it goes on from here.
+    /// Sends a request on its way. From here on, another process can complete it.
     fn send(&self, request: usize);
-    /// The request is free again, and so is its place beyond the pool, but for what pages name.
+    /// Frees the request, and its room beyond the store except for what pages now name.
     fn release(&self, request: usize);
-    /// A request that has ended, and whether what it carried will be found; `None`: no request has.
+    /// Returns a request that has ended and whether its copies can be read beyond the store; `None` if no request has
+    /// ended.
     fn ended(&self) -> Option<(usize, bool)>;
     /// Calls `on` with each copy that an ended request carried.
     fn each_carried(&self, request: usize, on: impl FnMut(Carried));
-    /// Is the store's copy, which the page names, what the request carried? If so, notes what it looks like, and that
-    /// its new place is used once more.
+    /// Whether the store's copy that the page names is the one that the request carried. If so, records what it looks
+    /// like, and counts one more use of its new place.
     fn arrives(&self, request: usize, carried: Carried) -> bool;
-    /// The new place is not used after all: the page is being brought in.
+    /// Takes that use back: the page is being brought in instead.
     fn stays(&self, carried: Carried);
 }
 
 impl Partition<'_> {
-    /// Sends a request with the copies that have been in the store longest, of `look_max` pages below `end` at most. How
-    /// many it carries. Under the lock.
+    /// Sends a request with the copies that have been in the store longest, examining at most `look_max` pages below
+    /// `end`. Returns how many copies it carries. The caller holds the lock.
     pub fn carry(&self, k: &impl Carrier, look_max: u32, end: u32) -> u32 {
         let Some(request) = k.begin() else { return 0 };
         let mut n = 0;
@@ -54,7 +55,8 @@ impl Partition<'_> {
             if cur.state() != State::Far || !k.is_in_store(cur.entry()) {
                 return true;
             }
-            // It has been there for less than a round. (If a fault is faster, the page is on its way already.)
+            // The copy has been in the store for less than one round. (If a fault is faster, the page is coming in
+            // already.)
             if cur.is_referenced() {
                 transition(w, cur, cur.unreferenced());
                 return true;
@@ -64,7 +66,7 @@ impl Partition<'_> {
                 return false;
             }
             n += 1;
-            // Not again at once, before the request has ended.
+            // Do not pick it again before the request has ended.
             transition(w, cur, cur.referenced());
             true
         });
@@ -77,8 +79,8 @@ impl Partition<'_> {
         n
     }
 
-    /// Ends the requests that have ended. How many copies have left the store; `failed` is called for each request that
-    /// has failed. Under the lock.
+    /// Completes the requests that have ended. Returns how many copies have left the store; calls `failed` for each
+    /// request that has failed. The caller holds the lock.
     pub fn settle(&self, k: &impl Carrier, mut failed: impl FnMut()) -> u32 {
         let mut gone = 0;
         while let Some((request, is_there)) = k.ended() {
@@ -114,14 +116,14 @@ impl Partition<'_> {
         true
     }
 
-    /// Gives up `want` copies in the store of pages that are in memory, of `look_max` pages below `end` at most: such a
-    /// page is stored again when it leaves. How many. Under the lock.
+    /// Drops up to `want` copies in the store that belong to resident pages, examining at most `look_max` pages below
+    /// `end`. Such a page is stored again when it is evicted. Returns how many. The caller holds the lock.
     pub fn give_up_copies(&self, k: &impl Carrier, want: u32, look_max: u32, end: u32) -> u32 {
         let mut n = 0;
         self.each_from_hand(look_max, end, |_, w, cur| {
             if cur.state() == State::Resident && k.is_in_store(cur.entry()) {
                 k.step();
-                // Resident words are the lock holder's to change.
+                // Only the lock holder changes Resident words.
                 if transition(w, cur, cur.with_entry(Entry::NONE)) {
                     k.step();
                     k.freed(cur.entry());
@@ -133,7 +135,7 @@ impl Partition<'_> {
         n
     }
 
-    /// Calls `on` with pages from the hand on, round and round, `most` of them, as long as it says true.
+    /// Calls `on` with pages from the hand on, cyclically, at most `most`, while it returns true.
     fn each_from_hand(
         &self,
         most: u32,
@@ -141,7 +143,7 @@ impl Partition<'_> {
         mut on: impl FnMut(u32, &AtomicU64, Word) -> bool,
     ) {
         let mut page = self.copies_hand.load(Ordering::Relaxed);
-        // The second round finds what the first one has found to be new.
+        // The second pass finds what the first one marked as unreferenced.
         for _ in 0..u64::from(most).min(2 * u64::from(end)) {
             if page >= end {
                 page = 0;

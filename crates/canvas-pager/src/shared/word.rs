@@ -7,8 +7,8 @@
 //! └──────────────────────────────┴───────────────┴───┴───────┘
 //! ```
 //!
-//! The words lie in memory that all processes of the tenant share. A word of zero is a page that was
-//! never touched. The owner (a process slot) counts in the Filling states alone.
+//! The words lie in memory that all processes of the tenant share. A word of zero is a page that was never touched. The
+//! owner (a process slot) is meaningful only in the Filling states.
 
 use canvas_types::sync::{AtomicU64, Ordering};
 
@@ -18,17 +18,17 @@ use canvas_types::sync::{AtomicU64, Ordering};
 pub enum State {
     /// Never touched: reads as zeros.
     Untouched = 0,
-    /// A first touch is under way, by the owner.
+    /// Busy: the owner handles a first touch.
     FillingNew = 1,
     /// In memory, for all mappers.
     Resident = 2,
-    /// Being taken out, by whoever holds the lock.
+    /// Busy: the lock holder is evicting it.
     Evicting = 3,
     /// Only the far copy exists; without an entry the page is zeros.
     Far = 4,
-    /// The far copy is being brought in, by the owner.
+    /// Busy: the owner is bringing the far copy in.
     FillingFar = 5,
-    /// The far copy did not verify: a touch delivers SIGBUS.
+    /// The far copy failed verification: a touch delivers SIGBUS.
     Poisoned = 6,
 }
 
@@ -45,7 +45,7 @@ impl State {
             _ => State::Poisoned,
         }
     }
-    /// The legal transitions, but those of a region that nobody has any more.
+    /// The legal transitions, except those of a region that no process maps any more.
     pub fn may_become(self, next: State) -> bool {
         use State::*;
         match self {
@@ -60,7 +60,7 @@ impl State {
     }
 }
 
-/// Where a far copy lies; what the bits mean is the store's affair. Zero: there is none.
+/// Where a far copy lies; the store defines what the bits mean. Zero: there is none.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Entry(pub u64);
 
@@ -70,13 +70,14 @@ pub const ENTRY_BITS: u32 = 50;
 impl Entry {
     /// The entry of a page without a far copy.
     pub const NONE: Entry = Entry(0);
-    /// Is there a copy?
+    /// Whether there is a copy.
     pub fn is_some(self) -> bool {
         self != Entry::NONE
     }
 }
 
-/// Filled since the hand last passed; of a far page, evicted since the other hand passed, which carries its copy on.
+/// Of a resident page: filled since the eviction hand last passed. Of a far page: evicted since the hand passed that
+/// moves copies beyond the store.
 const REFERENCED: u64 = 1 << 3;
 const OWNER_SHIFT: u32 = 4;
 const OWNER_BITS: u32 = 10;
@@ -90,7 +91,7 @@ const _: () = assert!(ENTRY_SHIFT + ENTRY_BITS == u64::BITS);
 pub struct Word(pub u64);
 
 impl Word {
-    /// A word from its parts.
+    /// Builds a word from its parts.
     pub fn new(state: State, owner: u16, entry: Entry) -> Word {
         debug_assert!(entry.0 < 1 << ENTRY_BITS && u32::from(owner) < 1 << OWNER_BITS);
         Word(entry.0 << ENTRY_SHIFT | u64::from(owner) << OWNER_SHIFT | state as u64)
@@ -107,28 +108,28 @@ impl Word {
     pub fn entry(self) -> Entry {
         Entry(self.0 >> ENTRY_SHIFT)
     }
-    /// The same with another copy.
+    /// The same word with another copy.
     pub fn with_entry(self, entry: Entry) -> Word {
         debug_assert!(entry.0 < 1 << ENTRY_BITS);
         Word(entry.0 << ENTRY_SHIFT | self.0 & ((1 << ENTRY_SHIFT) - 1))
     }
-    /// Filled since the hand last passed?
+    /// Whether the referenced bit is set.
     pub fn is_referenced(self) -> bool {
         self.0 & REFERENCED != 0
     }
-    /// Filled just now.
+    /// The same word with the referenced bit set.
     pub fn referenced(self) -> Word {
         Word(self.0 | REFERENCED)
     }
-    /// The hand has passed.
+    /// The same word with the referenced bit cleared.
     pub fn unreferenced(self) -> Word {
         Word(self.0 & !REFERENCED)
     }
-    /// Does `owner` fill the page?
+    /// Whether `owner` is filling the page.
     pub fn is_filled_by(self, owner: u16) -> bool {
         matches!(self.state(), State::FillingNew | State::FillingFar) && self.owner() == owner
     }
-    /// What the word of a page that is being filled becomes when it is, or when that failed.
+    /// The word after a fill has ended: Resident if `is_present`, else the state before the fill.
     pub fn filled(self, is_present: bool) -> Word {
         let state = match (is_present, self.state()) {
             (true, _) => State::Resident,
@@ -145,7 +146,7 @@ pub fn load(w: &AtomicU64) -> Word {
     Word(w.load(Ordering::Acquire))
 }
 
-/// Moves a word from `old` to `new`; false when somebody else was faster.
+/// Moves a word from `old` to `new`; returns false if another thread was faster.
 pub fn transition(w: &AtomicU64, old: Word, new: Word) -> bool {
     debug_assert!(old.state() == new.state() || old.state().may_become(new.state()));
     w.compare_exchange(old.0, new.0, Ordering::SeqCst, Ordering::Relaxed)

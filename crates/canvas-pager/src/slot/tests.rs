@@ -8,11 +8,11 @@ const SLOTS: usize = 6;
 const PAGES: u32 = 8;
 
 std::thread_local! {
-    /// Which thread a test is, as the shelves see it.
+    /// Number of the thread that a test plays, which selects its magazine.
     static THREAD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Begins to write out what is oldest.
+/// Begins to write the oldest slot out.
 fn write_oldest(t: &SlotTable) -> Option<Job> {
     let mut place = [Place::default()];
     (t.oldest(&mut place) == 1).then(|| t.begin_write(place[0]).expect("it counts"))
@@ -135,7 +135,7 @@ fn the_bound_holds_and_may_move() {
     assert_eq!(t.alloc(&mut out[..1]), (0, 0));
     t.set_capacity(1000);
     assert_eq!(t.capacity(), SLOTS as u32);
-    // The freed one is not new.
+    // The freed slot is not new.
     assert_eq!(t.alloc(&mut out[2..]), (4, 3));
 }
 
@@ -197,7 +197,7 @@ fn a_page_that_cannot_be_moved_is_written_out_later() {
 
 #[test]
 fn a_fill_that_fails_undoes_the_take() {
-    // Before, while and after the writer is at it.
+    // Before, during and after the write-out.
     for stage in 0..3 {
         let m = Memory::new();
         let t = m.table();
@@ -231,7 +231,7 @@ fn the_ring_never_overflows() {
     let m = Memory::new();
     let t = m.table();
     let oldest = full(&t, 1).slot();
-    // The oldest place stays, and behind it stale ones gather.
+    // The oldest place stays, and stale ones gather behind it.
     for _ in 0..100 {
         t.finish(t.take(full(&t, 0).slot()));
     }
@@ -251,14 +251,14 @@ fn single_slots_go_by_shelves_and_no_shelf_keeps_them_from_others() {
     let mut out = [Place::default(); SLOTS];
     t.alloc(&mut out);
     let stacked = || t.control.free_top.load(Ordering::Relaxed);
-    // Two fit on a shelf; with the third all go to the stack.
+    // A magazine has room for two; with the third, all go to the stack.
     for (i, place) in out[..5].iter().enumerate() {
         t.fill(*place, PageId(i as u32), SwapEntry::NONE, false);
         t.finish(t.take(place.slot()));
         assert_eq!(stacked(), [0, 0, 3, 3, 3][i]);
         assert_eq!(t.used() as usize, SLOTS - 1 - i);
     }
-    // Another thread gets these and those, and no new buffer.
+    // Another thread gets slots of both, and no new buffer.
     THREAD.set(1);
     assert_eq!(t.alloc(&mut out[..5]), (5, 0));
     assert_eq!(t.alloc(&mut out[..1]), (0, 0));
@@ -290,7 +290,7 @@ fn a_writer_takes_several_places_and_what_is_taken_meanwhile_counts_no_more() {
     let mut places = [Place::default(); 3];
     assert_eq!(t.oldest(&mut places), 3);
     assert_eq!(places[..], want[..3]);
-    // One is taken and has another page by now; of the others nobody else is told.
+    // One slot is taken and has another page by now; no other thread gets the rest.
     t.finish(t.take(want[1].slot()));
     assert_eq!(full(&t, 2).slot(), want[1].slot());
     assert!(t.begin_write(places[0]).is_some());
@@ -315,13 +315,13 @@ fn idle_slots_lose_their_buffers_and_get_new_ones() {
     assert_eq!(t.take_idle(&mut out), 0);
     assert_eq!(t.alloc(&mut out[..2]), (2, 0));
     t.give_back(&out[..2]);
-    // Two of the three were: the other one was free all the time.
+    // Two of the three were in use; the third was free all the time.
     assert_eq!(t.take_idle(&mut out), 1);
     assert_eq!(t.used(), 2, "nobody else can have it yet");
     t.give_back_bare(&out[..1]);
     assert_eq!((t.used(), t.take_idle(&mut out)), (1, 2));
     t.give_back_bare(&out[..2]);
-    // All slots are there still, those without a buffer first.
+    // All slots still exist; those without a buffer come first.
     assert_eq!(t.alloc(&mut out), (SLOTS - 1, SLOTS - 1));
 }
 
@@ -332,7 +332,7 @@ fn slots_that_are_made_idle_lose_their_buffers_at_once() {
     let kept = full(&t, 7);
     let mut out = [Place::default(); SLOTS];
     assert_eq!(t.alloc(&mut out[..3]), (3, 3));
-    // Two go to the free stack, one to a shelf.
+    // Two go to the free stack, one to a magazine.
     t.give_back(&out[..2]);
     t.fill(out[2], PageId(8), SwapEntry::NONE, false);
     t.finish(t.take(out[2].slot()));
@@ -341,7 +341,7 @@ fn slots_that_are_made_idle_lose_their_buffers_at_once() {
     assert_eq!(t.take_idle(&mut out), 3);
     t.give_back_bare(&out[..3]);
     assert_eq!((t.buffers(), t.used()), (1, 1));
-    // What is in use keeps its place and its buffer.
+    // Slots in use keep their places and buffers.
     assert_eq!(write_oldest(&t).map(|j| j.slot), Some(kept.slot()));
 }
 
@@ -360,7 +360,7 @@ fn the_fifo_keeps_its_order_when_it_grows() {
     assert_eq!(got, want);
 }
 
-/// What the threads may do, one operation at a time. Numbers choose among what is there.
+/// What the threads may do, one operation at a time. Numbers select among what is there.
 #[derive(Clone, Debug)]
 enum Op {
     Alloc(usize),
@@ -371,7 +371,7 @@ enum Op {
         entry: u32,
         far_copy: bool,
     },
-    /// The words of all that is filled are published, but places come later.
+    /// The words of all filled slots are published, but places come later.
     Enqueue(usize),
     BeginWrite,
     EndWrite(usize),
@@ -380,9 +380,9 @@ enum Op {
     Finish(usize),
     Untake(usize),
     Capacity(usize),
-    /// Idle slots lose their buffers, so many at most.
+    /// Idle slots lose their buffers, at most this many.
     Bare(usize),
-    /// Another thread goes on.
+    /// Another thread continues.
     Thread(usize),
     /// A writer takes a few places and gives them back, oldest first.
     Look(usize),
@@ -414,23 +414,23 @@ struct Held {
     page: u32,
     entry: (u32, bool),
     writing: bool,
-    /// A taker has it. `None` again once it is done.
+    /// Set while a taker has it.
     taken: Option<Taken>,
     /// No word names it any more.
     gone: bool,
 }
 
-/// Knows who reads which slot, and in what order pages became ready to be written out.
+/// Knows which threads read which slot, and in what order pages became ready to be written out.
 #[derive(Default)]
 struct Oracle {
     capacity: usize,
     /// Slots that have a buffer.
     backed: BTreeSet<u32>,
-    /// Least number of those that were free since idle ones were last asked for.
+    /// Lowest number of free ones since idle ones were last taken.
     idle: usize,
     owned: Vec<Place>,
     held: BTreeMap<u32, Held>,
-    /// Filled; their places come when the reclaimer gets to it, if they are the same still.
+    /// Filled; the reclaimer makes their places later, if they are still valid.
     unqueued: Vec<(Place, u64)>,
     fifo: VecDeque<u32>,
     life: BTreeMap<u32, u64>,
@@ -463,7 +463,7 @@ fn pick<T: Clone>(from: &[T], i: usize) -> Option<T> {
     (!from.is_empty()).then(|| from[i % from.len()].clone())
 }
 
-/// Each does the same to the slots and to the oracle, and compares.
+/// Each operation acts on both the slots and the oracle, and compares.
 impl Oracle {
     fn writing(&self) -> Vec<u32> {
         let all = self.held.iter().filter(|(_, h)| h.writing);
@@ -533,7 +533,7 @@ impl Oracle {
         }
     }
     fn end_write(&mut self, t: &SlotTable, i: usize) {
-        // Only a writer that has moved the word may: so nobody else has.
+        // Only a writer that has moved the word may do this, so no other thread has moved it.
         let alone = |s: &u32| self.held[s].taken.is_none() && !self.held[s].gone;
         if let Some(s) = pick(&self.writing(), i).filter(alone) {
             t.end_write(s);
@@ -581,7 +581,7 @@ impl Oracle {
     fn untake(&mut self, t: &SlotTable, i: usize) {
         if let Some(s) = pick(&self.taken(), i) {
             let h = self.held.get_mut(&s).unwrap();
-            // Its page is elsewhere by now: the program has it in another slot.
+            // The page is elsewhere by now: the program has it in another slot.
             let page = h.page;
             let taken = h.taken.take().unwrap();
             if self
@@ -601,7 +601,7 @@ impl Oracle {
     fn bare(&mut self, t: &SlotTable, n: usize) {
         let mut out = vec![Place::default(); n];
         let got = t.take_idle(&mut out);
-        // What lay on shelves since then was not looked at: two slots each of three threads.
+        // Slots that were in magazines since then were not counted: two each of three threads.
         assert!(got <= self.idle.min(n) && got + 6 >= self.idle.min(n));
         t.give_back_bare(&out[..got]);
         for p in &out[..got] {

@@ -1,65 +1,64 @@
-//! When pages come back before they are touched, and how many at a time.
+//! Decides when pages come back before they are touched, and how many at a time.
 //!
-//! *Memory is free* while local memory is below its limit by the threshold and a batch. When it has been so at
-//! all looks for some time, pages come in until less than a batch is left above the threshold: an *episode*. As what comes in
-//! is charged before, and only as far as the threshold stays free, and reclaim begins below the threshold
-//! ([`floor`]), nothing ever leaves for it.
+//! *Memory is free* if local memory is below its limit by at least the threshold plus a batch. Once it has been free at
+//! every look for some time, pages come in until less than a batch is left above the threshold: an *episode*. Pages are
+//! charged before they come in, and only while the threshold stays free; reclaim starts below the threshold
+//! ([`floor`]). So nothing is ever evicted for them.
 //!
-//! An episode is judged when the next one is to begin, so that all of this costs nothing while nothing happens. If
-//! the process has lost a good part of as many pages since, what came in was in the way of something; if few of
-//! the samples were used by then, it came for nothing, and there is a pause, twice as long each time.
-//! Pages that the hand has passed over do not make a second episode begin.
+//! An episode is judged when the next one is about to begin, so an idle process pays nothing. If the process has since
+//! lost many pages for what the episode brought in, and few of the samples were used by then, the episode was useless:
+//! a pause follows, twice as long each time. Pages that the hand has passed over do not start a second episode.
 
 use super::Reach;
 
-/// Memory has to be free for so long, where the program runs ...
+/// How long memory must be free while the program runs.
 pub const SETTLE_NS: u64 = 50_000_000;
-/// ... and for so long where it sleeps: others may need the memory sooner.
+/// How long it must be free while the program sleeps: others may need the memory sooner.
 pub const SETTLE_ASLEEP_NS: u64 = 1_000_000_000;
-/// A fork's child brings nothing in for so long: most end soon, or become another program.
+/// A fork's child brings nothing in for this long: most end soon, or exec another program.
 pub const CHILD_NS: u64 = 5_000_000_000;
-/// The first pause after pages came for nothing, and the longest.
+/// The first pause after pages came in for nothing.
 pub const PAUSE_NS: u64 = 2_000_000_000;
-/// See [`PAUSE_NS`].
+/// The longest such pause.
 pub const PAUSE_NS_MAX: u64 = 1 << 40;
-/// One page of this many is left unmapped in the swap cache, so that its use is seen.
+/// One page in this many is left unmapped in the swap cache, so that its use is seen.
 pub const SAMPLE_EVERY: u64 = 32;
-/// An episode of fewer samples is not judged.
+/// An episode with fewer samples is not judged.
 const SAMPLES_MIN: u64 = 4;
-/// Used are enough if they are one of so many samples.
+/// One used sample in this many is enough.
 const USED_OF: u64 = 4;
-/// Pages that left since are many if they are one for so many that came.
+/// One page evicted since, for this many that came in, is too many.
 const LEFT_OF: u64 = 4;
 
-/// What the decision depends on, at one moment.
+/// Inputs of the decision, at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// The time.
+    /// The current time.
     pub now_ns: u64,
-    /// The limit that was asked for, in bytes; 0 for one of another kind.
+    /// The configured limit in bytes; 0 if it is not a number of bytes.
     pub limit_bytes: u64,
     /// Pages below the limit.
     pub free: i64,
-    /// What of them stays free ([`floor`]); `None` when nothing is to come back by itself.
+    /// How many of them must stay free ([`floor`]); `None` if nothing may be brought in.
     pub threshold: Option<i64>,
     /// Pages of a batch.
     pub batch: i64,
     /// Far pages of this process.
     pub far: i64,
-    /// Pages that this process has lost to reclaim, ever.
+    /// Pages that this process has ever lost to reclaim.
     pub evicted: u64,
-    /// Samples that were found used, ever.
+    /// Samples ever found used.
     pub used: u64,
     /// Whether the program runs.
     pub runs: bool,
 }
 
-/// What stays free at least: the setting, or what reclaim keeps free, twice over.
+/// Pages that must stay free: the setting, or twice what reclaim keeps free.
 pub fn floor(setting: i64, reclaim_stops_below: i64) -> i64 {
     setting.max(2 * reclaim_stops_below)
 }
 
-/// What was brought in.
+/// What an episode brought in.
 #[derive(Clone, Copy, Debug, Default)]
 struct Episode {
     pages: u64,
@@ -68,36 +67,36 @@ struct Episode {
     used_before: u64,
 }
 
-/// What is to be done now.
+/// What to do now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Nothing.
     Nothing,
-    /// An episode begins: the hand is to begin, and to bring in so many pages at most.
+    /// Begin an episode: restart the hand, and bring in at most this many pages.
     Begin(Reach, i64),
-    /// So many pages at most are to come in.
+    /// Bring in at most this many pages.
     GoOn(i64),
 }
 
-/// The decision. Its thread owns it.
+/// The state of the decision. One thread owns it.
 #[derive(Debug)]
 pub struct When {
     limit_bytes: u64,
     /// Since when memory is free.
     free_since_ns: Option<u64>,
-    /// An episode goes on.
+    /// An episode is in progress.
     under_way: bool,
-    /// The last one, or the one that goes on.
+    /// The last episode, or the one in progress.
     episode: Episode,
-    /// Far pages that the hand has left where they are, at most.
+    /// Far pages that the hand passed over (an upper bound).
     passed_over: i64,
     not_before_ns: u64,
     pause_ns: u64,
 }
 
 impl When {
-    /// `limit_bytes`: the limit when the process began, before it had lost any page. Whoever looks for the
-    /// first time may do so after the limit was raised. Nothing comes in before `not_before_ns`.
+    /// `limit_bytes`: the limit when the process started, before it had lost any page, because the first look may come
+    /// after the limit was raised. Nothing comes in before `not_before_ns`.
     pub const fn new(limit_bytes: u64, not_before_ns: u64) -> When {
         When {
             limit_bytes,
@@ -115,7 +114,7 @@ impl When {
         }
     }
 
-    /// A look.
+    /// Decides what to do, given what is seen now.
     pub fn look(&mut self, seen: &Seen) -> Step {
         let before = core::mem::replace(&mut self.limit_bytes, seen.limit_bytes);
         let raised = before != 0 && seen.limit_bytes > before;
@@ -129,7 +128,7 @@ impl When {
         let batch = seen.batch.max(1);
         if room < batch {
             self.free_since_ns = None;
-            // What a raised limit had not come to by then comes when memory frees.
+            // Pages that a raised limit has not brought in by now come in when memory frees.
             self.under_way = false;
             return Step::Nothing;
         }
@@ -166,7 +165,7 @@ impl When {
         Step::Begin(reach, batch)
     }
 
-    /// Judges the last episode; if it was not, it has been judged, and there is a pause.
+    /// Judges the last episode if it has not been judged; returns false if it was not worth it, and starts a pause.
     fn was_worth_it(&mut self, seen: &Seen) -> bool {
         let e = core::mem::take(&mut self.episode);
         let left = seen.evicted.wrapping_sub(e.evicted_before);
@@ -183,13 +182,13 @@ impl When {
         false
     }
 
-    /// So many pages came in, `samples` of them unmapped.
+    /// Records that `pages` pages came in, of which `samples` were left unmapped.
     pub fn came(&mut self, pages: u64, samples: u64) {
         self.episode.pages += pages;
         self.episode.samples += samples;
     }
 
-    /// The hand is through, and `far` pages are where they were.
+    /// Ends the episode: the hand is through, and left `far` pages where they were.
     pub fn through(&mut self, far: i64) {
         self.under_way = false;
         self.passed_over = far;
@@ -225,7 +224,7 @@ mod tests {
         let mut w = new();
         assert_eq!(w.look(&seen(0, 110, 50)), Step::Nothing);
         assert_eq!(w.look(&seen(49, 110, 50)), Step::Nothing);
-        // A dip begins it anew.
+        // A dip restarts the time.
         assert_eq!(w.look(&seen(60, 109, 50)), Step::Nothing);
         assert_eq!(w.look(&seen(160, 200, 50)), Step::Nothing);
         assert_eq!(w.look(&seen(209, 200, 50)), Step::Nothing);
@@ -254,7 +253,7 @@ mod tests {
             limit_bytes,
             ..seen(0, 200, 50)
         };
-        // As it was, lowered, a share of the footprint, a size again.
+        // Unchanged, lowered, a share of the footprint, a size again.
         for limit_bytes in [64 << 20, 16 << 20, 0, 24 << 20] {
             assert_eq!(w.look(&with(limit_bytes)), Step::Nothing, "{limit_bytes}");
         }
@@ -307,7 +306,7 @@ mod tests {
         assert_eq!(w.look(&seen(100, 200, 3)), Step::Begin(Reach::Recent, 10));
     }
 
-    /// An episode of 640 pages, after which 320 left again, with 20 samples of which `used` were used.
+    /// An episode of 640 pages, after which 320 were evicted again, with 20 samples of which `used` were used.
     fn after_episode(w: &mut When, at_ms: u64, used: u64) -> Step {
         let _ = w.look(&seen(at_ms, 1000, 900));
         assert!(matches!(
@@ -367,8 +366,8 @@ mod tests {
         assert!(matches!(w.look(&few), Step::Begin(..)));
     }
 
-    /// A tenant of one process, page by page, with reclaim as it is: it begins above `START` below the limit
-    /// and goes to `STOP`.
+    /// A tenant of one process, page by page, with the real reclaim policy: it starts above `START` below the limit and
+    /// continues down to `STOP`.
     struct Model {
         limit: i64,
         local: i64,
@@ -380,7 +379,7 @@ mod tests {
     const STOP: i64 = 24;
 
     impl Model {
-        /// Reclaim's round, if it has any.
+        /// One round of reclaim; returns the pages evicted.
         fn reclaim(&mut self) -> i64 {
             if self.local <= self.limit - START {
                 return 0;
@@ -395,13 +394,13 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Event {
-        /// The program maps and touches new pages; those of others count as well.
+        /// The program, or a sibling, touches new pages.
         Grow(i64),
-        /// It, or a sibling, frees local pages.
+        /// The program, or a sibling, frees local pages.
         Free(i64),
-        /// Far pages are touched.
+        /// The program touches far pages.
         Touch(i64),
-        /// Far pages are unmapped.
+        /// The program unmaps far pages.
         Discard(i64),
         Limit(i64),
         Sleep(u64),
@@ -420,8 +419,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the program does: pages that come in never make reclaim begin; they come only after memory
-        /// was free for long enough, or a raise; and they come until the threshold is reached or none is left.
+        /// Whatever the program does: pages that come in never make reclaim start; they come only after memory was free
+        /// for long enough, or after a raise; and they come until the threshold is reached or none is left.
         #[test]
         fn nothing_leaves_for_what_comes(
             events in proptest::collection::vec(event(), 1..300),
@@ -433,7 +432,7 @@ mod tests {
             let threshold = floor(setting, STOP);
             prop_assert!(threshold > STOP);
             let mut now_ns = 0;
-            // All looks: the time, whether memory was free.
+            // All looks: the time, and whether memory was free.
             let mut looks: Vec<(u64, bool)> = Vec::new();
             let mut limit_seen = 1000;
             let mut under_way = false;
@@ -467,7 +466,7 @@ mod tests {
                         Step::Nothing => { under_way = false; break }
                         Step::Begin(Reach::All, n) => { prop_assert!(raised); n }
                         Step::Begin(Reach::Recent, n) => {
-                            // Free at all looks since one that is long enough ago.
+                            // Memory was free at all looks since one that is long enough ago.
                             let since = looks.iter().rev().take_while(|l| l.1).last().unwrap().0;
                             prop_assert!(!under_way && now_ns - since >= SETTLE_NS);
                             n
@@ -484,7 +483,7 @@ mod tests {
                     prop_assert_eq!(m.reclaim(), 0, "reclaim has nothing to do");
                 }
             }
-            // In the end, with nothing else happening, all of it is used.
+            // In the end, with nothing else happening, all free memory is used.
             for _ in 0..2 {
                 now_ns += SETTLE_NS;
                 loop {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 struct Oracle {
     chunks: BTreeMap<(usize, usize), OpenChunk>,
     faults: BTreeMap<usize, usize>,
-    /// Of each cell: for each step accuracy and judgements, and the steps taken.
+    /// Per cell: accuracy and judgements of each step, and the steps taken.
     cells: BTreeMap<u32, ([(u64, u64); STEPS], usize)>,
 }
 
@@ -32,7 +32,7 @@ impl Oracle {
             let (steps, taken) = self.cells.entry(cell).or_default();
             for (step, (accuracy, judged)) in steps.iter_mut().enumerate() {
                 let (mut all, mut used) = (0u64, 0u64);
-                // What a half of a group would have brought in, had its other half been first.
+                // What a half of a group would have brought in if its other half had faulted first.
                 for half in 0..64u32 >> step {
                     let inside = |half: u32, of: &BTreeSet<u32>| {
                         of.iter().filter(|p| (*p % 64) >> step == half).count() as u64
@@ -59,7 +59,7 @@ impl Oracle {
         }
     }
 
-    /// Pages beside `page` that a fault brings in.
+    /// Pages that a fault brings in beside `page`.
     fn fault(&mut self, thread: u32, page: u32, epoch: u8, far: &BTreeSet<u32>) -> Vec<u32> {
         let (n, key) = (page / 64, Nearby::index(page / 64));
         let now = self.faults.entry(key.0).or_default();
@@ -111,7 +111,7 @@ impl Oracle {
 proptest! {
     #[test]
     fn does_what_the_rules_say(
-        // Thread, one of 40 chunks in two regions, page or run in it, epochs that pass, what leaves.
+        // Thread, one of 40 chunks in two regions, page or run in it, epochs that pass, what is evicted.
         steps in prop::collection::vec((0u32..2, 0u32..40, 0u32..64, 1u32..12, 0u8..12), 1..400),
     ) {
         let (nearby, mut oracle) = (Box::new(Nearby::new()), Oracle::default());
@@ -139,7 +139,7 @@ proptest! {
         }
     }
 
-    /// Random faults bring next to nothing in.
+    /// Random faults bring in next to nothing.
     #[test]
     fn random_faults_stay_alone(seed: u64) {
         let nearby = Box::new(Nearby::new());
@@ -153,8 +153,8 @@ proptest! {
     }
 }
 
-/// A page that was seen, left, and came in again by a plan is watched no longer. More pages seemed to be
-/// used than could be: the accuracy went past its eight bits, into the count beside it.
+/// A page that was seen, was evicted, and came in again by a plan is no longer watched. This once made more pages seem
+/// used than possible: the accuracy overflowed its eight bits into the count beside it.
 #[test]
 fn what_was_seen_and_came_in_again_counts_as_watched() {
     let nearby = Box::new(Nearby::new());
@@ -170,13 +170,13 @@ fn what_was_seen_and_came_in_again_counts_as_watched() {
     }
 }
 
-/// Faults on the first pages of each chunk's quarters, `pages` of 16, as a caller answers them; how
-/// many faults there were and how many pages came in beside them.
+/// Faults on the first pages of each chunk's quarters, `pages` of 16, answered as a caller does; returns the number of
+/// faults and of pages that came in beside them.
 fn visit(nearby: &Nearby, thread: u32, chunks: std::ops::Range<u32>, pages: u32) -> (u32, u32) {
     let (mut faults, mut beside) = (0, 0);
     for n in chunks {
         let mut here = BTreeSet::new();
-        // From the middle outwards, so that no stream would see it.
+        // From the middle outwards, so that no stream would expect it.
         for page in (0..pages).map(|i| n * 64 + (i * 7 + 3) % 16) {
             if !here.insert(page) {
                 nearby.on_hit(PageId(page));
@@ -190,7 +190,7 @@ fn visit(nearby: &Nearby, thread: u32, chunks: std::ops::Range<u32>, pages: u32)
                 .collect();
             beside += came.iter().filter(|p| here.insert(**p)).count() as u32;
         }
-        // What is seen once more was out meanwhile: the chunk is judged.
+        // A page that is seen twice was evicted in between: the chunk is judged.
         nearby.on_fault(thread, PageId(n * 64 + 3), 0, |_| false);
     }
     (faults, beside)
@@ -226,7 +226,7 @@ fn a_region_that_alternates_changes_its_width_seldom() {
     visit(&nearby, 1, 0..64, 16);
     let (mut changes, mut before) = (0, width());
     for round in 0..64 {
-        // One visit of seven finds nothing but its own page.
+        // One visit in seven finds nothing but its own page.
         visit(
             &nearby,
             1,
@@ -237,7 +237,7 @@ fn a_region_that_alternates_changes_its_width_seldom() {
         before = width();
     }
     assert_eq!(changes, 0);
-    // When nothing is used any more, it ends.
+    // When nothing is used any more, prefetching ends.
     visit(&nearby, 1, 0..64, 1);
     assert_eq!(visit(&nearby, 1, 0..64, 1).1, 0);
 }
