@@ -1,6 +1,6 @@
-//! Prints what a run's far memory looks like now: `far_state PID`, the process number of its agent.
-//! Slabs that lack a copy, reads that went to another copy, copies that did not verify. For tests that
-//! must not take the next copy away before the last one is made good.
+//! Prints the state of a run's far memory: `far_state PID`, with the PID of its agent. It prints the number of slabs
+//! that lack a copy, reads that failed over, and copies that did not verify. For tests that must not remove the next
+//! copy before the last one is repaired.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

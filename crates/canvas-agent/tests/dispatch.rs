@@ -1,5 +1,5 @@
-//! The agent and its dispatcher, on a link that does nothing until the test says so: who goes first, what is not done
-//! at all, and that a silent donor keeps nobody waiting.
+//! The agent and its dispatcher, on a link that does nothing until the test says so: who goes first, what is dropped,
+//! and that a silent donor delays nobody else.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -20,20 +20,20 @@ use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
 use canvas_shm::{Segment, far};
 use canvas_swap::extent::Packer;
 
-/// What the link of one tenant is at.
+/// What one tenant has on the link.
 #[derive(Default)]
 struct Link {
     extents: HashMap<u32, Vec<u8>>,
-    /// Reads under way: number, extent, what of it, its buffer.
+    /// Reads under way: number, extent, range, buffer.
     reads: VecDeque<(u32, u32, Range<usize>, Block)>,
     /// Extents in the order in which their reads were begun.
     begun: Vec<u32>,
-    /// What of them, in the order of the pieces.
+    /// Their ranges, in the order of the pieces.
     pieces: Vec<(u32, Range<usize>)>,
     events: Vec<Event>,
-    /// Writes of which more is to come: number, extent, its bytes, and how much of them has arrived.
+    /// Writes of which more is to come: number, extent, buffer, and how much of it has arrived.
     writes: HashMap<u32, (u32, Block, usize)>,
-    /// Pieces of writes, in their order: which extent, and how far it is.
+    /// Pieces of writes, in order: the extent, and the end of the piece.
     wrote: Vec<(u32, usize)>,
 }
 
@@ -98,7 +98,7 @@ fn whole() -> Dispatch {
         ..LinkConfig::default()
     })
 }
-/// Reads that are under way before anything is known of a link.
+/// Reads that are under way before anything is known about a link.
 const WINDOW: usize = canvas_sched::WINDOW_BYTES_START as usize / EXTENT_BYTES;
 
 /// An extent of one record.
@@ -115,7 +115,7 @@ fn packed(extent: u32) -> [u8; EXTENT_BYTES] {
 }
 
 impl Tenant {
-    /// A tenant with `n` extents written.
+    /// A tenant with `n` written extents.
     fn new(id: u64, n: u32, dispatch: &mut Dispatch, share: Share) -> Tenant {
         let (fd, _) = Segment::create(true).unwrap();
         let far = Far::map(&fd).unwrap();
@@ -149,7 +149,7 @@ impl Tenant {
             let i = t.far.mailboxes[PROC].claim(WRITES).unwrap();
             t.far.copy_in(PROC, i, 0, &packed(extent));
             t.post(i, Kind::Write, extent);
-            // A round for each piece.
+            // One round for each piece.
             for _ in 0..2 * EXTENT_BYTES / PIECE {
                 t.turn(dispatch);
             }
@@ -170,7 +170,7 @@ impl Tenant {
         self.far.ring(PROC);
     }
 
-    /// Reads extent 0, 1, ...: `n` of them; their places in the mailbox.
+    /// Reads extents 0 to `n`; returns their indices in the mailbox.
     fn ask(&self, among: u64, n: u32) -> Vec<usize> {
         (0..n)
             .map(|extent| {
@@ -199,7 +199,7 @@ impl Tenant {
         self.reap(dispatch);
     }
 
-    /// The link is through with its oldest read.
+    /// The link finishes its oldest read.
     fn deliver(&self) -> bool {
         let mut link = self.link.lock().unwrap();
         let Some((id, extent, range, mut block)) = link.reads.pop_front() else {
@@ -280,7 +280,7 @@ fn pieces() -> Dispatch {
 }
 
 impl Tenant {
-    /// What was begun of one extent, in that order.
+    /// Pieces of one extent, in order.
     fn pieces(&self, extent: u32) -> Vec<Range<usize>> {
         let link = self.link.lock().unwrap();
         let of = link.pieces.iter();
@@ -296,7 +296,7 @@ impl Tenant {
         }
     }
 
-    /// Asserts that the answer in this place is the extent.
+    /// Asserts that the answer at this index is the extent.
     fn is_right(&self, i: usize, extent: u32) {
         assert_eq!(self.ended(i), Some(Status::Ok));
         let mut bytes = [0; EXTENT_BYTES];
@@ -376,7 +376,7 @@ fn writes_go_in_pieces_and_tenants_take_turns_between_them() {
         .map(|p| (a.first, p * PIECE))
         .collect();
     assert_eq!(whole, cut);
-    // Both write; a round of the agent is one look at each.
+    // Both write; a round of the agent is one turn of each.
     let places = [&a, &b].map(|t| {
         let i = t.far.mailboxes[PROC].claim(WRITES).unwrap();
         t.far.copy_in(PROC, i, 0, &packed(1));
@@ -422,7 +422,7 @@ fn a_piece_that_is_damaged_is_read_again_with_all_the_others() {
     assert_eq!(t.pieces(0).last(), Some(&(0..EXTENT_BYTES)));
 }
 
-/// A tenant that uses pages within a millisecond, and 20 extents that it asked for ahead 30 ms ago, all answered.
+/// A tenant that uses pages within a millisecond, and 20 extents that it prefetched 30 ms ago, all answered.
 fn asked_late(dispatch: &mut Dispatch) -> (Tenant, Vec<usize>) {
     let mut t = Tenant::new(1, 20, dispatch, weighing(100));
     for _ in 0..500 {
@@ -442,7 +442,7 @@ fn what_a_stream_has_ahead_is_bounded_by_its_share_of_the_link() {
     for on in [true, false] {
         let mut dispatch = pieces().with_timeliness(on);
         let mut t = Tenant::new(1, 20, &mut dispatch, weighing(100));
-        // The link is seen to take 30 ms for an extent.
+        // The link takes 30 ms for an extent.
         for _ in 0..8 {
             let i = t.ask(DEMANDS, 1)[0];
             t.turn(&mut dispatch);
@@ -464,7 +464,7 @@ fn what_a_stream_has_ahead_is_bounded_by_its_share_of_the_link() {
         // The newest, at once, and not all of them.
         assert!(!late.is_empty() && late.len() < 12, "{late:?} of {ahead:?}");
         assert_eq!(late, ahead[12 - late.len()..]);
-        // They can be asked for again as soon as the others are there.
+        // They can be requested again as soon as the others have arrived.
         t.deliver_all(&mut dispatch);
         ahead.iter().for_each(|i| t.far.mailboxes[PROC].release(*i));
         let again = t.ask(FETCHES, 1);
@@ -474,7 +474,7 @@ fn what_a_stream_has_ahead_is_bounded_by_its_share_of_the_link() {
     }
 }
 
-/// How many reads ahead were done, and the longest time of one.
+/// Number of completed prefetches, and the longest time of one.
 fn times_of_ahead(t: &Tenant) -> (u64, u64) {
     let mut sums = [0; BUCKETS];
     let longest_ns = t.far.stats.prefetch_ns.add_to(&mut sums);
@@ -495,7 +495,7 @@ fn what_would_come_too_late_is_done_when_nothing_is_to_be_dropped() {
         longest_ns >= 30_000_000,
         "from the request on: {longest_ns} ns"
     );
-    // One that was waited for on its way is one of them; what was never ahead is none.
+    // A prefetch that became a demand read on its way is one of them; a demand read is not.
     let mailbox = &t.far.mailboxes[PROC];
     ahead.iter().for_each(|i| mailbox.release(*i));
     let waited_for = t.ask(FETCHES, 1)[0];
@@ -520,7 +520,7 @@ fn what_would_come_too_late_is_not_done_and_its_place_is_free() {
     let done = 20 - late.len() as u64;
     assert_eq!(times_of_ahead(&t).0, done, "what was dropped has no time");
     assert!(ahead.iter().all(|i| t.ended(*i).is_some()));
-    // Who needs it asks anew.
+    // A thread that needs it requests it again.
     for i in ahead {
         t.far.mailboxes[PROC].release(i);
     }
@@ -552,7 +552,7 @@ fn nobody_waits_for_reads_that_a_donor_is_silent_about() {
     assert!(asked.iter().all(|i| other.ended(*i) == Some(Status::Ok)));
 }
 
-/// A look at both, as `canvas_agent::host::Host` does it.
+/// A turn of both, as `canvas_agent::host::Host` has it.
 fn round(dispatch: &mut Dispatch, tenants: &mut [&mut Tenant]) {
     dispatch.look();
     for t in tenants.iter_mut() {
@@ -579,13 +579,13 @@ fn tenants_are_served_by_their_weights() {
     while begun(&light, &heavy).1 < 24 {
         round(&mut dispatch, &mut [&mut light, &mut heavy]);
         let (l, h) = begun(&light, &heavy);
-        // One request beside the exact share, at any moment.
+        // At most one request off the exact share, at any moment.
         assert!((3 * l).abs_diff(h) <= 4, "{l} and {h}");
-        // One in one out, whoever's it is.
+        // One in, one out, whichever tenant's it is.
         let _ = light.deliver() || heavy.deliver();
     }
-    // What was delivered last may have been all that was under way: on a busy machine the link seems
-    // slow and its window is narrow. The next read begins only in a round after that.
+    // The last delivery may have been everything under way: on a busy machine the link appears slow and its window is
+    // narrow. The next read then begins only in a later round.
     loop {
         round(&mut dispatch, &mut [&mut light, &mut heavy]);
         round(&mut dispatch, &mut [&mut light, &mut heavy]);
@@ -620,7 +620,7 @@ fn a_limit_holds_on_an_idle_link() {
             .due_in()
             .is_some_and(|due| due <= Duration::from_millis(40))
     );
-    // Lifted, it holds no more, also for what waits.
+    // When the limit is lifted, nothing is held back, not even what waits.
     t.live.set(Share::default());
     while t.begun().len() < 20 {
         t.turn(&mut dispatch);

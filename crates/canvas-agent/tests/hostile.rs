@@ -1,4 +1,4 @@
-//! What a tenant forges in its far area, one thing at a time: the agent does a bounded piece of work and goes on.
+//! What a tenant forges in its far area, one thing at a time: the agent does a bounded amount of work and continues.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -67,7 +67,7 @@ impl Tenant {
         Tenant::served(far, Journal::create().unwrap(), say)
     }
 
-    /// The tenant whose far area and journal these are, by a new agent.
+    /// A new agent for the tenant with this far area and journal.
     fn served(far: &'static Far, journal: Journal, say: fn(&str)) -> Tenant {
         let setup = Setup {
             far,
@@ -106,7 +106,7 @@ impl Tenant {
         i
     }
 
-    /// A turn; has it something left to do?
+    /// A turn; returns whether work is left.
     fn turn(&mut self) -> bool {
         self.dispatch.look();
         let found = self.agent.gather(&mut self.dispatch, ID, usize::MAX);
@@ -122,7 +122,7 @@ impl Tenant {
     }
 }
 
-/// Reads in the places of writes would be charged to the bound on writing, and the other way round.
+/// Reads at the mailbox indices of writes would count towards the limit on writes, and vice versa.
 #[test]
 fn a_request_in_a_place_of_another_kind_is_refused_and_its_tenant_named() {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -144,7 +144,7 @@ fn a_request_in_a_place_of_another_kind_is_refused_and_its_tenant_named() {
     assert!(lines[0].contains("tenant web: a request of process 0 is refused"));
 }
 
-/// What is nobody's own, and what another process has.
+/// Slabs without a process, and slabs of another process.
 #[test]
 fn any_process_may_read_what_all_share_and_write_to_its_own_only() {
     let mut t = Tenant::new(|_| ());
@@ -199,7 +199,7 @@ fn all_processes_at_once_are_looked_at_in_several_turns_and_none_is_passed_over(
     t.turn();
     assert!((1..=64).contains(&ended(&t)), "{}", ended(&t));
     for _ in 0..20 {
-        // One of them rings on and on.
+        // One of them keeps notifying.
         t.far.ring(0);
         t.turn();
     }
@@ -225,7 +225,7 @@ fn slabs_that_are_said_to_be_released_are_freed_a_few_at_a_time() {
             break;
         }
     }
-    // Each once, whatever was said meanwhile.
+    // Each once, whatever was posted meanwhile.
     t.turns();
     assert_eq!(frees(&t), SLABS_MAX);
     let free = |s: &far::Slab| s.state.load(Relaxed) == slab_state::FREE;
@@ -257,7 +257,7 @@ fn packed() -> [u8; EXTENT_BYTES] {
     bytes
 }
 
-/// They are the nonces of its key: two texts under one of them tell of both.
+/// They are the nonces of its key: two plaintexts under one nonce reveal both.
 #[test]
 fn no_seal_number_comes_again_after_a_restart_whatever_the_tenant_wrote() {
     let journal = Journal::create().unwrap();
@@ -289,7 +289,7 @@ fn no_seal_number_comes_again_after_a_restart_whatever_the_tenant_wrote() {
             assert!(seen.insert(number), "{number} comes again");
         }
         drop(t);
-        // The number of the next seal lay there once; and what the tenant says of its extents.
+        // Older agents kept the number of the next seal there; and what the tenant claims about its extents.
         file.write_all_at(&[0; 8], far::OFFSET as u64 + 56).unwrap();
         for seal in &far.seals[first as usize..first as usize + 3] {
             seal.store(1, Relaxed);

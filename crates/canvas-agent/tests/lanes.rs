@@ -1,4 +1,4 @@
-//! Lanes that an agent asks donors for, and a process that wants more of them than it may have.
+//! Direct read channels that an agent requests from donors, and a process that wants more of them than allowed.
 
 mod rig;
 
@@ -12,10 +12,10 @@ use canvas_wire::frame::{Answer, Items, Request};
 
 use rig::{PATIENCE, Rig, pretender, seed};
 
-/// What lanes have read.
+/// Bytes read over channels.
 const USED: Answer<'_> = Answer::LaneUsed { reads: 0, bytes: 0 };
 
-/// What a donor that grants every lane was asked for.
+/// Requests to a donor that grants every channel.
 #[derive(Default)]
 struct Counts {
     lanes: AtomicUsize,
@@ -64,7 +64,7 @@ fn rig() -> (Rig, Arc<Counts>) {
     )
 }
 
-/// Wants tickets of the donor, whatever the agent says, until something is so.
+/// Wants tickets of the donor, whatever the agent publishes, until a condition holds.
 fn want(rig: &mut Rig, what: &str, mut until: impl FnMut(bool) -> bool) {
     let began = Instant::now();
     loop {
@@ -76,7 +76,8 @@ fn want(rig: &mut Rig, what: &str, mut until: impl FnMut(bool) -> bool) {
     }
 }
 
-/// A donor has so many lanes for an agent, and one that nobody is offered is lost until its ticket is over.
+/// A donor has a limited number of channels for an agent, and one that is not offered to any process is lost until its
+/// ticket expires.
 #[test]
 fn no_lane_is_asked_for_while_none_may_be_used() {
     let (mut rig, counts) = rig();

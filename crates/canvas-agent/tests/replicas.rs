@@ -1,5 +1,4 @@
-//! Copies of extents at donors of this process: writes and repairs in pieces of any size, and donors that go
-//! meanwhile.
+//! Copies of extents on donors in this process: writes and repairs in pieces of any size, and donors that come and go.
 
 mod rig;
 
@@ -60,7 +59,7 @@ fn a_donor_that_goes_between_two_pieces_costs_a_copy_and_nothing_else() {
     for round in 0..3 {
         let kill_at = rig.pieces + rig.rng.usize(1..20);
         let outcomes = rig.write(&extents, |pieces| {
-            // The second one and the third; one is left.
+            // The second and the third; one is left.
             if pieces == kill_at && round > 0 {
                 servers.pop().unwrap().stop();
             }
@@ -96,7 +95,7 @@ fn repairs_move_when_they_are_let_and_what_they_made_is_whole() {
         while rig.own < 40 {
             assert!(Instant::now() < until, "nothing is repaired");
             let some = [rig.rng.u32(..4)];
-            // Without a disk a write fails, and leaves nothing, for as long as there is one donor for it.
+            // Without a disk a write fails, and leaves nothing, while there is only one donor for it.
             rig.write(&some, |_| {});
             for _ in 0..100 {
                 assert!(rig.poll().is_empty());
@@ -152,8 +151,8 @@ fn of_slabs(slabs: std::ops::Range<u32>) -> Vec<u32> {
     slabs.map(|slab| slab * SLAB_EXTENTS as u32).collect()
 }
 
-/// Copies move from any places to any others while extents are written and read: nothing is lost, and what is not
-/// wanted any more is given back.
+/// Copies move from any places to any others while extents are written and read: nothing is lost, and copies that are
+/// no longer wanted are freed.
 #[test]
 fn copies_go_to_other_places_while_they_are_written_and_read() {
     let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
@@ -178,7 +177,7 @@ fn copies_go_to_other_places_while_they_are_written_and_read() {
                 .collect::<std::collections::BTreeSet<_>>()
                 .len();
             if distinct == extents.len() && rig.rng.u8(0..4) == 0 {
-                // A slab has too few donors for a moment after there are to be more of them.
+                // A slab has too few donors for a moment when the policy wants more of them.
                 rig.write(&extents, |_| {});
             }
             if rig.rng.u8(0..8) == 0 {
@@ -207,12 +206,12 @@ fn copies_go_to_other_places_while_they_are_written_and_read() {
         rig.check();
     }
     assert!(moves > 2, "it never moved");
-    // What the last places have is all that there is.
+    // The last places have everything.
     assert!(rig.oracle.len() > 3);
     servers.into_iter().for_each(Server::stop);
 }
 
-/// Infiniswap's asynchronous backup: the disk is behind, by no more than is stated, and has everything in the end.
+/// Infiniswap's asynchronous backup: the disk is behind, by no more than documented, and has everything in the end.
 #[test]
 fn a_disk_that_gets_its_copy_late_is_not_far_behind_and_has_all_in_the_end() {
     let server = donor();
@@ -226,7 +225,7 @@ fn a_disk_that_gets_its_copy_late_is_not_far_behind_and_has_all_in_the_end() {
     );
     let on_disk = |rig: &Rig| rig.file.as_ref().unwrap().metadata().unwrap().blocks() * 512;
     let extent_bytes = EXTENT_BYTES as u64;
-    // Before it was connected to, the donor took nothing, and the disk took what was written.
+    // Before it was connected, the donor took nothing, and the disk took the writes.
     let first = on_disk(&rig);
     assert!(first <= extent_bytes);
     rig.lets = false;
@@ -236,7 +235,7 @@ fn a_disk_that_gets_its_copy_late_is_not_far_behind_and_has_all_in_the_end() {
         assert!(rig.write(some, |_| {}).iter().all(|o| *o == Outcome::Done));
     }
     assert_eq!(on_disk(&rig), first, "nobody waited for it");
-    // Past the bound a write waits for the disk.
+    // Past the limit a write waits for the disk.
     let more: Vec<u32> = (late..late + 64).collect();
     for some in more.chunks(8) {
         assert!(rig.write(some, |_| {}).iter().all(|o| *o == Outcome::Done));
@@ -252,7 +251,7 @@ fn a_disk_that_gets_its_copy_late_is_not_far_behind_and_has_all_in_the_end() {
         assert!(rig.poll().is_empty());
         assert!(Instant::now() < until, "{} bytes are there", on_disk(&rig));
     }
-    // What is under way ends.
+    // Operations under way end.
     for _ in 0..200 {
         assert!(rig.poll().is_empty());
         std::thread::sleep(Duration::from_millis(1));
@@ -261,7 +260,7 @@ fn a_disk_that_gets_its_copy_late_is_not_far_behind_and_has_all_in_the_end() {
     rig.check();
 }
 
-/// What donors and the disk both have, with a way to the donor that can be held up.
+/// A store whose donor and disk both have the data, with a donor that can be delayed.
 fn over_a_way_and_a_disk() -> (Server, Way, tempfile::TempDir, Rig) {
     let server = donor();
     let way = Way::to(server.listening());
@@ -271,7 +270,7 @@ fn over_a_way_and_a_disk() -> (Server, Way, tempfile::TempDir, Rig) {
     (server, way, dir, rig)
 }
 
-/// Of what donors and the disk both have, more and more reads go to the disk while the donor is slower.
+/// Where donors and the disk both have the data, more and more reads go to the disk while the donor is slower.
 #[test]
 fn what_both_have_is_read_from_the_faster_one() {
     let (server, way, _dir, mut rig) = over_a_way_and_a_disk();
@@ -290,7 +289,7 @@ fn what_both_have_is_read_from_the_faster_one() {
     server.stop();
 }
 
-/// Operations that have ended, and how.
+/// Operations that have ended, and their outcomes.
 fn ends(events: Vec<Event>) -> Vec<(u32, Outcome)> {
     let end = |event| match event {
         Event::Ended { id, outcome, .. } => Some((id, outcome)),
@@ -299,7 +298,7 @@ fn ends(events: Vec<Event>) -> Vec<(u32, Outcome)> {
     events.into_iter().filter_map(end).collect()
 }
 
-/// The disk would seem as slow as a donor is, if it were heard when that answers.
+/// The disk would appear as slow as a donor if its answers were noticed only together with the donor's.
 #[test]
 fn who_waits_for_a_donor_hears_the_disk() {
     let (server, way, _dir, mut rig) = over_a_way_and_a_disk();
@@ -335,7 +334,7 @@ fn who_waits_for_a_donor_hears_the_disk() {
     server.stop();
 }
 
-/// Slabs of which something is written.
+/// Slabs with written extents.
 fn of_written(rig: &Rig) -> usize {
     let slab = |extent: &u32| extent / SLAB_EXTENTS as u32;
     let slabs: std::collections::BTreeSet<u32> = rig.oracle.keys().map(slab).collect();
@@ -356,7 +355,7 @@ fn a_tenant_that_ends_leaves_no_slab_lent() {
     assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
     let lent = |servers: &[Server]| servers.iter().map(Server::lent_slabs).sum::<usize>();
     assert_eq!(lent(&servers), 10);
-    // Reads and writes that are under way keep nothing.
+    // Reads and writes under way keep nothing alive.
     rig.store.read(900, 0, 0..4096, 0, Block::new());
     rig.store.write(901, 1, Block::new(), EXTENT_BYTES);
     rig.store.leave(PATIENCE);
@@ -418,8 +417,7 @@ fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
     there.stop();
 }
 
-/// Says that there is more of what it holds for ever; pages of so many slabs. Counts the lists that it was asked for over
-/// one connection, at most.
+/// Reports ever more handles, in pages of `slabs`. Counts the most list requests over one connection.
 fn endless(page: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let lists = Arc::new(AtomicUsize::new(0));
     let count = lists.clone();
@@ -473,7 +471,7 @@ fn a_donor_that_never_ends_what_it_holds_is_given_up() {
         {
             assert!(Instant::now() < until, "{} lists", lists.load(Relaxed));
             rig.poll();
-            // Looked at each time: an agent that goes on would use up this host's memory.
+            // Checked each time: an agent that continued would use up this host's memory.
             let asked = lists.load(Relaxed);
             assert!(asked <= most, "{asked} lists");
         }
@@ -484,7 +482,7 @@ fn a_donor_that_never_ends_what_it_holds_is_given_up() {
     }
 }
 
-/// Slabs that nothing happens to are looked at once in a while, not at each tick; one that changes is at once.
+/// Slabs without changes are checked once in a while, not at each tick; one that changes is checked at once.
 #[test]
 fn a_tenant_at_rest_looks_at_few_slabs() {
     const SLABS: u32 = 256;
@@ -506,13 +504,13 @@ fn a_tenant_at_rest_looks_at_few_slabs() {
     };
     rest(&mut rig, 3);
     let (looked, took) = rest(&mut rig, 60);
-    // All of them once a second, and at most as often as that since others use the processors too.
+    // All of them once a second, and at most that often since other processes use the processors too.
     let rounds = took.as_secs() + 2;
     assert!(looked <= rounds * u64::from(SLABS), "{looked} in {took:?}");
     assert!(looked > 0);
 }
 
-/// A journal may know as many donors as there can be, and another one is named: it waits for a place.
+/// A journal may know as many donors as allowed, and another one is named: it waits for a place.
 #[test]
 fn more_donors_than_there_can_be_wait_for_a_place() {
     use canvas_agent::replicas::SERVERS_MAX;
@@ -532,7 +530,7 @@ fn more_donors_than_there_can_be_wait_for_a_place() {
         rig.poll();
         std::thread::sleep(Duration::from_millis(5));
     }
-    // A write with nobody to take it ends, too.
+    // A write that nobody can take ends, too.
     rig.store.write(7, 0, Block::new(), EXTENT_BYTES);
     let (outcome, _) = rig.ended(7);
     assert_ne!(outcome, Outcome::Done);

@@ -1,4 +1,4 @@
-//! The agent's bookkeeping against a naive oracle: lists that are searched from the front.
+//! The agent's bookkeeping against a naive model: lists that are searched from the front.
 
 use canvas_agent::request_table::{Begun, From, Limits, RequestTable};
 use canvas_sched::Class;
@@ -20,26 +20,26 @@ enum Step {
         proc: usize,
         bits: u64,
     },
-    /// Takes the next request; it asks for this.
+    /// Takes the next request, for this extent.
     Take {
         writes: bool,
         slab: u32,
         extent: u32,
     },
-    /// Ends one of the operations that run.
+    /// Ends one of the running operations.
     End {
         which: usize,
     },
     Release {
         slab: u32,
     },
-    /// So many slabs may hold data from here on.
+    /// Changes how many slabs may hold data.
     Bound {
         slabs: usize,
     },
-    /// The store has freed what it was asked to.
+    /// The store has freed a slab.
     Freed,
-    /// A thread waits for what was to be read ahead.
+    /// A thread waits for a prefetch.
     Urge {
         proc: usize,
         i: usize,
@@ -68,7 +68,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// An operation of the oracle.
+/// An operation of the model.
 #[derive(Clone, Copy, Debug)]
 struct Op {
     id: u32,
@@ -87,7 +87,7 @@ struct Oracle {
     last: [usize; 3],
     ops: Vec<Op>,
     live: Vec<u32>,
-    /// Slabs to be freed; true when the store was told.
+    /// Slabs to be freed; true when the store was asked.
     releasing: Vec<(u32, bool)>,
 }
 
@@ -112,7 +112,7 @@ impl Oracle {
             if self.ops.iter().filter(|o| o.class == class).count() == limit {
                 continue;
             }
-            // Processes in turn: the one that comes first behind the last.
+            // Processes in turn: the first one behind the last.
             let from = self.last[class];
             let best = self
                 .posted

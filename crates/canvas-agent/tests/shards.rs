@@ -1,4 +1,4 @@
-//! Slabs that lie in shards, at donors of this process.
+//! Slabs in shards, on donors in this process.
 
 mod rig;
 
@@ -32,7 +32,7 @@ fn some(rig: &mut Rig) -> Vec<u32> {
     all.into_iter().collect()
 }
 
-/// Until each written slab has all its shards, at donors that work.
+/// Waits until each written slab has all its shards, on donors that work.
 fn redundant(rig: &mut Rig, servers: &[Option<Server>], shards: usize) {
     let until = Instant::now() + PATIENCE;
     let mut since = None;
@@ -41,7 +41,7 @@ fn redundant(rig: &mut Rig, servers: &[Option<Server>], shards: usize) {
         let slabs: BTreeSet<u32> = rig.oracle.keys().map(|e| e / SLAB_EXTENTS as u32).collect();
         let lent = |s: &Server| s.lent_slabs();
         let lent: usize = servers.iter().flatten().map(lent).sum();
-        // A slab whose only write has failed, because donors were away, has its shards all the same.
+        // A slab whose only write failed, because donors were away, has its shards all the same.
         let of_slabs = lent >= shards * slabs.len() && lent.is_multiple_of(shards);
         let is_whole = rig.degraded == 0 && of_slabs;
         since = since.filter(|_| is_whole);
@@ -65,9 +65,9 @@ fn started(name: &str, donors: usize) -> (Vec<Option<Server>>, Rig) {
     (servers.into_iter().map(Some).collect(), rig)
 }
 
-/// Random writes, reads of pages, frees, deaths, donors that come back with nothing, and repairs, beside a map of what
-/// was written last: as long as no more donors are dead than the code allows, nothing is lost; and what is read is what
-/// was written, or nothing.
+/// Random writes, page reads, frees, donor deaths, donors that come back empty, and repairs, against a map of the last
+/// writes: as long as no more donors are dead than the code allows, nothing is lost; and a read returns what was
+/// written, or nothing.
 #[test]
 fn nothing_is_lost_while_no_more_donors_are_dead_than_the_code_allows() {
     for (name, spare) in [("4+2", 2), ("2+1", 1), ("3+2", 1)] {
@@ -100,7 +100,7 @@ fn nothing_is_lost_while_no_more_donors_are_dead_than_the_code_allows() {
                     deaths += 1;
                 }
                 8 if dead > 0 => {
-                    // With nothing, and as another run.
+                    // Empty, and as another process.
                     let empty = servers.iter().position(Option::is_none).unwrap();
                     servers[empty] = Some(donor_at(rig.donors[empty]));
                     redundant(&mut rig, &servers, code.shards());
@@ -130,7 +130,7 @@ fn nothing_is_lost_while_no_more_donors_are_dead_than_the_code_allows() {
     }
 }
 
-/// As many donors as the code allows die at once: everything is there at once, page by page and whole, and after the
+/// As many donors as the code allows die at once: everything can be read at once, page by page and whole, and after the
 /// repair as many others may die.
 #[test]
 fn two_dead_donors_cost_no_page_and_two_more_after_the_repair() {
@@ -183,7 +183,7 @@ fn a_page_of_a_healthy_extent_comes_from_its_own_donors_alone() {
             shards += code.places(packed.len(), line.range()).count() as u64;
         }
         let asked = reads(&servers) - before;
-        // Failovers are told at the next tick.
+        // Failovers are reported at the next tick.
         let told = Instant::now() + Duration::from_millis(50);
         while Instant::now() < told {
             assert!(rig.poll().is_empty());
@@ -193,14 +193,14 @@ fn a_page_of_a_healthy_extent_comes_from_its_own_donors_alone() {
             assert!(shards <= 2 * PAGES as u64);
             break;
         }
-        // A busy machine was slow, and others were asked for it.
+        // On a busy machine a donor was slow, and others were asked for its shard.
         assert!(Instant::now() < until);
     }
     drop(rig);
     servers.into_iter().flatten().for_each(Server::stop);
 }
 
-/// A donor that is slow holds nobody up: what it has is computed from the others.
+/// A slow donor delays nobody: its shards are computed from the others.
 #[test]
 fn a_slow_donor_is_not_waited_for() {
     let servers: Vec<Server> = (0..6).map(|_| donor()).collect();
@@ -233,7 +233,7 @@ fn a_slow_donor_is_not_waited_for() {
     servers.into_iter().for_each(Server::stop);
 }
 
-/// What a journal says now, in another one.
+/// A copy of a journal's current content.
 fn copied(journal: &Journal) -> Journal {
     let other = Journal::create().unwrap();
     let (from, to): (&File, &File) = (journal.file(), other.file());
@@ -243,8 +243,7 @@ fn copied(journal: &Journal) -> Journal {
     other
 }
 
-/// An agent takes over and knows no more than the journal: also where that says that a donor lacks things, and does not
-/// say which.
+/// An agent takes over and knows only the journal, also where that says that a donor lacks extents but not which.
 #[test]
 fn an_agent_that_takes_over_finds_every_shard() {
     let (mut servers, mut rig) = started("4+2", 7);
@@ -258,7 +257,7 @@ fn an_agent_that_takes_over_finds_every_shard() {
     let holds = |s: &Option<Server>| s.as_ref().is_some_and(|s| s.lent_slabs() > 0);
     let one = servers.iter().position(holds).unwrap();
     servers[one].take().unwrap().stop();
-    // What fails for want of a donor is not there any more; the rest is.
+    // Writes that fail for lack of a donor are gone; the rest is there.
     rig.write(&extents[..4], |_| {});
     let journal = copied(&rig.journal);
     rig.take_over(journal);
@@ -269,8 +268,8 @@ fn an_agent_that_takes_over_finds_every_shard() {
     servers.into_iter().flatten().for_each(Server::stop);
 }
 
-/// Donors hold what is old without the agent's knowing, as it thinks that they have what is new: no old byte is ever
-/// believed, who holds it is found out, and is made good.
+/// Donors hold old data unknown to the agent, which believes that they have the new data: no old byte is ever accepted,
+/// and the donor with it is found out and repaired.
 #[test]
 fn an_old_shard_is_found_out_and_made_good() {
     let servers: Vec<Server> = (0..6).map(|_| donor()).collect();
@@ -280,7 +279,7 @@ fn an_old_shard_is_found_out_and_made_good() {
     let extents: Vec<u32> = (0..4).collect();
     rig.write(&extents, |_| {});
     let before = copied(&rig.journal);
-    // Two donors hear nothing of the next writes, which therefore do not count; but the others have them.
+    // Two donors do not get the next writes, which therefore fail; but the others have them.
     for round in 0..2 {
         let silent = [round, round + 3];
         let held = |on: bool| silent.iter().for_each(|i| ways[*i].held.store(on, Relaxed));
@@ -288,7 +287,7 @@ fn an_old_shard_is_found_out_and_made_good() {
         rig.write(&extents, |_| {});
         let seals = rig.seal - extents.len() as u64;
         held(false);
-        // As if it had counted: the bytes are those of the packed extents that were sealed last.
+        // As if they had succeeded: the expected bytes are those of the extents sealed last.
         let fills = rig.fills.clone();
         for (n, extent) in extents.iter().enumerate() {
             let seal = seals + n as u64 + 1;
@@ -301,7 +300,7 @@ fn an_old_shard_is_found_out_and_made_good() {
                 assert_eq!(rig.read_page(*extent, page), Outcome::Done);
             }
         }
-        // A page that was computed while the donor of its shard was slow has not found that one out.
+        // A page that was computed while the donor of its shard was slow has not exposed that donor.
         rig.check_beside_old();
         let until = Instant::now() + PATIENCE;
         let mut quiet = Instant::now();
@@ -319,7 +318,7 @@ fn an_old_shard_is_found_out_and_made_good() {
             .filter(|line| line.contains("damaged or old"));
         assert!(told.count() > 0);
         rig.said.clear();
-        // Whichever two are silent now.
+        // Any two donors are silent now.
         for i in [1, 4] {
             ways[i].held.store(true, Relaxed);
         }

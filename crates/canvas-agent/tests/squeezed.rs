@@ -1,4 +1,4 @@
-//! The hosts of all donors run out of memory at one time, while the agent has no processor.
+//! The hosts of all donors run out of memory at once, while the agent gets no processor time.
 
 mod rig;
 
@@ -14,10 +14,10 @@ use canvas_shm::far::SLAB_EXTENTS;
 use rig::{PATIENCE, Rig, donor_of, seed};
 
 const SLABS: u32 = 12;
-/// So many extents of a slab are worth to be freed.
+/// Extents of a slab that make it worthwhile to free.
 const EXTENTS: u32 = 40;
 
-/// Sets what a host says is available, in one step.
+/// Sets a host's available memory, in one step.
 fn set_available(host: &Path, mib: u64) {
     let new = host.join("meminfo.new");
     let text = format!("MemTotal: 67108864 kB\nMemAvailable: {} kB\n", mib << 10);
@@ -32,7 +32,7 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Two donors free all that they were told is spare. Neither knows of the other, and each slab has one copy left.
+/// Two donors free all their spare replicas. Neither knows of the other, and each slab has one copy left.
 #[test]
 fn donors_that_run_short_together_leave_a_copy_of_each_slab() {
     // The third has no room before the others run short.
@@ -70,7 +70,7 @@ fn donors_that_run_short_together_leave_a_copy_of_each_slab() {
     until("what is spare goes", || lent() == SLABS as usize);
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!((lent(), spare()), (SLABS as usize, 0), "and nothing else");
-    // Each read is of the one copy that is left; to ask for another one would be to say that it is damaged.
+    // Each read is of the one copy that is left; asking for another one would mean that it is damaged.
     let extents: Vec<u32> = rig.oracle.keys().copied().collect();
     assert_eq!(extents.len(), (SLABS * EXTENTS) as usize);
     for extent in extents {
@@ -79,7 +79,7 @@ fn donors_that_run_short_together_leave_a_copy_of_each_slab() {
     let freed = |s: &Server| s.state().counters.freed_early_slabs;
     assert_eq!(servers.iter().map(freed).sum::<u64>(), u64::from(SLABS));
 
-    // With memory again there are two of each again, and one of them is spare.
+    // With memory again there are two copies of each slab, and one of them is spare.
     hosts
         .iter()
         .for_each(|host| set_available(host.path(), 32 << 10));
@@ -91,7 +91,7 @@ fn donors_that_run_short_together_leave_a_copy_of_each_slab() {
     servers.into_iter().for_each(Server::stop);
 }
 
-/// Over a disk that has everything all donors may free all, and do before anything worse happens to them.
+/// With a disk that has everything all donors may free everything, and do before anything worse happens to them.
 #[test]
 fn beside_a_whole_disk_every_copy_is_spare() {
     let (host, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

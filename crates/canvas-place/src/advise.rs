@@ -1,24 +1,24 @@
-//! Which size of local memory a wanted speed takes: a search over sizes that are tried one after the other.
+//! How much local memory a wanted speed needs: a search over sizes that are tried one after the other.
 //!
-//! Speed is 1 with all memory local, and 0.8 where the same work takes a quarter longer. What a size gives is
-//! measured; between measured sizes it is foretold by the [`Curve`] of the nearest smaller one, so that a few tries
-//! are enough.
+//! Speed is 1 with all memory local, and 0.8 where the same work takes a quarter longer. The speed at a tried size is
+//! measured; between tried sizes it is predicted by the [`Curve`] of the nearest smaller one, so that a few tries are
+//! enough.
 
 use crate::curve::Curve;
 
-/// Sizes are whole multiples of this: people write them so.
+/// Sizes are whole multiples of this, as people write them.
 const MIB: u64 = 1 << 20;
-/// Sizes that differ by a part of so much are the same.
+/// Sizes that differ by less than 1/`FINE` count as equal.
 const FINE: u64 = 12;
-/// What is foretold is no nearer to a size that was tried than this part of the way between two of them.
+/// A predicted size stays at least 1/`APART` of the distance between two tried sizes away from both.
 const APART: u64 = 8;
 
-/// What was measured at one size.
+/// The measurement at one size.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Point {
-    /// Of full speed, 0 to 1.
+    /// Relative to full speed, 0 to 1.
     pub speed: f64,
-    /// How far pages were away, at that size ([`Curve::local_bytes`]).
+    /// Refault distances at that size ([`Curve::local_bytes`]).
     pub curve: Curve,
 }
 
@@ -27,25 +27,25 @@ impl Point {
         self.curve.local_bytes
     }
 
-    /// Time that paging takes, over the time that the work takes without.
+    /// Paging time over the time that the work takes without paging.
     fn cost(&self) -> f64 {
         (1.0 / self.speed.max(1e-6) - 1.0).max(0.0)
     }
 }
 
-/// Sizes that were tried.
+/// The sizes tried so far.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// All memory of the program, in bytes: with so much it has full speed.
+    /// All memory of the program, in bytes; with this much local memory it has full speed.
     pub footprint_bytes: u64,
     /// No smaller size is tried.
     pub floor_bytes: u64,
-    /// Where every size was fast enough, the next one is this part of the smallest: in percent, 90 at most.
+    /// Where every tried size was fast enough, the next one is this percentage of the smallest; 90 at most.
     pub step_percent: u64,
     points: Vec<Point>,
 }
 
-/// What the search has found.
+/// The search's result.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Advice {
     /// The smallest size known to be enough, in bytes.
@@ -55,7 +55,7 @@ pub struct Advice {
 }
 
 impl Search {
-    /// Nothing was tried yet.
+    /// A search without measurements.
     pub fn new(footprint_bytes: u64, floor_bytes: u64, step_percent: u64) -> Search {
         Search {
             footprint_bytes,
@@ -65,7 +65,7 @@ impl Search {
         }
     }
 
-    /// One more size was tried.
+    /// Adds a measurement; it replaces an earlier one at the same size.
     pub fn add(&mut self, point: Point) {
         self.points
             .retain(|p| p.local_bytes() != point.local_bytes());
@@ -73,12 +73,12 @@ impl Search {
         self.points.sort_by_key(Point::local_bytes);
     }
 
-    /// What was tried, from the smallest size up.
+    /// The measurements, from the smallest size up.
     pub fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// The speed that a size would have, as far as what was tried tells: `None` below all of that.
+    /// The predicted speed at a size; `None` below all tried sizes.
     pub fn foretell(&self, local_bytes: u64) -> Option<f64> {
         if local_bytes >= self.footprint_bytes {
             return Some(1.0);
@@ -88,7 +88,7 @@ impl Search {
             .iter()
             .rfind(|p| p.local_bytes() <= local_bytes)?;
         let above = self.points.iter().find(|p| p.local_bytes() > local_bytes);
-        // A larger size was not faster by chance.
+        // At a larger size the program is not slower, so a lower cost there bounds this one.
         let least = above.map_or(0.0, Point::cost).min(below.cost());
         let cost = below.cost() * below.curve.remaining(local_bytes);
         Some(1.0 / (1.0 + cost.max(least)))
@@ -110,7 +110,7 @@ impl Search {
         }
     }
 
-    /// The size to try next for a speed, in whole MiB; `None` when trying on would change the advice by little.
+    /// The size to try next for a speed, in whole MiB; `None` when another try would change the advice by little.
     pub fn next(&self, speed: f64) -> Option<u64> {
         let next = self.nearest(speed)?;
         let is_new = |size: &u64| self.points.iter().all(|p| p.local_bytes() != *size);
@@ -135,8 +135,7 @@ impl Search {
         Some(foretold.clamp(from + apart, enough - apart))
     }
 
-    /// The smallest size that is foretold to give a speed, of those that anything is known of; `None` when nothing was
-    /// tried.
+    /// The smallest size predicted to give a speed, of the tried range; `None` when nothing was tried.
     pub fn foretold(&self, speed: f64) -> Option<u64> {
         let smallest = self.points.first()?.local_bytes();
         match self.foretell(smallest)? >= speed {
@@ -145,7 +144,7 @@ impl Search {
         }
     }
 
-    /// The smallest size that is foretold to give a speed; `enough` does.
+    /// The smallest size predicted to give a speed, between `too_small` and `enough`.
     fn between(&self, too_small: u64, enough: u64, speed: f64) -> u64 {
         let (mut low, mut high) = (too_small, enough);
         let near = enough.saturating_sub(too_small) / 64 + 1;
@@ -181,7 +180,7 @@ mod tests {
     fn near_faults_say_that_a_little_more_is_enough() {
         let mut search = Search::new(1000 * MIB, 8 * MIB, 50);
         assert_eq!(search.next(0.9), Some(500 * MIB));
-        // All came back within an eighth of local memory.
+        // All refaults were within an eighth of local memory.
         search.add(point(400, 0.5, &[50, 50, 50]));
         let next = search.next(0.9).unwrap();
         assert!((475 * MIB..=500 * MIB).contains(&next), "{}", next / MIB);
@@ -202,7 +201,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the true speeds, what is advised was measured to be enough, and the search ends.
+        /// Whatever the true speeds, the advised size was measured to be enough, and the search ends.
         #[test]
         fn advice_is_measured_and_near_the_best(
             knee in 20..990u64,
@@ -211,7 +210,7 @@ mod tests {
             refaults in prop::collection::vec(0..100u64, 9),
             step in 1..100u64,
         ) {
-            // A speed that grows towards the knee, and is 1 from there on.
+            // The speed grows towards the knee, and is 1 from there on.
             let truth = |mib: u64| match mib >= knee {
                 true => 1.0,
                 false => slowest + (1.0 - slowest) * mib as f64 / knee as f64 * 0.9,

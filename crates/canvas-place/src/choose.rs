@@ -1,25 +1,23 @@
 //! Which donor gets a slab: the power of two choices (Infiniswap, NSDI'17, §4.2).
 //!
-//! A new slab goes to the less loaded of two donors drawn at random, first among those that hold none
-//! of the tenant's neighbouring slabs (so that one donor's death does not take a whole stretch), then
-//! among the others. Load is what a donor says that it could still lend. No central controller: every
-//! agent draws for itself.
+//! A new slab goes to the less loaded of two donors drawn at random, first among those that hold none of the tenant's
+//! neighbouring slabs (so that a donor's death does not take a whole range), then among the others. Load is the memory
+//! that a donor reports it could still lend. There is no central controller: every agent draws for itself.
 
-/// A donor as a client sees it.
+/// A donor, as its client sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// It can be asked now, and lends.
+    /// It is connected and lends.
     pub usable: bool,
     /// It holds a copy of this slab.
     pub has_copy: bool,
-    /// It holds a slab beside this one.
+    /// It holds a neighbouring slab.
     pub has_neighbour: bool,
-    /// What it could lend, in bytes, as it said last.
+    /// Memory that it could lend, in bytes, as last reported.
     pub free_bytes: u64,
 }
 
-/// The donor for a slab of `slab_bytes`; `None` when there is none with room. `draw(n)` gives a number
-/// below `n`, at random.
+/// The donor for a slab of `slab_bytes`; `None` when none has room. `draw(n)` returns a random number below `n`.
 pub fn choose(
     donors: &[Candidate],
     slab_bytes: u64,
@@ -99,7 +97,7 @@ mod tests {
 
     #[test]
     fn two_choices_are_fairer_than_one() {
-        // Balls into bins: the fullest of n bins has O(log log n) with two choices.
+        // Balls into bins: with two choices the fullest of n bins has O(log log n).
         let spread = |two: bool| {
             let mut rng = fastrand::Rng::with_seed(7);
             let mut donors = vec![

@@ -1,31 +1,29 @@
-//! A miss-ratio curve from the distances of refaults: what of a program's faults would remain with more local
-//! memory.
+//! A miss-ratio curve from refault distances: which part of a program's faults would remain with more local memory.
 //!
-//! A page that comes back after `D` other pages have left would have stayed if local memory had been larger by as many
-//! *different* pages as left meanwhile. In a stream all of them are different. In random access some have left several
-//! times: of `M` pages that are away, `D` random evictions hit `M(1 − exp(−D/M))` different ones. Distances of the
-//! two kinds are weighed by the part of pages that came back in streams. Linux estimates its refault distances in
-//! the same way, without the second step (mm/workingset.c).
+//! A page that refaults after `D` evictions would have stayed if local memory had been larger by the number of
+//! *different* pages among those `D`. In a stream all of them are different. In random access some were evicted several
+//! times: of `M` non-resident pages, `D` random evictions hit `M(1 − exp(−D/M))` different ones. The two kinds of
+//! distance are weighted by the part of pages that refaulted in streams. Linux estimates its refault distances in this
+//! way, without the second step (mm/workingset.c).
 
-/// Parts of local memory that an epoch of the pager has; distances are counted in epochs.
+/// Epochs of the pager in which as many pages are evicted as fit in local memory; distances are counted in epochs.
 const EPOCHS: f64 = 16.0;
 
-/// How often pages came back after how long, at one size of local memory.
+/// Refaults by distance, at one size of local memory.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Curve {
     /// Local memory, in bytes.
     pub local_bytes: u64,
     /// All memory of the program, in bytes.
     pub footprint_bytes: u64,
-    /// Faults on pages that had left, by distance: the first count is of less than one epoch, that of index `i` of
-    /// 2^(i-1) to 2^i epochs.
+    /// Refaults by distance: the first count is of less than one epoch, that of index `i` of 2^(i-1) to 2^i epochs.
     pub refaults: Vec<u64>,
-    /// Part of the pages that came back in streams, 0 to 1.
+    /// Part of the refaulted pages that came in streams, 0 to 1.
     pub stream_ratio: f64,
 }
 
 impl Curve {
-    /// Of the faults at [`Curve::local_bytes`], the part that would remain at a larger size: from 1 down to 0.
+    /// The part of the faults at [`Curve::local_bytes`] that would remain at a larger size: from 1 down to 0.
     pub fn remaining(&self, local_bytes: u64) -> f64 {
         if local_bytes >= self.footprint_bytes {
             return 0.0;
@@ -33,7 +31,7 @@ impl Curve {
         let more = local_bytes.saturating_sub(self.local_bytes) as f64;
         let away = self.footprint_bytes.saturating_sub(self.local_bytes) as f64;
         if more >= away {
-            // It already has more than it ever needed.
+            // It would have more memory than it ever used.
             return self.farther_than(0.0);
         }
         let streams = self.farther_than(more);
@@ -42,8 +40,8 @@ impl Curve {
         part * streams + (1.0 - part) * random
     }
 
-    /// The part of refaults that were farther than so many bytes of evictions; within a count all distances are
-    /// equally frequent.
+    /// The part of refaults at a distance of more than `bytes` of evictions; within a bucket distances are taken as
+    /// uniform.
     fn farther_than(&self, bytes: f64) -> f64 {
         let epoch_bytes = (self.local_bytes as f64 / EPOCHS).max(1.0);
         let epochs = bytes / epoch_bytes;
@@ -67,7 +65,7 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    /// An LRU of so many pages over a trace: faults on pages that had left, and their distances.
+    /// An LRU list of `pages` pages over a trace: number of refaults, and their distances.
     fn lru(trace: &[u64], pages: usize) -> (u64, Vec<u64>) {
         let mut order: VecDeque<u64> = VecDeque::new();
         let mut left: HashMap<u64, u64> = HashMap::new();

@@ -1,111 +1,111 @@
 //! Where `canvas dispatch` runs a program, and with which settings: algorithm 1 of xDM.
 //!
-//! Settings follow from what earlier runs of the program have shown ([`settings`]). Where its far memory goes is
-//! xDM's prior: anonymous pages that come back at random to a donor, files and streams to a disk. Then a tenant is
-//! looked for, in this order ([`steps`]):
+//! Settings follow from earlier runs of the program ([`settings`]). Where its far memory goes is xDM's prior: anonymous
+//! pages with random refaults go to a donor, files and streams to a disk. Then a tenant is chosen, in this order
+//! ([`steps`]):
 //!
-//! 1. one in which a program runs, with the same copies and with room for this one;
-//! 2. a prepared one with the same copies;
-//! 3. a prepared one with other copies, which are switched;
+//! 1. a running tenant with the same copies policy and with room for this program;
+//! 2. a prepared one with the same policy;
+//! 3. a prepared one with another policy, which is changed;
 //! 4. a new one.
 //!
-//! Only copies that keep one on the disk are exchanged for each other, so that durability never changes.
+//! Only policies that keep a copy on the disk are exchanged for each other, so durability never changes.
 
 use crate::advise::{Point, Search};
 use crate::replicas::Policy;
 
-/// Speed that a program is to have, of that with all memory local.
+/// Wanted speed, relative to all memory local.
 pub const SPEED: f64 = 0.95;
-/// Less local memory is too little to work with, in bytes.
+/// Least local memory to work with, in bytes.
 pub const LOCAL_MIN: u64 = 8 << 20;
 /// The smallest pool that is chosen, in bytes.
 pub const POOL_MIN: u64 = 16 << 20;
-/// Points of a program that count: those of its last runs.
+/// Measurements of a program that count: those of its last runs.
 pub const POINTS_MAX: usize = 6;
-/// From this part on, files or streams are most of it.
+/// From this part on, files or streams count as most of the memory.
 const MOST: f64 = 0.5;
 
-/// What earlier runs of a program have shown.
+/// Data from earlier runs of a program.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Known {
     /// All of its memory at its peak, in bytes.
     pub footprint_bytes: u64,
-    /// Size of its pages over what they take compressed, 1 or more.
+    /// Compression ratio of its pages, 1 or more.
     pub compression: Option<f64>,
-    /// Of its memory, the part that is of files, 0 to 1.
+    /// Part of its memory that is mapped files, 0 to 1.
     pub file_ratio: Option<f64>,
-    /// Of the pages that came back, the part of streams, 0 to 1.
+    /// Part of its refaulted pages that came in streams, 0 to 1.
     pub sequential_ratio: Option<f64>,
-    /// Its speed at sizes of local memory, one of each run.
+    /// Its speed at sizes of local memory, one for each run.
     pub points: Vec<Point>,
 }
 
-/// What this host has, and its agent.
+/// This host and its agent.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Host {
-    /// Memory that nobody needs, the reserve left out, in bytes.
+    /// Memory that nobody needs, without the reserve, in bytes.
     pub spare_bytes: u64,
     /// The largest pool of a run, in bytes.
     pub pool_bytes_max: u64,
-    /// Copies of a tenant that asks for none.
+    /// Copies policy of a tenant that asks for none.
     pub copies: Policy,
-    /// There can be copies at donors.
+    /// Whether donors can hold copies.
     pub has_donors: bool,
-    /// There can be copies on a disk of this host.
+    /// Whether a local disk can hold copies.
     pub has_disk: bool,
 }
 
-/// With what a program is run.
+/// Settings for a program.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Settings {
     /// Where its far memory goes.
     pub copies: Policy,
-    /// Local memory that it needs for [`SPEED`], in bytes; `None`: nothing is known of it.
+    /// Local memory that it needs for [`SPEED`], in bytes; `None` when nothing is known of the program.
     pub need_bytes: Option<u64>,
-    /// The bound on local memory of a tenant of its own, in bytes.
+    /// Limit on local memory of a new tenant for it, in bytes.
     pub local_bytes: u64,
-    /// The bound on the pool of that, in bytes; `None` for the default.
+    /// Limit on that tenant's pool, in bytes; `None` for the default.
     pub pool_bytes: Option<u64>,
-    /// Why far memory goes there, as a part of a sentence.
+    /// Reason for the choice of `copies`, as a part of a sentence.
     pub why: String,
 }
 
 /// A tenant in which a program runs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Online {
-    /// Its copies.
+    /// Its copies policy.
     pub copies: Policy,
-    /// Local memory that it has left, in bytes.
+    /// Local memory left in it, in bytes.
     pub room_bytes: u64,
 }
 
-/// Where a program may go: what is tried next when a tenant does not accept it.
+/// A tenant for the program; the next one is tried when this one rejects it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Step {
-    /// Into this one of the tenants in which programs run.
+    /// The running tenant of this index.
     Join(usize),
-    /// Into a prepared one.
+    /// A prepared tenant.
     Take(Free),
-    /// Into a new one.
+    /// A new tenant.
     New,
 }
 
 /// A prepared tenant, by its index.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Free {
-    /// It has the copies that are wanted.
+    /// It has the wanted copies policy.
     Same(usize),
-    /// Its copies are to be switched.
+    /// Its copies policy must be changed.
     Switch(usize),
 }
 
-/// What a program is to get of local memory and pool, and where its far memory goes.
+/// The settings for a program on this host.
 pub fn settings(known: Option<&Known>, host: &Host) -> Settings {
     let (copies, why) = copies(known, host);
     let need_bytes = known.and_then(need);
     let spare_bytes = host.spare_bytes.max(LOCAL_MIN);
     let local_bytes = need_bytes.map_or(spare_bytes, |need| need.min(spare_bytes));
-    // All of it fits into the pool, as far as memory that is left allows.
+    // The pool is to hold all of it, as far as the memory that is left allows.
     let pool_bytes = known.filter(|k| k.footprint_bytes > 0).map(|known| {
         let compression = known.compression.unwrap_or(1.0).max(1.0);
         let all = (known.footprint_bytes as f64 / compression) as u64;
@@ -122,13 +122,13 @@ pub fn settings(known: Option<&Known>, host: &Host) -> Settings {
     }
 }
 
-/// Local memory with which a run had its speed, in bytes: its bound, or a little more than it ever used.
+/// Local memory with which a run had its speed, in bytes: its limit, or a little more than its peak.
 pub fn local_of_run(limit_bytes: Option<u64>, peak_bytes: u64) -> u64 {
     let used = peak_bytes.saturating_add(peak_bytes / 8);
     limit_bytes.unwrap_or(u64::MAX).min(used)
 }
 
-/// Local memory that is known, or foretold, to be enough for [`SPEED`], in bytes.
+/// Local memory known, or predicted, to be enough for [`SPEED`], in bytes.
 fn need(known: &Known) -> Option<u64> {
     let all = known
         .footprint_bytes
@@ -183,8 +183,7 @@ fn copies(known: Option<&Known>, host: &Host) -> (Policy, String) {
     }
 }
 
-/// Where a program may go, in the order in which it is tried: it goes where it is accepted first. `free` are the copies
-/// of the prepared tenants.
+/// The tenants to try for a program, in order. `free` has the copies policies of the prepared tenants.
 pub fn steps(settings: &Settings, online: &[Online], free: &[Policy]) -> Vec<Step> {
     let mut steps = Vec::new();
     if let Some(need) = settings.need_bytes {
@@ -194,7 +193,7 @@ pub fn steps(settings: &Settings, online: &[Online], free: &[Policy]) -> Vec<Ste
             .filter(|(_, o)| o.copies == settings.copies && o.room_bytes >= need)
             .map(|(i, o)| (o.room_bytes, i))
             .collect();
-        // The least room that is enough: large rooms are for large programs.
+        // The smallest sufficient room first: large rooms are for large programs.
         fit.sort_unstable();
         steps.extend(fit.into_iter().map(|(_, i)| Step::Join(i)));
     }
@@ -203,7 +202,7 @@ pub fn steps(settings: &Settings, online: &[Online], free: &[Policy]) -> Vec<Ste
     steps
 }
 
-/// The prepared tenant for a program with these copies.
+/// The prepared tenant for a program with this copies policy.
 pub fn take(copies: Policy, free: &[Policy]) -> Option<Free> {
     match free.iter().position(|there| *there == copies) {
         Some(same) => Some(Free::Same(same)),
@@ -346,7 +345,7 @@ mod tests {
         let mut slow = known(0.0, Some(0.0));
         slow.points = vec![point(400 * MIB, 0.6)];
         let need = settings(Some(&slow), &host()).need_bytes.unwrap();
-        // What came back had not been away for long: a little more is enough.
+        // The refault distances were short: a little more memory is enough.
         assert!((410 * MIB..600 * MIB).contains(&need), "{}", need / MIB);
         slow.points.push(point(need, 0.9));
         let more = settings(Some(&slow), &host()).need_bytes.unwrap();
@@ -374,7 +373,7 @@ mod tests {
         (0..3usize).prop_map(|i| Policy::NAMED[[0, 2, 5][i]].1)
     }
 
-    /// Algorithm 1, as it is written: online tenants, free ones with the same backend, any free one, a new one.
+    /// Algorithm 1 as published: online tenants, free ones with the same backend, any free one, a new one.
     fn algorithm_1(s: &Settings, online: &[Online], free: &[Policy]) -> Step {
         let mut best: Option<usize> = None;
         for (i, tenant) in online.iter().enumerate() {
@@ -421,7 +420,7 @@ mod tests {
             let mut left = free.clone();
             for step in steps(&settings, &online, &free) {
                 prop_assert_eq!(step, algorithm_1(&settings, &online, &left));
-                // It does not accept.
+                // The tenant rejects it.
                 match step {
                     Step::Join(i) => {
                         prop_assert_eq!(online[i].copies, copies);
@@ -468,7 +467,7 @@ mod tests {
                 let left = spare - got.local_bytes;
                 prop_assert!(pool == POOL_MIN || pool > POOL_MIN && pool <= left.min(pool_bytes_max));
             }
-            // The default, or a place that there is and that has a copy on the disk, too.
+            // The default, or a policy that is possible here and also keeps a copy on the disk.
             let is_there = (got.copies.donors == 0 || host.has_donors) && (!got.copies.disk || host.has_disk);
             prop_assert!(got.copies == host.copies || is_there && got.copies.disk);
         }

@@ -1,24 +1,23 @@
-//! Which slabs a donor frees at once, because its host's memory ends before clients can move them.
+//! Which slabs a donor frees at once, because its host runs out of memory before clients can move them.
 //!
-//! An eviction ([`crate::headroom`]) gives clients seconds. Where the host's own programs grow faster
-//! than clients move, those seconds are too many: the kernel kills the donor, and all slabs are gone.
-//! So what is lent goes earlier the nearer that end is, in three steps:
+//! An eviction ([`crate::headroom`]) gives clients seconds. Where the host's own programs grow faster than clients
+//! move, that is too long: the kernel kills the donor, and all slabs are lost. So the donor frees slabs earlier the
+//! sooner memory runs out, in three steps:
 //!
 //! ```text
 //!      0      an eighth        a quarter          half            reserve     available memory
 //!      ├──────────┼────────────────┼────────────────┼────────────────┼──────────────►
-//!       all slabs   not sole copies   spare copies     clients have their time
+//!       all slabs   not sole copies   spare copies     clients have time to move
 //! ```
 //!
-//! Each mark is where memory will be after a while ([`STEPS`]) at the rate at which it falls now.
+//! Each mark is compared with the memory expected after a while ([`STEPS`]) at the current rate of decline.
 
-/// What a slab is worth to its client, as that has said; a slab of which it has said nothing is the
-/// [`Worth::Sole`] one.
+/// What a slab is worth to its client, as the client reported; without a report it is [`Worth::Sole`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Worth {
-    /// Other copies stay, whose donors were told that they are worth more.
+    /// Other copies stay, and their donors know that theirs are worth more.
     Spare = 2,
-    /// There are other copies, which count on this one.
+    /// There are other copies, and the client relies on this one.
     Kept = 1,
     /// No other copy is known.
     #[default]
@@ -26,7 +25,7 @@ pub enum Worth {
 }
 
 impl Worth {
-    /// The one of this number in a frame; what is unknown is worth the most.
+    /// Decodes a number in a frame; an unknown number is [`Worth::Sole`].
     pub fn of_number(number: u64) -> Worth {
         match number {
             2 => Worth::Spare,
@@ -35,22 +34,22 @@ impl Worth {
         }
     }
 
-    /// Its number in a frame.
+    /// Encodes it for a frame.
     pub fn number(self) -> u64 {
         self as u64
     }
 }
 
-/// When slabs of which worth go.
+/// When slabs of one worth are freed.
 struct Step {
     worth: Worth,
-    /// The mark is the reserve by this,
+    /// The mark is the reserve divided by this,
     part: u64,
-    /// and is looked at so far ahead.
+    /// and is compared with the memory expected this long from now.
     ahead_ms: u64,
 }
 
-/// What is worth least goes first.
+/// The slabs that are worth least go first.
 const STEPS: [Step; 3] = [
     Step {
         worth: Worth::Spare,
@@ -71,50 +70,49 @@ const STEPS: [Step; 3] = [
 
 /// No mark is lower, however small the reserve is.
 pub const MARK_BYTES_MIN: u64 = 32 << 20;
-/// A slab that takes less saves nobody.
+/// Freeing a slab that takes less memory helps nobody.
 pub const GAIN_BYTES_MIN: u64 = 1 << 20;
-/// The rate is taken over this time, each.
+/// Length of a sample of the rate of decline.
 pub const SAMPLE_MS: u64 = 100;
-/// So many of them are remembered. One alone says nothing: a program that takes much at once may have
-/// what it wants.
+/// Samples kept. A single one proves nothing: a program that takes much at once may need no more.
 const SAMPLES: usize = 5;
-/// A figure that has not changed since slabs were freed is one of before, for so long.
+/// How long an unchanged figure counts as older than the last freeing of slabs.
 const STALE_MS: u64 = 200;
 
-/// How a host is.
+/// The state of a host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Look {
-    /// What it could still use without swapping.
+    /// Memory available without swapping.
     pub available_bytes: u64,
-    /// What it could swap out: the kernel kills nobody while it can.
+    /// Free swap space: the kernel kills no process while it can swap.
     pub swap_free_bytes: u64,
-    /// What is to be left to it.
+    /// Memory to leave to the host.
     pub reserve_bytes: u64,
-    /// What it has less every second.
+    /// Rate at which available memory declines, in bytes a second.
     pub fall_bytes_s: u64,
 }
 
-/// A slab that is lent.
+/// A lent slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lent<T> {
-    /// By the caller's name for it.
+    /// The caller's name for it.
     pub slab: T,
-    /// What of it takes memory.
+    /// Memory that it takes.
     pub bytes: u64,
-    /// What it is worth to its client.
+    /// Its worth to its client.
     pub worth: Worth,
-    /// Its client was told to move it.
+    /// Its client has been asked to move it.
     pub is_leaving: bool,
-    /// How much it was used of late.
+    /// Its recent use.
     pub ops: u64,
 }
 
 impl Look {
-    /// What is missing at a step's mark.
+    /// Bytes missing at a step's mark.
     fn missing_bytes(&self, step: &Step) -> u64 {
         let mark = (self.reserve_bytes / step.part).max(MARK_BYTES_MIN);
         let falls = u128::from(self.fall_bytes_s) * u128::from(step.ahead_ms) / 1000;
-        // What is the only copy is worth more than the host's time to swap.
+        // A sole copy is worth more than the time that swapping costs the host.
         let left = match step.worth {
             Worth::Sole => self.available_bytes.saturating_add(self.swap_free_bytes),
             Worth::Kept | Worth::Spare => self.available_bytes,
@@ -123,19 +121,19 @@ impl Look {
         u64::try_from(needed.saturating_sub(u128::from(left))).unwrap_or(u64::MAX)
     }
 
-    /// Must anything be freed, if anything can be?
+    /// Whether anything must be freed, if anything can be.
     pub fn is_short(&self) -> bool {
         STEPS.iter().any(|step| self.missing_bytes(step) > 0)
     }
 
-    /// Will it be below the reserve in a second? Then it is looked at more often.
+    /// Whether memory will be below the reserve in a second, so that it must be checked more often.
     pub fn is_near(&self) -> bool {
         self.available_bytes.saturating_sub(self.fall_bytes_s) < self.reserve_bytes
             || self.is_short()
     }
 
-    /// The slabs to free now: of those that may go what was told to go first, then what is used least,
-    /// until nothing is missing.
+    /// The slabs to free now, until nothing is missing: of those that may go, first the ones that are leaving already,
+    /// then the least used.
     pub fn due<T: Copy>(&self, lent: &[Lent<T>]) -> Vec<Lent<T>> {
         let mut order: Vec<&Lent<T>> = lent.iter().filter(|s| s.bytes >= GAIN_BYTES_MIN).collect();
         order.sort_by_key(|s| (std::cmp::Reverse(s.worth.number()), !s.is_leaving, s.ops));
@@ -154,21 +152,21 @@ impl Look {
     }
 }
 
-/// What is remembered of earlier looks.
+/// Keeps earlier measurements.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
-    /// The start of the present sample: when, and what was available.
+    /// Start of the current sample: time and available memory.
     since: Option<(u64, u64)>,
-    /// What was freed for the host's sake since.
+    /// Bytes freed for the host since then.
     freed_bytes: u64,
     falls_bytes_s: [u64; SAMPLES],
     at: usize,
-    /// When slabs were freed, and what was available before.
+    /// When slabs were last freed, and the memory available before.
     acted: Option<(u64, u64)>,
 }
 
 impl Watch {
-    /// Takes a look in. Times are milliseconds of the caller's.
+    /// Adds a measurement. Times are in milliseconds of the caller's clock.
     pub fn look(&mut self, now_ms: u64, available_bytes: u64) {
         let Some((since_ms, before)) = self.since else {
             self.since = Some((now_ms, available_bytes));
@@ -187,21 +185,21 @@ impl Watch {
         self.freed_bytes = 0;
     }
 
-    /// What the host has less every second: the median of the last samples.
+    /// Rate at which available memory declines: the median of the last samples.
     pub fn fall_bytes_s(&self) -> u64 {
         let mut falls = self.falls_bytes_s;
         falls.sort_unstable();
         falls[SAMPLES / 2]
     }
 
-    /// Is the figure one of before slabs were freed?
+    /// Whether this figure is probably older than the last freeing of slabs.
     pub fn is_stale(&self, now_ms: u64, available_bytes: u64) -> bool {
         self.acted.is_some_and(|(when_ms, before)| {
             before == available_bytes && now_ms.saturating_sub(when_ms) < STALE_MS
         })
     }
 
-    /// Slabs of so many bytes were freed after this look.
+    /// Records that slabs of `bytes` were freed after this measurement.
     pub fn freed(&mut self, now_ms: u64, available_bytes: u64, bytes: u64) {
         self.freed_bytes = self.freed_bytes.saturating_add(bytes);
         self.acted = Some((now_ms, available_bytes));

@@ -1,35 +1,32 @@
-//! Elastic pools: how much of a host's pool each of its tenants may fill, in slabs that are granted and
-//! revoked by swap traffic (FastSwap §II), with a floor for each tenant.
+//! Elastic pools: how much of a host's pool each of its tenants may fill, in slabs that are granted and revoked by swap
+//! traffic (FastSwap §II), with a floor for each tenant.
 //!
-//! What tenants want is filled by weighted max-min: who wants less than its weight's part gets what it
-//! wants, and the rest is for the others. A tenant wants more when it swaps and has filled what it has.
-//! One that swaps and has not wants what it uses. One that is idle wants its floor, and keeps what it has
-//! as long as nobody else wants it. The *amount* of traffic says who is idle and no more, and weights say
-//! how much: so a tenant that lies about its traffic, or about what it uses, gets what its weight gives
-//! and no more.
+//! Demands are met by weighted max-min: a tenant that wants less than its weight's share gets what it wants, and the
+//! rest goes to the others. A tenant that swaps and has filled its grant wants more. One that swaps and has not filled
+//! it wants what it uses. An idle one wants its floor, and keeps the rest as long as nobody else wants it. The *amount*
+//! of traffic only says who is idle; weights decide how much each gets. So a tenant that lies about its traffic, or
+//! about what it uses, gets at most its weight's share.
 //!
-//! A tenant is idle when it was quiet for a second, however much it swapped before. Loads with short
-//! pauses would have their pools taken away and fetched back in each of them. So the time doubles, up to
-//! [`SHORT`] rounds, when a tenant swaps again after a pause that was shorter than that, and halves after
-//! a longer one.
+//! A tenant is idle after a quiet second, however much it swapped before. A load with short pauses would then lose its
+//! pool in each pause and fetch it back afterwards. So this time doubles, up to [`SHORT`] rounds, when a tenant swaps
+//! again after a pause that was shorter than that, and halves after a longer one.
 //!
-//! What is revoked is memory again only when its tenant has written it out. Until then, but no longer
-//! than [`PATIENCE`] rounds, it is *held* and is granted to nobody. An idle tenant that has given back
-//! all that was revoked loses a larger part in the next round: so what it loses follows how fast it
-//! writes.
+//! Revoked memory is free only when its tenant has written it out. Until then, but for at most [`PATIENCE`] rounds, it
+//! is *held* and granted to nobody. An idle tenant that has returned all that was revoked loses a larger part in the
+//! next round: so the rate of revocation follows the tenant's write rate.
 //!
-//! Memory that forks share is divided in the same way (`[shared]` of the agent's file), but for two things
-//! ([`Pools::pulling`]). The amount counts a little: of those that want more, one whose pages come in more often
-//! than another one's pulls with up to twice its weight. So one that lies gets at most what twice its weight gives.
-//! And a tenant is quiet there when all that it needs is in memory, as hits are not seen. So an idle one loses
-//! little at first and twice as much in each round; when that comes back it was a mistake, and is made again
-//! half a minute later at the latest.
+//! Memory that forks share is divided in this way as well (`[shared]` of the agent's file), with two differences
+//! ([`Pools::pulling`]). First, the amount of traffic has some effect: of the tenants that want more, one with more
+//! page-ins than another counts with up to twice its weight. So a liar gets at most the share of twice its weight.
+//! Second, a tenant there is quiet when everything it needs is resident, because hits are not observed. So an idle
+//! tenant loses little at first and twice as much in each round; if it needs that again, the cut was a mistake, and the
+//! next one comes half a minute later.
 //!
-//! Promises, at every moment, whatever the readings say: the sum of all grants, and of what is held, is
-//! at most the host's pool; no grant is above its ceiling; and none is cut below its floor. A tenant
-//! that comes begins with what is free. When that is less than its floor, the rest is revoked from
-//! others at once, and it has it when they have given it back or [`PATIENCE`] rounds later; its first
-//! slab it has at once. A floor that rises by itself, as others leave, is reached in the same way.
+//! Invariants, whatever the readings say: the sum of all grants, and of what is held, is at most the host's pool; no
+//! grant exceeds its ceiling; and none is cut below its floor. A new tenant starts with what is free. If that is less
+//! than its floor, the rest is revoked from others at once, and the tenant gets it when they have returned it or after
+//! [`PATIENCE`] rounds; it gets its first slab at once. A floor that rises by itself, as others leave, is reached in
+//! this way as well.
 
 mod fill;
 #[cfg(test)]
@@ -41,89 +38,88 @@ use fill::{Want, fill};
 
 /// Bytes of a slab: 2 MiB.
 pub const SLAB_BYTES: u64 = 2 << 20;
-/// Rounds in a second.
+/// Rounds a second.
 pub const ROUNDS_IN_S: usize = 4;
-/// Rounds after which what was revoked counts as given back: 10 s.
+/// Rounds after which revoked memory counts as returned: 10 s.
 pub const PATIENCE: usize = 10 * ROUNDS_IN_S;
-/// Pages a round, smoothed, from which on a tenant swaps: 64 in a second.
+/// Pages a round, smoothed, from which a tenant counts as swapping: 64 a second.
 pub const BUSY_PAGES: u64 = 16;
-/// A round with fewer pages than that is quiet.
+/// A round with fewer pages is quiet.
 pub const QUIET_PAGES: u64 = 16;
 /// Quiet rounds after which a tenant is idle, at first.
 pub const QUIET: u32 = ROUNDS_IN_S as u32;
-/// Rounds without need that are too few to take a pool away and fetch it back: 5 s.
+/// Pauses of fewer rounds are too short to take a pool away: 5 s.
 pub const SHORT: u32 = 5 * QUIET;
-/// The same where quiet tenants may use all that they have: 30 s.
+/// As [`SHORT`], where quiet tenants may use all that they have: 30 s.
 pub const PULLING_SHORT: u32 = 30 * QUIET;
-/// Tenants that the smallest pool has floors for.
+/// Tenants for which the smallest pool has floors.
 pub const TENANTS_MIN: u64 = 4;
-/// Slabs in use that are revoked in a round: this part of the grant, but at least and at most so many
-/// (64 MiB in a second): writing them out takes its tenant's disk or donors time.
+/// Slabs in use revoked in a round: this part of the grant, but at least `STEP_MIN` and at most `STEP_MAX` (64 MiB a
+/// second), because writing them out takes time of the tenant's disk or donors.
 const STEP_PART: u64 = 32;
 const STEP_MIN: u64 = 1;
 const STEP_MAX: u64 = 8;
-/// The same of an idle tenant that has given back what was revoked.
+/// As [`STEP_PART`] and [`STEP_MAX`], for an idle tenant that has returned what was revoked.
 const IDLE_STEP_PART: u64 = 4;
 const IDLE_STEP_MAX: u64 = 32;
-/// Where quiet tenants may use all that they have, it begins as with busy ones and doubles so often.
+/// Where quiet tenants may use all that they have, the step starts at that of busy ones and doubles this many times.
 const DOUBLINGS: u32 = (STEP_PART / IDLE_STEP_PART).ilog2();
-/// The part of the pool that is kept for tenants to come is one by this.
+/// 1/`RESERVE_PART` of the pool is kept for new tenants.
 const RESERVE_PART: u64 = 32;
-/// All floors of which nothing is said come to one by this of the pool.
+/// All default floors together are 1/`FLOORS_PART` of the pool.
 const FLOORS_PART: u64 = 4;
-/// The traffic is smoothed with this weight: half of a change shows after two or three seconds.
+/// The smoothed traffic replaces 1/`SMOOTH` in each round: half of a change shows after two or three seconds.
 const SMOOTH: u64 = 16;
-/// Parts of a page in the smoothed traffic.
+/// Fractions of a page in the smoothed traffic.
 const FRACTION: u64 = 256;
-/// Who has the most traffic of those that swap pulls with twice its weight, one with next to none with its weight; in
-/// between in steps of this part of it.
+/// The tenant with the most traffic counts with twice its weight, one with almost none with its weight; in between in
+/// steps of 1/`PULLS` of the weight.
 const PULLS: u64 = 8;
-/// A change by fewer steps is none: what is equal has equal parts, which come to rest.
+/// A smaller change of the pull is ignored, so that equal tenants come to rest at equal parts.
 const PULL_STEPS: u64 = 2;
 /// More pages than a round can move.
 const PAGES_MAX: u64 = 1 << 32;
 
-/// Slabs that hold so many bytes.
+/// Number of slabs that hold `bytes`.
 pub fn slabs_of(bytes: u64) -> u64 {
     bytes.div_ceil(SLAB_BYTES)
 }
 
-/// What is settled for a tenant.
+/// A tenant's settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Its part of what several want; at least 1.
+    /// Its weight; at least 1.
     pub weight: u32,
-    /// Slabs that it keeps whatever it does; `None` for an equal part of a quarter of the pool. Never more
-    /// than its ceiling.
+    /// Slabs that it always keeps; `None` for an equal part of a quarter of the pool. Never more than its ceiling.
     pub floor: Option<u64>,
-    /// Slabs that it has use for at most; at least 1.
+    /// Most slabs for which it has use; at least 1.
     pub ceiling: u64,
 }
 
-/// What is seen of a tenant. Nothing of it need be true.
+/// A tenant's figures, none of which need be true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reading {
     /// Bytes in its pool.
     pub used_bytes: u64,
-    /// Percent of its bound from which on it writes its oldest pages out.
+    /// Percent of its limit past which it demotes its oldest pages.
     pub spill_percent: u64,
-    /// Bytes in its pool that have no other place to go to.
+    /// Bytes in its pool that cannot be demoted.
     pub pinned_bytes: u64,
-    /// Pages that were swapped in or out since the reading before. Not those that left the pool for the
-    /// next tier: what is revoked goes there, and that is no need of its tenant's.
+    /// Pages swapped in or out since the last reading. Pages demoted from the pool to the next tier do not count,
+    /// because revocations cause them.
     pub pages: u64,
 }
 
-/// A tenant that comes.
+/// A new tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Newcomer {
-    /// What it is called here.
+    /// Its number here.
     pub id: u64,
-    /// What is settled for it.
+    /// Its settings.
     pub bounds: Bounds,
-    /// Its grant under the agent before this one.
+    /// Its grant under the previous agent.
     pub had: Option<u64>,
-    /// What is seen of it.
+    /// Its figures.
     pub reading: Reading,
 }
 
@@ -143,21 +139,21 @@ struct Tenant {
     floor: u64,
     /// What it may fill.
     grant: u64,
-    /// That, and what it has not given back.
+    /// Its grant, and what it has not returned yet.
     held: u64,
     /// The grants of the last rounds, the newest first.
     recent: [u64; PATIENCE],
     reading: Reading,
     /// Pages a round, smoothed, in [`FRACTION`]s.
     traffic: u64,
-    /// Steps by which it pulls with more than its weight.
+    /// Steps by which it counts with more than its weight.
     pull: u64,
     busy: bool,
-    /// Quiet rounds in a row, up to now.
+    /// Consecutive quiet rounds.
     quiet: u32,
-    /// After so many of them it is idle.
+    /// Quiet rounds after which it is idle.
     quiet_max: u32,
-    /// Rounds since it is.
+    /// Rounds since it became idle.
     idle: u32,
 }
 
@@ -165,13 +161,13 @@ struct Tenant {
 #[derive(Clone, Debug)]
 pub struct Pools {
     slabs: u64,
-    /// The amount of traffic counts.
+    /// Whether the amount of traffic counts.
     pulls: bool,
     tenants: BTreeMap<u64, Tenant>,
 }
 
 impl Pools {
-    /// A pool of so many slabs for all tenants.
+    /// A pool of `slabs` for all tenants.
     pub fn new(slabs: u64) -> Pools {
         Pools {
             slabs,
@@ -180,7 +176,7 @@ impl Pools {
         }
     }
 
-    /// The same, where the amount of traffic counts: what is divided is wanted for the pages that come in.
+    /// As [`Pools::new`], where the amount of traffic counts: demand is measured by page-ins.
     pub fn pulling(slabs: u64) -> Pools {
         Pools {
             pulls: true,
@@ -188,7 +184,7 @@ impl Pools {
         }
     }
 
-    /// The same without any tenant.
+    /// This pool without any tenant.
     pub fn emptied(&self) -> Pools {
         Pools {
             tenants: BTreeMap::new(),
@@ -201,19 +197,18 @@ impl Pools {
         self.slabs
     }
 
-    /// Tenants that find a floor of a slab each, at most.
+    /// Most tenants that find a floor of at least a slab.
     pub fn tenants_max(&self) -> usize {
         usize::try_from((self.slabs / FLOORS_PART).max(1)).unwrap_or(usize::MAX)
     }
 
-    /// May floors that were settled come to so many slabs? The rest is for those of which nothing is said,
-    /// and for traffic.
+    /// Whether configured floors may come to `slabs`. The rest is for default floors, and for traffic.
     pub fn allows_floors(&self, slabs: u64) -> bool {
         slabs <= self.slabs - self.slabs / FLOORS_PART
     }
 
-    /// Tenants come: each begins with what it had under another agent, if it had something, else with
-    /// what is free; when there is too little for all of them each with its part.
+    /// Adds tenants: each starts with its grant under the previous agent, if it had one, otherwise with what is free,
+    /// divided among them if that is too little for all.
     pub fn arrive(&mut self, newcomers: &[Newcomer]) {
         for new in newcomers {
             let tenant = Tenant {
@@ -233,7 +228,7 @@ impl Pools {
             self.tenants.insert(new.id, tenant);
         }
         self.set_floors();
-        // Their floors first, from all that is free; then the rest but the reserve.
+        // Their floors first, from all that is free; then the rest except the reserve.
         for (is_floor, kept) in [(true, 0), (false, self.reserve())] {
             let want = |new: &Newcomer| {
                 let t = &self.tenants[&new.id];
@@ -257,14 +252,14 @@ impl Pools {
         self.settle(false);
     }
 
-    /// A tenant is gone, and its memory with it.
+    /// A tenant has ended, and has freed its memory.
     pub fn leave(&mut self, id: u64) {
         self.tenants.remove(&id);
         self.set_floors();
         self.settle(false);
     }
 
-    /// Other bounds hold for a tenant.
+    /// Changes a tenant's settings.
     pub fn set_bounds(&mut self, id: u64, bounds: Bounds) {
         let Some(t) = self.tenants.get_mut(&id) else {
             return;
@@ -275,7 +270,7 @@ impl Pools {
         self.settle(false);
     }
 
-    /// What is seen of a tenant now.
+    /// Adds a tenant's figures.
     pub fn read(&mut self, id: u64, reading: Reading) {
         if let Some(t) = self.tenants.get_mut(&id) {
             t.reading = Reading {
@@ -285,8 +280,7 @@ impl Pools {
         }
     }
 
-    /// A round (a [`ROUNDS_IN_S`]th of a second) is over, and each tenant has been read: slabs are granted
-    /// and revoked.
+    /// Ends a round (1/[`ROUNDS_IN_S`] of a second) in which each tenant was read: grants and revokes slabs.
     pub fn round(&mut self) {
         let short = self.short();
         for t in self.tenants.values_mut() {
@@ -300,12 +294,12 @@ impl Pools {
         self.settle(true);
     }
 
-    /// Rounds without need that are too few to take away what is needed again.
+    /// Pauses of fewer rounds are too short to take memory away.
     fn short(&self) -> u32 {
         if self.pulls { PULLING_SHORT } else { SHORT }
     }
 
-    /// How strongly each pulls, by its part of the most traffic.
+    /// Updates how strongly each tenant pulls, by its traffic relative to the most.
     fn note_pulls(&mut self) {
         let all = self.tenants.values();
         let most = all.filter(|t| t.busy).map(|t| t.traffic).max();
@@ -325,13 +319,13 @@ impl Pools {
         self.tenants.get(&id).map_or(0, |t| t.grant)
     }
 
-    /// Slabs that it keeps whatever it does.
+    /// Slabs that the tenant always keeps.
     pub fn floor(&self, id: u64) -> u64 {
         self.tenants.get(&id).map_or(0, |t| t.floor)
     }
 
-    /// Has it more in its pool than was granted to it in any of the last rounds? (A sixteenth is allowed:
-    /// what lies in pages that were shared before a fork is counted afterwards.)
+    /// Whether the tenant has more in its pool than any of its last grants. (A sixteenth is tolerated, because pages
+    /// shared before a fork are counted late.)
     pub fn is_overdue(&self, id: u64) -> bool {
         self.tenants.get(&id).is_some_and(|t| {
             let most = t.longest_ago();
@@ -339,7 +333,7 @@ impl Pools {
         })
     }
 
-    /// Slabs that nobody has.
+    /// Slabs that no tenant holds.
     pub fn free(&self) -> u64 {
         let held: u64 = self.tenants.values().map(|t| t.held).sum();
         self.slabs.saturating_sub(held)
@@ -366,7 +360,7 @@ impl Pools {
         }
     }
 
-    /// What each is to have in the end, as things are now.
+    /// The grants towards which the current demands lead.
     fn targets(&self) -> Vec<u64> {
         let floors: u64 = self.tenants.values().map(|t| t.floor).sum();
         let room = (self.slabs - self.reserve()).max(floors);
@@ -384,7 +378,7 @@ impl Pools {
         fill(room, &wants(&|i, t| (first[i], first[i].max(t.grant))))
     }
 
-    /// Nobody can do anything without a slab, so the first one is not waited for.
+    /// A tenant can do nothing without a slab, so it gets its first one at once.
     fn give_first_slabs(&mut self) {
         let bare = self.tenants.iter().filter(|(_, t)| t.held == 0);
         let bare: Vec<u64> = bare.map(|(id, _)| *id).collect();
@@ -402,7 +396,7 @@ impl Pools {
         }
     }
 
-    /// Revokes and grants as far as can be now; what is in use and above all floors only in a round.
+    /// Revokes and grants as far as possible now; memory in use and above the floors is revoked only in a round.
     fn settle(&mut self, in_round: bool) {
         let targets = self.targets();
         let lacking: u64 = self.tenants.values().map(Tenant::lacks).sum();
@@ -432,7 +426,7 @@ impl Pools {
             let room = held + self.free().saturating_sub(kept);
             let granted = fill(room, &wants);
             for ((t, target), slabs) in self.tenants.values_mut().zip(&targets).zip(granted) {
-                // What it has not given back yet it may have again.
+                // It may use again what it has not returned yet.
                 t.grant = t.grant.max(slabs.min(*target));
                 t.held = t.held.max(t.grant);
             }
@@ -441,13 +435,13 @@ impl Pools {
 }
 
 impl Tenant {
-    /// Its part of what several want.
+    /// Its weight among tenants that want more.
     fn weight(&self, pulls: bool) -> u32 {
         let steps = if pulls { PULLS + self.pull } else { 1 };
         self.bounds.weight.saturating_mul(steps as u32)
     }
 
-    /// Is it busy, after what it swapped in this round?
+    /// Updates whether it is busy, after what it swapped in this round.
     fn note_traffic(&mut self, short: u32) {
         let pages = std::mem::take(&mut self.reading.pages).min(PAGES_MAX);
         self.traffic = (self.traffic * (SMOOTH - 1) + pages * FRACTION) / SMOOTH;
@@ -456,7 +450,7 @@ impl Tenant {
             false => 0,
         };
         if self.busy && self.quiet >= self.quiet_max {
-            // What was before is no sign of what comes.
+            // Earlier traffic is no sign of later traffic.
             (self.busy, self.traffic, self.idle) = (false, 0, 0);
         } else if !self.busy {
             self.idle = self.idle.saturating_add(1);
@@ -486,7 +480,7 @@ impl Tenant {
         } else if used * 16 >= mark * 15 {
             self.bounds.ceiling
         } else {
-            // An eighth more than it uses is not full: what is granted so is not asked for again.
+            // An eighth more than it uses is not full: such a grant causes no new demand.
             let enough = used / u128::from(percent * SLAB_BYTES) * 9 / 8 + 2;
             self.grant.min(u64::try_from(enough).unwrap_or(u64::MAX))
         };
@@ -494,7 +488,7 @@ impl Tenant {
             .clamp(self.floor, self.bounds.ceiling.max(self.floor))
     }
 
-    /// Slabs that it has not, of its floor.
+    /// Slabs missing to its floor.
     fn lacks(&self) -> u64 {
         self.floor.saturating_sub(self.grant)
     }
@@ -504,8 +498,8 @@ impl Tenant {
         self.recent.iter().copied().fold(self.grant, u64::max)
     }
 
-    /// Revokes down to `target`: what it does not use at once, the rest in steps; `lacking` more of it
-    /// when others are below their floors.
+    /// Revokes down to `target`: unused slabs at once, the rest in steps, or by `lacking` when other tenants are below
+    /// their floors.
     fn cut(&mut self, target: u64, in_round: bool, lacking: u64, pulls: bool) {
         let used = slabs_of(self.reading.used_bytes);
         let step = if !in_round {

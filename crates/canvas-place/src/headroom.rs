@@ -1,9 +1,9 @@
 //! How much a donor lends: the decision of Infiniswap's daemon.
 //!
-//! The daemon of Infiniswap (NSDI'17, §4.3) watches its host's free memory as an exponentially
-//! weighted moving average, evicts slabs when that falls below its headroom, and offers new ones when
-//! it is well above it for some time. Here the average decides too, but a low sample alone already
-//! stops lending, because the reserve must hold at every moment and not on average.
+//! The daemon of Infiniswap (NSDI'17, §4.3) watches its host's free memory as an exponentially weighted moving average,
+//! evicts slabs when that falls below its headroom, and offers new ones when it is well above it for some time. Here
+//! the average decides too, but a single low sample already stops lending, because the reserve must hold at every
+//! moment and not on average.
 //!
 //! ```text
 //!      0        reserve       evict below        expand above          available memory
@@ -11,35 +11,34 @@
 //!       never       evict           hold               after `expand_hits` samples: lend more
 //! ```
 
-/// What the decision depends on and does not change.
+/// The constants of the decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Most that is ever lent.
     pub memory_bytes: u64,
-    /// What is left to the host in any case.
+    /// Memory always left to the host.
     pub reserve_bytes: u64,
     /// Bytes of a slab.
     pub slab_bytes: u64,
-    /// Below this average, memory is taken back. At least `reserve_bytes`.
+    /// Below this average, memory is reclaimed. At least `reserve_bytes`.
     pub evict_below_bytes: u64,
     /// Above this average, more may be lent. At least `evict_below_bytes`.
     pub expand_above_bytes: u64,
     /// Weight of the newest sample in the average, in thousandths (Infiniswap's: 700).
     pub weight_permille: u32,
-    /// So many averages in a row below `evict_below_bytes` make an eviction (Infiniswap's: 1).
+    /// Consecutive averages below `evict_below_bytes` that cause an eviction (Infiniswap's: 1).
     pub evict_hits: u32,
-    /// So many averages in a row above `expand_above_bytes` make an expansion (Infiniswap's: 20).
+    /// Consecutive averages above `expand_above_bytes` that cause an expansion (Infiniswap's: 20).
     pub expand_hits: u32,
-    /// Slabs of one eviction at most.
+    /// Most slabs of one eviction.
     pub evict_slabs_max: u32,
     /// Slabs of one expansion.
     pub expand_slabs: u32,
 }
 
 impl Config {
-    /// The usual distances for a host: takes memory back from a quarter above the reserve on, and
-    /// lends more from a half above it on; both at least two slabs apart, so that one slab lent or
-    /// freed does not turn one decision into the other.
+    /// Default distances: reclaims memory below a quarter above the reserve, and lends more from a half above it; both
+    /// at least two slabs apart, so that one slab lent or freed does not turn one decision into the other.
     pub fn new(memory_bytes: u64, reserve_bytes: u64, slab_bytes: u64) -> Config {
         let step = (reserve_bytes / 4).max(2 * slab_bytes);
         Config {
@@ -57,34 +56,34 @@ impl Config {
     }
 }
 
-/// What is seen at one moment.
+/// One measurement of the host and the donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sample {
-    /// What the host could still use (`MemAvailable`).
+    /// Memory available to the host (`MemAvailable`).
     pub available_bytes: u64,
-    /// Slabs that are lent, in full size.
+    /// Lent slabs, at full size.
     pub lent_bytes: u64,
-    /// What of them takes memory: a slab takes memory where it was written.
+    /// Memory that they take: a slab takes memory where it was written.
     pub touched_bytes: u64,
-    /// What takes memory of slabs that are on their way out already.
+    /// Memory that slabs take that are being evicted.
     pub leaving_bytes: u64,
 }
 
-/// What is to be done.
+/// What to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
-    /// Nothing is to be done.
+    /// Do nothing.
     Hold,
-    /// Take so many slabs back.
+    /// Reclaim this many slabs.
     Evict {
         /// At least 1.
         slabs: u32,
     },
-    /// The bound on lending was raised.
+    /// The limit on lending was raised.
     Expand,
 }
 
-/// The watch over one host's memory.
+/// Watches one host's memory.
 #[derive(Clone, Debug)]
 pub struct Headroom {
     config: Config,
@@ -96,7 +95,7 @@ pub struct Headroom {
 }
 
 impl Headroom {
-    /// Before the first sample nothing is lent.
+    /// Lends nothing before the first sample.
     pub fn new(config: Config) -> Headroom {
         Headroom {
             config,
@@ -108,7 +107,7 @@ impl Headroom {
         }
     }
 
-    /// Takes a sample in and decides.
+    /// Adds a sample and decides.
     pub fn observe(&mut self, sample: Sample) -> Decision {
         let c = &self.config;
         let average = match self.average_bytes {
@@ -128,7 +127,7 @@ impl Headroom {
             0
         };
         if self.low >= c.evict_hits.max(1) {
-            // Nothing more is lent until the next expansion, evicted slabs or not.
+            // Lends nothing more until the next expansion, evicted slabs or not.
             self.limit_bytes = self.limit_bytes.min(sample.lent_bytes);
             return self.evict(average);
         }
@@ -145,8 +144,8 @@ impl Headroom {
         Decision::Hold
     }
 
-    /// As many slabs as bring the average half the way to where lending begins again, less what is
-    /// leaving already.
+    /// Evicts as many slabs as raise the average half the way to where lending begins again, less what is leaving
+    /// already.
     fn evict(&mut self, average: u64) -> Decision {
         let c = &self.config;
         let target = c.evict_below_bytes + (c.expand_above_bytes - c.evict_below_bytes) / 2;
@@ -170,14 +169,14 @@ impl Headroom {
         }
     }
 
-    /// What may be lent beyond `lent_bytes` now, in whole slabs: below the limit, and such that the
-    /// host stays above where eviction begins even when everything that is lent is written.
+    /// What may be lent beyond `lent_bytes` now, in whole slabs: below the limit, and such that the host stays above
+    /// the eviction threshold even when all lent memory is written.
     pub fn free_bytes(&self, lent_bytes: u64) -> u64 {
         let slab = self.config.slab_bytes.max(1);
         self.room_bytes(lent_bytes) / slab * slab
     }
 
-    /// The same to the byte.
+    /// As [`Headroom::free_bytes`], to the byte.
     fn room_bytes(&self, lent_bytes: u64) -> u64 {
         let c = &self.config;
         let Some(average) = self.average_bytes else {
@@ -192,7 +191,7 @@ impl Headroom {
         by_host.min(by_limit)
     }
 
-    /// Whether so many more bytes, a part of a slab, may be lent now.
+    /// Whether `bytes` more, a part of a slab, may be lent now.
     pub fn admits_bytes(&self, lent_bytes: u64, bytes: u64) -> bool {
         self.room_bytes(lent_bytes) >= bytes.max(1)
     }
@@ -202,7 +201,7 @@ impl Headroom {
         self.free_bytes(lent_bytes) >= self.config.slab_bytes.max(1)
     }
 
-    /// Whether the host is short of memory: below where eviction begins.
+    /// Whether the host is short of memory: below the eviction threshold.
     pub fn pressure(&self) -> bool {
         self.average_bytes
             .is_none_or(|a| a.min(self.last.available_bytes) < self.config.evict_below_bytes)
@@ -213,12 +212,12 @@ impl Headroom {
         self.average_bytes.unwrap_or(0)
     }
 
-    /// The bound on lending now, at most `memory_bytes`.
+    /// The current limit on lending, at most `memory_bytes`.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    /// What it was made with.
+    /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }

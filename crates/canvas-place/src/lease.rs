@@ -1,23 +1,23 @@
-//! When a donor has not heard of a client for too long, and what does not count as silence.
+//! When a client's lease is over, and which time does not count as silence.
 //!
-//! Times are of one clock and unit of the caller's.
+//! All times are of one clock and unit of the caller's choice.
 
-/// So many times as far apart as they should be, two looks say that the donor's process was stopped, or
-/// its host asleep.
+/// A check that comes this many times later than planned shows that the donor's process was stopped, or its host was
+/// suspended.
 const LATE: u64 = 3;
 
-/// Was a client that was last heard of then silent for longer than its lease?
+/// Whether a client last heard from at `last` has been silent for longer than its lease.
 pub fn is_over(last: u64, lease: u64, now: u64) -> bool {
     now.saturating_sub(last) > lease
 }
 
-/// The time between two looks that should be `every` apart, when it is so long that nobody could be
-/// heard in it: what clients said meanwhile lies unread. Leases and deadlines are then as much later.
+/// The time between two checks that should be `every` apart, if it is so long that the donor cannot have read messages
+/// in it. Leases and deadlines are then extended by it.
 pub fn gap(before: u64, now: u64, every: u64) -> Option<u64> {
     Some(now.saturating_sub(before)).filter(|gap| *gap >= LATE * every)
 }
 
-/// When a client counts as heard of after such a gap; never later than now.
+/// When a client counts as heard from after such a gap; never later than `now`.
 pub fn postponed(last: u64, gap: u64, now: u64) -> u64 {
     last.saturating_add(gap).min(now).max(last)
 }
@@ -28,8 +28,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A donor that looks at its usual pace but for some stops ends a lease when it was awake and
-        /// heard nothing for that long, and not before.
+        /// A donor that checks at its usual pace, with some stops, ends a lease when it was awake and received nothing
+        /// for that long, and not before.
         #[test]
         fn only_time_awake_counts(
             waits in prop::collection::vec(prop_oneof![8 => Just(1u64), 1 => 3..200u64], 1..300),

@@ -1,33 +1,33 @@
-//! How long a donor usually takes to answer a read, and so when to stop waiting for it alone.
+//! How long a donor usually takes to answer a read, and so when to ask another copy as well.
 //!
-//! The 99th percentile is tracked in one number by "frugal streaming" (Ma, Muthukrishnan, Sandler,
-//! "Frugal Streaming for Estimating Quantiles", 2013), with steps in proportion to the estimate: an
-//! answer above it raises it by 99 steps, one below lowers it by one. The median, by which an operator tells which
-//! donor is slow, is of the last few answers: there may be one in a second.
+//! One number tracks the 99th percentile by "frugal streaming" (Ma, Muthukrishnan, Sandler, "Frugal Streaming for
+//! Estimating Quantiles", 2013), with steps in proportion to the estimate: an answer above it raises it by 99 steps,
+//! one below lowers it by one. The median, which shows an operator which donor is slow, is of the last few answers,
+//! since there may be only one in a second.
 
-/// A read is asked of another copy as well after this many times the percentile,
+/// A read is hedged after this many times the percentile,
 const TIMES: u64 = 8;
-/// but not sooner than this: a scheduler's whim on either host is no silence,
+/// but not sooner than this, because a scheduling delay on either host is not silence,
 pub const HEDGE_NS_MIN: u64 = 20_000_000;
 /// and not later: a donor that is always slower than this is slower than most disks.
 pub const HEDGE_NS_MAX: u64 = 200_000_000;
 /// A step is the estimate divided by this.
 const STEPS: u64 = 1024;
-/// Answers that the median is taken over.
+/// Answers over which the median is taken.
 const RECENT: usize = 11;
 
-/// How long the last few answers of one kind took.
+/// Latencies of the last few answers of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Recent {
     ns: [u64; RECENT],
     answers: usize,
-    /// When the last that counts came.
+    /// When the last counted answer came.
     came_ns: u64,
 }
 
 impl Recent {
-    /// An answer came after `ns`. Of those that were under way together the first counts alone: one stop of the donor
-    /// delays them all.
+    /// Adds an answer that took `ns`. Of answers that were under way together only the first counts, because one stop
+    /// of the donor delays them all.
     pub fn answered(&mut self, ns: u64, now_ns: u64) {
         if now_ns.saturating_sub(ns) >= self.came_ns {
             self.came_ns = now_ns;
@@ -36,7 +36,7 @@ impl Recent {
         }
     }
 
-    /// Half of them took no longer; `None` before the second: the first of a connection says little.
+    /// The median; `None` before the second answer, because the first of a connection proves little.
     pub fn median_ns(&self) -> Option<u64> {
         let mut ns = self.ns;
         let ns = &mut ns[..self.answers.min(RECENT)];
@@ -45,7 +45,7 @@ impl Recent {
     }
 }
 
-/// The answers of one donor.
+/// The latency of one donor's answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
     p99_ns: u64,
@@ -63,12 +63,12 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// An answer came after `ns`.
+    /// Adds an answer that took `ns`.
     pub fn answered(&mut self, ns: u64, now_ns: u64) {
         let step = self.p99_ns / STEPS + 1;
         self.p99_ns = if ns > self.p99_ns {
-            // Rare answers far above it count like others: a stop of the donor says nothing about
-            // its pace.
+            // A rare answer far above the estimate raises it like any other: a stop of the donor says nothing about its
+            // pace.
             self.p99_ns.saturating_add(99 * step).min(ns)
         } else {
             (self.p99_ns - step.min(self.p99_ns)).max(ns)
@@ -76,7 +76,7 @@ impl Pace {
         self.recent.answered(ns, now_ns);
     }
 
-    /// The median of the last few and the smoothed 99th percentile, in ns; `None` before the second answer.
+    /// The median of the last few answers and the smoothed 99th percentile, in ns; `None` before the second answer.
     pub fn p50_and_p99_ns(&self) -> Option<(u64, u64)> {
         let p50_ns = self.recent.median_ns()?;
         Some((p50_ns, self.p99_ns.max(p50_ns)))
@@ -87,13 +87,13 @@ impl Pace {
         self.p99_ns
     }
 
-    /// After so long without an answer another copy is asked as well, in ns.
+    /// Time without an answer after which another copy is asked as well, in ns.
     pub fn hedge_ns(&self) -> u64 {
         (self.p99_ns.saturating_mul(TIMES)).clamp(HEDGE_NS_MIN, HEDGE_NS_MAX)
     }
 }
 
-/// For how long what was asked has answered nobody. Time in which nobody waited for it says nothing.
+/// How long a resource has answered nobody. Time in which nobody waited for it does not count.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Silence {
     waiting: usize,
@@ -101,7 +101,7 @@ pub struct Silence {
 }
 
 impl Silence {
-    /// Somebody waits for it from now on.
+    /// A request has begun to wait.
     pub fn asked(&mut self, now_ns: u64) {
         if self.waiting == 0 {
             self.since_ns = now_ns;
@@ -109,13 +109,13 @@ impl Silence {
         self.waiting += 1;
     }
 
-    /// It has answered somebody.
+    /// A request was answered.
     pub fn answered(&mut self, now_ns: u64) {
         self.waiting = self.waiting.saturating_sub(1);
         self.since_ns = now_ns;
     }
 
-    /// So long, in ns; 0 while nobody waits.
+    /// The silence in ns; 0 while nobody waits.
     pub fn ns(&self, now_ns: u64) -> u64 {
         match self.waiting {
             0 => 0,
@@ -153,7 +153,7 @@ mod tests {
             pace.p50_and_p99_ns().unwrap()
         };
         assert_eq!(takes(100_000, 10_000).0, 100_000);
-        // A whim is none: not of the donor, nor of the network.
+        // A brief delay of the donor or the network changes nothing.
         assert_eq!(takes(50_000_000, RECENT as u64 / 2).0, 100_000);
         let (p50, p99) = takes(50_000_000, 1);
         assert_eq!(p50, 50_000_000);
@@ -168,7 +168,7 @@ mod tests {
             now_ns += 1_000_000;
             recent.answered(100_000, now_ns);
         }
-        // All were asked before the first of them came.
+        // All were asked before the first answer came.
         for i in 0..4 * RECENT as u64 {
             recent.answered(20_000_000 + i, now_ns + 20_000_000 + i);
         }
@@ -189,7 +189,8 @@ mod tests {
             prop_assert_eq!(recent.median_ns(), expected);
         }
 
-        /// Against all that was said: the last answer, or the first request after nobody waited, whichever is later.
+        /// Compared with the full history: silence starts at the last answer, or at the first request after nobody
+        /// waited, whichever is later.
         #[test]
         fn silence_is_as_all_that_was_said_has_it(said in prop::collection::vec((any::<bool>(), 0..1_000u64), 0..60)) {
             let (mut silence, mut now_ns) = (Silence::default(), 0);

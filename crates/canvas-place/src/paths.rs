@@ -1,39 +1,39 @@
-//! Which of several paths is taken next: far directories on several disks, of which one gets what is new; a donor and
-//! this host's disk, of which one is asked for what both have.
+//! Which of several paths is used next: far directories on several disks, one of which gets a new extent; or a donor
+//! and the local disk, one of which is read where both have the data.
 //!
-//! The loaded latencies of the paths are balanced (Colloid, SOSP '24): in every period a twentieth of what is new
-//! moves from the slowest path to the fastest one, while that is more than a fifth faster under the load that it has.
-//! Where threads wait, more moves the longer that goes one way: a path that has become slow is left within seconds.
-//! A faster path gets more in this way until it is as slow as the others, and the sum of all is used. A path keeps a
-//! hundredth in any case, or less where threads wait for it, so that it is seen when it gets better.
+//! The loaded latencies of the paths are balanced (Colloid, SOSP '24): in every period a twentieth of new requests
+//! moves from the slowest path to the fastest one, while that is more than a fifth faster under its current load. Where
+//! threads wait, more moves the longer this continues in one direction, so a path that has become slow is left within
+//! seconds. A faster path thus gets more until it is as slow as the others, and the bandwidth of all is used. A path
+//! always keeps a hundredth, or less where threads wait for it, so that an improvement is noticed.
 
-/// Paths at most.
+/// Most paths.
 pub const PATHS_MAX: usize = 8;
 /// Length of a period.
 pub const PERIOD_NS: u64 = 1_000_000_000;
-/// Part of what is new that moves in a period.
+/// Part of new requests that moves in a period.
 const SHIFT: f64 = 0.05;
-/// Latencies that differ by less are equal.
+/// Latencies within this factor count as equal.
 const EQUAL: f64 = 1.2;
-/// After so many periods in which the same path was the slowest, a twentieth more moves in each,
+/// After this many periods with the same slowest path, a twentieth more moves in each,
 const STEP_PERIODS: u32 = 3;
-/// up to so many times as much.
+/// up to this many times as much.
 const STEPS_MAX: u32 = 8;
-/// A path that seems slower than it was is believed to be by one part in so many for each operation in a period, half of
-/// it at most: where it has few, one that took long says little. That it is faster is believed at once.
+/// A rise of a path's latency is believed by 1/`DOUBT` for each operation in a period, by half at most: where there are
+/// few operations, a slow one proves little. A drop is believed at once.
 const DOUBT: f64 = 16.0;
-/// Part that a path keeps,
+/// Part that a path always keeps,
 const LEAST: f64 = 0.01;
-/// and where threads wait for what is asked of it: its tail is seen by one in five hundred.
+/// and where threads wait for its operations: one in five hundred sees its tail latency.
 const LEAST_WAITED_FOR: f64 = 0.002;
-/// A path that has no room is asked again after so long,
+/// A path without room is used again after this time,
 pub const FULL_NS: u64 = 10_000_000_000;
-/// one that fails,
+/// one that fails after this,
 pub const BROKEN_NS: u64 = 60_000_000_000;
-/// and one that does not answer for long.
+/// and one that does not answer after this.
 pub const SILENT_NS: u64 = 5_000_000_000;
 
-/// Why a path takes nothing new for a while.
+/// Why a path takes no new requests for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Closed {
     /// It has no room.
@@ -46,14 +46,14 @@ pub enum Closed {
 
 #[derive(Clone, Debug)]
 struct Path {
-    /// Part of what is new that it gets.
+    /// Part of new requests that it gets.
     part: f64,
     /// What it is behind that, for the next choices.
     credit: f64,
-    /// Of this period: operations, and the sum of their times.
+    /// Operations of this period, and the sum of their times.
     ops: u64,
     sum_ns: u64,
-    /// Mean time of an operation in earlier periods, later ones weighing more.
+    /// Mean time of an operation in earlier periods, exponentially weighted.
     latency_ns: Option<f64>,
     closed_until_ns: u64,
 }
@@ -64,16 +64,16 @@ pub struct Paths {
     all: Vec<Path>,
     /// Part that each keeps.
     least: f64,
-    /// Where threads wait, a period and what moves in it are shorter by this: there are more operations to judge by,
-    /// and what moved too far is back sooner.
+    /// Where threads wait, periods and shifts are smaller by this factor: there are more operations to judge by, and an
+    /// excessive shift is reversed sooner.
     finer: u64,
     period_ends_ns: u64,
-    /// The slowest path, and for how many periods it has been.
+    /// The slowest path, and for how many periods it has been the slowest.
     slowest: (usize, u32),
 }
 
 impl Paths {
-    /// So many, of which nothing is known.
+    /// `paths` paths without measurements.
     pub fn new(paths: usize) -> Paths {
         let path = Path {
             part: 1.0 / paths.max(1) as f64,
@@ -92,8 +92,8 @@ impl Paths {
         }
     }
 
-    /// So many, of which the first one is believed to be the fastest until others are seen to be; threads wait for what
-    /// is asked of each.
+    /// `paths` paths, the first of which counts as the fastest until others are measured to be faster; threads wait for
+    /// the operations.
     pub fn first_of(paths: usize) -> Paths {
         let mut all = Paths::new(paths);
         all.least = LEAST_WAITED_FOR;
@@ -107,12 +107,12 @@ impl Paths {
         all
     }
 
-    /// Mean time of an operation on a path, waiting for others included, in ns; `None` before it is known.
+    /// Mean time of an operation on a path, including queueing, in ns; `None` before it is known.
     pub fn latency_ns(&self, path: usize) -> Option<f64> {
         self.all[path].latency_ns
     }
 
-    /// The path for something new; `tried` has a bit for each that could not take it. One that is closed only when
+    /// The path for a new request; `tried` has a bit for each that could not take it. A closed path is chosen only when
     /// there is no other. `None`: all were tried.
     pub fn choose(&mut self, tried: u32, now_ns: u64) -> Option<usize> {
         let untried = |i: &usize| tried & 1 << i == 0;
@@ -135,19 +135,19 @@ impl Paths {
         Some(chosen)
     }
 
-    /// Does the path take something new now?
+    /// Whether the path takes new requests now.
     pub fn is_open(&self, path: usize, now_ns: u64) -> bool {
         self.all[path].closed_until_ns <= now_ns
     }
 
-    /// An operation on a path has taken so long, waiting for others included.
+    /// An operation on a path has taken `ns`, including queueing.
     pub fn took(&mut self, path: usize, ns: u64) {
         let path = &mut self.all[path];
         path.ops += 1;
         path.sum_ns = path.sum_ns.saturating_add(ns);
     }
 
-    /// A path could not take something.
+    /// A path could not take a request: closes it for a while.
     pub fn close(&mut self, path: usize, why: Closed, now_ns: u64) {
         let ns = match why {
             Closed::Full => FULL_NS,
@@ -157,7 +157,7 @@ impl Paths {
         self.all[path].closed_until_ns = now_ns.saturating_add(ns);
     }
 
-    /// Looks whether a period is over, and shifts what is new then.
+    /// Ends a period, if it is over, and shifts new requests between paths.
     pub fn tick(&mut self, now_ns: u64) {
         if now_ns < self.period_ends_ns {
             return;
@@ -216,12 +216,12 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Paths that each serve one operation after the other, and a number of operations that are always under way.
+    /// Paths that each serve one operation after the other, and a fixed number of operations under way.
     struct Rig {
         paths: Paths,
         now_ns: u64,
         free_ns: Vec<u64>,
-        /// When each operation ends, when it began, and where it is.
+        /// When each operation ends, when it began, and its path.
         under_way: Vec<(u64, u64, usize)>,
     }
 
@@ -239,8 +239,8 @@ mod tests {
             }
         }
 
-        /// So many seconds with so many operations under way, each of which takes so many ns at a path. What each path
-        /// has done in the last half of the time, a second.
+        /// Runs for `seconds` with `under_way` operations, each taking `service_ns` on its path. Returns the operations
+        /// a second on each path in the last half.
         fn run(&mut self, seconds: u64, under_way: usize, service_ns: &[u64]) -> Vec<u64> {
             let end_ns = self.now_ns + seconds * PERIOD_NS;
             let mut done = vec![0; service_ns.len()];
@@ -293,12 +293,12 @@ mod tests {
         assert!(parts[1] > 0.5, "{parts:?}");
     }
 
-    /// What is seldom tried, and once took long, is nevertheless taken when the other one becomes slow.
+    /// A path that is rarely tried, and was slow once, is nevertheless used when the other one becomes slow.
     #[test]
     fn one_that_took_long_says_little_of_a_path() {
         let mut rig = Rig::over(Paths::first_of(2));
         rig.run(10, 4, &[MS / 10, MS / 2]);
-        // In a period of its own, as where there are few.
+        // In a period of its own, as where there are few operations.
         rig.now_ns += PERIOD_NS;
         rig.paths.tick(rig.now_ns);
         rig.paths.took(1, 200 * MS);
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn the_first_is_taken_until_another_is_faster_under_its_load() {
-        // With one operation at a time the first one is as fast as it is believed to be.
+        // With one operation at a time the first one is as fast as assumed.
         let mut rig = Rig::over(Paths::first_of(2));
         let alone = rig.run(30, 1, &[MS / 10, MS / 5]);
         assert!(alone[1] <= alone[0] / 300, "{alone:?}");

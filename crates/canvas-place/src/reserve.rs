@@ -1,53 +1,52 @@
-//! How far a tenant may grow where its host's memory runs out: the decision of each `canvas run`.
+//! How far a tenant may grow where its host runs out of memory: the decision of each `canvas run`.
 //!
-//! Every run looks for itself, and knows of the others only what the kernel's figure says. So that many at
-//! once do not pass the reserve between two looks, each takes a small part of what is left above it
-//! ([`PARTS`]): runs up to that number, growing as fast as they can, come as near to it as they like and never
-//! past it. Below the mark nobody grows by more than a 128th of what it has, until there is well more than the
-//! mark for a while.
+//! Every run checks for itself, and knows of the others only through the kernel's figure. To keep many runs together
+//! from passing the reserve between two checks, each takes a small part of what is left above it ([`PARTS`]): up to
+//! that number of runs, growing as fast as they can, come close to the reserve but never pass it. Below the mark no run
+//! grows by more than a 128th of what it has, until well more than the mark is available for a while.
 //!
 //! ```text
 //!      0        reserve        mark             calm                 available memory
 //!      ├───────────┼─────────────┼────────────────┼────────────────────────►
-//!       never       short: growth ends, pools      a step a look, ever smaller towards the mark
-//!                   spill until the mark           (short ends after `CALM_LOOKS` looks)
+//!       never       short: growth ends, pools      a step a check, ever smaller towards the mark
+//!                   spill until the mark           (short ends after `CALM_LOOKS` checks)
 //! ```
 
-/// Runs whose steps together are no more than what is left above the mark.
+/// Number of runs whose steps together are no more than what is left above the mark.
 pub const PARTS: u64 = 64;
-/// Looks in a row with well more than the mark that end the shortage.
+/// Consecutive checks with well more than the mark that end the shortage.
 pub const CALM_LOOKS: u32 = 20;
-/// What a tenant may grow by when the shortage begins, of what it has: what runs on needs some play.
-/// All that tenants have together, in such parts, is less than what lies between mark and reserve.
+/// Part of what it has by which a tenant may still grow when the shortage begins, since a running program needs some
+/// slack. All tenants' slack together is less than the distance between mark and reserve.
 const PLAY: u64 = 128;
-/// Smaller steps are none: a pool grows by slabs of 32 KiB.
+/// Smaller steps are not taken: a pool grows by slabs of 32 KiB.
 const STEP_MIN_BYTES: u64 = 64 << 10;
-/// Least pool that is kept when it spills for the host's sake.
+/// Least pool that is kept when it is demoted for the host's sake.
 const POOL_MIN_BYTES: u64 = 1 << 20;
 
-/// What is seen at one moment, of the host or of the control group that has least left above its reserve.
+/// A measurement of the host, or of the control group that has least left above its reserve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Look {
-    /// What could still be used (`MemAvailable`).
+    /// Available memory (`MemAvailable`).
     pub available_bytes: u64,
-    /// What is left alone in any case.
+    /// Memory always left alone.
     pub reserve_bytes: u64,
 }
 
 impl Look {
-    /// Below it growth ends: a quarter above the reserve.
+    /// Below this growth ends: a quarter above the reserve.
     pub fn mark_bytes(&self) -> u64 {
         self.reserve_bytes.saturating_add(self.reserve_bytes / 4)
     }
-    /// Above it a shortage is over: a half above the reserve.
+    /// Above this a shortage ends: a half above the reserve.
     pub fn calm_bytes(&self) -> u64 {
         self.reserve_bytes.saturating_add(self.reserve_bytes / 2)
     }
-    /// What may be used still, of all that is above the mark.
+    /// Memory available above the mark.
     pub fn left_bytes(&self) -> u64 {
         self.available_bytes.saturating_sub(self.mark_bytes())
     }
-    /// What one run may take of that until it looks again.
+    /// What one run may take of that until its next check.
     pub fn step_bytes(&self) -> u64 {
         self.left_bytes() / PARTS
     }
@@ -56,41 +55,41 @@ impl Look {
 /// What the tenant has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Held {
-    /// In its pool.
+    /// Bytes in its pool.
     pub pool_bytes: u64,
     /// Local memory of the run, in bytes.
     pub local_bytes: u64,
-    /// Its pool can spill to far memory.
+    /// Whether its pool can be demoted to far memory.
     pub can_spill: bool,
 }
 
-/// What it may have until the next look.
+/// What the tenant may have until the next check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The pool may grow so far; local memory as its own bound has it.
+    /// The pool may grow to this; local memory is bounded by its own limit.
     Step {
-        /// Of the pool.
+        /// Limit on the pool.
         pool_bytes: u64,
     },
-    /// The host is short: neither may grow beyond these, and what the pool has more leaves it.
+    /// The host is short: neither may grow beyond these limits, and the pool demotes what exceeds its limit.
     Short {
-        /// Of the pool.
+        /// Limit on the pool.
         pool_bytes: u64,
-        /// Of local memory.
+        /// Limit on local memory.
         local_bytes: u64,
     },
 }
 
-/// The watch of one run.
+/// One run's state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Guard {
-    /// The bounds of the shortage, while there is one: pool and local.
+    /// The limits during the shortage, if there is one: pool and local.
     bounds: Option<(u64, u64)>,
     calm: u32,
 }
 
 impl Guard {
-    /// Takes a look in and decides.
+    /// Adds a measurement and decides.
     pub fn judge(&mut self, look: Look, held: Held) -> Verdict {
         let (pool, local) = match self.bounds {
             None if look.step_bytes() >= STEP_MIN_BYTES => {
@@ -112,14 +111,14 @@ impl Guard {
         };
         if self.calm >= CALM_LOOKS {
             *self = Guard::default();
-            // The next look allows the first step.
+            // The next check allows the first step.
             return Verdict::Step {
                 pool_bytes: held.pool_bytes,
             };
         }
         let missing = look.mark_bytes().saturating_sub(look.available_bytes);
         let pool = if held.can_spill && missing > 0 {
-            // A quarter a look: others give as well, and what is written leaves the pool later.
+            // A quarter at a time: other runs give memory as well, and written pages leave the pool later.
             let less = held.pool_bytes.saturating_sub(missing.div_ceil(4));
             pool.min(less).max(POOL_MIN_BYTES.min(pool))
         } else {
@@ -181,7 +180,7 @@ mod tests {
             local_bytes: 6450 * MIB,
         };
         assert_eq!(guard.judge(look(1249), held(640, false)), frozen);
-        // What the tenant has grown by since does not move its bounds.
+        // What the tenant has grown by since does not move its limits.
         assert_eq!(guard.judge(look(0), held(650, false)), frozen);
         for _ in 1..CALM_LOOKS {
             assert_eq!(guard.judge(look(1501), held(650, false)), frozen);
@@ -209,8 +208,8 @@ mod tests {
     }
 
     proptest! {
-        /// Tenants that grow as fast as they may, each by what it saw last, looking in any order: the host
-        /// is never below its reserve by their growth, and never frozen with room left.
+        /// Tenants that grow as fast as they may, each by its last measurement, checking in any order: their growth
+        /// never brings the host below its reserve, and they are never frozen with room left.
         #[test]
         fn many_at_once_never_pass_the_reserve(
             total in 1u64 << 24..1 << 36,
@@ -222,7 +221,7 @@ mod tests {
             let mut pools = vec![0u64; tenants];
             let mut may = vec![0u64; tenants];
             for round in order.chunks(tenants) {
-                // All see the same free memory before any of them uses what it may.
+                // All see the same free memory before any of them uses its allowance.
                 let available = total - pools.iter().sum::<u64>();
                 for who in round.iter().map(|w| w % tenants) {
                     let seen = Look { available_bytes: available, reserve_bytes: reserve };

@@ -1,30 +1,30 @@
 //! How much memory a program gives up ahead of need, so that paging slows it by no more than a target.
 //!
-//! The sensor is the slowdown itself (time in faults over the rest), as TMO (ASPLOS '22, section 3.3) takes the
-//! kernel's pressure for it. TMO takes at most a thousandth of memory a period of 6 s, for services that run for
-//! weeks; programs that run for a minute would keep all they have. Here the *rate* at which pages leave is what is
-//! controlled: it grows while the slowdown is well below the target, and shrinks as fast as that comes near. Pages
-//! that were needed come back by the faults that are measured; those that were not stay away. What is taken is no
-//! limit: a program that grows is in nobody's way.
+//! The sensor is the slowdown itself (time in faults over the rest), where TMO (ASPLOS '22, section 3.3) uses the
+//! kernel's pressure. TMO takes at most a thousandth of memory in a period of 6 s, for services that run for weeks;
+//! programs that run for a minute would keep all they have. Here the controller sets the *rate* of evictions: it grows
+//! while the slowdown is well below the target, and shrinks as fast as the slowdown comes near. Pages that were needed
+//! come back by the faults that are measured; the others stay away. Taking memory sets no limit: a program may grow at
+//! any time.
 
-/// Faded sums: what was measured counts half after [`HALF_LIFE_S`].
+/// Decaying sums: a measurement counts half after [`HALF_LIFE_S`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slowdown {
     paging_s: f64,
     rest_s: f64,
 }
 
-/// After so long half of what was measured is forgotten, in seconds.
+/// Half-life of a measurement, in seconds.
 const HALF_LIFE_S: f64 = 1.5;
-/// Of a program that did less than this of late nothing is known, in seconds.
+/// Least recent run time for which the slowdown is known, in seconds.
 const KNOWN_FROM_S: f64 = 1e-4;
 
-/// The part that is left after `elapsed_s`.
+/// The factor that is left after `elapsed_s`.
 fn fade(elapsed_s: f64) -> f64 {
     0.5f64.powf(elapsed_s / HALF_LIFE_S)
 }
 
-/// A time that was measured, by whomever.
+/// Clamps a measured time to a sane range.
 fn sane_s(seconds: f64) -> f64 {
     match seconds.is_finite() {
         true => seconds.clamp(0.0, 1e6),
@@ -33,7 +33,7 @@ fn sane_s(seconds: f64) -> f64 {
 }
 
 impl Slowdown {
-    /// In `elapsed_s` paging took `paging_s` of all threads' time, and `rest_s` were left to them.
+    /// Adds a measurement: in `elapsed_s` paging took `paging_s` of all threads' time, and `rest_s` were left to them.
     pub fn add(&mut self, elapsed_s: f64, paging_s: f64, rest_s: f64) {
         let left = fade(sane_s(elapsed_s));
         self.paging_s = self.paging_s * left + sane_s(paging_s);
@@ -46,21 +46,21 @@ impl Slowdown {
     }
 }
 
-/// Faded counts of faults by how long they took, in buckets that ascend.
+/// Decaying counts of faults by latency, in ascending buckets.
 #[derive(Clone, Debug)]
 pub struct Latency {
     counts: Vec<f64>,
 }
 
 impl Latency {
-    /// Of so many buckets.
+    /// With `buckets` buckets.
     pub fn new(buckets: usize) -> Latency {
         Latency {
             counts: vec![0.0; buckets],
         }
     }
 
-    /// In `elapsed_s` there were so many more in each bucket.
+    /// Adds the faults of the last `elapsed_s`, by bucket.
     pub fn add(&mut self, elapsed_s: f64, more: &[u64]) {
         let left = fade(sane_s(elapsed_s));
         for (count, more) in self.counts.iter_mut().zip(more) {
@@ -68,7 +68,7 @@ impl Latency {
         }
     }
 
-    /// The bucket with the 99th percentile of the last seconds; `None` where there was hardly a fault.
+    /// The bucket with the 99th percentile of the last seconds; `None` with hardly any faults.
     pub fn p99_bucket(&self) -> Option<usize> {
         let all: f64 = self.counts.iter().sum();
         if all < 1.0 {
@@ -85,43 +85,43 @@ impl Latency {
 /// The controller of one tenant.
 #[derive(Clone, Copy, Debug)]
 pub struct Controller {
-    /// Part of local memory that leaves in a second.
+    /// Part of local memory evicted in a second.
     rate_per_s: f64,
-    /// Pages that are owed: parts of one.
+    /// Fraction of a page left over from the last step.
     owed: f64,
 }
 
-/// A tenant at one moment.
+/// One measurement of a tenant.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Look {
-    /// Since the last look, in seconds.
+    /// Seconds since the last one.
     pub elapsed_s: f64,
-    /// What is measured, as a part of the target; `None` when nothing was.
+    /// The measured value relative to the target; `None` when nothing was measured.
     pub of_target: Option<f64>,
-    /// Pages that could leave.
+    /// Pages that could be evicted.
     pub local_pages: u64,
     /// All pages of the tenant.
     pub footprint_pages: u64,
 }
 
-/// Aimed at, of the target: what is measured is late, and pages that are gone come back one by one.
+/// Set point relative to the target: measurements are late, and evicted pages fault back one by one.
 const AIM: f64 = 0.7;
-/// Past so much of the target nothing leaves.
+/// Above this nothing is evicted.
 const STOP: f64 = 1.0;
 const RATE_MIN_PER_S: f64 = 0.0005;
 const RATE_MAX_PER_S: f64 = 0.10;
 const RATE_FIRST_PER_S: f64 = 0.01;
-/// By how much the rate grows in a second where nothing is measured at all: it doubles.
+/// Growth of the rate in a second without any slowdown: it doubles.
 const GROWTH_PER_S: f64 = 2.0;
-/// And how fast it shrinks at twice of what is aimed at: to a tenth.
+/// Factor by which the rate shrinks in a second at twice the set point: to a tenth.
 const SHRINKING_PER_S: f64 = 0.1;
-/// At most this part of all pages is away (xDM's far ratio).
+/// Most of all pages that may be evicted (xDM's far ratio).
 const FAR_MAX: f64 = 0.9;
-/// A program keeps this much (8 MiB).
+/// Pages that a program always keeps (8 MiB).
 const KEPT_PAGES: u64 = 2048;
-/// The most that leaves at a look, of local memory.
+/// Most of local memory that one step evicts.
 const STEP_MAX: f64 = 0.05;
-/// Looks are no further apart, in seconds; what lies between is left out.
+/// Longest time between two steps that counts, in seconds.
 const LOOK_MAX_S: f64 = 10.0;
 
 impl Default for Controller {
@@ -131,7 +131,7 @@ impl Default for Controller {
 }
 
 impl Controller {
-    /// Of a tenant that has just begun.
+    /// For a tenant that has just begun.
     pub fn new() -> Controller {
         Controller {
             rate_per_s: RATE_FIRST_PER_S,
@@ -139,10 +139,10 @@ impl Controller {
         }
     }
 
-    /// The pages that are to leave now.
+    /// The number of pages to evict now.
     pub fn step(&mut self, look: &Look) -> u64 {
         let elapsed_s = sane_s(look.elapsed_s).min(LOOK_MAX_S);
-        // A program that does nothing is slowed by nothing.
+        // A program that does nothing is not slowed down.
         let of_target = sane_s(look.of_target.unwrap_or(0.0));
         self.judge(of_target, elapsed_s);
         if of_target > STOP {
@@ -174,16 +174,16 @@ mod tests {
     use fastrand::Rng;
 
     const TICK_S: f64 = 0.2;
-    /// What a fault takes.
+    /// Duration of a fault.
     const FAULT_S: f64 = 6e-6;
 
-    /// A program whose pages are touched by some popularity, under a clock that sees refaults only: what came back
-    /// is spared for longer and longer.
+    /// A program whose pages are touched by some popularity, under a clock algorithm that sees only refaults: refaulted
+    /// pages are spared for longer and longer.
     struct Program {
-        /// Touches a second of each page.
+        /// Touches of each page a second.
         touches_per_s: Vec<f64>,
         is_local: Vec<bool>,
-        /// Sweeps that a page is spared still, and would be next.
+        /// Sweeps for which a page is still spared, and would be next time.
         spared: Vec<(u32, u32)>,
         hand: usize,
         rng: Rng,
@@ -233,7 +233,7 @@ mod tests {
             }
         }
 
-        /// The time that passed is `TICK_S`, on one processor; what paging took of it.
+        /// Advances by `TICK_S` on one processor; returns the time that paging took of it.
         fn run(&mut self) -> f64 {
             let mut faults = 0.0;
             for i in 0..self.is_local.len() {
@@ -255,7 +255,7 @@ mod tests {
         sensor: Slowdown,
     }
 
-    /// Runs for `seconds`; the mean slowdown of each 6 s.
+    /// Runs for `seconds`; returns the mean slowdown of each 6 s.
     fn control(p: &mut Program, c: &mut Control, target: f64, seconds: f64) -> Vec<f64> {
         let ticks = (seconds / TICK_S) as usize;
         let mut slowdowns = Vec::new();
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(l.p99_bucket(), Some(2));
         l.add(0.2, &[0, 0, 1000, 0, 0, 0, 100, 0]);
         assert_eq!(l.p99_bucket(), Some(6));
-        // The slow ones are long ago.
+        // The slow faults are long ago.
         l.add(60.0, &[0, 10, 0, 0, 0, 0, 0, 0]);
         assert_eq!(l.p99_bucket(), Some(1));
         l.add(600.0, &[0; 8]);

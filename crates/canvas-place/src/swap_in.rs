@@ -2,36 +2,36 @@
 
 use std::fmt;
 
-/// Of a pagemap's entry: the page is there.
+/// Bit of a pagemap entry: the page is present.
 const PRESENT: u64 = 1 << 63;
-/// Of a pagemap's entry: the page is swapped out, and below is where to.
+/// Bit of a pagemap entry: the page is swapped out, and the low bits hold its slot.
 const SWAPPED: u64 = 1 << 62;
-/// Bits of an entry that number the swap device; those above them, up to [`PLACE_BITS`], are the place there.
+/// Bits of an entry with the swap device; those above them, up to [`PLACE_BITS`], hold the offset on it.
 const DEVICE_BITS: u32 = 5;
 const PLACE_BITS: u32 = 55;
 
-/// In an interval in which the kernel writes more pages out than this in a second, nothing comes back.
+/// Nothing comes back in an interval in which the kernel writes out more pages a second than this.
 pub const WRITTEN_PAGES_PER_S_MAX: f64 = 256.0;
-/// The share of time, in percent, that tasks wait for memory: above this nothing comes back.
+/// Nothing comes back when tasks wait for memory for more than this share of time, in percent.
 pub const PRESSURE_PERCENT_MAX: f64 = 10.0;
-/// Less room than this is no reason to begin, unless it is all that is needed.
+/// Least room for which it starts, unless less is all that is needed.
 pub const ROOM_BYTES_MIN: u64 = 16 << 20;
 
-/// Pages in a row of one process whose copies lie in a row.
+/// Consecutive pages of one process whose slots are consecutive.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Piece {
-    /// Where the first copy is: place and device. 0 where the kernel does not tell.
+    /// Slot of the first page: device and offset. 0 where the kernel does not reveal it.
     pub slot: u64,
-    /// Whose they are.
+    /// The process.
     pub process: u32,
     /// Number of the first page.
     pub page: u64,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }
 
-/// Adds what a process's pagemap says is swapped out, `pages_max` pages at most; the entries begin with that of
-/// page `first`. How many pages were added, and how many entries were looked at.
+/// Adds the swapped pages of a process's pagemap, at most `pages_max`; `entries` begin with that of page `first`.
+/// Returns how many pages were added, and how many entries were read.
 pub fn add(
     process: u32,
     first: u64,
@@ -71,43 +71,43 @@ pub fn add(
     (added, entries.len())
 }
 
-/// Device and place of a swapped page's copy, so that those next to each other are numbers next to each other. Who may
-/// not know them sees zeros; place 0 of a device holds no page.
+/// A swapped page's slot as a number, such that adjacent slots have adjacent numbers. An unprivileged process sees
+/// zeros; offset 0 of a device holds no page.
 fn slot_of(entry: u64) -> u64 {
     let told = entry & ((1 << PLACE_BITS) - 1);
     let device = told & ((1 << DEVICE_BITS) - 1);
     device << (PLACE_BITS - DEVICE_BITS) | told >> DEVICE_BITS
 }
 
-/// Puts pieces into the order in which their copies lie, and divides them into calls: each of one process, of
-/// `ranges_max` pieces at most.
+/// Sorts pieces by slot, and divides them into calls: each of one process, of at most `ranges_max` pieces.
 pub fn calls(pieces: &mut [Piece], ranges_max: usize) -> impl Iterator<Item = &[Piece]> {
     pieces.sort_unstable();
     let same = pieces.chunk_by(|a, b| a.process == b.process);
     same.flat_map(move |of_one| of_one.chunks(ranges_max.max(1)))
 }
 
-/// What is seen of the system before pages come back.
+/// The system's state before pages come back.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Look {
-    /// Memory that could be used without swapping.
+    /// Memory available without swapping.
     pub available_bytes: u64,
-    /// Swapped out, and not in memory as well.
+    /// Bytes swapped out and not also in memory.
     pub swapped_bytes: u64,
-    /// Pages that the kernel wrote out in a second of late.
+    /// Pages that the kernel wrote out in a second, recently.
     pub written_pages_per_s: f64,
-    /// The share of time, in percent, in which tasks waited for memory of late; `None` where the kernel does not tell.
+    /// Share of time, in percent, in which tasks recently waited for memory; `None` where the kernel does not report
+    /// it.
     pub pressure_percent: Option<f64>,
 }
 
 /// Why nothing comes back now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// There is nothing.
+    /// Nothing is swapped out.
     NothingSwapped,
-    /// Memory is not free.
+    /// There is no free memory.
     NoRoom,
-    /// Pages leave at this moment.
+    /// Pages are being swapped out.
     PagesLeave,
     /// Tasks wait for memory.
     Pressure,
@@ -117,19 +117,19 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Why::NothingSwapped => "nothing is swapped out",
-            Why::NoRoom => "there is no room",
+            Why::NoRoom => "there is no free memory",
             Why::PagesLeave => "pages are being swapped out",
             Why::Pressure => "programs wait for memory",
         })
     }
 }
 
-/// How many bytes may come back when so many stay free.
+/// How many bytes may come back if `free_bytes` are to stay free.
 pub fn room(available_bytes: u64, free_bytes: u64) -> u64 {
     available_bytes.saturating_sub(free_bytes)
 }
 
-/// Whether it is the time to bring pages back: how many bytes at most, or why not.
+/// Whether to bring pages back now: how many bytes at most, or why not.
 pub fn judge(look: &Look, free_bytes: u64) -> Result<u64, Why> {
     let room = room(look.available_bytes, free_bytes);
     if look.swapped_bytes == 0 {
@@ -172,10 +172,10 @@ mod tests {
         assert_eq!(add(4, 100, &entries, 99, &mut pieces), (5, 7));
         let got: Vec<_> = pieces.iter().map(|p| (p.page, p.pages)).collect();
         assert_eq!(got, [(101, 2), (104, 1), (105, 1), (106, 1)]);
-        // Of another process, or further away: not the same piece.
+        // Of another process, or further away: another piece.
         add(5, 107, &[swapped(2, 13)], 99, &mut pieces);
         assert_eq!(pieces.len(), 5);
-        // Where places are not told, pages in a row are.
+        // Where slots are not revealed, consecutive pages form a piece.
         let mut pieces = Vec::new();
         add(4, 0, &[SWAPPED; 6], 99, &mut pieces);
         assert_eq!((pieces.len(), pieces[0].pages, pieces[0].slot), (1, 6, 0));
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(judge(&all, free), Ok(8 << 20));
     }
 
-    /// Pages of a process: none, there, or swapped to a place; `None` as device: not told.
+    /// A page of a process: none, present, or swapped to a slot; without a device the slot is not revealed.
     fn page() -> impl Strategy<Value = u64> {
         prop_oneof![
             Just(0),
@@ -240,8 +240,8 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a list of single pages: each swapped page is asked for once, no other one, in the order of the
-        /// places, never more than there is room for, in calls that the kernel takes.
+        /// Against a list of single pages: each swapped page is requested once, no other one, in the order of slots,
+        /// never more than there is room for, in calls that the kernel accepts.
         #[test]
         fn every_swapped_page_is_asked_for_once(
             processes in prop::collection::vec(prop::collection::vec(page(), 0..80), 1..5),
@@ -271,7 +271,7 @@ mod tests {
                     got.extend((0..p.pages).map(|i| (slot(i), p.process, p.page + i)));
                 }
             }
-            // Pieces lie in the order of their first pages; two pages never share a place but here.
+            // Pieces are in the order of their first slots; two pages never share a slot except here.
             let firsts: Vec<_> = pieces.iter().map(|p| p.slot).collect();
             prop_assert!(firsts.is_sorted());
             got.sort_unstable();

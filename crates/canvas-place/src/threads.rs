@@ -1,43 +1,43 @@
 //! Which of an agent's threads serves which tenant.
 //!
-//! One thread serves all as long as it can: it begins and answers requests of several tenants together, and
-//! wakes nobody for that. When it is full and a processor idle, another thread takes tenants over, so that the
-//! fuller of the two has as little to do as possible; when two have little to do, one of them gets all again. A tenant
-//! is served by one thread at a time, so one that fills a thread by itself is as fast as it can be.
+//! One thread serves all tenants as long as it can: it starts and answers requests of several tenants together, and
+//! needs no wake-ups for that. When it is full and a processor is idle, another thread takes tenants over, so that the
+//! fuller of the two has as little work as possible; when two have little work, one of them gets all tenants again. A
+//! tenant is served by one thread at a time, so one that fills a thread by itself is as fast as it can be.
 //!
-//! Nothing oscillates: a move must relieve the full thread by [`GAIN`] at least, and two threads are joined
-//! only when they have less to do together than [`SLACK`], far below what is full.
+//! Nothing oscillates: a move must relieve the full thread by at least [`GAIN`], and two threads are joined only when
+//! they have less work together than [`SLACK`], far below full.
 
-/// Looks in a second.
+/// Checks a second.
 pub const ROUNDS_IN_S: u32 = 4;
 /// Thousandths of a processor.
 pub type Permille = u32;
-/// A thread that works so much of the time is full.
+/// Load from which a thread is full.
 pub const FULL: Permille = 850;
-/// So much of a processor must be idle for a thread that has nothing to do yet to get tenants.
+/// Idle processor time needed for a thread without work to get tenants.
 pub const IDLE: Permille = 500;
-/// By so much less must the fuller of the two threads have to do after a move.
+/// By how much a move must lower the load of the fuller thread.
 pub const GAIN: Permille = 100;
-/// Two threads that work less than that together are joined.
+/// Two threads with less load together are joined.
 pub const SLACK: Permille = 500;
-/// A thread is full when it was so in so many looks in a row.
+/// Consecutive checks after which a thread counts as full.
 const FULL_ROUNDS: u32 = ROUNDS_IN_S / 2;
-/// The same for two that have little to do.
+/// Consecutive checks after which two threads are joined.
 const SLACK_ROUNDS: u32 = 2 * ROUNDS_IN_S;
-/// Who works less than that does not fill a thread.
+/// A tenant with less load does not fill a thread.
 const SMALL: Permille = 50;
 
 /// How many threads there may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Width {
-    /// As many as are needed, at most so many.
+    /// As many as are needed, up to this number.
     Elastic(usize),
-    /// So many, among which the tenants are divided evenly.
+    /// This number, with the tenants divided evenly among them.
     Fixed(usize),
 }
 
 impl Width {
-    /// Threads at most; at least 1.
+    /// Most threads; at least 1.
     pub fn most(self) -> usize {
         match self {
             Width::Elastic(n) | Width::Fixed(n) => n.max(1),
@@ -45,27 +45,27 @@ impl Width {
     }
 }
 
-/// A tenant of a thread, and how much of the time the thread was at work for it.
+/// A tenant of a thread, and its load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Load {
     /// Its number.
     pub id: u64,
-    /// Since the look before.
+    /// Load since the last check.
     pub busy: Permille,
 }
 
-/// A tenant goes from one thread to another; one past the last thread is one that is to be started.
+/// A tenant moves between threads; index `to` may be one past the last thread, for a new one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
-    /// Which tenant.
+    /// The tenant's number.
     pub id: u64,
-    /// Who serves it.
+    /// The thread that serves it.
     pub from: usize,
-    /// Who is to serve it.
+    /// The thread that is to serve it.
     pub to: usize,
 }
 
-/// Decides.
+/// Assigns tenants to threads.
 #[derive(Clone, Debug)]
 pub struct Threads {
     width: Width,
@@ -77,7 +77,7 @@ fn sum(loads: &[Load]) -> Permille {
     loads.iter().map(|l| l.busy).sum()
 }
 
-/// The thread that has most to do of those that `may` says.
+/// The busiest thread of those for which `may` holds.
 fn fullest(all: &[Vec<Load>], may: impl Fn(&usize) -> bool) -> Option<usize> {
     (0..all.len()).filter(may).max_by_key(|at| sum(&all[*at]))
 }
@@ -100,7 +100,7 @@ fn relief(
 }
 
 impl Threads {
-    /// Of so many threads.
+    /// With `width` threads.
     pub fn new(width: Width) -> Threads {
         Threads {
             width,
@@ -109,12 +109,12 @@ impl Threads {
         }
     }
 
-    /// Threads at most.
+    /// Most threads.
     pub fn most(&self) -> usize {
         self.width.most()
     }
 
-    /// There can be no more threads than so many: the system starts no other.
+    /// Limits the number of threads, because the system can start no more.
     pub fn bound(&mut self, threads: usize) {
         self.width = match self.width {
             Width::Elastic(_) => Width::Elastic(threads),
@@ -122,14 +122,14 @@ impl Threads {
         };
     }
 
-    /// Which of the threads, each with its tenants, a new tenant begins at.
+    /// The thread at which a new tenant starts; `all` has the tenants of each thread.
     pub fn place(&self, all: &[Vec<Load>]) -> usize {
         let least = |of: &mut dyn Iterator<Item = usize>| {
             let key = |at: &usize| (sum(&all[*at]), all[*at].len(), *at);
             of.min_by_key(key)
         };
         if let Width::Elastic(_) = self.width {
-            // Not to a thread that has nobody while others are not full.
+            // Not on a thread without tenants while others are not full.
             let mut room = (0..all.len()).filter(|at| {
                 let theirs = &all[*at];
                 !theirs.is_empty() && sum(theirs) < FULL
@@ -141,8 +141,8 @@ impl Threads {
         least(&mut (0..all.len())).unwrap_or(0)
     }
 
-    /// What to change, by what the threads, each with its tenants, did since the look before, and how much of the
-    /// processors was idle meanwhile (1000: one of them, or two by half).
+    /// The move to make, by each thread's tenants and loads since the last check, and by the idle processor time (1000:
+    /// one processor, or two by half).
     pub fn look(&mut self, all: &[Vec<Load>], idle: Permille) -> Option<Move> {
         match self.width {
             Width::Elastic(_) => self.relieve(all, idle).or_else(|| self.join(all)),
@@ -154,9 +154,9 @@ impl Threads {
         }
     }
 
-    /// A thread that is full gives a tenant to another one.
+    /// Moves a tenant from a full thread to another one.
     fn relieve(&mut self, all: &[Vec<Load>], idle: Permille) -> Option<Move> {
-        // One tenant that fills a thread by itself cannot be helped.
+        // A single tenant that fills a thread cannot be helped.
         let can_be = |at: &usize| {
             let large = all[*at].iter().filter(|l| l.busy >= SMALL).count();
             sum(&all[*at]) >= FULL && large >= 2
@@ -173,7 +173,7 @@ impl Threads {
         let new = (all.len() < self.most()).then_some((all.len(), 0));
         let others = (0..all.len()).filter(|at| *at != from);
         let targets = others.map(|at| (at, sum(&all[at]))).chain(new);
-        // One that works already has a processor.
+        // A thread with work already has a processor.
         relief(
             all,
             from,
@@ -181,7 +181,7 @@ impl Threads {
         )
     }
 
-    /// Of two threads that have little to do one gives its tenants to the other.
+    /// Of two threads with little load, one gives its tenants to the other.
     fn join(&mut self, all: &[Vec<Load>]) -> Option<Move> {
         let mut used: Vec<usize> = (0..all.len()).filter(|at| !all[*at].is_empty()).collect();
         used.sort_by_key(|at| (sum(&all[*at]), *at));
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Threads that serve tenants, each of which would use so much of a thread that has nothing else to do.
+    /// Threads that serve tenants, each of which would use `wants` of an otherwise idle thread.
     struct Model {
         wants: Vec<Permille>,
         on: Vec<Vec<u64>>,
@@ -239,7 +239,7 @@ mod tests {
             (1000 * self.processors).saturating_sub(self.served())
         }
 
-        /// One look, and what it changes. True when that is something.
+        /// One check and its move. True when there was one.
         fn round(&mut self, threads: &mut Threads) -> bool {
             let Some(Move { id, from, to }) = threads.look(&self.loads(), self.idle()) else {
                 return false;
@@ -254,7 +254,7 @@ mod tests {
             true
         }
 
-        /// The most that `threads` threads can serve of these tenants.
+        /// The most load that `threads` threads can serve of these tenants.
         fn best(&self, threads: usize) -> Permille {
             let n = self.wants.len() as u32;
             let ways = (threads as u64).pow(n);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever tenants want: it comes to rest, and threads serve three quarters of what they could at least.
+        /// Whatever tenants want: moves come to an end, and threads serve at least three quarters of what they could.
         #[test]
         fn it_comes_to_rest_and_serves_three_quarters_of_what_can_be_at_least(
             wants in prop::collection::vec(0..=1000u32, 0..7),
@@ -297,15 +297,15 @@ mod tests {
             prop_assert!(moved <= 30, "{moved} moves");
             prop_assert!((0..100).all(|_| !m.round(&mut threads)), "it does not rest: {:?}", m.on);
             prop_assert_eq!(m.on.iter().map(Vec::len).sum::<usize>(), m.wants.len());
-            // A thread more begins where half a processor is idle.
+            // Another thread starts only where half a processor is idle.
             if fixed || processors > 4 {
                 let (served, best) = (m.served(), m.best(width.most()));
                 prop_assert!(served * 4 >= best * 3, "{served} of {best}: {:?} {:?}", m.on, m.wants);
             } else {
-                // Nothing is begun where processors have enough to do.
+                // No thread starts where processors have enough work.
                 prop_assert!(m.on.len() <= 1 + processors as usize);
             }
-            // When all are quiet one thread has them all again.
+            // When all tenants are quiet, one thread has them all again.
             if !fixed {
                 m.wants.iter_mut().for_each(|w| *w = 0);
                 for _ in 0..100 {

@@ -1,81 +1,81 @@
 //! What `canvas tune` changes of a run, and why: where its far memory is, and how much of it fits into the pool.
 //!
-//! The sensor is what a fault waits for a page beyond the pool, in time and in number. Nothing is changed while that
-//! costs the program less than [`COST_MIN`]. Otherwise, in this order:
+//! The sensor is the number and the duration of faults on pages beyond the pool. Nothing is changed while they cost the
+//! program less than [`COST_MIN`]. Otherwise, in this order:
 //!
-//! * **the pool grows**, while this host has memory to spare: what is compressed here is back in microseconds;
-//! * **far memory moves** between this host's disk alone and a donor beside the disk, when reads have been slower
-//!   than the other place is known, or at first believed, to be. What the other place really gives is measured
-//!   when far memory is there; if that is not better, it moves back.
+//! * **the pool grows**, while this host has memory to spare: compressed pages come back in microseconds;
+//! * **far memory moves** between the local disk alone and a donor beside the disk, when reads have been slower than
+//!   the other place is known, or at first assumed, to be. The other place's real latency is measured once far memory
+//!   is there; if it is not better, far memory moves back.
 //!
-//! Both places keep a copy on the disk, so durability never changes. Each change has to pay for [`PERIODS`] periods
-//! before it is made, by [`BETTER`] at least, and after a move there is none for [`HOLD_S`], twice as long each
-//! time that one did not pay.
+//! Both places keep a copy on the disk, so durability never changes. A change must appear better for [`PERIODS`]
+//! periods before it is made, by a factor of at least [`BETTER`], and after a move there is none for [`HOLD_S`],
+//! doubled each time that a move did not pay off.
 
 use crate::replicas::Policy;
 
-/// Part of the program's time that reads beyond the pool have to take before anything is changed.
+/// Part of the program's time that reads beyond the pool must take before anything is changed.
 pub const COST_MIN: f64 = 0.01;
-/// Another place has to be so much faster,
+/// Factor by which another place must be faster,
 pub const BETTER: f64 = 1.2;
-/// in so many periods one after the other.
+/// in this many consecutive periods.
 pub const PERIODS: u32 = 3;
-/// No move so soon after another one, in seconds,
+/// Least time between two moves, in seconds,
 pub const HOLD_S: f64 = 60.0;
-/// and at last.
+/// and its maximum.
 const HOLD_S_MAX: f64 = 3600.0;
-/// Fewer reads in a period say nothing.
+/// Fewer reads in a period prove nothing.
 const READS_MIN: u64 = 20;
-/// Before anything was measured: what a read from an SSD takes, and one from a donor in the same network.
+/// Assumed latencies before any measurement: of a read from an SSD, and from a donor in the same network.
 const DISK_NS: f64 = 150_000.0;
 const DONOR_NS: f64 = 80_000.0;
-/// Of the memory that this host has to spare the pool gets so much at a time, and grows by a quarter at most.
+/// The pool gets 1/`SPARE_PART` of the host's spare memory at a time, and grows by a quarter at most.
 const SPARE_PART: u64 = 4;
-/// Less is not worth a change.
+/// A smaller change is not worthwhile.
 const GROWS_MIN: u64 = 1 << 20;
 
-/// A run in one period.
+/// Measurements of a run in one period.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     /// Length of the period, in seconds.
     pub elapsed_s: f64,
-    /// Reads beyond the pool that faults waited for.
+    /// Reads beyond the pool for which faults waited.
     pub reads: u64,
-    /// The time of all of them, in ns.
+    /// The sum of their times, in ns.
     pub read_ns: u64,
-    /// The copies that are wanted; `None` without far memory.
+    /// The copies policy; `None` without far memory.
     pub copies: Option<Policy>,
-    /// Nothing of it is being moved or repaired.
+    /// Far memory is not being moved or repaired.
     pub is_whole: bool,
-    /// Could it have donors, as far as is known?
+    /// Whether the run can use donors, as far as is known.
     pub has_donors: bool,
-    /// The pool's bound, in bytes.
+    /// Limit on the pool, in bytes.
     pub pool_bytes_max: u64,
-    /// What the pool takes, in bytes, and past what part of its bound pages leave it, in percent.
+    /// Size of the pool in bytes.
     pub pool_bytes: u64,
-    /// See there.
+    /// Percent of its limit past which the pool demotes pages.
     pub spill_percent: u64,
-    /// May the bound be changed?
+    /// Whether the limit may be changed.
     pub pool_is_own: bool,
-    /// Memory of this host that nobody needs, the reserve left out, in bytes.
+    /// Memory of this host that nobody needs, without the reserve, in bytes.
     pub spare_bytes: u64,
 }
 
-/// What is to be changed.
+/// A change of a run's settings.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Change {
-    /// The pool's bound, to so many bytes.
+    /// Sets the pool's limit, in bytes.
     Pool(u64),
-    /// The copies.
+    /// Sets the copies policy.
     Copies(Policy),
 }
 
-/// What is to be done in this period.
+/// The decision for this period.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Verdict {
-    /// What is to be changed; `None`: nothing.
+    /// The change; `None` for none.
     pub change: Option<Change>,
-    /// Why, or why not.
+    /// The reason.
     pub why: String,
 }
 
@@ -91,7 +91,7 @@ impl Place {
         match (policy.donors, policy.disk, policy.late) {
             (0, true, _) => Some(Place::Disk),
             (1, true, false) => Some(Place::Donor),
-            // Durability is not to be changed.
+            // A change would change durability.
             _ => None,
         }
     }
@@ -120,25 +120,25 @@ impl Place {
     }
 }
 
-/// What is known of one run.
+/// Keeps measurements of one run and decides.
 #[derive(Clone, Debug, Default)]
 pub struct Tuner {
-    /// Time of a read there, in ns, as it was measured last: on the disk, at a donor.
+    /// Last measured latency of a read, in ns: on the disk, and at a donor.
     disk_ns: Option<f64>,
     donor_ns: Option<f64>,
-    /// Periods in a row in which the other place would have been better.
+    /// Consecutive periods in which the other place appeared better.
     better: u32,
     /// Periods in which a place was measured since far memory moved there.
     measured: u32,
-    /// Seconds until it may move again, and how long that is after the next move.
+    /// Seconds until the next move is allowed, and how long the pause after the next move is.
     held_s: f64,
     hold_s: f64,
-    /// It has moved on trial, and this was the time of a read before.
+    /// After a move on trial: the latency before it.
     before_ns: Option<f64>,
 }
 
 impl Tuner {
-    /// What to do after one more period.
+    /// The decision after one more period.
     pub fn step(&mut self, look: &Look) -> Verdict {
         self.held_s = (self.held_s - look.elapsed_s).max(0.0);
         let keep = |why: String| Verdict { change: None, why };
@@ -178,7 +178,7 @@ impl Tuner {
         self.path(place, read_ns, look.has_donors)
     }
 
-    /// A read at a place took so long.
+    /// Adds a measured latency at a place.
     fn note(&mut self, place: Place, read_ns: f64) {
         let known = match place {
             Place::Disk => &mut self.disk_ns,
@@ -195,7 +195,7 @@ impl Tuner {
         }
     }
 
-    /// The pool grows while it is nearly full and this host has memory to spare.
+    /// Grows the pool while it is nearly full and this host has memory to spare.
     fn pool(&self, look: &Look) -> Option<Verdict> {
         let spills_at = look.pool_bytes_max / 100 * look.spill_percent.min(100);
         let is_full = look.pool_bytes >= spills_at / 5 * 4;

@@ -1,27 +1,27 @@
-//! Which slabs a donor takes back: the E least active of E + E' sampled ones.
+//! Which slabs a donor reclaims: the E least active of E + E' sampled ones.
 //!
-//! A donor does not see how much its slabs are used (one-sided reads and writes pass it by), and
-//! asking for all of them would take long. Asking for a few more than needed and taking the least
-//! active of those is nearly as good: Infiniswap's "power of multiple choices" (NSDI'17 §4.3, after
-//! Park, "A generalization of multiple choice balls-into-bins", PODC'11).
+//! A donor does not see how much its slabs are used (one-sided reads and writes bypass it), and asking clients about
+//! all of them would take long. Asking about a few more than needed and taking the least active of those is nearly as
+//! good: Infiniswap's "power of multiple choices" (NSDI'17 §4.3, after Park, "A generalization of multiple choice
+//! balls-into-bins", PODC'11).
 
 use fastrand::Rng;
 
-/// How many more slabs are sampled than evicted (E'). Infiniswap's figures are taken with E + E' up
-/// to a few dozen; a query of 5 more costs one frame.
+/// How many more slabs are sampled than evicted (E'). Infiniswap's results are for E + E' up to a few dozen; a query
+/// about 5 more costs one frame.
 pub const EXTRA: usize = 5;
 
-/// How much a slab was used.
+/// Recent use of a slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Activity<T> {
-    /// The slab, by the caller's name for it.
+    /// The caller's name for the slab.
     pub slab: T,
-    /// Operations on it since it was last asked for.
+    /// Operations on it since the last query.
     pub ops: u64,
 }
 
-/// `count` different slabs out of `all`, each set of them as likely as any other; all of them when
-/// there are no more. (Floyd's algorithm: as many draws as slabs, however many there are.)
+/// `count` different slabs out of `all`, each subset with equal probability; all of them when there are no more.
+/// (Floyd's algorithm: `count` draws, however many slabs there are.)
 pub fn sample<T: Copy>(rng: &mut Rng, all: &[T], count: usize) -> Vec<T> {
     let count = count.min(all.len());
     let mut chosen: Vec<usize> = Vec::with_capacity(count);
@@ -32,8 +32,8 @@ pub fn sample<T: Copy>(rng: &mut Rng, all: &[T], count: usize) -> Vec<T> {
     chosen.into_iter().map(|i| all[i]).collect()
 }
 
-/// The `count` least active of the sampled slabs, the least active first; of equally active ones the
-/// first in the sample.
+/// The `count` least active of the sampled slabs, the least active first; of equally active ones the first in the
+/// sample.
 pub fn least_active<T: Copy>(sampled: &[Activity<T>], count: usize) -> Vec<T> {
     let mut by_ops: Vec<&Activity<T>> = sampled.iter().collect();
     by_ops.sort_by_key(|a| a.ops);
@@ -59,7 +59,7 @@ mod tests {
             prop_assert!(drawn.iter().all(|s| all.contains(s)));
         }
 
-        /// Oracle: take the minimum out, again and again.
+        /// Oracle: take the minimum out repeatedly.
         #[test]
         fn the_least_active_are_taken(ops in prop::collection::vec(0u64..20, 0..60), count in 0usize..80) {
             let sampled: Vec<Activity<usize>> =
@@ -95,8 +95,8 @@ mod tests {
         assert!(seen.iter().all(|n| n.abs_diff(10_000) < 435), "{seen:?}");
     }
 
-    /// What the sampling is for: with a tenth of the slabs hot, one choice hits hot ones as often as
-    /// they are; the least active of E + E' hardly ever.
+    /// The purpose of sampling: with a tenth of the slabs hot, a single choice hits hot ones in that proportion; the
+    /// least active of E + E' almost never.
     #[test]
     fn hot_slabs_are_spared() {
         let mut rng = Rng::with_seed(5);
@@ -116,7 +116,7 @@ mod tests {
                 .filter(|&s| hot(s))
                 .count();
         }
-        // Blind choice would take about 400 of the 4000.
+        // A blind choice would take about 400 of the 4000.
         assert!(evicted_hot < 4, "{evicted_hot} hot slabs were evicted");
     }
 }

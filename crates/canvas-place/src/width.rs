@@ -1,15 +1,15 @@
-//! How many operations of one path are under way at a time: as many as pay.
+//! How many operations of one path are under way at a time: as many as pay off.
 //!
-//! While operations wait for others the width is doubled, as long as each step gains more than [`GAIN`]; a step that
-//! does not is taken back, and tried again after [`HOLD`] periods, since a path may change.
+//! While operations queue, the width is doubled as long as each step gains more than [`GAIN`]; a step that does not is
+//! reversed, and tried again after [`HOLD`] periods, since a path may change.
 
-/// A step has to gain so much.
+/// Factor that a step must gain.
 const GAIN: f64 = 1.05;
-/// Periods before a step that did not pay is tried again.
+/// Periods before a step that did not pay off is tried again.
 const HOLD: u32 = 60;
-/// A period in which this part of the operations had to wait is a full one.
+/// A period is full when this part of the operations had to queue.
 const FULL: f64 = 0.5;
-/// Fewer operations in a period say nothing.
+/// Fewer operations in a period prove nothing.
 const OPS_MIN: u64 = 50;
 
 /// The width of one path.
@@ -17,13 +17,13 @@ const OPS_MIN: u64 = 50;
 pub struct Width {
     now: usize,
     max: usize,
-    /// Operations in the last full period at half of this width, if this one is on trial.
+    /// While this width is on trial: operations in the last full period at half of it.
     before: Option<u64>,
     held: u32,
 }
 
 impl Width {
-    /// So many to begin with, and at most.
+    /// Starts at `start`; never above `max`.
     pub fn new(start: usize, max: usize) -> Width {
         Width {
             now: start,
@@ -38,11 +38,12 @@ impl Width {
         self.now
     }
 
-    /// A period is over, in which so many operations ended, and so many of those that came had to wait for others.
+    /// Ends a period: `ended` operations ended, and `waited` of the `came` that arrived had to queue. Returns the new
+    /// width.
     pub fn step(&mut self, ended: u64, came: u64, waited: u64) -> usize {
         self.held = self.held.saturating_sub(1);
         if ended < OPS_MIN || (waited as f64) < came as f64 * FULL {
-            // Nothing is known of a trial that nobody needed.
+            // The trial proves nothing if nobody needed the width.
             return self.now;
         }
         if let Some(before) = self.before.take()
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A path that gains nothing past a width, under a load that always waits: the widths it comes to.
+    /// A path that gains nothing past a width, under a load that always queues: the widths over time.
     fn run(knee: usize, periods: usize) -> Vec<usize> {
         let mut width = Width::new(4, 32);
         (0..periods)

@@ -1,5 +1,5 @@
-//! Decisions about replicas against naive oracles, which keep sets and look at everything. A failure
-//! is shrunk, and its seed is printed, by proptest.
+//! Decisions about replicas against naive models, which keep sets and check everything. On a failure proptest shrinks
+//! the case and prints its seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,7 +44,7 @@ enum Step {
     WantBack(u32, usize, u64),
     LetGo(u32),
     Forgets(u32, usize),
-    /// The policy is the next one.
+    /// Switches to the next policy.
     Policy,
     /// The disk lacks an extent of the slab, has all of it, or may lose it.
     DiskLacks(u32),
@@ -72,7 +72,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(one, 1..120)
 }
 
-/// A replica as the oracle has it.
+/// A replica in the model.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Naive {
     donor: usize,
@@ -85,7 +85,7 @@ struct Oracle {
     now: u64,
     slabs: BTreeMap<u32, Vec<Naive>>,
     refused: BTreeSet<(u32, usize)>,
-    /// When those that refused may be asked again: a grant of another donor's changes nothing in that.
+    /// When donors that refused may be asked again: a grant of another donor does not change that.
     refused_until: BTreeMap<u32, u64>,
     again: BTreeMap<u32, u64>,
     asked: BTreeMap<u32, Vec<usize>>,
@@ -101,7 +101,7 @@ impl Oracle {
         slab.is_some_and(|all| all.iter().any(|c| c.donor == donor))
     }
 
-    /// Donors that a slab may go to: strangers to its neighbours, if there are any.
+    /// Donors to which a slab may go: ones without its neighbours, if there are any.
     fn may_take(&self, slab: u32) -> BTreeSet<usize> {
         let open = |d: &usize| {
             let donor = &self.donors[*d];
@@ -131,7 +131,7 @@ impl Oracle {
         self.slabs[&slab].iter().filter(stays).count()
     }
 
-    /// What must be true of the replica that goes, or of none going.
+    /// What must hold for a released replica, or when none is released.
     fn judge_let_go(&self, slab: u32, policy: Policy, given: Option<(usize, bool)>) -> bool {
         let room = (0..DONORS).any(|d| {
             let donor = &self.donors[d];
@@ -148,7 +148,7 @@ impl Oracle {
         let surplus = complete && all.len() > policy.donors && stay.clone().count() > 0;
         match (given, wanted) {
             (Some((donor, called)), Some(first)) => called && donor == first.donor,
-            // One that serves goes only when all that stay do.
+            // A serving replica is released only when all that stay serve.
             (Some((donor, called)), None) => {
                 let best = !self.serves(donor, false) || stay.all(|c| self.serves(c.donor, false));
                 !called && surplus && best
@@ -300,9 +300,8 @@ proptest! {
         }
     }
 
-    /// Whatever answers come in whatever order: nobody is asked twice, a suspect only when nobody
-    /// else is left, bytes are handed out once, and a read ends without bytes only when nobody can
-    /// give any.
+    /// Whatever answers arrive in whatever order: no donor is asked twice, a suspect only when no other is left, bytes
+    /// are returned once, and a read ends without bytes only when nobody can give any.
     #[test]
     fn a_read_asks_everybody_and_ends_once(
         flags in prop::collection::vec(any::<[bool; 3]>(), 0..DONORS),
@@ -407,8 +406,8 @@ proptest! {
         }
     }
 
-    /// Repairs that go on until nothing is left to do make good everything that can be, and write
-    /// nothing that does not verify, whatever is written meanwhile.
+    /// Repairs that run until nothing is left to do repair everything possible, and write nothing that does not verify,
+    /// whatever is written meanwhile.
     #[test]
     fn everything_is_repaired_that_can_be(
         mut seals in prop::collection::vec(0..3u64, 8),
@@ -442,8 +441,8 @@ proptest! {
             map.get_mut(&slab).unwrap().at(d).unwrap().leaving = Some((1, 9));
         }
         let mut repairs = Repairs::new(4);
-        // Whose bytes are on the way to the donor. What no copy can give is tried again and again, which
-        // is no work.
+        // The extent whose bytes are on the way to the donor. An extent that no copy can give is retried forever, which
+        // does not count as work.
         let mut sent = [false; REPAIRS];
         let mut last_work = 0;
         let mut round = 0;
@@ -548,7 +547,7 @@ proptest! {
     }
 }
 
-/// What the disk lacked, and has been given since, can be repaired from it.
+/// What the disk lacked, and got later, can be repaired from it.
 #[test]
 fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
     let policy = Policy {
@@ -565,7 +564,7 @@ fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
     let mut repairs = Repairs::new(4);
     let seal = |extent| u64::from(extent == 0);
     let view_of = |first| [view(first, false), view(true, false)];
-    // The only donor that has it is away, and the disk has not got it.
+    // The only donor that has it is away, and the disk lacks it.
     let donors = view_of(false);
     assert!(
         repairs
@@ -576,7 +575,7 @@ fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
     assert_eq!(repairs.verified(0, &map, false, 1), Verified::Lacks);
     assert_eq!(repairs.source(0, &map, &donors[..], true), From::Nowhere);
     repairs.end(0, &mut map, false);
-    // It comes back, and both are made good.
+    // It comes back, and both are repaired.
     repairs.tick(0);
     let donors = view_of(true);
     for to in [Some(1), None] {
@@ -608,8 +607,7 @@ fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
     assert_eq!(repairs.source(0, &map, &donors[..], true), From::Disk);
 }
 
-/// An agent takes over: as far as it knows donors lack what the one before it wrote there last, and nobody else has
-/// it.
+/// An agent takes over: as far as it knows, donors lack what its predecessor wrote there last, and nobody else has it.
 #[test]
 fn what_a_donor_has_without_anybody_knowing_is_found_there() {
     let policy = Policy {
@@ -641,7 +639,7 @@ fn what_a_donor_has_without_anybody_knowing_is_found_there() {
                     ends => break ends,
                 }
             };
-            // The second one is made good from the first.
+            // The second one is repaired from the first.
             let is_written = to == 1 || !has_it[0];
             assert_eq!(matches!(ends, Verified::Write(_)), is_written);
             assert_eq!(ends == Verified::Has, !is_written);
@@ -651,8 +649,8 @@ fn what_a_donor_has_without_anybody_knowing_is_found_there() {
     }
 }
 
-/// Where the disk gets its copies late it always lacks some: a copy too many goes all the same, but not before the disk
-/// has nearly everything.
+/// Where the disk gets its copies late it always lacks some: a surplus copy is released all the same, but not before
+/// the disk has nearly everything.
 #[test]
 fn a_copy_too_many_does_not_wait_for_what_is_written_late() {
     let late = Policy::named("1+disk-async").unwrap();
@@ -676,7 +674,7 @@ fn a_copy_too_many_does_not_wait_for_what_is_written_late() {
     }
 }
 
-/// A write that gets to all donors that serve, and to no disk, if there is one.
+/// A write that gets to all serving donors, and to no disk, if there is one.
 fn write(
     map: &mut Map,
     at: &mut [Vec<u64>],
@@ -701,7 +699,7 @@ fn write(
     }
 }
 
-/// Where the disk keeps a part of a slab only, what it never had is lost with the donor, and nothing is damaged.
+/// Where the disk keeps only a part of a slab, what it never had is lost with the donor, and nothing is damaged.
 #[test]
 fn a_blank_answer_of_a_disk_that_is_not_sure_is_no_copy() {
     let blank = Answer::Data { blank: true };

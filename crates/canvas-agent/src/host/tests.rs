@@ -6,21 +6,21 @@ use canvas_sys::proc::futex_wake;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
-/// Answers rings, and writes down who was served.
+/// A tenant that answers notifications and records who was served.
 pub(crate) struct Counts {
     id: u64,
     pub(crate) far: &'static Far,
-    /// Requests that are left.
+    /// Requests left.
     pub(crate) left: Arc<AtomicUsize>,
     order: Arc<Mutex<Vec<(u64, usize)>>>,
     share: Live,
-    /// Of the thread's time, for each request.
+    /// Time of the thread for each request.
     cost: Duration,
     /// See [`Served::due_in`].
     due_in: Option<Duration>,
-    /// Looks at the store.
+    /// Polls of the store.
     reaped: Arc<AtomicUsize>,
-    /// What its processes may read by themselves, and bytes that they have.
+    /// How much its processes may read directly, and bytes that they have read.
     direct: Arc<Mutex<Direct>>,
     read: Arc<AtomicUsize>,
 }
@@ -96,7 +96,7 @@ fn tenants(n: u64) -> Tenants {
     costly(&vec![Duration::ZERO; n as usize])
 }
 
-/// Tenants with requests that cost so much each.
+/// Tenants with requests that each cost this much.
 fn costly(costs: &[Duration]) -> Tenants {
     let mut t = Tenants {
         host: Host::new(Duration::ZERO, Dispatch::new()),
@@ -191,7 +191,7 @@ fn a_tenant_whose_requests_are_dear_leaves_the_others_their_time() {
     }
     let done = |id: usize| 1_000_000 - t.left[id].load(Relaxed) as u64;
     let ns = |id: usize| t.far[id].stats.agent_ns.load(Relaxed);
-    // By requests the dear one would have nearly all of the time: 40 times the others'.
+    // By number of requests the expensive one would get nearly all of the time: 40 times the others'.
     assert!(done(1) > 10 * done(0), "{} and {}", done(1), done(0));
     assert!(
         ns(0) < 3 * ns(1) && ns(1) < 3 * ns(0),
@@ -203,7 +203,7 @@ fn a_tenant_whose_requests_are_dear_leaves_the_others_their_time() {
     assert!(done(0) > 0);
 }
 
-/// Another thread is used only when this one is seen to be full (`canvas_place::threads`).
+/// Another thread is used only when this one is full (`canvas_place::threads`).
 #[test]
 fn a_thread_that_always_has_work_is_seen_to_be_full() {
     let mut t = costly(&[Duration::from_micros(5); 3]);
@@ -214,7 +214,7 @@ fn a_thread_that_always_has_work_is_seen_to_be_full() {
         let seats = t.host.seats.iter();
         seats.map(|s| s.served_ns.load(Relaxed)).sum()
     };
-    // The first rounds learn what requests cost.
+    // The first rounds learn the cost of requests.
     (0..50).for_each(|_| assert!(t.host.round()));
     let (began_ns, before_ns) = (thread_ns(), served_ns(&t));
     t.order.lock().unwrap().clear();
@@ -238,13 +238,13 @@ fn a_tenant_that_rings_for_nothing_does_not_keep_the_thread_awake() {
         seen += usize::from(t.host.seats[0].barred.is_some());
     }
     assert!(seen > 5_000, "{seen} of 10000 rounds");
-    // What it has is found all the same, and then it is heard at once.
+    // Its requests are found all the same, and then it is noticed at once again.
     t.left[0].store(1, Relaxed);
     while t.left[0].load(Relaxed) > 0 {
         t.host.round();
     }
     assert!(t.host.seats[0].barred.is_none());
-    // One that rings for what is there is never left alone.
+    // A tenant that notifies for real work is never barred.
     for _ in 0..1000 {
         t.left[1].store(1, Relaxed);
         t.far[1].ring(5);
@@ -269,7 +269,7 @@ fn a_quiet_tenant_is_looked_at_when_it_rings() {
     assert_eq!(t.left[1].load(Relaxed), 0);
 }
 
-/// A read that is to be asked of another copy, for example: nobody rings when its time has come.
+/// For example, a read that is to be hedged: nobody notifies when that is due.
 #[test]
 fn what_a_store_is_due_to_do_is_done_while_its_tenant_sleeps() {
     let mut t = tenants(1);
@@ -301,7 +301,7 @@ fn what_a_store_is_due_to_do_is_done_while_its_tenant_sleeps() {
     let before = looks();
     t.host.round();
     assert_eq!(looks(), [before[0], before[1] + 1, before[2]]);
-    // Without it the thread sleeps as long as ever; with one that is due later, until then.
+    // Without it the thread sleeps as long as ever; with a later due time, until then.
     t.host.remove(2);
     let asleep = |t: &Tenants| t.host.rest_in(bells - 1, now);
     assert_eq!(asleep(&t), SLEEP_MAX);
@@ -311,7 +311,7 @@ fn what_a_store_is_due_to_do_is_done_while_its_tenant_sleeps() {
 
 #[test]
 fn all_bells_wake_the_thread() {
-    // More than one call can wait for, too.
+    // Also with more tenants than one call can wait for.
     for n in [0, 1, 3, 200] {
         let mut t = tenants(n);
         let (far, left) = (t.far.clone(), t.left.clone());
@@ -334,7 +334,7 @@ fn all_bells_wake_the_thread() {
                     std::thread::yield_now();
                 }
             }
-            // The second ring may be heard with the first.
+            // The second notification may be noticed together with the first.
             while !serving.is_finished() {
                 bell.ring();
                 std::thread::sleep(Duration::from_millis(1));
@@ -364,7 +364,7 @@ fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
             3 * LANES.len(),
             "the links have room for tenant {id}"
         );
-        // What it has under way nobody will say has ended.
+        // Nobody will report the end of its operations.
         let agent = t.host.remove(id).unwrap();
         t.host.add(id + 1, agent, Arc::default());
     }
@@ -392,7 +392,7 @@ fn a_tenant_is_alone_until_another_one_uses_the_links() {
         ..
     } = tenants(3);
     let began = Instant::now();
-    // Who works, and who reads by itself, after how many tenths of ACTIVE; and who is alone then.
+    // Who works, and who reads directly, after how many tenths of ACTIVE; and who is alone then.
     for (at, works, reads, alone) in [
         (0, vec![0], vec![], [true, false, false]),
         (1, vec![], vec![0], [true, false, false]),

@@ -1,4 +1,4 @@
-//! What an agent must do with any bytes that come from outside.
+//! What an agent must do with arbitrary bytes from outside.
 
 use std::os::unix::fs::FileExt;
 
@@ -8,13 +8,12 @@ use canvas_agent::seal::Sealer;
 use canvas_control::status::AgentStatus;
 use canvas_swap::extent::{EXTENT_BYTES, TAG_BYTES, directory_bytes, line, records};
 
-/// Where an agent says in its journal how it is.
+/// Offset of the agent's status in its journal.
 const STATUS: u64 = 64 << 20;
-/// Bytes of the two places there.
+/// Bytes of both status entries.
 const STATUS_BYTES: u64 = 16 << 10;
 
-/// The first byte says what the others are: a journal from its beginning, the place where it says how the
-/// agent is, or what stands there.
+/// The first byte says what the others are: a journal from its beginning, a status entry, or its body.
 pub fn journal_any(bytes: &[u8]) {
     let Some((&what, rest)) = bytes.split_first() else {
         return;
@@ -29,11 +28,11 @@ pub fn journal_any(bytes: &[u8]) {
     let at = if what % 3 == 0 { 0 } else { STATUS };
     journal.file().write_all_at(rest, at).unwrap();
     if at == STATUS {
-        // To the end of both places, as a file is in which both were written: a hole reads as zeros, and
-        // could end what was cut off.
+        // Write to the end of both entries, as in a file where both were written: a hole reads as zeros, and could
+        // complete a truncated entry.
         journal.file().set_len(STATUS + STATUS_BYTES).unwrap();
         let _ = journal.status();
-        // Whatever stands there, a new agent is heard.
+        // Whatever is there, a new agent's status is read.
         let said = AgentStatus {
             pid: 7,
             ..AgentStatus::default()
@@ -61,7 +60,7 @@ pub fn journal_any(bytes: &[u8]) {
     }
 }
 
-/// The first byte says who made the others, an extent: the program, which is not trusted, or a donor.
+/// The first byte says who produced the others, an extent: the program, which is not trusted, or a donor.
 pub fn extent_any(bytes: &[u8]) {
     let Some((&who, rest)) = bytes.split_first() else {
         return;
@@ -80,7 +79,7 @@ pub fn extent_any(bytes: &[u8]) {
         assert!(extent == clear, "it stays as it is");
         return;
     }
-    // What was sealed is opened, record by record and as a whole; all else is zero.
+    // A sealed extent opens, record by record and as a whole; all else is zero.
     let n = records(&clear).expect("it was sealed");
     let mut whole = extent.clone();
     sealer.open_extent(7, 1, &mut whole).unwrap();

@@ -1,4 +1,4 @@
-//! A store over donors of this process, and what it should hold.
+//! A store over donors in this process, and its expected content.
 #![allow(dead_code, reason = "not every test needs all of it")]
 
 use std::collections::HashMap;
@@ -33,19 +33,19 @@ use canvas_wire::{FRAME_BYTES_MAX, SLAB_BYTES, VERSION_MAX};
 
 pub const TENANT: [u8; 16] = [9; 16];
 pub const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
-/// Long: only that it ends is of interest.
+/// Long, because only the end matters.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn donor() -> Server {
     donor_at(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
 }
 
-/// One that listens there.
+/// A donor that listens there.
 pub fn donor_at(listen: SocketAddr) -> Server {
     donor_of(listen, "/proc".into(), 0)
 }
 
-/// One whose host says what memory it has below `procfs`.
+/// A donor whose host's memory is described below `procfs`.
 pub fn donor_of(listen: SocketAddr, procfs: PathBuf, reserve_bytes: u64) -> Server {
     Server::start(canvas_donor::Config {
         listen,
@@ -63,8 +63,8 @@ pub fn donor_of(listen: SocketAddr, procfs: PathBuf, reserve_bytes: u64) -> Serv
     .unwrap()
 }
 
-/// A donor that has the key and says it is one, and answers all else as the test would have it: `answers` makes what does
-/// that, for each connection.
+/// A donor that has the key and identifies itself, and answers everything else as the test wants: `answers` creates the
+/// answering function of each connection.
 pub fn pretender<F, A>(answers: F) -> SocketAddr
 where
     F: Fn() -> A + Send + 'static,
@@ -75,7 +75,7 @@ where
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let answers = answers();
-            // One that hung up is no longer answered.
+            // A client that closed the connection gets no more answers.
             std::thread::spawn(move || pretend(stream, answers));
         }
     });
@@ -132,11 +132,11 @@ fn pretend(
     }
 }
 
-/// A way to a donor that can be held up: the donor is silent then, and not gone.
+/// A connection to a donor that can be delayed: the donor is then silent, but not gone.
 pub struct Way {
     pub addr: SocketAddr,
     pub held: Arc<AtomicBool>,
-    /// What it makes of each piece later than it is.
+    /// The delay of each piece.
     pub delay_us: Arc<AtomicUsize>,
 }
 
@@ -178,38 +178,38 @@ impl Way {
     }
 }
 
-/// The store, and what it should hold.
+/// The store, and its expected content.
 pub struct Rig {
     pub far: &'static Far,
-    /// Which copies are wanted.
+    /// The copies policy.
     pub copies: LiveCopies,
-    /// What is on the disk.
+    /// The content of the disk.
     pub file: Option<File>,
     pub store: Replicas,
     /// The journal of the store.
     pub journal: Journal,
-    /// Where donors are.
+    /// The donors' addresses.
     pub donors: Vec<SocketAddr>,
     pub sealer: Sealer,
     pub seal: u64,
     pub rng: fastrand::Rng,
     pub next: u32,
-    /// Extents that were written: the seal of the last write that was durable, and the byte it is of.
+    /// Written extents: the seal of the last durable write, and its fill byte.
     pub oracle: HashMap<u32, (u64, u8)>,
     pub pieces: usize,
-    /// The bytes that the last extents were of.
+    /// The fill bytes of the last extents.
     pub fills: Vec<u8>,
-    /// What each slot of the store's wants to move, and those that were let move something.
+    /// Moves that the store's slots have requested, and slots that were granted one.
     pub wants: [Option<(Lane, u32)>; OWN_MAX],
     pub moving: [bool; OWN_MAX],
-    /// Pieces that the store was let move for itself, if it may.
+    /// Sizes of the moves to grant the store, if it may move.
     pub own: usize,
     pub lets: bool,
-    /// Slabs with too few copies, as was last told.
+    /// Slabs with too few copies, as last reported.
     pub degraded: u64,
-    /// Reads that went to another donor, as was told.
+    /// Reported failovers.
     pub failovers: u64,
-    /// Lines for the user.
+    /// Log lines.
     pub said: Vec<String>,
 }
 
@@ -256,7 +256,7 @@ impl Rig {
             failovers: 0,
             said: Vec::new(),
         };
-        // Until they are connected to, donors get nothing.
+        // Until they are connected, donors get nothing.
         let until = Instant::now() + PATIENCE;
         while rig.write(&[0], |_| {}) != [Outcome::Done] || rig.pieces == 0 && policy.donors > 0 {
             assert!(Instant::now() < until);
@@ -265,12 +265,12 @@ impl Rig {
         rig
     }
 
-    /// Another agent takes over, with this journal. What was under way is forgotten.
+    /// Another agent takes over, with this journal. Operations under way are forgotten.
     pub fn take_over(&mut self, journal: Journal) {
         self.wants = [None; OWN_MAX];
         self.moving = [false; OWN_MAX];
         self.degraded = 0;
-        // Donors are connected to in a moment.
+        // Donors are connected in a moment.
         self.far.wait_ms_max.store(30_000, Relaxed);
         self.journal = journal.try_clone().unwrap();
         let config = config(&self.donors, &self.copies);
@@ -278,7 +278,7 @@ impl Rig {
         self.store = Replicas::new(self.far, TENANT, config, journal, None, waker).unwrap();
     }
 
-    /// Reads one page of an extent, as a fault does, and says whether it is as it should be.
+    /// Reads one page of an extent, as a fault does, and returns whether it is right.
     pub fn read_page(&mut self, extent: u32, page: usize) -> Outcome {
         let (seal, fill) = self.oracle[&extent];
         let packed = self.packed(fill);
@@ -314,7 +314,7 @@ impl Rig {
         bytes
     }
 
-    /// What the store has to say of what it was asked for. What it wants for itself it is let do, sooner or later.
+    /// Handles the store's events. Its own moves are granted sooner or later.
     pub fn poll(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         self.store.poll(&mut events);
@@ -359,7 +359,7 @@ impl Rig {
         events
     }
 
-    /// Until all slabs have as many copies as they should.
+    /// Waits until all slabs have as many copies as they should.
     pub fn repaired(&mut self) {
         let until = Instant::now() + PATIENCE;
         while self.degraded == 0 {
@@ -372,8 +372,8 @@ impl Rig {
         }
     }
 
-    /// Writes these extents at once, in pieces of random sizes; `between` is called before each further one.
-    /// Says how each ended.
+    /// Writes these extents concurrently, in pieces of random sizes; calls `between` before each further piece. Returns
+    /// how each ended.
     pub fn write(&mut self, extents: &[u32], mut between: impl FnMut(usize)) -> Vec<Outcome> {
         let mut under_way: HashMap<u32, (usize, u32, u64, u8, usize)> = HashMap::new();
         let mut outcomes = vec![None; extents.len()];
@@ -420,13 +420,13 @@ impl Rig {
         outcomes.into_iter().map(Option::unwrap).collect()
     }
 
-    /// All that was written is there, from whichever copy is read.
+    /// All written extents can be read, from whichever copy.
     pub fn check(&mut self) {
         self.check_with(false);
     }
 
-    /// All that was written is there, though a donor may hold what is old without anybody's knowing: bytes that do not
-    /// verify are followed by some that do.
+    /// All written extents can be read, though a donor may hold old data unknown to anybody: bytes that do not verify
+    /// are followed by some that do.
     pub fn check_beside_old(&mut self) {
         self.check_with(true);
     }
@@ -466,7 +466,7 @@ impl Rig {
         }
     }
 
-    /// Forgets a slab of which nothing is under way.
+    /// Frees a slab without operations under way.
     pub fn free(&mut self, slab: u32) {
         let of_slab = |extent: u32| extent / SLAB_EXTENTS as u32 == slab;
         self.oracle.retain(|extent, _| !of_slab(*extent));

@@ -35,14 +35,18 @@ fn each_worth_has_its_mark() {
         lent(2, Worth::Spare, 9),
         lent(3, Worth::Spare, 5),
     ];
-    assert_eq!(due(look(512, 0), &slabs), [0; 0], "clients have their time");
+    assert_eq!(
+        due(look(512, 0), &slabs),
+        [0; 0],
+        "clients have time to move"
+    );
     assert_eq!(due(look(511, 0), &slabs), [3], "the less used spare one");
     assert_eq!(due(look(448 - 1, 0), &slabs), [3, 2]);
     assert_eq!(due(look(300, 0), &slabs), [3, 2], "others wait");
-    // A quarter is 256, of which what was freed makes up 128.
+    // A quarter is 256, of which the freed slabs make up 128.
     assert_eq!(due(look(128, 0), &slabs), [3, 2]);
     assert_eq!(due(look(127, 0), &slabs), [3, 2, 1]);
-    // With these 192 the last mark (128) is out of reach.
+    // With these 192 the last mark (128) is not reached.
     assert_eq!(due(look(0, 0), &slabs), [3, 2, 1]);
     assert_eq!(due(look(0, 0), &slabs[..2]), [1, 0], "nothing else is left");
     assert_eq!(due(look(127, 0), &slabs[..1]), [0]);
@@ -89,7 +93,7 @@ fn a_host_that_can_swap_needs_no_sole_copy() {
     assert_eq!(due(look(10, 0), &slabs), [1, 0]);
 }
 
-/// With hardly any reserve the marks are still above nothing.
+/// With almost no reserve the marks are still above zero.
 #[test]
 fn no_mark_is_at_the_very_end() {
     let bare = Look {
@@ -104,7 +108,7 @@ fn no_mark_is_at_the_very_end() {
     assert!(!enough.is_short());
 }
 
-/// A program that takes much at once may have what it wants; one that goes on does not.
+/// A program that takes much at once may have it; one that continues may not.
 #[test]
 fn a_single_fall_is_no_rate() {
     let mut watch = Watch::default();
@@ -117,7 +121,7 @@ fn a_single_fall_is_no_rate() {
     assert_eq!([32_000, 1000, 1000, 1000].map(&mut see), [0; 4]);
     let falling = [990, 980, 970, 960, 950].map(&mut see);
     assert_eq!(falling, [0, 100, 100, 100, 100]);
-    // Looks between are no samples.
+    // Calls in between are no samples.
     let mut watch = Watch::default();
     for ms in 0..1000 {
         watch.look(ms, (100_000 - ms) * MIB);
@@ -158,7 +162,7 @@ fn any_slabs() -> impl Strategy<Value = Vec<Lent<usize>>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Oracle: take one slab after the other, and look anew after each.
+    /// Oracle: free one slab at a time, and check again after each.
     #[test]
     fn as_if_looked_at_after_each(
         slabs in any_slabs(), available in 0..2048 * MIB, swap in prop_oneof![Just(0), 0..1024 * MIB],
@@ -184,7 +188,7 @@ proptest! {
                 has < (reserve / part).max(MARK_BYTES_MIN) + fall * ms / 1000
             };
             let may = left.iter().filter(|s| short(s.worth));
-            // What is worth more goes only when nothing is left that is worth less.
+            // A slab that is worth more goes only when no slab is left that is worth less.
             let least = left.iter().map(|s| s.worth.number()).max();
             let may = may.filter(|s| Some(s.worth.number()) == least);
             let Some(next) = may.min_by_key(|s| (!s.is_leaving, s.ops, s.slab)).copied() else {
@@ -199,8 +203,8 @@ proptest! {
         prop_assert!(got.is_empty() || look.is_short());
     }
 
-    /// A host whose programs grow steadily, by up to three quarters of the reserve in a second, comes to its
-    /// end only when nothing is lent any more, and no sole copy goes while another slab is there.
+    /// A host whose programs grow steadily, by up to three quarters of the reserve in a second, runs out of memory only
+    /// when nothing is lent any more, and no sole copy is freed while another slab is there.
     #[test]
     fn a_donor_outlives_a_program_that_grows(
         slabs in any_slabs(), reserve_mib in 64..1024u64, part in 1..=100u64, phase in 0..100u64,

@@ -1,18 +1,18 @@
 //! Weighted max-min in whole slabs.
 
-/// What one gets of something: at least `low`, at most `high`, and else in proportion to its weight.
+/// One claim: at least `low`, at most `high`, and in between in proportion to its weight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Want {
     /// At least 1.
     pub weight: u32,
-    /// This in any case.
+    /// Lower bound.
     pub low: u64,
-    /// No more than this; not below `low`.
+    /// Upper bound; not below `low`.
     pub high: u64,
 }
 
-/// Levels by which weights are multiplied, a unit of weight and slab: more than the largest weight (1000, sixteen
-/// times that where tenants pull), so that nobody's part jumps by several slabs from one level to the next.
+/// Resolution of the water level for each unit of weight and slab: finer than the largest weight (1000, sixteen times
+/// that where tenants pull), so that no share jumps by several slabs from one level to the next.
 const LEVELS: u128 = 1 << 14;
 
 impl Want {
@@ -24,12 +24,13 @@ impl Want {
     }
 }
 
-/// Shares `room` among all: nobody can get more but from one that has less by its weight. The sum is
-/// `room`, unless all lows come to more or all highs to less; what cannot be divided goes to the first.
+/// Shares `room` among all by weighted max-min: no share can grow except at the cost of one that is smaller by its
+/// weight. The sum is `room`, unless all lows exceed it or all highs are below it; an indivisible rest goes to the
+/// first.
 pub fn fill(room: u64, wants: &[Want]) -> Vec<u64> {
     let all = |level| wants.iter().map(move |w| w.at(level));
     let sum = |level| all(level).map(u128::from).sum::<u128>();
-    // The highest level that fits; at `above` everybody has what it wants.
+    // The highest level that fits; at `above` every claim reaches its upper bound.
     let most = wants.iter().map(|w| w.high).max().unwrap_or(0);
     let above = (u128::from(most) + 1) * LEVELS;
     if sum(above) <= u128::from(room) {
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Slab by slab to whoever has the least by its weight.
+    /// Gives slab by slab to the claim that has the least by its weight.
     fn naive(room: u64, wants: &[Want]) -> Vec<u64> {
         let mut shares: Vec<u64> = wants.iter().map(|w| w.low).collect();
         let mut left = room.saturating_sub(shares.iter().sum());

@@ -1,16 +1,16 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A tenant that keeps to its bound: data that wants to be in the pool, and what of it is there.
+/// A tenant that keeps to its limit: data for the pool, and what of it is there.
 #[derive(Clone, Debug)]
 struct Honest {
     id: u64,
-    /// Bytes that it would put in its pool were there room.
+    /// Bytes that it would put into its pool if there were room.
     wants: u64,
     used: u64,
     /// Pages that it swaps in a round.
     pages: u64,
-    /// What it fills and writes out in a round.
+    /// What it fills and demotes in a round.
     fills: u64,
     writes: u64,
 }
@@ -27,7 +27,7 @@ impl Honest {
         }
     }
 
-    /// A round: it fills what it may up to its mark, and writes out what is above, not all of it at once.
+    /// A round: it fills its grant up to its mark, and demotes what is above, not all of it at once.
     fn live(&mut self, grant: u64) {
         let mark = grant * SLAB_BYTES / 100 * 80;
         self.used = if self.used > mark {
@@ -52,18 +52,18 @@ impl Honest {
 /// Pages of a slab.
 const SLAB_PAGES: u64 = SLAB_BYTES / 4096;
 
-/// A tenant that touches pages of a working set at random.
+/// A tenant that touches random pages of a working set.
 #[derive(Clone, Debug)]
 struct Worker {
     set: u64,
     resident: u64,
     touches: u64,
-    /// Pages that came in in the last round.
+    /// Page-ins of the last round.
     came: u64,
 }
 
 impl Worker {
-    /// A round with so many pages in memory at most. What is above goes out, whether it is needed or not.
+    /// A round with at most this many pages resident. The surplus is evicted, whether it is needed or not.
     fn live(&mut self, grant: u64) {
         self.resident = self.resident.min(grant);
         self.came = self.touches * (self.set - self.resident) / self.set;
@@ -138,12 +138,12 @@ fn what_an_idle_tenant_has_goes_to_one_that_swaps_and_no_sooner() {
     let floor = pools.floor(2);
     assert_eq!((floor, pools.floor(1)), (40, 40));
     rounds(&mut pools, &mut tenants, 40);
-    // Nobody swaps: nobody loses more than the other one's floor and the reserve.
+    // No tenant swaps: none loses more than the other one's floor and the reserve.
     assert_eq!(grants(&pools), [270, 40]);
     tenants[1] = Honest::new(2, ALL, 1000);
     rounds(&mut pools, &mut tenants, 60);
     assert_eq!(grants(&pools), [40, 270]);
-    // And back, when the one becomes busy and the other one idle.
+    // The reverse, when the first becomes busy and the second idle.
     (tenants[0].pages, tenants[1].pages) = (1000, 0);
     rounds(&mut pools, &mut tenants, 80);
     assert_eq!(grants(&pools), [270, 40]);
@@ -157,7 +157,7 @@ fn weights_count_among_those_that_use_what_they_have() {
         .map(|i| newcomer(i, bounds(weights[i as usize], Some(10), 1000)))
         .collect();
     pools.arrive(&newcomers);
-    // The last one swaps, but has enough with 50 slabs.
+    // The last one swaps, but 50 slabs are enough for it.
     let mut tenants: Vec<Honest> = (0..4).map(|i| Honest::new(i, ALL, 1000 + i)).collect();
     tenants[3].wants = 40 * SLAB_BYTES;
     rounds(&mut pools, &mut tenants, 200);
@@ -182,7 +182,7 @@ fn a_newcomer_is_never_left_with_nothing() {
         assert!(pools.grant(id) >= 1, "{id}: {:?}", grants(&pools));
         tenants.push(Honest::new(id, ALL, 1000));
         for t in &mut tenants {
-            // All of it, beyond the mark.
+            // All of it, past the mark.
             t.used = t.used.max(pools.grant(t.id) * SLAB_BYTES);
             pools.read(t.id, t.reading());
         }
@@ -227,14 +227,14 @@ fn another_agent_goes_on_from_what_was_granted() {
     };
     pools.arrive(&[had(1, 40, 40), had(2, 270, 270)]);
     assert_eq!(grants(&pools), [40, 270]);
-    // One of a smaller pool divides it.
+    // An agent with a smaller pool divides it.
     let mut pools = Pools::new(160);
     pools.arrive(&[had(1, 40, 40), had(2, 270, 270)]);
     assert_eq!(grants(&pools), [40, 115]);
 }
 
-/// Two tenants that want all, with a pool of so many slabs, after one of them was alone in using it; what it
-/// fills and writes in a round is a twelfth of that.
+/// Two tenants that want everything, after one of them was alone in using the pool; a round fills and demotes a twelfth
+/// of the pool.
 fn two(slabs: u64) -> (Pools, [Honest; 2]) {
     let mut pools = Pools::new(slabs);
     let mut tenants = [1, 2].map(|id| Honest {
@@ -265,7 +265,7 @@ fn who_has_more_pages_come_in_pulls_more_strongly_and_not_without_bound() {
             now[0].abs_diff(first) <= 1 && now[1].abs_diff(second) <= 1,
             "{now:?}"
         );
-        // The others do not count it.
+        // The others do not count the amount.
         let mut pools = Pools::new(320);
         pools.arrive(&[1, 2].map(|id| newcomer(id, bounds(100, None, 1000))));
         rounds(&mut pools, &mut tenants, 200);
@@ -273,7 +273,7 @@ fn who_has_more_pages_come_in_pulls_more_strongly_and_not_without_bound() {
     }
 }
 
-/// Pages that come in in 200 s to a tenant whose set is 22 % of all, beside one whose set is twice all.
+/// Page-ins in 200 s of a tenant whose set is 22 % of the pool, beside one whose set is twice the pool.
 fn come_beside_a_greedy_one(mut pools: Pools, touches: u64) -> u64 {
     let slabs = pools.slabs();
     let mut tenants = [22, 200].map(|percent| Worker {
@@ -306,13 +306,13 @@ fn a_set_that_is_all_in_memory_is_seldom_taken_for_idle_where_hits_are_not_seen(
         let come = come_beside_a_greedy_one(Pools::pulling(slabs), touches);
         let set = slabs * 22 / 100 * SLAB_PAGES;
         assert!(come < sets_max * set, "{come} of {set}");
-        // As pools are divided it costs several times as much.
+        // Divided as pools are, it costs several times as much.
         let plain = come_beside_a_greedy_one(Pools::new(slabs), touches);
         assert!(plain > 3 * come, "{plain} and {come} of {set}");
     }
 }
 
-/// What may happen.
+/// A possible event.
 #[derive(Clone, Debug)]
 enum Event {
     Arrive(Bounds, Option<u64>),
@@ -356,7 +356,7 @@ proptest! {
     ) {
         let mut pools = if pulls { Pools::pulling(slabs) } else { Pools::new(slabs) };
         let mut next = 0;
-        // Rounds since the floors of all could last change.
+        // Rounds since any floor could last change.
         let mut quiet = 0;
         for (event, lies) in events {
             let ids: Vec<u64> = pools.tenants.keys().copied().collect();
@@ -367,7 +367,7 @@ proptest! {
             let pick = |i: usize| ids.get(i % ids.len().max(1)).copied();
             quiet = if matches!(event, Event::Round) { quiet + 1 } else { 0 };
             match event {
-                // Floors that were settled fit, as their agent has seen to.
+                // Configured floors fit, as the agent ensures.
                 Event::Arrive(b, had) if ids.len() < 3 => {
                     pools.arrive(&[Newcomer { had, ..newcomer(next, b) }]);
                     prop_assert!(pools.grant(next) >= 1);
@@ -395,7 +395,7 @@ proptest! {
         }
     }
 
-    /// One that scribbles in its counters gets what its weight gives, whatever it writes there.
+    /// A tenant that writes anything into its counters gets what its weight gives.
     #[test]
     fn a_liar_gets_its_part_at_most(
         weights in prop::array::uniform3(1u32..=300),
@@ -403,9 +403,9 @@ proptest! {
         lies in prop::collection::vec(lie(), 300),
     ) {
         let mut pools = if pulls { Pools::pulling(600) } else { Pools::new(600) };
-        // Where the amount counts, the one pulls with up to twice its weight, whoever of them that is.
+        // Where the amount counts, one of the tenants pulls with up to twice its weight, whichever it is.
         let twice = if pulls { 2 } else { 1 };
-        // It was there first, and had all.
+        // It was there first, and had everything.
         pools.arrive(&[newcomer(0, bounds(weights[0], None, 1000))]);
         let mut honest: Vec<Honest> = (1..3).map(|id| Honest::new(id, ALL, 5000)).collect();
         for t in &honest {
@@ -426,7 +426,7 @@ proptest! {
             // Whole slabs: less than one for each tenant cannot be divided.
             prop_assert!(pools.grant(0) <= most + 3, "{} > {most}", pools.grant(0));
             for t in &honest {
-                // The others' floors may leave less than a part.
+                // The others' floors may leave less than a share.
                 let floors = 2 * pools.floor(0);
                 let others = twice * sum - (twice - 1) * u64::from(weights[t.id as usize]);
                 let least = 582 * u64::from(weights[t.id as usize]) / others;
@@ -436,8 +436,8 @@ proptest! {
         }
     }
 
-    /// However hard the one has swapped: within two seconds most of its pool is the other one's, back and forth;
-    /// a faint load is seen in its third round, not in its second, and has that round more.
+    /// However hard the first has swapped: within two seconds most of its pool goes to the other, back and forth; a
+    /// faint load is noticed in its third round instead of its second, and has one round more.
     #[test]
     fn loads_that_alternate_are_followed(
         slabs in 16u64..320,
@@ -459,7 +459,7 @@ proptest! {
         }
     }
 
-    /// Pauses that are too short are waited out: pools come to rest.
+    /// Too short pauses are waited out: pools come to rest.
     #[test]
     fn loads_with_short_pauses_keep_their_pools(
         slabs in 16u64..320,
@@ -483,7 +483,7 @@ proptest! {
         prop_assert!(rest[0].abs_diff(rest[1]) <= 1, "{rest:?}");
     }
 
-    /// Whatever it swaps and when: a tenant that is back soon is seldom taken for idle.
+    /// Whatever it swaps and when: a tenant that is back soon is rarely taken for idle.
     #[test]
     fn pauses_are_seldom_mistaken(
         bursts in prop::collection::vec((1usize..30, 1usize..40, 0u64..3000), 1..100),
@@ -516,8 +516,8 @@ proptest! {
         }
     }
 
-    /// Two go through working sets at random, as often as each other, which do not fit together: each has most of what
-    /// it needs or of its part most of the time, also when it has all of that and so no page comes in; and the one
+    /// Two tenants go through working sets at random, equally often, which do not fit together: each has most of what
+    /// it needs or of its share most of the time, also when its set is resident and so no page comes in; and the one
     /// that lacks more has more.
     #[test]
     fn working_sets_are_not_taken_for_idle_memory(
@@ -549,7 +549,7 @@ proptest! {
         }
         let means = sums.map(|sum| sum / 800);
         for (mean, t) in means.iter().zip(&tenants) {
-            // The other one may pull with twice the weight, and a bound is not kept full.
+            // The other one may pull with twice the weight, and a grant is not kept full.
             let part = (slabs * 31 / 32 / 3 * 15 / 16).min(t.set / SLAB_PAGES);
             prop_assert!(*mean + 3 >= part * 7 / 8, "{means:?} of {slabs}, {tenants:?}");
         }
@@ -557,7 +557,7 @@ proptest! {
         prop_assert!(means[more] + slabs / 16 + 2 >= means[less], "{means:?} of {slabs}, {tenants:?}");
     }
 
-    /// With tenants that do the same all the time grants come to rest, and who is equal has as much.
+    /// With tenants that behave constantly grants come to rest, and equal tenants have equal grants.
     #[test]
     fn it_comes_to_rest(
         slabs in 64u64..2000,

@@ -20,11 +20,11 @@ fn sample(available_slabs: u64, lent_slabs: u64) -> Sample {
     }
 }
 
-/// What a donor would do that keeps all samples and works everything out anew each time.
+/// A model that keeps all samples and recomputes everything each time.
 struct Oracle {
     config: Config,
     samples: Vec<Sample>,
-    /// Indices of samples before which the counts began anew.
+    /// Indices of samples before which the counts restarted.
     low_from: usize,
     high_from: usize,
     limit: u64,
@@ -83,7 +83,7 @@ impl Oracle {
         Decision::Hold
     }
 
-    /// Slab by slab: lend one more while everybody would still be content.
+    /// Slab by slab: lend one more while all conditions still hold.
     fn free(&self, lent: u64) -> u64 {
         let Some(&average) = self.averages().last() else {
             return 0;

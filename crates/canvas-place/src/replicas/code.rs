@@ -1,9 +1,9 @@
-//! Erasure codes: an extent lies as k + m shards at as many donors, and any k of them give it back.
+//! Erasure codes: an extent is stored as k + m shards on as many donors, and any k of them restore it.
 //!
-//! The extent is the code word, so what is coded together is written, freed and verified together. Its first
-//! k shards are its bytes in order: who reads one page of a healthy extent asks one donor, or two where the
-//! page crosses from one shard into the next. A shard that is away, or silent for longer than its donor
-//! usually is, is computed from k others ([`Gather`]).
+//! The extent is the code word, so what is encoded together is written, freed and verified together. Its first k shards
+//! are its bytes in order: a read of one page of a healthy extent needs one donor, or two where the page crosses from
+//! one shard into the next. A shard that is unreachable, or silent for longer than its donor usually is, is computed
+//! from k others ([`Gather`]).
 
 use std::fmt;
 use std::ops::Range;
@@ -11,13 +11,13 @@ use std::ops::Range;
 use super::Donors;
 use super::map::Slab;
 
-/// Shards that hold the bytes themselves, at least and at most.
+/// Data shards, at least and at most.
 pub const DATA: (usize, usize) = (2, 8);
-/// Shards that are computed from these, at least and at most.
+/// Parity shards, at least and at most.
 pub const PARITY: (usize, usize) = (1, 2);
-/// Shards of an extent, at most.
+/// Most shards of an extent.
 pub const SHARDS_MAX: usize = DATA.1 + PARITY.1;
-/// Shards begin and end at multiples of it.
+/// Shards begin and end at multiples of this.
 pub const GRAIN: usize = 64;
 
 /// An erasure code.
@@ -28,7 +28,7 @@ pub struct Code {
 }
 
 impl Code {
-    /// That of so many shards with the bytes themselves, and so many more, if there is one.
+    /// The code with `data` and `parity` shards; `None` outside [`DATA`] and [`PARITY`].
     pub const fn new(data: usize, parity: usize) -> Option<Code> {
         if data < DATA.0 || data > DATA.1 || parity < PARITY.0 || parity > PARITY.1 {
             return None;
@@ -39,7 +39,7 @@ impl Code {
         })
     }
 
-    /// The one that is written so: `4+2`.
+    /// Parses a code such as `4+2`.
     pub fn named(name: &str) -> Option<Code> {
         let digit = |s: &str| match s.as_bytes() {
             [digit @ b'1'..=b'9'] => Some(usize::from(digit - b'0')),
@@ -49,27 +49,27 @@ impl Code {
         Code::new(digit(data)?, digit(parity)?)
     }
 
-    /// Shards that have the bytes themselves: so many of all are enough.
+    /// Data shards: any this many shards are enough.
     pub const fn data(self) -> usize {
         self.data as usize
     }
 
-    /// Shards that are computed: so many of all may be lost.
+    /// Parity shards: this many shards may be lost.
     pub const fn parity(self) -> usize {
         self.parity as usize
     }
 
-    /// All shards, each at a donor of its own.
+    /// All shards, each on a donor of its own.
     pub const fn shards(self) -> usize {
         self.data() + self.parity()
     }
 
-    /// Bytes of a shard of `bytes`. The last one with bytes may end with zeros.
+    /// Bytes of a shard of `bytes`. The last data shard may end with zeros.
     pub const fn shard_bytes(self, bytes: usize) -> usize {
         bytes.div_ceil(self.data()).next_multiple_of(GRAIN)
     }
 
-    /// How far each shard is written when `to` of an extent's `bytes` may be.
+    /// How far each shard is written when the first `to` of an extent's `bytes` may be.
     pub const fn shard_to(self, bytes: usize, to: usize) -> usize {
         let shard = self.shard_bytes(bytes);
         if to >= bytes {
@@ -78,7 +78,7 @@ impl Code {
         to * shard / bytes / GRAIN * GRAIN
     }
 
-    /// Where a range of an extent's `bytes` lies: shards, and a range of each.
+    /// Where a range of an extent's `bytes` is: shards, and a range of each.
     pub fn places(self, bytes: usize, range: Range<usize>) -> impl Iterator<Item = Place> {
         let shard = self.shard_bytes(bytes);
         let shards = range.start / shard..range.end.div_ceil(shard);
@@ -99,50 +99,50 @@ impl fmt::Display for Code {
     }
 }
 
-/// A part of one shard.
+/// A range of one shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Which.
+    /// The shard.
     pub shard: usize,
-    /// What of it.
+    /// The range within it.
     pub range: Range<usize>,
 }
 
-/// Whom to ask for a shard.
+/// A donor to ask for a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holder {
     /// The donor.
     pub donor: usize,
-    /// What it calls the slab.
+    /// Its handle for the slab.
     pub handle: u64,
     /// The shard that it has.
     pub shard: usize,
 }
 
-/// How it is with a holder that was asked.
+/// State of a request to a holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// Its answer is awaited.
     Waits,
-    /// The same, for longer than usual: nobody counts on it.
+    /// Its answer is awaited for longer than usual, and not counted on.
     Late,
-    /// It gave nothing.
+    /// It did not deliver.
     Failed,
-    /// Its bytes are here.
+    /// Its bytes have arrived.
     Got,
 }
 
-/// The same range of several shards, gathered until those that are wanted are there or can be computed.
+/// Gathers one range of several shards until the wanted ones are there or can be computed.
 ///
-/// Of a shard that is wanted its own donor is asked. Where that is away, suspect or late, so many others are
-/// asked that one more than k are expected (late binding): the first k that come are taken. Who wants a whole
-/// extent has one more asked from the beginning.
+/// A wanted shard is requested from its own donor. Where that one is unreachable, suspect or late, others are asked so
+/// that k + 1 answers are expected (late binding): the first k that arrive are used. For a whole extent one more is
+/// asked from the beginning.
 #[derive(Clone, Debug)]
 pub struct Gather {
     code: Code,
-    /// Shards that are wanted, a bit each.
+    /// Wanted shards, a bit each.
     wants: u32,
-    /// All that may have something are asked, and all answers awaited.
+    /// All donors that may have something are asked, and all answers awaited.
     thorough: bool,
     asked: Vec<(usize, usize, State)>,
 }
@@ -158,8 +158,8 @@ impl Gather {
         }
     }
 
-    /// For all that anybody has: also what is thought to lack, which may be there all the same. Who gathers
-    /// so verifies what comes.
+    /// For all shards that any donor has, including donors that are thought to lack theirs but may have it. The caller
+    /// verifies what arrives.
     pub fn thorough(code: Code) -> Gather {
         Gather {
             thorough: true,
@@ -172,20 +172,19 @@ impl Gather {
         those.fold(0, |bits, (_, shard, _)| bits | 1 << shard)
     }
 
-    /// May an answer still come?
+    /// Whether an answer may still arrive.
     pub fn waits(&self) -> bool {
         let mut all = self.asked.iter();
         all.any(|(.., state)| matches!(state, State::Waits | State::Late))
     }
 
-    /// Is the donor's answer awaited, and nothing else asked for in its place?
+    /// Whether the donor's answer is awaited, and no replacement requested.
     pub fn waits_for(&self, donor: usize) -> bool {
         let mut all = self.asked.iter();
         all.any(|(d, _, state)| *d == donor && *state == State::Waits)
     }
 
-    /// Are the shards there that are wanted, or so many that they can be computed? Who gathers thoroughly
-    /// waits for all that were asked.
+    /// Whether the wanted shards are there or can be computed. A thorough gathering waits for all that were asked.
     pub fn is_ready(&self) -> bool {
         let got = self.shards(|state| state == State::Got);
         match self.thorough {
@@ -194,12 +193,12 @@ impl Gather {
         }
     }
 
-    /// Must something be computed, now that it is ready?
+    /// Whether a shard must be computed, now that it is ready.
     pub fn is_computed(&self) -> bool {
         self.wants & !self.shards(|state| state == State::Got) != 0
     }
 
-    /// The next holder to ask; nobody else need be asked now after `None`.
+    /// The next holder to ask; after `None` nobody else need be asked now.
     pub fn next(
         &self,
         slab: &Slab,
@@ -249,7 +248,7 @@ impl Gather {
         self.asked.push((holder.donor, holder.shard, state));
     }
 
-    /// A donor has answered, or (not `ok`) never will. The shard whose bytes these are, if they are of use.
+    /// A donor has answered, or (not `ok`) never will. Returns the shard, if its bytes are of use.
     pub fn answered(&mut self, donor: usize, ok: bool) -> Option<usize> {
         let mut all = self.asked.iter_mut();
         let open = |state: State| matches!(state, State::Waits | State::Late);
@@ -266,12 +265,12 @@ impl Gather {
         }
     }
 
-    /// Did somebody give nothing?
+    /// Whether any donor did not deliver.
     pub fn failed(&self) -> bool {
         self.asked.iter().any(|(.., s)| *s == State::Failed)
     }
 
-    /// Those that gave nothing may be asked again.
+    /// Donors that did not deliver may be asked again.
     pub fn try_again(&mut self) {
         self.asked.retain(|(.., state)| *state != State::Failed);
     }

@@ -1,27 +1,27 @@
-//! Which replicas count, which is read, which is given up, and when a write is durable.
+//! Which replicas count, which is read, which is released, and when a write is durable.
 
 use super::Policy;
 
-/// A replica of a slab at a donor, as its owner sees it.
+/// A replica of a slab on a donor, as its owner sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// Index of the donor, as the caller counts them.
+    /// Index of the donor.
     pub donor: usize,
-    /// The donor answers at the moment.
+    /// The donor is connected and serves.
     pub up: bool,
     /// It serves, or has been away for less than [`GRACE_NS`](super::GRACE_NS).
     pub may_serve: bool,
-    /// The copy lacks nothing, as far as is known.
+    /// The copy is complete, as far as is known.
     pub whole: bool,
-    /// The donor takes it back, at this time.
+    /// The donor reclaims it at this time.
     pub leaving_until_ns: Option<u64>,
-    /// It is this shard, and not a copy.
+    /// The shard it has; `None` for a full copy.
     pub shard: Option<usize>,
-    /// Its donor may believe that others stay, and free it when it runs out of memory.
+    /// Its donor may believe that other copies stay, and free this one when it runs out of memory.
     pub may_be_spare: bool,
 }
 
-/// How many there are: copies, or different shards.
+/// Number of copies, or of different shards.
 fn count(held: impl Iterator<Item = Held>) -> usize {
     let (mut copies, mut shards) = (0, 0u32);
     for c in held {
@@ -33,39 +33,37 @@ fn count(held: impl Iterator<Item = Held>) -> usize {
     copies + shards.count_ones() as usize
 }
 
-/// Copies that count: they are not about to go, and their donor may serve. With fewer than the policy
-/// wants, another donor is looked for.
+/// Copies that count: they are not being reclaimed, and their donor may serve. With fewer than the policy wants,
+/// another donor is looked for.
 pub fn counting(held: impl Iterator<Item = Held>) -> usize {
     let counts = |c: &Held| c.leaving_until_ns.is_none() && c.may_serve;
     count(held.filter(counts))
 }
 
-/// Copies that are whole, stay and can be read now. With fewer than the policy wants, the slab is
-/// degraded.
+/// Copies that are complete, stay and can be read now. With fewer than the policy wants, the slab is degraded.
 pub fn whole(held: impl Iterator<Item = Held>) -> usize {
     let is_whole = |c: &Held| c.leaving_until_ns.is_none() && c.whole && c.up;
     count(held.filter(is_whole))
 }
 
-/// Copies that are whole, can be read now, and of which no donor believes that it may free them because
-/// others stay.
+/// Copies that are complete, can be read now, and that no donor believes it may free because others stay.
 pub fn kept(held: impl Iterator<Item = Held>) -> usize {
     whole(held.filter(|c| !c.may_be_spare))
 }
 
-/// A copy that is given up.
+/// A copy to release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GiveUp {
-    /// This donor wants it back: it is told that it may have it.
+    /// This donor wants it back: it is answered that it may have it.
     Leaving(usize),
-    /// There is one too many; this donor's is freed.
+    /// There is one too many: this donor's is freed.
     Surplus(usize),
 }
 
-/// The copy of a slab to give up now: one that its donor wants back, when enough others are whole,
-/// when it can go nowhere and the disk has it, or when the donor's time is over; otherwise the worst
-/// one beyond what the policy wants, when all that it wants is there. `on_disk`: the policy wants a copy
-/// on the disk, and that is whole. `room`: some donor could take another slab.
+/// The copy of a slab to release now: one that its donor wants back, when enough others are complete, when it can go
+/// nowhere and the disk has it, or when the donor's deadline is over; otherwise the worst one beyond what the policy
+/// wants, when everything that it wants is there. `on_disk`: the policy wants a copy on the disk, and that copy is
+/// complete. `room`: some donor could take another slab.
 pub fn give_up(
     held: impl Iterator<Item = Held> + Clone,
     policy: Policy,
@@ -84,7 +82,7 @@ pub fn give_up(
     if !enough || policy.disk && !on_disk || held.clone().count() <= policy.donors {
         return None;
     }
-    // Of a shard, one that is whole stays.
+    // Of each shard, a complete one stays.
     let is_spare = |c: &Held| {
         let is_other = |o: &Held| o.donor != c.donor && o.shard == c.shard;
         let mut others = held.clone().filter(is_other);
@@ -99,20 +97,20 @@ pub fn give_up(
 /// A copy of an extent, as its owner sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// Index of the donor, as the caller counts them.
+    /// Index of the donor.
     pub donor: usize,
-    /// The donor answers at the moment.
+    /// The donor is connected and serves.
     pub up: bool,
     /// It has the extent, as far as is known.
     pub has: bool,
-    /// It has been silent for longer than it usually is.
+    /// It has been silent for longer than usual.
     pub suspect: bool,
 }
 
-/// The copy to read from next: of the best ones, one that is in turn for `extent`, so that a slab's
-/// reads are spread over its donors. `tried` has a bit for each donor that was asked. Suspects come
-/// after the others. One that lacks the extent, as far as is known, is asked only when that is the
-/// `last_resort` and there is no other: it may have it all the same, and what is old does not verify.
+/// The copy to read next: among the best ones it alternates by `extent`, so that a slab's reads are spread over its
+/// donors. `tried` has a bit for each donor that was asked. Suspects come after the others. A donor that lacks the
+/// extent, as far as is known, is asked only as a `last_resort` when there is no other: it may have it all the same,
+/// and old data do not verify.
 pub fn read_next(
     copies: impl Iterator<Item = Source> + Clone,
     extent: usize,
@@ -132,9 +130,9 @@ pub fn is_away(mut copies: impl Iterator<Item = Source>) -> bool {
     copies.any(|c| c.has && !c.up)
 }
 
-/// Whether a write is durable that so many donors have confirmed and whose disk copy is written, is
-/// not, or (`None`) is not wanted. With a disk its copy is the one that must be; a donor's is made
-/// when there is one. What is nowhere is not durable, whatever the policy.
+/// Whether a write is durable that `donors` have confirmed and whose disk copy is written, is not, or (`None`) is not
+/// wanted. With a disk only its copy counts; a donor's is made when there is one. Without any copy a write is not
+/// durable, whatever the policy.
 pub fn is_durable(policy: Policy, donors: usize, disk: Option<bool>) -> bool {
     disk.unwrap_or(donors >= policy.donors.max(1))
 }
@@ -165,8 +163,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is given up before its time leaves as many whole copies as the policy wants, or the
-        /// disk's; one that nobody wants back, only when all that the policy wants is there.
+        /// A copy released before its deadline leaves as many complete copies as the policy wants, or the disk's; one
+        /// that its donor does not want back is released only when everything that the policy wants is there.
         #[test]
         fn nothing_is_given_up_that_is_needed(
             copies in held(), donors in 0..4usize, disk: bool, is_whole: bool, room: bool,
@@ -175,7 +173,7 @@ mod tests {
             let disk = disk || donors == 0;
             let (policy, on_disk) = (Policy { donors, disk, late: false, code: None }, disk && is_whole);
             let Some(given) = give_up(copies.iter().copied(), policy, on_disk, room, now) else {
-                // What is over, or not needed, does not stay.
+                // A copy that is over its deadline, or not needed, does not stay.
                 let due = |c: &Held| c.leaving_until_ns.is_some_and(|u| now >= u);
                 prop_assert!(!copies.iter().any(due));
                 return Ok(());

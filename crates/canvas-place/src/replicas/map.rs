@@ -1,4 +1,4 @@
-//! Which donors hold which slab, what is missing there, and what donors' words change of that.
+//! The table of slabs: which donors hold which slab, what copies lack, and how donors' messages change that.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -6,31 +6,31 @@ use super::code::{Code, SHARDS_MAX};
 use super::worth::Told;
 use super::{Donors, EXTENTS_MAX, Held, Policy, RunId, Source};
 
-/// Copies of a slab that a write asks for at most, those that are being moved included.
+/// Most copies of a slab that a write asks for, including those being moved.
 pub const COPIES_MAX: usize = 4;
-/// The same of a slab that lies in shards, which is the most that any has.
+/// Most replicas of any slab: those of a slab in shards.
 pub const REPLICAS_MAX: usize = SHARDS_MAX + 2;
 
-/// Extents (numbers within a slab) that a copy lacks.
+/// Extents (indices within a slab) that a copy lacks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Gaps(Option<Box<[u64; EXTENTS_MAX / 64]>>);
 
 impl Gaps {
-    /// Of a copy that has nothing.
+    /// For a copy that has nothing.
     pub fn all() -> Gaps {
         Gaps(Some(Box::new([!0; EXTENTS_MAX / 64])))
     }
-    /// Is there none?
+    /// Whether no extent is missing.
     pub fn is_none(&self) -> bool {
         self.0.is_none()
     }
-    /// Is the extent one?
+    /// Whether the extent is missing.
     pub fn has(&self, extent: usize) -> bool {
         self.0
             .as_ref()
             .is_some_and(|m| m[extent / 64] & 1 << (extent % 64) != 0)
     }
-    /// The extent is one. True when it is the first.
+    /// Adds an extent. True when it is the first.
     pub fn add(&mut self, extent: usize) -> bool {
         let was_none = self.0.is_none();
         let m = self
@@ -39,7 +39,7 @@ impl Gaps {
         m[extent / 64] |= 1 << (extent % 64);
         was_none
     }
-    /// How many there are of which `is_written`.
+    /// Number of missing extents for which `is_written` holds.
     pub fn count(&self, is_written: impl Fn(usize) -> bool) -> usize {
         let words = self.0.iter().flat_map(|m| m.iter().enumerate());
         let there = |(w, word): (usize, &u64)| {
@@ -53,14 +53,14 @@ impl Gaps {
         };
         words.map(there).sum()
     }
-    /// The extent is none any more.
+    /// Removes an extent.
     pub fn fill(&mut self, extent: usize) {
         if let Some(m) = &mut self.0 {
             m[extent / 64] &= !(1 << (extent % 64));
         }
     }
-    /// The first one that `is_written`; what is not is nothing to lack. Those to `skip` are left as they are. True in
-    /// the second place when that was the last one.
+    /// The first missing extent that `is_written`; others are removed, since an unwritten extent cannot be missing.
+    /// Those to `skip` are left unchanged. The second value is true when the last one was removed.
     pub fn next(
         &mut self,
         skip: impl Fn(usize) -> bool,
@@ -96,24 +96,24 @@ impl Gaps {
 pub struct Replica {
     /// Index of the donor.
     pub donor: usize,
-    /// The run of the donor that lent it.
+    /// The donor process that lent it.
     pub run: RunId,
-    /// What the donor calls it.
+    /// The donor's handle for it.
     pub handle: u64,
-    /// Which shard it has, where the slab lies in shards; otherwise 0.
+    /// Which shard it has, where the slab is in shards; otherwise 0.
     pub shard: usize,
-    /// What it lacks.
+    /// The extents that it lacks.
     pub missing: Gaps,
-    /// The donor takes it back: its call, and until when (ns).
+    /// The donor reclaims it: the number of its call, and its deadline (ns).
     pub leaving: Option<(u64, u64)>,
     /// Operations since the donor last asked.
     pub ops: u64,
-    /// What its donor was told that it is worth.
+    /// What its donor was sent about its worth.
     pub told: Told,
 }
 
 impl Replica {
-    /// A whole one, which nobody takes back.
+    /// A complete copy that is not being reclaimed.
     pub fn whole(donor: usize, run: RunId, handle: u64) -> Replica {
         Replica {
             donor,
@@ -126,40 +126,39 @@ impl Replica {
             told: Told::default(),
         }
     }
-    /// Has it the extent (a number within the slab)?
+    /// Whether it has the extent (an index within the slab).
     pub fn has(&self, extent: usize) -> bool {
         !self.missing.has(extent)
     }
-    /// It lacks the extent. True when it was whole before.
+    /// Records that it lacks the extent. True when it was complete before.
     pub fn lacks(&mut self, extent: usize) -> bool {
         self.missing.add(extent)
     }
-    /// It has the extent now.
+    /// Records that it has the extent.
     pub fn gained(&mut self, extent: usize) {
         self.missing.fill(extent);
     }
-    /// It lacks everything.
+    /// Records that it lacks everything.
     pub fn lacks_all(&mut self) {
         self.missing = Gaps::all();
     }
 }
 
-/// A replica that is read or written in pieces: the one at this donor may be another one by the next
-/// piece.
+/// Identifies a replica that is read or written in pieces: by the next piece, another replica may be on this donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
     /// The donor.
     pub donor: usize,
-    /// Its run.
+    /// Its process.
     pub run: RunId,
-    /// What it calls the slab.
+    /// Its handle for the slab.
     pub handle: u64,
-    /// Which shard it has, where the slab lies in shards; otherwise 0.
+    /// Which shard it has, where the slab is in shards; otherwise 0.
     pub shard: usize,
 }
 
 impl Target {
-    /// The replica as it is now.
+    /// Identifies the replica.
     pub fn of(replica: &Replica) -> Target {
         Target {
             donor: replica.donor,
@@ -175,30 +174,30 @@ impl Target {
 pub struct Slab {
     /// Its replicas.
     pub replicas: Vec<Replica>,
-    /// They are shards of this code, and not copies.
+    /// The code of its shards; `None` for full copies.
     pub code: Option<Code>,
-    /// What the disk of this host lacks of it, where that keeps copies.
+    /// Extents that the local disk lacks, where the disk keeps copies.
     pub disk: Gaps,
-    /// Something may be on that disk: it was written there, or an agent before this one may have.
+    /// The disk may have part of it: this agent or an earlier one may have written it there.
     pub may_be_on_disk: bool,
-    /// Requests for a copy under way.
+    /// Requests for a replica under way.
     pub allocating: usize,
-    /// Writes that wait for these.
+    /// Writes that wait for these requests.
     pub waiting: Vec<u32>,
     /// It is to be freed when these have ended.
     pub free: bool,
     /// Donors that had no room, or have not answered yet, a bit each,
     pub refused: u64,
-    /// until then (ns).
+    /// valid until this time (ns).
     pub refused_until_ns: u64,
-    /// When to look for another donor again.
+    /// When to look for another donor again (ns).
     pub again_ns: u64,
 }
 
 impl Slab {
-    /// What is wanted of it, where `wanted` is of the tenant. A slab stays in the form in which it was begun:
-    /// shards stay shards; and where shards are wanted, one that is there in copies gets so many of them at
-    /// donors that as many donors may be lost.
+    /// The policy that applies to it, where `wanted` is the tenant's. A slab stays in the form in which it was started:
+    /// shards stay shards; and where shards are wanted, a slab in copies gets enough of them that as many donors may be
+    /// lost.
     pub fn policy(&self, wanted: Policy) -> Policy {
         match (self.code, wanted.code) {
             (Some(code), _) => Policy::coded(code),
@@ -207,7 +206,7 @@ impl Slab {
         }
     }
 
-    /// The shard for one more replica: one that nobody has who serves and stays, else the one that fewest have.
+    /// The shard for one more replica: one that no serving donor keeps, otherwise the one that fewest keep.
     pub fn next_shard(&self, donors: &(impl Donors + ?Sized)) -> usize {
         let holders = |shard: usize| {
             let all = self.replicas.iter().filter(move |c| c.shard == shard);
@@ -219,12 +218,12 @@ impl Slab {
         (0..shards).min_by_key(|n| holders(*n)).unwrap_or(0)
     }
 
-    /// The copy at a donor.
+    /// The copy on a donor.
     pub fn at(&mut self, donor: usize) -> Option<&mut Replica> {
         self.replicas.iter_mut().find(|c| c.donor == donor)
     }
 
-    /// Is the replica there still the one that it was?
+    /// Whether this replica still exists.
     pub fn is_there(&self, target: Target) -> bool {
         self.replicas.iter().any(|c| Target::of(c) == target)
     }
@@ -249,7 +248,7 @@ impl Slab {
         })
     }
 
-    /// The copies of one of its extents (a number within the slab).
+    /// The copies of one of its extents (an index within the slab).
     pub fn sources(
         &self,
         donors: &(impl Donors + ?Sized),
@@ -267,10 +266,10 @@ impl Slab {
     }
 }
 
-/// All slabs that were ever written and not freed.
+/// All slabs that were written and not freed.
 pub type Map = BTreeMap<u32, Slab>;
 
-/// Forgets copies at a donor; the slabs that had them.
+/// Removes the copies on a donor for which `gone` holds; returns the slabs that had them.
 pub fn forget(map: &mut Map, donor: usize, gone: impl Fn(&Replica) -> bool) -> Vec<u32> {
     let mut changed = Vec::new();
     for (slab, entry) in map {
@@ -283,9 +282,8 @@ pub fn forget(map: &mut Map, donor: usize, gone: impl Fn(&Replica) -> bool) -> V
     changed
 }
 
-/// There is a new connection to a donor, and this run of it: what an earlier run lent is gone, and what
-/// it wanted back over the old connection it calls for again, before it says what it holds. The slabs
-/// that had a copy there.
+/// A new connection to a donor, and its process: removes copies that an earlier process lent, and forgets calls for
+/// slabs, because the donor repeats them before it lists its handles. Returns the slabs that lost a copy.
 pub fn connected(map: &mut Map, donor: usize, run: RunId) -> Vec<u32> {
     for copy in map.values_mut().filter_map(|e| e.at(donor)) {
         copy.leaving = None;
@@ -293,8 +291,7 @@ pub fn connected(map: &mut Map, donor: usize, run: RunId) -> Vec<u32> {
     forget(map, donor, |copy| copy.run != run)
 }
 
-/// A donor says which handles it holds: the slabs that had a copy there and have none any more, and
-/// handles that it holds for nothing.
+/// A donor lists its handles: returns the slabs that lost their copy there, and handles that belong to no slab.
 pub fn listed(map: &mut Map, donor: usize, held: &[u64]) -> (Vec<u32>, Vec<u64>) {
     let holds: HashSet<u64> = held.iter().copied().collect();
     let changed = forget(map, donor, |copy| !holds.contains(&copy.handle));
@@ -304,9 +301,8 @@ pub fn listed(map: &mut Map, donor: usize, held: &[u64]) -> (Vec<u32>, Vec<u64>)
     (changed, garbage.collect())
 }
 
-/// A donor has not got what it called `handle` any more: it was freed there, or never came to a client
-/// that was stopped for longer than its lease. The slabs that had a replica so; they may be placed anew
-/// at once, there as well.
+/// A donor no longer has `handle`: it freed the slab, or the handle never reached a client that was stopped for longer
+/// than its lease. Returns the slabs that had this replica; they may be placed again at once, on this donor as well.
 pub fn gone(map: &mut Map, donor: usize, handle: u64) -> Vec<u32> {
     let changed = forget(map, donor, |replica| replica.handle == handle);
     for slab in &changed {
@@ -318,7 +314,7 @@ pub fn gone(map: &mut Map, donor: usize, handle: u64) -> Vec<u32> {
     changed
 }
 
-/// The replica that the donor calls so.
+/// The replica with this handle.
 pub fn with_handle(map: &mut Map, donor: usize, handle: u64) -> Option<(u32, &mut Replica)> {
     let mut there = map
         .iter_mut()
@@ -326,8 +322,8 @@ pub fn with_handle(map: &mut Map, donor: usize, handle: u64) -> Option<(u32, &mu
     there.find(|(_, c)| c.handle == handle)
 }
 
-/// A donor wants a slab back until then, and called so for it. False: nothing is known of it here, and
-/// it may have it now.
+/// A donor wants a slab back by `until_ns`, by its call `call`. False: the handle is unknown here, and the donor may
+/// have the slab now.
 pub fn wanted_back(map: &mut Map, donor: usize, handle: u64, call: u64, until_ns: u64) -> bool {
     let replica = with_handle(map, donor, handle);
     replica
@@ -335,7 +331,7 @@ pub fn wanted_back(map: &mut Map, donor: usize, handle: u64, call: u64, until_ns
         .is_some()
 }
 
-/// A donor is not the one any more that it was: what it refused says nothing of the new one.
+/// A donor was replaced by another one: refusals of the old one do not count for it.
 pub fn replaced(map: &mut Map, donor: usize) {
     for slab in map.values_mut() {
         slab.refused &= !(1 << donor);
@@ -351,7 +347,7 @@ mod tests {
         Replica::whole(donor, [donor as u8; 16], 77 + donor as u64)
     }
 
-    /// The donor calls for what is leaving as soon as it is connected, so before it lists what it has.
+    /// The donor calls for slabs that it reclaims as soon as it is connected, before it lists its handles.
     #[test]
     fn a_call_between_connection_and_list_is_kept() {
         let leaving = |handle| Replica {
@@ -377,7 +373,7 @@ mod tests {
     fn what_is_being_written_is_not_forgotten() {
         let mut c = copy(0);
         c.lacks(5);
-        // Not written yet, as far as the seal tells; but it is about to be.
+        // Not written yet, by its seal; but it is about to be.
         assert_eq!(c.missing.next(|e| e == 5, |_| false), (None, false));
         assert!(!c.has(5));
         assert_eq!(c.missing.next(|_| false, |_| true), (Some(5), false));

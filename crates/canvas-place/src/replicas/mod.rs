@@ -1,10 +1,9 @@
-//! What becomes of a tenant's slabs at donors: where their replicas are placed, which of them count,
-//! which is read, which is repaired from, which is given up, and when a write is durable.
+//! A tenant's slabs on donors: where replicas are placed, which of them count, which is read, which is the source of a
+//! repair, which is released, and when a write is durable.
 //!
-//! A tenant's agent and the simulator ask the same questions of the same functions, and keep the same
-//! tables: what a replica lacks ([`map`]), a read under way ([`read`]), repairs under way ([`repair`]).
-//! How bytes travel, and what time it is, is the caller's business. Times are nanoseconds since a
-//! moment of the caller's choice.
+//! A tenant's agent and the simulator call these functions, and keep these tables: what a replica lacks ([`map`]), a
+//! read under way ([`read`]), repairs under way ([`repair`]). Transport and clock are the caller's. Times are
+//! nanoseconds since a moment of the caller's choice.
 
 use std::fmt;
 
@@ -22,28 +21,28 @@ pub use judge::{
 };
 pub use map::{Map, Replica, Slab, Target};
 
-/// Tells one run of a donor from the next: what an earlier one lent is gone.
+/// Identifies a donor process: what an earlier process lent is gone.
 pub type RunId = [u8; 16];
 
-/// How many replicas there are to be.
+/// The copies policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy {
-    /// How many there should be at donors.
+    /// Number of donors with a copy or shard.
     pub donors: usize,
-    /// On the disk of this host.
+    /// Whether the local disk has a copy.
     pub disk: bool,
-    /// The disk gets its copy after the write has ended: what donors have is durable (as in Infiniswap).
+    /// The disk gets its copy after the write has ended: a copy on donors counts as durable (as in Infiniswap).
     pub late: bool,
-    /// Donors have shards of this code, each another one, and no whole copies.
+    /// Donors have different shards of this code instead of full copies.
     pub code: Option<Code>,
 }
 
-/// Bytes that the disk may lack of what was written late; what is written past that waits for the disk. So much may
-/// be lost with a donor.
+/// Most bytes of late writes that the disk may lack; further writes wait for the disk. This much may be lost with a
+/// donor.
 pub const LATE_BYTES_MAX: u64 = 64 << 20;
 
 impl Policy {
-    /// Those that can be asked for, by the names that `--copies` has.
+    /// The policies with a name in `--copies`.
     pub const NAMED: [(&'static str, Policy); 6] = [
         ("1+disk", Policy::new(1, true)),
         (
@@ -59,21 +58,21 @@ impl Policy {
         ("disk", Policy::new(0, true)),
     ];
 
-    /// The one of this name, or of this code (`4+2`).
+    /// Parses a name, or a code (`4+2`).
     pub fn named(name: &str) -> Option<Policy> {
         let mut all = Policy::NAMED.iter();
         let named = all.find(|(n, _)| *n == name).map(|(_, policy)| *policy);
         named.or_else(|| Code::named(name).map(Policy::coded))
     }
 
-    /// All that can be written, for a sentence.
+    /// All accepted names, for a message.
     pub fn names() -> String {
         let names = Policy::NAMED.map(|(name, _)| name).join(", ");
         let ((k, k_max), (m, m_max)) = (code::DATA, code::PARITY);
         format!("{names}, or a code from {k}+{m} to {k_max}+{m_max}")
     }
 
-    /// A shard at each of as many donors as the code has shards.
+    /// One shard on each of as many donors as the code has shards.
     pub const fn coded(code: Code) -> Policy {
         let donors = Policy::new(code.shards(), false);
         Policy {
@@ -82,7 +81,7 @@ impl Policy {
         }
     }
 
-    /// So many at donors, and one on the disk or none.
+    /// Full copies on `donors`, and one on the disk or none.
     pub const fn new(donors: usize, disk: bool) -> Policy {
         Policy {
             donors,
@@ -93,7 +92,7 @@ impl Policy {
     }
 }
 
-/// By its name, if it has one.
+/// Its name, if it has one.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = Policy::NAMED.iter().find(|(_, policy)| policy == self);
@@ -106,65 +105,65 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Extents of a slab, at most.
+/// Most extents of a slab.
 pub const EXTENTS_MAX: usize = 2048;
-/// A donor that is away is waited for so long before its slabs are copied elsewhere.
+/// How long a donor may be away before its slabs are copied elsewhere.
 pub const GRACE_NS: u64 = 2_000_000_000;
-/// Time between two looks at everything.
+/// Time between two ticks.
 pub const TICK_NS: u64 = 20_000_000;
-/// Before a donor that had no room is asked again, and before a slab is placed again.
+/// Pause before a donor without room is asked again, and before a slab is placed again.
 pub const AGAIN_NS: u64 = 500_000_000;
-/// Extents of a tenant that are repaired at one time.
+/// Most extents of a tenant that are repaired at one time.
 pub const REPAIRS: usize = 4;
-/// A donor that does not answer a request for so long is treated as one that hung up.
+/// A donor that does not answer a request for this long is treated as one that closed the connection.
 pub const REQUEST_NS: u64 = 1_000_000_000;
-/// First pause between two tries to connect to a donor; each is twice as long as the one before,
+/// First pause between two attempts to connect to a donor; it doubles each time,
 pub const CONNECT_PAUSE_NS: u64 = 50_000_000;
 /// up to this.
 pub const CONNECT_PAUSE_NS_MAX: u64 = 1_000_000_000;
-/// The longest time between two signs of life that a client asks of a donor: [`ping_every_ns`].
+/// Longest time between two pings of a donor: [`ping_every_ns`].
 pub const PING_NS_MAX: u64 = 1_000_000_000;
 
-/// How often a client whose lease is so long asks its donor for a sign of life, which is one of its own
-/// as well: three times a lease at least.
+/// Time between two pings of a donor by a client with this lease, which also renew the lease: at least three in a
+/// lease.
 pub fn ping_every_ns(lease_ns: u64) -> u64 {
     (lease_ns / 3).min(PING_NS_MAX)
 }
 
-/// Where a donor stands.
+/// Connection state of a donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
-    /// No link, since then.
+    /// No link.
     Down {
-        /// When it was lost.
+        /// When the link was lost.
         since_ns: u64,
     },
-    /// Connected; what it still holds is being asked for.
+    /// Connected; the list of what it still holds is being fetched.
     Listing,
     /// It serves.
     Up,
 }
 
-/// A donor as its client sees it.
+/// A donor, as its client sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DonorView {
-    /// Where it stands.
+    /// Its connection state.
     pub standing: Standing,
-    /// It takes memory back, or lends none.
+    /// It is reclaiming memory, or lends none.
     pub pressure: bool,
-    /// What it could lend, in bytes, as it said last.
+    /// Memory that it could lend, in bytes, as last reported.
     pub free_bytes: u64,
-    /// It has been silent for longer than it usually is.
+    /// It has been silent for longer than usual.
     pub suspect: bool,
 }
 
 impl DonorView {
-    /// Serves it?
+    /// Whether it serves.
     pub fn is_up(&self) -> bool {
         self.standing == Standing::Up
     }
 
-    /// Serves it, or may it again in a moment?
+    /// Whether it serves, or may serve again in a moment.
     pub fn may_serve(&self, now_ns: u64) -> bool {
         match self.standing {
             Standing::Down { since_ns } => now_ns.saturating_sub(since_ns) < GRACE_NS,
@@ -172,17 +171,17 @@ impl DonorView {
         }
     }
 
-    /// Does it lend another slab, as far as is known?
+    /// Whether it can lend another slab, as far as is known.
     pub fn has_room(&self, slab_bytes: u64) -> bool {
         self.is_up() && !self.pressure && self.free_bytes >= slab_bytes
     }
 }
 
-/// The donors that a client knows, by number.
+/// The donors that a client knows, by index.
 pub trait Donors {
-    /// How many; 64 at most, since sets of donors are kept as bits.
+    /// Number of donors; 64 at most, since sets of donors are bit masks.
     fn count(&self) -> usize;
-    /// How one of them is.
+    /// The state of one donor.
     fn view(&self, donor: usize) -> DonorView;
 }
 

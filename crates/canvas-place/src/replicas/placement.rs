@@ -1,4 +1,4 @@
-//! Where replicas are placed, and when one goes.
+//! Where replicas are placed, and when one is released.
 
 use super::map::{COPIES_MAX, Gaps, Map, REPLICAS_MAX, Replica, Slab};
 use super::{AGAIN_NS, Donors, EXTENTS_MAX, GiveUp, Policy, RunId, counting, give_up, kept, whole};
@@ -7,39 +7,39 @@ use crate::choose::Candidate;
 /// What a slab needs now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Due {
-    /// It has fewer whole replicas than it is to have.
+    /// It has fewer complete replicas than the policy wants.
     pub degraded: bool,
     /// It has fewer that count, and it is time to look for a donor.
     pub place: bool,
 }
 
-/// What an answer to a request for a replica led to.
+/// Result of an answer to a request for a replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placed {
-    /// There is another replica.
+    /// The slab has a new replica.
     Yes,
-    /// There is none; with `again` another donor is to be asked now.
+    /// There is no new replica.
     No {
-        /// See there.
+        /// Whether to ask another donor now.
         again: bool,
     },
     /// The slab was freed meanwhile: what the donor lent is of no use.
     Useless,
 }
 
-/// A replica that was taken out of its slab.
+/// A replica that was removed from its slab.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Given {
-    /// Which donor has it.
+    /// The donor that has it.
     pub donor: usize,
-    /// What that calls it.
+    /// The donor's handle for it.
     pub handle: u64,
-    /// The donor's call by which it wants it back; `None`: there was one too many.
+    /// The donor's call for it; `None`: there was one too many.
     pub call: Option<u64>,
 }
 
-/// Chooses the donor to ask for a replica of a slab, and notes that it is asked: one at a time, so until
-/// it has answered it counts as one that refused. [`Slab::asked`] tells that the request is on its way.
+/// Chooses the donor to ask for a replica of a slab, and records it: donors are asked one at a time, so until it has
+/// answered it counts as having refused. The caller reports with [`Slab::asked`] that the request was sent.
 pub fn place(
     map: &mut Map,
     slab: u32,
@@ -48,7 +48,7 @@ pub fn place(
     choose: impl FnOnce(&[Candidate]) -> Option<usize>,
 ) -> Option<usize> {
     let entry = map.get_mut(&slab)?;
-    // Not by `again_ns`: another donor's grant sets that back, and this one was never asked again.
+    // Not by `again_ns`: another donor's grant resets that, and then this one would never be asked again.
     if now_ns >= entry.refused_until_ns {
         entry.refused = 0;
     }
@@ -76,9 +76,8 @@ pub fn place(
     Some(donor)
 }
 
-/// A donor has answered a request for a replica: granted, as which run and under which handle, or not.
-/// `is_written`: anything was written to the slab before; what is being written finds the replica in its
-/// list.
+/// A donor has answered a request for a replica: granted, with its process and handle, or refused. `is_written`:
+/// anything was written to the slab before; writes under way find the replica in its list.
 pub fn allocated(
     map: &mut Map,
     slab: u32,
@@ -104,26 +103,25 @@ pub fn allocated(
         replica.lacks_all();
     }
     entry.refused &= !(1 << donor);
-    // If it needs yet another one, there is nothing to wait for.
+    // If it needs yet another replica, there is nothing to wait for.
     entry.again_ns = 0;
     entry.replicas.push(replica);
     Placed::Yes
 }
 
-/// Some donor could take another slab.
+/// Whether some donor could take another slab.
 pub fn has_room(donors: &(impl Donors + ?Sized), slab_bytes: u64) -> bool {
     (0..donors.count()).any(|i| donors.view(i).has_room(slab_bytes))
 }
 
 impl Slab {
-    /// A request for a replica is on its way.
+    /// A request for a replica was sent.
     pub fn asked(&mut self) {
         self.allocating += 1;
     }
 
-    /// How many donors a write asks for replicas before it goes. Where no disk has what is written, a
-    /// donor that is away is not waited for, since the write would fail: what is one too many later is
-    /// given up.
+    /// How many donors a write asks for replicas before it starts. Where no disk keeps what is written, donors that are
+    /// away do not count, since the write would fail: a surplus replica is released later.
     pub fn to_ask(&self, donors: &(impl Donors + ?Sized), policy: Policy, now_ns: u64) -> usize {
         if self.allocating > 0 || now_ns < self.again_ns {
             return 0;
@@ -143,7 +141,7 @@ impl Slab {
         policy.donors.saturating_sub(have).min(most)
     }
 
-    /// What is to be done for it at a tick.
+    /// What it needs at a tick.
     pub fn due(&self, donors: &(impl Donors + ?Sized), policy: Policy, now_ns: u64) -> Due {
         let policy = self.policy(policy);
         let (held, want) = (self.held(donors, now_ns), policy.donors);
@@ -154,8 +152,8 @@ impl Slab {
         }
     }
 
-    /// Is there nothing to do for it, and will there be nothing before it, or a donor, changes? What donors are to be
-    /// told of it is not asked here.
+    /// Whether it needs nothing, and will need nothing until it, or a donor, changes. Messages about its worth are not
+    /// considered.
     pub fn is_settled(&self, donors: &(impl Donors + ?Sized), wanted: Policy, now_ns: u64) -> bool {
         let policy = self.policy(wanted);
         let Due { degraded, .. } = self.due(donors, wanted, now_ns);
@@ -169,12 +167,12 @@ impl Slab {
             && (policy.disk || !self.may_be_on_disk)
     }
 
-    /// Has it fewer replicas that count than it is to have?
+    /// Whether it has fewer replicas that count than wanted.
     pub fn is_short(&self, donors: &(impl Donors + ?Sized), want: usize, now_ns: u64) -> bool {
         counting(self.held(donors, now_ns)) < want
     }
 
-    /// Takes out the replica that is to go now, if one is. `room`: [`has_room`].
+    /// Removes the replica that is to be released now, if any. `room`: [`has_room`].
     pub fn let_go(
         &mut self,
         donors: &(impl Donors + ?Sized),
@@ -183,13 +181,13 @@ impl Slab {
         now_ns: u64,
     ) -> Option<Given> {
         let policy = self.policy(policy);
-        // Nothing wants it back, and there is none too many.
+        // No donor wants one back, and there is none too many.
         if self.replicas.len() <= policy.donors && self.replicas.iter().all(|c| c.leaving.is_none())
         {
             return None;
         }
         let on_disk = policy.disk && self.disk.is_none();
-        // What is written late is always lacking there.
+        // The disk always lacks some of what is written late.
         let lacks_few = self.disk.count(|_| true) <= EXTENTS_MAX / 16;
         let policy = Policy {
             disk: policy.disk && !(policy.late && lacks_few),
@@ -199,7 +197,7 @@ impl Slab {
         let (GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given;
         let at = self.replicas.iter().position(|c| c.donor == donor)?;
         let is_over = self.replicas[at].leaving.is_some_and(|(_, u)| now_ns >= u);
-        // Those that are left may be free to go, as their donors were told, because this one stayed.
+        // The remaining ones may be marked as free to go, because this one stayed.
         let left = |c: &super::Held| c.donor != donor;
         let is_enough = || kept(self.held(donors, now_ns).filter(left)) >= self.needed();
         if !is_over && !on_disk && !is_enough() {
@@ -213,8 +211,8 @@ impl Slab {
         })
     }
 
-    /// Takes out the disk's copy if it is to go now: the policy wants none, and donors have as many whole ones as
-    /// it wants. False when it stays, or there is none.
+    /// Releases the disk's copy if the policy wants none and donors have as many complete copies as it wants. False
+    /// when it stays, or there is none.
     pub fn let_go_of_disk(
         &mut self,
         donors: &(impl Donors + ?Sized),
@@ -234,8 +232,8 @@ impl Slab {
         goes
     }
 
-    /// All donors are there, and none of those without a replica of it has room for one: so a write
-    /// that lacks replicas fails for want of room, and not because somebody is away.
+    /// Whether all donors are connected and none without a replica of it has room: then a write that lacks replicas
+    /// fails for lack of room, and not because a donor is away.
     pub fn no_other_has_room(
         &self,
         donors: &(impl Donors + ?Sized),

@@ -1,40 +1,41 @@
-//! A read under way: which copy is asked, which as well when that is silent, and when the read ends
-//! without an answer.
+//! A read under way: which copy is asked, which as well when that one is silent, and when the read ends without an
+//! answer.
 //!
-//! A donor that does not answer within its usual time ([`crate::pace`]) is suspect: the next copy is
-//! asked as well (a hedged read), the first answer is taken, and others are asked before the suspect
-//! until it answers a ping. An answer that does not verify ends nothing: the reader asks for the next
-//! copy, and those that were asked already may still answer.
+//! A donor that does not answer within its usual time ([`crate::pace`]) is suspect: the next copy is asked as well (a
+//! hedged read), the first answer is used, and other donors are preferred until the suspect answers a ping. An answer
+//! that does not verify ends nothing: the reader requests the next copy, and answers already requested may still
+//! arrive.
 
 use super::map::{Map, Slab};
 use super::{Donors, Policy, is_away, read_next};
 
-/// Whom to ask.
+/// The next copy to ask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// This donor, for what it calls so.
+    /// This donor, for this handle.
     Donor(usize, u64),
-    /// The disk of this host.
+    /// The local disk.
     Disk,
-    /// There is nobody left.
+    /// No copy is left.
     Nobody,
 }
 
-/// What the disk of this host has of an extent.
+/// What the local disk has of an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnDisk {
-    /// Nothing is kept there.
+    /// The disk keeps nothing.
     No,
-    /// It lacks it, as far as is known: it is asked when nobody else can be.
+    /// It lacks the extent, as far as is known: it is read when nothing else can be.
     Unsure,
-    /// It has it, and is asked after the donors.
+    /// It has the extent, and is read after the donors.
     Yes,
-    /// It has it, and is asked before the donors: it is the disk's turn, or their copies are given up.
+    /// It has the extent, and is read before the donors: by choice of the paths, or because donors' copies are being
+    /// released.
     First,
 }
 
 impl OnDisk {
-    /// What is known of an extent (a number within its slab). `has_disk`: copies are kept there, wanted or not.
+    /// For an extent (an index within its slab). `has_disk`: copies are kept there, wanted or not.
     pub fn of(slab: Option<&Slab>, extent: usize, has_disk: bool, policy: Policy) -> OnDisk {
         let policy = slab.map_or(policy, |e| e.policy(policy));
         match slab.filter(|e| e.disk.has(extent)) {
@@ -47,72 +48,72 @@ impl OnDisk {
     }
 }
 
-/// What becomes of a read that there is nobody left to ask for.
+/// What happens to a read when no copy is left to ask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Otherwise {
-    /// Who was asked may still answer.
+    /// A copy that was asked may still answer.
     Waits,
-    /// Donors may come back: it is tried again at the next tick ([`Read::try_again`]).
+    /// Donors may come back: the read is retried at the next tick ([`Read::try_again`]).
     Later,
-    /// It ends. With `away` there may be a copy that cannot be reached now; otherwise there is none.
+    /// The read ends without an answer.
     Ends {
-        /// See there.
+        /// There may be a copy that cannot be reached now; otherwise there is none.
         away: bool,
     },
 }
 
-/// What a donor's answer means.
+/// A donor's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// Bytes; `blank` ones look as if nothing had ever been written there.
+    /// Bytes.
     Data {
-        /// See there.
+        /// All zeros, as if nothing had ever been written there.
         blank: bool,
     },
-    /// It has not got the slab any more.
+    /// The donor no longer has the slab.
     Unknown,
-    /// None, or one that says no: it may answer yet.
+    /// No answer, or a refusal: it may answer later.
     No,
 }
 
-/// What to do about it.
+/// What to do about an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Then {
-    /// The read has been answered by another one.
+    /// Nothing: another answer was used.
     Nothing,
-    /// The reader gets the bytes.
+    /// Return the bytes to the reader.
     HandOut,
-    /// Another copy is asked; with `failover` because this donor gave nothing.
+    /// Ask another copy.
     GoOn {
-        /// See there.
+        /// It counts as a failover, because this donor did not deliver.
         failover: bool,
     },
 }
 
-/// A read. Donors are sets of bits.
+/// A read. Sets of donors are bit masks.
 #[derive(Clone, Debug, Default)]
 pub struct Read {
     tried: u64,
     asked: u64,
-    /// Gave no answer, but may yet.
+    /// Donors that gave no answer, but may yet.
     silent: u64,
     tried_disk: bool,
     asked_disk: bool,
     disk_failed: bool,
-    /// Bytes were handed out; these are from this donor, or (`None`) from the disk.
+    /// Bytes were returned; they are from this donor, or (`None`) from the disk.
     handed: bool,
     from: Option<usize>,
 }
 
 impl Read {
-    /// What was handed out did not verify. The donor whose bytes these were lacks the extent.
+    /// The returned bytes did not verify. Returns the donor they came from, which lacks the extent.
     pub fn is_bad(&mut self) -> Option<usize> {
         self.handed = false;
         self.from.take()
     }
 
-    /// The next copy that was not tried. `besides` one that may still answer, only a copy that should
-    /// have the extent is worth it.
+    /// The next copy that was not tried. With `besides`, one that was asked may still answer, so only a copy that
+    /// should have the extent is asked.
     pub fn next(
         &self,
         slab: Option<&Slab>,
@@ -126,7 +127,7 @@ impl Read {
         if disk && on_disk == OnDisk::First {
             return Ask::Disk;
         }
-        // A copy that lacks it, as far as is known, only when there is no other: it may have it all the same,
+        // A copy that lacks it, as far as is known, is asked only when there is no other: it may have it all the same,
         // and cannot deceive the reader.
         let is_away = || slab.is_some_and(|slab| is_away(slab.sources(donors, extent)));
         let last_resort = !has && !besides && !is_away();
@@ -137,7 +138,7 @@ impl Read {
             Some((source, replica.handle))
         });
         match next {
-            // The disk answers for certain.
+            // The disk is certain to answer.
             Some((source, handle)) if !source.suspect || !disk => Ask::Donor(source.donor, handle),
             _ if disk => Ask::Disk,
             _ if last_resort && on_disk == OnDisk::Unsure && !self.tried_disk => Ask::Disk,
@@ -155,15 +156,14 @@ impl Read {
         }
     }
 
-    /// The disk was asked. False when a donor was as well, which may be faster.
+    /// The disk was asked. False when a donor was asked as well, which may be faster.
     pub fn asked_disk(&mut self) -> bool {
         self.tried_disk = true;
         self.asked_disk = true;
         self.asked == 0
     }
 
-    /// There is nobody left to ask, after so long; the tenant waits `wait_ns_max` for what cannot be
-    /// reached.
+    /// No copy is left to ask, after `waited_ns`; the tenant waits `wait_ns_max` for copies that cannot be reached.
     pub fn otherwise(
         &mut self,
         slab: Option<&Slab>,
@@ -199,7 +199,7 @@ impl Read {
     ) -> Then {
         self.asked &= !(1 << donor);
         if self.handed {
-            // If what was handed out does not verify, this one can be asked anew.
+            // If the returned bytes do not verify, this donor can be asked again.
             self.tried &= !(1 << donor);
             return Then::Nothing;
         }
@@ -207,7 +207,7 @@ impl Read {
         match answer {
             Answer::Data { blank } => {
                 if blank && replica.as_ref().is_none_or(|c| !c.has(extent)) {
-                    // It was placed anew, and nothing has been written there: it is not damaged.
+                    // The slab was placed there later, and nothing was written to it: it is not damaged.
                     return Then::GoOn { failover: false };
                 }
                 self.handed = true;
@@ -223,8 +223,8 @@ impl Read {
         Then::GoOn { failover: true }
     }
 
-    /// The disk has answered, or ([`Answer::No`]) could not read. What is blank is no copy where nothing is known to be
-    /// kept there (`on_disk`), and so none that is damaged.
+    /// The disk has answered, or ([`Answer::No`]) could not read. A blank answer is neither a copy nor a damaged one
+    /// where nothing is known to be on the disk (`on_disk`).
     pub fn disk_answered(&mut self, on_disk: OnDisk, answer: Answer) -> Then {
         self.asked_disk = false;
         if self.handed {
@@ -243,17 +243,18 @@ impl Read {
         Then::GoOn { failover: false }
     }
 
-    /// A tick after [`Otherwise::Later`]: donors (a bit each) that do not serve are tried anew.
+    /// A tick after [`Otherwise::Later`]: donors that were down may be tried again. `up` has a bit for each that
+    /// serves.
     pub fn try_again(&mut self, up: u64) {
         self.tried &= up;
     }
 
-    /// Is the disk's answer still awaited, and of use?
+    /// Whether the disk's answer is still awaited and of use.
     pub fn waits_for_disk(&self) -> bool {
         !self.handed && self.asked_disk
     }
 
-    /// Is a donor's answer still awaited, and of use?
+    /// Whether a donor's answer is still awaited and of use.
     pub fn waits_for(&self, donor: usize) -> bool {
         !self.handed && self.asked & 1 << donor != 0
     }

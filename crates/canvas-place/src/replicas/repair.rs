@@ -1,19 +1,18 @@
-//! Making good what replicas lack: extent by extent from another copy, a few at a time, in what order
-//! and from where.
+//! Repair of replicas: extent by extent from another copy, a few at a time; in what order and from where.
 //!
-//! What was read is verified before it is written on: a copy that is damaged or old is no source, and
-//! is itself made good if there is one. A copy that lacks the extent, as far as is known, is read when there is no
-//! other: an agent that has taken over does not know what was written while it took over.
+//! Data are verified before they are copied further: a damaged or old copy is no source, and is itself repaired if
+//! there is one. A copy that lacks the extent, as far as is known, is read when there is no other, because an agent
+//! that has taken over does not know what was written during the takeover.
 //!
-//! A write of an extent that is being repaired supersedes the repair: while the old bytes are being
-//! read the repair is given up; while they are on their way to the replica the write waits for that.
+//! A write of an extent that is being repaired supersedes the repair: while the old bytes are being read the repair is
+//! dropped; while they are on their way to the replica the write waits.
 
 use std::collections::HashSet;
 
 use super::map::{Map, Replica, Target};
 use super::{Donors, Policy, REPAIRS, is_away, read_next};
 
-/// Before an extent that no copy could give is tried again.
+/// Pause before an extent that no copy could give is tried again.
 pub const HOPELESS_NS: u64 = 500_000_000;
 /// Extents that one slot tries in a row.
 pub const TRIES: usize = 64;
@@ -21,51 +20,51 @@ pub const TRIES: usize = 64;
 /// One repair.
 #[derive(Debug)]
 pub struct Job {
-    /// Which extent.
+    /// The extent.
     pub extent: u32,
-    /// The seal that its bytes have, unless they are written anew.
+    /// The seal of its bytes, unless the extent is rewritten.
     pub seal: u64,
-    /// The donor that lacks it; none: the disk of this host.
+    /// The donor that lacks it; `None`: the local disk.
     pub to: Option<usize>,
-    /// The copy whose bytes are being read, or were; none: the disk's.
+    /// The copy whose bytes are being read, or were; `None`: the disk's.
     pub from: Option<Target>,
-    /// The replica there, once it is written to.
+    /// The replica to repair, once it is being written.
     pub target: Option<Target>,
-    /// It is verified, and goes where it is lacking.
+    /// The bytes are verified, and are being written.
     pub writes: bool,
-    /// It was written anew meanwhile: what is read is of no use.
+    /// The extent was rewritten meanwhile: what is read is of no use.
     pub void: bool,
     tried: u64,
     tried_disk: bool,
-    /// Some of it is on its way there, or has arrived.
+    /// Part of it was sent.
     sent: bool,
-    /// Writes that wait.
+    /// Writes that wait for the repair.
     held_back: Vec<u32>,
 }
 
-/// Where a repair reads.
+/// The source of a repair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum From {
-    /// At a donor.
+    /// On a donor.
     Donor(Target),
-    /// On the disk of this host.
+    /// On the local disk.
     Disk,
     /// No copy could give it: the repair ends.
     Nowhere,
 }
 
-/// What verification led to.
+/// Result of verification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verified {
-    /// It is written to this replica; none: to the disk.
+    /// Write it to this replica; `None`: to the disk.
     Write(Option<Target>),
-    /// It is where it was thought to lack: the repair ends well.
+    /// The replica has it after all: the repair ends well.
     Has,
-    /// Nobody wants it any more: the repair ends.
+    /// The repair is no longer needed: it ends.
     End,
-    /// This copy has not got it, as was known; another one is asked.
+    /// This copy lacks it, as was known; another one is asked.
     Lacks,
-    /// What this copy (`None`: the disk) gave is damaged or old. It is noted; another one is asked.
+    /// The bytes of this copy (`None`: the disk) are damaged or old. That is recorded; another one is asked.
     Bad(Option<Target>),
 }
 
@@ -73,20 +72,20 @@ pub enum Verified {
 #[derive(Debug)]
 pub struct Repairs {
     jobs: [Option<Job>; REPAIRS],
-    /// Extents of a slab.
+    /// Extents in a slab.
     extents: usize,
     /// Where the next search begins.
     next_slab: u32,
     /// Extents that no copy could give, until they are tried again.
     hopeless: HashSet<u32>,
     hopeless_since_ns: Option<u64>,
-    /// Extents and copies (a donor's; none: the disk's) that did not verify, until the extent is written, repaired
+    /// Extents and copies (a donor's; `None`: the disk's) that did not verify, until the extent is written, repaired
     /// there or freed.
     bad: HashSet<(u32, Option<usize>)>,
 }
 
 impl Repairs {
-    /// None yet, of slabs with so many extents.
+    /// No repairs; slabs have `extents` extents.
     pub fn new(extents: usize) -> Repairs {
         Repairs {
             jobs: Default::default(),
@@ -103,12 +102,12 @@ impl Repairs {
         self.jobs[slot].as_ref()
     }
 
-    /// Nothing is under way.
+    /// Whether no repair is under way.
     pub fn is_idle(&self) -> bool {
         self.jobs.iter().all(Option::is_none)
     }
 
-    /// Must a write of the extent wait? It is sent when the repair is over.
+    /// Whether a write of the extent must wait. It is returned when the repair ends.
     pub fn holds_back(&mut self, extent: u32, id: u32) -> bool {
         self.bad.retain(|(bad, _)| *bad != extent);
         for job in self.jobs.iter_mut().flatten() {
@@ -123,14 +122,14 @@ impl Repairs {
         false
     }
 
-    /// The slab is freed: what was known of its extents is not true any more.
+    /// The slab was freed: forgets what was known of its extents.
     pub fn freed(&mut self, slab: u32) {
         let extents = self.extents as u32;
         self.bad.retain(|(extent, _)| extent / extents != slab);
         self.hopeless.retain(|extent| extent / extents != slab);
     }
 
-    /// A tick: what was hopeless is tried again after a while.
+    /// A tick: hopeless extents are tried again after a while.
     pub fn tick(&mut self, now_ns: u64) {
         let since = &mut self.hopeless_since_ns;
         if since.is_none_or(|t| now_ns.saturating_sub(t) >= HOPELESS_NS) {
@@ -139,10 +138,10 @@ impl Repairs {
         }
     }
 
-    /// Finds an extent for a slot without a repair, slab after slab from where the last one was found;
-    /// or says that there is none. What the policy does not want is not made good. `is_writing`: a write of the
-    /// extent is under way. `seal`: the number under which it was written, or 0. Slabs of which a copy
-    /// became whole are put into `made_whole`: what they lacked had never been written.
+    /// Finds an extent for an idle slot, slab by slab from where the last one was found. Copies that the policy does
+    /// not want are not repaired. `is_writing`: a write of the extent is under way. `seal`: the number under which it
+    /// was written, or 0. Also returns slabs of which a copy became complete, because what it lacked had never been
+    /// written.
     pub fn find(
         &mut self,
         slot: usize,
@@ -218,8 +217,9 @@ impl Repairs {
         }
     }
 
-    /// The next copy that may have the extent: donors that have it, then the disk, also for itself, and then donors
-    /// that lack it as far as is known, also for themselves, unless one that has it may come back.
+    /// The next copy that may have the extent: donors that have it, then the disk (also when it is the disk that lacks
+    /// it), and then donors that lack it as far as is known (also the one to repair), unless one that has it may come
+    /// back.
     pub fn source(
         &mut self,
         slot: usize,
@@ -259,8 +259,8 @@ impl Repairs {
         From::Donor(target)
     }
 
-    /// All has been read, and it verifies (`is_good`) under the seal of the job, or not. `seal` is the
-    /// extent's now: where the tenant has changed it itself, nobody is to blame.
+    /// The extent has been read, and (`is_good`) verifies under the job's seal. `seal` is the extent's now: where the
+    /// tenant has changed it itself, no copy is to blame.
     pub fn verified(&mut self, slot: usize, map: &Map, is_good: bool, seal: u64) -> Verified {
         let Some(job) = &mut self.jobs[slot] else {
             return Verified::End;
@@ -306,8 +306,8 @@ impl Repairs {
         }
     }
 
-    /// The extent was put together from shards, and verifies: the shard that lacks goes to this replica. `None`:
-    /// nobody wants it any more.
+    /// The extent was restored from shards, and verifies: returns the replica that gets the missing shard. `None`: it
+    /// is no longer needed.
     pub fn computed(&mut self, slot: usize, map: &Map) -> Option<Target> {
         let job = self.jobs[slot].as_mut()?;
         let slab = map.get(&(job.extent / self.extents as u32))?;
@@ -317,22 +317,22 @@ impl Repairs {
         job.target
     }
 
-    /// The shards that can be had do not give the extent: it is tried again after a while.
+    /// The shards that can be read do not restore the extent: it is tried again after a while.
     pub fn hopeless(&mut self, slot: usize) {
         if let Some(job) = &self.jobs[slot] {
             self.hopeless.insert(job.extent);
         }
     }
 
-    /// The first bytes go where they lack: from now on writes of the extent wait.
+    /// The first bytes are sent: from now on writes of the extent wait.
     pub fn sent(&mut self, slot: usize) {
         if let Some(job) = &mut self.jobs[slot] {
             job.sent = true;
         }
     }
 
-    /// A repair ends, and (`ok`) the copy has the extent now: unless it was written anew. A disk that could not take
-    /// it is not asked to again for a while. Writes that waited for it.
+    /// Ends a repair; with `ok` the copy has the extent now, unless it was rewritten. A disk that could not take it is
+    /// not tried again for a while. Returns the writes that waited for it.
     pub fn end(&mut self, slot: usize, map: &mut Map, ok: bool) -> Ended {
         let Some(job) = self.jobs[slot].take() else {
             return Ended::default();
@@ -357,20 +357,20 @@ impl Repairs {
     }
 }
 
-/// What a search for an extent to repair has found.
+/// Result of a search for an extent to repair.
 #[derive(Debug)]
 pub struct Found {
-    /// There is one: the slot has a repair now.
+    /// The slot has a repair now.
     pub is_found: bool,
-    /// Slabs of which a copy turned out to be whole: what it lacked had never been written.
+    /// Slabs of which a copy turned out to be complete: what it lacked had never been written.
     pub made_whole: Vec<u32>,
 }
 
-/// What the end of a repair leaves to do.
+/// What is left to do after a repair.
 #[derive(Debug, Default)]
 pub struct Ended {
     /// The copy has the extent.
     pub is_made_good: bool,
-    /// Writes that waited, by their numbers.
+    /// Numbers of the writes that waited.
     pub held_back: Vec<u32>,
 }

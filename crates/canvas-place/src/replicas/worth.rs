@@ -1,32 +1,32 @@
-//! What a client tells donors that its slabs are worth to it, so that one whose host runs out of memory
-//! knows which to free first ([`crate::early`]).
+//! Tells donors what slabs are worth to their client, so that a donor whose host runs out of memory knows which to free
+//! first ([`crate::early`]).
 //!
-//! Several donors may run out of memory at one time, and none of them asks anybody. So whatever they free
-//! of what is [`Worth::Spare`], as much must be left as gives everything back: of each slab one copy (or
-//! as many shards as its code needs) is kept, and a donor is told that it may free another one only when
-//! those of the kept ones are known to have been told so.
+//! Several donors may run out of memory at one time, and none of them consults anybody. So whatever [`Worth::Spare`]
+//! replicas they free, enough must be left to restore everything: of each slab one copy (or as many shards as its code
+//! needs) is kept, and a donor may learn that its replica is spare only when all donors of the kept ones are known to
+//! have confirmed that theirs are kept.
 
 use super::map::{REPLICAS_MAX, Replica, Slab};
 use super::{Donors, EXTENTS_MAX, Policy};
 use crate::early::Worth;
 
-/// What a donor was told that a replica is worth.
+/// What a donor was sent about a replica's worth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Told {
-    /// What it has confirmed last. A donor that was told nothing takes a slab for the sole copy.
+    /// What it confirmed last. A donor without a message takes a slab for the only copy.
     said: Worth,
-    /// What it is being told.
+    /// The message under way.
     under_way: Option<Worth>,
-    /// It may believe something else than what it has confirmed.
+    /// It may believe something other than what it confirmed.
     unsure: bool,
     /// It may believe that the replica is spare.
     may_be_spare: bool,
-    /// It is not told before (ns).
+    /// No message before this time (ns).
     again_ns: u64,
 }
 
 impl Told {
-    /// Of a replica of which an agent before this one may have told anything.
+    /// For a replica about which an earlier agent may have sent anything.
     pub fn unknown() -> Told {
         Told {
             unsure: true,
@@ -35,17 +35,17 @@ impl Told {
         }
     }
 
-    /// May the donor believe that it is spare?
+    /// Whether the donor may believe that the replica is spare.
     pub fn may_be_spare(&self) -> bool {
         self.may_be_spare
     }
 
-    /// Is there something to tell, where it is worth so much?
+    /// Whether to send a message, if the replica has this worth.
     fn lacks(&self, worth: Worth, now_ns: u64) -> bool {
         self.under_way.is_none() && now_ns >= self.again_ns && (self.unsure || self.said != worth)
     }
 
-    /// The donor hears nothing of this, and frees nothing early.
+    /// The donor does not understand these messages, and frees nothing early.
     pub fn deaf(&mut self) {
         *self = Told {
             again_ns: u64::MAX,
@@ -53,13 +53,13 @@ impl Told {
         };
     }
 
-    /// The donor is being told.
+    /// A message is under way.
     pub fn tell(&mut self, worth: Worth) {
         self.under_way = Some(worth);
         self.may_be_spare |= worth == Worth::Spare;
     }
 
-    /// It has confirmed that, or (not `ok`) may not have heard it, and is told again after `again_ns`.
+    /// The donor has confirmed the message, or (not `ok`) may not have received it; it is repeated after `again_ns`.
     pub fn answered(&mut self, ok: bool, again_ns: u64) {
         let Some(worth) = self.under_way.take() else {
             return;
@@ -74,12 +74,12 @@ impl Told {
 }
 
 impl Slab {
-    /// How many replicas give everything back.
+    /// How many replicas restore everything.
     pub fn needed(&self) -> usize {
         self.code.map_or(1, |code| code.data())
     }
 
-    /// What donors are to be told now of the slab with this number: donor, handle, worth.
+    /// The messages to send now about the slab with this number: donor, handle, worth.
     pub fn worths(
         &self,
         slab: u32,
@@ -89,7 +89,7 @@ impl Slab {
     ) -> Vec<(usize, u64, Worth)> {
         let policy = self.policy(policy);
         let has_disk = policy.disk && self.may_be_on_disk;
-        // What is written late may be there at donors alone.
+        // What is written late may be on donors alone.
         let on_disk = has_disk && !policy.late && self.disk.is_none();
         let nearly = has_disk && policy.late && self.disk.count(|_| true) <= EXTENTS_MAX / 16;
         let stays = |c: &Replica| {
@@ -104,7 +104,7 @@ impl Slab {
             _ if on_disk => Some(Worth::Spare),
             (true, _) if others => Some(Worth::Kept),
             (true, _) | (false, false) => Some(Worth::Sole),
-            // Not before the keepers have heard it.
+            // Only once the donors of the kept replicas have confirmed.
             (false, true) => are_told.then_some(Worth::Spare),
         };
         let mut tell = Vec::new();
@@ -119,8 +119,8 @@ impl Slab {
         tell
     }
 
-    /// Of those that are `whole` and stay, the ones that are kept, a bit each: those that are it already
-    /// first, and another one for each slab, so that each donor has some to free.
+    /// Of the replicas in `whole`, the ones to keep, a bit each: those that are kept already first, and a different one
+    /// for each slab, so that each donor has some to free.
     fn keepers(&self, slab: u32, whole: u32) -> u32 {
         let n = self.replicas.len();
         let turns = (0..n).map(|i| (i + slab as usize) % n);
@@ -137,13 +137,13 @@ impl Slab {
         keepers
     }
 
-    /// The replicas of which this is so, a bit each.
+    /// The replicas for which `is_so` holds, a bit each.
     fn those(&self, is_so: impl Fn(&Replica) -> bool) -> u32 {
         let all = self.replicas.iter().enumerate();
         all.fold(0, |bits, (at, c)| bits | u32::from(is_so(c)) << at)
     }
 
-    /// How many these are: copies, or different shards.
+    /// Number of copies, or of different shards, among these.
     fn different(&self, replicas: u32) -> usize {
         if self.code.is_none() {
             return replicas.count_ones() as usize;
