@@ -1,92 +1,96 @@
-//! Page features: what a program's pages are like, and what paging costs it.
+//! Page features: properties of a program's pages, and what paging costs the program.
 //!
-//! By such features xDM chooses backends (its table of features and knobs: fragment, load/store, sequential/random
-//! and hot/cold ratios, anonymous or of files); the slowdown and the pressure are what a target is kept by. Nothing
-//! is scanned for them: each follows from sums that processes keep while they page.
+//! xDM chooses backends by such features (its table of features and knobs: fragment, load/store,
+//! sequential/random and hot/cold ratios, anonymous or file pages); `--slo` is enforced by slowdown
+//! and pressure. No pages are scanned: every feature follows from sums that processes keep while
+//! they page.
 
 use std::collections::BTreeMap;
 
 use canvas_shm::segment::REFAULT_BUCKETS;
 use serde::{Deserialize, Serialize};
 
-/// Pages of a block (2 MiB).
+/// Pages per block (2 MiB).
 const BLOCK_PAGES: u64 = canvas_types::layout::BLOCK_PAGES as u64;
-/// Places of [`Sums::refaults`] for pages that were away for less than what local memory holds was evicted: with
-/// twice the local memory they would have been there.
+/// Buckets of [`Sums::refaults`] for pages that came back before as much as local memory holds was
+/// evicted: twice the local memory would have kept them.
 const HOT_BUCKETS: usize = 5;
 
-/// The largest slowdown that is told: hardly anything but paging.
+/// The largest slowdown reported: practically all time goes to paging.
 const SLOWDOWN_MAX: f64 = 100.0;
 
-/// What features follow from: of a run so far. Sums only grow; levels are of the moment.
+/// Sums of a run so far, from which features follow. Sums only grow; fields marked "Level" are
+/// current values.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug, Default)]
 #[serde(default)]
 pub struct Sums {
-    /// Pages that came back.
+    /// Pages swapped in.
     pub pages_in: u64,
     /// Of these, pages of a stream.
     pub pages_in_stream: u64,
-    /// Pages that left.
+    /// Pages evicted.
     pub pages_out: u64,
-    /// Of these, pages that nothing had been written to.
+    /// Of these, pages that had not been written to.
     pub pages_out_clean: u64,
-    /// Faults on pages that had left, by how long they were away ([`canvas_shm::segment::refault_bucket`]).
+    /// Faults on evicted pages, by reuse distance ([`canvas_shm::segment::refault_bucket`]).
     pub refaults: Vec<u64>,
     /// Faults whose time was measured.
     pub faults: u64,
     /// Their time, in ns.
     pub fault_ns: u64,
-    /// What their threads slept, in ns; where another thread resolves a fault, also until it is awake.
+    /// Time that their threads slept, in ns; where another thread resolves a fault, until the
+    /// faulting thread is awake.
     pub fault_sleep_ns: u64,
     /// Processor time of the faults, in ns.
     pub fault_cpu_ns: u64,
-    /// Processor time that the kernel needs for each fault before it is delivered and after it was resolved.
+    /// Processor time that the kernel needs per fault, before it delivers the fault and after it is
+    /// resolved.
     pub delivery_ns: u64,
     /// Processor time of the processes, in ns.
     pub cpu_ns: u64,
-    /// Of that, what reclaim threads used.
+    /// Of that, time of the reclaim threads.
     pub reclaim_ns: u64,
-    /// Of that, what the program could have used, as no processor was idle.
+    /// Of that, time in which no processor was idle, so that the program could have used it.
     pub reclaim_wanted_ns: u64,
-    /// Of each process, the time in which one of its threads or more was in a fault, in ns.
+    /// For each process, the time with at least one thread in a fault, in ns.
     pub stalled_ns: BTreeMap<u64, u64>,
-    /// Level: pages that exist anywhere.
+    /// Level: pages that exist, wherever they are.
     pub touched_pages: u64,
-    /// Level: blocks that these lie in.
+    /// Level: blocks with at least one of these pages.
     pub touched_blocks: u64,
-    /// Level: pages in the pool, without those that take no room there.
+    /// Level: pages in the pool, except those that take no space there.
     pub stored_pages: u64,
-    /// Level: what they take.
+    /// Level: bytes that these pages take in the pool.
     pub stored_bytes: u64,
     /// Level: anonymous memory of the processes, wherever it is.
     pub anon_bytes: u64,
-    /// Level: memory of files, as mapped and resident in each of them.
+    /// Level: file memory, as mapped and resident in each process.
     pub file_bytes: u64,
 }
 
-/// Features. Ratios run from 0 to 1; `None` where nothing happened that would tell.
+/// Features. Ratios run from 0 to 1; `None` where there is no data.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
 pub struct Features {
-    /// Of the blocks of 2 MiB in use, the part that was never touched.
+    /// Part of the used 2 MiB blocks that was never touched.
     pub fragment_ratio: Option<f64>,
-    /// Of the pages that left, those that had been written to.
+    /// Part of evicted pages that had been written to.
     pub store_ratio: Option<f64>,
-    /// Of the pages that came back, those of a stream.
+    /// Part of the pages swapped in that belonged to a stream.
     pub sequential_ratio: Option<f64>,
-    /// Of the faults on pages that had left, those on pages that were away for less than what local memory holds
-    /// was evicted.
+    /// Part of faults on evicted pages that came before as much as local memory holds was evicted.
     pub hot_ratio: Option<f64>,
-    /// Size of pages in the pool over what they take there: at least 1.
+    /// Compression ratio of the pages in the pool, at least 1.
     pub compression: Option<f64>,
-    /// Of all memory of the processes, that of files.
+    /// Part of the processes' memory that belongs to files.
     pub file_ratio: Option<f64>,
-    /// Time that paging takes over the time that the program would need without: 0.02 is 2 % slower.
+    /// Time spent on paging over the time that the program would need without it: 0.02 is 2 %
+    /// slower.
     pub slowdown: Option<f64>,
-    /// Part of the time in which a thread or more of a process was in a fault; of the process that had most of it.
+    /// Part of the time with at least one thread in a fault, of the process where it is largest.
     pub stall_ratio: Option<f64>,
 }
 
-/// `part / whole` to four digits, at most 1; `None` when the whole is nothing.
+/// `part / whole` to four digits, at most 1; `None` if the whole is 0.
 fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole != 0).then(|| four_digits((part as f64 / whole as f64).min(1.0)))
 }
@@ -96,7 +100,7 @@ fn four_digits(x: f64) -> f64 {
 }
 
 impl Sums {
-    /// What was added since `before`, an earlier look; levels as they are now.
+    /// The growth of the sums since `before`, an earlier sample; levels as they are now.
     pub fn since(&self, before: &Sums) -> Sums {
         let less = |now: u64, then: u64| now.saturating_sub(then);
         let then = |i: usize| before.refaults.get(i).copied().unwrap_or(0);
@@ -122,7 +126,7 @@ impl Sums {
         }
     }
 
-    /// The features of `elapsed_ns`, the time in which the sums grew to this.
+    /// The features of a period of `elapsed_ns`, in which the sums grew to these values.
     pub fn features(&self, elapsed_ns: u64) -> Features {
         let not = |r: Option<f64>| r.map(|r| four_digits(1.0 - r));
         let hot = self.refaults.iter().take(HOT_BUCKETS);
@@ -151,15 +155,15 @@ impl Sums {
         }
     }
 
-    /// Processor time of faults, with the kernel's part, in ns of all threads. Their time by the clock would hold what
-    /// a thread waited for a processor, which is nobody's work.
+    /// Processor time of faults, including the kernel's part, in ns of all threads. Wall time would
+    /// include waiting for a processor, which is not paging.
     fn faults_ns(&self) -> u64 {
         let kernels = self.faults.saturating_mul(self.delivery_ns);
         self.fault_cpu_ns.saturating_add(kernels)
     }
 
-    /// Time that paging takes from the program, in ns: worked and slept in faults, and for reclaim where no processor
-    /// was idle.
+    /// Time that paging takes from the program, in ns: work and sleep in faults, and reclaim while
+    /// no processor was idle.
     pub fn paging_ns(&self) -> u64 {
         let reclaim_ns = self.reclaim_wanted_ns.min(self.reclaim_ns);
         self.faults_ns()
@@ -167,21 +171,22 @@ impl Sums {
             .saturating_add(reclaim_ns)
     }
 
-    /// Processor time without that of reclaim, in ns.
+    /// Processor time without reclaim, in ns.
     fn worked_ns(&self) -> u64 {
         self.cpu_ns.saturating_sub(self.reclaim_ns)
     }
 
-    /// The time that threads had for what the program does, in ns.
+    /// Processor time that was left for the program's own work, in ns.
     pub fn rest_ns(&self) -> u64 {
         self.worked_ns().saturating_sub(self.faults_ns())
     }
 
-    /// (S + W + R) / (A - S): S is the processor time of faults, with the kernel's part; W what was slept in them; R
-    /// what reclaim took where no processor was idle; A the processor time, without that of reclaim.
+    /// (S + W + R) / (A - S): S is the processor time of faults, including the kernel's part; W the
+    /// sleep in faults; R the time of reclaim while no processor was idle; A the processor time
+    /// without reclaim.
     fn slowdown(&self) -> Option<f64> {
         let (all, paging) = (self.worked_ns(), self.paging_ns());
-        // Of less than that the clocks know too little, for paging and for the rest.
+        // Below this the clocks are too coarse, both for paging and for the rest.
         let rest = self.rest_ns().max(all / 100);
         (all >= 1_000_000).then(|| four_digits((paging as f64 / rest as f64).min(SLOWDOWN_MAX)))
     }
@@ -231,7 +236,7 @@ mod tests {
         assert_eq!(f.compression, Some(3.0));
         assert_eq!(f.file_ratio, Some(0.25));
         assert_eq!(f.stall_ratio, Some(0.1));
-        // 4 ms, and 2 of the kernel, beside 120 of 130 less 4.
+        // 4 ms, and 2 of the kernel, relative to 120 of 130 less 4.
         assert_eq!(f.slowdown, Some(0.05));
     }
 
@@ -270,7 +275,7 @@ mod tests {
             (None, None, None)
         );
         assert_eq!(still.stall_ratio, Some(0.0));
-        // Levels stay.
+        // Levels are not subtracted.
         assert_eq!(still.fragment_ratio, Some(0.25));
     }
 

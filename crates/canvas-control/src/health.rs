@@ -1,4 +1,4 @@
-//! What can be wrong with a tenant, by codes that stay the same; docs/OPERATING.md has the table.
+//! Problems of a tenant, by stable codes; docs/OPERATING.md has the table.
 
 use std::time::Duration;
 
@@ -7,52 +7,52 @@ use crate::text::Bytes;
 use crate::wire::{Far, Limits, Problem, Used};
 use canvas_types::units::Size;
 
-/// A kind of trouble.
+/// A kind of problem.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Code {
     /// A donor cannot be reached.
     DonorUnreachable,
-    /// Slabs have fewer copies than were asked for.
+    /// Slabs have fewer copies than `--copies` asks for.
     SlabsDegraded,
-    /// All far memory is in use, and the pool fills up.
+    /// All far memory is in use, and the pool is filling up.
     FarFull,
-    /// Reclaim has stopped for want of room.
+    /// Reclaim has stopped because there is no room.
     PoolFull,
-    /// The agent has died, and another one takes over.
+    /// The agent has died, and another one is taking over.
     AgentRestarting,
     /// Far copies did not verify.
     VerifyFailures,
-    /// A donor lends nothing more.
+    /// A donor lends no more memory.
     DonorPressure,
-    /// The agent says nothing any more.
+    /// The agent has not reported for too long.
     AgentSilent,
-    /// More local memory is used than is allowed.
+    /// More local memory is used than the limit allows.
     OverLocal,
     /// Processes run unmanaged.
     Unmanaged,
     /// Copies on donors or disk were damaged.
     CopiesCorrupt,
-    /// The `canvas run` does not answer.
+    /// The `canvas run` process does not answer.
     RunnerSilent,
-    /// The bound on local memory is below what cannot be paged.
+    /// The limit on local memory is below the memory that cannot be paged.
     LocalTooSmall,
-    /// The host has no more than its reserve.
+    /// The host has no more memory than its reserve.
     HostShort,
-    /// A donor answers much later than another.
+    /// A donor answers much later than the fastest.
     DonorSlow,
 }
 
-/// What a host that is short of memory has left.
+/// Memory left on a host that is short of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostLeft {
-    /// What could still be used.
+    /// Memory that can still be used.
     pub available_bytes: u64,
-    /// What is to be left alone.
+    /// Memory that must stay free.
     pub reserve_bytes: u64,
 }
 
 impl Code {
-    /// All of them: a number is never given anew.
+    /// All codes; a number is never reused.
     pub const ALL: [(Code, &'static str, &'static str); 15] = [
         (Code::DonorUnreachable, "C001", "donor-unreachable"),
         (Code::SlabsDegraded, "C002", "slabs-degraded"),
@@ -71,7 +71,7 @@ impl Code {
         (Code::DonorSlow, "C015", "donor-slow"),
     ];
 
-    /// One of this kind.
+    /// A problem of this kind.
     pub fn problem(self, text: impl Into<String>) -> Problem {
         let (_, code, name) = Code::ALL[self as usize];
         Problem {
@@ -82,34 +82,34 @@ impl Code {
     }
 }
 
-/// The agent says how it is twice a second; so long without is too long.
+/// The agent reports twice a second; after this long it counts as silent.
 const SILENT: Duration = Duration::from_secs(3);
-/// What the program may pass its bound by for a moment.
+/// Overshoot of the local limit that is tolerated.
 const OVERSHOOT_BYTES: u64 = 4 << 20;
 
-/// What a tenant's health depends on.
+/// Input for a tenant's health.
 pub struct Facts<'a> {
-    /// Its bounds.
+    /// Its limits.
     pub limits: &'a Limits,
-    /// What it uses of them.
+    /// Its usage.
     pub used: &'a Used,
     /// Its far memory, if it has any.
     pub far: Option<&'a Far>,
-    /// How the agent was when it last said so, and how long ago that was.
+    /// The agent's last report, and its age.
     pub agent: Option<(&'a AgentStatus, Duration)>,
-    /// The agent has died a moment ago, and another one has or will come.
+    /// The agent died a moment ago, and another one has taken over or will.
     pub agent_restarts: bool,
     /// Reclaim has stopped because there is no room.
     pub stopped: bool,
-    /// The host has no more than its reserve, or nearly so.
+    /// The host has no more than its reserve, or hardly more.
     pub host: Option<HostLeft>,
-    /// Far copies that did not verify.
+    /// Number of far copies that did not verify.
     pub verify_failures: u64,
-    /// Processes that could not be managed.
+    /// Number of processes that could not be managed.
     pub unmanaged: u32,
 }
 
-/// What is wrong with far memory beyond the pool.
+/// Reports problems of far memory beyond the pool.
 fn judge_far(f: &Facts, far: &Far, add: &mut impl FnMut(Code, String)) {
     if far.degraded_slabs > 0 {
         let n = far.degraded_slabs;
@@ -119,7 +119,8 @@ fn judge_far(f: &Facts, far: &Far, add: &mut impl FnMut(Code, String)) {
         );
     }
     let limit = f.limits.far_bytes.unwrap_or(0);
-    // All slabs in use are nothing bad while compaction makes room in them: then the pool stays near its mark.
+    // It is fine that all slabs are in use while compaction makes room in them: then the pool stays
+    // near its mark.
     let bound = f.limits.pool_now_bytes();
     let mark = bound / 100 * f.limits.spill_at_percent.unwrap_or(100).min(100);
     if f.used.far_bytes >= limit && f.used.pool_bytes > mark + (bound - mark) / 2 {
@@ -137,16 +138,16 @@ fn judge_far(f: &Facts, far: &Far, add: &mut impl FnMut(Code, String)) {
     }
 }
 
-/// Donors that are slow: silent, or their reads or answers to a ping take many times as long as those of the donor of
-/// the run that is the fastest in that, and not by less than matters.
+/// Slow donors: silent ones, and those whose reads or pings take many times as long as those of the
+/// run's fastest donor, by a relevant amount.
 pub fn slow(donors: &[DonorStatus]) -> impl Iterator<Item = &DonorStatus> {
-    /// A donor is slow when half of its answers take this many times as long as the fastest donor's,
+    /// A donor is slow if its median time is this many times the fastest donor's,
     const TIMES: u32 = 8;
-    /// and no less than this: of reads,
+    /// and no less than this: for reads,
     const READ_US_MIN: u32 = 2_000;
-    /// and of pings, which find threads of a busy host asleep.
+    /// and for pings, which have to wake threads on a busy host.
     const PING_US_MIN: u32 = 10_000;
-    /// A request that waits for longer waits for more than a stop of the donor's host.
+    /// A request that waits longer than this waits for more than a pause of the donor's host.
     const SILENT_US: u32 = 200_000;
     let read = |d: &DonorStatus| d.read_us.map(|(p50, _)| p50);
     let ping = |d: &DonorStatus| d.round_trip_us;
@@ -182,7 +183,7 @@ fn how_slow(d: &DonorStatus) -> String {
     }
 }
 
-/// What is wrong, by code.
+/// All problems, ordered by code.
 pub fn judge(f: &Facts) -> Vec<Problem> {
     let mut found = Vec::new();
     let mut add = |code: Code, text: String| found.push(code.problem(text));
@@ -266,7 +267,7 @@ pub fn judge(f: &Facts) -> Vec<Problem> {
         let n = f.unmanaged;
         add(Code::Unmanaged, format!("{n} processes run unmanaged"));
     }
-    // Stable, and those of one kind together.
+    // A stable sort, which keeps problems of one kind together.
     found.sort_by(|a, b| a.code.cmp(&b.code));
     found
 }
@@ -328,7 +329,7 @@ mod tests {
         let limits = limits();
         let good_used = Used {
             local_bytes: 66 << 20,
-            pool_bytes: 90 << 20, // Halfway from 80 %.
+            pool_bytes: 90 << 20, // Halfway between 80 % and full.
             far_bytes: 256 << 20,
             ..Used::default()
         };
@@ -386,7 +387,7 @@ mod tests {
                     round_trip_us: Some(10_000),
                     ..donor(DonorState::Up, 7)
                 },
-                // Nothing was read there.
+                // No reads from this one.
                 DonorStatus {
                     read_us: None,
                     round_trip_us: Some(10_001),
@@ -441,7 +442,7 @@ mod tests {
         );
         let slow = slow(&agent.donors).map(|d| d.addr.port());
         assert_eq!(slow.collect::<Vec<_>>(), [4, 5, 8]);
-        // Told instead of `over-local`, with what to ask for.
+        // Reported instead of `over-local`, with the limit that is needed.
         let limits = Limits {
             local_needed_bytes: Some(80 << 20),
             ..limits.clone()

@@ -1,4 +1,4 @@
-//! What is said at the host agent's socket: one JSON object a message, descriptors beside it.
+//! Messages on the host agent's socket: one JSON object per message, with descriptors attached.
 //!
 //! | from | message | descriptors |
 //! |---|---|---|
@@ -23,7 +23,7 @@
 //! | new agent | [`Ask::Taken`] | – |
 //! | old agent | [`Answer::Goes`] | – ; it ends, and the new one serves |
 //!
-//! Whatever comes is judged here; nothing in it is believed before.
+//! Every message is validated here before anything in it is used.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,151 +37,152 @@ use crate::terms::Terms;
 
 /// Version of these messages.
 pub const VERSION: u32 = 2;
-/// Bytes of a message at most.
+/// Most bytes of a message.
 pub const BYTES_MAX: usize = 4096;
-/// Smallest pool, and the smallest of other bounds.
+/// Smallest pool, and smallest of other limits.
 pub const SMALL_MIN: Size = Size::from_bytes(1 << 20);
-/// Runners that a tenant can have.
+/// Most runners of a tenant.
 pub const LINKS_MAX: usize = 64;
 
-/// What is asked of an agent.
+/// A request to an agent.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Ask {
-    /// Whether a tenant is there already; to be one of its runners then.
+    /// Ask whether a tenant exists; if so, become one of its runners.
     Begin {
         /// [`VERSION`].
         version: u32,
-        /// What it is called.
+        /// The tenant's name.
         name: String,
-        /// Its user named it; a name that was made up is nobody else's.
+        /// Whether the user chose the name; a name made up by canvas never joins another user's
+        /// run.
         join: bool,
     },
-    /// To serve a tenant.
+    /// Serve a new tenant.
     Tenant(Hello),
-    /// What a new tenant could have here.
+    /// Ask what a new tenant could have.
     Offers {
         /// [`VERSION`].
         version: u32,
     },
-    /// To be the first runner of a prepared tenant.
+    /// Become the first runner of a prepared tenant.
     Take(Take),
-    /// To change this connection's tenant.
+    /// Change this connection's tenant.
     Change(Change),
-    /// To end serving this connection's tenant: it has no process left.
+    /// Stop serving this connection's tenant, which has no process left.
     Over {
         /// [`VERSION`].
         version: u32,
     },
-    /// To end a tenant that has no runner any more.
+    /// End a tenant that has no runner any more.
     End {
         /// [`VERSION`].
         version: u32,
-        /// What it is called.
+        /// The tenant's name.
         name: String,
-        /// Also if it has processes.
+        /// End it even if it has processes.
         force: bool,
     },
-    /// To leave: the sender takes its tenants over.
+    /// Hand all tenants over to the sender, a new agent.
     Leave {
         /// [`VERSION`].
         version: u32,
     },
-    /// All that was sent has come.
+    /// All messages of the handover have arrived.
     Taken {
         /// [`VERSION`].
         version: u32,
     },
 }
 
-/// A tenant, as its runner describes it.
+/// A tenant's description by its runner.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Hello {
     /// [`VERSION`].
     pub version: u32,
-    /// What it is called.
+    /// The tenant's name.
     pub name: String,
-    /// Slabs that it may fill.
+    /// Most slabs that it may use.
     pub slabs: usize,
-    /// Its copies; without, as the agent does it for everybody.
+    /// Its copies; `None` for the agent's default.
     pub copies: Option<Wanted>,
-    /// What of its share it asks for.
+    /// Its requested share.
     #[serde(default)]
     pub asked: Asked,
 }
 
-/// What a prepared tenant is to have for the run that takes it.
+/// What a run requests of the prepared tenant that it takes.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Take {
     /// [`VERSION`].
     pub version: u32,
-    /// Slabs that it may fill.
+    /// Most slabs that it may use.
     pub slabs: usize,
-    /// Its copies; without, those that it has.
+    /// Its copies; `None` to keep the prepared tenant's.
     pub copies: Option<Wanted>,
-    /// The bound on its pool, in bytes.
+    /// Limit on its pool, in bytes.
     pub pool_bytes: u64,
-    /// What of its share it asks for.
+    /// Its requested share.
     #[serde(default)]
     pub asked: Asked,
 }
 
-/// What of its share a tenant asks for; the rest is its operator's, or the default.
+/// A tenant's requested share; `None` stands for the operator's value, or the default.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[serde(deny_unknown_fields)]
 pub struct Asked {
     /// Its weight.
     pub weight: Option<u32>,
-    /// Bound on what it reads from far memory, in bytes a second.
+    /// Limit on reads from far memory, in bytes per second.
     pub swap_in_limit: Option<u64>,
-    /// Bound on what it writes there, in bytes a second.
+    /// Limit on writes to far memory, in bytes per second.
     pub swap_out_limit: Option<u64>,
 }
 
-/// A change of a tenant that is served: what is there is changed, all of it or nothing.
+/// A change of a served tenant: all fields with a value are changed, or nothing is.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
     /// [`VERSION`].
     pub version: u32,
-    /// Slabs that it may fill.
+    /// Most slabs that it may use.
     pub slabs: Option<usize>,
     /// Its weight.
     pub weight: Option<u32>,
-    /// Bytes that it reads in a second, at most; 0 for no bound.
+    /// Limit on reads, in bytes per second; 0 for no limit.
     pub swap_in_limit: Option<u64>,
-    /// The same of what it writes.
+    /// Limit on writes, in bytes per second; 0 for no limit.
     pub swap_out_limit: Option<u64>,
-    /// What it may fill of the host's pool at most, where that is bounded.
+    /// Limit on its part of the host's pool, where that is limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_bytes: Option<u64>,
     /// Its copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<Wanted>,
-    /// Its number on this connection, which its answer repeats.
+    /// Number of the change on this connection, which the answer repeats.
     #[serde(default, skip_serializing_if = "is_none")]
     pub id: u64,
 }
 
-/// Is a message without a number: of an older runner, or an answer to nothing that has one?
+/// Whether a message has no number: from an older runner, or an answer to a request without one.
 fn is_none(id: &u64) -> bool {
     *id == 0
 }
 
-/// A tenant's copies.
+/// The copies of a tenant.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
-    /// Servers that have one each.
+    /// Number of donors with a copy each.
     pub donors: usize,
-    /// There is one on disk.
+    /// Whether there is a copy on disk.
     pub disk: bool,
-    /// That one is made after the write has ended.
+    /// Whether the copy on disk is made after the write has completed.
     #[serde(default)]
     pub late: bool,
-    /// Servers have shards: so many that hold the bytes, and so many more.
+    /// Erasure code of the donors' shards: number of data shards and of parity shards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<(usize, usize)>,
 }
@@ -211,7 +212,7 @@ impl From<Wanted> for Policy {
     }
 }
 
-/// What an agent answers.
+/// An agent's answer.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(tag = "answer", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Answer {
@@ -219,20 +220,20 @@ pub enum Answer {
     Vacant {
         /// [`VERSION`].
         version: u32,
-        /// What the operator has settled for it.
+        /// The operator's terms for it.
         terms: Terms,
     },
-    /// There is one, and the runner is one of its runners now.
+    /// The tenant exists, and the runner has joined it.
     Joins(Settled),
-    /// It serves the tenant.
+    /// The agent serves the tenant.
     Serves(Settled),
     /// What a new tenant could have.
     Offers(Offers),
-    /// A prepared tenant is the runner's, and it its only runner now.
+    /// The runner has a prepared tenant and is its only runner.
     Prepared {
-        /// What it is called.
+        /// The tenant's name.
         name: String,
-        /// What it has.
+        /// The tenant's settings.
         settled: Settled,
         /// [`VERSION`].
         version: u32,
@@ -242,16 +243,16 @@ pub enum Answer {
         /// [`VERSION`].
         version: u32,
     },
-    /// It does not, and why.
+    /// The agent refuses.
     Refused {
         /// [`VERSION`].
         version: u32,
-        /// One sentence.
+        /// The reason, in one sentence.
         why: String,
-        /// Another run of this user has the name: it can be joined.
+        /// Another run of this user has the name, so it can be joined.
         taken: bool,
     },
-    /// What was asked for is done.
+    /// The request is done.
     Changed {
         /// [`VERSION`].
         version: u32,
@@ -259,43 +260,43 @@ pub enum Answer {
         #[serde(default, skip_serializing_if = "is_none")]
         id: u64,
     },
-    /// Nothing was done, and why.
+    /// Nothing was changed.
     Unchanged {
         /// [`VERSION`].
         version: u32,
-        /// One sentence.
+        /// The reason, in one sentence.
         why: String,
         /// The change's number.
         #[serde(default, skip_serializing_if = "is_none")]
         id: u64,
     },
-    /// It leaves; so many tenants follow.
+    /// The agent hands over; its tenants follow.
     Leaves {
         /// [`VERSION`].
         version: u32,
-        /// How many.
+        /// Number of tenants that follow.
         tenants: usize,
     },
-    /// One of these.
+    /// One of these tenants.
     Tenant(Given),
-    /// It serves no more from here on.
+    /// The agent serves nothing from now on.
     Goes {
         /// [`VERSION`].
         version: u32,
     },
 }
 
-/// A tenant, as the agent keeps it.
+/// A tenant's settings at its agent.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Settled {
     /// [`VERSION`].
     pub version: u32,
-    /// The copies that it keeps.
+    /// Its copies.
     pub copies: Wanted,
-    /// Slabs that it may fill.
+    /// Most slabs that it may use.
     pub slabs: usize,
-    /// What the operator has settled for it.
+    /// The operator's terms for it.
     pub terms: Terms,
 }
 
@@ -305,36 +306,36 @@ pub struct Settled {
 pub struct Offers {
     /// [`VERSION`].
     pub version: u32,
-    /// Copies of one that asks for nothing else.
+    /// Copies of a tenant that requests none.
     pub copies: Wanted,
-    /// There can be copies at servers.
+    /// Whether copies on donors are possible.
     pub has_donors: bool,
-    /// There can be copies on a disk of its host.
+    /// Whether copies on a disk of the host are possible.
     pub has_disk: bool,
-    /// Slabs that it could fill.
+    /// Most slabs that it could use.
     pub slabs: usize,
-    /// Copies of the tenants that are prepared.
+    /// Copies of the prepared tenants.
     pub prepared: Vec<Wanted>,
 }
 
-/// A tenant, as one agent gives it to the next.
+/// A tenant, as one agent hands it over to the next.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Given {
     /// [`VERSION`].
     pub version: u32,
-    /// As its runner described it, with the copies that were settled.
+    /// Its runner's description, with the copies in effect.
     pub hello: Hello,
-    /// Whose it is.
+    /// Its user.
     pub uid: u32,
-    /// Its runners that are there: the last descriptors are their connections.
+    /// Number of its connected runners: the last descriptors are their connections.
     pub links: usize,
 }
 
 /// Why a message is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MessageError {
-    /// It has no version, or is no JSON object at all.
+    /// It has no version, or is not a JSON object.
     #[error("it is not a message of canvas")]
     Alien,
     /// It is of another [`VERSION`].
@@ -342,40 +343,40 @@ pub enum MessageError {
         "it is of version {0}, and this canvas speaks {ours}; use the same release of canvas on both sides", ours = VERSION
     )]
     Version(u32),
-    /// It has the right version, and is none of the messages of that; the decoder's words.
+    /// It has the right version, but is not one of its messages; the text is the decoder's.
     #[error("it cannot be understood: {0}")]
     Unknown(String),
-    /// It names a tenant as none can be called.
+    /// It has an invalid tenant name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// It asks for so many slabs.
+    /// It requests an invalid number of slabs.
     #[error("{0} slabs are out of range; use 1 to {max}", max = SLABS_MAX)]
     Slabs(usize),
-    /// It asks for this weight.
+    /// It requests an invalid weight.
     #[error("weight {0} is out of range; write 1 to {max}", max = WEIGHT_MAX)]
     Weight(u32),
-    /// It asks for this bound on a rate, in bytes a second.
+    /// It requests too low a limit on a rate, in bytes per second.
     #[error("{0} bytes a second are too few; the least is {min}", min = RATE_MIN)]
     Rate(u64),
-    /// It asks for a pool of so many bytes.
+    /// It requests too small a pool, in bytes.
     #[error("a pool of {0} bytes is too small; the least is {min}", min = SMALL_MIN)]
     Pool(u64),
-    /// It asks for no copies, or for more than there can be.
+    /// It requests no copies, or an invalid kind of them.
     #[error("there is no such kind of copies")]
     Copies,
-    /// It gives a tenant with so many runners.
+    /// It hands over a tenant with too many runners.
     #[error("{0} runners are too many")]
     Runners(usize),
 }
 
-/// Only what every version has.
+/// Only the fields that every version has.
 #[derive(Deserialize)]
 struct AnyVersion {
     version: u32,
 }
 
 fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
-    // (A list would do for the decoder.)
+    // (The decoder would also accept a list.)
     let is_object = bytes.trim_ascii_start().starts_with(b"{");
     let version = serde_json::from_slice::<AnyVersion>(bytes)
         .ok()
@@ -389,7 +390,7 @@ fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageErro
 }
 
 impl Ask {
-    /// From a message's bytes; why not, otherwise.
+    /// Decodes and validates a message.
     pub fn decode(bytes: &[u8]) -> Result<Ask, MessageError> {
         let ask = decode(bytes)?;
         match &ask {
@@ -402,14 +403,14 @@ impl Ask {
         Ok(ask)
     }
 
-    /// A message's bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 }
 
 impl Answer {
-    /// From a message's bytes; why not, otherwise.
+    /// Decodes and validates a message.
     pub fn decode(bytes: &[u8]) -> Result<Answer, MessageError> {
         let answer = decode(bytes)?;
         match &answer {
@@ -425,7 +426,7 @@ impl Answer {
         Ok(answer)
     }
 
-    /// A message's bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
@@ -688,7 +689,7 @@ mod tests {
             let _ = Answer::decode(&bytes);
         }
 
-        /// Nearly right messages: any text in the fields, and a piece cut out anywhere.
+        /// Almost valid messages: any text in the fields, and a piece cut out anywhere.
         #[test]
         fn nearly_right_ones_too(name in ".{0,80}", slabs in any::<usize>(), donors in any::<usize>(),
                                  from in 0usize..200, len in 0usize..20) {

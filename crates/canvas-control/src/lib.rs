@@ -1,23 +1,23 @@
-//! What runs, their operators and the host's agent say to each other, and how it is judged.
+//! Protocols between runs, operators and the host's agent, with the validation of their messages.
 //!
 //! | module | has |
 //! |---|---|
-//! | [`wire`] | questions to a run and its answers, over its control socket |
+//! | [`wire`] | requests to a run and its answers, over its control socket |
 //! | [`place`] | the directory of these sockets |
-//! | [`peers`] | those who ask: served beside something more important |
-//! | [`names`] | what tenants and runs are called |
-//! | [`features`] | what a run's pages are like, and what paging costs it |
-//! | [`health`] | what can be wrong with a tenant, by codes that stay the same |
-//! | [`metrics`] | the same figures for scrapers |
+//! | [`peers`] | serves these requests without blocking the process's main work |
+//! | [`names`] | names of tenants and runs |
+//! | [`features`] | properties of a run's pages, and what paging costs it |
+//! | [`health`] | problems of a tenant, by stable codes |
+//! | [`metrics`] | the same figures for Prometheus |
 //! | [`hello`] | messages between runners and the host's agent |
-//! | [`terms`] | what the operator of a host's agent settles for a tenant |
-//! | [`user_dir`] | directories for sockets that are one user's alone |
-//! | [`settings`] | every setting, in one table, and what was given of them |
-//! | [`share`] | what a tenant gets of what several want |
-//! | [`status`] | what an agent says of its donors |
+//! | [`terms`] | limits that the operator of a host's agent sets for a tenant |
+//! | [`user_dir`] | private directories of a user for sockets |
+//! | [`settings`] | the table of all settings, and the values that were given |
+//! | [`share`] | a tenant's share of contended resources |
+//! | [`status`] | an agent's report on its donors |
 //!
-//! Whatever comes from outside is judged here before anything in it is believed: no decoder panics,
-//! and none allocates by a length that it has not checked. Nothing here waits.
+//! All input is validated here before it is used: no decoder panics, and none allocates by an
+//! unchecked length. Nothing here blocks.
 #![forbid(unsafe_code)]
 
 pub mod features;

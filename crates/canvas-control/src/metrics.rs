@@ -1,4 +1,4 @@
-//! Metrics for scrapers, in the OpenMetrics text format; docs/OPERATING.md lists them.
+//! Metrics in the OpenMetrics text format; docs/OPERATING.md lists them.
 
 use std::borrow::Cow;
 use std::fmt::Error;
@@ -17,13 +17,13 @@ use prometheus_client::registry::Registry;
 use crate::health::Code;
 use crate::wire::{Donor, Far, Node, SlowFaults, Stat, Status};
 
-/// The largest value of the format: everything.
+/// The format's largest value, the upper bound of the last bucket.
 const INFINITE: f64 = f64::MAX;
-/// Buckets of a power of two, and the powers that are shown: 256 ns to 17 s.
+/// Buckets per power of two, and the powers that are exported: 256 ns to 17 s.
 const PER_POWER: usize = 4;
 const POWERS: std::ops::Range<usize> = 8..34;
 
-/// Names and values.
+/// Names and values of labels.
 pub type Labels<'a> = &'a [(&'static str, &'a str)];
 
 /// Metrics of a run.
@@ -32,22 +32,22 @@ pub fn of_run(stat: Stat) -> String {
     text("tenant", tenant, Run(stat))
 }
 
-/// What `metrics` writes, under a label of its own.
+/// The text of `metrics` with a label of its own.
 pub fn text(label: &'static str, value: String, metrics: impl Collector) -> String {
     let labels = [(Cow::Borrowed(label), Cow::Owned(value))];
     let mut registry = Registry::with_labels(labels.into_iter());
     registry.register_collector(Box::new(metrics));
     let mut text = String::new();
-    // Writing into memory does not fail.
+    // Writing to memory does not fail.
     let _ = encode(&mut text, &registry);
     text
 }
 
-/// Writes metrics, a family each.
+/// Writes metrics, one family per call.
 pub struct Out<'a>(pub DescriptorEncoder<'a>);
 
 impl Out<'_> {
-    /// A counter.
+    /// Writes a counter.
     pub fn counter<V: EncodeCounterValue>(
         &mut self,
         name: &str,
@@ -60,7 +60,7 @@ impl Out<'_> {
         metric.encode_counter::<NoLabelSet, V, f64>(&value, None)
     }
 
-    /// Counters of one family, told apart by labels.
+    /// Writes the counters of one family, distinguished by labels.
     pub fn counters<'l, V: EncodeCounterValue>(
         &mut self,
         name: &str,
@@ -77,7 +77,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// A gauge.
+    /// Writes a gauge.
     pub fn gauge(
         &mut self,
         name: &str,
@@ -90,7 +90,7 @@ impl Out<'_> {
         metric.encode_gauge(&value)
     }
 
-    /// Gauges of one family, told apart by labels.
+    /// Writes the gauges of one family, distinguished by labels.
     pub fn gauges<'l, V: EncodeGaugeValue>(
         &mut self,
         name: &str,
@@ -187,7 +187,7 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
     Ok(())
 }
 
-/// Memory of the program, and what is stored of it.
+/// Memory of the program and its stored pages.
 fn encode_memory(out: &mut Out, status: &Status) -> Result<(), Error> {
     let (used, limits) = (&status.used, &status.limits);
     for (name, help, value) in [
@@ -279,7 +279,7 @@ fn encode_memory(out: &mut Out, status: &Status) -> Result<(), Error> {
     Ok(())
 }
 
-/// Far memory, memory beside that of the programs, and what the tenant gets beside others.
+/// Memory on NUMA nodes.
 fn encode_nodes(out: &mut Out, nodes: &[Node]) -> Result<(), Error> {
     if nodes.is_empty() {
         return Ok(());
@@ -449,7 +449,7 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
     Ok(())
 }
 
-/// Page features of the run so far. What they follow from are counters, for those of an interval.
+/// Page features of the run so far, and the counters from which those of an interval follow.
 fn encode_features(out: &mut Out, stat: &Stat) -> Result<(), Error> {
     let sums = &stat.features;
     let of = sums.features((stat.status.uptime_s * 1e9) as u64);
@@ -552,7 +552,7 @@ fn encode_health(out: &mut Out, status: &Status) -> Result<(), Error> {
     )
 }
 
-/// A label's value, as the format wants it.
+/// Escapes a label's value as the format requires.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -632,7 +632,7 @@ fn encode_donors(out: &mut Out, donors: &[Donor]) -> Result<(), Error> {
     )
 }
 
-/// Counts by upper bound in seconds, and all of them.
+/// Cumulative counts by upper bound in seconds, and the total.
 fn buckets(fault_ns: &[u64]) -> (Vec<(f64, u64)>, u64) {
     let mut shown: Vec<(f64, u64)> = POWERS
         .map(|power| ((1u64 << power) as f64 / 1e9, 0))
@@ -640,7 +640,7 @@ fn buckets(fault_ns: &[u64]) -> (Vec<(f64, u64)>, u64) {
         .collect();
     let mut count = 0;
     for (bucket, n) in fault_ns.iter().enumerate().take(BUCKETS) {
-        // Its upper bound is at most the power's: four of them end at one.
+        // Its upper bound is at most the power's, because four buckets end at one power.
         let at = (bucket / PER_POWER + 2)
             .saturating_sub(POWERS.start)
             .min(shown.len() - 1);

@@ -1,19 +1,19 @@
-//! What tenants and runs are called.
+//! Names of tenants and runs.
 
 use std::fmt;
 use std::path::Path;
 
-/// Characters of a tenant's name at most.
+/// Most characters of a tenant's name.
 pub const NAME_MAX: usize = 64;
 
-/// Ends a socket's name.
+/// Suffix of a socket's name.
 const END: &str = ".sock";
 
-/// Characters of a tenant's name at most when it is made from its program's: a point and the number of
-/// a process fit behind it.
+/// Most characters of a tenant's name that is made from its program's: leaves room for a point and
+/// a process id.
 const NAME_OF_MAX: usize = NAME_MAX - 11;
 
-/// A program's name as one for its tenant: what a run is called when nobody says.
+/// The default name of a tenant: its program's name, with invalid characters replaced.
 pub fn name_of(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let fit = |c: char| match c {
@@ -27,7 +27,7 @@ pub fn name_of(program: &Path) -> String {
     }
 }
 
-/// A tenant cannot be called so.
+/// The name is not valid for a tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "it is not a tenant's name; write 1 to {} letters, digits, '.', '_' and '-'",
@@ -35,7 +35,7 @@ pub fn name_of(program: &Path) -> String {
 )]
 pub struct NameError;
 
-/// May a tenant be called so?
+/// Checks a tenant's name.
 pub fn judge_name(name: &str) -> Result<(), NameError> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if (1..=NAME_MAX).contains(&name.len()) && name.chars().all(fits) {
@@ -44,19 +44,18 @@ pub fn judge_name(name: &str) -> Result<(), NameError> {
     Err(NameError)
 }
 
-/// A run, and its socket in a [`crate::place::Place`]
+/// A run, and its socket in a [`crate::place::Place`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Name {
     /// The tenant.
     pub tenant: String,
-    /// The process that listens.
+    /// The listening process.
     pub pid: u32,
-    /// Others of the tenant have this number elsewhere (in other PID namespaces): which of them it is, 0 for the
-    /// first.
+    /// Distinguishes processes with the same pid in different PID namespaces: 0 for the first.
     pub namesake: u32,
 }
 
-/// As commands show and take it: `TENANT.PID`, or `TENANT.PID-N` where there is another one.
+/// As commands print and parse it: `TENANT.PID`, or `TENANT.PID-N` if the pid is ambiguous.
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.tenant, self.pid)?;

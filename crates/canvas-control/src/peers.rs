@@ -1,7 +1,7 @@
-//! Those who ask, beside something more important: nobody waits for them.
+//! Serves clients of a process without blocking its main work.
 //!
-//! Everything is non-blocking and bounded: how many there are, how much they say, how long they take.
-//! Whoever is slow is dropped. One question a connection.
+//! Everything is non-blocking and bounded: the number of clients, the length of requests, and the
+//! time for each. Slow clients are disconnected. A connection carries one request.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,19 +18,19 @@ use crate::place::{Listening, Place};
 use crate::text::{reason, say};
 use crate::wire::REQUEST_BYTES_MAX;
 
-/// Connections at one time to the control socket, and as many to the metrics: whoever holds all places of
-/// the one keeps nobody from the other.
+/// Most simultaneous connections to the control socket, and as many to the metrics: clients of one
+/// cannot lock out those of the other.
 const PEERS_MAX: usize = 16;
-/// From a connection's beginning to its end.
+/// Most time for a connection.
 const TIME: Duration = Duration::from_secs(2);
-/// Type of the text that is scraped.
+/// Content type of the metrics.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What somebody asks.
+/// A request.
 pub enum Asked<'a> {
     /// A line over the control socket.
     Line(&'a [u8]),
-    /// The metrics.
+    /// A request for the metrics.
     Metrics,
 }
 
@@ -43,24 +43,24 @@ struct Peer {
     stream: Stream,
     until: Instant,
     inbox: Vec<u8>,
-    /// The answer, once there is one, and how much of it is sent.
+    /// The answer, once there is one, and how much of it was sent.
     outbox: Option<(Vec<u8>, usize)>,
 }
 
-/// Metrics cannot be offered there.
+/// The metrics' address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "metrics cannot be offered on {addr}: {}; write another address after --metrics",
     reason(.source)
 )]
 pub struct MetricsError {
-    /// Where.
+    /// The address.
     pub addr: SocketAddr,
-    /// What the system says.
+    /// The system's error.
     pub source: std::io::Error,
 }
 
-/// Listeners, and who came.
+/// Listening sockets and connected clients.
 #[derive(Default)]
 pub struct Peers {
     control: Option<Listening>,
@@ -69,13 +69,13 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Nobody is listened to.
+    /// Without listening sockets.
     pub fn new() -> Peers {
         Peers::default()
     }
 
-    /// Opens this process to `canvas status` and its like, as the tenant's `kind` ("run" or "disk"). It goes on
-    /// without.
+    /// Opens the control socket for `canvas status` and other commands, as the tenant's `kind`
+    /// ("run" or "disk"). On failure reports it and continues.
     pub fn open(&mut self, tenant: &str, kind: &str) {
         let name = Name {
             tenant: tenant.to_owned(),
@@ -93,12 +93,12 @@ impl Peers {
         }
     }
 
-    /// Takes questions over a control socket.
+    /// Serves requests over a control socket.
     fn listen_to_control(&mut self, listening: Listening) {
         self.control = Some(listening);
     }
 
-    /// Lets the metrics be scraped; where it listens.
+    /// Serves the metrics; returns the listening address.
     fn listen_to_scrapes(&mut self, addr: SocketAddr) -> std::io::Result<SocketAddr> {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
@@ -107,7 +107,7 @@ impl Peers {
         Ok(addr)
     }
 
-    /// The same for a command's `--metrics`.
+    /// Serves the metrics at the address of a command's `--metrics`.
     pub fn offer_metrics(&mut self, addr: SocketAddr) -> Result<(), MetricsError> {
         match self.listen_to_scrapes(addr) {
             Ok(_) => Ok(()),
@@ -115,7 +115,7 @@ impl Peers {
         }
     }
 
-    /// What to wait for.
+    /// Descriptors to wait for.
     pub fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let control = self.control.iter().map(move |l| input(l.as_fd()));
@@ -130,15 +130,16 @@ impl Peers {
         control.chain(metrics).chain(peers)
     }
 
-    /// Is somebody being served?
+    /// Whether a client is connected.
     pub fn any(&self) -> bool {
         !self.peers.is_empty()
     }
 
-    /// Takes who came, reads, answers and writes as far as that goes without waiting.
+    /// Accepts clients, reads, answers and writes, as far as possible without waiting.
     pub fn serve(&mut self, mut answer: impl FnMut(Asked) -> String) {
         self.accept();
-        // First their turn, then the time: where this process got no processor it was not they who were slow.
+        // First their turn, then their timeouts: if this process got no processor, the clients were
+        // not slow.
         self.peers
             .retain_mut(|p| p.turn(&mut answer).unwrap_or(false) && p.until > Instant::now());
     }
@@ -176,7 +177,7 @@ impl Peers {
 }
 
 impl Peer {
-    /// Does what can be done now; false (or `None`) at the end.
+    /// Does what is possible now; false or `None` when the connection is finished.
     fn turn(&mut self, answer: &mut impl FnMut(Asked) -> String) -> Option<bool> {
         while self.outbox.is_none() {
             let mut chunk = [0; 1024];
@@ -207,7 +208,7 @@ impl Peer {
     }
 }
 
-/// The answer to a line, when it is there to its end; the outer `None` drops who asked.
+/// The answer to a complete line; the outer `None` disconnects the client.
 fn line(inbox: &[u8], answer: &mut impl FnMut(Asked) -> String) -> Option<Option<String>> {
     match inbox.iter().position(|b| *b == b'\n') {
         Some(end) if end < REQUEST_BYTES_MAX => {
@@ -218,8 +219,8 @@ fn line(inbox: &[u8], answer: &mut impl FnMut(Asked) -> String) -> Option<Option
     }
 }
 
-/// The answer to an HTTP request, when its head is there. No more of HTTP than scrapers need: one GET,
-/// and the end of the connection.
+/// The answer to an HTTP request whose head is complete. Only the part of HTTP that scrapers need:
+/// one GET, and the end of the connection.
 fn http(inbox: &[u8], answer: &mut impl FnMut(Asked) -> String) -> Option<String> {
     let whole =
         inbox.windows(4).any(|w| w == b"\r\n\r\n") || inbox.windows(2).any(|w| w == b"\n\n");
@@ -319,8 +320,7 @@ mod tests {
         assert_eq!(line(&long, &mut answer), None);
     }
 
-    /// All that scrapes can take is taken, and whoever operates the run gets an answer all the same; and the
-    /// other way round.
+    /// With all connections for metrics in use, operators still get answers; and vice versa.
     #[test]
     fn slow_readers_of_the_metrics_keep_nobody_from_the_control_socket() {
         let dir = tempfile::tempdir().unwrap();
@@ -372,7 +372,8 @@ mod tests {
         assert!(answer.starts_with(b"HTTP/1.1 200 OK"), "{answer:?}");
     }
 
-    /// This process got no processor for longer than a peer has, and what it asked lay there all the time.
+    /// This process got no processor for longer than a client's timeout, while the client's request
+    /// was already there.
     #[test]
     fn who_has_asked_is_answered_though_we_were_late() {
         let mut peers = Peers::new();
@@ -409,7 +410,7 @@ mod tests {
             s.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
             assert!(matches!(s.read(&mut [0]), Ok(0)));
         }
-        // One that takes nothing of a long answer.
+        // A client that reads nothing of a long answer.
         let mut deaf = TcpStream::connect(addr).unwrap();
         deaf.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
         for _ in 0..100 {

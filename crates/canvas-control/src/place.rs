@@ -1,7 +1,8 @@
-//! Where control sockets lie: a directory that is its user's alone.
+//! The directory of control sockets, private to its user.
 //!
-//! A socket is named after its tenant and the process that listens. It is reached through a descriptor
-//! of its directory, so that nobody swaps the directory under us and paths may be of any length.
+//! A socket is named after its tenant and the listening process. It is accessed through a
+//! descriptor of its directory, so that nobody can swap the directory, and paths may have any
+//! length.
 
 use std::fs;
 use std::io;
@@ -20,23 +21,23 @@ use crate::names::Name;
 use crate::text::reason;
 use crate::user_dir::{self, TMP};
 
-/// Names another directory; for containers and tests.
+/// Environment variable that names another directory, for containers and tests.
 pub const ENV_RUN_DIR: &str = "CANVAS_RUN_DIR";
 
-/// A directory of control sockets cannot be had.
+/// A directory of control sockets cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {}", .path.display(), reason(.source))]
 pub struct PlaceError {
     /// The directory.
     pub path: PathBuf,
-    /// What the system says.
+    /// The system's error.
     pub source: io::Error,
 }
 
 /// A directory of control sockets.
 pub struct Place {
     fd: OwnedFd,
-    /// Whose it is.
+    /// Its owner.
     pub owner: Uid,
 }
 
@@ -46,7 +47,7 @@ fn absolute(name: &str) -> Option<PathBuf> {
         .filter(|p| p.is_absolute())
 }
 
-/// This user's directory, if it is none of those in /tmp.
+/// This user's directory, unless it is in /tmp.
 fn first_path() -> Option<PathBuf> {
     let usual = || match geteuid().is_root() {
         true => Some("/run/canvas/run".into()),
@@ -56,10 +57,10 @@ fn first_path() -> Option<PathBuf> {
 }
 
 impl Place {
-    /// This user's; made when it is not there.
+    /// This user's directory, created if missing.
     pub fn own() -> Result<Place, PlaceError> {
         let make = |path: &Path| {
-            // Those above it may be of use to others (/run/canvas); it is not.
+            // Directories above it may be shared with others (/run/canvas); this one is private.
             let above = path.parent().map_or(Ok(()), fs::create_dir_all);
             let made = above.and_then(|()| match fs::DirBuilder::new().mode(0o700).create(path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -74,19 +75,19 @@ impl Place {
         if let Some(place) = first_path().and_then(|path| make(&path).ok()) {
             return Ok(place);
         }
-        // Flat: nobody else can rename what lies in /tmp itself.
+        // Directly in /tmp: its sticky bit keeps others from renaming the directory.
         let last = user_dir::make_in(Path::new(TMP)).map_err(at(TMP.into()))?;
         Place::open(&last, geteuid()).map_err(at(last))
     }
 
-    /// Why this user's directory is not looked at, if it is there: its sockets are of no run that can be trusted.
+    /// Why this user's existing directory is ignored: its sockets cannot be trusted.
     pub fn unusable() -> Option<PlaceError> {
         let path = first_path()?;
         let source = Place::open(&path, geteuid()).err()?;
         (source.kind() != io::ErrorKind::NotFound).then_some(PlaceError { path, source })
     }
 
-    /// All that this user may look at, those that are there: for root those of all users.
+    /// All existing directories that this user may use; root may use those of all users.
     pub fn all() -> Vec<Place> {
         let mut own: Vec<PathBuf> = first_path().into_iter().collect();
         if absolute(ENV_RUN_DIR).is_none() {
@@ -115,7 +116,7 @@ impl Place {
         places
     }
 
-    /// A test's directory.
+    /// A directory for a test.
     #[cfg(test)]
     pub fn of_test(dir: &Path) -> Place {
         use std::os::unix::fs::PermissionsExt;
@@ -123,7 +124,7 @@ impl Place {
         Place::open(dir, geteuid()).unwrap()
     }
 
-    /// The directory, if it is `owner`'s and nobody else can write or look there.
+    /// Opens the directory if it is `owner`'s and nobody else can write to it or read it.
     fn open(path: &Path, owner: Uid) -> io::Result<Place> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
         let fd = open(path, flags, Mode::empty())?;
@@ -140,7 +141,7 @@ impl Place {
         format!("/proc/self/fd/{}/{file}", self.fd.as_raw_fd()).into()
     }
 
-    /// The sockets there, sorted.
+    /// The sockets' names, sorted.
     pub fn names(&self) -> Vec<Name> {
         let entries = fs::read_dir(self.at("")).into_iter().flatten().flatten();
         let name = |e: fs::DirEntry| Name::parse(e.file_name().to_str()?);
@@ -149,12 +150,12 @@ impl Place {
         names
     }
 
-    /// Connects; one whose process is gone is removed.
+    /// Connects to a socket; removes it if its process is gone.
     pub fn connect(&self, name: &Name) -> Result<UnixStream, Errno> {
         let fd = socket(
             AddressFamily::Unix,
             SockType::Stream,
-            // A listener whose queue is full does not hold us up.
+            // Must not block on a listener whose queue is full.
             SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
             None,
         )?;
@@ -170,18 +171,18 @@ impl Place {
         }
     }
 
-    /// Listens under a name, after the sockets of dead processes were removed.
+    /// Listens under a name, after removing the sockets of dead processes.
     pub fn listen(self, mut name: Name) -> io::Result<Listening> {
         for other in self.names() {
             let _ = self.connect(&other);
         }
-        // It takes its name when it listens: before, it would look like one of the dead.
+        // The socket gets its name once it listens: before, it would look like a dead process's.
         let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino());
         let new = self.at(&format!(".{}-{namespace}", name.pid));
         let _ = fs::remove_file(&new);
         let listener = UnixListener::bind(&new)?;
         listener.set_nonblocking(true)?;
-        // A process of another PID namespace may have the same number.
+        // A process in another PID namespace may have the same pid.
         while let Err(e) = fs::hard_link(&new, self.at(&name.file())) {
             if e.kind() != io::ErrorKind::AlreadyExists {
                 let _ = fs::remove_file(&new);
@@ -200,7 +201,7 @@ impl Place {
     }
 }
 
-/// A socket that is listened on; its file goes with the value.
+/// A listening socket; dropping it removes its file.
 pub struct Listening {
     listener: UnixListener,
     place: Place,
@@ -208,7 +209,7 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// The socket.
+    /// The listening socket.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
@@ -246,7 +247,7 @@ mod tests {
     #[test]
     fn a_dead_ones_socket_is_removed_and_a_live_one_stays() {
         let dir = tempfile::tempdir().unwrap();
-        // Longer than the address of a socket may be.
+        // Longer than a socket address may be.
         let deep = dir.path().join("x".repeat(120));
         fs::create_dir(&deep).unwrap();
         let live = place(&deep).listen(name("live", 1)).unwrap();
@@ -262,7 +263,7 @@ mod tests {
         assert!(deep.join("other").exists());
     }
 
-    /// As of processes in two PID namespaces that share the directory.
+    /// As with processes in two PID namespaces that share the directory.
     #[test]
     fn a_name_that_is_taken_stays_its_owners() {
         let dir = tempfile::tempdir().unwrap();
@@ -277,7 +278,7 @@ mod tests {
         names.sort_by_key(|n| n.namesake);
         assert_eq!(names, [name("t", 1), other.clone()]);
         let accepted = |l: &Listening| l.listener().accept().is_ok();
-        // Whether the first one lives was asked by way of connections.
+        // The check whether the first one lives made connections.
         while accepted(&first) {}
         assert!(p().connect(&other).is_ok());
         assert!(accepted(&second) && !accepted(&first));

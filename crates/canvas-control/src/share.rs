@@ -1,23 +1,25 @@
-//! What a tenant gets of links and backends that several want: a weight, and hard bounds.
+//! A tenant's share of contended links and backends: a weight, and hard limits.
 
 use canvas_sched::TenantConfig;
 use canvas_types::units::{RateLimit, UnitError};
 
-/// The weight of a tenant of which nothing is said.
+/// The default weight of a tenant.
 pub const WEIGHT: u32 = canvas_sched::WEIGHT;
 /// The largest weight; the smallest is 1.
 pub const WEIGHT_MAX: u32 = *canvas_sched::WEIGHTS.end();
-/// The smallest bound, in bytes a second: two extents. A fault would outwait `far-wait` with less.
+/// Smallest rate limit, in bytes per second: two extents. With less, a fault would exceed
+/// `far-wait`.
 pub const RATE_MIN: u64 = 64 << 10;
 
 /// A tenant's share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
-    /// Of what is contended it gets its weight's part of the sum of all weights that want some.
+    /// Of a contended resource, the tenant gets its weight's part of the sum of all competing
+    /// weights.
     pub weight: u32,
-    /// Bytes a second that it reads from far memory, at most; `None` for no bound.
+    /// Limit on reads from far memory, in bytes per second; `None` for no limit.
     pub swap_in_limit: Option<u64>,
-    /// Bytes a second that it writes there, at most; `None` for no bound.
+    /// Limit on writes to far memory, in bytes per second; `None` for no limit.
     pub swap_out_limit: Option<u64>,
 }
 
@@ -42,7 +44,7 @@ impl From<Share> for TenantConfig {
 }
 
 impl Share {
-    /// The same within the bounds that there are, wherever it comes from.
+    /// The share with each value within its valid range.
     pub fn clamped(self) -> Share {
         let rate = |limit: Option<u64>| limit.map(|bytes| bytes.max(RATE_MIN));
         Share {
@@ -53,18 +55,18 @@ impl Share {
     }
 }
 
-/// Why a rate is no bound.
+/// Why a rate limit is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RateError {
     /// It cannot be read.
     #[error(transparent)]
     Unit(#[from] UnitError),
-    /// A fault would wait too long with it.
+    /// With it, a fault would wait too long.
     #[error("it is too small; write {} or more", RateLimit::bytes_per_s(RATE_MIN))]
     TooLittle,
 }
 
-/// A bound with which a fault is still answered in time, as it is written.
+/// Parses a rate limit that is high enough for faults.
 pub fn rate_limit(text: &str) -> Result<RateLimit, RateError> {
     let limit: RateLimit = text.parse()?;
     match limit.bytes_per_s {

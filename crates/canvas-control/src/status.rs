@@ -1,17 +1,17 @@
-//! What an agent says of its donors, for whoever operates the run: the runner reads it from the journal.
+//! An agent's report on its donors, which the runner reads from the journal.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Where a donor stands.
+/// State of a donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DonorState {
     /// It cannot be reached.
     Down,
-    /// It is being asked what it still holds.
+    /// It is being asked which slabs it still holds.
     Listing,
     /// It serves.
     Up,
-    /// It serves, lends nothing more, and may take back what it lent.
+    /// It serves, but lends no more, and may take back what it lent.
     Pressure,
 }
 
@@ -23,61 +23,61 @@ impl DonorState {
         (DonorState::Pressure, "pressure"),
     ];
 
-    /// Its name.
+    /// The state's name.
     pub fn name(self) -> &'static str {
         DonorState::ALL[self as usize].1
     }
 }
 
-/// One donor.
+/// A donor's status.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DonorStatus {
     /// Where it listens.
     pub addr: SocketAddr,
-    /// Where it stands.
+    /// Its state.
     pub state: DonorState,
-    /// Slabs of the tenant that have a copy there.
+    /// Number of the tenant's slabs with a copy there.
     pub slabs: u32,
-    /// What it could lend, in bytes, as it said last.
+    /// Memory that it could lend, in bytes, as it last reported.
     pub free_bytes: u64,
-    /// How long its last answers to a ping take: half of them no longer, in us; `None` before the first.
+    /// Median of its latest ping times, in us; `None` before the first.
     pub round_trip_us: Option<u32>,
-    /// How long its answers to reads that a thread waits for take: half of the last ones no longer, and 99 of 100 no
-    /// longer; `None` before the first.
+    /// Median of its latest demand read times, and 99th percentile of all, in us; `None` before the
+    /// first.
     pub read_us: Option<(u32, u32)>,
-    /// It is silent for longer than usual, and read after others until it answers.
+    /// It is silent for longer than usual, and is read only after others until it answers.
     pub suspect: bool,
-    /// Reads that another copy was asked for since it was silent, or failed.
+    /// Number of reads sent to another copy because it was silent or failed.
     pub failovers: u64,
-    /// Requests that wait for its answer.
+    /// Number of requests that wait for its answer.
     pub outstanding: u32,
-    /// How long the oldest of these waits, in us.
+    /// Age of the oldest of these requests, in us.
     pub waits_us: u32,
 }
 
-/// All of it at one moment.
+/// An agent's report at one time.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AgentStatus {
-    /// The moment (CLOCK_MONOTONIC, ns).
+    /// Time of the report (CLOCK_MONOTONIC, ns).
     pub at_ns: u64,
-    /// The agent's process.
+    /// The agent's pid.
     pub pid: u32,
     /// Slabs with fewer copies than the policy asks for.
     pub degraded_slabs: u64,
-    /// What the disk lacks because it is written there late, in bytes.
+    /// Bytes not yet on the disk (copies=1+disk-async).
     pub disk_behind_bytes: u64,
-    /// Donors, in the order in which they were named.
+    /// Donors, in the order of configuration.
     pub donors: Vec<DonorStatus>,
 }
 
-/// Bytes before the donors, and bytes of each.
+/// Bytes before the donors, and bytes per donor.
 const HEAD_BYTES: usize = 32;
 const DONOR_BYTES: usize = 64;
-/// A time of a donor that never answered.
+/// The time of a donor that never answered.
 const NEVER: u32 = u32::MAX;
 
 impl AgentStatus {
-    /// As bytes, little endian.
+    /// Encodes the report, little endian.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD_BYTES + self.donors.len() * DONOR_BYTES);
         out.extend(self.at_ns.to_le_bytes());
@@ -105,7 +105,7 @@ impl AgentStatus {
         out
     }
 
-    /// From bytes; `None` when they are not ours.
+    /// Decodes a report; `None` if it is not valid.
     pub fn decode(bytes: &[u8]) -> Option<AgentStatus> {
         let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
         let u64_at = |b: &[u8], at: usize| Some(u64::from_le_bytes(*b[at..].first_chunk()?));
@@ -161,7 +161,7 @@ mod tests {
         );
         parts.prop_map(
             |(addr, state, slabs, free_bytes, round_trip_us, read_us, more)| DonorStatus {
-                // Flow and scope are not kept.
+                // Flow and scope are not encoded.
                 addr: SocketAddr::new(addr.ip(), addr.port()),
                 state: DonorState::ALL[state].0,
                 slabs,

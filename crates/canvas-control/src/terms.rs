@@ -1,9 +1,10 @@
-//! What the operator of a host's agent settles for a tenant: sections [tenant.NAME] of the agent's file.
+//! Terms: what the operator of a host's agent sets for a tenant, in sections [tenant.NAME] of the
+//! agent's file.
 //!
-//! For a run that says nothing they are defaults, for one that does they are bounds: it may ask for less
-//! and not for more. Local memory and the pool are counted by the tenant's own processes, so its runner
-//! keeps these bounds; the others are kept by the agent, whatever the tenant says or writes. How they
-//! come out of the file and into a run's flags the command knows: this much is part of messages.
+//! For a run that gives no value they are defaults; for one that does they are limits: it may have
+//! less, not more. The tenant's own processes count local memory and pool, so its runner enforces
+//! these limits; the agent enforces the others, whatever the tenant claims. The command reads terms
+//! from the file and applies them to a run's flags; here is the part that is in messages.
 
 use canvas_shm::far::SLAB_BYTES;
 use canvas_types::units::{Amount, RateLimit, Size, UnitError};
@@ -12,74 +13,74 @@ use serde::{Deserialize, Serialize};
 use crate::hello::{Asked, Change, Wanted};
 use crate::share::{Share, WEIGHT};
 
-/// What is settled for a tenant; where there is nothing its runs decide.
+/// Terms of a tenant; its runs decide where there is no value.
 #[derive(Serialize, Deserialize, Clone, Default, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Terms {
-    /// Local memory, as it was written.
+    /// Limit on local memory, as it was written.
     pub local: Option<String>,
-    /// The pool.
+    /// Limit on the pool.
     pub pool_bytes: Option<u64>,
-    /// Far memory.
+    /// Limit on far memory.
     pub far_bytes: Option<u64>,
-    /// Copies of it: these and no others.
+    /// Its copies, which runs cannot change.
     pub copies: Option<Wanted>,
-    /// Weight.
+    /// Most weight.
     pub weight: Option<u32>,
-    /// Bytes read from far memory in a second.
+    /// Limit on reads from far memory, in bytes per second.
     pub swap_in_limit: Option<u64>,
-    /// Bytes written there in a second.
+    /// Limit on writes to far memory, in bytes per second.
     pub swap_out_limit: Option<u64>,
-    /// What of the host's pool it keeps whatever the others do.
+    /// Part of the host's pool that the tenant always keeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_floor_bytes: Option<u64>,
-    /// The same of the host's bound on memory that forks share.
+    /// Part of the host's limit on shared memory that the tenant always keeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_floor_bytes: Option<u64>,
 }
 
-/// What a tenant may not have, or what was settled for it makes no sense.
+/// A tenant's request exceeds its terms, or the terms are not valid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TermsError {
-    /// The bound on local memory cannot be read.
+    /// The limit on local memory cannot be parsed.
     #[error("the agent's limit on local memory, {text}, is not valid: {source}")]
     Local {
-        /// As it was written.
+        /// The limit as written.
         text: String,
-        /// What is wrong with it.
+        /// The parser's error.
         source: UnitError,
     },
-    /// Other copies than those that are settled.
+    /// Copies that differ from the terms.
     #[error("its copies are set by the agent's operator; leave out --copies")]
     Copies,
-    /// More than is settled.
+    /// More than the terms allow.
     #[error("{what} is more than the agent's operator allows this tenant; write {most} or less")]
     TooMuch {
-        /// What was asked for.
+        /// The request.
         what: String,
-        /// What can be had.
+        /// The most that can be had.
         most: String,
     },
-    /// More weight than a tenant gets without its operator.
+    /// More weight than a tenant can have without terms.
     #[error(
         "weight {0} is more than {w}, which only the agent's operator can give; write {w} or less",
         w = WEIGHT
     )]
     Weight(u32),
-    /// A size beside a share: which is less is known only when the program has run.
+    /// A size compared with a share: which is less depends on the program's footprint.
     #[error(
         "{asked} cannot be compared with what the agent's operator allows this tenant; write {most} or less"
     )]
     Incomparable {
-        /// What was asked for.
+        /// The request.
         asked: Amount,
-        /// What is settled.
+        /// The limit.
         most: Amount,
     },
 }
 
 impl Terms {
-    /// The bound on local memory.
+    /// The limit on local memory.
     pub fn local(&self) -> Result<Option<Amount>, TermsError> {
         let read = |text: &String| {
             text.parse().map_err(|source| TermsError::Local {
@@ -89,13 +90,13 @@ impl Terms {
         };
         self.local.as_ref().map(read).transpose()
     }
-    /// Slabs of far memory at most.
+    /// Most slabs of far memory.
     fn slabs_max(&self) -> Option<usize> {
         let slabs = |bytes: u64| bytes.div_ceil(SLAB_BYTES as u64);
         self.far_bytes.map(|b| slabs(b) as usize)
     }
 
-    /// May the tenant have these copies?
+    /// Checks the requested copies.
     pub fn allow_copies(&self, copies: Option<Wanted>) -> Result<(), TermsError> {
         match (copies, self.copies) {
             (Some(asked), Some(there)) if asked != there => Err(TermsError::Copies),
@@ -103,7 +104,7 @@ impl Terms {
         }
     }
 
-    /// May its pool be so large?
+    /// Checks the requested pool size.
     pub fn allow_pool(&self, bytes: u64) -> Result<(), TermsError> {
         let most = self.pool_bytes.unwrap_or(u64::MAX);
         if bytes <= most {
@@ -113,7 +114,7 @@ impl Terms {
         Err(too_much(&format!("a pool of {asked}"), &most.to_string()))
     }
 
-    /// May it fill so many slabs?
+    /// Checks the requested number of slabs.
     pub fn allow_slabs(&self, slabs: usize) -> Result<(), TermsError> {
         let size = |slabs: usize| Size::from_bytes((slabs * SLAB_BYTES) as u64);
         match self.slabs_max() {
@@ -125,7 +126,7 @@ impl Terms {
         }
     }
 
-    /// May it have what it asks for? `trusted` is who could also change the operator's file.
+    /// Checks a requested share. `trusted` users could also change the operator's file.
     pub fn allow(&self, asked: &Asked, trusted: bool) -> Result<(), TermsError> {
         match (asked.weight, self.weight) {
             (Some(weight), Some(most)) if weight > most => {
@@ -154,7 +155,7 @@ impl Terms {
         Ok(())
     }
 
-    /// May it be changed so? What it asks for from then on.
+    /// Checks a change; returns the requested share after it.
     pub fn change(
         &self,
         asked: Asked,
@@ -188,7 +189,7 @@ impl Terms {
         Ok(asked)
     }
 
-    /// What a tenant gets that asks for this: never more than is settled for it.
+    /// The share for a request: never more than the terms.
     pub fn share(&self, asked: &Asked) -> Share {
         let least = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
         let weight = asked.weight.or(self.weight).unwrap_or(WEIGHT);
@@ -208,12 +209,12 @@ fn too_much(what: &str, most: &str) -> TermsError {
     }
 }
 
-/// A rate of bytes is more than the operator's.
+/// The error for a rate above the operator's.
 pub fn too_much_in_s(what: &str, most: RateLimit) -> TermsError {
     too_much(what, &most.to_string())
 }
 
-/// Is the size within the operator's?
+/// Checks a size against the operator's.
 pub fn check_size(asked: Size, most: Size) -> Result<(), TermsError> {
     if asked <= most {
         return Ok(());
@@ -221,7 +222,7 @@ pub fn check_size(asked: Size, most: Size) -> Result<(), TermsError> {
     Err(too_much(&asked.to_string(), &most.to_string()))
 }
 
-/// Is the bound on local memory within the operator's?
+/// Checks the limit on local memory against the operator's.
 pub fn check_local(asked: Amount, most: Amount) -> Result<(), TermsError> {
     let is_within = match (asked, most) {
         (Amount::Size(asked), Amount::Size(most)) => asked <= most,
@@ -306,8 +307,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked for and however often it is changed: what was allowed is what one gets,
-        /// and never more than is settled.
+        /// After any requests and changes, the share is what was requested within the terms.
         #[test]
         fn a_share_is_what_was_asked_for_within_the_terms(
             weight in proptest::option::of(1u32..=1000),

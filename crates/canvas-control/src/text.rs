@@ -1,16 +1,17 @@
-//! Sentences and figures for people.
+//! Sentences and figures for users.
 
 use std::fmt::{self, Display};
 use std::io::Write as _;
 
 /// Writes one line to standard error.
 pub fn say(sentence: impl Display) {
-    // In one write: others write there too, and a reader shall not see half a line. A closed stderr is the caller's choice.
+    // In one write: other processes write there too, and lines must not mix. A closed stderr is the
+    // caller's choice.
     let line = format!("canvas: {sentence}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// What the system says, without Rust's "(os error 2)".
+/// The system's error text, without Rust's "(os error 2)".
 pub fn reason(e: &std::io::Error) -> String {
     match e.raw_os_error() {
         Some(code) => nix::errno::Errno::from_raw(code).desc().to_owned(),
@@ -18,7 +19,7 @@ pub fn reason(e: &std::io::Error) -> String {
     }
 }
 
-/// Bytes, with three digits or so: `1.5G`.
+/// Prints bytes with about three digits: `1.5G`.
 pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {

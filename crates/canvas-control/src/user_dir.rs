@@ -1,4 +1,4 @@
-//! Directories for sockets that are one user's alone.
+//! Private directories of a user for sockets.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{Uid, geteuid, mkdtemp};
 
-/// Where the directories are of users without a runtime directory.
+/// Directory for users without a runtime directory.
 pub const TMP: &str = "/tmp";
 
-/// The user's runtime directory: XDG_RUNTIME_DIR, else /run/user/UID. What su(1) and its like leave of
-/// another user is none.
+/// The user's runtime directory: XDG_RUNTIME_DIR, else /run/user/UID. A directory of another user,
+/// which su(1) may leave in the environment, does not count.
 pub fn runtime() -> Option<PathBuf> {
     let set = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usual = PathBuf::from(format!("/run/user/{}", geteuid()));
@@ -20,15 +20,14 @@ pub fn runtime() -> Option<PathBuf> {
     all.chain([usual]).find(own)
 }
 
-/// Whose directory in [`TMP`] has this name, if it is one.
+/// The user whose directory in [`TMP`] has this name, if it is such a name.
 pub fn owner_of(name: &str) -> Option<Uid> {
     let rest = name.strip_prefix("canvas-")?;
     let uid = rest.split_once('.').map_or(rest, |(uid, _)| uid);
     uid.parse().ok().map(Uid::from_raw)
 }
 
-/// This user's directories in `tmp` that nobody else can write to or look into, the one to prefer
-/// first.
+/// This user's directories in `tmp` that nobody else can read or write, the preferred one first.
 pub fn all_in(tmp: &Path) -> Vec<PathBuf> {
     let me = geteuid();
     let entries = fs::read_dir(tmp).into_iter().flatten().flatten();
@@ -42,8 +41,8 @@ pub fn all_in(tmp: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// One of them, made where there is none. Another user can take its name first; then it gets one that
-/// nobody can guess, and is found by its owner.
+/// Makes such a directory if there is none. If another user takes its name first, it gets a name
+/// that nobody can guess, and is found by its owner.
 pub fn make_in(tmp: &Path) -> io::Result<PathBuf> {
     if let Some(dir) = all_in(tmp).into_iter().next() {
         return Ok(dir);
@@ -68,7 +67,7 @@ mod tests {
     fn nobody_else_can_deny_a_user_a_directory() {
         let tmp = tempfile::tempdir().unwrap();
         let first = tmp.path().join(format!("canvas-{}", geteuid()));
-        // As another user's, which a test cannot make, it is not the user's alone.
+        // A readable directory stands for another user's, which a test cannot make.
         fs::create_dir(&first).unwrap();
         fs::set_permissions(&first, fs::Permissions::from_mode(0o777)).unwrap();
         let other = tmp.path().join("canvas-1x");

@@ -1,4 +1,4 @@
-//! What is said over a control socket; docs/OPERATING.md is the schema.
+//! Messages on a control socket; docs/OPERATING.md has the schema.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,32 +7,32 @@ use canvas_shm::far::class;
 use canvas_types::{PAGE_SIZE, ReadUnit};
 use serde::{Deserialize, Serialize};
 
-/// Version of everything here. A field may be added to an answer without a new one.
+/// Version of the messages. Adding a field to an answer keeps the version.
 pub const VERSION: u32 = 1;
-/// Bytes of a question at most, its newline included.
+/// Most bytes of a request, its newline included.
 pub const REQUEST_BYTES_MAX: usize = 4096;
-/// Bytes of an answer at most.
+/// Most bytes of an answer.
 pub const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// A question.
+/// A request.
 #[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
     /// [`VERSION`].
     pub canvas: u32,
-    /// What is asked.
+    /// The question.
     pub ask: Ask,
 }
 
-/// What can be asked.
+/// The kinds of requests.
 #[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Ask {
-    /// How the tenant is.
+    /// The tenant's status.
     Status,
-    /// The same, and its counters.
+    /// The tenant's status and counters.
     Stat,
-    /// Change these: keys and values as the user wrote them.
+    /// Change these settings: keys and values as the user wrote them.
     Set(Vec<(String, String)>),
 }
 
@@ -41,33 +41,33 @@ pub enum Ask {
 pub struct Answer {
     /// [`VERSION`].
     pub canvas: u32,
-    /// What is answered.
+    /// The content of the answer.
     pub answer: Reply,
 }
 
-/// What can be answered.
+/// The kinds of answers.
 #[derive(Serialize, Deserialize, Debug)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    /// To [`Ask::Status`].
+    /// Answer to [`Ask::Status`].
     Status(Box<Status>),
-    /// To [`Ask::Stat`].
+    /// Answer to [`Ask::Stat`].
     Stat(Box<Stat>),
-    /// To [`Ask::Set`]: all of it was done.
+    /// Answer to [`Ask::Set`]: all changes are made.
     Done,
-    /// Nothing was done, for this reason: one sentence.
+    /// Nothing was done; the reason, in one sentence.
     Refused(String),
-    /// To [`Ask::Set`]: it may be done later, for this reason: one sentence.
+    /// Answer to [`Ask::Set`]: the changes may be made later; the reason, in one sentence.
     Unsure(String),
 }
 
-/// Why a question is not answered: one sentence for who asked.
+/// Why a request is refused: one sentence for the client.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum QuestionError {
-    /// It is of this version, and none of its questions; the decoder's words.
+    /// It has the right version, but is not one of its requests; the text is the decoder's.
     #[error("this is not a request that canvas knows: {0}")]
     Unknown(String),
-    /// It is of another version.
+    /// It has another version.
     #[error(
         "this run speaks version {ours} and the request has version {0}; use the same release of canvas for both",
         ours = VERSION
@@ -79,9 +79,9 @@ pub enum QuestionError {
 }
 
 impl Request {
-    /// Reads a question.
+    /// Decodes a request.
     pub fn decode(line: &[u8]) -> Result<Request, QuestionError> {
-        /// What every version has.
+        /// The field that every version has.
         #[derive(Deserialize)]
         struct Any {
             canvas: u32,
@@ -97,23 +97,23 @@ impl Request {
     }
 }
 
-/// The line that answers a question.
+/// The answer to a request, as a line.
 pub fn answer(line: &[u8], on: impl FnOnce(Ask) -> Reply) -> String {
     let answer = match Request::decode(line) {
         Err(why) => Reply::Refused(why.to_string()),
         Ok(request) => on(request.ask),
     };
     let canvas = VERSION;
-    // Numbers and strings always become JSON.
+    // Numbers and strings can always be encoded as JSON.
     serde_json::to_string(&Answer { canvas, answer }).unwrap_or_default()
 }
 
-/// How a tenant is.
+/// A tenant's status.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Status {
     /// `canvas-status/1`.
     pub schema: String,
-    /// Its name.
+    /// The tenant's name.
     pub tenant: String,
     /// Its `canvas run`; of a disk, the process that serves it.
     pub pid: u32,
@@ -121,31 +121,31 @@ pub struct Status {
     pub program: String,
     /// Version of its `canvas run`.
     pub canvas_version: String,
-    /// Since CMD was started.
+    /// Seconds since CMD was started.
     pub uptime_s: f64,
     /// How faults are delivered; `null` when CMD is not managed.
     pub mode: Option<String>,
-    /// Nothing is wrong.
+    /// Whether there are no problems.
     pub healthy: bool,
-    /// What is wrong.
+    /// Problems.
     pub health: Vec<Problem>,
-    /// Bounds.
+    /// Limits.
     pub limits: Limits,
-    /// What is used of them.
+    /// Usage.
     pub used: Used,
-    /// Processes.
+    /// Its processes.
     pub processes: Vec<u32>,
     /// Far memory; `null` without `--far`.
     pub far: Option<Far>,
-    /// NUMA nodes that have pages, in their order.
+    /// NUMA nodes with pages, in their configured order.
     #[serde(default)]
     pub nodes: Vec<Node>,
-    /// Hosts that lend memory.
+    /// Donors.
     pub donors: Vec<Donor>,
-    /// The same for all runs of one tenant at the host's agent; `null` for a run of its own.
+    /// Equal for all runs of one tenant at the host's agent; `null` for a run without an agent.
     #[serde(default)]
     pub shared: Option<String>,
-    /// What a disk has beside; `null` for a run.
+    /// The part for disks; `null` for a run.
     #[serde(default)]
     pub disk: Option<Disk>,
     /// Faults that took 1 ms or longer.
@@ -153,41 +153,41 @@ pub struct Status {
     pub slow_faults: SlowFaults,
 }
 
-/// Faults that took 1 ms or longer, and what they waited for.
+/// Faults that took 1 ms or longer, and their causes.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
 pub struct SlowFaults {
-    /// Since the beginning, by cause; causes that there were.
+    /// Since the start, by cause; only causes that occurred.
     pub causes: BTreeMap<String, SlowSum>,
-    /// The last of them, the newest first.
+    /// The latest ones, newest first.
     pub last: Vec<SlowFault>,
 }
 
 /// Slow faults of one cause.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug, Default)]
 pub struct SlowSum {
-    /// How many.
+    /// Number of faults.
     pub faults: u64,
-    /// How long they took together.
+    /// Their total time.
     pub ns: u64,
 }
 
 /// One slow fault.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
 pub struct SlowFault {
-    /// Address of its page, in hexadecimal.
+    /// Address of the page, in hexadecimal.
     pub page: String,
-    /// What it waited for most.
+    /// Its main cause.
     pub cause: String,
     /// The process.
     pub pid: u32,
-    /// How long it took.
+    /// Its duration.
     pub ns: u64,
-    /// How long ago it ended.
+    /// Time since its end.
     pub ago_s: f64,
 }
 
 impl SlowFaults {
-    /// What the segment has of them at `now_ns` (CLOCK_MONOTONIC).
+    /// The slow faults in the segment at `now_ns` (CLOCK_MONOTONIC).
     pub fn of(slow: &canvas_shm::slow::SlowFaults, now_ns: u64) -> SlowFaults {
         let sums = canvas_shm::slow::Cause::ALL.iter().map(|cause| {
             let (faults, ns) = slow.sum(*cause);
@@ -210,25 +210,25 @@ impl SlowFaults {
 /// A disk (`canvas disk`).
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug, Default)]
 pub struct Disk {
-    /// What its clients see.
+    /// Size that clients see.
     pub size_bytes: u64,
-    /// Pages that are stored, in the pool or beyond it.
+    /// Pages stored, in the pool or beyond it.
     pub stored_pages: u64,
-    /// Bytes of those pages, by what the pool takes; `null` while that is nothing.
+    /// Compression ratio of the pages in the pool; `null` while there are none.
     pub ratio: Option<f64>,
-    /// Clients that are connected.
+    /// Connected clients.
     pub clients: u64,
-    /// Pages that were read and written in the last second.
+    /// Pages read in the last second.
     pub reads_per_s: f64,
-    /// The same.
+    /// Pages written in the last second.
     pub writes_per_s: f64,
-    /// Since its start: pages that were read.
+    /// Pages read since the start.
     pub reads: u64,
-    /// Pages that were written.
+    /// Pages written since the start.
     pub writes: u64,
-    /// Pages that clients waited for beyond the pool.
+    /// Pages that clients waited for from beyond the pool.
     pub far_reads: u64,
-    /// Writes that found no room.
+    /// Writes refused because there was no room.
     pub refused: u64,
     /// Reads that found no copy within `far-wait`.
     pub unreachable: u64,
@@ -236,38 +236,39 @@ pub struct Disk {
     pub damaged: u64,
 }
 
-/// A NUMA node that a tenant has pages on (`--numa`).
+/// A NUMA node with pages of a tenant (`--numa`).
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// The kernel's number of it.
+    /// The kernel's number of the node.
     pub node: u32,
-    /// Bound on what lies there.
+    /// Limit on memory there.
     pub limit_bytes: u64,
-    /// What lies there.
+    /// Memory used there.
     pub used_bytes: u64,
 }
 
-/// Something that is wrong; docs/OPERATING.md has the table.
+/// A problem; docs/OPERATING.md has the table.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct Problem {
-    /// Stays the same for ever.
+    /// Its code, which never changes.
     pub code: String,
-    /// So does this.
+    /// Its name, which never changes.
     pub name: String,
     /// One sentence for people.
     pub text: String,
 }
 
-/// Bounds of a tenant.
+/// Limits of a tenant.
 #[derive(Serialize, Deserialize, Clone, Debug, Default)]
 pub struct Limits {
     /// `--local` as a size.
     pub local_bytes: Option<u64>,
     /// `--local` as a share.
     pub local_percent: Option<f64>,
-    /// What it comes to now.
+    /// The size that `--local` amounts to now.
     pub local_effective_bytes: Option<u64>,
-    /// What it would have to be, while native memory and the least that each process needs are more.
+    /// The least sensible value, while `--local` is below native memory and the minimum of each
+    /// process.
     #[serde(default)]
     pub local_needed_bytes: Option<u64>,
     /// `--pool`.
@@ -301,16 +302,17 @@ pub struct Limits {
     /// `swap-out-limit`.
     #[serde(default)]
     pub swap_out_limit_bytes_per_s: Option<u64>,
-    /// Of `--pool`, what the host's agent grants now; `null` where it bounds no pools.
+    /// The part of `--pool` that the host's agent grants now; `null` if it limits no pools.
     #[serde(default)]
     pub pool_grant_bytes: Option<u64>,
-    /// `--shared`; `null` where memory that forks share is the kernel's.
+    /// `--shared`; `null` if the kernel manages memory that forks share.
     #[serde(default)]
     pub shared_bytes: Option<u64>,
-    /// Of `--shared`, what the host's agent grants now; `null` where it bounds no memory that forks share.
+    /// The part of `--shared` that the host's agent grants now; `null` if it does not limit shared
+    /// memory.
     #[serde(default)]
     pub shared_grant_bytes: Option<u64>,
-    /// What `proactive-threshold` comes to; `null` when it is off.
+    /// The size that `proactive-threshold` amounts to; `null` when it is off.
     #[serde(default)]
     pub proactive_threshold_bytes: Option<u64>,
     /// `--slo`; `null` when it is off.
@@ -322,65 +324,65 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The bound on the pool that is in force.
+    /// The limit on the pool in effect.
     pub fn pool_now_bytes(&self) -> u64 {
         self.pool_grant_bytes.unwrap_or(self.pool_bytes)
     }
-    /// The bound on pages that forks share that is in force.
+    /// The limit on resident shared memory in effect.
     pub fn shared_now_bytes(&self) -> Option<u64> {
         let granted = self.shared_grant_bytes.unwrap_or(u64::MAX);
         self.shared_bytes.map(|own| own.min(granted))
     }
 }
 
-/// What a tenant uses.
+/// A tenant's usage.
 #[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
 pub struct Used {
-    /// Local memory: the next three.
+    /// Local memory: the sum of the next three.
     pub local_bytes: u64,
-    /// Pages that are mapped.
+    /// Pages mapped.
     pub resident_bytes: u64,
     /// Pages in the swap cache.
     pub cache_bytes: u64,
     /// Memory that canvas does not page, its own included.
     pub native_bytes: u64,
-    /// Of that, canvas's own: tables, stacks, its library's data, code that it changed; `null` where a kernel does
-    /// not tell.
+    /// Of that, canvas's own: tables, stacks, its library's data, patched code; `null` where the
+    /// kernel does not report it.
     #[serde(default)]
     pub metadata_bytes: Option<u64>,
-    /// Memory of its processes in the host's swap; no part of the local memory.
+    /// Memory of its processes in the host's swap; not part of local memory.
     #[serde(default)]
     pub swapped_bytes: u64,
     /// Pages that exist only as far copies, at their full size.
     pub far_pages_bytes: u64,
-    /// What the pool takes.
+    /// Memory of the pool in use.
     pub pool_bytes: u64,
-    /// Slabs of far memory, counted whole.
+    /// Far memory in use, in whole slabs.
     pub far_bytes: u64,
     /// Local and far pages together.
     pub footprint_bytes: u64,
-    /// Memory that forks share: pages that are in memory, each counted once.
+    /// Resident shared memory of forks, each page counted once.
     #[serde(default)]
     pub shared_bytes: u64,
-    /// Far copies of the others; part of the pool.
+    /// Far copies of shared pages; part of the pool.
     #[serde(default)]
     pub shared_store_bytes: u64,
-    /// What lies uncompressed on NUMA nodes.
+    /// Uncompressed pages on NUMA nodes.
     #[serde(default)]
     pub nodes_bytes: u64,
-    /// What its processes and the agent share: counters, requests, buffers of far memory.
+    /// Memory that its processes and the agent share: counters, requests, buffers.
     #[serde(default)]
     pub segment_bytes: u64,
-    /// Memory of the agent of its own.
+    /// Memory of its own agent.
     #[serde(default)]
     pub agent_bytes: u64,
-    /// All of this host's memory that it takes ([`Used::sum`]).
+    /// All memory of this host that it uses ([`Used::sum`]).
     #[serde(default)]
     pub memory_bytes: u64,
 }
 
 impl Used {
-    /// All memory: what is bounded by `--local`, `--pool`, `--numa` and `--shared`, and what is beside them.
+    /// All memory: what `--local`, `--pool`, `--numa` and `--shared` limit, and the rest.
     pub fn sum(&self) -> u64 {
         let parts = [
             self.local_bytes,
@@ -391,12 +393,12 @@ impl Used {
             self.segment_bytes,
             self.agent_bytes,
         ];
-        // Some of them stand where the program can write.
+        // The program can write some of these numbers, so the sum saturates.
         parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 
-/// Far memory beyond the pool, since the beginning.
+/// Far memory beyond the pool, since the start.
 #[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
 pub struct Far {
     /// Extents written.
@@ -405,79 +407,79 @@ pub struct Far {
     pub bytes_out: u64,
     /// Reads answered.
     pub reads: u64,
-    /// Bytes read for them.
+    /// Bytes read by them.
     pub bytes_in: u64,
-    /// Of the reads, those that programs did by themselves over lanes.
+    /// Of the reads, those that faulting threads made directly from a donor.
     #[serde(default)]
     pub lane_reads: u64,
-    /// Of these, those by queue pairs (RDMA).
+    /// Of these, reads by RDMA.
     #[serde(default)]
     pub lane_pair_reads: u64,
-    /// Lanes that were opened.
+    /// Direct read channels opened.
     #[serde(default)]
     pub lanes_opened: u64,
-    /// Reads that a lane could not do, and the agent did.
+    /// Direct reads that failed, so that the agent read instead.
     #[serde(default)]
     pub lane_failures: u64,
     /// Reads that the first copy could not serve.
     pub failovers: u64,
     /// Copies that did not verify.
     pub corrupt: u64,
-    /// Slabs whose lost copy was made anew.
+    /// Slabs whose lost copy was replaced.
     pub repairs: u64,
     /// Slabs with too few copies now.
     pub degraded_slabs: u64,
-    /// What the disk lacks now because it is written there late (`--copies 1+disk-async`), in bytes.
+    /// Bytes not yet on the disk (`--copies 1+disk-async`).
     #[serde(default)]
     pub disk_behind_bytes: u64,
-    /// Agents so far.
+    /// Agents started so far.
     pub agents: u32,
-    /// What was asked for because a thread waits for it.
+    /// Requests that a thread waits for.
     #[serde(default)]
     pub demand: Class,
-    /// What was asked for ahead.
+    /// Prefetches.
     #[serde(default)]
     pub prefetch: Class,
-    /// What was written.
+    /// Writes.
     #[serde(default)]
     pub swap_out: Class,
     /// Single reads that a fault waited for, as the program counts them.
     #[serde(default)]
     pub fault_reads: u64,
-    /// How long these took in all, in ns.
+    /// Their total time, in ns.
     #[serde(default)]
     pub fault_read_ns: u64,
-    /// Of what was asked for ahead: not done, because it would have come too late.
+    /// Prefetches dropped because they would have come too late.
     #[serde(default)]
     pub dropped: u64,
-    /// Of what was asked for ahead: put before the rest, because a thread came to wait for it.
+    /// Prefetches moved to the front because a thread began to wait for them.
     #[serde(default)]
     pub promoted: u64,
-    /// Seconds that the agent's thread was at work for the tenant.
+    /// Processor time of the agent's thread for the tenant, in seconds.
     #[serde(default)]
     pub agent_cpu_s: f64,
-    /// What comes back with a page that is read there: as was asked for, or as a process has learned last.
+    /// Far read size now: configured, or as a process last chose.
     #[serde(default)]
     pub unit_bytes: u64,
-    /// Of the reads, those of what a donor and the disk both have that the disk was asked for.
+    /// Of the reads of extents that are both on a donor and on disk, those that went to the disk.
     #[serde(default)]
     pub reads_by_disk: u64,
-    /// Of the reads, those that were computed from other shards than those that have their bytes.
+    /// Of the reads, those reconstructed from other shards.
     #[serde(default)]
     pub decoded: u64,
-    /// Operations that may be under way on a far directory at a time.
+    /// Most concurrent operations on a far directory.
     #[serde(default)]
     pub disk_width: u64,
 }
 
-/// Requests of one kind that the agent's scheduler let go.
+/// Requests of one kind that the agent's scheduler issued.
 #[derive(Serialize, Deserialize, Clone, Copy, Default, PartialEq, Debug)]
 pub struct Class {
-    /// How many.
+    /// Number of requests.
     pub requests: u64,
-    /// Bytes that they were charged with: those of all copies.
+    /// Bytes charged for them, of all copies.
     pub bytes: u64,
-    /// How long they waited in the agent before, on average.
+    /// Mean time that they waited in the agent before.
     pub waited_us_mean: u64,
 }
 
@@ -494,7 +496,7 @@ impl Class {
 }
 
 impl Far {
-    /// What the tenant's far area counts, and what its caller knows of degraded slabs.
+    /// The counters of the tenant's far area, with the caller's number of degraded slabs.
     pub fn of(area: &canvas_shm::Far, degraded_slabs: u64) -> Far {
         let s = &area.stats;
         let mut read_ns = [0; canvas_shm::histogram::BUCKETS];
@@ -535,56 +537,56 @@ impl Far {
     }
 }
 
-/// A host that lends memory.
+/// A donor.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Donor {
     /// Where it listens.
     pub address: String,
     /// `down`, `listing`, `up` or `pressure`.
     pub state: String,
-    /// Slabs of the tenant that have a copy there.
+    /// Number of the tenant's slabs with a copy there.
     pub slabs: u32,
-    /// What it could lend, as it said last.
+    /// Memory that it could lend, as it last reported.
     pub free_bytes: u64,
-    /// Half of its last answers to a ping take no longer; `null` before the first.
+    /// Median of its latest ping times; `null` before the first.
     pub round_trip_us: Option<u32>,
-    /// Half of its last answers to reads that a thread waits for take no longer; `null` before the first.
+    /// Median of its latest demand read times; `null` before the first.
     #[serde(default)]
     pub read_p50_us: Option<u32>,
-    /// 99 of 100 of all its answers to such reads take no longer.
+    /// 99th percentile of all its demand read times.
     #[serde(default)]
     pub read_p99_us: Option<u32>,
-    /// It is silent for longer than usual, and read after others until it answers.
+    /// It is silent for longer than usual, and is read only after others until it answers.
     #[serde(default)]
     pub suspect: bool,
-    /// It takes many times as long as another donor of the run, or is suspect.
+    /// It is many times slower than the fastest donor of the run, or is suspect.
     #[serde(default)]
     pub slow: bool,
-    /// Reads that another copy was asked for since it was silent, or failed.
+    /// Reads sent to another copy because it was silent or failed.
     #[serde(default)]
     pub failovers: u64,
     /// Requests that wait for its answer.
     #[serde(default)]
     pub outstanding: u32,
-    /// How long the oldest of these waits.
+    /// Age of the oldest of these requests.
     #[serde(default)]
     pub waits_us: u32,
 }
 
-/// A tenant's status and counters at one moment.
+/// A tenant's status and counters at one time.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Stat {
-    /// The moment (CLOCK_MONOTONIC).
+    /// The time (CLOCK_MONOTONIC).
     pub at_ns: u64,
-    /// How the tenant is.
+    /// The tenant's status.
     pub status: Status,
-    /// Counters since the beginning, by their names in docs/STATS.md.
+    /// Counters since the start, by their names in docs/STATS.md.
     pub counters: BTreeMap<String, u64>,
-    /// Faults by how long they took: [`canvas_shm::histogram`]'s buckets.
+    /// Faults by duration, in [`canvas_shm::histogram`]'s buckets.
     pub fault_ns: Vec<u64>,
-    /// The longest.
+    /// The longest fault.
     pub fault_ns_max: u64,
-    /// What page features follow from; a run of before they were says none.
+    /// Sums for page features; empty from a run of an older version.
     #[serde(default)]
     pub features: crate::features::Sums,
 }

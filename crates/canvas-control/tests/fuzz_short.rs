@@ -1,4 +1,4 @@
-//! The fuzz target for what comes over control sockets, shortly ([`short`]).
+//! Short runs of the fuzz target for control sockets ([`short`]).
 
 mod common;
 #[path = "../../../fuzz/short.rs"]

@@ -1,24 +1,24 @@
-//! Settings as they were given: by the command line, the environment or the file.
+//! Values given for settings: on the command line, in the environment or in the file.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{Command, Key, Setting, TABLE, Value, find};
 
-/// Who gave a value. Later ones win.
+/// Where a value comes from. Later ones win.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Source {
     /// The configuration file.
     File,
     /// `CANVAS_OPTIONS`.
     Options,
-    /// A variable of its own.
+    /// The setting's own environment variable.
     Variable,
     /// The command line.
     CommandLine,
 }
 
-/// The variable with options.
+/// The environment variable with options.
 pub const OPTIONS_VARIABLE: &str = "CANVAS_OPTIONS";
 
 /// A value that was given.
@@ -28,7 +28,7 @@ struct Given {
     source: Source,
 }
 
-/// What a command was given. What is not in it has its default.
+/// The values given to a command. Other settings have their defaults.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
     command: Command,
@@ -38,10 +38,10 @@ pub struct Settings {
 /// Why a setting is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SettingError {
-    /// There is none of this name.
+    /// There is no setting of this name.
     #[error("{0}")]
     Unknown(String),
-    /// It does not take this value.
+    /// The value is not valid.
     #[error("{written}: {why}")]
     Value {
         /// The setting with its value, as written.
@@ -51,19 +51,19 @@ pub enum SettingError {
     },
 }
 
-/// A setting that a run asks for and its tenant has otherwise.
+/// A setting that a joining run gives differently from its tenant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// As it is written.
+    /// The setting as the user wrote it.
     pub setting: String,
-    /// What the run asks for.
+    /// The run's value.
     pub asked: String,
-    /// What the tenant has.
+    /// The tenant's value.
     pub has: String,
 }
 
 impl Settings {
-    /// Nothing was given.
+    /// Without any values.
     pub fn of(command: Command) -> Settings {
         Settings {
             command,
@@ -71,18 +71,18 @@ impl Settings {
         }
     }
 
-    /// The command that has them.
+    /// The command that they belong to.
     pub fn command(&self) -> Command {
         self.command
     }
 
-    /// The row of `name`, or a sentence.
+    /// The row of `name`, or an error.
     fn row(&self, name: &str) -> Result<&'static Setting, SettingError> {
         find(self.command, name)
             .ok_or_else(|| SettingError::Unknown(super::unknown(self.command, name)))
     }
 
-    /// Takes a value. One of a source that wins stays.
+    /// Adds a value, unless a winning source gave one already.
     pub fn give(&mut self, name: &str, text: &str, source: Source) -> Result<(), SettingError> {
         let row = self.row(name)?;
         let text = row.read(text).map_err(|why| SettingError::Value {
@@ -96,8 +96,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Takes options as they stand behind -o and in `CANVAS_OPTIONS`. With `foreign` those that
-    /// only other commands have are passed over.
+    /// Adds options in the form of -o and `CANVAS_OPTIONS`. With `foreign`, options that only other
+    /// commands have are ignored.
     pub fn give_options(
         &mut self,
         text: &str,
@@ -116,7 +116,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets a value, whoever gave another one.
+    /// Sets a value, whatever was given before.
     pub fn put<T: Value>(&mut self, key: Key<T>, value: &T) {
         let text = value.write();
         let source = Source::CommandLine;
@@ -126,15 +126,15 @@ impl Settings {
     /// The value that was given.
     pub fn get<T: Value>(&self, key: Key<T>) -> Option<T> {
         let given = self.given.get(key.name)?;
-        // It was judged when it was taken.
+        // It was checked when it was given.
         T::read(&given.text).ok()
     }
 
-    /// The value that was given, or else the default.
+    /// The value that was given, or the default.
     ///
     /// # Panics
     ///
-    /// When the setting has no default that is a value: a test looks at all that are asked for so.
+    /// If the setting's default is not a value; a test checks this for all settings read this way.
     pub fn value<T: Value>(&self, key: Key<T>) -> T {
         self.get(key).unwrap_or_else(|| {
             let row = find(self.command, key.name);
@@ -143,17 +143,17 @@ impl Settings {
         })
     }
 
-    /// Was a value given?
+    /// Whether a value was given.
     pub fn has<T>(&self, key: Key<T>) -> bool {
         self.given.contains_key(key.name)
     }
 
-    /// Who gave it.
+    /// The source of the given value.
     pub fn source<T>(&self, key: Key<T>) -> Option<Source> {
         Some(self.given.get(key.name)?.source)
     }
 
-    /// Forgets what was given.
+    /// Removes the given value.
     pub fn remove<T>(&mut self, key: Key<T>) {
         self.given.remove(key.name);
     }
@@ -163,7 +163,7 @@ impl Settings {
         self.given.iter().map(|(name, g)| (*name, g.text.as_str()))
     }
 
-    /// The setting as who gave it wrote it: `--pool`, `-o unit` or `CANVAS_LOCAL`.
+    /// The setting as its user wrote it: `--pool`, `-o unit` or `CANVAS_LOCAL`.
     pub fn spelled<T>(&self, key: Key<T>) -> String {
         let source = self.source(key).unwrap_or(Source::CommandLine);
         match find(self.command, key.name) {
@@ -172,7 +172,7 @@ impl Settings {
         }
     }
 
-    /// The same with its value.
+    /// The setting as its user wrote it, with its value.
     pub fn written<T>(&self, key: Key<T>) -> String {
         let text = self.given.get(key.name).map_or("", |g| g.text.as_str());
         let source = self.source(key).unwrap_or(Source::CommandLine);
@@ -182,8 +182,8 @@ impl Settings {
         }
     }
 
-    /// The first setting of a whole tenant that was given here and is another one there. What
-    /// `there` does not have is not compared.
+    /// The first setting of a whole tenant that was given here and differs in `there`. Settings
+    /// that `there` does not have are not compared.
     pub fn differs(&self, there: &Settings) -> Option<Difference> {
         let rows = TABLE.iter().filter(|row| row.is_tenants);
         rows.filter(|row| row.is_of(self.command)).find_map(|row| {
@@ -200,7 +200,7 @@ impl Settings {
     }
 }
 
-/// How a setting is written by who gave it.
+/// A setting in the form of its source.
 fn spelled(row: &Setting, command: Command, source: Source) -> String {
     match (source, row.variable) {
         (Source::Variable, Some(variable)) => variable.to_owned(),
@@ -211,7 +211,7 @@ fn spelled(row: &Setting, command: Command, source: Source) -> String {
     }
 }
 
-/// The same with a value behind it.
+/// A setting with its value, in the form of its source.
 fn written(row: &Setting, text: &str, command: Command, source: Source) -> String {
     let spelled = spelled(row, command, source);
     match source {
@@ -224,8 +224,9 @@ fn written(row: &Setting, text: &str, command: Command, source: Source) -> Strin
     }
 }
 
-/// Names and values of a list such as `unit=4K,numa=1=1G,2=2G`; in a variable spaces part them, too.
-/// A piece that does not begin with `NAME=` belongs to the value before it.
+/// Splits a list such as `unit=4K,numa=1=1G,2=2G` into names and values; in an environment
+/// variable, spaces separate them as well. A piece that does not begin with `NAME=` belongs to the
+/// value before it.
 fn options_in(text: &str, spaces: bool) -> Result<Vec<(String, String)>, SettingError> {
     let parts = |c: char| c == ',' || spaces && c.is_whitespace();
     let mut found: Vec<(String, String)> = Vec::new();

@@ -1,9 +1,10 @@
 //! Every setting of `canvas run`, `canvas disk`, `canvas agent` and `canvas serve`, in one table.
 //!
-//! A row has the name, the values, the default, one sentence, which commands have the setting, for
-//! which of them it is a flag, and where it can be changed while they run. From the rows come the
-//! flags, `-o NAME=VALUE`, `CANVAS_OPTIONS`, the keys of the configuration file and of `canvas set`,
-//! help, manual, completions and docs/TUNABLES.md: a setting is added in [`table`], and where it acts.
+//! A row has the name, the values, the default, one sentence, the commands that have the setting,
+//! whether it is a flag of each, and where it can be changed at run time. The flags, `-o
+//! NAME=VALUE`, `CANVAS_OPTIONS`, the keys of the configuration file and of `canvas set`, help,
+//! manual, completions and docs/TUNABLES.md are made from the rows: to add a setting, add a row to
+//! [`table`] and use it where it takes effect.
 
 pub mod given;
 pub mod table;
@@ -16,11 +17,11 @@ pub use given::{Difference, OPTIONS_VARIABLE, SettingError, Settings, Source};
 pub use table::TABLE;
 pub use value::{Destination, Faults, Reserve, Switch, Threads, Value};
 
-/// Threads that can serve in an agent.
+/// Most serving threads of an agent.
 pub const THREADS_MAX: usize = 64;
-/// Tenants that an agent can keep prepared.
+/// Most tenants that an agent keeps prepared.
 pub const WARM_MAX: u8 = 16;
-/// Queues that a disk can have.
+/// Most queues of a disk.
 pub const QUEUES_MAX: u16 = 32;
 
 /// A command with settings.
@@ -35,15 +36,16 @@ pub enum Command {
     Agent = 4,
     /// `canvas serve`.
     Serve = 8,
-    /// None: what an agent's operator settles for a tenant, beside the settings of `canvas run`.
+    /// Not a command: what an agent's operator sets for a tenant, in addition to settings of
+    /// `canvas run`.
     Operator = 16,
 }
 
 impl Command {
-    /// Those that are commands.
+    /// The real commands.
     pub const ALL: [Command; 4] = [Command::Run, Command::Disk, Command::Agent, Command::Serve];
 
-    /// As it is written.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Command::Run => "run",
@@ -54,13 +56,13 @@ impl Command {
         }
     }
 
-    /// The command of this name.
+    /// The command with this name.
     pub fn named(name: &str) -> Option<Command> {
         Command::ALL.into_iter().find(|c| c.name() == name)
     }
 }
 
-/// What a value takes, beside its text.
+/// The form of a setting's values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shape {
     /// One value.
@@ -76,19 +78,19 @@ pub enum Shape {
 pub struct Setting {
     /// Its name: the flag without `--`, the option, the key of `canvas set`.
     pub name: &'static str,
-    /// What its values look like.
+    /// The form of its values, for help.
     pub values: &'static str,
-    /// The default: a value, or what it follows from; empty where there is none.
+    /// The default: a value, or a description; empty if there is none.
     pub default: &'static str,
-    /// What it does, in a sentence or two.
+    /// Its purpose, in a sentence or two.
     pub text: &'static str,
-    /// One value or more.
+    /// The form of its values.
     pub shape: Shape,
-    /// A variable of the environment of its own.
+    /// Its own environment variable.
     pub variable: Option<&'static str>,
-    /// It may change or go with any version.
+    /// Whether it may change or be removed in any version.
     pub experimental: bool,
-    /// It is one of a whole tenant: runs that join have it alike.
+    /// Whether it belongs to the whole tenant: runs that join must agree.
     pub is_tenants: bool,
     of: u8,
     flag_of: u8,
@@ -97,7 +99,7 @@ pub struct Setting {
     same: fn(&str, &str) -> bool,
 }
 
-/// The name of a setting whose values are of a type.
+/// The name of a setting, with the type of its values.
 #[derive(Debug)]
 pub struct Key<T> {
     /// The name.
@@ -141,13 +143,13 @@ impl Setting {
         }
     }
 
-    /// Values are read so: within bounds.
+    /// Sets the parser, which also checks the range.
     const fn read_by(mut self, read: fn(&str) -> Result<String, String>) -> Setting {
         self.read = read;
         self
     }
 
-    /// Values are the same that come to the same.
+    /// Sets when two values count as equal.
     const fn same_by(mut self, same: fn(&str, &str) -> bool) -> Setting {
         self.same = same;
         self
@@ -183,41 +185,41 @@ impl Setting {
         self
     }
 
-    /// These commands have it, as a flag.
+    /// Makes it a flag of these commands.
     const fn flag(mut self, commands: u8) -> Setting {
         self.of |= commands;
         self.flag_of |= commands;
         self
     }
 
-    /// These commands have it, as an option.
+    /// Makes it an option of these commands.
     const fn option(mut self, commands: u8) -> Setting {
         self.of |= commands;
         self
     }
 
-    /// `canvas set` changes it of what these commands began.
+    /// Lets `canvas set` change it for what these commands started.
     const fn live(mut self, commands: u8) -> Setting {
         self.live_in |= commands;
         self
     }
 
-    /// Does the command have it?
+    /// Whether the command has it.
     pub const fn is_of(&self, command: Command) -> bool {
         self.of & command as u8 != 0
     }
 
-    /// Is it a flag of the command?
+    /// Whether it is a flag of the command.
     pub const fn is_flag_of(&self, command: Command) -> bool {
         self.flag_of & command as u8 != 0
     }
 
-    /// Is it an option of the command and no flag?
+    /// Whether it is an option of the command, not a flag.
     pub const fn is_tunable_of(&self, command: Command) -> bool {
         self.is_of(command) && !self.is_flag_of(command)
     }
 
-    /// Can it be changed while the command runs?
+    /// Whether it can be changed while the command runs.
     pub const fn is_live_in(&self, command: Command) -> bool {
         self.live_in & command as u8 != 0
     }
@@ -227,18 +229,18 @@ impl Setting {
         self.name.replace('-', "_")
     }
 
-    /// A value as it is kept; the error says what is wrong with it.
+    /// Parses a value into its stored form; the error says what is wrong with it.
     pub fn read(&self, text: &str) -> Result<String, String> {
         (self.read)(text)
     }
 
-    /// Do the two values come to the same?
+    /// Whether the two values are equal in effect.
     pub fn is_same(&self, a: &str, b: &str) -> bool {
         (self.same)(a, b)
     }
 }
 
-/// The setting of a command.
+/// The command's setting of this name.
 pub fn find(command: Command, name: &str) -> Option<&'static Setting> {
     settings_of(command).find(|row| row.name == name)
 }
@@ -248,13 +250,13 @@ pub fn settings_of(command: Command) -> impl Iterator<Item = &'static Setting> {
     TABLE.iter().filter(move |row| row.is_of(command))
 }
 
-/// What can be changed of what a command began.
+/// Names of the settings that can be changed at run time.
 pub fn live_in(command: Command) -> Vec<&'static str> {
     let rows = TABLE.iter().filter(|row| row.is_live_in(command));
     rows.map(|row| row.name).collect()
 }
 
-/// Why there is no option of that name.
+/// The error for an unknown option.
 fn unknown(command: Command, name: &str) -> String {
     if let Some(new) = text::renamed(command, name) {
         return new;

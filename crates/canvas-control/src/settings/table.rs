@@ -1,4 +1,4 @@
-//! The rows.
+//! The table of settings.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,14 +18,14 @@ use crate::hello::SMALL_MIN;
 use crate::names::judge_name;
 use crate::share::{WEIGHT_MAX, rate_limit};
 
-/// Smallest `--local`: the smallest limit that a share comes to, too.
+/// Smallest `--local`, also if it is given as a share.
 pub const LOCAL_MIN: Size = Size::from_bytes(LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64);
-/// Most far memory that can be numbered.
+/// Most far memory that the format of slab numbers allows.
 pub const FAR_MAX: Size = Size::from_bytes((SLAB_BYTES * SLABS_MAX) as u64);
 /// Smallest and largest batch of proactive swap-in.
 const BATCH_MIN: Size = Size::from_bytes(PAGE_SIZE as u64);
 const BATCH_MAX: Size = Size::from_bytes(64 << 20);
-/// The largest part of a host that can be left to it, in millionths.
+/// Largest part of a host that can be reserved, in millionths.
 const HOST_RESERVE_PPM_MAX: u32 = 500_000;
 const NO_MAX: Size = Size::from_bytes(u64::MAX);
 
@@ -35,7 +35,7 @@ const AGENT: u8 = Command::Agent as u8;
 const SERVE: u8 = Command::Serve as u8;
 const OPERATOR: u8 = Command::Operator as u8;
 
-/// Keys, by which values are asked for.
+/// Keys to read values by.
 macro_rules! keys {
     ($($key:ident: $type:ty = $name:literal;)*) => {$(
         #[doc = concat!("`", $name, "`.")]
@@ -108,7 +108,7 @@ keys! {
 
 /// All settings, in the order in which help lists them.
 pub static TABLE: &[Setting] = &[
-    // What programs have of this host.
+    // Memory of this host.
     Setting::new(
         LOCAL,
         "SIZE|N%",
@@ -239,7 +239,7 @@ pub static TABLE: &[Setting] = &[
     .flag(RUN)
     .live(RUN)
     .of_tenants(),
-    // What lies beyond.
+    // Far memory.
     Setting::new(
         FAR,
         "SIZE",
@@ -679,7 +679,7 @@ pub static TABLE: &[Setting] = &[
     .default("/proc")
     .option(SERVE)
     .experimental(),
-    // Of the file alone.
+    // Only in the file.
     Setting::new(
         POOL_FLOOR,
         "SIZE",
@@ -715,7 +715,7 @@ fn rate(text: &str) -> Result<String, String> {
         .map_err(|e| e.to_string())
 }
 
-/// NUMA nodes for pages: not too many, each once.
+/// Parses NUMA nodes: not too many, each only once.
 fn nodes(text: &str) -> Result<String, String> {
     let nodes = Vec::<NodeBound>::read(text)?;
     if nodes.len() > NODES_MAX {
@@ -736,7 +736,7 @@ fn nodes(text: &str) -> Result<String, String> {
     Ok(nodes.write())
 }
 
-/// Places of far memory: not too many disks, and no others beside an agent, which has its own.
+/// Parses destinations of far memory: not too many disks, and an agent only alone.
 fn destinations(text: &str) -> Result<String, String> {
     let all = Vec::<Destination>::read(text)?;
     let disks = all.iter().filter(|to| matches!(to, Destination::Disk(_)));

@@ -30,7 +30,7 @@ fn names_are_unique_for_each_command_and_defaults_are_values_or_prose() {
     }
 }
 
-/// A share of memory, a number of slabs: what a joining run asks for is compared as it acts.
+/// Values are compared by effect: as a share of memory, as a number of slabs.
 #[test]
 fn a_run_differs_from_its_tenant_in_what_was_given() {
     let tenant =
@@ -42,13 +42,14 @@ fn a_run_differs_from_its_tenant_in_what_was_given() {
         "far=300M",
         "spill-at=70",
         "far-wait=30000ms",
-        // What the tenant does not say is not compared, and what is no tenant's is the run's own.
+        // Settings that the tenant does not have are not compared; settings of a run alone may
+        // differ.
         "codec=none",
         "host-reserve=0",
     ] {
         assert_eq!(differs(same), None, "{same}");
     }
-    // The default is a wish like any other.
+    // An explicitly given default counts like any other value.
     assert_eq!(
         differs("spill-at=80").unwrap(),
         "-o spill-at 80 differs from the tenant's setting, 70; leave it out, or change the tenant with `canvas set`"
@@ -109,7 +110,7 @@ fn options_are_separated_and_lists_stay_together() {
     assert_eq!(settings.written(SLO), "CANVAS_OPTIONS: slo=p99=300us");
     let to = run("to=a:1,b:2,gossip:c:3").get(TO).unwrap();
     assert_eq!(to.len(), 3);
-    // In a variable that all commands read, what others have is theirs.
+    // In a variable that all commands read, options of other commands are ignored.
     let mut disk = Settings::of(Command::Disk);
     disk.give_options("mode=signal spill-at=70", Options, true)
         .unwrap();
@@ -248,11 +249,11 @@ fn an_old_word_is_answered_by_the_new_one() {
     }
 }
 
-/// Few flags: what is one fits on a screen, and the rest is a tunable.
+/// Few flags, so that they fit on a screen; everything else is a tunable.
 #[test]
 fn flags_are_few() {
     for (command, most) in [
-        // Beside them: -o; of a donor and an agent --config, of an agent --replace.
+        // Not counted: -o; --config of a donor and an agent; --replace of an agent.
         (Command::Run, 14),
         (Command::Disk, 15),
         (Command::Agent, 9),

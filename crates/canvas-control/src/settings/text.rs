@@ -1,13 +1,14 @@
-//! What people read of the table: `canvas help tunables`, docs/TUNABLES.md, and which word replaced another.
+//! Texts made from the table: `canvas help tunables`, docs/TUNABLES.md, and hints at renamed
+//! settings.
 
 use std::fmt::Write;
 
 use super::{Command, Setting, Shape, TABLE, find, settings_of};
 
-/// Columns of a line.
+/// Columns per line.
 const WIDTH: usize = 100;
 
-/// Words that were flags or keys once: in which commands, and what is written now.
+/// Former flags and keys: their commands, and what to write now.
 const RENAMED: &[(&str, &[Command], &str, &str)] = {
     use Command::{Agent, Disk, Run, Serve};
     &[
@@ -27,7 +28,7 @@ const RENAMED: &[(&str, &[Command], &str, &str)] = {
     ]
 };
 
-/// What is written in place of a flag or a key that there is not: a setting, and its value.
+/// The replacement of a former flag or key: a setting and its value.
 pub fn replaced(command: Command, name: &str) -> Option<(&'static Setting, &'static str)> {
     let old = RENAMED
         .iter()
@@ -39,14 +40,14 @@ pub fn replaced(command: Command, name: &str) -> Option<(&'static Setting, &'sta
     Some((row, row.values))
 }
 
-/// Why there is no option of that name, where another word replaced it.
+/// The error for a renamed option.
 pub fn renamed(command: Command, name: &str) -> Option<String> {
     let (row, value) = replaced(command, name)?;
     let new = row.name;
     Some(format!("there is no option {name}; write {new}={value}"))
 }
 
-/// Why there is no flag of that name, where something replaced it.
+/// The error for a flag that was replaced.
 pub fn flag_replaced(command: Command, flag: &str) -> Option<String> {
     let (row, value) = replaced(command, flag.strip_prefix("--")?)?;
     let new = match row.is_flag_of(command) {
@@ -56,7 +57,7 @@ pub fn flag_replaced(command: Command, flag: &str) -> Option<String> {
     Some(format!("there is no flag {flag}; write {new}"))
 }
 
-/// Why a variable is not read, where something replaced it.
+/// The error for a variable that was replaced.
 pub fn variable_replaced(variable: &str) -> Option<String> {
     let name = variable.strip_prefix("CANVAS_")?;
     let name = name.to_lowercase().replace('_', "-");
@@ -71,13 +72,13 @@ pub fn variable_replaced(variable: &str) -> Option<String> {
     Some(format!("{variable} is not read; write {new}, or unset it"))
 }
 
-/// The sentence of a setting with its default behind it.
+/// The sentence of a setting, followed by its default.
 pub fn sentence(row: &Setting) -> String {
     let default = match (row.default, row.shape) {
         ("", _) | (_, Shape::Switch) => String::new(),
         (default, _) => format!(" [default: {default}]"),
     };
-    // A default follows the words, not their full stop.
+    // The default goes before the full stop.
     match (default.as_str(), row.text.strip_suffix('.')) {
         ("", _) | (_, None) => format!("{}{default}", row.text),
         (default, Some(text)) => format!("{text}{default}."),
@@ -90,7 +91,7 @@ fn commands(row: &Setting) -> String {
     all.map(Command::name).collect::<Vec<_>>().join(", ")
 }
 
-/// What stands behind the name of a tunable.
+/// The remarks after the name of a tunable.
 fn remarks(row: &Setting) -> String {
     let mut all = vec![commands(row)];
     if !row.default.is_empty() {
@@ -105,13 +106,13 @@ fn remarks(row: &Setting) -> String {
     all.join("; ")
 }
 
-/// The rows that are no flags of some command.
+/// The rows that are a tunable of some command.
 fn tunables() -> impl Iterator<Item = &'static Setting> {
     let is = |row: &&Setting| Command::ALL.into_iter().any(|c| row.is_tunable_of(c));
     TABLE.iter().filter(is)
 }
 
-/// What `canvas help tunables` prints.
+/// Output of `canvas help tunables`.
 pub fn help() -> String {
     let mut out = String::from(
         "Tunables: settings that canvas usually decides by itself. Each is written\n\n  \
@@ -129,7 +130,7 @@ pub fn help() -> String {
     out
 }
 
-/// The text of docs/TUNABLES.md.
+/// Contents of docs/TUNABLES.md.
 pub fn markdown() -> String {
     let mut out = String::from("# Tunables\n\n");
     let intro = [
@@ -177,7 +178,7 @@ pub fn markdown() -> String {
     out
 }
 
-/// A table of settings for the manual page, in roff.
+/// The settings for the manual page, in roff.
 pub fn roff() -> String {
     let mut out = String::from(
         ".TH canvas-tunables 7\n.SH NAME\ncanvas-tunables \\- settings that canvas usually decides by itself\n.SH DESCRIPTION\n\
@@ -197,7 +198,7 @@ pub fn roff() -> String {
     out
 }
 
-/// Words in lines of this many columns.
+/// Splits words into lines of at most `width` columns.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

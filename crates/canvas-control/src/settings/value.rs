@@ -1,4 +1,4 @@
-//! Values of settings: how each is read, and how it is written.
+//! Values of settings: parsing and printing.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,15 +10,15 @@ use canvas_shm::Mode;
 use canvas_types::units::{Amount, RateLimit, Size, Span};
 use canvas_types::{AppTier, Codec, NodeBound, Prefetch, ReadUnit, Slo, Threshold};
 
-/// A value that a setting can have. Reading back what was written gives the same value.
+/// A value of a setting. Parsing a printed value gives the same value.
 pub trait Value: Sized {
-    /// Reads it; the error says what is wrong and what to write.
+    /// Parses it; the error says what is wrong and what to write.
     fn read(text: &str) -> Result<Self, String>;
-    /// Writes it.
+    /// Prints it.
     fn write(&self) -> String;
 }
 
-/// Values with a `FromStr` and a `Display` of their own.
+/// Values that use their own `FromStr` and `Display`.
 macro_rules! as_displayed {
     ($($type:ty),*) => {$(
         impl Value for $type {
@@ -33,7 +33,7 @@ macro_rules! as_displayed {
 }
 as_displayed!(Amount, Size, Span, RateLimit, NodeBound, ReadUnit, Slo);
 
-/// Values that are one of a few names.
+/// Values out of a few names.
 macro_rules! named {
     ($($type:ty: $all:expr, $name:expr;)*) => {$(
         impl Value for $type {
@@ -63,28 +63,28 @@ named! {
     };
 }
 
-/// How faults are delivered; `None` for what works best.
+/// How faults are delivered; `None` to choose the best mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faults(pub Option<Mode>);
 
-/// Something that is on or off.
+/// On or off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switch(pub bool);
 
-/// What stays free; `None` for nothing.
+/// Memory to leave free; `None` for nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reserve(pub Option<Amount>);
 
-/// How many threads serve.
+/// Number of serving threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Threads {
-    /// As many as are needed, at most one for each processor.
+    /// As many as needed, at most one per processor.
     Auto,
     /// This number.
     Fixed(usize),
 }
 
-/// Where far memory is to be.
+/// Destination of far memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Destination {
     /// A directory on a disk of this host.
@@ -93,7 +93,7 @@ pub enum Destination {
     Donor(String),
     /// A member of the donors' gossip.
     Gossip(String),
-    /// Where the host's agent keeps it; `None` for the usual socket.
+    /// The host's agent; `None` for its usual socket.
     Agent(Option<PathBuf>),
 }
 
@@ -281,7 +281,7 @@ impl<T: Value> Value for Vec<T> {
     }
 }
 
-/// A number within bounds.
+/// Parses a number within bounds.
 pub fn number<T: Value + PartialOrd + fmt::Display>(
     text: &str,
     range: RangeInclusive<T>,
@@ -297,7 +297,7 @@ pub fn number<T: Value + PartialOrd + fmt::Display>(
     }
 }
 
-/// A size that is enough to work with, and that canvas can number.
+/// Parses a size within bounds.
 pub fn size(text: &str, range: RangeInclusive<Size>) -> Result<Size, String> {
     let size = Size::read(text)?;
     if size < *range.start() {
@@ -309,7 +309,7 @@ pub fn size(text: &str, range: RangeInclusive<Size>) -> Result<Size, String> {
     Ok(size)
 }
 
-/// Why less than that is refused.
+/// The error for a size below the least.
 pub fn too_little(least: &Size) -> String {
     format!("it is too small; write {least} or more")
 }

@@ -1,11 +1,12 @@
-//! What the command must do with any bytes that come over a control socket or the host agent's. Part of
-//! this crate's tests and of the fuzz target `control`.
+//! What the command must do with any bytes that come over a control socket or the host agent's.
+//! Part of this crate's tests and of the fuzz target `control`.
 
 use canvas_control::hello;
 use canvas_control::wire::{self, Ask, Request};
 use canvas_types::units::{Amount, Size, Span};
 
-/// The first byte says to whom the others are said: to a run, by one, to the host's agent, or by it.
+/// The first byte selects sender and receiver: to a run, from a run, to the host's agent, or from
+/// it.
 pub fn control_any(bytes: &[u8]) {
     let Some((&to, rest)) = bytes.split_first() else {
         return;
@@ -45,7 +46,7 @@ pub fn control_any(bytes: &[u8]) {
     }
 }
 
-/// What could be read can be written, and is then the same.
+/// What decodes can be encoded, and decodes to the same value.
 fn written_again<T: PartialEq + std::fmt::Debug, E>(
     read: Result<T, E>,
     write: impl Fn(&T) -> Result<T, E>,
