@@ -1,14 +1,13 @@
-//! The far area of a tenant: what its processes and the agent share. It follows the tenant segment
-//! in the same memfd ([`OFFSET`]), and is there only when the tenant has far memory beyond its pool.
+//! A tenant's far area, which its processes and the agent share. It follows the tenant segment in the same memfd
+//! ([`OFFSET`]), and exists only when the tenant has far memory beyond its pool.
 //!
-//! The far space is numbered in *extents* of [`EXTENT_BYTES`]; [`SLAB_EXTENTS`] of them are a *slab*,
-//! the unit that donors lend and processes own. A process takes a free slab by a compare-and-swap,
-//! and allocates the extents in it by itself: nothing here is asked of the agent, which maps a slab
-//! to donors when its first extent is written. A fork's child refers to the slabs of its parent
-//! ([`Far::others`]), and does not write there. A slab without references is the agent's to free.
+//! Far memory is numbered in *extents* of [`EXTENT_BYTES`]; [`SLAB_EXTENTS`] of them are a *slab*, the unit that donors
+//! lend and processes own. A process takes a free slab by a compare-and-swap, and allocates the extents in it alone: it
+//! need not ask the agent, which maps a slab to donors when its first extent is written. A fork's child refers to the
+//! slabs of its parent ([`Far::others`]), and does not write there. The agent frees a slab without references.
 //!
-//! What the agent reads here it copies first and judges then: the tenant's processes may write
-//! anything anywhere. What comes of that is theirs alone.
+//! The agent copies each value that it reads here and validates the copy: the tenant's processes may write anything
+//! anywhere. A forged value harms only that tenant.
 
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -25,110 +24,109 @@ pub const EXTENT_BYTES: usize = 32 << 10;
 pub const SLAB_EXTENTS: usize = 2048;
 /// Bytes of a slab: the unit of lending.
 pub const SLAB_BYTES: usize = EXTENT_BYTES * SLAB_EXTENTS;
-/// Slabs that a tenant can have (2 TiB).
+/// Most slabs of a tenant (2 TiB).
 pub const SLABS_MAX: usize = 1 << 15;
-/// Extents that a tenant can have.
+/// Most extents of a tenant.
 pub const EXTENTS_MAX: usize = SLABS_MAX * SLAB_EXTENTS;
 
-/// The index of nobody's: what processes share has its slabs and its mailbox by it, and no process takes it.
+/// Process index reserved for shared memory's slabs and mailbox; never assigned to a process.
 pub const SHARED: usize = PROCS_MAX - 1;
 
-/// How often the agent puts a slab back that was released by mistake. A tenant may release it again and again:
-/// the agent must not be kept busy by that, and looks at it when it is told next.
+/// How often the agent puts back a slab that was released by mistake. A tenant may release it repeatedly, and must not
+/// keep the agent busy: after that the agent waits for the next notification.
 const PUT_BACK_TRIES: usize = 8;
 
 const REF_WORDS: usize = PROCS_MAX / 64;
 
-/// A slab's states. Only the agent leaves [`slab_state::RELEASED`].
+/// States of a slab. Only the agent leaves [`slab_state::RELEASED`].
 pub mod slab_state {
-    /// No process refers to it and nothing of it is kept: it can be taken.
+    /// No process refers to it and no data are kept: it can be taken.
     pub const FREE: u32 = 0;
-    /// Referred to by processes.
+    /// Processes refer to it.
     pub const USED: u32 = 1;
-    /// No process refers to it; what donors hold of it is to be freed.
+    /// No process refers to it; donors' copies of it are to be freed.
     pub const RELEASED: u32 = 2;
 }
 
-/// One slab of the tenant's far space.
+/// One slab of the tenant's far memory.
 #[repr(C, align(64))]
 pub struct Slab {
     /// One of [`slab_state`].
     pub state: AtomicU32,
-    /// Forks under way whose children will refer to it.
+    /// Number of forks under way whose children will refer to it.
     holds: AtomicU32,
-    /// A bit a process: by its index in [`crate::Segment::procs`].
+    /// A bit for each process, by its index in [`crate::Segment::procs`].
     refs: [AtomicU64; REF_WORDS],
 }
 
-/// Figures that the agent keeps for the tenant.
+/// Statistics that the agent keeps for the tenant.
 #[repr(C)]
 pub struct FarStats {
-    /// Extents written, durable.
+    /// Extents written and durable.
     pub extents_out: AtomicU64,
-    /// Reads that were answered, of single pages or whole extents.
+    /// Reads answered, of single pages or whole extents.
     pub reads: AtomicU64,
     /// Bytes read for them, as stored.
     pub bytes_in: AtomicU64,
     /// Bytes written to the first copy, as stored.
     pub bytes_out: AtomicU64,
-    /// Reads that the first copy could not serve and another one did.
+    /// Reads that failed over from the first copy to another one.
     pub failovers: AtomicU64,
     /// Copies that did not verify.
     pub corrupt: AtomicU64,
-    /// Slabs whose lost copy was made anew.
+    /// Slabs whose lost copy was rebuilt.
     pub repairs: AtomicU64,
-    /// Slabs with fewer copies than the policy asks for, now.
+    /// Slabs that currently have fewer copies than the policy wants.
     pub degraded_slabs: AtomicI64,
-    /// Times of single reads that a fault waited for, from the request to the decoded page; the
-    /// programs' to write.
+    /// Times of single reads for which a fault waited, from the request to the decoded page; written by the programs.
     pub read_ns: Histogram,
-    /// Times from asking for an extent ahead to the use of each page that came with it; the
-    /// programs' to write. By it the agent judges which requests come too late (Canvas §5.3).
+    /// Times from the prefetch of an extent to the use of each of its pages; written by the programs. From it the agent
+    /// decides which prefetches come too late (Canvas §5.3).
     pub ahead_ns: Histogram,
-    /// Times of reads ahead that were done, from the request to the answer, whether a thread came to wait for them
-    /// or not.
+    /// Times of completed prefetches, from the request to the answer, whether a thread came to wait for them or not.
     pub prefetch_ns: Histogram,
-    /// What was begun, by [`class`].
+    /// Requests started, by [`class`].
     pub sent: [AtomicU64; class::CLASSES],
-    /// Bytes of it.
+    /// Bytes of these requests.
     pub sent_bytes: [AtomicU64; class::CLASSES],
-    /// How long it waited in the agent before, in ns.
+    /// Time that they waited in the agent before, in ns.
     pub waited_ns: [AtomicU64; class::CLASSES],
-    /// Reads ahead that would have come too late and were not done.
+    /// Prefetches dropped because they would have come too late.
     pub dropped: AtomicU64,
-    /// Reads ahead that a thread came to wait for before they were begun.
+    /// Prefetches for which a thread came to wait before they started.
     pub promoted: AtomicU64,
-    /// How long the agent's thread was at work for the tenant, in ns.
+    /// Time that the agent's thread worked for the tenant, in ns.
     pub agent_ns: AtomicU64,
-    /// Bytes that come back with a page, as a process has learned last; 0 before. The programs' to write.
+    /// Far read size in bytes, as a process has learned last; 0 before. Written by the programs.
     pub unit_bytes: AtomicU64,
-    /// Reads of what a donor and the disk both have, that the disk was asked for.
+    /// Reads from the disk of data that a donor has as well.
     pub reads_by_disk: AtomicU64,
-    /// Reads that were computed from other shards than those that have their bytes.
+    /// Reads computed from other shards than the ones with their bytes.
     pub decoded: AtomicU64,
-    /// Reads of them that processes did by themselves, over lanes. This and the next ones are the programs' to write.
+    /// Reads by processes themselves, over direct read channels. This counter and the next ones are written by the
+    /// programs.
     pub lane_reads: AtomicU64,
-    /// Of them, reads by queue pairs, which no donor's processor answered.
+    /// Of these, reads by queue pairs, which no donor's processor answered.
     pub lane_pair_reads: AtomicU64,
-    /// Bytes read so, as stored.
+    /// Bytes of these reads, as stored.
     pub lane_bytes: AtomicU64,
-    /// Lanes that were opened.
+    /// Direct read channels opened.
     pub lanes_opened: AtomicU64,
-    /// Reads that a lane did not do, and the agent did.
+    /// Reads that failed on a channel and went to the agent.
     pub lane_failures: AtomicU64,
-    /// Operations that may be under way on a far directory at a time; the most of those that there are.
+    /// Operations that may be under way on a far directory at a time; the maximum over all directories.
     pub disk_width: AtomicU64,
 }
 
-/// Kinds of requests, in the figures.
+/// Classes of requests, as indices into the statistics.
 pub mod class {
     /// A fault waits for it.
     pub const DEMAND: usize = 0;
-    /// Index of what is read ahead, for which no thread waits yet.
+    /// A prefetch for which no thread waits yet.
     pub const PREFETCH: usize = 1;
-    /// Index of what is written.
+    /// A write.
     pub const SWAP_OUT: usize = 2;
-    /// How many kinds there are.
+    /// Number of classes.
     pub const CLASSES: usize = 3;
 }
 
@@ -137,7 +135,7 @@ pub mod class {
 pub struct Far {
     /// [`MAGIC`], written last.
     pub magic: AtomicU64,
-    /// Random; names the tenant to donors.
+    /// Random id of the tenant, for donors.
     pub tenant_id: [AtomicU64; 2],
     /// Slabs that the tenant may use.
     pub slabs_max: AtomicU64,
@@ -147,44 +145,44 @@ pub struct Far {
     pub slabs_high: AtomicU32,
     /// 1 while the agent sleeps (futex) and must be woken.
     pub asleep: AtomicU32,
-    /// Counts agents: the first is 1; each that takes over adds 1.
+    /// Number of agents so far: the first is 1; each that takes over adds 1.
     pub agent: AtomicU32,
-    /// 1 when a slab may be [`slab_state::RELEASED`]; the agent clears it before it looks.
+    /// 1 when a slab may be [`slab_state::RELEASED`]; the agent clears it before it scans.
     pub released: AtomicU32,
-    /// Bytes that come back with a page that is read beyond the pool; 0: as each process learns.
+    /// Far read size in bytes; 0: as each process learns.
     pub unit_bytes: AtomicU64,
-    /// Part of the pool's bound, in percent, past which its oldest pages leave for the far space.
+    /// Percent of the pool's limit past which its oldest pages are demoted to far memory.
     pub spill_percent: AtomicU64,
-    /// Longest that a fault may wait for a far read, in ms.
+    /// Longest time that a fault may wait for a far read, in ms.
     pub wait_ms_max: AtomicU64,
-    /// Forks so far of processes that refer to slabs.
+    /// Number of forks so far of processes that refer to slabs.
     forks: AtomicU32,
-    /// The first and last fork that what a process inherited stems from, by process; 0 for none.
+    /// By process, the first and last fork from which its inherited pages stem; 0 for none.
     born: [AtomicU64; PROCS_MAX],
-    /// Counters that the agent writes and the runner reads.
+    /// Statistics.
     pub stats: FarStats,
-    /// A bit a process: it has posted.
+    /// A bit for each process that has posted.
     active: [AtomicU64; REF_WORDS],
-    /// The tenant's slabs, by number: state, and which processes refer to each.
+    /// The tenant's slabs: state, and which processes refer to each.
     pub slabs: [Slab; SLABS_MAX],
-    /// Requests, by process.
+    /// Mailboxes, by process.
     pub mailboxes: [Mailbox; PROCS_MAX],
-    /// Seal of what was written last to each extent, 0 for nothing; the agent's to write.
+    /// By extent, the seal of its last write, or 0 for none; written by the agent.
     pub seals: [AtomicU64; EXTENTS_MAX],
-    /// How processes read from donors by themselves.
+    /// Direct read channels.
     pub lanes: Lanes,
-    /// Where they do, by slab.
+    /// Where processes read each slab directly.
     pub routes: [Route; SLABS_MAX],
-    /// The same of the shards that have a slab's bytes. They count only while the slab's own route says that it lies in
-    /// shards, so nobody clears them when it does no more.
+    /// Where they read a slab's data shards. Valid only while the slab's own route says that it is in shards, so nobody
+    /// clears them afterwards.
     pub shard_routes: [[Route; SHARDS_MAX]; SLABS_MAX],
 }
 
-/// Where the far area begins in the tenant's memfd.
+/// Offset of the far area in the tenant's memfd.
 pub const OFFSET: usize = SEGMENT_BYTES;
-/// Where the buffers begin within the far area.
+/// Offset of the buffers in the far area.
 const BUFFERS: usize = core::mem::size_of::<Far>();
-/// Bytes of the far area, buffers included. Sparse: what is not used costs nothing.
+/// Bytes of the far area, buffers included. Sparse: unused parts take no memory.
 pub const FAR_BYTES: usize = BUFFERS + PROCS_MAX * REQUESTS * EXTENT_BYTES;
 
 const _: () = assert!(OFFSET.is_multiple_of(4096) && BUFFERS.is_multiple_of(4096));
@@ -202,7 +200,7 @@ impl Far {
         unsafe { &*(addr as *const Far) }
     }
 
-    /// Who the tenant is, for donors.
+    /// The tenant's id, for donors.
     pub fn tenant(&self) -> [u8; 16] {
         let mut id = [0; 16];
         for (bytes, word) in id.chunks_exact_mut(8).zip(&self.tenant_id) {
@@ -211,8 +209,8 @@ impl Far {
         id
     }
 
-    /// The buffer of request `i` of process `proc`: [`EXTENT_BYTES`] that live as long as the
-    /// mapping. Whose it is says the request's state.
+    /// The buffer of request `i` of process `proc`: [`EXTENT_BYTES`] that live as long as the mapping. The request's
+    /// state says who owns it.
     ///
     /// # Panics
     /// When there is no such process or request.
@@ -228,8 +226,8 @@ impl Far {
     /// When the range leaves the buffer.
     pub fn copy_out(&self, proc: usize, i: usize, offset: usize, dst: &mut [u8]) {
         assert!(offset <= EXTENT_BYTES && dst.len() <= EXTENT_BYTES - offset);
-        // SAFETY: inside the mapping (asserted, and the promise of `at`). Another process may write
-        // to it meanwhile; the bytes mean nothing until they are verified.
+        // SAFETY: inside the mapping (asserted, and the promise of `at`). Another process may write to it at the same
+        // time; nothing relies on the bytes before they are verified.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 self.buffer(proc, i).add(offset),
@@ -245,7 +243,8 @@ impl Far {
     /// When the range leaves the buffer.
     pub fn copy_in(&self, proc: usize, i: usize, offset: usize, src: &[u8]) {
         assert!(offset <= EXTENT_BYTES && src.len() <= EXTENT_BYTES - offset);
-        // SAFETY: as above.
+        // SAFETY: inside the mapping (asserted, and the promise of `at`). Another process may access it at the same
+        // time; nothing relies on the bytes before they are verified.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 src.as_ptr(),
@@ -255,14 +254,14 @@ impl Far {
         }
     }
 
-    /// Program: tells the agent that process `proc` has posted. True when the agent sleeps: wake one
-    /// waiter of [`Far::asleep`].
+    /// Program: notifies the agent that process `proc` has posted. True when the agent sleeps: then wake one waiter of
+    /// [`Far::asleep`].
     pub fn ring(&self, proc: usize) -> bool {
         self.active[proc / 64].fetch_or(1 << (proc % 64), Ordering::SeqCst);
         self.asleep.load(Ordering::SeqCst) != 0 && self.asleep.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Agent: calls `on` with each process that has posted since the last call. True if any had.
+    /// Agent: calls `on` for each process that has posted since the last call. True if any had.
     pub fn rung(&self, mut on: impl FnMut(usize)) -> bool {
         let mut any = false;
         for (w, word) in self.active.iter().enumerate() {
@@ -279,8 +278,8 @@ impl Far {
         any
     }
 
-    /// Agent: announces that it is about to sleep on [`Far::asleep`] while that is 1. False when
-    /// something was posted meanwhile.
+    /// Agent: announces that it will sleep on [`Far::asleep`] while that is 1. False when something was posted
+    /// meanwhile.
     pub fn about_to_sleep(&self) -> bool {
         self.asleep.store(1, Ordering::SeqCst);
         let quiet = self.active.iter().all(|w| w.load(Ordering::SeqCst) == 0)
@@ -299,8 +298,8 @@ impl Far {
         }
         let (word, bit) = (proc / 64, 1 << (proc % 64));
         for (i, slab) in self.slabs.iter().enumerate() {
-            // The reference first: whoever let the slab go before us may be late in saying so, and the
-            // agent puts right what it finds referred to ([`Far::is_released`]).
+            // Take the reference first: the previous owner may still be about to release the slab, and the agent puts
+            // back a released slab that has references ([`Far::is_released`]).
             if slab.state.load(Ordering::Relaxed) != slab_state::FREE
                 || slab.refs[word].fetch_or(bit, Ordering::SeqCst) & bit != 0
             {
@@ -319,15 +318,15 @@ impl Far {
                 self.slabs_high.fetch_max(i as u32 + 1, Ordering::Relaxed);
                 return Some(i as u32);
             }
-            // Another was faster, and may have dropped it already because of us.
+            // Another process was faster, and may have released it already because of this reference.
             self.drop_slab(i as u32, proc);
         }
         self.slabs_used.fetch_sub(1, Ordering::Relaxed);
         None
     }
 
-    /// Program: process `proc` refers to the slab no more. The last one leaves it to the agent;
-    /// then the result is true, and the caller tells the agent ([`Far::ring`]).
+    /// Program: removes the reference of process `proc` to the slab. The last one leaves the slab to the agent; then
+    /// the result is true, and the caller notifies the agent ([`Far::ring`]).
     pub fn drop_slab(&self, slab: u32, proc: usize) -> bool {
         let Some(s) = self.slabs.get(slab as usize) else {
             return false;
@@ -348,8 +347,7 @@ impl Far {
         gone
     }
 
-    /// Program: a number for the fork that is about to happen, larger than all before (or the largest
-    /// there is).
+    /// Program: a number for the fork that is about to happen, larger than all before (or the maximum).
     pub fn number_fork(&self) -> u32 {
         let next = |n: u32| Some(n.saturating_add(1));
         let before = self
@@ -358,17 +356,17 @@ impl Far {
         before.unwrap_or_default().saturating_add(1)
     }
 
-    /// Program: process `proc`, which is ours, has inherited from these forks (first << 32 | last), or
-    /// (0) nothing.
+    /// Program: sets the forks from which process `proc`, the caller, has inherited (first << 32 | last), or 0 for
+    /// none.
     pub fn set_born(&self, proc: usize, forks: u64) {
         self.born[proc].store(forks, Ordering::SeqCst);
     }
 
-    /// Program: calls `on` with the forks ([`Far::set_born`]) of each process but `proc` that refers to
-    /// the slab. False when there may be more of them in a moment: a child is on its way.
+    /// Program: calls `on` with the forks ([`Far::set_born`]) of each process other than `proc` that refers to the
+    /// slab. False when there may be more of them in a moment, because a child is on its way.
     pub fn others(&self, slab: u32, proc: usize, mut on: impl FnMut(u64)) -> bool {
         let s = &self.slabs[slab as usize];
-        // First: a child takes its reference before it ends the hold.
+        // Read the holds first: a child takes its reference before it ends the hold.
         let settled = s.holds.load(Ordering::SeqCst) == 0;
         for (w, word) in s.refs.iter().enumerate() {
             let mut bits = word.load(Ordering::SeqCst);
@@ -383,11 +381,10 @@ impl Far {
         settled
     }
 
-    /// Drops all references of process `proc`, which has ended or runs another image now. True when
-    /// the agent must be told.
+    /// Drops all references of process `proc`, which has ended or has exec'd. True when the agent must be notified.
     pub fn drop_process(&self, proc: usize) -> bool {
         let mut gone = false;
-        // Any process of the tenant can have written anything there.
+        // Any process of the tenant can have written any number there.
         let high = self.slabs_high.load(Ordering::Acquire);
         for slab in 0..high.min(SLABS_MAX as u32) {
             if self.slabs[slab as usize].refers(proc) {
@@ -397,11 +394,11 @@ impl Far {
         gone
     }
 
-    /// Calls `on` with each slab of process `proc`, which was the tenant's only one and has ended at any instruction,
-    /// for the process that is `proc` from now on. What it was about to take or to drop is nobody's. True when the
-    /// agent must be told.
+    /// Calls `on` for each slab of process `proc`, the tenant's only one, which has ended at any instruction, for the
+    /// process that is `proc` from now on. A slab that it was about to take or to release is released. True when the
+    /// agent must be notified.
     pub fn take_over_slabs(&self, proc: usize, mut on: impl FnMut(u32)) -> bool {
-        // It may have ended before it said how high the slab lies that it had just taken.
+        // It may have ended before it recorded the slab that it had just taken in `slabs_high`.
         let used = |slab: &&Slab| slab.state.load(Ordering::Acquire) != slab_state::FREE;
         let told = self
             .slabs_high
@@ -411,7 +408,7 @@ impl Far {
         let high = told + more as u32;
         self.slabs_high.fetch_max(high, Ordering::AcqRel);
         let mut gone = false;
-        // The one behind it may have been next.
+        // It may have been about to take the next one.
         for slab in 0..(high + 1).min(SLABS_MAX as u32) {
             let s = &self.slabs[slab as usize];
             if s.refers(proc) && s.state.load(Ordering::Acquire) == slab_state::USED {
@@ -423,9 +420,8 @@ impl Far {
         gone
     }
 
-    /// Agent: is the slab released? Two processes may drop their references at one time and both find
-    /// it unused; the slower one then releases a slab that is somebody's again. Such a one is put
-    /// back.
+    /// Agent: whether the slab is released. Two processes may drop their references at the same time and both find it
+    /// unused; the slower one then releases a slab that has an owner again. Such a slab is put back.
     pub fn is_released(&self, slab: u32) -> bool {
         let Some(s) = self.slabs.get(slab as usize) else {
             return false;
@@ -443,7 +439,7 @@ impl Far {
                 return true;
             }
             turn(slab_state::RELEASED, slab_state::USED);
-            // Whoever dropped the last reference a moment ago found it released.
+            // A process that dropped the last reference just now found it released.
             if s.is_unused() {
                 turn(slab_state::USED, slab_state::RELEASED);
             }
@@ -451,7 +447,7 @@ impl Far {
         false
     }
 
-    /// Agent: what donors held of a released slab is freed.
+    /// Agent: donors' copies of a released slab have been freed.
     pub fn slab_freed(&self, slab: u32) {
         let Some(s) = self.slabs.get(slab as usize) else {
             return;
@@ -465,7 +461,7 @@ impl Far {
     }
 }
 
-/// Counts one slab more as used; false, with nothing counted at any moment, when there are `max`.
+/// Counts one more used slab; false, with no intermediate count visible, when there are `max`.
 pub fn count_slab(used: &AtomicI64, max: i64) -> bool {
     let more = |n: i64| (n < max).then_some(n + 1);
     used.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more)
@@ -473,7 +469,7 @@ pub fn count_slab(used: &AtomicI64, max: i64) -> bool {
 }
 
 impl Slab {
-    /// One that is free.
+    /// A free slab.
     #[cfg(feature = "shuttle")]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Slab {
@@ -483,8 +479,8 @@ impl Slab {
             refs: core::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
-    /// Agent: what donors held of the slab is freed, if it was released. Whoever sees that it can be taken finds it not
-    /// counted among the `used` ones.
+    /// Agent: donors' copies of the slab have been freed, if it was released. A process that sees that the slab can be
+    /// taken no longer finds it counted in `used`.
     pub fn freed(&self, used: &AtomicI64) {
         // Only the agent leaves this state.
         if self.state.load(Ordering::Acquire) == slab_state::RELEASED {
@@ -492,7 +488,7 @@ impl Slab {
             self.state.store(slab_state::FREE, Ordering::Release);
         }
     }
-    /// Does process `proc` refer to it?
+    /// Whether process `proc` refers to it.
     pub fn refers(&self, proc: usize) -> bool {
         self.refs[proc / 64].load(Ordering::Acquire) & 1 << (proc % 64) != 0
     }
@@ -500,17 +496,17 @@ impl Slab {
         self.holds.load(Ordering::SeqCst) == 0
             && self.refs.iter().all(|w| w.load(Ordering::SeqCst) == 0)
     }
-    /// In a process about to fork: the child will refer to it. Ended by [`Slab::inherit`] in the
-    /// child, or [`Slab::unhold`] in the parent when there is none.
+    /// In a process about to fork: the child will refer to it. Ended by [`Slab::inherit`] in the child, or by
+    /// [`Slab::unhold`] in the parent when the fork fails.
     pub fn hold(&self) {
         self.holds.fetch_add(1, Ordering::SeqCst);
     }
-    /// In the child, which is process `proc`.
+    /// In the child, which is process `proc`: takes its reference.
     pub fn inherit(&self, proc: usize) {
         self.refs[proc / 64].fetch_or(1 << (proc % 64), Ordering::SeqCst);
         self.holds.fetch_sub(1, Ordering::SeqCst);
     }
-    /// The fork failed.
+    /// The fork failed: ends the hold.
     pub fn unhold(&self) {
         self.holds.fetch_sub(1, Ordering::SeqCst);
     }
@@ -567,8 +563,7 @@ mod tests {
         assert_eq!(far.slabs_used.load(Ordering::Relaxed), 0, "once only");
     }
 
-    /// As when a process that drops its reference is stopped before it says so, until the slab is
-    /// another's.
+    /// A process that drops its reference is stopped before it releases the slab, until the slab has another owner.
     #[test]
     fn a_late_release_of_a_slab_that_is_used_again_is_put_right() {
         let far = far();
@@ -595,7 +590,7 @@ mod tests {
             (far.take_over_slabs(4, |slab| got.push(slab)), got)
         };
         assert_eq!([far.take_slab(4), far.take_slab(4)], [Some(0), Some(1)]);
-        // It had dropped its reference to the second, and not told the agent; it was about to take the third.
+        // It had dropped its reference to the second, and not notified the agent; it was about to take the third.
         refer(1, 0);
         refer(2, 1 << 4);
         assert_eq!(take_over(), (true, vec![0]));
@@ -605,7 +600,7 @@ mod tests {
         );
         far.slab_freed(1);
         assert_eq!([far.take_slab(4), far.take_slab(4)], [Some(1), Some(2)]);
-        // It had taken the fourth, and not said how high it lies.
+        // It had taken the fourth, and not updated `slabs_high`.
         refer(3, 1 << 4);
         far.slabs[3].state.store(USED, Ordering::Relaxed);
         assert_eq!(take_over(), (false, vec![0, 1, 2, 3]));

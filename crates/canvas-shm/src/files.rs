@@ -1,4 +1,4 @@
-//! Making the files of shared memory ([`crate::shared`]), for the `canvas` command.
+//! Creates the files of shared memory ([`crate::shared`]), for the `canvas` command.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -25,21 +25,21 @@ pub struct Files {
 }
 
 impl Files {
-    /// Makes them, for so many pages in memory at most, whose content is told by this key.
+    /// Creates the files, for at most `limit_pages` resident pages, with this key for content hashes.
     pub fn create(limit_pages: i64, page_key: &PageBuf) -> Result<Files, Errno> {
         let control = memory(c"canvas-shared-control", CONTROL_BYTES)?;
         let partition = memory(c"canvas-shared", SHARED_BYTES)?;
         let store = memory(c"canvas-shared-store", STORE_PAGES * PAGE_SIZE)?;
         let (pipe_out, pipe_in) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        // A user without privilege may make it so large, or not: then batches are smaller.
+        // An unprivileged user may or may not be allowed this size; if not, batches are smaller.
         let _ = fcntl(
             &pipe_in,
             FcntlArg::F_SETPIPE_SZ((VICTIMS * PAGE_SIZE) as i32),
         );
         let pipe_bytes = fcntl(&pipe_in, FcntlArg::F_GETPIPE_SZ)?.max(0) as usize;
         let addr = map_part(&control, 0, CONTROL_BYTES)?;
-        // SAFETY: a fresh mapping of the full size, shared and writable; nothing ever unmaps it, and the
-        // file cannot shrink.
+        // SAFETY: a fresh mapping of the full size, shared and writable; nothing ever unmaps it, and the file cannot
+        // shrink.
         let map = unsafe { Map::at(addr) };
         let c = map.control();
         c.limit_pages.store(limit_pages, Relaxed);
@@ -51,30 +51,30 @@ impl Files {
             map,
         })
     }
-    /// Copies of the descriptors, in the order of [`shared_fd`].
+    /// Duplicates of the descriptors, in the order of [`shared_fd`].
     pub fn copies(&self) -> std::io::Result<std::vec::Vec<OwnedFd>> {
         self.fds.iter().map(OwnedFd::try_clone).collect()
     }
-    /// The inode of the control file, which tells it from any other that is open.
+    /// The inode of the control file, which identifies it.
     pub fn inode(&self) -> Result<u64, Errno> {
         nix::sys::stat::fstat(&self.fds[shared_fd::CONTROL]).map(|s| s.st_ino)
     }
-    /// The control file's beginning.
+    /// The beginning of the control file.
     pub fn control(&self) -> &'static Control {
         self.map.control()
     }
-    /// Has a process its shared memory?
+    /// Whether a live process maps this shared memory.
     pub fn are_in_use(&self, lives: Lives) -> bool {
         let ids = self.control().procs.iter().map(|p| p.id.load(Relaxed));
         ids.filter(|id| *id != 0).any(|id| !lives.is_gone(id))
     }
-    /// The run is over, its tenant goes on, and no process has its shared memory any more: nobody has what lies of it
-    /// beyond the pool. True when the agent is to be told so.
+    /// The run is over, its tenant lives on, and no process maps its shared memory any more: releases its far memory.
+    /// True when the agent must be notified.
     pub fn leave_far(&self, far: &Far) -> bool {
         far.mailboxes[far::SHARED].reset();
         far.drop_process(far::SHARED)
     }
-    /// Extents beyond the pool that hold copies of shared pages.
+    /// Far extents that hold copies of shared pages.
     pub fn extents_used(&self, far: &Far) -> u64 {
         let high = far.slabs_high.load(Relaxed).min(far::SLABS_MAX as u32) as usize;
         let ours = (0..high).filter(|slab| far.slabs[*slab].refers(far::SHARED));
@@ -84,11 +84,11 @@ impl Files {
         ours.map(|slab| of(slab).iter().filter(is_used).count() as u64)
             .sum()
     }
-    /// Pages in memory now.
+    /// Resident pages.
     pub fn resident_pages(&self) -> i64 {
         pages(&self.fds[shared_fd::PARTITION])
     }
-    /// Pages of compressed ones now.
+    /// Pages of the compressed store.
     pub fn store_pages(&self) -> i64 {
         pages(&self.fds[shared_fd::STORE])
     }
@@ -98,7 +98,7 @@ fn pages(file: impl AsFd) -> i64 {
     nix::sys::stat::fstat(file).map_or(0, |s| s.st_blocks / (PAGE_SIZE as i64 / 512))
 }
 
-/// A file in memory whose size is fixed.
+/// Creates a memfd of fixed size.
 fn memory(name: &core::ffi::CStr, bytes: usize) -> Result<OwnedFd, Errno> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create(name, flags)?;

@@ -1,5 +1,5 @@
-//! A histogram of nanoseconds in shared memory. A quantile is right to within a quarter, and mostly much better: values of
-//! a bucket of [`canvas_types::buckets`] are taken to lie evenly in it.
+//! A histogram of nanoseconds in shared memory. A quantile is right to within a quarter, and usually much better:
+//! values in a bucket of [`canvas_types::buckets`] are assumed to be uniform.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +26,7 @@ impl Histogram {
     /// Adds this histogram's counts to `sums` and returns its largest value in ns.
     pub fn add_to(&self, sums: &mut [u64; BUCKETS]) -> u64 {
         for (sum, b) in sums.iter_mut().zip(&self.buckets) {
-            // A program can have written anything here.
+            // A program can have written any number here.
             *sum = sum.saturating_add(b.load(Ordering::Relaxed));
         }
         self.max_ns.load(Ordering::Relaxed)
@@ -37,8 +37,8 @@ impl Histogram {
     }
 }
 
-/// The value in ns below which a share of `per_mille`/1000 of the counted values lies, as if those of a bucket lay evenly
-/// in it; 0 when nothing was counted.
+/// The quantile `per_mille`/1000 of the counted values, in ns, assuming that values in a bucket are uniform; 0 when
+/// nothing was counted.
 pub fn quantile_ns(sums: &[u64; BUCKETS], per_mille: u64) -> u64 {
     let total: u128 = sums.iter().map(|n| u128::from(*n)).sum();
     if total == 0 {

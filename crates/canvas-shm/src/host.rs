@@ -1,37 +1,37 @@
-//! What the host has left, as the tenant's runner saw it last, and what that allows the tenant. Zeros: nobody
-//! looks, and the tenant's own bounds alone hold.
+//! The host's available memory, as the tenant's runner last measured it, and the resulting limits on the tenant. Zeros:
+//! nobody measures, and only the tenant's own limits hold.
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-/// So long without a look, and what it said holds no more: the runner was killed or stopped.
+/// Age at which the last measurement becomes invalid, because the runner was killed or stopped.
 pub const SILENT_NS: u64 = 3_000_000_000;
 
-/// The runner's looks.
+/// The runner's measurements.
 #[repr(C)]
 pub struct HostWatch {
-    /// How many looks there were; wraps. Who wants one waits on it (a futex).
+    /// Number of measurements; wraps. A process that wants one waits on it (a futex).
     pub looks: AtomicU32,
     /// 1 while the host is short: it has no more than its reserve, or nearly so.
     short: AtomicU32,
-    /// When the last one was (CLOCK_MONOTONIC); 0 for none.
+    /// Time of the last measurement (CLOCK_MONOTONIC); 0 for none.
     looked_ns: AtomicU64,
-    /// What the pool may come to while the host is short, in bytes; 0 for no bound.
+    /// Limit on the pool while the host is short, in bytes; 0 for no limit.
     pool_max_bytes: AtomicI64,
-    /// The same of local memory, in pages.
+    /// Limit on local memory while the host is short, in pages; 0 for no limit.
     local_max_pages: AtomicI64,
-    /// How far the pool may grow until the next look; 0 for no bound.
+    /// How far the pool may grow until the next measurement, in bytes; 0 for no limit.
     pool_step_bytes: AtomicI64,
-    /// What the host had left.
+    /// The host's available memory.
     pub available_bytes: AtomicU64,
-    /// What is to be left to it.
+    /// Memory to leave to the host.
     pub reserve_bytes: AtomicU64,
-    /// How often somebody wanted the next look at once; wraps. The runner waits on it (a futex).
+    /// Counts requests for an immediate measurement; wraps. The runner waits on it (a futex).
     pub wanted: AtomicU32,
     _pad: u32,
 }
 
 impl HostWatch {
-    /// A look at a host that is not short: the pool may grow up to `pool_bytes`.
+    /// Stores a measurement of a host that is not short: the pool may grow up to `pool_bytes`.
     pub fn allow(&self, pool_bytes: u64, now_ns: u64) {
         self.pool_step_bytes
             .store(at_least_1(pool_bytes), Ordering::Relaxed);
@@ -39,7 +39,7 @@ impl HostWatch {
         self.local_max_pages.store(0, Ordering::Relaxed);
         self.looked(0, now_ns);
     }
-    /// A look at one that is short: bounds of the pool and of local memory.
+    /// Stores a measurement of a host that is short: limits on the pool and on local memory.
     pub fn bound(&self, pool_bytes: u64, local_pages: u64, now_ns: u64) {
         self.pool_max_bytes
             .store(at_least_1(pool_bytes), Ordering::Relaxed);
@@ -53,7 +53,7 @@ impl HostWatch {
         self.looked_ns.store(now_ns, Ordering::Relaxed);
         self.looks.fetch_add(1, Ordering::Release);
     }
-    /// Forgets a look that is too old.
+    /// Drops a measurement that is too old.
     pub fn forget_old(&self, now_ns: u64) {
         let looked = self.looked_ns.load(Ordering::Relaxed);
         if looked == 0 || now_ns < looked.saturating_add(SILENT_NS) {
@@ -68,33 +68,33 @@ impl HostWatch {
             bound.store(0, Ordering::Relaxed);
         }
     }
-    /// Forgets the step, because no look comes: the runner is held up, stopped or gone.
+    /// Drops the step, because no measurement comes: the runner is delayed, stopped or gone.
     pub fn forget_step(&self) {
         self.pool_step_bytes.store(0, Ordering::Relaxed);
     }
-    /// Is the host short of memory?
+    /// Whether the host is short of memory.
     pub fn is_short(&self) -> bool {
         self.short.load(Ordering::Relaxed) != 0
     }
-    /// How often it was looked at.
+    /// Number of measurements; wraps.
     pub fn looks(&self) -> u32 {
         self.looks.load(Ordering::Acquire)
     }
-    /// Asks for a look at once; the caller wakes who waits on [`HostWatch::wanted`].
+    /// Requests an immediate measurement; the caller wakes the waiter of [`HostWatch::wanted`].
     pub fn want(&self) {
         self.wanted.fetch_add(1, Ordering::Release);
     }
-    /// Bound on the pool, while the host is short.
+    /// Limit on the pool in bytes, while the host is short.
     #[inline]
     pub fn pool_max(&self) -> Option<i64> {
         some(&self.pool_max_bytes)
     }
-    /// Bound on local memory in pages, while the host is short.
+    /// Limit on local memory in pages, while the host is short.
     #[inline]
     pub fn local_max(&self) -> Option<i64> {
         some(&self.local_max_pages)
     }
-    /// Would a pool of so many bytes be more than what is allowed until the next look?
+    /// Whether a pool of `pool_bytes` would exceed what is allowed until the next measurement.
     #[inline]
     pub fn is_past_step(&self, pool_bytes: i64) -> bool {
         some(&self.pool_step_bytes).is_some_and(|step| pool_bytes > step)

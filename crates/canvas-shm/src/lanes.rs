@@ -1,43 +1,42 @@
-//! What a tenant's processes need for lanes: connections of their own to donors, for demand reads
+//! What a tenant's processes need for direct read channels ("lanes"): their own connections to donors, for demand reads
 //! (docs/design/lanes.md). The agent writes it, in the far area ([`crate::far`]).
 //!
-//! Nothing here has to be read whole. A route that changes while it is read, a ticket that another
-//! process took, a donor that is gone: what comes of it is no record that opens, and the read goes
-//! to the agent.
+//! Nothing here needs to be read consistently. If a route changes while it is read, another process takes a ticket
+//! first, or a donor is gone, the result is a record that does not verify, and the read goes to the agent.
 
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
 use crate::mailbox::Ask;
 
-/// Donors that a tenant can have lanes to.
+/// Most donors to which a tenant can have channels.
 pub const DONORS_MAX: usize = 64;
 /// Bytes of a ticket ([`Donor::take_ticket`]).
 pub const TICKET_BYTES: usize = 16;
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
-/// Bytes of the two keys of a lane: of what its program sends, and of what its donor does.
+/// Bytes of the two keys of a channel: of the program's messages, and of the donor's.
 pub const KEYS_BYTES: usize = 2 * KEY_BYTES;
 
-/// In the donor's word of a route: the page is on this host's disk as well.
+/// In a route's donor word: the page is on the local disk as well.
 const ON_DISK: u32 = 1 << 16;
-/// In the donor's word of a route, instead of a donor: the slab lies in shards, each with a route of its own. How long
-/// a shard of an extent is stands in place of the handle.
+/// In a route's donor word, instead of a donor: the slab is in shards, each with a route of its own. The length of a
+/// shard of an extent is in place of the handle.
 const IN_SHARDS: u32 = 1 << 31;
 
-/// In the word of a donor's place: its lanes may join queue pairs.
+/// In a donor's place word: its channels can use queue pairs.
 const HAS_RDMA: u32 = 1 << 24;
 
-/// Shards of a slab that have its bytes, at most.
+/// Most data shards of a slab.
 pub const SHARDS_MAX: usize = 8;
 
 /// States of a donor's ticket.
 mod ticket {
-    /// There is none.
+    /// There is no ticket.
     pub const NONE: u32 = 0;
-    /// The agent, or a process, is at it.
+    /// The agent, or a process, is writing or reading it.
     pub const BUSY: u32 = 1;
-    /// It can be taken.
+    /// The ticket can be taken.
     pub const READY: u32 = 2;
 }
 
@@ -62,11 +61,10 @@ impl<const WORDS: usize> Bytes<WORDS> {
     }
 }
 
-/// A donor that lanes lead to.
+/// A donor with direct read channels.
 #[repr(C, align(64))]
 pub struct Donor {
-    /// Where it listens: port in the lowest 16 bits, above them 4 or 6, with [`HAS_RDMA`]; 0 while it serves no
-    /// lanes.
+    /// Its address: port in the lowest 16 bits, above them 4 or 6, with [`HAS_RDMA`]; 0 while it has no channels.
     place: AtomicU32,
     /// 1 when a process wants a ticket.
     wanted: AtomicU32,
@@ -79,18 +77,18 @@ pub struct Donor {
 /// An address: IPv4 in the first 4 bytes, or IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Of the network, in its order; the first four when it is not `is_v6`.
+    /// In network byte order; the first four bytes when it is not `is_v6`.
     pub ip: [u8; 16],
-    /// Port.
+    /// TCP port.
     pub port: u16,
-    /// IPv6.
+    /// Whether the address is IPv6.
     pub is_v6: bool,
-    /// A lane may join a queue pair.
+    /// Whether a channel may use a queue pair.
     pub has_rdma: bool,
 }
 
 impl Donor {
-    /// Agent: the donor serves lanes at this place, or (`None`) does not.
+    /// Agent: publishes that the donor serves channels at this place, or (`None`) that it does not.
     pub fn set_place(&self, place: Option<Place>) {
         let Some(Place {
             ip,
@@ -108,7 +106,7 @@ impl Donor {
             .store(family << 16 | u32::from(port) | rdma, Ordering::Release);
     }
 
-    /// Program: where the donor serves lanes, if it does.
+    /// Program: where the donor serves channels, if it does.
     pub fn place(&self) -> Option<Place> {
         let place = self.place.load(Ordering::Acquire);
         (place != 0).then(|| Place {
@@ -119,13 +117,13 @@ impl Donor {
         })
     }
 
-    /// Program: does the donor serve lanes?
+    /// Program: whether the donor serves channels.
     pub fn is_open(&self) -> bool {
         self.place.load(Ordering::Relaxed) != 0
     }
 
-    /// Program: a ticket, with the keys of its lane. `None` when there is none: then the agent is
-    /// asked for one, and has it in a moment.
+    /// Program: takes a ticket, with the keys of its channel. `None` when there is none: then the agent is asked for
+    /// one, and has it in a moment.
     pub fn take_ticket(&self) -> Option<([u8; TICKET_BYTES], [u8; KEYS_BYTES])> {
         if !self.turn(ticket::READY, ticket::BUSY) {
             self.wanted.store(1, Ordering::Release);
@@ -136,14 +134,14 @@ impl Donor {
         Some(taken)
     }
 
-    /// Agent: is a ticket wanted that is not there? Asked once.
+    /// Agent: whether a ticket is wanted and missing. True once for each request.
     pub fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed) != 0
             && self.ticket_state.load(Ordering::Relaxed) == ticket::NONE
             && self.wanted.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Agent: a ticket. False when there is one already.
+    /// Agent: offers a ticket. False when there is one already.
     pub fn put_ticket(&self, ticket: &[u8; TICKET_BYTES], keys: &[u8; KEYS_BYTES]) -> bool {
         if !self.turn(ticket::NONE, ticket::BUSY) {
             return false;
@@ -154,12 +152,12 @@ impl Donor {
         true
     }
 
-    /// Agent: nobody is to take the ticket any more. True when nobody has.
+    /// Agent: withdraws the ticket. True when no process has taken it.
     pub fn take_ticket_back(&self) -> bool {
         self.turn(ticket::READY, ticket::NONE)
     }
 
-    /// Agent: there is no ticket any more, whatever a process that died over it has left.
+    /// Agent: removes the ticket, whatever state a dead process has left.
     pub fn drop_ticket(&self) {
         self.ticket_state.store(ticket::NONE, Ordering::Release);
     }
@@ -175,20 +173,20 @@ impl Donor {
 #[repr(C, align(16))]
 pub struct Route {
     handle: AtomicU64,
-    /// The donor's number and 1; 0 for none. With [`ON_DISK`].
+    /// The donor's index + 1, with [`ON_DISK`]; 0 for none.
     donor: AtomicU32,
-    /// Reads since the agent last asked.
+    /// Reads since the agent's last query.
     reads: AtomicU32,
 }
 
 impl Route {
-    /// Agent: the slab is whole at this donor, by this name.
+    /// Agent: the slab is complete on this donor, under this handle.
     pub fn set(&self, donor: usize, handle: u64, on_disk: bool) {
         let word = (donor as u32 + 1) | if on_disk { ON_DISK } else { 0 };
         self.put(word, handle);
     }
 
-    /// Agent: the slab lies in shards, of so many bytes of each extent. Their routes are there.
+    /// Agent: the slab is in shards, each with `shard_bytes` of every extent. Their routes are already set.
     pub fn set_in_shards(&self, shard_bytes: usize) {
         self.put(IN_SHARDS, shard_bytes as u64);
     }
@@ -204,22 +202,21 @@ impl Route {
         self.donor.store(word, Ordering::Release);
     }
 
-    /// Either: how many bytes of each extent a shard has, where the slab lies in shards.
+    /// Bytes of a shard of each extent, where the slab is in shards.
     pub fn shard_bytes(&self) -> Option<usize> {
         let in_shards = self.donor.load(Ordering::Acquire) == IN_SHARDS;
         let bytes = in_shards.then(|| self.handle.load(Ordering::Acquire) as usize)?;
         (1..=EXTENT_BYTES).contains(&bytes).then_some(bytes)
     }
 
-    /// Either: there is none. A program says so when what it read did not open.
+    /// Removes the route. A program does so when what it read did not verify.
     pub fn clear(&self) {
         if self.donor.load(Ordering::Relaxed) != 0 {
             self.donor.store(0, Ordering::Release);
         }
     }
 
-    /// Program: the donor to read from and what it calls the slab, unless the disk is to be read
-    /// (`disk_first`) where it has the slab.
+    /// Program: the donor to read from and its handle; `None` if the disk is preferred (`disk_first`) and has the slab.
     pub fn get(&self, disk_first: bool) -> Option<(usize, u64)> {
         let word = self.donor.load(Ordering::Acquire);
         if word >= IN_SHARDS || (disk_first && word & ON_DISK != 0) {
@@ -229,12 +226,12 @@ impl Route {
         (donor < DONORS_MAX).then(|| (donor, self.handle.load(Ordering::Acquire)))
     }
 
-    /// Program: a record was read by it.
+    /// Program: a record was read by this route.
     pub fn note(&self) {
         self.reads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Agent: how many were since it last asked.
+    /// Agent: reads since its last query.
     pub fn take_reads(&self) -> u64 {
         match self.reads.load(Ordering::Relaxed) {
             0 => 0,
@@ -243,76 +240,76 @@ impl Route {
     }
 }
 
-/// Whether, and how, processes read by themselves.
+/// Tells processes whether they may read from donors directly, and the connection details.
 #[repr(C, align(64))]
 pub struct Lanes {
-    /// 1 while the tenant's processes may.
+    /// 1 while the tenant's processes may read directly.
     direct: AtomicU32,
-    /// 1 when nobody wants lanes; the runner's to write.
+    /// 1 when channels are switched off; written by the runner.
     off: AtomicU32,
-    /// 1 while this host's disk answers sooner than donors do.
+    /// 1 while the local disk answers sooner than donors do.
     disk_first: AtomicU32,
-    /// Odd while queue pairs of lanes may be read by; another number each time that they may again.
+    /// Odd while queue pairs may be used; changes each time that they are allowed again.
     pairs: AtomicU32,
     /// 1 when some donors are reached by RDMA.
     rdma: AtomicU32,
-    /// 1 when a program has said why it has no queue pairs.
+    /// 1 when a program has logged why it has no queue pairs.
     complained: AtomicU32,
-    /// The key that the tenant's records are sealed with.
+    /// The key of the tenant's records.
     key: Bytes<4>,
-    /// Donors, by the agent's number.
+    /// Donors, by the agent's index.
     pub donors: [Donor; DONORS_MAX],
 }
 
 impl Lanes {
-    /// Agent: from now on processes may read by themselves, or may not.
+    /// Agent: sets whether processes may read directly.
     pub fn set_direct(&self, direct: bool) {
         self.direct.store(direct.into(), Ordering::Release);
     }
 
-    /// Program: may it?
+    /// Program: whether it may read directly.
     #[inline]
     pub fn is_direct(&self) -> bool {
         self.direct.load(Ordering::Relaxed) != 0
     }
 
-    /// Runner: lanes are wanted, or not.
+    /// Runner: switches channels on or off.
     pub fn set_wanted(&self, wanted: bool) {
         self.off.store((!wanted).into(), Ordering::Relaxed);
     }
 
-    /// Are they? Unless told otherwise.
+    /// Whether channels are switched on (the default).
     pub fn is_wanted(&self) -> bool {
         self.off.load(Ordering::Relaxed) == 0
     }
 
-    /// Agent: the disk answers sooner.
+    /// Agent: sets whether the disk answers sooner.
     pub fn set_disk_first(&self, first: bool) {
         self.disk_first.store(first.into(), Ordering::Relaxed);
     }
 
-    /// Program: does it?
+    /// Program: whether the disk answers sooner.
     #[inline]
     pub fn is_disk_first(&self) -> bool {
         self.disk_first.load(Ordering::Relaxed) != 0
     }
 
-    /// Agent: some donors are reached by RDMA, or none.
+    /// Agent: sets whether some donors are reached by RDMA.
     pub fn set_has_rdma(&self, has: bool) {
         self.rdma.store(has.into(), Ordering::Release);
     }
 
-    /// Program: are some?
+    /// Program: whether some donors are reached by RDMA.
     pub fn has_rdma(&self) -> bool {
         self.rdma.load(Ordering::Acquire) != 0
     }
 
-    /// Program: is it the first that says why it has no queue pairs?
+    /// Program: true once, for the one that logs why it has no queue pairs.
     pub fn complains(&self) -> bool {
         self.complained.swap(1, Ordering::Relaxed) == 0
     }
 
-    /// Agent: queue pairs may be read by from now on, or may not.
+    /// Agent: sets whether queue pairs may be used.
     pub fn set_pairs(&self, may: bool) {
         let before = self.pairs.load(Ordering::Relaxed);
         if may != (before & 1 != 0) {
@@ -320,39 +317,40 @@ impl Lanes {
         }
     }
 
-    /// Program: while queue pairs may be read by, a number; those that were joined under another one are over.
+    /// Program: the current period in which queue pairs may be used, as a number; those joined in another period are
+    /// invalid.
     #[inline]
     pub fn pairs(&self) -> Option<u32> {
         let pairs = self.pairs.load(Ordering::Relaxed);
         (pairs & 1 != 0).then_some(pairs)
     }
 
-    /// Agent: what the tenant's records are sealed with.
+    /// Agent: sets the key of the tenant's records.
     pub fn set_key(&self, key: &[u8; KEY_BYTES]) {
         self.key.put(key);
     }
 
-    /// Program: the key.
+    /// Program: the key of the tenant's records.
     pub fn key(&self) -> [u8; KEY_BYTES] {
         self.key.get()
     }
 }
 
-/// Where a read goes.
+/// Where to send a read.
 pub struct Way<'f> {
-    /// By which route.
+    /// The route it uses.
     pub route: &'f Route,
     /// The donor.
     pub donor: usize,
-    /// What it calls what it has of the slab.
+    /// The donor's handle for its part of the slab.
     pub handle: u64,
-    /// Where in that the bytes begin.
+    /// Offset of the bytes within that part.
     pub offset: u32,
 }
 
 impl Far {
-    /// Program: where the donor is that can be read from what `ask` names. `None` when the agent must read it: also where
-    /// it goes from one shard into the next.
+    /// Program: the donor from which to read what `ask` names. `None` when the agent must read it, also where it
+    /// crosses from one shard into the next.
     pub fn way(&self, ask: &Ask) -> Option<Way<'_>> {
         let extent = ask.extent as usize;
         let (slab, within) = (extent / SLAB_EXTENTS, extent % SLAB_EXTENTS);
@@ -386,7 +384,7 @@ mod tests {
     use std::boxed::Box;
 
     fn zeroed<T>() -> Box<T> {
-        // SAFETY: of atomics, for which zeros are valid.
+        // SAFETY: the type consists of atomics, for which zeros are valid.
         unsafe { Box::new(core::mem::MaybeUninit::<T>::zeroed().assume_init()) }
     }
 
@@ -481,7 +479,7 @@ mod tests {
         far.routes[1].set(5, 50, false);
         let at = 3 * EXTENT_BYTES as u32 + 64;
         assert_eq!(way(extent, 64, 200), Some((5, 50, at)));
-        // In three shards, the last one with a rest, of which the second is nobody's.
+        // In three shards, the last one padded; the second has no donor.
         let shard = 10_944;
         for (n, donor) in [(0, 1), (2, 2)] {
             far.shard_routes[1][n].set(donor, 10 + n as u64, false);
@@ -496,7 +494,7 @@ mod tests {
             "from one into the next"
         );
         assert_eq!(way(extent, shard, 200), None, "nobody has it");
-        // What is written there is the tenant's to write.
+        // The tenant can write any number there.
         for bytes in [0, 1, EXTENT_BYTES as u64 + 1, u64::MAX] {
             far.routes[1].handle.store(bytes, Ordering::Relaxed);
             assert_eq!(way(extent, 640, 200), None);

@@ -1,16 +1,16 @@
-//! Recordings of which far pages a program needed when it resumed (`learn`), in the tenant segment: a process writes
+//! Recordings of the far pages that a program needed when it resumed (`learn`), in the tenant segment: a process writes
 //! them, the runner reads and keeps them.
 //!
-//! What the words mean is canvas-pager's matter (`learn::chunks`). A recording's sequence number is odd while it is
-//! written; who dies then leaves it so, and it counts as empty.
+//! canvas-pager defines the words' meaning (`learn::chunks`). A recording's sequence number is odd while it is written;
+//! a writer that dies leaves it odd, and the recording counts as empty.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(feature = "std")]
 use std::vec::Vec;
 
-/// Recordings of a process at most.
+/// Most recordings of a process.
 pub const RECORDINGS: usize = 8;
-/// Words of one: all together take less than 1 MiB.
+/// Words of one recording: all together take less than 1 MiB.
 pub const WORDS: usize = 30 << 10;
 
 const _: () = assert!(core::mem::size_of::<Recordings>() <= 1 << 20);
@@ -19,38 +19,38 @@ const _: () = assert!(core::mem::size_of::<Recordings>() <= 1 << 20);
 #[repr(C, align(64))]
 pub struct Recording {
     seq: AtomicU32,
-    /// Words that it has.
+    /// Number of words.
     len: AtomicU32,
-    /// Replays that were right, less those that were not.
+    /// Correct replays, minus incorrect ones.
     pub useful: AtomicU32,
-    /// Goes up with each change: the newest has the highest.
+    /// Increases with each change: the newest has the highest.
     pub made: AtomicU32,
     words: [AtomicU32; WORDS],
 }
 
 impl Recording {
-    /// How many words it has; 0 when there is none, or nobody has finished it.
+    /// Number of words; 0 when there is none, or its writer has not finished it.
     pub fn len(&self) -> usize {
         match self.seq.load(Ordering::Acquire).is_multiple_of(2) {
             true => (self.len.load(Ordering::Relaxed) as usize).min(WORDS),
             false => 0,
         }
     }
-    /// Is there none?
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// All places for words, for their writer.
+    /// All places for words, for the writer.
     pub fn places(&self) -> &[AtomicU32; WORDS] {
         &self.words
     }
-    /// The words, for their writer: another one may change them.
+    /// The words, for the writer: another process may change them.
     pub fn words(&self) -> &[AtomicU32] {
         &self.words[..self.len()]
     }
-    /// Changes it: `write` gets the places and says how many are words now.
+    /// Changes it: `write` gets the places and returns the new number of words.
     pub fn write<'a>(&'a self, write: impl FnOnce(&'a [AtomicU32; WORDS]) -> usize) {
-        // Odd also where somebody has died.
+        // Odd also after a writer has died.
         let seq = self.seq.load(Ordering::Relaxed) | 1;
         self.seq.store(seq, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -58,7 +58,7 @@ impl Recording {
         self.len.store(len as u32, Ordering::Relaxed);
         self.seq.store(seq.wrapping_add(1), Ordering::Release);
     }
-    /// Its words as they are at one moment; `None` while they change, or when there are none.
+    /// A consistent copy of the words; `None` while they change, or when there are none.
     #[cfg(feature = "std")]
     pub fn copy(&self) -> Option<Vec<u32>> {
         let before = self.seq.load(Ordering::Acquire);
@@ -78,16 +78,16 @@ impl Recording {
 pub struct Recordings {
     /// The identity of the process that learns; 0 when none does yet.
     pub owner: AtomicU64,
-    /// Goes up with each change.
+    /// Increases with each change.
     pub changes: AtomicU32,
-    /// Recordings of earlier runs that it began with.
+    /// Number of recordings loaded from earlier runs.
     pub loaded: AtomicU32,
-    /// Those that there are.
+    /// The recordings.
     pub places: [Recording; RECORDINGS],
 }
 
 impl Recordings {
-    /// Makes `id` the one process that learns, if nobody is that `lives`. True when it is.
+    /// Makes `id` the one process that learns, unless another live one is. True when it is.
     pub fn claim(&self, id: u64, lives: impl Fn(u64) -> bool) -> bool {
         let owner = self.owner.load(Ordering::Relaxed);
         owner == id
@@ -97,7 +97,7 @@ impl Recordings {
                     .compare_exchange(owner, id, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
     }
-    /// Where a new recording goes: an empty place, else that of the least useful, and of these the oldest.
+    /// Where a new recording goes: an empty place, otherwise that of the least useful, and of these the oldest.
     pub fn place_for_new(&self) -> &Recording {
         let worth = |r: &&Recording| {
             let useful = r.useful.load(Ordering::Relaxed);
@@ -108,7 +108,7 @@ impl Recordings {
             .min_by_key(worth)
             .unwrap_or(&self.places[0])
     }
-    /// Something has changed: its number.
+    /// Counts a change; returns its number.
     pub fn note_change(&self) -> u32 {
         self.changes.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -160,12 +160,12 @@ mod tests {
             2
         });
         assert_eq!(r.copy(), Some(vec![4, 7]));
-        // As after a death in the middle.
+        // As after a writer's death.
         r.seq.fetch_add(1, Ordering::Relaxed);
         assert!(r.copy().is_none() && r.words().is_empty());
         fill(r, 5, 0, 0);
         assert_eq!(r.copy(), Some(vec![5, 7]));
-        // A length that is not true.
+        // An invalid length.
         r.len.store(u32::MAX, Ordering::Relaxed);
         assert_eq!(r.copy().map(|w| w.len()), Some(WORDS));
     }

@@ -1,44 +1,43 @@
-//! One process of a tenant reads another's memory, or writes into it, by the kernel, which copies from or to the pages
-//! that it finds present. From its look at them to the end of the copy none of them may leave: what is written into a
-//! page that was unmapped meanwhile is lost.
+//! One process of a tenant reads another's memory, or writes into it, by a kernel copy (process_vm_readv) from or to
+//! the pages that are present. From checking them to the end of the copy no page may be evicted: a write into a page
+//! that was unmapped meanwhile would be lost.
 //!
-//! The asker puts a [`Request`] into the owner's [`Place`]. At stage [`Stage::Used`] the owner's reclaim leaves the
-//! pages where they are. Each side says what it does before it looks at the other: the asker puts its request there and
-//! then waits until no batch is under way, the owner begins a batch and then looks for a request. So one of the two sees
-//! the other, and the owner need not answer, as long as the pages are present. Where they are not, its reclaim thread is
-//! asked for them ([`Stage::Posted`]).
+//! The asker puts a [`Request`] into the owner's [`Place`]. At stage [`Stage::Used`] the owner's reclaim skips these
+//! pages. Each side publishes its own action before it checks the other's: the asker puts its request there and then
+//! waits until no batch is under way, and the owner starts a batch and then checks for a request. So one of the two
+//! sees the other, and the owner need not answer as long as the pages are present. Where they are not, its reclaim
+//! thread is asked to bring them in ([`Stage::Posted`]).
 
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Pages of a range at most.
+/// Most pages of a range.
 pub const PAGES_MAX: u32 = 256;
 
-/// What a place for requests holds.
+/// A request, as its word encodes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request(u64);
 
-/// Who asks: the index of a process's slot, and a number of a thread's, of which few bits count.
+/// The requester: the index of its process's slot, and a thread number, of which few bits count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asker {
     /// Index in [`crate::Segment::procs`].
     pub process: u32,
-    /// Two threads of one process must not take each other's request for their own.
+    /// Keeps two threads of one process from taking each other's request for their own.
     pub thread: u32,
 }
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// The owner is to make the pages present, and has not looked at it.
+    /// The owner is to make the pages present, and has not seen the request.
     Posted,
     /// The owner makes the pages present.
     Taken,
-    /// They are, until the asker takes the request away, or the owner loses patience.
+    /// The pages are present, until the asker removes the request, or the owner loses patience.
     Ready,
-    /// None of them could be made present.
+    /// None of the pages could be made present.
     Nothing,
-    /// The kernel copies: the owner leaves the pages that are there in place, until the asker takes the request away or
-    /// is no more.
+    /// The kernel copies: the owner evicts none of the present pages until the asker removes the request or has died.
     Used,
 }
 
@@ -57,7 +56,7 @@ const _: () = assert!(PAGES_MAX < 1 << (PROCESS_SHIFT - COUNT_SHIFT));
 const _: () = assert!(crate::segment::PROCS_MAX <= 1 << (THREAD_SHIFT - PROCESS_SHIFT));
 
 impl Request {
-    /// Of `count` pages from `first` on, [`PAGES_MAX`] at most.
+    /// A request for `count` pages from `first` on, at most [`PAGES_MAX`].
     pub fn of(asker: Asker, first: u32, count: u32) -> Request {
         let count = count.clamp(1, PAGES_MAX);
         let process = asker.process & ((1 << (THREAD_SHIFT - PROCESS_SHIFT)) - 1);
@@ -69,7 +68,7 @@ impl Request {
                 | u64::from(thread) << THREAD_SHIFT,
         )
     }
-    /// What the word says: any process of the tenant can have written it.
+    /// Decodes a word, which any process of the tenant can have written.
     fn of_word(word: u64) -> Option<Request> {
         let request = Request(word);
         let is_valid = (1..=PAGES_MAX).contains(&request.count())
@@ -83,7 +82,7 @@ impl Request {
     pub fn first(self) -> u32 {
         self.0 as u32
     }
-    /// How many.
+    /// Number of pages.
     pub fn count(self) -> u32 {
         self.bits(COUNT_SHIFT, PROCESS_SHIFT)
     }
@@ -91,22 +90,22 @@ impl Request {
     pub fn process(self) -> u32 {
         self.bits(PROCESS_SHIFT, THREAD_SHIFT)
     }
-    /// How far it has come.
+    /// Its stage.
     pub fn stage(self) -> Stage {
         STAGES[(self.0 >> STAGE_SHIFT) as usize]
     }
-    /// The request at another stage.
+    /// This request at another stage.
     pub fn at(self, stage: Stage) -> Request {
         let number = STAGES.iter().position(|s| *s == stage).unwrap_or(0) as u64;
         Request(self.0 & ((1 << STAGE_SHIFT) - 1) | number << STAGE_SHIFT)
     }
-    /// Is it the same request, at whatever stage?
+    /// Whether it is this request, at whatever stage.
     pub fn is_same(self, other: Request) -> bool {
         self.at(Stage::Posted) == other.at(Stage::Posted)
     }
 }
 
-/// Where others put their requests to a process, one at a time; all zeros is an empty one.
+/// Where other processes put requests to this process, one at a time; all zeros means empty.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Place {
@@ -125,7 +124,7 @@ impl Drop for Batch<'_> {
 }
 
 impl Batch<'_> {
-    /// The pages that are not to leave, the first and the one behind the last.
+    /// The pages that must stay: the first one, and one past the last.
     pub fn stays(&self) -> Option<(u32, u32)> {
         let request = self.0.request().filter(|r| r.stage() == Stage::Used)?;
         let first = request.first();
@@ -142,7 +141,7 @@ impl Place {
             batches: AtomicU32::new(0),
         }
     }
-    /// The request that stands there.
+    /// The current request.
     pub fn request(&self) -> Option<Request> {
         Request::of_word(self.request.load(Ordering::SeqCst))
     }
@@ -156,30 +155,31 @@ impl Place {
     pub fn put(&self, new: Request) -> bool {
         self.change(0, new.0)
     }
-    /// Moves a request on; false when it does not stand there as `old` any more.
+    /// Replaces `old` by `new`; false when `old` is not there any more.
     pub fn replace(&self, old: Request, new: Request) -> bool {
         self.change(old.0, new.0)
     }
-    /// Takes a request away, if it stands there.
+    /// Removes a request, if it is there.
     pub fn take_away(&self, request: Request) -> bool {
         self.change(request.0, 0)
     }
-    /// Is a batch of the owner's reclaim under way? One that begins after a request was used leaves its pages.
+    /// Whether a batch of the owner's reclaim is under way. A batch that starts after a request reached [`Stage::Used`]
+    /// skips its pages.
     pub fn is_in_batch(&self) -> bool {
         self.batches.load(Ordering::SeqCst) != 0
     }
-    /// The owner begins to unmap what it has chosen.
+    /// The owner starts to unmap the pages of a batch.
     pub fn batch(&self) -> Batch<'_> {
         self.batches.fetch_add(1, Ordering::SeqCst);
         Batch(self)
     }
-    /// The process with that index is no more: takes its request away.
+    /// The process with this index has died: removes its request.
     pub fn forget(&self, process: u32) {
         if let Some(request) = self.request().filter(|r| r.process() == process) {
             self.take_away(request);
         }
     }
-    /// The owner is no more.
+    /// The owner has died: empties the place.
     pub fn clear(&self) {
         self.request.store(0, Ordering::Relaxed);
         self.batches.store(0, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Layouts in memory that canvas processes share.
+//! Memory layouts that canvas processes share.
 //!
-//! `canvas run` creates one *tenant segment* (a memfd), every process of the tenant maps it, and
-//! the reader at exit (or `canvas run` itself) turns it into the report. Everything in it is an
-//! atomic, so a process that dies at any instruction leaves a readable segment and no lock.
+//! `canvas run` creates one *tenant segment* (a memfd), every process of the tenant maps it, and the reader at exit (or
+//! `canvas run` itself) turns it into the report. Everything in it is an atomic, so a process that dies at any
+//! instruction leaves a readable segment and no lock.
 #![no_std]
 #[cfg(feature = "std")]
 extern crate std;

@@ -1,52 +1,51 @@
-//! Which processes of a tenant live.
+//! Which processes of a tenant are alive.
 //!
-//! The number of a process is not its identity: a child in a PID namespace has another number there than elsewhere,
-//! and numbers are given again. So each process that takes a place draws an *identity* from the segment, which is
-//! never given twice, and locks the byte of that number of the segment's file. The file is opened for this lock alone
-//! and mapped where its memory is, at the page of the same number, so the kernel drops the lock with that memory: at
-//! the process's end or its exec, whoever kills it. A fork's child gets its own from its parent. A second lock, far
-//! behind, is the process's own and says what number it has: the kernel translates that for whoever asks.
+//! A PID does not identify a process: a child in a PID namespace has different PIDs inside and outside, and PIDs are
+//! reused. So each process that takes a slot draws a unique *identity* from the segment, and locks the byte at that
+//! offset of the segment's file. The file is opened for this lock alone and mapped where the process's memory is, at
+//! the page with that number, so the kernel drops the lock together with that memory: at the process's end or its exec,
+//! however it ends. A fork's child gets its own from its parent. A second lock, at a far higher offset, is owned by the
+//! process and reveals its PID: the kernel translates that into the reader's namespace.
 
 use core::sync::atomic::Ordering;
 
 use crate::segment::{ProcSlot, Segment};
 
-/// In place of an identity while a place is being given back.
+/// In place of an identity while a slot is being freed.
 pub const LEAVING: u64 = u64::MAX;
-/// Identities are lower than this one.
+/// Identities are below this.
 pub const IDENTITIES_MAX: u64 = 1 << 48;
-/// The byte whose lock tells a process's number is so far behind that of its life.
+/// Offset from the byte of a process's life lock to that of its PID lock.
 pub const NUMBERS: u64 = 1 << 62;
 
-/// The byte that a process locks while it gives up pages which relatives map.
+/// The byte that a process locks while it gives up pages that relatives map.
 pub const GIVING_UP: u64 = 1 << 61;
 
-/// Can a process have this identity? A tenant can write any number into its segment.
+/// Whether a process can have this identity. A tenant can write any number into its segment.
 pub fn is_identity(id: u64) -> bool {
     (1..IDENTITIES_MAX).contains(&id)
 }
 
-/// Where the file is mapped that holds the lock of `id`, in bytes from its beginning: so /proc/PID/maps tells who
-/// somebody is.
+/// Offset at which the file with the lock of `id` is mapped, in bytes: so /proc/PID/maps reveals a process's identity.
 pub fn map_offset(id: u64) -> usize {
     id as usize * canvas_types::PAGE_SIZE
 }
 
 impl Segment {
-    /// An identity that nobody had.
+    /// Draws a new identity.
     pub fn draw_identity(&self) -> u64 {
         self.identities.fetch_add(1, Ordering::Relaxed) + 1
     }
 }
 
 impl ProcSlot {
-    /// The identity of the process that has this place; `None` when it is free or being given back.
+    /// The identity of the process with this slot; `None` when the slot is free or being freed.
     #[inline]
     pub fn identity(&self) -> Option<u64> {
         let id = self.id.load(Ordering::Acquire);
         (id != 0 && id != LEAVING).then_some(id)
     }
-    /// Takes the place if it is free.
+    /// Takes the slot if it is free.
     pub fn take(&self, id: u64) -> bool {
         self.id
             .compare_exchange(0, id, Ordering::AcqRel, Ordering::Relaxed)
@@ -80,8 +79,8 @@ mod judge {
         }
     }
 
-    /// Makes this process, which has std, one of the tenant's with this segment: its identity, which lasts as long as the
-    /// process.
+    /// Makes this process, which has std, a member of the tenant with this segment. Returns its identity, which lasts
+    /// as long as the process.
     pub fn live(fd: impl AsFd, segment: &Segment) -> Result<u64, Errno> {
         let id = segment.draw_identity();
         let path = std::format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
@@ -91,45 +90,46 @@ mod judge {
             Mode::empty(),
         )?;
         fcntl(&own, FcntlArg::F_OFD_SETLK(&byte(libc::F_RDLCK, id)))?;
-        // Closed by the kernel, at this process's end.
+        // The kernel closes it when this process ends.
         let _ = own.into_raw_fd();
         fcntl(&fd, FcntlArg::F_SETLK(&byte(libc::F_RDLCK, NUMBERS + id)))?;
         Ok(id)
     }
 
-    /// Tells who of a tenant lives.
+    /// Finds out which of a tenant's processes are alive.
     #[derive(Clone, Copy, Debug)]
     pub struct Lives<'f>(BorrowedFd<'f>);
 
     impl<'f> Lives<'f> {
-        /// Of the tenant with the segment in this file.
+        /// For the tenant with the segment in this file.
         pub fn of(segment: &'f impl AsFd) -> Lives<'f> {
             Lives(segment.as_fd())
         }
-        /// Is it known that nobody with this identity has any memory left?
+        /// Whether it is certain that no process with this identity has any memory left.
         pub fn is_gone(&self, id: u64) -> bool {
             if !is_identity(id) {
-                // No process wrote that down; whoever did is none.
+                // No canvas process writes such a number, so no process has it.
                 return true;
             }
             let mut lock = byte(libc::F_WRLCK, id);
             fcntl(self.0, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok()
                 && i32::from(lock.l_type) == libc::F_UNLCK
         }
-        /// The number of the process with this identity, here; `None` when it has none here, or is about to begin.
+        /// The PID of the process with this identity, in this namespace; `None` when it has none here, or is just
+        /// starting.
         pub fn number(&self, id: u64) -> Option<u32> {
             let mut lock = byte(libc::F_WRLCK, NUMBERS + id % IDENTITIES_MAX);
             fcntl(self.0, FcntlArg::F_GETLK(&mut lock)).ok()?;
             let held = i32::from(lock.l_type) != libc::F_UNLCK;
             u32::try_from(lock.l_pid).ok().filter(|n| held && *n > 0)
         }
-        /// The number of the process at a place that is taken: by its lock, else as the process knows it.
+        /// The PID of the process in a taken slot: by its lock, otherwise as the process recorded it.
         pub fn number_at(&self, slot: &ProcSlot) -> Option<u32> {
             let own = || Some(slot.pid.load(Ordering::Relaxed)).filter(|n| *n != 0);
             self.number(slot.identity()?).or_else(own)
         }
-        /// The numbers of all processes that have a place and live. A place can outlast its process until it is given
-        /// back, and so can the lock that tells its number, over an exec.
+        /// The PIDs of all live processes with a slot. A slot can outlast its process until it is freed, and so can the
+        /// PID lock, over an exec.
         pub fn numbers(self, segment: &Segment) -> impl Iterator<Item = u32> {
             let lives = move |s: &&ProcSlot| s.identity().is_some_and(|id| !self.is_gone(id));
             let there = segment.procs_used().iter().filter(lives);
@@ -151,7 +151,7 @@ mod tests {
             assert!(lives.is_gone(none), "{none}");
         }
         assert_ne!(segment.draw_identity(), id);
-        // Without a way to ask, nobody is taken for dead: a path alone has no locks.
+        // When the question fails, nobody is taken for dead: a path descriptor has no locks.
         use nix::fcntl::{OFlag, open};
         let path = open(
             "/",

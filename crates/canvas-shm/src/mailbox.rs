@@ -1,30 +1,30 @@
-//! Requests of one process to the agent: a fixed table, claimed, posted and completed by atomics
-//! only, so that either side may die at any instruction.
+//! Requests of one process to the agent: a fixed table, claimed, posted and completed by atomics alone, so that either
+//! side may die at any instruction.
 //!
 //! ```text
 //!         program          program          agent           agent          program
 //!  Free ──────────► Claimed ──────► Posted ──────► Taken ──────────► Done ────────► Free
 //!                                     │              │ gave up waiting               ▲
 //!                                     └──────────────┴────► Abandoned ───────────────┘
-//!                                                              agent, when it is through
+//!                                                              agent, when it is done
 //! ```
 //!
-//! A request has a buffer of its own. While it is Posted or Taken the buffer is the agent's, so one
-//! that nobody waits for any more (Abandoned) is not claimed again before the agent is through:
-//! a late answer never lands in somebody else's request.
+//! A request has a buffer of its own. While it is Posted or Taken the agent owns the buffer, so a request for which
+//! nobody waits any more (Abandoned) is not claimed again before the agent has finished: a late answer never lands in
+//! another request.
 
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Requests that a process can have at one time.
+/// Most requests of a process at one time.
 pub const REQUESTS: usize = 64;
 /// The requests that write; all others read.
 pub const WRITES: u64 = 0xff << (REQUESTS - 8);
-/// The requests that read what is needed now.
+/// The requests for demand reads.
 pub const DEMANDS: u64 = 0xffff_ffff;
-/// The requests that read ahead.
+/// The requests for prefetches.
 pub const FETCHES: u64 = !(WRITES | DEMANDS);
 
-/// What is asked for.
+/// Kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Bytes `offset..offset + len` of the extent, into the same place of the buffer.
@@ -33,12 +33,12 @@ pub enum Kind {
     Write,
 }
 
-/// A request as the other side sees it: a copy, its fields not yet judged.
+/// A copy of a request for the agent, its fields not yet validated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
-    /// What is asked for.
+    /// Read or write.
     pub kind: Kind,
-    /// Number of the extent in the tenant's far space.
+    /// Number of the extent in the tenant's far memory.
     pub extent: u32,
     /// First byte within the extent.
     pub offset: u32,
@@ -46,24 +46,23 @@ pub struct Ask {
     pub len: u32,
 }
 
-/// How a request ended.
+/// Result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Status {
-    /// Read: the bytes are in the buffer, and are what was written last. Write: durable, as the
-    /// tenant's policy has it.
+    /// Read: the bytes are in the buffer, and are the last ones written. Write: durable by the tenant's policy.
     Ok = 1,
     /// No copy can be reached now.
     Unreachable = 2,
-    /// All copies that can be reached are damaged, or are not the last that was written.
+    /// All reachable copies are damaged, or are not the last version written.
     Corrupt = 3,
     /// Write: there is no room in far memory.
     NoRoom = 4,
-    /// The request makes no sense.
+    /// The request is invalid.
     Refused = 5,
     /// Read: no copy is left; those that held it have lost it for good.
     Lost = 6,
-    /// Read ahead: it would have come too late, and was not done.
+    /// Prefetch: it was dropped, because it would have come too late.
     Late = 7,
 }
 
@@ -90,7 +89,7 @@ const ABANDONED: u32 = 4;
 const KIND_READ: u32 = 0;
 const KIND_WRITE: u32 = 1;
 
-/// A place for one request to the agent: its state, what it asks for, and how it ended.
+/// A place for one request to the agent: its state, its fields and its result.
 #[repr(C, align(64))]
 pub struct Request {
     state: AtomicU32,
@@ -101,24 +100,24 @@ pub struct Request {
     offset: AtomicU32,
     len: AtomicU32,
     status: AtomicU32,
-    /// When it was posted (CLOCK_MONOTONIC), for the agent's figures.
+    /// When it was posted (CLOCK_MONOTONIC), for the agent's statistics.
     posted_ns: AtomicU64,
 }
 
 /// The requests of one process.
 #[repr(C, align(128))]
 pub struct Mailbox {
-    /// A bit a request: posted, not yet seen by the agent.
+    /// A bit for each request that is posted and not yet seen by the agent.
     posted: AtomicU64,
-    /// A bit a request: in use.
+    /// A bit for each request in use.
     used: AtomicU64,
-    /// A bit a request: a thread waits for what was to be read ahead.
+    /// A bit for each prefetch for which a thread waits.
     urged: AtomicU64,
     requests: [Request; REQUESTS],
 }
 
 impl Mailbox {
-    /// An empty one. All-zero memory is the same.
+    /// An empty mailbox. All-zero memory is the same.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Mailbox {
         Mailbox {
@@ -138,7 +137,7 @@ impl Mailbox {
         }
     }
 
-    /// Program: a request of those in `among` for the caller alone; `None` when all are in use.
+    /// Program: claims a request among those in `among`; `None` when all are in use.
     pub fn claim(&self, among: u64) -> Option<usize> {
         let mut used = self.used.load(Ordering::Relaxed);
         loop {
@@ -159,7 +158,7 @@ impl Mailbox {
         }
     }
 
-    /// Program: posts a claimed request. The caller then tells the agent ([`crate::far::Far::ring`]).
+    /// Program: posts a claimed request. The caller then notifies the agent ([`crate::far::Far::ring`]).
     pub fn post(&self, i: usize, ask: Ask, now_ns: u64) {
         let r = &self.requests[i];
         let kind = match ask.kind {
@@ -173,30 +172,28 @@ impl Mailbox {
         r.posted_ns.store(now_ns, Ordering::Relaxed);
         r.waits.store(0, Ordering::Relaxed);
         if FETCHES & 1 << i != 0 {
-            // What was said was of the one before.
+            // An old urge was for the previous request at this index.
             self.urged.fetch_and(!(1 << i), Ordering::Relaxed);
         }
         r.state.store(POSTED, Ordering::Release);
         self.posted.fetch_or(1 << i, Ordering::SeqCst);
     }
 
-    /// Program: how the request ended; `None` while it is under way.
+    /// Program: the result of the request; `None` while it is under way.
     pub fn ended(&self, i: usize) -> Option<Status> {
         let r = &self.requests[i];
         (r.state.load(Ordering::Acquire) == DONE)
             .then(|| Status::from_raw(r.status.load(Ordering::Relaxed)))
     }
 
-    /// Program: a thread waits for a request that reads ahead. True when the agent is to be told
-    /// ([`crate::far::Far::ring`]). What is said of a request that has ended meanwhile may speed up the
-    /// next one of this number; nothing else comes of it.
+    /// Program: a thread waits for a prefetch. True when the agent must be notified ([`crate::far::Far::ring`]). An
+    /// urge of a request that has ended meanwhile may speed up the next one at this index, and has no other effect.
     pub fn urge(&self, i: usize) -> bool {
         self.urged.fetch_or(1 << i, Ordering::SeqCst) & 1 << i == 0
     }
 
-    /// Agent: the requests posted since the last call, and those that were urged, a bit each. Who is urged was
-    /// posted before, now or at an earlier call: urges are looked at first, or one could be taken for a
-    /// request that is seen only later, and be lost.
+    /// Agent: the requests posted since the last call, and those that were urged, a bit each. Reads `urged` before
+    /// `posted`: an urge always follows its post, so the reverse order could miss the post and lose the urge.
     pub fn news(&self) -> (u64, u64) {
         let urged = self.take_urged();
         (self.collect(), urged)
@@ -209,8 +206,8 @@ impl Mailbox {
         self.urged.swap(0, Ordering::SeqCst)
     }
 
-    /// Program: the word to sleep on, and its value while the request is under way; `None` when it
-    /// is not, which is also so when another thread of the process has given it back. The caller then sleeps only while the word has this value.
+    /// Program: the word to sleep on, and its value while the request is under way; `None` when it is not, also because
+    /// another thread of the process has released it. The caller then sleeps only while the word has this value.
     pub fn about_to_sleep(&self, i: usize) -> Option<(&AtomicU32, u32)> {
         let r = &self.requests[i];
         r.waits.store(1, Ordering::SeqCst);
@@ -218,18 +215,18 @@ impl Mailbox {
         matches!(state, POSTED | TAKEN).then_some((&r.state, state))
     }
 
-    /// Program: gives a request back that was claimed and not posted, or that has ended.
+    /// Program: releases a request that was claimed and not posted, or that has ended.
     pub fn release(&self, i: usize) {
         self.requests[i].state.store(FREE, Ordering::Relaxed);
         self.used.fetch_and(!(1 << i), Ordering::Release);
     }
 
-    /// Program: nobody waits any more. The agent gives the request back when it is through; when it
-    /// has ended already, this does.
+    /// Program: stops waiting for a request. The agent releases it when it is done; if it has ended already, this call
+    /// does.
     pub fn abandon(&self, i: usize) {
         let r = &self.requests[i];
         for from in [POSTED, TAKEN] {
-            // Posted may become taken between the two; taken can only become done.
+            // Posted may become taken between the two attempts; taken can only become done.
             if r.state
                 .compare_exchange(from, ABANDONED, Ordering::AcqRel, Ordering::Acquire)
                 .is_ok()
@@ -240,8 +237,8 @@ impl Mailbox {
         self.release(i);
     }
 
-    /// A new process takes the channel of one that has ended: what the agent is at work on is
-    /// abandoned, everything else is free.
+    /// A new process takes the mailbox of one that has ended: requests that the agent is working on are abandoned,
+    /// everything else is released.
     pub fn reset(&self) {
         let unseen = self.posted.swap(0, Ordering::SeqCst);
         let used = self.used.load(Ordering::Acquire);
@@ -251,7 +248,7 @@ impl Mailbox {
                 self.release(i);
             } else {
                 match self.requests[i].state.load(Ordering::Acquire) {
-                    // Collected a moment ago, or at work.
+                    // Collected a moment ago, or being worked on.
                     POSTED | TAKEN => self.abandon(i),
                     ABANDONED => {}
                     _ => self.release(i),
@@ -260,8 +257,9 @@ impl Mailbox {
         }
     }
 
-    /// Program: goes on with a request of a process that has died, whose mailbox is nobody's alone. True when it was
-    /// posted: the agent is to be told again, as it may not have been. One that was not posted is given back.
+    /// Program: continues with a request of a process that has died, in a mailbox that belongs to no single process.
+    /// True when it was posted: the agent must be notified again, as it may not have been. A request that was not
+    /// posted is released.
     pub fn take_over(&self, i: usize) -> bool {
         match self.requests[i].state.load(Ordering::Acquire) {
             FREE => {
@@ -269,7 +267,7 @@ impl Mailbox {
                 false
             }
             POSTED => {
-                // A bit too many is nothing: the agent takes what is posted, once.
+                // A surplus bit does no harm: the agent takes a posted request only once.
                 self.posted.fetch_or(1 << i, Ordering::SeqCst);
                 true
             }
@@ -285,8 +283,8 @@ impl Mailbox {
         self.posted.swap(0, Ordering::SeqCst)
     }
 
-    /// Agent that takes over from one that died: all requests that it may have been at work on, and
-    /// gives back those that nobody waits for.
+    /// Agent that takes over from a dead one: returns all requests that the dead one may have been working on, and
+    /// releases those for which nobody waits.
     pub fn recover(&self) -> u64 {
         self.posted.swap(0, Ordering::SeqCst);
         let used = self.used.load(Ordering::Acquire);
@@ -311,8 +309,7 @@ impl Mailbox {
         again
     }
 
-    /// Agent: takes a collected request; `None` when nobody waits for it any more. From here on it
-    /// must be completed.
+    /// Agent: takes a collected request; `None` when nobody waits for it any more. From here on it must be completed.
     pub fn take(&self, i: usize) -> Option<(Ask, u64)> {
         let r = &self.requests[i];
         if let Err(now) =
@@ -337,13 +334,12 @@ impl Mailbox {
         Some((ask, r.posted_ns.load(Ordering::Relaxed)))
     }
 
-    /// Agent: does somebody wait for a taken request still? An answer for nobody need not be made.
+    /// Agent: whether a thread still waits for a taken request. Otherwise no answer is needed.
     pub fn wanted(&self, i: usize) -> bool {
         self.requests[i].state.load(Ordering::Acquire) == TAKEN
     }
 
-    /// Agent: ends a taken request. True when a thread sleeps on it and must be woken
-    /// ([`Mailbox::word`]).
+    /// Agent: ends a taken request. True when a thread sleeps on it and must be woken ([`Mailbox::word`]).
     pub fn complete(&self, i: usize, status: Status) -> bool {
         let r = &self.requests[i];
         r.status.store(status as u32, Ordering::Relaxed);
@@ -475,7 +471,7 @@ mod tests {
             assert_eq!(m.claim(only), Some(0));
             m.release(0);
         }
-        // Ended meanwhile: given back at once.
+        // Ended meanwhile: released at once.
         let i = m.claim(only).unwrap();
         m.post(i, ASK, 0);
         m.collect();
@@ -501,7 +497,7 @@ mod tests {
             }
         }
         m.complete(0, Status::Ok);
-        // 0 has ended, 1 is at work, 2 was seen, 3 was not, 4 was never posted.
+        // 0 has ended, 1 is being worked on, 2 was seen, 3 was not, 4 was never posted.
         m.reset();
         assert_eq!(m.in_use(), 0b110);
         assert_eq!(m.take(2), None);

@@ -1,7 +1,6 @@
-//! Creating and mapping the tenant segment, for the `canvas` command.
+//! Creates and maps the tenant segment, for the `canvas` command.
 //!
-//! The preload maps the segment by raw system calls of its own; this is the safe way for programs
-//! that have std.
+//! The preload maps the segment by raw system calls of its own; this is the safe way for programs that have std.
 
 use core::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -20,18 +19,17 @@ use crate::far::{FAR_BYTES, Far, OFFSET};
 use crate::segment::{MAGIC, SEGMENT_BYTES, Segment};
 use core::sync::atomic::Ordering;
 
-/// Seals without which another process could cut the file short and every access would be a
-/// SIGBUS.
+/// Seals without which another process could shrink the file, and every access would raise SIGBUS.
 const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK;
 
 impl Segment {
-    /// Creates a tenant segment, all zeros but its magic number, in a memfd of its own, and maps
-    /// it for the rest of this process's life.
+    /// Creates a tenant segment in a memfd of its own, all zeros except its magic number, and maps it for the rest of
+    /// this process's life.
     ///
     /// With `far`, the far area ([`Far::map`]) follows in the same file.
     ///
-    /// The descriptor is close-on-exec: the caller hands it on as it sees fit. Its size is sealed,
-    /// because the processes of the tenant are not trusted to leave it alone.
+    /// The descriptor is close-on-exec: the caller passes it on as needed. Its size is sealed, because the processes of
+    /// the tenant are not trusted to leave it alone.
     pub fn create(far: bool) -> Result<(OwnedFd, &'static Segment), Errno> {
         let fd = Segment::file(far)?;
         let segment = Segment::map(&fd)?;
@@ -39,7 +37,7 @@ impl Segment {
         Ok((fd, segment))
     }
 
-    /// The file of a tenant segment, all zeros and not mapped: whoever maps it begins it
+    /// Creates the file of a tenant segment, all zeros and not mapped. The first process that maps it initialises it
     /// ([`Segment::begin`]).
     pub fn file(far: bool) -> Result<OwnedFd, Errno> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
@@ -51,7 +49,7 @@ impl Segment {
         Ok(fd)
     }
 
-    /// Makes a segment of what is all zeros.
+    /// Initialises a segment of zeros.
     pub fn begin(&self) {
         self.config.set_bases(Bases::DEFAULT);
         self.magic.store(MAGIC, Ordering::Release);
@@ -74,16 +72,17 @@ impl Far {
     /// `EINVAL` when the file is not sealed against shrinking, or has no far area.
     pub fn map(fd: impl AsFd) -> Result<&'static Far, Errno> {
         let addr = map_part(fd, OFFSET, FAR_BYTES)?;
-        // SAFETY: as above.
+        // SAFETY: the mapping has the full size, starts on a page, is shared and writable; nothing ever unmaps it; the
+        // file cannot shrink below it (checked seal), so every byte exists.
         Ok(unsafe { Far::at(addr) })
     }
 }
 
-/// Both parts of a tenant's file, mapped until this is dropped: for a process that serves many tenants,
-/// one after the other.
+/// Both parts of a tenant's file, mapped until this is dropped: for a process that serves many tenants, one after the
+/// other.
 ///
-/// References to the parts may outlive it. They see zeros then, or, when the addresses are used again,
-/// another tenant's: all of it is atomics, so that is right as far as memory goes, and means nothing.
+/// References to the parts may outlive it. They then see zeros, or, when the addresses are reused, another tenant's
+/// data: since everything is an atomic, that is memory-safe, and the values mean nothing.
 #[derive(Debug)]
 pub struct Lease {
     addr: usize,
@@ -93,17 +92,17 @@ pub struct Lease {
 const BOTH_BYTES: usize = SEGMENT_BYTES + FAR_BYTES;
 const _: () = assert!(OFFSET == SEGMENT_BYTES);
 
-/// Where leases were that have ended: the kernel has taken the file out, and the addresses are kept, so
-/// that no reference ever points to nothing.
+/// Addresses of ended leases: the file is no longer mapped there, and the addresses stay reserved, so that no reference
+/// ever dangles.
 static ENDED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 impl Lease {
-    /// Maps the file behind `fd`, which a stranger may have sent.
+    /// Maps the file behind `fd`, which an untrusted process may have sent.
     ///
-    /// `EINVAL` when it is no sealed memfd with a far area; asking that does not wait.
+    /// `EINVAL` when it is no sealed memfd with a far area; these checks never block.
     pub fn map(fd: impl AsFd) -> Result<Lease, Errno> {
         let seals = check(&fd, BOTH_BYTES)?;
-        // As the segment is made: nobody can add a seal later, and what cannot be written to is none.
+        // As a segment is created: nobody can add a seal later, and a file that cannot be written is not a segment.
         let against = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_FUTURE_WRITE;
         let access = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?) & OFlag::O_ACCMODE;
         if !seals.contains(SealFlag::F_SEAL_SEAL)
@@ -112,18 +111,18 @@ impl Lease {
         {
             return Err(Errno::EINVAL);
         }
-        // Pages of other file systems in memory may be refused when they are touched.
+        // Files of other in-memory file systems may fail when their pages are touched.
         if nix::sys::statfs::fstatfs(&fd)?.filesystem_type() != nix::sys::statfs::TMPFS_MAGIC {
             return Err(Errno::EINVAL);
         }
         let again = ended().pop();
         let at = again.map(|addr| (addr, MapFlags::MAP_FIXED));
-        // SAFETY: where a lease was there are pages that nobody relies on, see `Lease`.
+        // SAFETY: at the address of an ended lease there are pages on which nobody relies, see `Lease`.
         let mapped = unsafe { map_at(&fd, 0, BOTH_BYTES, at) };
         match (mapped, again) {
             (Ok(addr), _) => Ok(Lease { addr }),
             (Err(e), again) => {
-                // The kernel may have taken away what was there before it failed.
+                // The kernel may have unmapped what was there before it failed.
                 ended().extend(again.filter(|addr| leave_zeros(*addr)));
                 Err(e)
             }
@@ -139,7 +138,8 @@ impl Lease {
 
     /// The tenant's far area.
     pub fn far(&self) -> &'static Far {
-        // SAFETY: as above.
+        // SAFETY: the mapping has the full size, starts on a page, is shared and writable; the file cannot shrink below
+        // it (checked seal), and the addresses stay mapped for good.
         unsafe { Far::at(self.addr + OFFSET) }
     }
 }
@@ -152,32 +152,32 @@ impl Drop for Lease {
     }
 }
 
-/// Replaces a lease at `addr` by pages of zeros; false when there is no memory for that. They are a file's: private
-/// ones a host that does not overcommit memory would charge in full.
+/// Replaces a lease at `addr` by pages of zeros; false when there is no memory for that. They belong to a file: a host
+/// that does not overcommit memory would charge private ones in full.
 fn leave_zeros(addr: usize) -> bool {
     let zeros = || {
         let fd = memfd_create(c"canvas-ended", MFdFlags::MFD_CLOEXEC)?;
         ftruncate(&fd, BOTH_BYTES as i64)?;
-        // SAFETY: only called with the address of a lease, whose pages are ours; who has a reference still
-        // sees zeros from now on.
+        // SAFETY: only called with the address of a lease, whose pages are ours; a remaining reference sees zeros from
+        // now on.
         unsafe { map_at(&fd, 0, BOTH_BYTES, Some((addr, MapFlags::MAP_FIXED))) }
     };
     zeros().is_ok()
 }
 
-/// A thread that panicked ended the process: the list is whole.
+/// A panic of a thread ends the process, so the list is consistent.
 fn ended() -> MutexGuard<'static, Vec<usize>> {
     ENDED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A copy (close-on-exec) of a descriptor with a number of `least` or above.
+/// A duplicate (close-on-exec) of a descriptor, with a number of at least `least`.
 pub fn copy_above(fd: impl AsFd, least: RawFd) -> Result<OwnedFd, Errno> {
     let new = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(least))?;
     // SAFETY: a new number, so it is ours alone.
     Ok(unsafe { OwnedFd::from_raw_fd(new) })
 }
 
-/// The same of a descriptor that this process inherited under a number; `EBADF` when there is none.
+/// As [`copy_above`], of a descriptor that this process inherited by number; `EBADF` when it is not open.
 pub fn inherited(number: RawFd, least: RawFd) -> Result<OwnedFd, Errno> {
     if number < 0 {
         return Err(Errno::EBADF);
@@ -187,9 +187,9 @@ pub fn inherited(number: RawFd, least: RawFd) -> Result<OwnedFd, Errno> {
     copy_above(unsafe { BorrowedFd::borrow_raw(number) }, least)
 }
 
-/// The seals of a file that has so many bytes and cannot shrink; `EINVAL` otherwise.
+/// The seals of a file that has at least `bytes` bytes and cannot shrink; `EINVAL` otherwise.
 fn check(fd: impl AsFd, bytes: usize) -> Result<SealFlag, Errno> {
-    // The seals first: only a file in memory has any, and asking one never waits.
+    // The seals first: only an in-memory file has any, and asking one never blocks.
     let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
     let there = nix::sys::stat::fstat(&fd)?.st_size;
     let seals = SealFlag::from_bits_retain(seals);
@@ -199,14 +199,14 @@ fn check(fd: impl AsFd, bytes: usize) -> Result<SealFlag, Errno> {
     Ok(seals)
 }
 
-/// Maps a part of a sealed file, shared and writable, where the kernel likes.
+/// Maps a part of a sealed file, shared and writable, at an address that the kernel chooses.
 pub(crate) fn map_part(fd: impl AsFd, offset: usize, bytes: usize) -> Result<usize, Errno> {
     check(&fd, offset + bytes)?;
     // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
     unsafe { map_at(&fd, offset, bytes, None) }
 }
 
-/// Maps a part of a file that was checked.
+/// Maps a part of a checked file.
 ///
 /// # Safety
 /// Nothing may rely on the contents of what is mapped at the given address.
@@ -238,7 +238,7 @@ mod tests {
         let slot = |n: usize| &s.procs[n];
         assert!(s.charge_local_within(slot(0), 7, 7) && !s.charge_local_within(slot(0), 1, 7));
         assert_eq!(s.charge_local(slot(0), -7), 0);
-        // Several at a time, in steps that do not fit evenly.
+        // Several at a time, in steps that do not divide evenly.
         std::thread::scope(|scope| {
             for n in 0..4 {
                 scope.spawn(move || {

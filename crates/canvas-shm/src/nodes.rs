@@ -1,32 +1,32 @@
-//! What a tenant has on NUMA nodes (`canvas run --numa`): bounds, charges, and which node takes no more for now.
+//! A tenant's memory on NUMA nodes (`canvas run --numa`): limits, charges, and which node is full for now.
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::segment::{ProcSlot, Segment};
 
-/// So long a node counts as full that the kernel took no memory of.
+/// How long a node counts as full after the kernel refused memory there.
 pub const FULL_NS: u64 = 1_000_000_000;
 
 /// A node.
 #[repr(C, align(64))]
 pub struct NodeBook {
-    /// The kernel's number of the node, plus 1; 0 where there is none. Written before the first process starts.
+    /// The kernel's number of the node + 1; 0 where there is none. Written before the first process starts.
     number_1: AtomicU32,
     _pad: u32,
-    /// Bound on what the tenant has there, in bytes.
+    /// Limit on the tenant's memory there, in bytes.
     pub bound_bytes: AtomicU64,
     /// Memory there charged by all processes, in bytes.
     pub bytes: AtomicI64,
     /// Highest value of `bytes`.
     pub bytes_peak: AtomicI64,
-    /// Of these: charged by processes that have ended and had relatives, which may hold them still.
+    /// Part of `bytes` that was charged by processes that have ended and had relatives, which may still hold it.
     pub orphan_bytes: AtomicI64,
-    /// Before this moment the node is full, whatever the bound says (CLOCK_MONOTONIC).
+    /// Until this time the node is full, whatever the limit says (CLOCK_MONOTONIC).
     full_until_ns: AtomicU64,
 }
 
 impl NodeBook {
-    /// Says which node it is, and its bound. Before the first process starts.
+    /// Sets the node and its limit. Before the first process starts.
     pub fn begin(&self, number: u32, bound_bytes: u64) {
         self.bound_bytes.store(bound_bytes, Ordering::Relaxed);
         self.number_1
@@ -37,12 +37,12 @@ impl NodeBook {
     pub fn number(&self) -> Option<u32> {
         self.number_1.load(Ordering::Relaxed).checked_sub(1)
     }
-    /// Bound on what the tenant has there, in bytes.
+    /// Limit on the tenant's memory there, in bytes.
     #[inline]
     pub fn bound(&self) -> i64 {
         i64::try_from(self.bound_bytes.load(Ordering::Relaxed)).unwrap_or(i64::MAX)
     }
-    /// Is more there than the bound, which was lowered?
+    /// Whether the tenant exceeds the limit there, because it was lowered.
     #[inline]
     pub fn is_over(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) > self.bound()
@@ -52,7 +52,7 @@ impl NodeBook {
         self.full_until_ns
             .store(now_ns.saturating_add(FULL_NS), Ordering::Relaxed);
     }
-    /// Is that so? `now_ns` is asked only where it may be.
+    /// Whether the node is full. `now_ns` is called only where it may be.
     #[inline]
     pub fn is_full(&self, now_ns: impl FnOnce() -> u64) -> bool {
         let until = self.full_until_ns.load(Ordering::Relaxed);
@@ -61,12 +61,12 @@ impl NodeBook {
 }
 
 impl Segment {
-    /// The nodes that there are.
+    /// The nodes of the tenant.
     pub fn nodes(&self) -> &[NodeBook] {
         let there = self.nodes.iter().take_while(|n| n.number().is_some());
         &self.nodes[..there.count()]
     }
-    /// Changes the charge of the node at `place` by `bytes`; false, with nothing charged, past its bound.
+    /// Changes the charge of the node at `place` by `bytes`; false, with nothing charged, past its limit.
     pub fn charge_node(&self, slot: &ProcSlot, place: usize, bytes: i64) -> bool {
         let node = &self.nodes[place];
         let now = node
@@ -82,7 +82,7 @@ impl Segment {
         node.bytes_peak.fetch_max(now, Ordering::Relaxed);
         true
     }
-    /// Corrects the charge by `bytes`, whatever the bound: memory that is there already.
+    /// Corrects the charge by `bytes`, whatever the limit: the memory is allocated already.
     pub fn correct_node(&self, slot: &ProcSlot, place: usize, bytes: i64) {
         if bytes != 0 {
             let node = &self.nodes[place];
@@ -92,7 +92,7 @@ impl Segment {
                 .fetch_max(before.wrapping_add(bytes), Ordering::Relaxed);
         }
     }
-    /// Gives back what a dead process had charged; what relatives may hold waits for a measurement of all.
+    /// Releases the charges of a dead process; memory that relatives may hold waits for a measurement of all.
     pub(crate) fn release_nodes(&self, slot: &ProcSlot, has_relatives: bool) {
         for (place, node) in self.nodes.iter().enumerate() {
             slot.node_whole_bytes[place].store(0, Ordering::Relaxed);

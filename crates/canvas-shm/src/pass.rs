@@ -1,8 +1,8 @@
-//! Messages with descriptors between processes of one host: UNIX sockets of type SOCK_SEQPACKET, which
-//! keep messages apart (unix(7)).
+//! Messages with descriptors between processes of one host: UNIX sockets of type SOCK_SEQPACKET, which preserve message
+//! boundaries (unix(7)).
 //!
-//! Who listens meets peers that it does not trust: whatever a message carries is received whole and
-//! closed again, and nothing here waits but [`receive`] on a socket that blocks.
+//! A listener does not trust its peers: every message is received completely and its descriptors are closed again, and
+//! nothing here blocks except [`receive`] on a blocking socket.
 
 use std::format;
 use std::fs;
@@ -21,19 +21,19 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 
-/// Descriptors that a message can carry (the kernel's SCM_MAX_FD).
+/// Most descriptors in a message (the kernel's SCM_MAX_FD).
 const FDS_MAX: usize = 253;
 
-/// What one receive gave: a message and the descriptors that came with it.
+/// A received message and the descriptors that came with it.
 #[derive(Debug)]
 pub struct Received {
-    /// Bytes of the message; 0 also when the other side has hung up.
+    /// Bytes of the message; 0 also when the peer has closed the connection.
     pub bytes: usize,
-    /// It was longer than the buffer, or some of its descriptors could not be had.
+    /// The message was longer than the buffer, or some of its descriptors could not be received.
     pub cut: bool,
     /// Its descriptors, close-on-exec.
     pub fds: Vec<OwnedFd>,
-    /// Number of the process that sent it, where the socket asks for that (SO_PASSCRED).
+    /// PID of the sender, where the socket requests it (SO_PASSCRED).
     pub sender: Option<u32>,
 }
 
@@ -42,12 +42,11 @@ fn new() -> Result<OwnedFd, Errno> {
     socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
 }
 
-/// A socket that listens at `path`, which must not exist, for this user alone (mode 0600). It does
-/// not block.
+/// Creates a non-blocking socket that listens at `path`, which must not exist, for this user alone (mode 0600).
 pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
     let fd = new()?;
     bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-    // Nobody connects before there is a backlog, so nobody slips in under the process's umask.
+    // Nobody can connect before there is a backlog, so nobody gets in under the process's umask.
     fchmodat(
         AT_FDCWD,
         path,
@@ -58,8 +57,8 @@ pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// What `listen` makes of a name beside `path`, under `path` once it is listened on: who sees it there is not refused.
-/// A socket that is at `path` is replaced.
+/// Calls `listen` with a name beside `path`, and renames the result to `path` once it listens: a client that sees it
+/// there is not refused. An existing socket at `path` is replaced.
 pub fn named<T>(path: &Path, listen: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
     let new = path.with_file_name(format!(".{}.sock", std::process::id()));
     let _ = fs::remove_file(&new);
@@ -72,14 +71,14 @@ pub fn named<T>(path: &Path, listen: impl FnOnce(&Path) -> io::Result<T>) -> io:
     })
 }
 
-/// A connection to who listens at `path`. It does not block.
+/// Connects to the socket at `path`. The connection is non-blocking.
 pub fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     let fd = new()?;
     connect_to(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
     Ok(fd)
 }
 
-/// The next connection; `EAGAIN` when there is none. It does not block.
+/// The next connection, non-blocking; `EAGAIN` when there is none.
 pub fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = accept4(listener.as_fd().as_raw_fd(), flags)?;
@@ -122,8 +121,8 @@ pub fn receive(from: impl AsFd, buf: &mut [u8]) -> Result<Received, Errno> {
     })
 }
 
-/// The descriptors that the kernel has put into `control`, and the sender's number: also those of a list that was cut,
-/// which would stay open for good otherwise. (nix gives none of these.)
+/// The descriptors that the kernel has put into `control`, and the sender's PID: including those of a truncated list,
+/// which would otherwise stay open for good. (nix returns none of these.)
 fn contents(control: &[u8]) -> (Vec<OwnedFd>, Option<u32>) {
     /// Bytes of `struct cmsghdr`: length (itself included), level, type.
     const HEADER: usize = 16;
@@ -146,7 +145,7 @@ fn contents(control: &[u8]) -> (Vec<OwnedFd>, Option<u32>) {
         if kind == (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
             for place in (at + HEADER..at + len).step_by(4) {
                 if let Some(number) = int(place).filter(|n| *n >= 0) {
-                    // SAFETY: the kernel has just made it for this process; nobody else knows it.
+                    // SAFETY: the kernel has just created it for this process; nobody else knows it.
                     fds.push(unsafe { OwnedFd::from_raw_fd(number) });
                 }
             }
@@ -156,8 +155,8 @@ fn contents(control: &[u8]) -> (Vec<OwnedFd>, Option<u32>) {
     (fds, sender)
 }
 
-/// The device of the file system that `fd` lies on, without asking the file system: one that a peer
-/// runs itself (FUSE) would never answer.
+/// The device of the file system of `fd`, without a request to the file system: one that a peer runs itself (FUSE)
+/// would never answer.
 pub fn device(fd: impl AsFd) -> Result<(u32, u32), Errno> {
     // SAFETY: all zeros is a valid value of this structure of numbers.
     let mut buf: libc::statx = unsafe { std::mem::zeroed() };
@@ -198,7 +197,7 @@ mod tests {
         let mut buf = [0; 10];
         let got = receive(&b, &mut buf).unwrap();
         assert_eq!((got.bytes, got.cut, got.fds.len()), (3, false, 2));
-        // What came is the same pair: a message goes round over it.
+        // The received descriptors are the same pair: a message goes round over it.
         send(&got.fds[1], b"back", &[]).unwrap();
         drop(got);
         let got = receive(&b, &mut buf).unwrap();

@@ -1,7 +1,7 @@
-//! The tenant segment: configuration, limits, counters and one slot a process.
+//! The tenant segment: configuration, limits, counters and one slot for each process.
 //!
-//! `canvas run` writes [`Config`] before any process maps the segment; afterwards only atomics
-//! change. Sizes are in bytes or pages, as the names say.
+//! `canvas run` writes [`Config`] before any process maps the segment; afterwards only atomics change. Sizes are in
+//! bytes or pages, as the names say.
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -23,15 +23,15 @@ pub const MAGIC: u64 = 0x4341_4e56_4153_0016;
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
 pub const ENV_PRELOAD_FD: &str = "CANVAS_PRELOAD_FD";
-/// Processes that a tenant can have at one time, and one that is what they share ([`crate::far::SHARED`]).
+/// Process slots of a tenant; one is reserved for shared memory ([`crate::far::SHARED`]).
 pub const PROCS_MAX: usize = 1024;
 /// Generations of pages that a process publishes.
 pub const GENERATIONS: usize = 16;
 /// Copies of the counters; a thread adds to one of them, a reader sums them.
 pub const STRIPES: usize = 8;
-/// Distances of refaults that are told apart ([`refault_bucket`]).
+/// Number of refault distance buckets ([`refault_bucket`]).
 pub const REFAULT_BUCKETS: usize = 9;
-/// Classes of stored size that are counted (see canvas-swap for their bounds).
+/// Most size classes that are counted (canvas-swap has their sizes).
 pub const CLASSES_MAX: usize = 32;
 
 /// How faults are delivered.
@@ -50,11 +50,11 @@ pub mod config_flag {
     pub const REQUIRE: u32 = 1;
     /// Record faults and sampled touches to the trace file descriptor.
     pub const TRACE: u32 = 2;
-    /// Pages give their swap entry back when they come in (no reservations, Canvas §5.1).
+    /// Pages release their swap entry when they come in (no reservations, Canvas §5.1).
     pub const NO_RESERVATIONS: u32 = 8;
     /// The far area ([`crate::far`]) follows the segment.
     pub const FAR: u32 = 16;
-    /// Native memory is not given to the kernel's swap.
+    /// Native memory must not go to the kernel's swap.
     pub const NATIVE_STAYS: u32 = 32;
     /// A run has joined the tenant.
     pub const JOINED: u32 = 64;
@@ -62,19 +62,19 @@ pub mod config_flag {
     pub const LEARN: u32 = 128;
 }
 
-/// What the user asked for; written before the program starts. The sizes may change while it runs
-/// ([`Segment::set_local`]), and so may who prefetches; who uses them reads them here each time.
+/// The user's configuration; written before the program starts. The sizes ([`Segment::set_local`]) and the prefetcher
+/// may change while it runs; they are read here at each use.
 #[repr(C, align(64))]
 pub struct Config {
     /// Local memory in bytes; 0 when `local_ppm` holds or there is no limit.
     pub local_bytes: AtomicU64,
     /// Local memory as parts per million of the footprint so far; 0 when unused.
     pub local_ppm: AtomicU64,
-    /// Bound on the compressed pool in bytes.
+    /// Limit on the compressed pool in bytes.
     pub pool_bytes: AtomicU64,
-    /// `--shared` in bytes; 0 where memory that forks share is the kernel's.
+    /// `--shared` in bytes; 0 where the kernel manages memory that forks share.
     pub shared_bytes: AtomicU64,
-    /// Swap cache at start in bytes.
+    /// Initial size of the swap cache in bytes.
     pub swap_cache_bytes: AtomicU64,
     /// [`Mode`] as a number.
     pub mode: AtomicU32,
@@ -86,83 +86,84 @@ pub struct Config {
     pub prefetch: AtomicU32,
     /// [`AppTier`] as a number.
     pub app_tier: AtomicU32,
-    /// Pages of a batch that comes back before it is touched.
+    /// Pages of a batch of proactive swap-in.
     pub proactive_batch_pages: AtomicU32,
-    /// Below the limit by this much such pages come back: [`Threshold`] as a number.
+    /// Distance below the limit at which proactive swap-in starts: [`Threshold`] as a number.
     pub proactive_threshold: AtomicU64,
-    /// What paging may slow the program by: [`Slo`] as a number.
+    /// Allowed slowdown by paging: [`Slo`] as a number.
     pub slo: AtomicU64,
     /// File descriptor of the trace, or 0.
     pub trace_fd: AtomicU32,
-    /// Pid of the `canvas run` process that made the segment.
+    /// PID of the `canvas run` process that created the segment.
     pub runner_pid: AtomicU32,
-    /// The PID namespace of that process (inode of /proc/PID/ns/pid); 0 when it is not known.
+    /// The PID namespace of that process (inode of /proc/PID/ns/pid); 0 when unknown.
     pub pid_namespace: AtomicU64,
-    /// First byte of the window in all processes of the tenant ([`canvas_types::layout::Bases`]).
+    /// First byte of the managed range in all processes of the tenant ([`canvas_types::layout::Bases`]).
     pub window_base: AtomicU64,
     /// The page of the call gate in all processes of the tenant.
     pub gate_page: AtomicU64,
-    /// File descriptors of shared memory, as numbered by [`shared_fd`]; 0 when there is none of it.
+    /// File descriptors of shared memory, by [`shared_fd`]; 0 when there is none.
     pub shared_fds: [AtomicU32; shared_fd::COUNT],
-    /// The inode of the control file: in programs of another run of the tenant the numbers mean other files.
+    /// The inode of the control file: in programs of another run of the tenant, these descriptor numbers may refer to
+    /// other files.
     pub shared_inode: AtomicU64,
 }
 
-/// Places in [`Config::shared_fds`].
+/// Indices into [`Config::shared_fds`].
 pub mod shared_fd {
     /// The control file ([`crate::shared`]).
     pub const CONTROL: usize = 0;
     /// The partition's pages.
     pub const PARTITION: usize = 1;
-    /// Index of the memory file with the compressed pages.
+    /// The memory file with the compressed pages.
     pub const STORE: usize = 2;
-    /// The pipe's end for reading.
+    /// The pipe's read end.
     pub const PIPE_OUT: usize = 3;
-    /// The pipe's end for writing.
+    /// The pipe's write end.
     pub const PIPE_IN: usize = 4;
-    /// How many there are.
+    /// Number of descriptors.
     pub const COUNT: usize = 5;
 }
 
 impl Config {
-    /// How far pages are stored.
+    /// The codec of stored pages.
     pub fn codec(&self) -> Codec {
         Codec::from_number(self.codec.load(Ordering::Relaxed))
     }
-    /// The prefetcher that is chosen now; `canvas set` can change it while programs run.
+    /// The current prefetcher; `canvas set` can change it while programs run.
     pub fn prefetch(&self) -> Prefetch {
         Prefetch::from_number(self.prefetch.load(Ordering::Relaxed))
     }
-    /// What is tried where the prefetcher has nothing; `canvas set` can change it while programs run.
+    /// What is tried where the prefetcher has no prediction; `canvas set` can change it while programs run.
     pub fn app_tier(&self) -> AppTier {
         AppTier::from_number(self.app_tier.load(Ordering::Relaxed))
     }
-    /// How far below the limit local memory has to be for pages to come back before they are touched.
+    /// How far below the limit local memory must be for proactive swap-in.
     pub fn proactive_threshold(&self) -> Threshold {
         Threshold::from_number(self.proactive_threshold.load(Ordering::Relaxed))
     }
-    /// What paging may slow the program by; pages leave ahead of need as far as that allows.
+    /// Allowed slowdown by paging; pages are evicted ahead of need as far as it allows.
     pub fn slo(&self) -> Slo {
         Slo::from_number(self.slo.load(Ordering::Relaxed))
     }
-    /// Where the tenant's processes have the window and the gate.
+    /// Where the tenant's processes have the managed range and the gate.
     pub fn bases(&self) -> Bases {
         Bases {
             window: self.window_base.load(Ordering::Relaxed) as usize,
             gate: self.gate_page.load(Ordering::Relaxed) as usize,
         }
     }
-    /// Sets them. Before the first program starts: they hold for as long as the tenant lives.
+    /// Sets the bases. Before the first program starts: they hold for as long as the tenant lives.
     pub fn set_bases(&self, bases: Bases) {
         self.window_base
             .store(bases.window as u64, Ordering::Relaxed);
         self.gate_page.store(bases.gate as u64, Ordering::Relaxed);
     }
-    /// May native memory leave through the kernel's swap?
+    /// Whether native memory may go to the kernel's swap.
     pub fn native_swap(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & config_flag::NATIVE_STAYS == 0
     }
-    /// Does a page keep its swap entry when it comes in?
+    /// Whether a page keeps its swap entry when it comes in.
     pub fn reservations(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & config_flag::NO_RESERVATIONS == 0
     }
@@ -170,7 +171,7 @@ impl Config {
 
 macro_rules! counters {
     ($($name:ident = $json:literal : $doc:literal),* $(,)?) => {
-        /// What is counted; the name in the stats file is [`Counter::json_name`].
+        /// A counter; its name in the stats file is [`Counter::json_name`].
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(usize)]
         #[allow(missing_docs)]
@@ -299,12 +300,12 @@ pub struct Stripe {
     counts: [AtomicU64; COUNTERS],
     /// Time from the fault's delivery to its resolution.
     pub fault_ns: Histogram,
-    /// Faults on pages that had left, by how long they were away ([`refault_bucket`]).
+    /// Refaults by distance ([`refault_bucket`]).
     pub refaults: [AtomicU64; REFAULT_BUCKETS],
 }
 
-/// The place in [`Stripe::refaults`] of a page that came back after so many epochs: 0 for the same epoch, then one
-/// a power of two. An epoch is a sixteenth of local memory, evicted; they are counted modulo 256.
+/// The index in [`Stripe::refaults`] of a page that came back after `epochs`: 0 for the same epoch, then one for each
+/// power of two. In an epoch a sixteenth of local memory is evicted; epochs are counted modulo 256.
 #[inline]
 pub fn refault_bucket(epochs: u8) -> usize {
     (u8::BITS - epochs.leading_zeros()) as usize
@@ -313,59 +314,60 @@ pub fn refault_bucket(epochs: u8) -> usize {
 /// One process of the tenant. All sizes in pages; a slot with identity 0 is free.
 #[repr(C, align(128))]
 pub struct ProcSlot {
-    /// Which process it is, for ever ([`crate::lives`]); 0 when free.
+    /// Unique identity of the process ([`crate::lives`]); 0 when free.
     pub id: AtomicU64,
-    /// What number the process has where it runs, to be shown only; 0 while it is not known.
+    /// PID of the process in its own namespace, for display only; 0 while unknown.
     pub pid: AtomicU32,
-    /// Futex: others write here to ask for reclaim.
+    /// Futex: other processes write here to request reclaim.
     pub wake: AtomicU32,
-    /// Pages that others ask this process to give up.
+    /// Pages that other processes ask this process to evict.
     pub reclaim_wanted: AtomicU32,
     /// Whether relatives may map pages that it has charged ([`shares`]).
     pub shares: AtomicU32,
-    /// Pages that the runner asks this process to give up ahead of need, of whatever it has.
+    /// Pages that the runner asks this process to evict ahead of need, of any kind.
     pub offload_wanted: AtomicU32,
     /// All that this process has charged to the tenant's local memory.
     pub charged_pages: AtomicI64,
-    /// Of that: mapped in the window.
+    /// Part of it that is mapped in the managed range.
     pub resident_pages: AtomicI64,
-    /// Of that: in the swap cache.
+    /// Part of it that is in the swap cache.
     pub cached_pages: AtomicI64,
-    /// Of that: anonymous memory outside the window, and canvas's own metadata.
+    /// Part of it that is anonymous memory outside the managed range, and canvas's own metadata.
     pub native_pages: AtomicI64,
     /// Pages that exist only as far copies.
     pub far_pages: AtomicI64,
-    /// Pages that stay, because the program or the kernel needs them in memory at any moment.
+    /// Pages that are never evicted, because the program or the kernel needs them in memory at any moment.
     pub locked_pages: AtomicI64,
     /// Bytes that this process has charged to the pool.
     pub pool_bytes: AtomicI64,
     /// Bytes that its pool would take if no relative shared any of it.
     pub pool_whole_bytes: AtomicI64,
-    /// The same two of the nodes, in the order in which they were given.
+    /// Bytes charged on each NUMA node, in the order in which the nodes were given.
     pub node_bytes: [AtomicI64; NODES_MAX],
-    /// See there.
+    /// Bytes that it would take on each node if no relative shared any of it.
     pub node_whole_bytes: [AtomicI64; NODES_MAX],
-    /// Bytes of the pool that others ask this process to give back; 0 when it has seen to that.
+    /// Bytes of the pool that other processes ask this process to release; 0 when it has done so.
     pub pool_wanted_bytes: AtomicI64,
-    /// Where others ask that pages of this process be there, and stay, while they copy.
+    /// Requests of other processes to keep pages present while they copy.
     pub lend: Place,
-    /// Faults on pages that this process had and lost, ever.
+    /// Refaults of this process so far.
     pub came_back: AtomicU64,
-    /// What it wants to keep of local memory by those faults, in pages; 0 when that is not known yet.
+    /// Demand for local memory by those refaults, in pages; 0 when unknown.
     pub demand_pages: AtomicI64,
-    /// Of its charge, what relatives map too, as last measured ([`shares::CHILD`]).
+    /// Part of its charge that relatives map too, as last measured ([`shares::CHILD`]).
     pub borrowed_pages: AtomicI64,
-    /// 1 when it is ending, and has given back what it alone had charged.
+    /// 1 when it is ending, and has released what it alone had charged.
     pub ending: AtomicU32,
-    /// Of the native pages: canvas's own, as last counted; [`ProcSlot::UNKNOWN`] where the kernel does not tell.
+    /// Part of the native pages that is canvas's own, as last counted; [`ProcSlot::UNKNOWN`] where the kernel does not
+    /// report it.
     pub metadata_pages: AtomicI64,
-    /// Its anonymous memory that the host's swap holds, which is not charged.
+    /// Its anonymous memory in the host's swap, which is not charged.
     pub swapped_pages: AtomicI64,
-    /// Blocks of 2 MiB that have a page that was touched.
+    /// Blocks of 2 MiB with a touched page.
     pub touched_blocks: AtomicI64,
-    /// How long one of its threads or more was in a fault, in ns.
+    /// Time in which at least one of its threads was in a fault, in ns.
     pub stalled_ns: AtomicU64,
-    /// Up to this moment that is counted (CLOCK_MONOTONIC).
+    /// Up to this time `stalled_ns` is counted (CLOCK_MONOTONIC).
     pub stalled_until_ns: AtomicU64,
 }
 
@@ -373,18 +375,18 @@ pub struct ProcSlot {
 pub mod shares {
     /// No relatives.
     pub const NOBODY: u32 = 0;
-    /// Its parent may map what it began with, and nobody what it has charged since: copies that it made.
+    /// Its parent may map the pages that it began with; nobody else maps what it has charged since.
     pub const CHILD: u32 = 1;
     /// It has forked: its children may map any of its pages.
     pub const PARENT: u32 = 2;
 }
 
 impl ProcSlot {
-    /// In place of a number of pages.
+    /// In place of an unknown number of pages.
     pub const UNKNOWN: i64 = -1;
 
-    /// A fault lasted from `from_ns` to `to_ns`. Time that several threads spend in faults counts once; of a fault
-    /// in whose course another thread's ended, only the rest from then on counts.
+    /// Adds a fault that lasted from `from_ns` to `to_ns`. Time in which several threads are in faults counts once: if
+    /// another thread's fault ended during this one, only the time after that counts.
     #[inline]
     pub fn note_stall(&self, from_ns: u64, to_ns: u64) {
         let counted = self.stalled_until_ns.fetch_max(to_ns, Ordering::Relaxed);
@@ -392,8 +394,8 @@ impl ProcSlot {
         self.stalled_ns.fetch_add(new, Ordering::Relaxed);
     }
 
-    /// Local pages that reclaim could take from this process, without those that stay; of what it shares with
-    /// relatives each has to give up its own.
+    /// Local pages that reclaim could take from this process, without locked ones; of pages shared with relatives, each
+    /// process must evict its own mapping.
     pub fn held_pages(&self) -> i64 {
         let cached = self.cached_pages.load(Ordering::Relaxed);
         let held = self
@@ -404,7 +406,8 @@ impl ProcSlot {
         held.saturating_sub(stays).max(0)
     }
 
-    /// Of its charge, what is free when it ends: nobody else maps it. Not known of one that has forked.
+    /// Part of its charge that is free when it ends, because nobody else maps it. Unknown for a process that has
+    /// forked.
     fn own_pages(&self) -> i64 {
         let charged = self.charged_pages.load(Ordering::Relaxed);
         match self.shares.load(Ordering::Relaxed) {
@@ -417,21 +420,21 @@ impl ProcSlot {
     }
 }
 
-/// How old the pages of one process are (canvas-pager's `ages`).
+/// Ages of the pages of one process (canvas-pager's `ages`).
 #[repr(C, align(64))]
 pub struct PageAges {
-    /// Its generations, the oldest first; 0 where there is none.
+    /// Pages in each generation, the oldest first; 0 where there is none.
     pub generations: [AtomicU64; GENERATIONS],
-    /// When its program was last seen running (CLOCK_MONOTONIC, in ms).
+    /// When its program last ran (CLOCK_MONOTONIC, in ms).
     pub ran_ms: AtomicU64,
-    /// Since when others wait for what they asked it to give up, in ms; 0 when nobody does.
+    /// Since when other processes wait for what they asked it to evict, in ms; 0 when nobody does.
     pub asked_ms: AtomicU64,
 }
 
 impl PageAges {
-    /// Of a process that is no more.
+    /// For a process that has ended.
     fn clear(&self) {
-        // What was never written stays so, and takes no memory.
+        // Pages that were never written stay unallocated.
         if self.generations[0].load(Ordering::Relaxed) != 0 {
             for g in &self.generations {
                 g.store(0, Ordering::Relaxed);
@@ -445,23 +448,23 @@ impl PageAges {
     }
 }
 
-/// Pages of memory that forks share, between the tenant's processes and the host's agent, which divides one
-/// bound among its tenants.
+/// Limits and usage of resident memory that forks share, between the tenant's processes and the host's agent, which
+/// divides one limit among its tenants.
 #[repr(C)]
 pub struct SharedGrant {
-    /// What the agent grants, in bytes; 0 where it bounds nothing, or there is none. An agent that ends leaves
-    /// its last word.
+    /// The agent's grant, in bytes; 0 where it sets no limit, or there is no agent. The grant of an agent that ends
+    /// stays in force.
     pub bytes: AtomicU64,
-    /// Bytes in memory, as the process that looked last has seen them, to [`SharedGrant::NOTED_PAGES`]. Set, never
-    /// added to: its writer may die.
+    /// Resident bytes, as last measured by a process, to within [`SharedGrant::NOTED_PAGES`]. Stored, never added to,
+    /// because its writer may die.
     pub used_bytes: AtomicU64,
 }
 
 impl SharedGrant {
-    /// A change of fewer pages is not noted: what is here lies in a line that others read.
+    /// Smaller changes are not stored, because other processes read this cache line.
     pub const NOTED_PAGES: i64 = 16;
 
-    /// The bound in pages that is in force, where the tenant's own is `own`; at least one.
+    /// The limit in pages that is in force, where the tenant's own is `own`; at least one.
     #[inline]
     pub fn limit_pages(&self, own: i64) -> i64 {
         match self.bytes.load(Ordering::Relaxed) {
@@ -469,7 +472,7 @@ impl SharedGrant {
             bytes => own.min((bytes / PAGE_SIZE as u64).max(1) as i64),
         }
     }
-    /// Notes what is in memory.
+    /// Stores the number of resident pages.
     #[inline]
     pub fn note_used(&self, pages: i64) {
         let bytes = (pages.max(0) as u64).saturating_mul(PAGE_SIZE as u64);
@@ -485,7 +488,7 @@ impl SharedGrant {
 pub struct Segment {
     /// [`MAGIC`]; anything else is a segment of another version.
     pub magic: AtomicU64,
-    /// What the user asked for.
+    /// The user's configuration.
     pub config: Config,
     /// Local memory charged by all processes, in pages.
     pub local_pages: AtomicI64,
@@ -495,33 +498,33 @@ pub struct Segment {
     pub pool_bytes: AtomicI64,
     /// Highest value of `pool_bytes`.
     pub pool_bytes_peak: AtomicI64,
-    /// Bytes of the store of shared memory, which count toward the pool's bound. Set, never added to: its
+    /// Bytes of the store of shared memory, which count towards the pool's limit. Stored, never added to, because its
     /// writer may die.
     pub shared_store_bytes: AtomicI64,
     /// Footprint now: local pages and far-only pages of all processes.
     pub footprint_pages: AtomicI64,
-    /// Highest value of `footprint_pages`: what `--local N%` is a share of.
+    /// Highest value of `footprint_pages`, of which `--local N%` is a share.
     pub footprint_pages_peak: AtomicI64,
-    /// Of the local pages: native memory of all processes, which canvas does not page.
+    /// Part of the local pages: native memory of all processes, which canvas does not page.
     pub native_pages: AtomicI64,
-    /// 1 while native memory is to leave through the kernel, where the host has swap.
+    /// 1 while native memory is to leave through the kernel's swap, where the host has some.
     pub native_in_the_way: AtomicU32,
     /// No process has ever had a slot from this index on.
     pub procs_end: AtomicU32,
-    /// Identities that were drawn ([`Segment::draw_identity`]).
+    /// Number of identities drawn ([`Segment::draw_identity`]).
     pub identities: AtomicU64,
-    /// Largest floor of a process, as the room was last divided (canvas-pager's `floor`).
+    /// Largest floor of a process at the last division of local memory (canvas-pager's `floor`).
     pub floor_level_pages: AtomicI64,
-    /// All floors together.
+    /// Sum of all floors.
     pub floor_pages: AtomicI64,
-    /// When the room was last divided (CLOCK_MONOTONIC).
+    /// When local memory was last divided (CLOCK_MONOTONIC).
     pub divided_ns: AtomicU64,
-    /// Limit that the tenant would need, in pages, while the one that it has cannot be kept; else 0.
+    /// Limit that the tenant would need, in pages, while the current one cannot be kept; otherwise 0.
     pub needed_pages: AtomicI64,
     /// Highest value of `needed_pages`.
     pub needed_pages_peak: AtomicI64,
-    /// Of the local pages: charged by processes that have ended and shared pages with relatives, which
-    /// may hold them still. Until the next measurement of all.
+    /// Part of the local pages: charged by processes that have ended and shared pages with relatives, which may still
+    /// hold them. Until the next measurement of all.
     pub orphan_pages: AtomicI64,
     /// [`ProcSlot::stalled_ns`] of the process that had most of it, of those that have ended.
     pub ended_stalled_ns: AtomicU64,
@@ -546,31 +549,30 @@ pub struct Segment {
     pub far_full: AtomicU32,
     /// Processes that stayed unmanaged (static, or start-up failed).
     pub unmanaged: AtomicU32,
-    /// Processes that became managed, ever: by their first image here, or by a fork.
+    /// Processes that became managed so far: by their first image here, or by a fork.
     pub managed: AtomicU32,
     /// Set by a process that refuses to run unmanaged under `--require`.
     pub refused: AtomicU32,
-    /// 1 when it was told that processes of the tenant run as different users.
+    /// 1 when it was logged that processes of the tenant run as different users.
     pub told_user: AtomicU32,
-    /// Bytes stored now, by class of stored size.
+    /// Bytes stored now, by size class.
     pub class_bytes: [AtomicI64; CLASSES_MAX],
-    /// The NUMA nodes that have pages, in the order in which they were given.
+    /// The tenant's NUMA nodes, in the order in which they were given.
     pub nodes: [NodeBook; NODES_MAX],
-    /// The counters, in stripes so that threads seldom write to one line; a counter is the sum over
-    /// all.
+    /// The counters, in stripes so that threads rarely write to one cache line; a counter is the sum over all.
     pub stripes: [Stripe; STRIPES],
-    /// Faults that took long.
+    /// Slow faults.
     pub slow: SlowFaults,
-    /// A place for each process of the tenant.
+    /// A slot for each process of the tenant.
     pub procs: [ProcSlot; PROCS_MAX],
-    /// By the same index: how old their pages are.
+    /// By the same index: the ages of their pages.
     pub page_ages: [PageAges; PROCS_MAX],
-    /// Which pages a process needs when it resumes. Untouched, and so without memory, but with `learn`.
+    /// Pages that a process needs when it resumes. Untouched, and so unallocated, without `learn`.
     pub recordings: Recordings,
 }
 
-// What each charge reads and writes lies in one cache line, and nothing else that is often written does: in
-// two lines it took 4 % of the speed of two processors that fault and reclaim.
+// What each charge reads and writes is in one cache line, with nothing else that is written often: two lines cost 4 %
+// of the speed of two processors that fault and reclaim.
 const _: () = assert!(
     core::mem::offset_of!(Segment, local_pages).is_multiple_of(64)
         && core::mem::offset_of!(Segment, native_pages) / 64
@@ -592,7 +594,7 @@ impl Segment {
         // which every bit pattern is valid and which may change under us.
         unsafe { &*(addr as *const Segment) }
     }
-    /// Adds to a counter. `stripe` is any number; the same thread should use the same one.
+    /// Adds to a counter. `stripe` is any number; a thread should always use the same one.
     #[inline(always)]
     pub fn count(&self, stripe: usize, c: Counter, n: u64) {
         self.stripes[stripe % STRIPES].counts[c as usize].fetch_add(n, Ordering::Relaxed);
@@ -604,40 +606,40 @@ impl Segment {
             .map(|s| s.counts[c as usize].load(Ordering::Relaxed))
             .sum()
     }
-    /// Faults on pages that had left, by how long they were away ([`refault_bucket`]).
+    /// Refaults by distance ([`refault_bucket`]).
     pub fn refaults(&self) -> [u64; REFAULT_BUCKETS] {
         let mut sums = [0u64; REFAULT_BUCKETS];
         for stripe in &self.stripes {
             for (sum, n) in sums.iter_mut().zip(&stripe.refaults) {
-                // A program can have written anything here.
+                // A program can have written any number here.
                 *sum = sum.saturating_add(n.load(Ordering::Relaxed));
             }
         }
         sums
     }
-    /// Time of all faults that were measured, in ns.
+    /// Sum of the times of all measured faults, in ns.
     pub fn fault_ns_sum(&self) -> u64 {
         let sums = self.stripes.iter().map(|s| s.fault_ns.sum_ns());
         sums.fold(0, u64::saturating_add)
     }
-    /// Is local memory bounded?
+    /// Whether local memory is limited.
     pub fn has_limit(&self) -> bool {
         let config = &self.config;
         config.local_bytes.load(Ordering::Relaxed) | config.local_ppm.load(Ordering::Relaxed) != 0
     }
-    /// Nothing can become far and nothing is recorded: the library stands aside, and processes
-    /// charge nothing themselves.
+    /// Whether nothing can become far and nothing is recorded: then the library does nothing, and processes charge
+    /// nothing themselves.
     pub fn stands_aside(&self) -> bool {
         !self.has_limit() && self.config.trace_fd.load(Ordering::Relaxed) == 0
     }
-    /// The bound on local memory now, in pages; `None` when there is no limit. While the host is short of memory
-    /// it may be lower than what was asked for.
+    /// The current limit on local memory, in pages; `None` when there is none. While the host is short of memory it may
+    /// be lower than configured.
     #[inline]
     pub fn local_limit_pages(&self) -> Option<i64> {
         let asked = self.local_asked_pages()?;
         Some(self.host.local_max().map_or(asked, |most| asked.min(most)))
     }
-    /// The bound on the pool now, in bytes; while the host is short of memory it may be lower than what was asked for.
+    /// The current limit on the pool, in bytes; while the host is short of memory it may be lower than configured.
     #[inline]
     pub fn pool_bound(&self) -> i64 {
         let asked = self.config.pool_bytes.load(Ordering::Relaxed) as i64;
@@ -656,9 +658,9 @@ impl Segment {
         let peak = self.footprint_pages_peak.load(Ordering::Relaxed).max(0) as u64;
         Some(((peak * ppm / 1_000_000) as i64).max(LOCAL_PAGES_MIN))
     }
-    /// Changes the bound on local memory while the tenant runs; a bound is in force at every moment.
-    /// Only for a tenant that has one ([`Segment::has_limit`]): without, its processes charge nothing.
-    /// Afterwards the caller wakes those that sleep on [`ProcSlot::wake`].
+    /// Changes the limit on local memory while the tenant runs; some limit is in force at every moment. Only for a
+    /// tenant that has one ([`Segment::has_limit`]): without one its processes charge nothing. Afterwards the caller
+    /// wakes those that sleep on [`ProcSlot::wake`].
     pub fn set_local(&self, amount: Amount) {
         let config = &self.config;
         match amount {
@@ -667,7 +669,7 @@ impl Segment {
                 config.local_ppm.store(0, Ordering::Relaxed);
             }
             Amount::Share(share) => {
-                // A size goes before a share.
+                // A size takes precedence over a share.
                 config
                     .local_ppm
                     .store(share.ppm().into(), Ordering::Relaxed);
@@ -682,8 +684,8 @@ impl Segment {
         let before = self.local_pages.fetch_add(pages, Ordering::Relaxed);
         before.wrapping_add(pages)
     }
-    /// Adds `pages` to the local charge of `slot` and of the tenant, unless the tenant's sum would be more than
-    /// `most`: then nothing is charged, and the answer is false.
+    /// Adds `pages` to the local charge of `slot` and of the tenant, unless the tenant's sum would exceed `most`: then
+    /// nothing is charged, and the result is false.
     pub fn charge_local_within(&self, slot: &ProcSlot, pages: i64, most: i64) -> bool {
         let room = |sum: i64| Some(sum.wrapping_add(pages)).filter(|sum| *sum <= most);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -693,11 +695,11 @@ impl Segment {
         }
         ok
     }
-    /// How far below the limit of `limit` pages local memory has to be for pages to come back before they are
-    /// touched, in pages; `None` when they do not.
+    /// How far below the limit of `limit` pages local memory must be for proactive swap-in, in pages; `None` when there
+    /// is none.
     pub fn proactive_pages(&self, limit: i64) -> Option<i64> {
         if self.config.slo().is_on() {
-            // They left on purpose.
+            // The pages were evicted on purpose.
             return None;
         }
         let threshold = self.config.proactive_threshold();
@@ -711,31 +713,31 @@ impl Segment {
         self.charge_local(slot, pages);
         self.charge_footprint(pages);
     }
-    /// Notes how much of the local charge of `slot` is native memory.
+    /// Sets how much of the local charge of `slot` is native memory.
     pub fn note_native(&self, slot: &ProcSlot, pages: i64) {
         let before = slot.native_pages.swap(pages, Ordering::Relaxed);
         self.native_pages
             .fetch_add(pages.wrapping_sub(before), Ordering::Relaxed);
     }
-    /// Notes a sum of local pages that holds after any reclaim it called for.
+    /// Records a sum of local pages, after the reclaim that it caused.
     #[inline]
     pub fn note_local_peak(&self, pages: i64) {
         if pages > self.local_pages_peak.load(Ordering::Relaxed) {
             self.local_pages_peak.fetch_max(pages, Ordering::Relaxed);
         }
     }
-    /// What counts toward the pool's bound, in bytes: all processes' pools, and the store of shared memory.
+    /// Bytes that count towards the pool's limit: all processes' pools, and the store of shared memory.
     pub fn pool_used(&self) -> u64 {
         let store = self.shared_store_bytes.load(Ordering::Relaxed).max(0);
         let pools = self.pool_bytes.load(Ordering::Relaxed).max(0);
         pools.saturating_add(store) as u64
     }
-    /// What the store of shared memory leaves of the pool's bound.
+    /// What the store of shared memory leaves of the pool's limit.
     #[inline]
     pub fn pool_bound_of_processes(&self) -> i64 {
         self.pool_bound() - self.shared_store_bytes.load(Ordering::Relaxed)
     }
-    /// Changes the pool charge by `bytes`; returns false, with nothing charged, past the bound.
+    /// Changes the pool charge by `bytes`; returns false, with nothing charged, past the limit.
     #[inline]
     pub fn charge_pool(&self, slot: &ProcSlot, bytes: i64) -> bool {
         let now = self.pool_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -747,7 +749,7 @@ impl Segment {
         self.charged_pool(slot, bytes, now);
         true
     }
-    /// The same, past the bound if need be.
+    /// As [`Segment::charge_pool`], past the limit if necessary.
     pub fn charge_pool_past_bound(&self, slot: &ProcSlot, bytes: i64) {
         let now = self.pool_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.charged_pool(slot, bytes, now);
@@ -759,14 +761,14 @@ impl Segment {
             self.pool_bytes_peak.fetch_max(now, Ordering::Relaxed);
         }
     }
-    /// Corrects the pool charge by `bytes`, whatever the bound: memory that is there already.
+    /// Corrects the pool charge by `bytes`, whatever the limit: the memory is allocated already.
     pub fn correct_pool(&self, slot: &ProcSlot, bytes: i64) {
         slot.pool_bytes.fetch_add(bytes, Ordering::Relaxed);
         let now = self.pool_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.pool_bytes_peak.fetch_max(now, Ordering::Relaxed);
     }
-    /// Notes what processes hold that charge nothing themselves: a run without a limit, of which
-    /// the caller is the only one to write here.
+    /// Records what processes hold that charge nothing themselves, in a run without a limit, where the caller is the
+    /// only writer.
     pub fn note_unlimited(&self, pages: i64) {
         for (now, peak) in [
             (&self.local_pages, &self.local_pages_peak),
@@ -785,16 +787,16 @@ impl Segment {
             self.footprint_pages_peak.fetch_max(now, Ordering::Relaxed);
         }
     }
-    /// A process that ends, or has ended, gives back what it alone had charged, `most` pages at most.
+    /// A process that ends, or has ended, releases what it alone had charged, `most` pages at most.
     pub fn give_back_own(&self, slot: &ProcSlot, most: i64) {
-        // The numbers are the tenant's: whatever stands there, the sums that others keep only wrap.
+        // The tenant can write any numbers there: sums that others keep can only wrap.
         let back = slot.own_pages().min(most).wrapping_neg();
         self.charge_local(slot, back);
         self.charge_footprint(back);
     }
-    /// Gives back all that a dead process had charged, and frees its slot. The caller knows that
-    /// no thread of that process runs any more. Of several callers, one does the work; it also calls
-    /// `also`, with the slot's index, before anybody can take the slot again.
+    /// Releases all charges of a dead process, and frees its slot. The caller knows that no thread of that process runs
+    /// any more. Of several callers, one does the work; it also calls `also`, with the slot's index, before anybody can
+    /// take the slot again.
     pub fn release_slot(&self, slot: &ProcSlot, id: u64, also: impl FnOnce(usize)) {
         if slot
             .id
@@ -850,14 +852,14 @@ impl Segment {
         let end = self.procs_end.load(Ordering::Relaxed) as usize;
         &self.procs[..end.min(PROCS_MAX)]
     }
-    /// The index of one of [`Segment::procs`].
+    /// The index of a slot in [`Segment::procs`].
     pub fn index_of(&self, slot: &ProcSlot) -> usize {
         let bytes = (slot as *const ProcSlot).addr() - self.procs.as_ptr().addr();
         bytes / core::mem::size_of::<ProcSlot>()
     }
 }
 
-/// Smallest local limit that `--local N%` comes to (8 MiB): a program needs that much to start.
+/// Smallest local limit to which `--local N%` comes (8 MiB): a program needs that much to start.
 pub const LOCAL_PAGES_MIN: i64 = 2048;
 
 #[cfg(all(test, feature = "std"))]
@@ -886,7 +888,7 @@ mod tests {
         assert_eq!(with(0), 1000, "nobody bounds it");
         assert_eq!(with(100 << 12), 100);
         assert_eq!(with(5000 << 12), 1000);
-        // Whatever is written there, a page may be in memory.
+        // Whatever number is there, one page may be resident.
         assert_eq!((with(7), with(u64::MAX)), (1, 1000));
         let noted = |pages| {
             grant.note_used(pages);
@@ -897,7 +899,7 @@ mod tests {
     }
 
     fn slot() -> &'static ProcSlot {
-        // A slot has nothing but atomics, and all of them may be 0.
+        // A slot has only atomics, and all of them may be 0.
         const WORDS: usize = core::mem::size_of::<ProcSlot>() / 8 + 16;
         let memory = std::boxed::Box::leak(std::boxed::Box::new([0u64; WORDS]));
         let at = memory
@@ -916,13 +918,13 @@ mod tests {
             slot.stalled_ns.load(Ordering::Relaxed)
         };
         assert_eq!(stalled(100, 200), 100);
-        // Beside it; half beside it; long after it.
+        // Within it; half within it; long after it.
         assert_eq!(stalled(120, 190), 100);
         assert_eq!(stalled(150, 250), 150);
         assert_eq!(stalled(1000, 1001), 151);
-        // What lies before the last end is left out.
+        // Time before the last end is not counted.
         assert_eq!(stalled(900, 1101), 251);
-        // A clock that goes back counts for nothing.
+        // A clock that goes back counts nothing.
         assert_eq!(stalled(2000, 1500), 251);
     }
 }

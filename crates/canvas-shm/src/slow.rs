@@ -1,10 +1,10 @@
-//! Faults that took long, and what they waited for.
+//! Slow faults, and what they waited for.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A fault that takes this long, in ns, is noted.
+/// A fault that takes this long, in ns, is recorded.
 pub const SLOW_NS: u64 = 1_000_000;
-/// The last faults that are kept one by one.
+/// Number of recent faults that are kept individually.
 pub const KEPT: usize = 64;
 
 macro_rules! causes {
@@ -14,7 +14,7 @@ macro_rules! causes {
         #[repr(u8)]
         pub enum Cause { $($(#[$doc])* $name,)* }
         impl Cause {
-            /// All of them.
+            /// All causes.
             pub const ALL: &[Cause] = &[$(Cause::$name,)*];
             /// Its name.
             pub fn name(self) -> &'static str {
@@ -25,37 +25,37 @@ macro_rules! causes {
 }
 
 causes! {
-    /// Nothing of canvas's: the processor was another's, or the kernel took its time.
+    /// Nothing of canvas's: another process had the processor, or the kernel was slow.
     Elsewhere = "elsewhere",
-    /// Fork, exec or a dump kept all operations out.
+    /// Fork, exec or a dump blocked all operations.
     ForkGate = "fork-gate",
-    /// Another thread had the page.
+    /// Another thread was working on the page.
     BusyPage = "busy-page",
     /// A mapping call was under way.
     MappingLock = "mapping-lock",
-    /// Reclaim write-protected pages beside it.
+    /// Reclaim was write-protecting neighbouring pages.
     ChunkLock = "chunk-lock",
-    /// All contexts in which pages are brought in were in use.
+    /// All contexts for bringing pages in were in use.
     FillContext = "fill-context",
-    /// The thread made room itself.
+    /// The thread did direct reclaim.
     DirectReclaim = "direct-reclaim",
-    /// Other processes were asked to give pages.
+    /// Other processes were asked for pages.
     OtherProcesses = "other-processes",
-    /// Near and far memory were full.
+    /// Pool and far memory were full.
     PoolFull = "pool-full",
-    /// The host is short: the pool grows by a step at a time.
+    /// The host was short: the pool grows by a step at a time.
     HostShort = "host-short",
-    /// The page was read from far memory by the agent: a disk, or donors.
+    /// The agent read the page from far memory: a disk, or donors.
     FarRead = "far-read",
-    /// The page was on its way from far memory already.
+    /// The page was already on its way from far memory.
     FarArrival = "far-arrival",
-    /// The kernel had no page.
+    /// The kernel had no free page.
     KernelMemory = "kernel-memory",
-    /// A page of shared memory: another process evicted it or had it.
+    /// A page of shared memory: another process was evicting or holding it.
     SharedPage = "shared-page",
 }
 
-/// Causes.
+/// Number of causes.
 pub const CAUSES: usize = Cause::ALL.len();
 
 /// One slow fault.
@@ -67,17 +67,17 @@ pub struct SlowFault {
     pub cause: Cause,
     /// The process.
     pub pid: u32,
-    /// How long it took, in ns.
+    /// Its duration, in ns.
     pub ns: u64,
     /// When it ended (CLOCK_MONOTONIC, ns).
     pub when_ns: u64,
 }
 
-/// A place of the ring; `ticket` is 0 while it is written, and else one more than the number of the fault in it.
+/// An entry of the ring; `ticket` is 0 while it is written, otherwise one more than its fault's number.
 struct Place {
     ticket: AtomicU64,
     page: AtomicU64,
-    /// The process above the cause.
+    /// The PID, shifted above the cause.
     who: AtomicU64,
     ns: AtomicU64,
     when_ns: AtomicU64,
@@ -93,7 +93,7 @@ pub struct SlowFaults {
 }
 
 impl SlowFaults {
-    /// Notes one. The oldest of those that are kept makes way.
+    /// Records a fault; it replaces the oldest one that is kept.
     pub fn note(&self, fault: &SlowFault) {
         let cause = fault.cause as usize;
         self.counts[cause].fetch_add(1, Ordering::Relaxed);
@@ -109,7 +109,7 @@ impl SlowFaults {
         place.ticket.store(number + 1, Ordering::Release);
     }
 
-    /// How many there were of a cause, and how long they took together, in ns.
+    /// Number of faults with a cause, and the sum of their durations, in ns.
     pub fn sum(&self, cause: Cause) -> (u64, u64) {
         let at = cause as usize;
         (
@@ -118,7 +118,7 @@ impl SlowFaults {
         )
     }
 
-    /// The last ones that are kept, the newest first. What is being written is left out.
+    /// The most recent faults, the newest first. Entries that are being written are left out.
     pub fn last(&self) -> impl Iterator<Item = SlowFault> + '_ {
         let end = self.next.load(Ordering::Acquire);
         (end.saturating_sub(KEPT as u64)..end)
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_last_are_kept_and_all_are_summed() {
-        // SAFETY: atomics, for which zeroes are valid.
+        // SAFETY: atomics, for which zeros are valid.
         let slow: Box<SlowFaults> = unsafe { Box::new(core::mem::zeroed()) };
         assert_eq!(slow.last().count(), 0);
         let fault = |i: u64| SlowFault {
