@@ -1,5 +1,5 @@
-//! libcanvas: loaded into a program by LD_PRELOAD, it captures the program's anonymous memory and
-//! pages it. See ARCHITECTURE.md for a page's way through it.
+//! libcanvas: loaded into a program by LD_PRELOAD, it captures the program's anonymous memory and pages it.
+//! ARCHITECTURE.md follows a page through it.
 
 mod api;
 mod base;
@@ -26,14 +26,14 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::ffi::CString;
 
-/// Runs before the constructors of all libraries and of the program (`-z initfirst`), so that what an
-/// allocator such as jemalloc maps in its constructor is managed too.
+/// Runs before the constructors of all libraries and of the program (`-z initfirst`), so that memory which an allocator
+/// such as jemalloc maps in its constructor is managed, too.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: unsafe extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
-// Nothing unwinds here: a panic ends the process. What the standard library has for it would bring another library into
-// each program.
+// Nothing unwinds here: a panic ends the process. The standard library's unwinder would bring another library into each
+// program.
 core::arch::global_asm!(
     ".pushsection .text.no_unwinding,\"ax\",@progbits",
     ".irp name, _Unwind_Resume, _Unwind_GetIP, _Unwind_GetTextRelBase, _Unwind_GetDataRelBase, \
@@ -60,12 +60,12 @@ unsafe extern "C" {
     static environ: *mut *mut c_char;
 }
 
-/// The environment as the loader hands it to constructors, which libc takes over later.
+/// The environment as the loader passes it to constructors; libc takes it over later.
 static LOADERS_ENVIRONMENT: AtomicPtr<*mut c_char> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The environment: strings "NAME=value" up to a null.
+/// The environment: strings "NAME=value", terminated by null.
 fn environment() -> *mut *mut c_char {
-    // SAFETY: a variable of libc's, which start-up, with its one thread, alone looks at.
+    // SAFETY: a variable of libc's, read only by start-up, which has one thread.
     let libcs = unsafe { environ };
     if libcs.is_null() {
         LOADERS_ENVIRONMENT.load(Ordering::Relaxed)
@@ -76,18 +76,19 @@ fn environment() -> *mut *mut c_char {
 
 /// Why a program stays unmanaged.
 enum Failure {
-    /// Not started by `canvas run`: say nothing.
+    /// Not started by `canvas run`: report nothing.
     NotAsked,
-    /// Nothing can ever become far: the program is left to the kernel, and so are its children.
+    /// Nothing can ever become far: the program and its children are left to the kernel.
     NoLimit,
-    /// This program runs it, which has memory and signals in its own hands.
+    /// The program runs under this tool, which controls memory and signals itself.
     Tool(&'static str),
-    /// In words.
+    /// Another reason, with the kernel's error.
     Because(&'static str, Errno),
 }
 
 /// # Safety
-/// `environment` is the array of strings that the loader hands to each constructor.
+///
+/// `environment` is the array of strings that the loader passes to each constructor.
 unsafe extern "C" fn start(
     _arguments: c_int,
     _argument: *mut *mut c_char,
@@ -111,7 +112,7 @@ unsafe extern "C" fn start(
         }
         Err(Failure::Tool(tool)) => {
             limits::give_back();
-            report!("{tool} runs this program: it runs unmanaged");
+            report!("{tool} controls this program, so it runs unmanaged");
             refuse();
         }
         Err(Failure::Because(what, e)) => {
@@ -122,7 +123,7 @@ unsafe extern "C" fn start(
     }
 }
 
-/// Counts an unmanaged program; under `--require` it does not run at all.
+/// Counts an unmanaged program; with `--require`, ends it.
 fn refuse() {
     if !SEGMENT_OK.load(Ordering::Relaxed) {
         return;
@@ -137,7 +138,7 @@ fn refuse() {
 
 static SEGMENT_OK: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
-/// A variable of the environment: "NAME=value", as long as nobody changes it.
+/// A variable of the environment: "NAME=value", valid while nobody changes it.
 struct Variable {
     text: *mut c_char,
     name_len: usize,
@@ -148,19 +149,19 @@ impl Variable {
         &self.whole().to_bytes()[self.name_len + 1..]
     }
     fn whole(&self) -> &CStr {
-        // SAFETY: a C string of the environment, by `variable`; start-up has one thread, and changes a string
-        // only with the variable itself in hand ([`Variable::cut`]).
+        // SAFETY: a C string of the environment, by `variable`; start-up has one thread, and changes a string only with
+        // the variable itself in hand ([`Variable::cut`]).
         unsafe { CStr::from_ptr(self.text) }
     }
     /// A copy that outlives the program's changes to its environment.
     fn keep(&self) -> &'static CStr {
         Box::leak(self.whole().to_owned().into_boxed_c_str())
     }
-    /// Takes the first `n` bytes away from the value.
+    /// Removes the first `n` bytes of the value.
     fn cut(self, n: usize) {
         let left = self.value().len() - n;
-        // SAFETY: within the string and its end, which a process may write to; no reference to it is left,
-        // because all borrow from `self`.
+        // SAFETY: within the string and its end, which a process may write to; no reference to it is left, because all
+        // borrow from `self`.
         unsafe {
             let value = self.text.add(self.name_len + 1);
             core::ptr::copy(value.add(n), value, left + 1);
@@ -168,7 +169,7 @@ impl Variable {
     }
 }
 
-/// A variable of the environment. To be used by start-up only, which has one thread.
+/// Finds a variable of the environment. Only for start-up, which has one thread.
 fn variable(name: &str) -> Option<Variable> {
     // SAFETY: start-up has one thread; the environment is as the kernel and loader left it.
     unsafe {
@@ -194,7 +195,7 @@ fn number(text: &[u8]) -> Option<i32> {
     core::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// In words, for an error of the kernel's.
+/// Adds a description to an error of the kernel.
 fn because(what: &'static str) -> impl FnOnce(Errno) -> Failure {
     move |e| Failure::Because(what, e)
 }
@@ -203,7 +204,7 @@ fn try_start() -> Result<(), Failure> {
     let Some(fd_variable) = variable(segment::ENV_SEGMENT_FD) else {
         return Err(Failure::NotAsked);
     };
-    // First: the limit may be one under which nothing of ours can be mapped.
+    // First, because under the current limit canvas's areas may not fit.
     limits::keep();
     let fd = attach_segment(&fd_variable)?;
     let seg = state::seg();
@@ -215,9 +216,9 @@ fn try_start() -> Result<(), Failure> {
         stand_aside();
         return Err(Failure::NoLimit);
     }
-    // Asked before the gate opens: what goes through it no filter answers.
+    // Ask before the call gate opens: no filter answers calls that go through the gate.
     let filter = canvas_sys::seccomp::installed();
-    // Its traps would take our own calls for the program's.
+    // The traps of another tenant's filter would take canvas's own calls for the program's.
     if filter.is_some_and(|there| there.bases != seg.config.bases()) {
         return Err(Failure::Because(
             "the program that started this one belongs to another tenant of canvas, whose system call filter \
@@ -237,15 +238,15 @@ fn try_start() -> Result<(), Failure> {
     }
     upcalls::set(threads::start_reclaimer, hooks::dispatch, stub::entry);
     patch_calls()?;
-    // From here on the heap grows in the window. It lies above the native one: to malloc the
-    // break has moved up, which it takes for a foreign sbrk.
+    // From here on the heap grows in the managed range, which lies above the native heap. To malloc the break has moved
+    // up, as if by a foreign sbrk.
     let break_at = brk::begin().map_err(because("the break cannot be moved"))?;
     // SAFETY: start-up has one thread.
     unsafe { __curbrk = break_at };
     altstack::init();
     sig::install_trap().map_err(because("the SIGSYS handler cannot be installed"))?;
-    // An exec leaves the filter of the image before in place, which is mostly the same. Without one only calls from
-    // outside of libc are affected.
+    // An exec leaves the filter of the previous image in place, usually an equal one. Without a filter only calls from
+    // outside libc are affected.
     let scope = if thread_mode {
         Scope::Memory
     } else {
@@ -255,12 +256,12 @@ fn try_start() -> Result<(), Failure> {
         let _ = hooks::install_filter(scope);
     }
     mm::inherit_window(&regions::lock(), false).map_err(because(
-        "the window cannot be kept from children that canvas does not see",
+        "managed memory cannot be hidden from children that canvas does not see",
     ))?;
     accounting::measure_native();
     pages::start();
     users::start(fd);
-    // Of its own are only descriptors that are ours when it begins.
+    // The reclaim thread keeps only those descriptors that are canvas's when it starts.
     threads::allow_reclaimer();
     if seg.has_limit() {
         threads::start_reclaimer();
@@ -273,7 +274,7 @@ fn try_start() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Maps the tenant segment and takes the addresses that it names; its descriptor.
+/// Maps the tenant segment and takes over the addresses that it names; returns its descriptor.
 fn attach_segment(variable: &Variable) -> Result<i32, Failure> {
     let bad = Errno(libc::EBADF);
     let fd = number(variable.value())
@@ -284,7 +285,7 @@ fn attach_segment(variable: &Variable) -> Result<i32, Failure> {
     unsafe { state::attach(at) };
     if state::seg().magic.load(Ordering::Acquire) != segment::MAGIC {
         return Err(Failure::Because(
-            "the tenant segment is of another version of canvas",
+            "the tenant segment was made by another version of canvas",
             bad,
         ));
     }
@@ -297,7 +298,8 @@ fn attach_segment(variable: &Variable) -> Result<i32, Failure> {
     Ok(fd)
 }
 
-/// Our descriptors are not the program's to close, and programs that it starts get our variables.
+/// Protects canvas's descriptors from being closed by the program, and passes canvas's variables to programs that it
+/// starts.
 fn keep_from_the_program(fd: i32, fd_variable: &Variable) {
     fds::guard(Fd::Segment, fd);
     exec::remember_var(0, fd_variable.keep());
@@ -307,7 +309,7 @@ fn keep_from_the_program(fd: i32, fd_variable: &Variable) {
     }
     if let Some(preload) = variable("LD_PRELOAD") {
         let text = preload.value();
-        // Only our own part of it, for programs started with an empty environment.
+        // Only canvas's own part, for programs started with an empty environment.
         let ours = text
             .split(|b| matches!(b, b':' | b' '))
             .next()
@@ -324,7 +326,7 @@ fn keep_from_the_program(fd: i32, fd_variable: &Variable) {
     }
 }
 
-/// Maps and registers all memory of ours, the window last.
+/// Maps and registers all of canvas's memory, the managed range last.
 fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     gate::open().map_err(because("the call gate cannot be mapped"))?;
     own::note_fixed();
@@ -338,18 +340,21 @@ fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     threads::open_pagemap();
     // SAFETY: one thread, once, after `areas::map`; what locks comes later.
     unsafe { regions::init() };
-    mm::reserve_window().map_err(because("the window cannot be reserved or registered"))?;
+    mm::reserve_window().map_err(because(
+        "the range for managed memory cannot be reserved or registered",
+    ))?;
     state::PID.store(proc::pid(), Ordering::Relaxed);
     Ok(())
 }
 
-/// Takes a slot of the tenant's, and what goes with it; false when an earlier image of this process had one.
+/// Takes a process slot of the tenant and what belongs to it; returns false if an earlier image of this process had
+/// one.
 fn join_tenant(fd: i32) -> Result<bool, Failure> {
     far_area::map(fd).map_err(because(
         "the far area of the tenant segment cannot be mapped",
     ))?;
     let is_new = life::begin().map_err(because(
-        "the tenant segment cannot be locked, by which others see that a process lives",
+        "the tenant segment cannot be locked (the lock shows others that a process lives)",
     ))?;
     let slot = procs::take_slot(life::id()).ok_or(Failure::Because(
         "the tenant has too many processes",
@@ -383,7 +388,7 @@ fn patch_calls() -> Result<(), Failure> {
         );
     }
     if let Some(e) = summary.left_writable {
-        // It cannot be taken back either: what is patched leads to us.
+        // The patches cannot be undone either: patched code leads to canvas.
         report!(
             "the code of the C library cannot be closed to writing again (error {}), so this program is not run",
             e.0
@@ -400,8 +405,8 @@ fn patch_calls() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes back what `canvas run` put into the environment and the descriptors: nobody guards them in
-/// a program that is not paged, and a child that has closed them could not load the library.
+/// Removes what `canvas run` put into the environment and the descriptors. A program that is not paged does not guard
+/// these descriptors, and a child that has closed them could not load the library.
 fn stand_aside() {
     for name in [segment::ENV_SEGMENT_FD, segment::ENV_PRELOAD_FD] {
         let Some(var) = variable(name) else {
@@ -416,7 +421,7 @@ fn stand_aside() {
     let Some(preload) = variable("LD_PRELOAD") else {
         return;
     };
-    // Ours is the first of the list.
+    // Canvas's library is the first of the list.
     match preload
         .value()
         .iter()
@@ -427,7 +432,7 @@ fn stand_aside() {
     }
 }
 
-/// Takes a string out of the environment.
+/// Removes a string from the environment.
 fn forget_variable(var: &Variable) {
     // SAFETY: start-up has one thread; the array ends with null, which moves down with the rest.
     unsafe {

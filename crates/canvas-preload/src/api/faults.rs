@@ -1,4 +1,4 @@
-//! Faults that are handed to the program, as long as it reads them (`canvas_faults_next`).
+//! Faults that are reported to the program while it reads them (`canvas_faults_next`).
 
 use canvas_pager::api::faults::{Fault, Ring};
 use canvas_sys::proc;
@@ -8,21 +8,21 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::api::told;
 use crate::base::{thread, time};
 
-/// Nobody has asked for so long: nothing is kept any more.
+/// After this time without a reader, faults are no longer kept.
 const SILENT_NS: u64 = 10_000_000_000;
 
 static RING: Ring = Ring::new();
 static READER: RawSpin = RawSpin::new();
-/// Somebody reads.
+/// A reader exists.
 static LISTENS: AtomicBool = AtomicBool::new(false);
-/// When somebody last asked.
+/// When a reader last asked.
 static ASKED_NS: AtomicU64 = AtomicU64::new(0);
-/// Threads that wait for a fault, and what they wait on.
+/// Threads that wait for a fault, and the word they wait on.
 static WAITERS: AtomicU32 = AtomicU32::new(0);
 static CAME: AtomicU32 = AtomicU32::new(0);
 
-/// A fault at `address`, by the instruction at `ip` (0 where that is not known), had to bring its page in, and nothing
-/// came in beside it.
+/// Records a fault at `address`, by the instruction at `ip` (0 if unknown), that brought in its page and nothing beside
+/// it.
 #[inline]
 pub fn push(address: usize, ip: usize) {
     if LISTENS.load(Ordering::Relaxed) {
@@ -53,7 +53,8 @@ fn add(address: usize, ip: usize) {
     }
 }
 
-/// Takes the oldest faults; how many. From the first call on they are kept. The caller is inside.
+/// Takes the oldest faults; returns how many. Faults are kept from the first call on. The caller is inside
+/// `freeze::enter`.
 pub fn take(out: &mut [Fault]) -> usize {
     let _reader = READER.lock(canvas_sys::gate::yield_now);
     ASKED_NS.store(time::now_ns(), Ordering::Relaxed);
@@ -64,35 +65,35 @@ pub fn take(out: &mut [Fault]) -> usize {
     RING.take(out)
 }
 
-/// Waits until a fault comes, `timeout_ns` at most; a signal's handler ends it as well. The caller is not inside,
-/// and has looked in vain after [`begin_wait`] gave `seen`.
+/// Waits at most `timeout_ns` for a fault; a signal handler also ends the wait. The caller is not inside
+/// `freeze::enter`, and has found no fault after [`begin_wait`] returned `seen`.
 pub fn wait(seen: u32, timeout_ns: u64) {
     proc::futex_wait(&CAME, seen, timeout_ns);
 }
 
-/// A thread is about to wait: faults from now on wake it.
+/// Announces that a thread is about to wait: faults from now on wake it.
 pub fn begin_wait() -> u32 {
     WAITERS.fetch_add(1, Ordering::SeqCst);
     CAME.load(Ordering::Acquire)
 }
 
-/// It waits no more.
+/// Ends the wait of a thread.
 pub fn end_wait() {
     WAITERS.fetch_sub(1, Ordering::SeqCst);
     ASKED_NS.store(time::now_ns(), Ordering::Relaxed);
 }
 
-/// Faults that were kept, ever, and those of them that nobody read.
+/// Number of faults ever kept, and how many of them no reader got.
 pub fn counts() -> (u64, u64) {
     RING.counts()
 }
 
-/// Nothing is kept any more.
+/// Stops keeping faults.
 pub fn stop() {
     LISTENS.store(false, Ordering::Relaxed);
 }
 
-/// In a fork's child: nobody waits.
+/// In a fork's child: no thread waits.
 pub fn after_fork_in_child() {
     stop();
     WAITERS.store(0, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! What a program has told by `canvas.h`, and the faults that it reads there.
+//! What the program declared by `canvas.h`, and the faults that it reads through it.
 //!
-//! Faults ask here; the calls themselves are in `memory::exports`.
+//! Faults use this module; the calls themselves are in `memory::exports`.
 
 pub mod faults;
 pub mod told;

@@ -1,4 +1,4 @@
-//! Kinds of threads and contents of regions, as the program has told them.
+//! Kinds of threads and contents of regions, as declared by the program.
 
 use canvas_pager::api::kinds::{self, Kind, Kinds};
 use canvas_pager::api::refs::{self, Refs, Told};
@@ -11,22 +11,23 @@ use crate::base::freeze;
 
 static KINDS: Kinds = Kinds::new();
 static REFS: Refs = Refs::new();
-/// Of both, which have one writer at a time. Taken inside only, so that no fork finds it taken.
+/// Lock of both tables, which have one writer at a time. Taken only inside `freeze::enter`, so that no fork finds it
+/// taken.
 static WRITER: RawSpin = RawSpin::new();
 
-/// What the thread `tid` is for, if it was told.
+/// The declared kind of the thread `tid`.
 #[inline]
 pub fn kind_of(tid: u32) -> Option<Kind> {
     KINDS.of(tid)
 }
 
-/// What lies in the region of `page`, if it was told.
+/// The declared contents of the region of `page`.
 #[inline]
 pub fn regions_of(page: PageId) -> Option<Told> {
     REFS.of(page.0)
 }
 
-/// Tells what the thread `tid` is for; `None` forgets it.
+/// Declares the kind of the thread `tid`; `None` removes it.
 pub fn tell_kind(tid: u32, kind: Option<Kind>) -> Result<(), kinds::Full> {
     let _inside = freeze::enter();
     let _writer = WRITER.lock(yield_now);
@@ -39,28 +40,30 @@ pub fn tell_kind(tid: u32, kind: Option<Kind>) -> Result<(), kinds::Full> {
     }
 }
 
-/// The calling thread ends: its number may be another one's soon.
+/// Removes the calling thread, which ends: its number may be reused soon.
 pub fn thread_ends() {
     if KINDS.any() {
         let _ = tell_kind(proc::tid(), None);
     }
 }
 
-/// Tells what lies in the pages `start..end`; `None` forgets it. The caller is inside.
+/// Declares the contents of the pages `start..end`; `None` removes the declaration. The caller is inside
+/// `freeze::enter`.
 pub fn tell_content(start: u32, end: u32, told: Option<Told>) -> Result<(), refs::Full> {
     let _writer = WRITER.lock(yield_now);
     REFS.tell(start, end, told)
 }
 
-/// The pages `start..end` are unmapped, or something else is mapped there. The caller is inside.
+/// Records that the pages `start..end` are unmapped or replaced by another mapping. The caller is inside
+/// `freeze::enter`.
 pub fn unmapped(start: u32, end: u32) {
     if REFS.any() {
-        // A full list cannot be split by a hole; then what was told of the rest stays true.
+        // A full list cannot be split by a hole; then what was declared about the rest stays valid.
         let _ = tell_content(start, end, None);
     }
 }
 
-/// In a fork's child: the threads were its parent's.
+/// In a fork's child: removes the parent's threads.
 pub fn after_fork_in_child() {
     KINDS.clear();
 }

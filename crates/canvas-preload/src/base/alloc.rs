@@ -1,9 +1,8 @@
-//! The library's own heap: what Rust code here allocates, which is only at start-up (and in a report of a
-//! defect).
+//! The library's own heap, for the few allocations of its Rust code: at start-up, and in the report of a defect.
 //!
-//! The program's heap is not ours to use: it would grow by what we need for a moment, and that before its
-//! memory is managed. So this is memory of our own, handed out from the bottom up and never taken back; what
-//! decoding needs (half a MiB of tables) comes from a part that goes back to the kernel as a whole.
+//! The program's heap cannot be used: it would grow by what canvas needs for a moment, before its memory is managed.
+//! This heap hands out memory from the bottom up and never takes it back, except that the decoder's tables (half a MiB)
+//! come from a part that is returned to the kernel as a whole.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr;
@@ -14,7 +13,7 @@ use canvas_sys::mem;
 use crate::base::own::{self, kind};
 use crate::base::writable::Mark;
 
-/// Addresses of a part; memory is used as it is touched.
+/// Address space of a part; memory is used only when it is touched.
 const PART_BYTES: usize = 32 << 20;
 
 struct Part {
@@ -32,7 +31,7 @@ impl Part {
         }
     }
 
-    /// The part's first address; 0 when there is no room for it.
+    /// The part's first address; 0 if there is no room for it.
     fn base(&self) -> usize {
         let base = self.base.load(Ordering::Acquire);
         if base != 0 {
@@ -41,7 +40,7 @@ impl Part {
         let Ok(new) = mem::map_lazy(0, PART_BYTES, libc::PROT_NONE) else {
             return 0;
         };
-        // Start-up has one thread, so nobody is faster; a second part would only lie unused.
+        // Start-up has one thread, so no other is faster; a second part would only lie unused.
         self.base
             .compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire)
             .map_or_else(
@@ -87,8 +86,8 @@ static DECODES: AtomicBool = AtomicBool::new(false);
 
 struct Heap;
 
-// SAFETY: each call hands out memory that no other call has: parts are page-aligned (no layout here asks for
-// more), `used` only grows, and a part is mapped until nobody refers to it ([`decode`]).
+// SAFETY: each call hands out memory that no other call has: parts are page-aligned (no layout here asks for more),
+// `used` only grows, and a part is mapped until nobody refers to it ([`decode`]).
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match DECODES.load(Ordering::Relaxed) {
@@ -102,10 +101,11 @@ unsafe impl GlobalAlloc for Heap {
 #[global_allocator]
 static HEAP: Heap = Heap;
 
-/// Runs `f`, and gives back all that it allocated. Once, at start-up, with one thread.
+/// Runs `f`, and frees all that it allocated. Called once, at start-up, with one thread.
 ///
 /// # Safety
-/// Nothing may use afterwards what `f` allocated, statics that it filled included.
+///
+/// Nothing may use afterwards what `f` allocated, including statics that it filled.
 pub unsafe fn decode<R: Copy>(f: impl FnOnce() -> R) -> R {
     DECODES.store(true, Ordering::Relaxed);
     let r = f();

@@ -1,5 +1,5 @@
-//! Where libcanvas keeps its own memory: at fixed distances from the window, mapped at start-up to be read,
-//! opened to writing and touched as it is needed.
+//! Where libcanvas keeps its own memory: at fixed offsets from the managed range. Start-up maps it read-only; parts are
+//! opened for writing, and touched, when they are needed.
 
 use canvas_pager::regions::{Region, Regions};
 use canvas_pager::table::PageTable;
@@ -21,12 +21,12 @@ use core::ops::Range;
 
 use crate::base::writable::{Mark, Steps, open};
 
-// Where a page's bytes lie is also for those who look from outside (`canvas read`, `canvas dump`).
+// Also needed by readers from outside (`canvas read`, `canvas dump`), to find a page's bytes.
 pub use canvas_types::layout::{CACHE_META, CACHE_SLOTS_MAX, cache_buffers, pool};
 
-/// Bytes that the pool's region spans; the limit lies below it.
+/// Bytes of address space for the pool; the limit lies below.
 pub const POOL_BYTES: usize = 4 << 40;
-/// The parts of the pool's region that lie on the node at `place`: slabs, then their raw headers.
+/// The parts of the pool's range that lie on node `place` of the tenant: slabs, then their raw headers.
 pub const fn node_parts(place: usize) -> [core::ops::Range<usize>; 2] {
     let first = layout::POOL_OWN_SLABS + place * layout::NODE_SLABS;
     let end = first + layout::NODE_SLABS;
@@ -41,36 +41,36 @@ const _: () = assert!(
         && (layout::NODE_SLABS * RAW_HEADERS_BYTES).is_multiple_of(PAGE_SIZE)
 );
 
-/// The node of the tenant, by its place, that an address of the pool's region belongs to.
+/// Index (among the tenant's nodes) of the node that an address in the pool's range belongs to.
 pub fn node_at(addr: usize) -> Option<usize> {
     let offset = addr.checked_sub(pool()).filter(|o| *o < POOL_BYTES)?;
     layout::node_at(offset, SLAB_BYTES, RAW_HEADERS_BYTES)
 }
 
-/// Never written: reads as zeros without costing memory.
+/// Pages that are never written: they read as zeros and use no memory.
 #[inline(always)]
 pub fn zeros() -> usize {
     window_base() + STORE_OFFSET + (6 << 40)
 }
-/// Pages of zeros.
+/// Number of these pages.
 pub const ZERO_PAGES: usize = 64;
 
-// Of the tables, from the first page word on.
+// Offsets in the tables, from the first page word on.
 const RESIDENT_IN_BLOCK: usize = 0x10_0000_0000;
 const TOUCHED_IN_BLOCK: usize = 0x11_0000_0000;
 const WRITES_IN_BLOCK: usize = 0x11_8000_0000;
 /// Slab metadata of the pool.
 pub const POOL_META: usize = 0x20_0000_0000;
-/// Working memory of fills and reclaims.
+/// Working memory of fills and reclaim.
 pub const CONTEXTS: usize = 0x38_0000_0000;
 /// Bytes of the swap cache's metadata.
 pub const CACHE_META_BYTES: usize = CACHE_SLOTS_MAX * 40;
 /// Ring and write buffer of the trace.
 const TRACE: usize = 0x39_0000_0000;
-/// Bytes that they may take.
+/// Maximum bytes of both.
 pub const TRACE_BYTES: usize = 2 << 20;
 
-/// The book of extents of the far space: by extent, twice by slab, then by extent again.
+/// Arrays of the far space's extent book: by extent, by slab (two numbers each), and by extent again.
 const DEEP: usize = 0x3a_0000_0000;
 const DEEP_WRITTEN: usize = DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8;
 const DEEP_SPANS: usize = 0x3b_0000_0000;
@@ -78,15 +78,15 @@ const DEEP_SPANS: usize = 0x3b_0000_0000;
 const DIGESTS: usize = 0x3c_0000_0000;
 /// Links between pages ([`canvas_pager::app::links`]), behind the keys.
 const LINKS: usize = 0x3e_0000_0000;
-/// Of them at most, 16 MiB.
+/// Maximum number of links, 16 MiB.
 const LINKS_MAX: usize = 1 << 21;
-/// What is learnt of a resumption: two tables of its chunks, and the words of a recording.
+/// What is learnt about a resumption: two tables of its chunks, and the words of a recording.
 const LEARN: usize = 0x3f_0000_0000;
-/// Places of such a table: no recording has more chunks than three quarters of it.
+/// Cells of each table: a recording has at most three quarters as many chunks.
 const LEARN_PLACES: usize = 1 << 14;
-/// Bytes of them all.
+/// Bytes of tables and words.
 const LEARN_BYTES: usize = (2 * LEARN_PLACES + canvas_shm::learn::WORDS) * 4;
-/// Local pages that they are made for at most (128 GiB); of more, some are stored without need.
+/// Local pages that the hashes are sized for, at most (128 GiB). Some pages beyond that are stored without need.
 const DIGESTS_PAGES_MAX: usize = 1 << 25;
 
 const _: () = {
@@ -111,12 +111,12 @@ const _: () = {
     );
 };
 
-/// Working memory of fills and reclaims.
+/// Address of the working memory of fills and reclaim.
 pub fn contexts() -> usize {
     tables(CONTEXTS)
 }
 
-/// Ring and write buffer of the trace.
+/// Address of the trace's ring and write buffer.
 pub fn trace() -> usize {
     tables(TRACE)
 }
@@ -124,9 +124,9 @@ pub fn trace() -> usize {
 /// One past the highest block with a resident page.
 static HIGH_BLOCK: AtomicU32 = AtomicU32::new(0);
 
-/// Maps all areas, and opens what every process uses.
+/// Maps all areas, and opens the parts that every process uses.
 pub fn map() -> Result<(), Errno> {
-    // Apart from each other, so that each is a mapping of its own in /proc/self/smaps.
+    // Not adjacent, so that each is a mapping of its own in /proc/self/smaps.
     let areas = [
         (cache_buffers(), CACHE_SLOTS_MAX * canvas_types::PAGE_SIZE),
         (pool(), POOL_BYTES),
@@ -135,7 +135,7 @@ pub fn map() -> Result<(), Errno> {
     ];
     for (addr, bytes) in areas {
         mem::map_lazy(addr, bytes, libc::PROT_READ)?;
-        // SAFETY: these advices discard nothing. Huge pages would make memory use jump.
+        // SAFETY: these advices discard nothing. (Huge pages would make memory use jump.)
         unsafe {
             let _ = mem::advise(addr, bytes, libc::MADV_NOHUGEPAGE);
             let _ = mem::advise(addr, bytes, libc::MADV_DONTDUMP);
@@ -146,10 +146,10 @@ pub fn map() -> Result<(), Errno> {
     open(tables(LEARN), LEARN_BYTES)
 }
 
-/// Bytes of page words that are opened at a time: those of 128 MiB of the window.
+/// Bytes of page words that are opened at a time: those of 128 MiB of managed memory.
 const WORDS_STEP: usize = 256 << 10;
 const WORDS_STEPS: usize = WINDOW_PAGES * 8 / WORDS_STEP;
-/// Blocks of the window whose counts are opened at a time: 8 GiB of it.
+/// Blocks whose counts are opened at a time: those of 8 GiB of managed memory.
 const BLOCKS_STEP: usize = 4096;
 static WORDS_OPEN: Steps<{ WORDS_STEPS / 64 }> = Steps::new();
 static BLOCKS_OPEN: Steps<{ WINDOW_BLOCKS / BLOCKS_STEP / 64 }> = Steps::new();
@@ -157,8 +157,8 @@ static BLOCKS_OPEN: Steps<{ WINDOW_BLOCKS / BLOCKS_STEP / 64 }> = Steps::new();
 static PAGES_OPEN: AtomicU64 = AtomicU64::new(0);
 static ENTRIES_OPEN: Mark = Mark::new(WORDS_STEP);
 
-/// Opens what is kept of the pages `start..end` of the window, which are about to become accessible, and an entry for
-/// each. How many entries may be used when there are more than before.
+/// Opens the tables for the pages `start..end`, which are about to become accessible, and an entry for each page.
+/// Returns how many entries may be used, if their number has grown.
 pub fn open_pages(start: u32, end: u32) -> Result<Option<usize>, Errno> {
     let steps = |unit: usize| start as usize / unit..(end as usize).div_ceil(unit);
     BLOCKS_OPEN.reach(steps(BLOCKS_STEP * BLOCK_PAGES), |run| {
@@ -189,7 +189,7 @@ static SLABS_OPEN: [[Mark; 3]; 1 + layout::NODES_MAX] =
     [const { [Mark::new(1 << 20), Mark::new(64 << 10), Mark::new(64 << 10)] };
         1 + layout::NODES_MAX];
 
-/// Opens a slab of the pool's region, which those before it, or before it on its node, are already.
+/// Opens a slab of the pool's range. All slabs before it, in the pool or on its node, are open already.
 pub fn open_slab(slab: usize) -> Result<(), Errno> {
     let (first, slabs, marks) = match slab.checked_sub(layout::POOL_OWN_SLABS) {
         None => (0, layout::POOL_OWN_SLABS, &SLABS_OPEN[0]),
@@ -210,17 +210,17 @@ pub fn open_slab(slab: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Opens the buffers of the swap cache's first `slots` slots; how many slots have theirs open.
+/// Opens the buffers of the swap cache's first `slots` slots; returns how many buffers are open.
 pub fn open_cache(slots: usize) -> usize {
     static OPEN: Mark = Mark::new(128 << 10);
     let most = CACHE_SLOTS_MAX * PAGE_SIZE;
     let wanted = slots.min(CACHE_SLOTS_MAX) * PAGE_SIZE;
-    // Where there is no memory for more, those that are open are all.
+    // If there is no memory for more, those that are open must do.
     let _ = OPEN.reach(cache_buffers(), wanted, most);
     OPEN.bytes() / PAGE_SIZE
 }
 
-/// Opens a list of regions for `wanted` of them at least; for how many it is open.
+/// Opens a list of regions for at least `wanted` of them; returns for how many it is open.
 fn open_regions(mark: &Mark, at: usize, wanted: usize, most: usize) -> usize {
     let each = size_of::<Region>();
     let open = mark.reach(
@@ -245,12 +245,12 @@ fn open_partition_regions(wanted: usize) -> usize {
 const DEEP_STEP: usize = 16;
 static DEEP_OPEN: Steps<{ far::SLABS_MAX / DEEP_STEP / 64 }> = Steps::new();
 
-/// Opens what the book of extents says of the slabs themselves. Once, in a process that has a far space.
+/// Opens the extent book's numbers about slabs. Called once, in a process with far memory.
 pub fn open_extent_book() -> Result<(), Errno> {
     open(tables(DEEP + far::EXTENTS_MAX), far::SLABS_MAX * 8)
 }
 
-/// Opens what the book says of a slab's extents.
+/// Opens the extent book's numbers about a slab's extents.
 pub fn open_extents(slab: u32) -> Result<(), Errno> {
     let step = slab as usize / DEEP_STEP;
     let extents = far::SLAB_EXTENTS * DEEP_STEP;
@@ -271,21 +271,21 @@ pub fn open_trace() -> Result<(), Errno> {
 
 /// `n` atomics of the tables.
 ///
-/// Every one of them is in bounds (asserted), and the tables are mapped before anything asks for them
-/// and never unmapped.
+/// All of them are in bounds (asserted). The tables are mapped before anything asks for them, and never unmapped.
 #[inline(always)]
 fn atomics<A: Atomic>(offset: usize, n: usize) -> &'static [A] {
     assert!(offset.is_multiple_of(align_of::<A>()) && offset <= META_BYTES);
     assert!(n <= (META_BYTES - offset) / size_of::<A>());
-    // SAFETY: inside of the tables, which `map` mapped for the life of the process, as start-up's first
-    // step that uses memory; aligned; `Atomic` promises that any bits are valid and may change.
+    // SAFETY: inside the tables, which `map` mapped for the life of the process, as start-up's first step that uses
+    // memory; aligned; `Atomic` promises that any bits are valid and may change.
     unsafe { core::slice::from_raw_parts(tables(offset) as *const A, n) }
 }
 
 /// An atomic integer: valid whatever its bits are, and while others write to it.
 ///
 /// # Safety
-/// Nothing else may implement it.
+///
+/// No other type may implement it.
 unsafe trait Atomic: 'static {}
 // SAFETY: atomic integers.
 unsafe impl Atomic for AtomicU8 {}
@@ -310,26 +310,26 @@ pub fn word(page: PageId) -> &'static AtomicU64 {
     &table().words[page.index()]
 }
 
-/// Nonzero words, one count a block: what a mapping call may skip.
+/// Nonzero words per block: a mapping call may skip blocks without any.
 #[inline(always)]
 pub fn touched_in_block() -> &'static [AtomicU32] {
     atomics(TOUCHED_IN_BLOCK, WINDOW_BLOCKS)
 }
 
-/// Which blocks' pages are written to.
+/// Write scores of the blocks.
 #[inline(always)]
 pub fn writes() -> Writes<'static> {
     Writes(atomics(WRITES_IN_BLOCK, WINDOW_BLOCKS))
 }
 
-/// Is no touched page of the block away from memory? Then a search for far pages may skip it.
+/// Whether all touched pages of the block are in memory, so that a search for far pages may skip it.
 #[inline(always)]
 pub fn all_resident(block: usize) -> bool {
     let touched = touched_in_block()[block].load(Ordering::Relaxed);
     touched <= table().resident_in_block[block].load(Ordering::Relaxed)
 }
 
-/// The book of extents of the far space.
+/// The extent book of the far space.
 pub fn extent_book() -> BookArrays<'static> {
     BookArrays {
         live: atomics(DEEP, far::EXTENTS_MAX),
@@ -340,8 +340,8 @@ pub fn extent_book() -> BookArrays<'static> {
     }
 }
 
-/// Opens the hashes of what lies beyond the pool, for a process with at most `local_pages`; none where there is no
-/// memory for them.
+/// Opens the hashes of pages beyond the pool, for a process with at most `local_pages` local pages; empty if there is
+/// no memory for them.
 pub fn digests(local_pages: usize) -> &'static [AtomicU64] {
     let words = digests::words_for(local_pages.min(DIGESTS_PAGES_MAX));
     match open(tables(DIGESTS), words * 8) {
@@ -350,19 +350,20 @@ pub fn digests(local_pages: usize) -> &'static [AtomicU64] {
     }
 }
 
-/// Opens what [`links`] gives for `local_pages`.
+/// Opens the memory that [`links`] returns for `local_pages`.
 pub fn open_links(local_pages: usize) -> Result<(), Errno> {
     open(tables(LINKS), links(local_pages).len() * 8)
 }
 
-/// Memory for links between pages, for a process with so many local pages: four links of 8 bytes for each, as most of
-/// a program's pages are elsewhere. Touched as links are found.
+/// Memory for links between pages, for a process with `local_pages` local pages: four links of 8 bytes per local page,
+/// because most of a program's pages are far. It is touched as links are found.
 pub fn links(local_pages: usize) -> &'static [AtomicU64] {
     let links = local_pages.saturating_mul(4).clamp(4096, LINKS_MAX);
     atomics(LINKS, links.next_power_of_two())
 }
 
-/// Memory for what is learnt of a resumption: two tables, and the words of a recording. Touched as faults come.
+/// Memory for what is learnt about a resumption: two tables, and the words of a recording. It is touched as faults
+/// come.
 pub fn learnt() -> ([&'static [AtomicU32]; 2], &'static [AtomicU32]) {
     let table = |i| atomics(LEARN + i * LEARN_PLACES * 4, LEARN_PLACES);
     let words = LEARN + 2 * LEARN_PLACES * 4;
@@ -372,14 +373,14 @@ pub fn learnt() -> ([&'static [AtomicU32]; 2], &'static [AtomicU32]) {
     )
 }
 
-/// Memory for a key: 0 or 1.
+/// Memory for key 0 or 1.
 ///
 /// # Safety
-/// `map` has been called, and this not yet with the same number.
+///
+/// `map` has been called, and this function not yet with the same number.
 pub unsafe fn key_memory(which: usize) -> &'static mut PageBuf {
     assert!(which < 2);
-    // SAFETY: inside an area that `map` mapped for the life of the process; nobody else's (the caller's
-    // promise).
+    // SAFETY: inside an area that `map` mapped for the life of the process; nobody else's (the caller's promise).
     unsafe { &mut *(tables(KEYS + which * PAGE_SIZE) as *mut PageBuf) }
 }
 
@@ -388,28 +389,29 @@ pub fn entries() -> &'static [AtomicU64] {
     atomics(ENTRIES, ENTRIES_MAX)
 }
 
-/// Atomics in the pool's metadata area, from `offset` bytes.
+/// Atomics in the pool's metadata area, from `offset` bytes on.
 pub fn pool_meta64(offset: usize, n: usize) -> &'static [AtomicU64] {
     atomics(POOL_META + offset, n)
 }
 
-/// Atomics in the swap cache's metadata area, from `offset` bytes.
+/// Atomics in the swap cache's metadata area, from `offset` bytes on.
 pub fn cache_meta32(offset: usize, n: usize) -> &'static [AtomicU32] {
     atomics(CACHE_META + offset, n)
 }
 
-/// Atomics in the swap cache's metadata area, from `offset` bytes.
+/// Atomics in the swap cache's metadata area, from `offset` bytes on.
 pub fn cache_meta64(offset: usize, n: usize) -> &'static [AtomicU64] {
     atomics(CACHE_META + offset, n)
 }
 
-/// Memory for the lists of regions, of the window and of the partition of shared memory; taken once.
+/// Memory for the lists of regions: of the managed range, and of the partition of shared memory.
 ///
 /// # Safety
+///
 /// To be called once, after [`map`].
 pub unsafe fn region_lists() -> [Regions<'static>; 2] {
-    // SAFETY: mapped for the life of the process and large enough (asserted); the caller promises that nobody else
-    // has it; it is all zeros, and zeros are a valid Region.
+    // SAFETY: mapped for the life of the process and large enough (asserted); the caller promises that nobody else has
+    // it; it is all zeros, and zeros are a valid Region.
     let memory = |at, n| unsafe { core::slice::from_raw_parts_mut(tables(at) as *mut Region, n) };
     let window = memory(REGIONS, REGIONS_MAX);
     let partition = memory(PARTITION_REGIONS, PARTITION_REGIONS_MAX);

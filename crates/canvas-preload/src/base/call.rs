@@ -1,4 +1,4 @@
-//! A system call of the program, as the stub hands it over.
+//! A system call of the program, as the stub passes it on.
 
 use canvas_patch::calls::NATIVE_BYTES;
 pub use canvas_patch::calls::NR_MAX;
@@ -13,15 +13,15 @@ pub struct Call {
     pub nr: usize,
     /// rbp, which the stub uses.
     pub frame: usize,
-    /// Where the trampoline goes on; 0 for a call that no trampoline made.
+    /// Address at which the trampoline continues; 0 for a call without a trampoline.
     pub back: usize,
-    /// The stack pointer then.
+    /// The stack pointer at the call.
     pub stack: usize,
 }
 
 impl Call {
-    /// Has the trampoline make the call itself, which takes no stack: who comes back from it may be on another one, or
-    /// be two on one. Returns the answer for the stub; `None` where there is no trampoline.
+    /// Has the trampoline make the call itself, without using the stack: the call may return on another stack, or
+    /// twice. Returns the answer for the stub; `None` if there is no trampoline.
     pub fn natively(&mut self) -> Option<isize> {
         self.back = self.back.checked_sub(NATIVE_BYTES)?;
         Some(self.nr as isize)

@@ -1,10 +1,10 @@
-//! `pthread_cancel` of a thread that waits in a call, under glibc 2.41 and later.
+//! `pthread_cancel` of a thread that waits in a system call, with glibc 2.41 and later.
 //!
-//! There all calls that can be cancelled come by one `syscall; ret` ([`sites::returning_at`]), and only
-//! while cancellation is enabled. The handler of libc's signal cancels the thread if that was interrupted between the
-//! beginning of this piece of code and its end; and whoever gets EINTR from it looks whether the thread is cancelled.
-//! With canvas the thread waits elsewhere: either in the trampoline, which the handler is shown as the place in libc,
-//! or in a call that canvas makes, which then answers EINTR.
+//! There, all calls that can be cancelled go through one `syscall; ret` ([`sites::returning_at`]), and only while
+//! cancellation is enabled. The handler of libc's signal cancels the thread if it was interrupted between the beginning
+//! and the end of this piece of code; and a call that returns EINTR checks whether the thread is cancelled. With canvas
+//! the thread waits elsewhere: in the trampoline, which the handler sees as the place in libc, or in a call that canvas
+//! makes, which then returns EINTR.
 
 use canvas_patch::sites::{self, TRAMPOLINE_BYTES};
 use canvas_sys::{gate, proc};
@@ -12,22 +12,21 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::base::upcalls;
 
-/// libc's signal.
+/// The signal that libc uses for cancellation.
 pub const SIGNAL: i32 = 32;
 
-/// Bytes of the [`upcalls::Entry`] in all of which the call's registers are as they were, and rcx leads to the
-/// trampoline.
+/// Bytes of the [`upcalls::Entry`] throughout which the call's registers are unchanged and rcx leads to the trampoline.
 pub const ENTRY_BYTES: usize = 32;
 
-/// How often it has come.
+/// How often the signal has come.
 static ARRIVED: AtomicU32 = AtomicU32::new(0);
 
-/// Threads that it met elsewhere, by number: perhaps on their way to a call.
+/// Threads that the signal interrupted elsewhere, by number: they may be on their way to a call.
 static MET: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 
-/// Has the signal met the calling thread since it was asked last?
+/// Whether the signal has interrupted the calling thread since this was last asked.
 fn was_met() -> bool {
-    // Which thread this is, the kernel is asked only where any was met.
+    // Ask the kernel for the thread's number only if any thread was interrupted.
     if MET.iter().all(|met| met.load(Ordering::Relaxed) == 0) {
         return false;
     }
@@ -37,20 +36,20 @@ fn was_met() -> bool {
         .any(|met| met.compare_exchange(tid, 0, success, failure).is_ok())
 }
 
-/// The calling thread ends.
+/// Forgets the calling thread, which ends.
 pub fn thread_exit() {
     if ARRIVED.load(Ordering::Relaxed) != 0 {
         was_met();
     }
 }
 
-/// Where trampolines lie: starts and ends, of as many pieces of code as are patched.
+/// Start and end of the trampolines of each patched piece of code.
 static TRAMPOLINES: [[AtomicUsize; 2]; TEXTS] =
     [const { [const { AtomicUsize::new(0) }; 2] }; TEXTS];
-/// Pieces of code that can be patched: of libc, the loader, and what was libpthread.
+/// Pieces of code that can be patched: of libc, of the loader, and of the former libpthread.
 pub const TEXTS: usize = 8;
 
-/// Start-up: the trampolines of the piece of code `text` lie at `start..end`.
+/// Records, at start-up, that the trampolines of piece of code `text` lie at `start..end`.
 pub fn trampolines_at(text: usize, start: usize, end: usize) {
     let [first, behind] = &TRAMPOLINES[text];
     first.store(start, Ordering::Relaxed);
@@ -63,9 +62,10 @@ fn is_trampoline(at: usize) -> bool {
     })
 }
 
-/// Where in libc the `syscall` was whose trampoline `at` lies in, if that is of calls that can be cancelled.
+/// Address in libc of the `syscall` whose trampoline contains `at`, if that call can be cancelled.
 ///
 /// # Safety
+///
 /// `at` must lie in a trampoline.
 unsafe fn cancelled_at(at: usize) -> Option<usize> {
     let start = at & !(TRAMPOLINE_BYTES - 1);
@@ -74,9 +74,10 @@ unsafe fn cancelled_at(at: usize) -> Option<usize> {
     sites::returning_at(code, start)
 }
 
-/// Can the call be cancelled whose trampoline goes on at `back`, which is 0 for none?
+/// Whether the call can be cancelled whose trampoline continues at `back`, which is 0 for none.
 ///
 /// # Safety
+///
 /// `back` must be what the stub got.
 pub unsafe fn can_cancel(back: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -86,6 +87,7 @@ pub unsafe fn can_cancel(back: usize) -> bool {
 /// Makes a call of the program that can be cancelled.
 ///
 /// # Safety
+///
 /// As for [`gate::raw`].
 pub unsafe fn call(nr: usize, a: &[usize; 6]) -> isize {
     let seen = ARRIVED.load(Ordering::Relaxed);
@@ -96,9 +98,10 @@ pub unsafe fn call(nr: usize, a: &[usize; 6]) -> isize {
     unsafe { gate::raw_while(&ARRIVED, seen, nr, *a) }
 }
 
-/// The signal has come.
+/// Handles the arrival of the signal.
 ///
 /// # Safety
+///
 /// `uc` must be the kernel's, of the calling thread.
 pub unsafe fn arrived(uc: &mut libc::ucontext_t) {
     let n = ARRIVED.fetch_add(1, Ordering::Relaxed);
@@ -107,7 +110,7 @@ pub unsafe fn arrived(uc: &mut libc::ucontext_t) {
         g[libc::REG_RIP as usize] as usize,
         g[libc::REG_RSP as usize] as usize,
     );
-    // On the stub's way to the trampoline, all registers of the call are as they were, and rcx leads to the trampoline.
+    // Between the stub and the trampoline all registers of the call are unchanged, and rcx leads to the trampoline.
     let on_its_way = upcalls::entry().is_some_and(|e| ip.wrapping_sub(e as usize) < ENTRY_BYTES);
     let at = match on_its_way {
         true => g[libc::REG_RCX as usize] as usize,

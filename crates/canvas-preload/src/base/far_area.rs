@@ -1,4 +1,4 @@
-//! The far area of the tenant segment ([`canvas_shm::far`]), as this process has it mapped.
+//! The far area of the tenant segment ([`canvas_shm::far`]), as mapped in this process.
 
 use canvas_shm::far::{self, Far};
 use canvas_shm::mailbox::Mailbox;
@@ -12,7 +12,7 @@ static FAR: AtomicUsize = AtomicUsize::new(0);
 /// This process's index in the segment.
 static PROC: AtomicUsize = AtomicUsize::new(0);
 
-/// Maps the far area, if the tenant has one. Once, at start-up, before the slot is taken.
+/// Maps the far area, if the tenant has one. Called once, at start-up, before the slot is taken.
 pub fn map(fd: i32) -> Result<(), Errno> {
     if state::seg().config.flags.load(Ordering::Relaxed) & config_flag::FAR == 0 {
         return Ok(());
@@ -27,7 +27,7 @@ pub fn map(fd: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes the mailbox that goes with our slot, and whatever its last owner left in it.
+/// Takes the mailbox that belongs to our slot, and clears what its last owner left in it.
 pub fn take_mailbox() {
     let proc = state::seg().index_of(state::slot());
     PROC.store(proc, Ordering::Relaxed);
@@ -57,14 +57,14 @@ pub fn our_mailbox(f: &Far) -> &Mailbox {
     &f.mailboxes[index()]
 }
 
-/// Tells the agent that we have posted.
+/// Notifies the agent that this process has posted a request.
 pub fn ring(f: &Far) {
     if f.ring(index()) {
         proc::futex_wake(&f.asleep, 1);
     }
 }
 
-/// Drops what process `proc` refers to; its slot is being released.
+/// Drops the references of process `proc`, whose slot is being released.
 pub fn drop_process(proc: usize) {
     if let Some(f) = far()
         && f.drop_process(proc)
@@ -73,7 +73,7 @@ pub fn drop_process(proc: usize) {
     }
 }
 
-/// How long anybody waits for a read beyond the pool.
+/// How long any thread waits for a read beyond the pool.
 pub fn longest_wait_ns() -> u64 {
     far().map_or(0, |f| {
         f.wait_ms_max

@@ -1,4 +1,4 @@
-//! Descriptors of ours in the program: each has a place of its own here, and none is the program's to close.
+//! Canvas's descriptors in the program. Each has a place here, and the program cannot close any of them.
 
 use canvas_shm::segment::shared_fd;
 use canvas_sys::pagemap::Pagemap;
@@ -6,7 +6,7 @@ use canvas_sys::{descriptors, proc};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-/// What a descriptor of ours is for.
+/// What a descriptor of canvas is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fd {
     /// The tenant segment.
@@ -23,17 +23,17 @@ pub enum Fd {
     Pagemap,
     /// A connection to a donor, one of [`LANES`].
     Lane(usize),
-    /// Of the device that lanes read by, one of [`DEVICES`].
+    /// Of the device that direct read channels use, one of [`DEVICES`].
     Device(usize),
-    /// One of shared memory's, by [`shared_fd`].
+    /// A file of shared memory, by [`shared_fd`].
     Shared(usize),
 }
 
-/// Connections to donors that a process has at most.
+/// Maximum connections of a process to donors.
 pub const LANES: usize = 8;
-/// Descriptors of a device: for what is asked of it, and for what it tells.
+/// Descriptors of a device: for commands, and for events.
 pub const DEVICES: usize = 2;
-/// Places before those of lanes.
+/// Places before those of direct read channels.
 const LANE: usize = 6;
 /// Places before those of a device.
 const DEVICE: usize = LANE + LANES;
@@ -59,54 +59,55 @@ impl Fd {
 static OURS: [AtomicI32; OWN + shared_fd::COUNT] =
     [const { AtomicI32::new(-1) }; OWN + shared_fd::COUNT];
 
-/// Keeps a descriptor from the program; -1 when there is none any more.
+/// Protects a descriptor from the program; -1 if it no longer exists.
 pub fn guard(what: Fd, fd: i32) {
     OURS[what.place()].store(fd, Ordering::Relaxed);
 }
 
-/// The descriptor that is there for `what`.
+/// The descriptor for `what`, if there is one.
 pub fn get(what: Fd) -> Option<i32> {
     let fd = OURS[what.place()].load(Ordering::Relaxed);
     (fd >= 0).then_some(fd)
 }
 
-/// This process's pagemap, which is open for good; `None` without /proc.
+/// This process's pagemap, which is never closed; `None` without /proc.
 pub fn pagemap() -> Option<ManuallyDrop<Pagemap>> {
     get(Fd::Pagemap).map(Pagemap::of)
 }
 
-/// All that there are.
+/// All of canvas's descriptors.
 pub fn ours() -> impl Iterator<Item = i32> {
     OURS.iter()
         .map(|o| o.load(Ordering::Relaxed))
         .filter(|fd| *fd >= 0)
 }
 
-/// Is it one of ours?
+/// Whether the descriptor is canvas's.
 pub fn is_ours(fd: usize) -> bool {
     ours().any(|o| o == fd as i32)
 }
 
-/// Whether a filter of the program's forbids what [`leave_the_programs`] does.
+/// Whether a filter of the program forbids what [`leave_the_programs`] does.
 static SHARED_FOR_EVER: AtomicBool = AtomicBool::new(false);
 
-/// A filter of the program's forbids close_range: threads that begin from now on share its descriptors.
+/// Records that a filter of the program forbids close_range: threads started from now on share the program's
+/// descriptors.
 pub fn forbid_leaving() {
     SHARED_FOR_EVER.store(true, Ordering::Relaxed);
 }
 
-/// The thread that has a table of its own; 0 for none.
+/// The thread with a descriptor table of its own; 0 for none.
 static ITS_OWN: AtomicU32 = AtomicU32::new(0);
 
-/// Has this thread descriptors of its own, which others do not see?
+/// Whether this thread has a descriptor table of its own.
 pub fn has_its_own() -> bool {
     let thread = ITS_OWN.load(Ordering::Relaxed);
     thread != 0 && thread == proc::tid()
 }
 
-/// Gives this thread a table of descriptors of its own, in which there are only ours. A file that it opens
-/// then never has the number that the program would get next: a shell that closes its input and opens a file
-/// relies on that. Where the kernel has no such call, all stays as it is, and this is false.
+/// Gives this thread a descriptor table of its own that contains only canvas's descriptors. A file that it opens then
+/// never gets the number that the program would get next: a shell that closes its input and opens a file relies on
+/// that. Returns false, without any change, if the kernel lacks the call.
 pub fn leave_the_programs() -> bool {
     if SHARED_FOR_EVER.load(Ordering::Relaxed) {
         return false;
@@ -115,7 +116,7 @@ pub fn leave_the_programs() -> bool {
     loop {
         let next = ours().filter(|fd| *fd as u32 >= from).min();
         let to = next.map_or(u32::MAX, |fd| fd as u32 - 1);
-        // Two of ours may have neighbouring numbers.
+        // Two of canvas's descriptors may have adjacent numbers.
         if from <= to {
             // SAFETY: the table is this thread's own from the first call on; when that fails, there is no second.
             let closed = unsafe {
@@ -136,8 +137,7 @@ pub fn leave_the_programs() -> bool {
     }
 }
 
-/// Connections to donors lie at or above this number, out of the way of programs that count on getting the lowest
-/// ones.
+/// Connections to donors get this number or above, so that programs can rely on getting the lowest ones.
 pub fn floor() -> i32 {
     descriptors::floor()
 }

@@ -1,9 +1,9 @@
-//! Keeps fork apart from everything that changes the pager's state.
+//! Excludes fork from everything that changes the pager's state.
 //!
-//! Each operation (a fault's resolution, a mapping call, a batch of reclaim) is *inside* from
-//! [`enter`] to the guard's drop, with all signals blocked, so that none can nest in another of
-//! the same thread. Fork freezes: it waits until nobody is inside and keeps others out, so the
-//! child's copy of all tables and locks is consistent. Readers touch one of a few counters.
+//! Each operation (resolving a fault, a mapping call, a batch of reclaim) is *inside* from [`enter`] to the guard's
+//! drop, with all signals blocked, so that no operation nests in another of the same thread. Fork freezes: it waits
+//! until no thread is inside and keeps others out, so that the child's copy of all tables and locks is consistent. To
+//! be inside costs an update of one of a few counters.
 
 use crate::base::{far_area, slow, thread::thread_hash};
 use canvas_pager::locks::{self, Gate};
@@ -16,9 +16,9 @@ const STRIPES: usize = 16;
 
 static GATE: Gate<STRIPES> = Gate::new();
 
-/// Inside until dropped; then the mask is restored, if we blocked the signals ourselves.
+/// Inside until dropped. Dropping also restores the signal mask if `enter` blocked the signals.
 pub struct Inside {
-    // In this order: the gate is left before signals are open.
+    // In this order: the gate is left before signals are unblocked.
     _gate: locks::Inside<'static>,
     _mask: Option<Mask>,
 }
@@ -40,7 +40,7 @@ fn wait(word: &AtomicU32, value: u32) {
 
 #[inline]
 fn enter_with(mask: Option<Mask>) -> Inside {
-    // A signal's handler on the thread that is about to call exec passes.
+    // A signal handler on the thread that is about to call exec may pass.
     let passes = |by| by > 1 && by == proc::tid();
     Inside {
         _gate: GATE.enter(thread_hash(), passes, wait),
@@ -54,31 +54,31 @@ pub fn enter() -> Inside {
     enter_with(Some(Mask(old)))
 }
 
-/// Enters from code that runs with all signals blocked (our handlers and threads).
+/// Enters from code that runs with all signals blocked (canvas's handlers and threads).
 #[inline]
 pub fn enter_masked() -> Inside {
     enter_with(None)
 }
 
-/// Keeps everybody out until dropped.
+/// Keeps all threads out until dropped.
 pub struct Frozen;
 
 /// Freezes. The caller has all signals blocked and is not inside.
 ///
-/// `None` when somebody has been inside for longer than any operation takes: a child of vfork that was killed there,
-/// in our memory. Nobody can put right what it was in the middle of.
+/// Returns `None` if a thread has been inside for longer than any operation takes: a vfork child that was killed
+/// inside, in our memory. Nobody can complete what it was doing.
 pub fn freeze() -> Option<Frozen> {
     freeze_as(1)
 }
 
-/// The same before exec, which ends the other threads where they are. This thread's signals may be open again
-/// until then: its own operations go on.
+/// Like [`freeze`], before exec, which ends all other threads wherever they are. This thread may unblock its signals
+/// until then, and its own operations continue.
 pub fn freeze_for_exec() -> Option<Frozen> {
     freeze_as(proc::tid())
 }
 
-/// How long an operation can be inside: three reads beyond the pool (one's own, one of another thread that has the
-/// page, one to make room), and what a busy host adds.
+/// How long an operation can be inside: three reads beyond the pool (its own, one of another thread that has the page,
+/// one to make room), plus delays on a busy host.
 fn patience_ns() -> u64 {
     const BUSY_NS: u64 = 10_000_000_000;
     BUSY_NS + 3 * far_area::longest_wait_ns()

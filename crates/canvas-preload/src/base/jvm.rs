@@ -1,7 +1,7 @@
-//! The HotSpot JVM of this process, if it has one: whether it is there, and how its objects refer to each other.
+//! Detects the HotSpot JVM of this process, if it has one, and how its objects refer to each other.
 //!
-//! libjvm exports tables that describe its own structures (`gHotSpotVMStructs`, for the serviceability agent). They are
-//! read by a thread of ours, some time after a fault has asked; no agent is loaded, and nothing is said on stderr.
+//! libjvm exports tables that describe its own structures (`gHotSpotVMStructs`, for the serviceability agent). A thread
+//! of canvas reads them, some time after a fault has asked. No agent is loaded, and nothing is written to stderr.
 
 use canvas_sys::proc::{self, File};
 use core::ffi::CStr;
@@ -9,46 +9,47 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::base::lines::Lines;
 
-/// Nobody has asked; somebody has; there is none; there is one; and all is known of it that can be.
+/// Whether a JVM was asked for, was found to be absent or present, and whether its tables have been read.
 const UNASKED: u32 = 0;
 const ASKED: u32 = 1;
 const NONE: u32 = 2;
 const HERE: u32 = 3;
 const READ: u32 = 4;
-/// Time between two looks, and how many there are: a launcher loads the JVM, and that makes its heap, in its time.
+/// Time between two look-ups, and their maximum number: a launcher loads the JVM, and the JVM creates its heap, only
+/// after a while.
 const PERIOD_NS: u64 = 1_000_000_000;
 const LOOKS_MAX: u32 = 30;
 
 static STATE: AtomicU32 = AtomicU32::new(UNASKED);
 static LOOKS: AtomicU32 = AtomicU32::new(0);
 static BASE: AtomicUsize = AtomicUsize::new(0);
-/// 1 more than the shift; 0: not known.
+/// The shift plus 1; 0 if unknown.
 static SHIFT: AtomicU32 = AtomicU32::new(0);
 static HEAP: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 static NEXT_NS: AtomicU64 = AtomicU64::new(0);
 
-/// How compressed references are widened: address = base + value << shift.
+/// How compressed references are expanded: address = base + value << shift.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Narrow {
-    /// What is added.
+    /// Added to the shifted value.
     pub base: usize,
-    /// By how much the value is shifted.
+    /// How far the value is shifted.
     pub shift: u32,
 }
 
-/// Is there a JVM? The first call has it looked for.
+/// Whether there is a JVM, as far as is known. The first call starts the search.
 pub fn is_here() -> bool {
     let _ = STATE.compare_exchange(UNASKED, ASKED, Ordering::Relaxed, Ordering::Relaxed);
     matches!(STATE.load(Ordering::Relaxed), HERE | READ)
 }
 
-/// Does the address lie in the heap of a JVM, as far as is known?
+/// Whether the address lies in the heap of a JVM, as far as is known.
 pub fn is_in_heap(address: usize) -> bool {
     let [start, end] = HEAP.each_ref().map(|x| x.load(Ordering::Relaxed));
     (start..end).contains(&address)
 }
 
-/// How references are compressed in its heap, if `address` lies there and that is known.
+/// How references are compressed in the JVM's heap, if `address` lies there and that is known.
 pub fn narrow(address: usize) -> Option<Narrow> {
     let shift = SHIFT.load(Ordering::Acquire).checked_sub(1)?;
     is_in_heap(address).then(|| Narrow {
@@ -57,7 +58,7 @@ pub fn narrow(address: usize) -> Option<Narrow> {
     })
 }
 
-/// Looks, where somebody has asked and it is time. By the reclaim thread.
+/// Searches for the JVM if it was asked for and it is time. Called by the reclaim thread.
 pub fn look(now_ns: u64) {
     let state = STATE.load(Ordering::Relaxed);
     if !matches!(state, ASKED | HERE) || now_ns < NEXT_NS.load(Ordering::Relaxed) {
@@ -77,7 +78,7 @@ pub fn look(now_ns: u64) {
     }
 }
 
-/// Where libjvm.so begins in memory.
+/// Load address of libjvm.so.
 fn libjvm() -> Option<usize> {
     let mut lines = Lines::open(proc::pid(), b"maps")?;
     let mut base = None;
@@ -94,7 +95,7 @@ fn libjvm() -> Option<usize> {
     base
 }
 
-/// Memory of this process, read through the kernel: an address that is wrong is an error, not a fault.
+/// Memory of this process, read through the kernel: a wrong address is an error, not a fault.
 struct Memory(File);
 
 impl Memory {
@@ -111,7 +112,7 @@ impl Memory {
     fn usize(&self, at: usize) -> Option<usize> {
         self.u64(at).map(|n| n as usize)
     }
-    /// Does a string of C lie there that is this one?
+    /// Whether the C string at `at` equals `text`.
     fn is(&self, at: usize, text: &CStr) -> bool {
         let want = text.to_bytes_with_nul();
         let mut bytes = [0; 64];
@@ -141,7 +142,7 @@ impl<'m> Symbols<'m> {
             .map(|i| headers + i * 56)
             .find(|h| memory.u32(*h) == Some(PT_DYNAMIC))?;
         let dynamic = base + memory.usize(dynamic + 16)?;
-        // The loader has made addresses of what were offsets, on most systems.
+        // On most systems the loader has converted offsets to addresses.
         let address = |value: u64| match (value as usize) < base {
             true => base + value as usize,
             false => value as usize,
@@ -167,7 +168,7 @@ impl<'m> Symbols<'m> {
         })
     }
 
-    /// Where the variable of this name lies.
+    /// Address of the variable with this name.
     fn find(&self, name: &CStr) -> Option<usize> {
         let m = self.memory;
         let wanted = name.to_bytes().iter().fold(5381u32, |h, b| {
@@ -191,7 +192,7 @@ impl<'m> Symbols<'m> {
         None
     }
 
-    /// The 64-bit number in the variable of this name.
+    /// The 64-bit number in the variable with this name.
     fn value(&self, name: &CStr) -> Option<usize> {
         self.memory.usize(self.find(name)?)
     }
@@ -203,7 +204,7 @@ struct Field {
     address: usize,
 }
 
-/// Finds these fields in the table, each by its type and one of its names in different versions.
+/// Finds fields in the table, each by its type and one of its names in different versions.
 fn fields<const N: usize>(
     symbols: &Symbols<'_>,
     wanted: [(&CStr, [&CStr; 2]); N],
@@ -217,7 +218,7 @@ fn fields<const N: usize>(
     let offset_at = symbols.value(c"gHotSpotVMStructEntryOffsetOffset")?;
     let address_at = symbols.value(c"gHotSpotVMStructEntryAddressOffset")?;
     let mut found = [const { None }; N];
-    // Rows of one type follow each other, with one name: what is read is little, so that reclaim need not wait.
+    // Rows of one type are adjacent and share one name string, so little is read and reclaim is not delayed.
     let mut last = (0, [false; N]);
     for row in (0..ROWS_MAX).map(|i| rows + i * step) {
         let of_type = m.usize(row + type_at)?;
@@ -242,7 +243,7 @@ fn fields<const N: usize>(
     Some(found)
 }
 
-/// Reads how references are compressed and where the heap lies. `None` where that cannot be read (yet).
+/// Reads how references are compressed and where the heap lies. `None` if that cannot be read (yet).
 fn read_tables(base: usize) -> Option<()> {
     let memory = Memory(File::open(c"/proc/self/mem").ok()?);
     let symbols = Symbols::of(&memory, base)?;
@@ -259,7 +260,7 @@ fn read_tables(base: usize) -> Option<()> {
     if heap == 0 {
         return None;
     }
-    // A MemRegion: its first address, and its words.
+    // A MemRegion: its first address, and its size in words.
     let range = heap + reserved?.offset;
     let start = memory.usize(range)?;
     let bytes = memory.usize(range + 8)?.checked_mul(8)?;
@@ -271,7 +272,7 @@ fn read_tables(base: usize) -> Option<()> {
     HEAP[0].store(start, Ordering::Relaxed);
     HEAP[1].store(end, Ordering::Relaxed);
     BASE.store(narrow.base, Ordering::Relaxed);
-    // Without a base and a shift 32 bits reach no heap beyond 4 GiB: its references are not compressed.
+    // Without a base and a shift, 32 bits cannot reach a heap beyond 4 GiB: its references are not compressed.
     let is_compressed = narrow.base != 0 || end >> 32 >> narrow.shift.min(8) == 0;
     if is_compressed {
         SHIFT.store(narrow.shift + 1, Ordering::Release);

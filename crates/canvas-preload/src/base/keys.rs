@@ -1,10 +1,9 @@
 //! The keys of the content hash (`canvas_swap::hash`).
 //!
-//! A page of a process's own is hashed and verified by that process alone, and by children that it forks,
-//! which inherit its pages and so its key: random bytes of its own, made at its start. An exec makes a new
-//! key; of the old image no page is left. Pages that forks share are brought back by whoever comes by, so
-//! their key is the tenant's: in the control file of shared memory, copied from there at the start, so that
-//! nothing that happens to the file later matters.
+//! A private page is hashed and verified only by its process, and by children that it forks, which inherit its pages
+//! and so its key: random bytes made at its start. An exec makes a new key; no page of the old image is left. Shared
+//! pages can be brought in by any process, so their key is the tenant's. It is in the control file of shared memory and
+//! copied at start, so that later changes to the file do not matter.
 
 use canvas_shm::shared::Map;
 use canvas_swap::hash::{PageHash, Products, portable};
@@ -26,7 +25,7 @@ fn products() -> Products {
     clmul::fastest().unwrap_or(portable)
 }
 
-/// Makes the process's own key. Once, at start-up, after the areas are mapped.
+/// Makes the process's own key. Called once, at start-up, after the areas are mapped.
 pub fn init() -> Result<(), Errno> {
     // SAFETY: the areas are mapped, and start-up calls this once.
     let key = unsafe { areas::key_memory(0) };
@@ -36,7 +35,7 @@ pub fn init() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes the key of shared pages. Once, at start-up, before any of them can be touched.
+/// Copies the key of shared pages. Called once, at start-up, before any of them can be touched.
 pub fn init_shared(map: Map) {
     // SAFETY: the areas are mapped, and start-up calls this once.
     let key = unsafe { areas::key_memory(1) };
@@ -45,14 +44,14 @@ pub fn init_shared(map: Map) {
     unsafe { *SHARED.0.get() = PageHash::new(key, products()) };
 }
 
-/// Hashes this process's pages.
+/// The hash of this process's pages.
 #[inline(always)]
 pub fn own() -> &'static PageHash<'static> {
     // SAFETY: `init` ran before anything that calls this.
     unsafe { &*OWN.0.get() }
 }
 
-/// Hashes shared pages.
+/// The hash of shared pages.
 #[inline(always)]
 pub fn shared() -> &'static PageHash<'static> {
     // SAFETY: `init_shared` ran before anything that calls this.

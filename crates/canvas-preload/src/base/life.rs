@@ -1,5 +1,5 @@
-//! That this process lives, as others see it ([`canvas_shm::lives`]): its memory maps the segment's file as it was
-//! opened for one lock, which the kernel drops with that memory.
+//! Shows others that this process lives ([`canvas_shm::lives`]): its memory maps the segment's file through an open
+//! file description made for one lock, which the kernel releases together with that memory.
 
 use canvas_shm::ProcSlot;
 use canvas_shm::lives::{NUMBERS, is_identity, map_offset};
@@ -11,12 +11,12 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::base::{fds, fds::Fd, lines::Lines, state};
 
-/// Who this process is.
+/// This process's identity.
 static ID: AtomicU64 = AtomicU64::new(0);
-/// Who the child of the fork under way is to be, and where its lock's file is mapped (0 for nowhere).
+/// Identity of the child of the fork in progress, and the address at which its lock's file is mapped (0 for none).
 static CHILD: AtomicU64 = AtomicU64::new(0);
 static CHILD_AT: AtomicUsize = AtomicUsize::new(0);
-/// The child of the last fork, where this process has locked its byte for it; 0 where it has not.
+/// The child of the last fork, if this process has locked its byte on its behalf; else 0.
 static LOCKED_FOR: AtomicU64 = AtomicU64::new(0);
 
 /// This process's identity.
@@ -28,8 +28,8 @@ fn segment() -> Result<i32, Errno> {
     fds::get(Fd::Segment).ok_or(Errno(libc::EBADF))
 }
 
-/// Draws an identity and locks its byte: where the file is mapped that holds the lock. Where there is no /proc by
-/// which the file could be opened once more, the lock is this process's own, and there is no address.
+/// Draws an identity and locks its byte; returns the address of the mapping that holds the lock. Without /proc the file
+/// cannot be opened a second time: then this process holds the lock itself, and the address is 0.
 fn make() -> Result<(u64, usize), Errno> {
     let fd = segment()?;
     let id = state::seg().draw_identity();
@@ -39,7 +39,7 @@ fn make() -> Result<(u64, usize), Errno> {
         lock::hold_with_file(file.fd() as i32, id)?;
         mem::map_file_shared(file.fd() as i32, map_offset(id), PAGE_SIZE)
     });
-    // Closing the file has taken away what this process held of it by itself.
+    // Closing the file has released the locks that this process itself held on it.
     note_number();
     match at {
         Ok(at) => Ok((id, at)),
@@ -48,10 +48,10 @@ fn make() -> Result<(u64, usize), Errno> {
     }
 }
 
-/// Says what number this process has, to whoever asks.
+/// Publishes this process's number.
 fn note_number() {
     if let (Ok(fd), id @ 1..) = (segment(), id()) {
-        // Nothing depends on it but what is shown, and who is measured by whom.
+        // Failure affects only what is shown, and which process measures which.
         let _ = lock::hold_with_process(fd, NUMBERS + id);
     }
 }
@@ -63,8 +63,8 @@ fn not_for_children(at: usize) {
     }
 }
 
-/// Was an earlier image of this process managed? Its number's lock outlives it, and the file's description in /proc
-/// names the locks of this process.
+/// Whether an earlier image of this process was managed. The lock of its number survives exec, and fdinfo in /proc
+/// lists the locks of this process.
 fn had_number(fd: i32) -> bool {
     let path = proc::path_of_own(b"fdinfo", fd);
     let Some(mut lines) = CStr::from_bytes_until_nul(&path)
@@ -83,7 +83,7 @@ fn had_number(fd: i32) -> bool {
     had
 }
 
-/// At the start of an image; false when an earlier image of this process was managed.
+/// Begins an image's life; returns false if an earlier image of this process was managed.
 pub fn begin() -> Result<bool, Errno> {
     let is_new = !had_number(segment()?);
     lock::give_up(segment()?, 0, 0);
@@ -94,10 +94,10 @@ pub fn begin() -> Result<bool, Errno> {
     Ok(is_new)
 }
 
-/// In the parent, just before a fork: its child's identity, which lives from now on.
+/// Makes the child's identity, in the parent just before a fork. The identity counts as living from now on.
 pub fn before_fork() -> Result<u64, Errno> {
     let (id, at) = make()?;
-    // The child of before has a lock of its own by now, or is no more.
+    // The previous child has a lock of its own by now, or has ended.
     if let last @ 1.. = LOCKED_FOR.swap(if at == 0 { id } else { 0 }, Ordering::Relaxed) {
         lock::give_up(segment()?, last, 1);
     }
@@ -106,7 +106,7 @@ pub fn before_fork() -> Result<u64, Errno> {
     Ok(id)
 }
 
-/// In the parent, after it: the child keeps its lock itself, if there is one.
+/// In the parent after a fork: the child keeps its lock itself, if there is a child.
 pub fn after_fork_in_parent() {
     let at = CHILD_AT.swap(0, Ordering::Relaxed);
     if at != 0 {
@@ -115,7 +115,7 @@ pub fn after_fork_in_parent() {
     }
 }
 
-/// In the child: it is somebody else now.
+/// In the child: takes on its own identity.
 pub fn after_fork_in_child() {
     let (id, at) = (
         CHILD.load(Ordering::Relaxed),
@@ -132,7 +132,7 @@ pub fn after_fork_in_child() {
     note_number();
 }
 
-/// Is it known that nobody with this identity has any memory left?
+/// Whether it is certain that no process with this identity has any memory left.
 pub fn is_gone(id: u64) -> bool {
     if !is_identity(id) {
         return true;
@@ -140,18 +140,18 @@ pub fn is_gone(id: u64) -> bool {
     segment().is_ok_and(|fd| lock::is_held(fd, id) == Ok(false))
 }
 
-/// What number a process has here.
+/// The number of a process as seen from here.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Number {
-    /// This one, if /proc is that of our PID namespace.
+    /// This one, if /proc belongs to our PID namespace.
     Here(u32),
-    /// It ends, or has just begun.
+    /// The process is ending, or has just started.
     None,
-    /// None that is known here, though it lives.
+    /// The process lives, but has no number that is known here.
     Elsewhere,
 }
 
-/// The number of the process that has a place.
+/// The number of the process with this slot.
 pub fn number(slot: &ProcSlot) -> Number {
     let (Some(id), Ok(fd)) = (slot.identity(), segment()) else {
         return Number::None;

@@ -33,7 +33,7 @@ impl Lines {
             true
         });
     }
-    /// The same as long as `f` says so.
+    /// Calls `f` with each line while it returns true.
     pub fn each_while(&mut self, mut f: impl FnMut(&[u8]) -> bool) {
         loop {
             while let Some(n) = self.buf[self.at..self.len].iter().position(|b| *b == b'\n') {

@@ -1,4 +1,4 @@
-//! What all rooms stand on: addresses of our own areas, counters, messages, locks.
+//! Foundations of all other modules: addresses of canvas's areas, counters, messages, locks.
 
 pub mod alloc;
 pub mod areas;

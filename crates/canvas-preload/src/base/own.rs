@@ -1,4 +1,4 @@
-//! Memory of canvas's own in this process: where it lies, and how much of it there is.
+//! Canvas's own memory in this process: where it lies, and how much there is.
 
 use canvas_sys::pagemap::{EXCLUSIVE, Pagemap, Run};
 use canvas_types::layout;
@@ -6,30 +6,30 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::base::fds;
 
-/// Bits of what is true of an area.
+/// Properties of an area, as bits.
 pub mod kind {
-    /// A fault may need it: it is never given to the kernel.
+    /// A fault may need it: it is never paged out by the kernel.
     pub const STAYS: u32 = 1;
-    /// It is what canvas costs: its pages count as metadata.
+    /// Its pages count as canvas's metadata.
     pub const COUNTS: u32 = 2;
 }
 
 struct Area {
     start: AtomicUsize,
-    /// 0 until the area is noted.
+    /// 0 until the area is recorded.
     end: AtomicUsize,
     kind: AtomicU32,
 }
 
 const AREAS: usize = 32;
-/// Threads of ours in a process: the reclaim thread, and the handlers of thread mode.
+/// Canvas's threads in a process: the reclaim thread, and the handlers of thread mode.
 const STACKS: usize = 4;
 
 static NOTED: [Area; AREAS] = [const { Area::new() }; AREAS];
 static NOTED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static STACKS_NOTED: [Area; STACKS] = [const { Area::new() }; STACKS];
 static STACKS_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// A fork made this process: what it did not write to since is its parent's too, and counted there.
+/// This process is a fork's child: pages that it has not written to since are shared with its parent and counted there.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 impl Area {
@@ -59,12 +59,12 @@ fn note_in(areas: &[Area], count: &AtomicUsize, start: usize, bytes: usize, kind
     }
 }
 
-/// Notes an area; `kind` has bits of [`kind`]. For start-up.
+/// Records an area; `kind` has bits of [`kind`]. For start-up.
 pub fn note(start: usize, bytes: usize, kind: u32) {
     note_in(&NOTED, &NOTED_COUNT, start, bytes, kind);
 }
 
-/// Notes the areas at fixed places: the window and all that lies at a distance from it, and the gate.
+/// Records the areas at fixed addresses: the managed range, all that lies at an offset from it, and the call gate.
 pub fn note_fixed() {
     let (window, tables) = (layout::window_base(), layout::tables(0));
     note(window, tables - window, kind::STAYS);
@@ -76,7 +76,7 @@ pub fn note_fixed() {
     );
 }
 
-/// Notes the stack of a thread of ours.
+/// Records the stack of a thread of canvas.
 pub fn note_stack(start: usize, bytes: usize) {
     let kind = kind::STAYS | kind::COUNTS;
     note_in(&STACKS_NOTED, &STACKS_COUNT, start, bytes, kind);
@@ -96,7 +96,7 @@ fn areas(bit: u32) -> impl Iterator<Item = &'static Area> {
     all.filter(move |area| area.is(bit))
 }
 
-/// The first part of `start..end` that may be given to the kernel; `None` when nothing of it may.
+/// The first part of `start..end` that the kernel may page out; `None` if there is none.
 pub fn first_free(mut start: usize, mut end: usize) -> Option<(usize, usize)> {
     while start < end {
         let meets = |area: &&Area| area.start() < end && start < area.end();
@@ -112,8 +112,8 @@ pub fn first_free(mut start: usize, mut end: usize) -> Option<(usize, usize)> {
     None
 }
 
-/// Pages of memory that canvas takes beside the program's and the copies of its pages: tables, stacks, its
-/// library's data, code that it changed. `None` where the kernel does not tell (before Linux 6.7).
+/// Pages of memory that canvas uses besides the program's pages and their copies: tables, stacks, its library's data,
+/// code that it patched. `None` if the kernel cannot tell (before Linux 6.7).
 pub fn resident_pages() -> Option<i64> {
     let map = fds::pagemap()?;
     let exclusive = IS_CHILD.load(Ordering::Relaxed);

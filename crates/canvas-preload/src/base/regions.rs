@@ -1,4 +1,4 @@
-//! What is mapped where, of the window and of the partition of shared memory, behind the mapping lock.
+//! What is mapped in the managed range and in the partition of shared memory, behind the mapping lock.
 
 use canvas_pager::prefetch::advised::Advice;
 use canvas_pager::prefetch::readahead::Area;
@@ -16,9 +16,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::{areas, freeze, slow, smaps, touched};
 
-/// What is mapped, as the mapping lock guards it.
+/// The lists of mapped regions, guarded by the mapping lock.
 pub struct Lists {
-    /// In the window.
+    /// In the managed range.
     pub window: Regions<'static>,
     /// This process's parts of the partition of shared memory.
     pub partition: Regions<'static>,
@@ -26,22 +26,21 @@ pub struct Lists {
 
 static LOCK: RawSpin = RawSpin::new();
 struct Cell(UnsafeCell<MaybeUninit<Lists>>);
-// SAFETY: after `init`, which one thread makes, it is reached only through a `Locked`, of which there is one at
-// a time.
+// SAFETY: after `init`, which one thread makes, it is reached only through a `Locked`, of which there is one at a time.
 unsafe impl Sync for Cell {}
 static LISTS: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 
-/// The mapping lock, held: it serialises mapping calls altogether.
+/// The held mapping lock: it serialises all mapping calls.
 pub struct Locked {
-    /// Made by [`lock`] and [`try_lock`] alone, from the lock that is the lists' own.
+    /// Made by [`lock`] and [`try_lock`] alone, from the lock that guards the lists.
     _held: RawGuard<'static>,
 }
 
 impl Deref for Locked {
     type Target = Lists;
     fn deref(&self) -> &Lists {
-        // SAFETY: `init` ran before anybody locks; a `Locked` holds the one lock on the lists, so no other one
-        // refers to them, and this one hands them out only as long as it is borrowed.
+        // SAFETY: `init` ran before anybody locks; a `Locked` holds the one lock on the lists, so no other one refers
+        // to them, and this one hands them out only as long as it is borrowed.
         unsafe { (*LISTS.0.get()).assume_init_ref() }
     }
 }
@@ -56,6 +55,7 @@ impl DerefMut for Locked {
 /// Prepares the lists.
 ///
 /// # Safety
+///
 /// To be called once, by start-up, while there is one thread, when all areas are mapped; before [`lock`].
 pub unsafe fn init() {
     // SAFETY: nobody refers to the lists yet, and the memory is asked for once: the caller's promise.
@@ -77,19 +77,18 @@ pub fn try_lock() -> Option<Locked> {
     LOCK.try_lock().map(|held| Locked { _held: held })
 }
 
-/// Untouched pages that are the claimer's, `from..to`.
+/// Untouched pages that the caller has claimed, `from..to`.
 pub struct Claim {
     pub from: PageId,
     pub to: PageId,
-    /// The pages stay in memory from their first touch on.
+    /// The pages are locked in memory from their first touch on.
     pub is_locked: bool,
 }
 
-/// Claims `page` and up to `ahead` untouched neighbours in the direction of `stride` (1 or -1), in
-/// its region and chunk, for a first touch: their words become Filling and count as touched.
-/// `None` when the page is not anonymous memory of ours; an empty range when another thread has
-/// it. The caller must publish each of them without taking the mapping lock again, and as locked where the
-/// region is.
+/// Claims `page` and up to `ahead` untouched neighbours in the direction of `stride` (1 or -1), in its region and
+/// chunk, for a first touch: their words become Filling and count as touched. Returns `None` if the page is not
+/// anonymous memory that canvas manages, and an empty range if another thread has it. The caller must publish each page
+/// without taking the mapping lock again, and as locked if the region is.
 pub fn claim_untouched(page: PageId, ahead: u32, stride: i32) -> Option<Claim> {
     let page = page.0;
     let g = lock();
@@ -107,7 +106,7 @@ pub fn claim_untouched(page: PageId, ahead: u32, stride: i32) -> Option<Claim> {
     let block = page as usize / BLOCK_PAGES;
     let claim = |p: u32| {
         touched::note_touched(block, 1);
-        // A discarded page may still carry the pins of a call that is under way.
+        // A discarded page may still carry the pins of a call in progress.
         let cur = word::load(areas::word(PageId(p)));
         let ours = cur.state() == State::Untouched
             && word::transition(areas::word(PageId(p)), cur, cur.with_state(State::Filling));
@@ -137,23 +136,23 @@ pub fn claim_untouched(page: PageId, ahead: u32, stride: i32) -> Option<Claim> {
     Some(claimed(from, to))
 }
 
-/// The mapping of `page`, for the prefetcher. Only tried: the caller may own a busy word, which a
-/// mapping call waits for under the lock.
+/// The mapping of `page`, for the prefetcher. Only tries the lock: the caller may own a busy word, for which a mapping
+/// call waits under the lock.
 pub fn area_of(page: PageId) -> Option<Area> {
     let g = try_lock()?;
     let Region { start, end, .. } = g.window.at(page.0)?;
     Some(Area { start, end })
 }
 
-/// Some region was advised of ([`advice_of`]).
+/// The program has given advice on some region ([`advice_of`]).
 static ADVISED: AtomicBool = AtomicBool::new(false);
 
-/// From now on faults ask what the program has said of their region.
+/// Makes faults look up the advice on their region from now on.
 pub fn note_advised() {
     ADVISED.store(true, Ordering::Relaxed);
 }
 
-/// What the program has said of the page's region, for the prefetcher. Only tried, as [`area_of`].
+/// The program's advice on the page's region, for the prefetcher. Only tries the lock, like [`area_of`].
 #[inline]
 pub fn advice_of(page: PageId) -> Advice {
     if !ADVISED.load(Ordering::Relaxed) {
@@ -167,7 +166,7 @@ pub fn advice_of(page: PageId) -> Advice {
     }
 }
 
-/// Is nothing mapped there, or a guard, which the kernel reports alike?
+/// Whether nothing is mapped there, or a guard region, which the kernel reports in the same way.
 pub fn is_hole(page: PageId) -> bool {
     let _inside = freeze::enter();
     let g = lock();
@@ -176,7 +175,7 @@ pub fn is_hole(page: PageId) -> bool {
         .is_none_or(|r| r.attr.kind & kind::GUARD != 0)
 }
 
-/// One past the last page of the native mapping that holds `page`; `None` when there is none.
+/// One past the last page of the native mapping that contains `page`; `None` if there is none.
 pub fn native_until(page: PageId) -> Option<PageId> {
     let _inside = freeze::enter();
     let g = lock();
@@ -186,17 +185,17 @@ pub fn native_until(page: PageId) -> Option<PageId> {
         .map(|r| PageId(r.end))
 }
 
-/// Does the kernel have a page there? Taken for granted when it does not say.
+/// Whether the kernel has a page there; assumed if the kernel does not say.
 pub fn is_present(page: PageId) -> bool {
     smaps::present(page.addr()).unwrap_or(true)
 }
 
-/// As many pages as `bytes` take.
+/// The number of pages that `bytes` need.
 pub fn pages_of(bytes: usize) -> Option<u32> {
     u32::try_from(bytes.checked_add(PAGE_SIZE - 1)? / PAGE_SIZE).ok()
 }
 
-/// A page-aligned range of the window as pages; EINVAL when it is not one.
+/// Converts a page-aligned range of managed addresses to pages; EINVAL for any other range.
 pub fn range(addr: usize, bytes: usize) -> Result<(u32, u32), Errno> {
     let inval = Errno(libc::EINVAL);
     if !addr.is_multiple_of(PAGE_SIZE) || !layout::in_window(addr) {
@@ -210,7 +209,7 @@ pub fn range(addr: usize, bytes: usize) -> Result<(u32, u32), Errno> {
     }
 }
 
-/// The address of a page of the window.
+/// The address of a page of the managed range.
 pub fn addr_of(page: u32) -> usize {
     window_base() + page as usize * PAGE_SIZE
 }

@@ -1,14 +1,14 @@
-//! Lines on stderr, for when something is wrong; no allocation, no libc.
+//! Lines on stderr, for when something is wrong; without allocation or libc.
 
 use canvas_sys::proc;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// The thread that has a table of descriptors of its own, and the pidfd by which it gets at the program's.
+/// The thread with a descriptor table of its own, and the pidfd through which it reaches the program's.
 static BORROWER: AtomicU32 = AtomicU32::new(0);
 static PIDFD: AtomicI32 = AtomicI32::new(-1);
 
-/// This thread has left the program's table of descriptors; its lines go to the program's stderr all the same.
+/// Records that this thread has left the program's descriptor table; its lines still go to the program's stderr.
 pub fn borrow_stderr(pidfd: i32) {
     PIDFD.store(pidfd, Ordering::Relaxed);
     BORROWER.store(proc::tid(), Ordering::Release);
@@ -47,7 +47,7 @@ pub fn line(args: core::fmt::Arguments<'_>) {
     }
 }
 
-/// `report!("...")`: one line on stderr.
+/// `report!("...")`: writes one line to stderr.
 #[macro_export]
 macro_rules! report {
     ($($t:tt)*) => { $crate::base::report::line(format_args!($($t)*)) };

@@ -1,8 +1,8 @@
-//! What a fault waited for, where it took long ([`canvas_shm::slow`]).
+//! Records what slow faults waited for ([`canvas_shm::slow`]).
 //!
-//! There is no thread-local data: each wait leaves its time with the thread's number, and a fault that turns out to
-//! have been slow looks which of them lay within it. So a fast fault pays nothing but a comparison. Threads that share
-//! a number can be given each other's cause.
+//! There is no thread-local data: each wait stores its time under the thread's number, and a fault that was slow looks
+//! up which waits happened during it. A fast fault pays only for a comparison. Threads that share a number may get each
+//! other's causes.
 
 use canvas_shm::Counter;
 use canvas_shm::segment::STRIPES;
@@ -13,11 +13,11 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::base::{state, thread, time};
 
-/// Waits that a thread keeps.
+/// Waits kept per thread.
 const WAITS: usize = 8;
-/// Threads that are told apart.
+/// Threads that are distinguished.
 const THREADS: usize = 256;
-/// Waits of one cause that lie so close are one.
+/// Waits of one cause with a shorter gap count as one.
 const GAP_NS: u64 = 200_000;
 
 struct Wait {
@@ -48,7 +48,7 @@ fn mine() -> &'static Waits {
     &OF_THREADS[thread::thread_hash() % THREADS]
 }
 
-/// The calling thread waited for `cause` since `from_ns` (CLOCK_MONOTONIC).
+/// Records that the calling thread has waited for `cause` since `from_ns` (CLOCK_MONOTONIC).
 #[cold]
 pub fn waited(cause: Cause, from_ns: u64) {
     let (waits, to_ns) = (mine(), time::now_ns());
@@ -66,7 +66,7 @@ pub fn waited(cause: Cause, from_ns: u64) {
     waits.newest.store(newest + 1, Ordering::Relaxed);
 }
 
-/// Does `f`, which may wait for `cause`.
+/// Calls `f`, which may wait for `cause`.
 #[cold]
 pub fn during<R>(cause: Cause, f: impl FnOnce() -> R) -> R {
     let from_ns = time::now_ns();
@@ -83,7 +83,7 @@ pub fn during<R>(cause: Cause, f: impl FnOnce() -> R) -> R {
 
 macro_rules! yields {
     ($($name:ident: $cause:ident,)*) => {$(
-        /// A step of waiting, as [`gate::yield_now`].
+        /// Yields once while waiting, like [`gate::yield_now`].
         pub fn $name() {
             during(Cause::$cause, gate::yield_now);
         }
@@ -96,23 +96,23 @@ yields! {
     yield_to_page: BusyPage,
 }
 
-/// Of so many faults the processor time of one is measured: that takes a system call.
+/// The CPU time of one fault in this many is measured, because that takes a system call.
 const CPU_SAMPLED: u64 = 32;
 
 /// When a fault began (CLOCK_MONOTONIC).
 #[derive(Clone, Copy)]
 pub struct Begun {
     ns: u64,
-    /// The thread's processor time, where that is measured.
+    /// The thread's CPU time, if it is measured.
     cpu_ns: Option<u64>,
 }
 
 impl Begun {
-    /// A fault begins.
+    /// Starts a fault's time.
     #[inline]
     pub fn now() -> Begun {
         let ns = time::now_ns();
-        // By the digits of the clock that nobody can foresee.
+        // Sample by the clock's low digits, which are unpredictable.
         let is_sampled = ns.wrapping_mul(0x9e37_79b9_7f4a_7c15) < u64::MAX / CPU_SAMPLED;
         Begun {
             ns,
@@ -121,7 +121,7 @@ impl Begun {
     }
 }
 
-/// A fault at `addr` has just been resolved.
+/// Records a fault at `addr` that has just been resolved.
 #[inline]
 pub fn note_fault(addr: usize, begun: Begun) {
     let (begun_ns, now) = (begun.ns, time::now_ns());
@@ -151,7 +151,7 @@ fn note_slow(page: usize, from_ns: u64, to_ns: u64) {
     });
     let mut ns = [0u64; CAUSES];
     for (i, (from, to)) in waits.iter().enumerate() {
-        // A wait in the course of another is the reason of both.
+        // A wait nested in another one is the cause of both.
         let within = waits.iter().enumerate().filter(|(k, (f, t))| {
             let shorter = t - f < to - from || (t - f == to - from && *k > i);
             *k != i && f >= from && t <= to && shorter
@@ -162,7 +162,7 @@ fn note_slow(page: usize, from_ns: u64, to_ns: u64) {
             *sum += (to - from).saturating_sub(others);
         }
     }
-    // What no wait explains, when it is the most, is elsewhere.
+    // Time that no wait explains counts as `Elsewhere`.
     let known = ns.iter().sum::<u64>();
     ns[Cause::Elsewhere as usize] = (to_ns - from_ns).saturating_sub(known);
     let most = (0..CAUSES).max_by_key(|i| ns[*i]).unwrap_or(0);

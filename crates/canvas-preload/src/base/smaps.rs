@@ -1,9 +1,9 @@
-//! What /proc says about memory: a process's proportional share (PID/smaps), its mappings (PID/maps), and which
-//! pages are there and shared (self/pagemap).
+//! What /proc says about memory: a process's proportional share (PID/smaps), its mappings (PID/maps), and which pages
+//! are present and shared (self/pagemap).
 //!
-//! After a fork, pages are shared until one side writes. Pss counts a page that n processes map
-//! as 1/n, so the sum over a tenant's processes is the memory that it really uses. The walk
-//! costs about 10 ms a resident GiB: only forked processes do it, and seldom.
+//! After a fork, pages are shared until one side writes. Pss counts a page that n processes map as 1/n, so the sum over
+//! a tenant's processes is the memory that it really uses. The walk costs about 10 ms per resident GiB, so only forked
+//! processes do it, and seldom.
 
 use canvas_shm::ProcSlot;
 use canvas_shm::lives::map_offset;
@@ -24,12 +24,12 @@ fn hex(text: &[u8]) -> Option<usize> {
     any.then_some(n)
 }
 
-/// What a process answers for of the memory that it maps.
+/// A process's share of the memory that it maps.
 #[derive(Clone, Copy)]
 pub struct Shares {
-    /// Pages of anonymous memory outside of the pool.
+    /// Pages of anonymous memory outside the pool.
     pub pages: i64,
-    /// Of these, such as nobody else maps.
+    /// Of these, pages that no other process maps.
     pub own_pages: i64,
     /// Pages of anonymous memory in the host's swap.
     pub swapped_pages: i64,
@@ -37,7 +37,7 @@ pub struct Shares {
     nodes: [Store; NODES_MAX],
 }
 
-/// Memory for stored pages: what is resident of it, in KiB, and the process's share of that.
+/// Memory for stored pages: its resident size in KiB, and the process's share of that.
 #[derive(Clone, Copy, Default)]
 struct Store {
     rss_kib: i64,
@@ -45,7 +45,7 @@ struct Store {
 }
 
 impl Store {
-    /// The share of what would be charged `whole` if nobody shared it.
+    /// The share of a store that would be charged `whole` if nobody shared it.
     fn of(self, whole: i64) -> i64 {
         if self.rss_kib == 0 {
             return whole;
@@ -55,11 +55,11 @@ impl Store {
 }
 
 impl Shares {
-    /// Its share of a pool that would be charged `whole` if nobody shared it.
+    /// The share of a pool that would be charged `whole` if nobody shared it.
     pub fn of_pool(self, whole: i64) -> i64 {
         self.pool.of(whole)
     }
-    /// The same of what it has on a node.
+    /// The share of memory on a node that would be charged `whole` if nobody shared it.
     pub fn of_node(self, place: usize, whole: i64) -> i64 {
         self.nodes[place].of(whole)
     }
@@ -74,7 +74,7 @@ enum Whose {
 }
 
 impl Whose {
-    /// Of the mapping that starts here. What lies on nodes are mappings of their own, which the pool's are beside.
+    /// What the mapping that starts here is for. Memory on nodes has mappings of its own, separate from the pool's.
     fn at(start: usize, nodes: usize) -> Whose {
         if !(areas::pool()..areas::pool() + areas::POOL_BYTES).contains(&start) {
             return Whose::Others;
@@ -86,16 +86,17 @@ impl Whose {
     }
 }
 
-/// Why a process's shares are not known.
+/// Why a process's shares are unknown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Unseen {
-    /// It ends, or has just begun.
+    /// It is ending, or has just started.
     None,
-    /// It lives, but cannot be looked at from here: in another PID namespace, or another user's.
+    /// It lives, but cannot be examined from here: it is in another PID namespace, or another user's.
     Lives,
 }
 
-/// A process's mappings in /proc, and the line that shows that they are its; none is needed of our own.
+/// Opens a process's smaps; also returns the offset of the line that proves that they are the right process's. No proof
+/// is needed for our own.
 fn smaps_of(slot: &ProcSlot) -> Result<(Lines, Option<usize>), Unseen> {
     let id = slot.identity().ok_or(Unseen::None)?;
     if id == life::id() {
@@ -114,7 +115,7 @@ fn smaps_of(slot: &ProcSlot) -> Result<(Lines, Option<usize>), Unseen> {
     }
 }
 
-/// The shares of the process that has a slot, whose tenant has so many nodes.
+/// The shares of the process with this slot, whose tenant has `nodes_there` nodes.
 pub fn proportional(slot: &ProcSlot, nodes_there: usize) -> Result<Shares, Unseen> {
     let (mut lines, its) = smaps_of(slot)?;
     let mut is_it = its.is_none();
@@ -122,7 +123,7 @@ pub fn proportional(slot: &ProcSlot, nodes_there: usize) -> Result<Shares, Unsee
     let (mut pool, mut nodes) = (Store::default(), [Store::default(); NODES_MAX]);
     let (mut kib, mut rss, mut pss, mut own, mut own_kib) = (0i64, 0i64, 0i64, 0i64, 0i64);
     let mut swapped_kib = 0;
-    // A process that is ending has no maps any more.
+    // A process that is ending has no mappings any more.
     let mut seen = false;
     lines.each(|line| {
         let mut words = line.split(|b| *b == b' ').filter(|w| !w.is_empty());
@@ -131,7 +132,7 @@ pub fn proportional(slot: &ProcSlot, nodes_there: usize) -> Result<Shares, Unsee
             && let Some(start) = hex(&first[..dash])
         {
             seen = true;
-            // Protection, then offset.
+            // The protection, then the offset.
             is_it |= its.is_some() && words.nth(1).and_then(hex) == its;
             whose = Whose::at(start, nodes_there);
             return;
@@ -149,7 +150,7 @@ pub fn proportional(slot: &ProcSlot, nodes_there: usize) -> Result<Shares, Unsee
             Whose::Pool => &mut pool,
             Whose::Node(place) => &mut nodes[place],
         };
-        // A mapping's Pss covers its file pages too: the anonymous share of it counts.
+        // A mapping's Pss includes its file pages: count the anonymous part of it.
         match first {
             b"Rss:" => {
                 rss = value();
@@ -172,7 +173,7 @@ pub fn proportional(slot: &ProcSlot, nodes_there: usize) -> Result<Shares, Unsee
         return Err(Unseen::None);
     }
     if !is_it {
-        // /proc is another namespace's, and the number somebody else's there.
+        // /proc belongs to another namespace, in which another process has this number.
         return Err(Unseen::Lives);
     }
     Ok(Shares {
@@ -184,7 +185,7 @@ pub fn proportional(slot: &ProcSlot, nodes_there: usize) -> Result<Shares, Unsee
     })
 }
 
-/// Of up to 64 pages from `addr` on, a bit for each that is present and mapped by others too.
+/// For up to 64 pages from `addr` on, one bit per page that is present and also mapped by another process.
 fn shared(map: &Pagemap, addr: usize, pages: usize) -> u64 {
     let mut entries = [0u64; 64];
     let pages = pages.min(entries.len());
@@ -194,13 +195,13 @@ fn shared(map: &Pagemap, addr: usize, pages: usize) -> u64 {
     })
 }
 
-/// Is the page at `addr` there? `None` when the kernel does not say.
+/// Whether the page at `addr` is present; `None` if the kernel does not say.
 pub fn present(addr: usize) -> Option<bool> {
     let mut entry = [0u64];
     (pagemap()?.read(addr, &mut entry) == 1).then_some(entry[0] & PRESENT != 0)
 }
 
-/// How many of the present pages in `ranges` (64 pages each at most) another process maps as well.
+/// How many of the present pages in `ranges` (at most 64 pages each) another process also maps.
 pub fn shared_in(ranges: &[libc::iovec]) -> i64 {
     let Some(map) = pagemap() else { return 0 };
     let count =
@@ -208,8 +209,7 @@ pub fn shared_in(ranges: &[libc::iovec]) -> i64 {
     ranges.iter().map(|r| i64::from(count(r))).sum()
 }
 
-/// How many of the pages marked in `which`, one bit a page from `addr` on, another process maps as
-/// well.
+/// How many of the pages marked in `which`, one bit per page from `addr` on, another process also maps.
 pub fn shared_pages(addr: usize, which: &[u64]) -> i64 {
     let Some(map) = pagemap() else { return 0 };
     let mut n = 0;

@@ -1,4 +1,4 @@
-//! What the whole of libcanvas shares: the segment, our slot in it, the descriptors, the policy.
+//! State that all of libcanvas shares: the segment, our slot in it, the descriptors, the policy.
 
 use canvas_pager::clock::{Clock, ClockParams, EpochClock};
 use canvas_pager::prefetch::choice::Prefetchers;
@@ -12,7 +12,7 @@ static SEGMENT: AtomicUsize = AtomicUsize::new(0);
 static SLOT: AtomicUsize = AtomicUsize::new(0);
 static UFFD: AtomicI32 = AtomicI32::new(-1);
 
-/// Descriptor of this process as a pidfd, or -1 (the kernel's PIDFD_SELF is used then).
+/// This process's pidfd, or -1 (the kernel's PIDFD_SELF is used then).
 pub static PIDFD: AtomicI32 = AtomicI32::new(-1);
 /// The process that the tables belong to: a vfork child runs on them under another pid.
 pub static PID: AtomicU32 = AtomicU32::new(0);
@@ -21,21 +21,22 @@ pub static THREAD_MODE: AtomicBool = AtomicBool::new(false);
 /// The process has forked, or is a fork's child: pages may be shared.
 pub static FORKED: AtomicBool = AtomicBool::new(false);
 /// Minor faults of this process that copied no page of the program: served by its handler threads (and retried), or on
-/// memory of canvas that is charged apart.
+/// memory of canvas that is charged separately.
 pub static FAULTS_WITHOUT_COPY: AtomicU64 = AtomicU64::new(0);
-/// process_madvise on ourselves does not work here.
+/// process_madvise on this process itself does not work here.
 pub static NO_VECTOR_DISCARD: AtomicBool = AtomicBool::new(false);
 
-/// Which page to evict.
+/// Chooses which page to evict.
 pub static CLOCK: Clock = Clock::new(ClockParams::DEFAULT);
 /// Coarse eviction time.
 pub static EPOCH: EpochClock = EpochClock::new();
-/// What to bring in ahead.
+/// Choose what to bring in ahead.
 pub static PREFETCHERS: Prefetchers = Prefetchers::new();
 
 /// Attaches the segment at `addr`.
 ///
 /// # Safety
+///
 /// As [`Segment::at`].
 pub unsafe fn attach(addr: usize) {
     SEGMENT.store(addr, Ordering::Release);
@@ -48,7 +49,7 @@ pub fn seg() -> &'static Segment {
     unsafe { Segment::at(SEGMENT.load(Ordering::Relaxed)) }
 }
 
-/// Takes `slot` for this process.
+/// Sets this process's slot.
 pub fn set_slot(slot: &'static ProcSlot) {
     SLOT.store(slot as *const ProcSlot as usize, Ordering::Release);
 }
@@ -71,7 +72,7 @@ pub fn set_uffd(u: Uffd) {
     UFFD.store(u.0, Ordering::Release);
 }
 
-/// Counts.
+/// Adds `n` to a counter.
 #[inline(always)]
 pub fn count(c: Counter, n: u64) {
     seg().count(thread::thread_hash(), c, n);

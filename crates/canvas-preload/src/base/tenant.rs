@@ -1,5 +1,5 @@
-//! What the processes of a tenant agree on by the segment: who lives, whose turn it is, who gives room in the
-//! pool, and what stays charged because a relative still maps it.
+//! What the processes of a tenant agree on through the segment: which of them live, which one does a shared task, which
+//! one gives up room in the pool, and what stays charged because a relative still maps it.
 
 use canvas_far::Whom;
 use canvas_shm::ProcSlot;
@@ -16,12 +16,12 @@ pub fn live_slots() -> impl Iterator<Item = &'static ProcSlot> + Clone {
     state::seg().procs_used().iter().filter(taken)
 }
 
-/// Gives back all that a process had which has ended, or runs another image now.
+/// Releases all that a process had which has ended or has exec'ed another image.
 pub fn release_slot(slot: &ProcSlot, id: u64) {
     state::seg().release_slot(slot, id, far_area::drop_process);
 }
 
-/// Gives back what those of `among` had that live no more; true when there was any.
+/// Releases what those processes of `among` had that have ended; returns whether there was any.
 pub fn release_gone(among: impl Fn(&ProcSlot) -> bool) -> bool {
     let mut any = false;
     for slot in live_slots().filter(|s| among(s)) {
@@ -34,7 +34,7 @@ pub fn release_gone(among: impl Fn(&ProcSlot) -> bool) -> bool {
     any
 }
 
-/// Of several threads, one does what was last done at `last`.
+/// Elects one of several threads to do a task that was last done at time `last`.
 pub fn take_turn(at: &AtomicU64, last: u64, now: u64) -> bool {
     at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
         .is_ok()
@@ -46,10 +46,10 @@ pub fn wake(slot: &ProcSlot) {
     proc::futex_wake(&slot.wake, 1);
 }
 
-/// Asks other processes to give back some of the pool. The one that was asked, or one of them; `None` when
-/// there is none.
+/// Asks other processes to give up some of the pool. Returns the one that was asked, or one of them; `None` if there is
+/// none.
 pub fn ask_for_pool(whom: Whom) -> Option<&'static ProcSlot> {
-    /// A few slabs: more than one page wants to go somewhere.
+    /// A few slabs, because more than one page needs room.
     const BYTES: i64 = 128 << 10;
     let me = state::slot();
     let has = |p: &ProcSlot| p.pool_bytes.load(Ordering::Relaxed);
@@ -71,13 +71,13 @@ pub fn ask_for_pool(whom: Whom) -> Option<&'static ProcSlot> {
 
 static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
 
-/// Is the far limit so near that far copies of resident pages must go?
+/// Sets whether the far limit is so near that far copies of resident pages must be dropped.
 pub fn set_nearly_full(is: bool) {
     NEARLY_FULL.store(is, Ordering::Relaxed);
 }
 
-/// May a page that comes in keep its entry and far copy? Not where the far limit is so near that far
-/// copies of resident pages must go, nor where there are no reservations.
+/// Whether a page that comes in may keep its entry and far copy: not if the far limit is so near that far copies of
+/// resident pages must be dropped, nor if there are no reservations.
 #[inline]
 pub fn reserves() -> bool {
     !NEARLY_FULL.load(Ordering::Relaxed) && state::seg().config.reservations()
@@ -86,19 +86,19 @@ pub fn reserves() -> bool {
 /// Pages that this process has charged by estimate since it last measured.
 pub static DRIFT_PAGES: AtomicI64 = AtomicI64::new(0);
 
-/// Pages that were evicted or discarded here, and that a relative still maps: nothing was freed, so
-/// their charge stays until the shares are measured.
+/// Keeps `pages` pages charged that were evicted or discarded here but that a relative still maps: nothing was freed.
+/// The charge is corrected when the shares are measured.
 pub fn keep_charge(pages: i64) {
     DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
     state::seg().charge_local(state::slot(), pages);
     state::seg().charge_footprint(pages);
 }
 
-/// Counts by `shared` how many of some present pages a relative maps, and has `discard` give them up, while no relative
-/// does so: two that looked at one page together would both leave its charge to the other. What `discard` says, and
-/// the pages, for [`keep_charge`].
+/// Counts by `shared` how many of some present pages a relative maps, and lets `discard` give them up, while no
+/// relative does the same: otherwise two that look at one page at the same time would both leave its charge to the
+/// other. Returns the result of `discard`, and the number of pages for [`keep_charge`].
 pub fn give_up_shared<T>(shared: impl Fn() -> i64, discard: impl FnOnce() -> T) -> (T, i64) {
-    /// A relative that is stopped meanwhile is not waited for: then the sum is too high until it is measured.
+    /// Stop waiting for a relative that may be stopped: the sum is then too high until it is measured.
     const LOOKS_MAX: u32 = 50;
     if !state::FORKED.load(Ordering::Relaxed) || shared() == 0 {
         return (discard(), 0);
@@ -120,10 +120,10 @@ pub fn give_up_shared<T>(shared: impl Fn() -> i64, discard: impl FnOnce() -> T) 
     (out, shared)
 }
 
-/// The pool gives memory back, whole pages from `addr` on, and will uncharge it: what a relative maps of
-/// it stays charged until the shares are measured.
+/// The pool frees whole pages from `addr` on, and will uncharge them: keeps what a relative maps of them charged until
+/// the shares are measured.
 pub fn keep_pool_charge(addr: usize, bytes: usize) {
-    /// Pages whose entries are asked for at a time.
+    /// Pages whose pagemap entries are read at a time.
     const STEP: usize = 64 * PAGE_SIZE;
     let mut pages = 0;
     for at in (addr..addr + bytes).step_by(STEP) {

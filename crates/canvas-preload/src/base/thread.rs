@@ -1,27 +1,27 @@
-//! Which thread this is, roughly: without thread-local data, which not every thread here has.
+//! Identifies threads approximately, without thread-local data, which not every thread here has.
 
 use canvas_types::PAGE_SIZE;
 use canvas_types::sync::Threads;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of a signal stack of canvas's: two nested frames with AVX-512 state, and a program's handler.
+/// Bytes of a signal stack of canvas: two nested frames with AVX-512 state, and a program's handler.
 pub const SIGNAL_STACK_BYTES: usize = 64 << 10;
-/// Signal stacks of canvas's that lie side by side.
+/// Number of adjacent signal stacks of canvas.
 pub const SIGNAL_STACKS: usize = 8192;
 
 static SIGNAL_STACKS_AT: AtomicUsize = AtomicUsize::new(0);
 
-/// The signal stacks lie at `base` from now on.
+/// Sets the address of the signal stacks.
 pub fn signal_stacks_at(base: usize) {
     SIGNAL_STACKS_AT.store(base, Ordering::Release);
 }
 
-/// Where the first signal stack begins; 0 before there are any.
+/// Address of the first signal stack; 0 before there are any.
 pub fn signal_stacks() -> usize {
     SIGNAL_STACKS_AT.load(Ordering::Relaxed)
 }
 
-/// Which of the signal stacks `addr` lies on.
+/// Index of the signal stack that `addr` lies on.
 #[inline(always)]
 pub fn signal_stack(addr: usize) -> Option<usize> {
     let base = signal_stacks();
@@ -29,18 +29,18 @@ pub fn signal_stack(addr: usize) -> Option<usize> {
     (base != 0 && at < SIGNAL_STACKS * SIGNAL_STACK_BYTES).then_some(at / SIGNAL_STACK_BYTES)
 }
 
-/// Bytes of the stack of a thread of canvas's.
+/// Bytes of the stack of a thread of canvas.
 pub const OWN_STACK_BYTES: usize = 256 << 10;
 
-/// A thread that serves the faults of others.
+/// A thread that serves faults of other threads.
 struct Server {
-    /// Where its stack was when it began; 0 for none.
+    /// Its stack address at start; 0 for none.
     at: AtomicUsize,
-    /// The thread that it serves now.
+    /// The thread that it is serving now.
     served: AtomicUsize,
 }
 
-/// Threads that can serve others' faults at one time.
+/// Maximum threads that serve others' faults.
 pub const SERVERS: usize = 2;
 static SERVING: [Server; SERVERS] = [const {
     Server {
@@ -49,8 +49,7 @@ static SERVING: [Server; SERVERS] = [const {
     }
 }; SERVERS];
 
-/// The calling thread begins to serve others' faults, as number `server`. Its stack is of
-/// [`OWN_STACK_BYTES`].
+/// Registers the calling thread as server number `server`. Its stack has [`OWN_STACK_BYTES`].
 #[inline(never)]
 pub fn serve_others(server: usize) {
     let here = 0u8;
@@ -59,15 +58,15 @@ pub fn serve_others(server: usize) {
         .store(&raw const here as usize, Ordering::Relaxed);
 }
 
-/// The calling thread, number `server`, serves the thread `tid` from now on.
+/// Records that the calling thread, server number `server`, now serves the thread `tid`.
 pub fn serve(server: usize, tid: usize) {
     SERVING[server].served.store(tid, Ordering::Relaxed);
 }
 
-/// The thread that is served by the one whose stack `addr` lies on.
+/// The thread that is being served by the one whose stack `addr` lies on.
 #[inline(always)]
 fn served(addr: usize) -> Option<usize> {
-    // Where it began is its stack's upper end, to within a page.
+    // Its address at start is the upper end of its stack, to within a page.
     SERVING.iter().find_map(|s| {
         let begun = s.at.load(Ordering::Relaxed);
         (begun != 0 && (begun + PAGE_SIZE).wrapping_sub(addr) < OWN_STACK_BYTES)
@@ -75,9 +74,9 @@ fn served(addr: usize) -> Option<usize> {
     })
 }
 
-/// A number that differs between threads, from where their stacks lie. Signal stacks lie closer to
-/// each other than others, so they are told apart by their own size; a thread that serves others'
-/// faults counts as the one that it serves.
+/// A number that distinguishes threads, derived from the addresses of their stacks. Signal stacks are closer together
+/// than others, so they are numbered by their own size; a thread that serves others' faults counts as the one that it
+/// serves.
 #[inline(always)]
 pub fn thread_hash() -> usize {
     let here = 0u8;
@@ -92,9 +91,9 @@ pub fn faulting_tid() -> u32 {
     served(&raw const here as usize).map_or_else(canvas_sys::proc::tid, |tid| tid as u32)
 }
 
-/// What the allocators ask of threads. Their shelves go by thread, not by processor: the number of the
-/// processor costs a look at it each time (it is in thread-local data of libc's, or behind the vDSO), and may
-/// be another one by the time that it is used; the thread's is known from its stack.
+/// What the allocators need of threads. Magazines are per thread, not per CPU: reading the CPU's number costs an access
+/// each time (to thread-local data of libc, or through the vDSO), and the number may be outdated when it is used; the
+/// thread's number follows from its stack.
 pub const THREADS: Threads = Threads {
     yield_now: canvas_sys::gate::yield_now,
     number: thread_hash,

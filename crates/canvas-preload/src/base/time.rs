@@ -1,6 +1,6 @@
 //! The monotonic clock.
 
-/// Monotonic time by the vDSO: no system call, no thread-local data on success.
+/// Monotonic time in ns by the vDSO: no system call, no thread-local data on success.
 #[inline]
 pub fn now_ns() -> u64 {
     let mut t = libc::timespec {

@@ -1,13 +1,13 @@
-//! Blocks and their touched pages, counted: what a mapping call may skip, and how large the tenant's memory is.
+//! Counts blocks and their touched pages: which blocks a mapping call may skip, and how large the tenant's memory is.
 
 use canvas_types::sync::{AtomicI64, Ordering};
 
 use crate::base::{areas, state};
 
-/// Blocks with a touched page; a fork's child begins with its parent's.
+/// Blocks with a touched page; a fork's child starts with its parent's.
 static TOUCHED_BLOCKS: AtomicI64 = AtomicI64::new(0);
 
-/// `n` pages of a block are touched from now on.
+/// Counts `n` more pages of a block as touched.
 #[inline]
 pub fn note_touched(block: usize, n: u32) {
     if n > 0 && areas::touched_in_block()[block].fetch_add(n, Ordering::Relaxed) == 0 {
@@ -15,7 +15,7 @@ pub fn note_touched(block: usize, n: u32) {
     }
 }
 
-/// `n` touched pages of a block are as if they had never been.
+/// Counts `n` touched pages of a block as untouched again.
 #[inline]
 pub fn note_untouched(block: usize, n: u32) {
     if n > 0 && areas::touched_in_block()[block].fetch_sub(n, Ordering::Relaxed) == n {

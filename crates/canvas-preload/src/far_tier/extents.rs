@@ -1,7 +1,7 @@
-//! This process's extents beyond the pool: which it uses, in slabs of its own and in those of its parents.
+//! This process's extents beyond the pool: which ones it uses, in slabs of its own and of its parents.
 //!
-//! What an extent is kept by ([`ExtentBook::hold`]): each entry that names it, its writing, its fetching. So the
-//! number of an extent is not used anew while an answer for the old one may come.
+//! An extent is held ([`ExtentBook::hold`]) by each entry that names it, by its writing, and by its fetching. So its
+//! number is not reused while an answer about the old extent may still arrive.
 
 use canvas_shm::far::{self, Far, SLAB_EXTENTS};
 use canvas_swap::extents::{BookState, ExtentBook, Slabs, Span};
@@ -15,7 +15,7 @@ use crate::base::{
 
 static BOOK: BookState = BookState::new();
 
-/// Which extents we use.
+/// The extents that this process uses.
 #[inline]
 pub fn book() -> ExtentBook<'static> {
     ExtentBook {
@@ -50,13 +50,13 @@ impl Slabs for OurSlabs {
     fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool {
         let proc = far_area::index();
         self.0.others(slab, proc, |born| {
-            // One that inherited nothing, and refers to our slab: it cannot be.
+            // A process that refers to our slab without having inherited anything: impossible, so assume all extents.
             on(Span::of(born).unwrap_or(Span::ALL));
         })
     }
 }
 
-/// An entry names the extent no more.
+/// An entry no longer names the extent.
 pub fn unhold(extent: u32) {
     if let Some(f) = far() {
         book().unhold(extent, &OurSlabs(f));

@@ -1,4 +1,4 @@
-//! Far memory across a fork: the child refers to what its parent refers to, and has requests of its own.
+//! Far memory across a fork: the child shares its parent's references and has requests of its own.
 
 use canvas_shm::far::Far;
 use canvas_swap::extents::{Slabs, Span};
@@ -10,17 +10,17 @@ use crate::far_tier::{
     lanes, tier,
 };
 
-/// The forks that what we inherited stems from ([`Span`]), 0 for none.
+/// The forks through which this process inherited its references ([`Span`]), 0 for none.
 static BORN: AtomicU64 = AtomicU64::new(0);
 
-/// The number of the fork under way.
+/// Number of the fork in progress.
 static NEXT_FORK: AtomicU32 = AtomicU32::new(0);
 
 fn each_of_ours(f: &'static Far, on: impl FnMut(u32)) {
     book().each_slab(OurSlabs(f).high(), on);
 }
 
-/// In the parent, frozen, just before the fork: the child will refer to what we refer to.
+/// In the parent, frozen, just before the fork: takes the references that the child will have.
 pub fn before_fork() {
     let Some(f) = far() else { return };
     let fork = f.number_fork();
@@ -29,14 +29,14 @@ pub fn before_fork() {
     each_of_ours(f, |slab| f.slabs[slab as usize].hold());
 }
 
-/// In the parent: there is no child.
+/// In the parent: there is no child, so drops these references.
 pub fn fork_failed() {
     if let Some(f) = far() {
         each_of_ours(f, |slab| f.slabs[slab as usize].unhold());
     }
 }
 
-/// In the child, which has its slot: its own requests, none under way; its own references.
+/// In the child, which has its slot: its own requests, none in progress, and its own references.
 pub fn after_fork_in_child() {
     let Some(f) = far() else { return };
     lanes::after_fork_in_child();
@@ -47,7 +47,7 @@ pub fn after_fork_in_child() {
     BORN.store(born, Ordering::Relaxed);
     f.set_born(proc, born);
     each_of_ours(f, |slab| f.slabs[slab as usize].inherit(proc));
-    // With no request of the parent's kept, and only then: which extents are the child's own to use.
+    // Only after none of the parent's requests is kept: which extents the child itself may use.
     tier::forget();
     book().forked(&OurSlabs(f));
 }

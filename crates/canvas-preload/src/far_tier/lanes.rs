@@ -1,5 +1,5 @@
-//! Lanes of this process, by which a fault reads its page from a donor itself ([`canvas_direct`]), among the descriptors
-//! that are kept from the program.
+//! This process's direct read channels (lanes), by which a fault reads its page from a donor itself
+//! ([`canvas_direct`]), with their descriptors protected from the program.
 
 use canvas_direct::{Lanes, Process};
 use canvas_shm::mailbox::Ask;
@@ -38,19 +38,19 @@ impl Process for Ours {
     }
 }
 
-/// No lanes in this process from now on.
+/// Turns direct reads off in this process for good.
 pub fn forbid() {
     pairs::forbid();
     LANES.forbid();
 }
 
-/// Reads what `ask` names from a donor, and puts the first bytes of the record into `to`. False when that is the
-/// agent's to do.
+/// Reads what `ask` names from a donor into `to`, as many bytes of the record as fit. Returns false if the agent must
+/// do that.
 pub fn read(far: &Far, ask: &Ask, to: &mut [u8]) -> bool {
     LANES.read(far, ask, to, &Ours)
 }
 
-/// In a fork's child, before it runs on: the parent's lanes are not ours. No thread used one when the fork was made.
+/// In a fork's child, before it continues: closes the parent's channels. No thread used one during the fork.
 pub fn after_fork_in_child() {
     pairs::after_fork_in_child();
     LANES.close(&Ours);

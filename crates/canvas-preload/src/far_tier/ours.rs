@@ -1,4 +1,4 @@
-//! What [`canvas_far`] stands on in a program: the pages of the window, this process's pool, its requests in the
+//! Implements the traits of [`canvas_far`] for a program: the managed pages, this process's pool, its requests in the
 //! far area, and its tenant.
 
 use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
@@ -67,7 +67,7 @@ impl Pages for Ours {
     #[inline]
     fn publish(&self, page: u32, seen: Word, becomes: Becomes) {
         let next = match becomes {
-            // Where a resident page's copy lies is not for its word: the bit has another meaning there.
+            // The word of a resident page does not say where its copy lies: the bit has another meaning there.
             Becomes::Beyond | Becomes::InPool if seen.state() == At::Resident => seen,
             Becomes::AsBefore => seen,
             Becomes::Beyond => seen.set(flag::DEEP),
@@ -85,7 +85,7 @@ impl Pages for Ours {
             now_epoch: EPOCH.now(),
             words_max: look_max,
         };
-        // What lies on a node is not in the pool.
+        // Pages on a node are not in the pool.
         let on_node = |w: Word| pool().node_of(w.entry()).is_some();
         SPILL.scan(look, areas::all_resident, on_node, take);
     }
@@ -158,7 +158,7 @@ impl Owner for Ours {
 #[derive(Clone, Copy)]
 pub struct OurFar(pub &'static Far);
 
-/// It, if the tenant has one.
+/// The tenant's far memory; `None` without `--far`.
 #[inline]
 pub fn beyond() -> Option<OurFar> {
     far_area::far().map(OurFar)
@@ -175,8 +175,8 @@ impl Channel for OurFar {
     fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R {
         let at: *const [u8; EXTENT_BYTES] = self.0.buffer(far_area::index(), of.index()).cast();
         // SAFETY: the far area is mapped for the life of the process. There is one `Request` for each place of the
-        // mailbox that is claimed and not posted, or ended and not given back; while the caller's lives, neither
-        // the agent nor another thread has the buffer.
+        // mailbox that is claimed and not posted, or ended and not given back; while the caller's lives, neither the
+        // agent nor another thread has the buffer.
         on(unsafe { &*at })
     }
     fn fill<R>(&self, of: &mut Request, on: impl FnOnce(&mut [u8; EXTENT_BYTES]) -> R) -> R {

@@ -1,12 +1,12 @@
-//! Queue pairs of this process's lanes (RDMA), and the thread that makes and ends them.
+//! Queue pairs of this process's direct read channels (RDMA), and the thread that creates and destroys them.
 //!
-//! A driver of a device is C code with a heap and locks. It must not have the program's: its structures would be paged, and
-//! a fault would need them to bring them back. So it is loaded apart, with a C library of its own
-//! ([`canvas_rdma::load_apart`]), and what takes long or allocates is done by one thread, which start-up makes for a tenant
-//! with donors by RDMA. In a fault the driver is only called to post a read and to look for its end.
+//! A device's driver is C code with a heap and locks. It must not use the program's: its structures would be paged, and
+//! a fault would need them to bring them back. So the driver is loaded separately, with a C library of its own
+//! ([`canvas_rdma::load_apart`]), and one thread does all that takes long or allocates. Start-up creates the thread for
+//! a tenant with donors by RDMA. A fault calls the driver only to post a read and to poll for its completion.
 //!
-//! There are none in a fork's child, which has no such thread, nor where threads without thread-local data of the C
-//! library's serve the faults. Lanes are connections there.
+//! There are no queue pairs in a fork's child, which lacks that thread, nor where faults are served by threads without
+//! the C library's thread-local data. Direct reads use TCP connections there.
 
 use canvas_direct::pairs::{Pairs, Refused, Standing};
 use canvas_direct::turn::{Changed, Claimers, Threads, Turn};
@@ -25,7 +25,7 @@ use crate::base::fds::{self, Fd};
 use crate::base::{far_area, state};
 use crate::report;
 
-/// A descriptor of the device, and what file it is.
+/// A descriptor of the device, and the file that it refers to.
 #[derive(Clone, Copy)]
 struct File {
     fd: i32,
@@ -38,20 +38,20 @@ impl File {
         Some(File { fd, state })
     }
 
-    /// Is the file behind its descriptor, in this thread? Not a byte goes to a stranger.
+    /// Whether the descriptor, in this thread, still refers to the file. Nothing may be sent to another file.
     fn is_here(self) -> bool {
         file::state(self.fd).is_ok_and(|now| now.0[..2] == self.state.0[..2])
     }
 }
 
-/// What there is of one.
+/// State of one queue pair.
 struct Cell {
     reader: Option<Reader>,
-    /// Of the reader's device, by which drivers of some devices are told of a request.
+    /// Descriptor of the reader's device, through which some devices' drivers are notified of a request.
     file: Option<File>,
-    /// The address of ours that it is to be made for.
+    /// Our address that it is to be created for.
     local: Option<Address>,
-    /// What it is to be connected to.
+    /// The peer that it is to be connected to.
     peer: Option<QueuePair>,
 }
 
@@ -60,27 +60,29 @@ struct Place {
     cell: UnsafeCell<Cell>,
 }
 
-// SAFETY: the turn says whose the cell is: of the thread, of which there is one, or of who has claimed the lane.
+// SAFETY: the turn says whose the cell is: of the thread, of which there is one, or of the thread that has claimed the
+// lane.
 unsafe impl Sync for Place {}
 
-/// All of this process.
+/// All queue pairs of this process.
 pub struct OurPairs {
     places: [Place; fds::LANES],
-    /// There is a thread that makes them.
+    /// There is a thread that creates them.
     are_there: AtomicBool,
-    /// It is at work.
+    /// The thread is working.
     is_at_work: AtomicBool,
-    /// Changed when there is something to do for it.
+    /// Notifier: changed when there is something for the thread to do.
     bell: AtomicU32,
 }
 
-/// A process opens its device so often at most: what it had of one that its program has closed behind our back stays.
+/// A process opens its device at most this often: if the program closes its descriptors unnoticed, what the process had
+/// of it leaks.
 const OPENED_MAX: u32 = 8;
 
-/// How long what the thread is doing is waited for.
+/// How long to wait for what the thread is doing.
 const QUIET_NS_MAX: u64 = 1_000_000_000;
 
-/// They.
+/// The process's queue pairs, one per direct read channel.
 pub static PAIRS: OurPairs = OurPairs {
     places: [const {
         Place {
@@ -98,13 +100,14 @@ pub static PAIRS: OurPairs = OurPairs {
     bell: AtomicU32::new(0),
 };
 
-/// Starts the thread, if the tenant has donors by RDMA, with all signals blocked but these. The last of start-up.
+/// Starts the thread, with all signals blocked except these, if the tenant has donors by RDMA. The last step of
+/// start-up.
 pub fn start(open_signals: u64) {
     let wanted = far_area::far().is_some_and(|f| f.lanes.has_rdma());
     if !wanted || state::THREAD_MODE.load(Ordering::Relaxed) {
         return;
     }
-    // The program's signals are not its to handle.
+    // The thread must not handle the program's signals.
     let mask = signal::set_mask(!open_signals);
     let begun = std::thread::Builder::new()
         .name("canvas-rdma".to_owned())
@@ -114,19 +117,19 @@ pub fn start(open_signals: u64) {
     PAIRS.are_there.store(begun.is_ok(), Ordering::Release);
 }
 
-/// No queue pairs in this process from now on: what the device's driver asks of the kernel may be forbidden soon.
+/// Turns queue pairs off in this process for good: system calls that the device's driver makes may be forbidden soon.
 pub fn forbid() {
     if !PAIRS.are_there.swap(false, Ordering::SeqCst) {
         return;
     }
-    // Not for ever: it may wait for a lock of the loader's that our caller has.
+    // Wait only for a while: the thread may be waiting for a lock of the loader that our caller holds.
     let until = proc::now_ns() + QUIET_NS_MAX;
     while PAIRS.is_at_work.load(Ordering::SeqCst) && proc::now_ns() < until {
         gate::yield_now();
     }
 }
 
-/// In a fork's child: the parent's queue pairs are not ours, and there is no thread for new ones.
+/// In a fork's child: drops the parent's queue pairs; there is no thread for new ones.
 pub fn after_fork_in_child() {
     if !PAIRS.are_there.swap(false, Ordering::Relaxed) {
         return;
@@ -144,7 +147,7 @@ pub fn after_fork_in_child() {
     }
 }
 
-/// The device that is open, for a fork's child.
+/// The open device, for a fork's child.
 struct Device(UnsafeCell<[Option<File>; fds::DEVICES]>);
 
 // SAFETY: the thread alone writes it, and a fork's child alone, in which there is no such thread, reads it.
@@ -164,12 +167,12 @@ impl Device {
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 #[derive(Default)]
 struct Worker {
     is_loaded: bool,
     opened: u32,
-    /// The device, and the address of ours that it was opened for.
+    /// The device, and our address that it was opened for.
     device: Option<Opened>,
 }
 
@@ -180,25 +183,25 @@ struct Opened {
 }
 
 impl Worker {
-    /// Makes a queue pair. A process has one device, the one that the first of its donors is reached by.
+    /// Creates a queue pair. A process has one device, the one by which its first donor is reached.
     fn make(&mut self, cell: &mut Cell) -> Result<(), String> {
-        let local = cell.local.ok_or("there is no address")?;
+        let local = cell.local.ok_or("no local address")?;
         if !self.is_loaded {
             canvas_rdma::load_apart().map_err(|why| why.to_string())?;
             self.is_loaded = true;
         }
         if self.device.as_ref().is_some_and(|d| !d.file.is_here()) {
-            // Its descriptors may be a stranger's: nothing of it is given back.
+            // Its descriptors may refer to another file now: leak the device rather than close them.
             core::mem::forget(self.device.take());
         }
         if self.device.is_none() {
             self.device = Some(self.open(local)?);
         }
         let Some(device) = &self.device else {
-            return Err("there is no device".to_owned());
+            return Err("no device has been opened".to_owned());
         };
         if device.local.ip != local.ip {
-            return Err("another device is open".to_owned());
+            return Err("another device is in use".to_owned());
         }
         let mut psn = [0; 4];
         proc::random_bytes(&mut psn).map_err(|e| format!("getrandom: error {}", e.0))?;
@@ -234,7 +237,7 @@ impl Cell {
         if !self.file.is_some_and(File::is_here) {
             return Err("its descriptor was closed".to_owned());
         }
-        let reader = self.reader.as_mut().ok_or("there is none")?;
+        let reader = self.reader.as_mut().ok_or("there is no queue pair")?;
         let peer = self.peer.ok_or("there is no peer")?;
         reader.connect(&peer).map_err(|why| why.to_string())
     }
@@ -248,24 +251,24 @@ impl Cell {
 }
 
 impl OurPairs {
-    /// The thread has something to do.
+    /// Wakes the thread.
     fn ring(&self) {
         self.bell.fetch_add(1, Ordering::Release);
         proc::futex_wake(&self.bell, 1);
     }
 
-    /// Works on the cell of a place that is in this state: who has claimed the lane.
+    /// Calls `on` with the cell of a lane that is in this state; the caller has claimed the lane.
     fn with<R>(&self, lane: usize, state: Claimers, on: impl FnOnce(&mut Cell) -> R) -> Option<R> {
         let place = &self.places[lane];
         if place.turn.claimers() != Ok(Some(state)) {
             return None;
         }
-        // SAFETY: the thread leaves it alone now, and who has claimed the lane is one thread, which is here once: nothing
-        // that is called on a cell comes back here.
+        // SAFETY: the thread leaves it alone now, and the claimer of the lane is one thread, which is here once:
+        // nothing that is called on a cell comes back here.
         Some(on(unsafe { &mut *place.cell.get() }))
     }
 
-    /// The thread.
+    /// The thread's main loop.
     fn serve(&self) {
         let mut worker = Worker::default();
         loop {
@@ -281,7 +284,7 @@ impl OurPairs {
         }
     }
 
-    /// Does what is to be done at a place.
+    /// Does what is to be done for one queue pair.
     fn work(&self, place: &Place, worker: &mut Worker) {
         let Some(what) = place.turn.threads() else {
             return;
@@ -304,11 +307,11 @@ impl OurPairs {
     }
 }
 
-/// Says why there are none, once in the life of the tenant.
+/// Reports why there are no queue pairs, once in the life of the tenant.
 fn complain(why: &str) {
     if far_area::far().is_some_and(|f| f.lanes.complains()) {
         report!(
-            "a program cannot read from its donors by RDMA itself ({why}); it does so over connections"
+            "direct reads from donors by RDMA are not possible ({why}); TCP connections are used instead"
         );
     }
 }

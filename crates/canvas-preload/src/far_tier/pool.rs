@@ -1,4 +1,4 @@
-//! This process's compressed pool, over the memory of [`crate::base::areas`].
+//! This process's compressed pool, in the memory of [`crate::base::areas`].
 
 use canvas_shm::Counter;
 use canvas_shm::nodes::NodeBook;
@@ -49,8 +49,8 @@ impl SlotMem for Region {
     }
     fn copy_in(&self, off: usize, src: &[u8]) {
         assert!(off + src.len() <= areas::POOL_BYTES);
-        // SAFETY: inside the mapped region (asserted); the slot is its entry's owner's alone, who calls this, so
-        // nobody reads or writes it meanwhile.
+        // SAFETY: inside the mapped region (asserted); the slot is its entry's owner's alone, who calls this, so nobody
+        // reads or writes it meanwhile.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 src.as_ptr(),
@@ -69,13 +69,13 @@ impl SlotMem for Region {
     }
 }
 
-/// The tenant's bound on pool memory, and what this process has of it.
+/// The tenant's bound on pool memory, and this process's part of it.
 pub struct Budget;
 
-/// The host had no memory for the last slab, which was to be a new one.
+/// The host had no memory for the last new slab.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Does the host, which does not overcommit, give the pool no more memory?
+/// Whether the host, which does not overcommit, gives the pool no more memory.
 pub fn has_no_memory() -> bool {
     REFUSED.load(Ordering::Relaxed)
 }
@@ -120,7 +120,7 @@ impl PoolBudget for Budget {
     }
     fn lies_on_node(&self, node: usize, off: usize) -> bool {
         let book = &state::seg().nodes[node];
-        // Where a filter of the program's own forbids to ask, nothing is known, and the node is taken at its word.
+        // If a filter of the program forbids the question, assume that the node is right.
         match (numa::node_of(areas::pool() + off), book.number()) {
             (Ok(there), Some(wanted)) if there != wanted => {
                 book.note_full(time::now_ns());
@@ -138,7 +138,7 @@ impl PoolBudget for Budget {
 /// Bytes that this process has charged to nodes.
 static NODES_CHARGED: [AtomicI64; NODES_MAX] = [const { AtomicI64::new(0) }; NODES_MAX];
 
-/// Pages of memory that this process holds in the pool and on nodes.
+/// Pages of memory that this process uses in the pool and on nodes.
 pub fn charged_pages() -> i64 {
     let nodes = NODES_CHARGED.iter().map(|n| n.load(Ordering::Relaxed));
     (CHARGED.load(Ordering::Relaxed) + nodes.sum::<i64>()) / 4096
@@ -152,7 +152,7 @@ struct Cell(UnsafeCell<MaybeUninit<Pool>>);
 unsafe impl Sync for Cell {}
 static POOL: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 
-/// Makes the pool. Once, at start-up, after the areas are mapped, the segment is attached and keys are made.
+/// Creates the pool. Called once, at start-up, after the areas are mapped, the segment is attached and keys are made.
 pub fn init() {
     let arrays = PoolArrays {
         entries: areas::entries(),
@@ -180,13 +180,13 @@ pub fn init() {
     unsafe { (*POOL.0.get()).write(pool) };
 }
 
-/// Has the kernel take each node's part of the region from there. How many nodes there are.
+/// Binds each node's part of the pool's range to that node. Returns how many nodes there are.
 fn prefer_nodes() -> usize {
     let nodes = state::seg().nodes();
     for (place, number) in nodes.iter().filter_map(NodeBook::number).enumerate() {
         for part in areas::node_parts(place) {
-            // The runner has seen that it works here. Where a program's filter or cpuset forbids it, pages are found to
-            // lie elsewhere when they are stored.
+            // The runner has checked that this works here. If a program's filter or cpuset forbids it, a store will
+            // notice that the page lies elsewhere.
             let _ = numa::prefer(areas::pool() + part.start, part.len(), number);
         }
     }
@@ -200,8 +200,8 @@ pub fn pool() -> &'static Pool {
     unsafe { (*POOL.0.get()).assume_init_ref() }
 }
 
-/// In a fork's child, with the pool's locks just released. Its pool is its parent's, page by page, until
-/// one of the two writes: the parent has charged it.
+/// In a fork's child, with the pool's locks just released. The child's pool is its parent's, page by page, until one of
+/// the two writes; the parent is charged for it.
 pub fn after_fork_in_child() {
     let slot = state::slot();
     slot.pool_bytes.store(0, Ordering::Relaxed);

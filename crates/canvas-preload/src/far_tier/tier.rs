@@ -1,4 +1,4 @@
-//! The far tier of this process: [`canvas_far`], where the tenant has far memory. What other rooms call.
+//! The far tier of this process, for other modules: [`canvas_far`], if the tenant has far memory.
 
 use canvas_far::fetch::{Lost, Stored};
 use canvas_far::{
@@ -14,7 +14,7 @@ use crate::far_tier::{
     ours::{Ours, beyond},
 };
 
-/// Is there anything beyond the pool?
+/// Whether there is far memory beyond the pool.
 pub fn is_there() -> bool {
     beyond().is_some()
 }
@@ -32,7 +32,7 @@ pub fn load(
     })
 }
 
-/// Reads a record that is not this process's own: of a page that processes share.
+/// Reads a record of a shared page.
 pub fn read(
     place: DeepPlace,
     scratch: &mut Stored,
@@ -43,14 +43,15 @@ pub fn read(
     })
 }
 
-/// Reads a whole extent in which a page that processes share is needed now, and calls `on` with its bytes.
+/// Reads a whole extent, a shared page of which is needed now, and calls `on` with its bytes.
 pub fn read_whole<R>(extent: u32, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> Result<R, Lost> {
     beyond().map_or(Err(Lost::Unreachable), |b| {
         fetch::read_whole(&b, extent, on)
     })
 }
 
-/// A page of the extent was read alone, and its entry names it still: what comes beside it, in the background.
+/// After a page of the extent was read alone, and while its entry still names the extent: requests its neighbours, in
+/// the background.
 #[inline]
 pub fn comes_beside(extent: u32) {
     if let Some(b) = beyond() {
@@ -58,13 +59,13 @@ pub fn comes_beside(extent: u32) {
     }
 }
 
-/// A page that came beside another one into the pool is needed.
+/// Records the use of a page that came into the pool beside another one.
 #[inline]
 pub fn used_beside() {
     unit::used(&Ours);
 }
 
-/// Keeps in the pool what [`load`] has read, if that has room.
+/// Keeps in the pool what [`load`] has read, if there is room.
 #[inline]
 pub fn keep(entry: SwapEntry, place: DeepPlace, stored: &Stored) {
     if let Some(b) = beyond() {
@@ -72,20 +73,20 @@ pub fn keep(entry: SwapEntry, place: DeepPlace, stored: &Stored) {
     }
 }
 
-/// Is the page on its way, alone or with its extent?
+/// Whether the page is on its way, alone or with its extent.
 #[inline]
 pub fn is_on_its_way(page: PageId, place: DeepPlace) -> bool {
     beyond().is_some_and(|b| channel::is_on_its_way(&b, page.0, place))
 }
 
-/// Brings a page into the pool ahead of its need, alone and in the background. It is in our hands, and its entry names
-/// the place.
+/// Brings a page into the pool ahead of its need, alone and in the background. The caller has claimed the page, and its
+/// entry names the place.
 #[inline]
 pub fn read_ahead(page: PageId, place: DeepPlace) -> bool {
     beyond().is_some_and(|b| fetch::ahead(&b, page.0, place))
 }
 
-/// Brings a whole extent back, in the background. A page whose entry names it is in our hands.
+/// Brings a whole extent back, in the background. The caller has claimed a page whose entry names it.
 #[inline]
 pub fn fetch(extent: u32) {
     if let Some(b) = beyond() {
@@ -93,7 +94,7 @@ pub fn fetch(extent: u32) {
     }
 }
 
-/// Waits for the read ahead that a page comes with. The caller must not have the page's word.
+/// Waits for the read-ahead that a page comes with. The caller must not own the page's word.
 #[inline]
 pub fn arrives(page: PageId, place: DeepPlace) {
     if let Some(b) = beyond() {
@@ -109,7 +110,7 @@ pub fn fetch_for_stream(start: u32, stride: i32, n: u32) {
     }
 }
 
-/// A page was brought in from the pool.
+/// Records that a page was brought in from the pool.
 #[inline]
 pub fn used(entry: SwapEntry) {
     if let Some(b) = beyond() {
@@ -117,7 +118,7 @@ pub fn used(entry: SwapEntry) {
     }
 }
 
-/// Ends fetches that have arrived.
+/// Completes fetches that have arrived.
 #[inline]
 pub fn absorb() {
     if let Some(b) = beyond() {
@@ -125,39 +126,39 @@ pub fn absorb() {
     }
 }
 
-/// Has it room, or finds some, for what is on its way to local memory?
+/// Whether the pool has, or can make, room for pages on their way to local memory.
 #[inline]
 pub fn pool_makes_way() -> bool {
     beyond().is_some_and(|b| room::pool_makes_way(&b))
 }
 
-/// Has far memory stopped answering, or does it take no pages?
+/// Whether far memory has stopped answering, or takes no pages.
 pub fn is_stalled() -> bool {
     room::is_stalled(&Ours) || is_closed()
 }
 
-/// Can nothing be written beyond the pool, though what is there can be read?
+/// Whether nothing can be written beyond the pool, although what is there can be read.
 pub fn is_closed() -> bool {
     is_there() && room::is_closed(&Ours)
 }
 
-/// Is it so, and may it end while a thread waits that has no other way?
+/// Whether a closed far tier may open again while a thread waits that has no other choice.
 pub fn may_open() -> bool {
     beyond().is_some_and(|b| room::may_open(&b))
 }
 
-/// What is used beyond the pool and what may be, in bytes.
+/// Bytes used beyond the pool, and their limit.
 pub fn used_and_limit() -> (u64, u64) {
     beyond().map_or((0, 0), |b| room::used_and_limit(&b))
 }
 
-/// The pool is full: lets go of copies of resident pages. True when a store may fit now.
+/// Makes room in a full pool by dropping copies of resident pages. Returns true if a store may fit now.
 pub fn drop_copies() -> bool {
     resident_copies::make_room(&Ours)
 }
 
-/// The pool is full: waits until something left it, for beyond it or for good. False when nothing will. Where nothing
-/// can be written, it is not waited for: pages with a copy there can leave all the same.
+/// Waits until something has left the full pool, demoted or dropped. Returns false if nothing will. While nothing can
+/// be written, it does not wait for writing: pages that already have a copy beyond the pool can leave all the same.
 #[cold]
 pub fn make_room() -> bool {
     match beyond() {
@@ -167,12 +168,12 @@ pub fn make_room() -> bool {
     }
 }
 
-/// The reclaim thread's round. True when it did something.
+/// Runs one round of the reclaim thread's part. Returns whether it did anything.
 pub fn background_round() -> bool {
     beyond().is_some_and(|b| spill::background_round(&b))
 }
 
-/// Do pages in the swap cache keep a slab from being given back?
+/// Whether pages in the swap cache keep a slab from being freed.
 pub fn waits_for_cached() -> bool {
     compact::waits_for_cached(&Ours)
 }
@@ -182,9 +183,9 @@ pub fn idle_ns() -> u64 {
     spill::idle_ns(&Ours)
 }
 
-/// Gives back what others in the tenant ask for, if they do: empty slabs, then those that copies of resident
-/// pages are in, then those of the pages that were swapped out longest ago, when they have been written.
-/// True when something was given, or will be.
+/// Frees what other processes of the tenant ask for: empty slabs first, then slabs with copies of resident pages, then
+/// those of the pages evicted longest ago, once they have been written. Returns true if something was freed, or will
+/// be.
 pub fn give_to_others() -> bool {
     let wanted = &state::slot().pool_wanted_bytes;
     let bytes = wanted.load(Ordering::Relaxed);
@@ -202,7 +203,7 @@ pub fn give_to_others() -> bool {
     worked
 }
 
-/// In a fork's child: forgets what the parent has under way.
+/// In a fork's child: forgets the parent's requests.
 pub fn forget() {
     channel::forget(Ours.state(), unhold);
     room::after_fork_in_child(&Ours);
