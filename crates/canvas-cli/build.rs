@@ -1,7 +1,7 @@
 //! Linker flags of the command.
 
 fn main() {
-    // Where the threads and dlopen(3) are before glibc 2.34 (canvas_sys::compat).
+    // Libraries with threads and dlopen(3) before glibc 2.34 (canvas_sys::compat).
     for flag in [
         "-Wl,--push-state,--no-as-needed",
         "-l:libpthread.so.0",

@@ -1,7 +1,7 @@
 //! `canvas advise`: how much local memory a program needs for a wanted speed.
 //!
-//! [`canvas_place::advise`] decides which sizes are tried; [`new`] tries them on a program that is run anew each time,
-//! [`attached`] on one that runs already.
+//! [`canvas_place::advise`] decides which sizes are tried. [`new`] starts the program once per
+//! size; [`attached`] changes a program that is already running.
 
 use canvas_place::advise::Search;
 use canvas_types::exit;
@@ -15,20 +15,20 @@ use crate::table::{Bytes, plain, print};
 mod attached;
 mod new;
 
-/// No smaller local memory is tried.
+/// The smallest local memory that is tried.
 const FLOOR_BYTES: u64 = 8 << 20;
-/// Rows of the table between the smallest size and all memory, where nothing was measured.
+/// Rows of the table between the smallest size and all memory, with predicted speeds.
 const ROWS: u64 = 8;
 
-/// What is told in the end.
+/// The command's output.
 #[derive(Serialize, Debug)]
 struct Told {
     schema: &'static str,
-    /// The run, or the program.
+    /// The run's or the program's name.
     name: String,
     /// All memory of the program.
     footprint_bytes: u64,
-    /// Its time with all memory local; `null` where a run was watched.
+    /// Its time with all memory local; `null` for a running program.
     alone_s: Option<f64>,
     sizes: Vec<Row>,
     advice: Vec<Wanted>,
@@ -46,13 +46,13 @@ struct Row {
 #[derive(Serialize, Debug)]
 struct Wanted {
     speed_wanted: f64,
-    /// `null` where no size is known to be enough.
+    /// `null` if no size is known to be enough.
     local_bytes: Option<u64>,
     speed: Option<f64>,
     is_measured: bool,
 }
 
-/// Prints what it finds.
+/// Prints the advice.
 pub fn run(args: &AdviseArgs) -> Result<i32, Failure> {
     let signals = crate::signals::ends()
         .map_err(|e| Failure::usage(format!("signals cannot be read: {}", e.desc())))?;
@@ -68,7 +68,7 @@ pub fn run(args: &AdviseArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// Tries sizes with `measure` until all wanted speeds have one, or so many tries were made.
+/// Tries sizes with `measure` until all speeds have an answer, at most `tries` times.
 fn search(
     search: &mut Search,
     speeds: &[f64],
@@ -84,7 +84,7 @@ fn search(
     Ok(())
 }
 
-/// What a search tells.
+/// Makes the output from a search.
 fn told(name: String, alone_s: Option<f64>, search: &Search, speeds: &[f64]) -> Told {
     let four = |x: f64| (x * 1e4).round() / 1e4;
     let measured = search.points().iter().map(|p| Row {
@@ -169,7 +169,7 @@ fn table(told: &Told) -> String {
     text
 }
 
-/// A size that `--local` takes.
+/// Rounds up to a size for `--local`.
 fn whole_mib(bytes: u64) -> Size {
     Size::from_bytes(bytes.next_multiple_of(1 << 20))
 }

@@ -1,4 +1,4 @@
-//! `canvas agent`: the host's agent, from its flags.
+//! `canvas agent`: starts the host's agent according to its flags.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -34,9 +34,9 @@ use crate::{config, options, signals};
 /// Serves until a signal or the next agent ends it.
 pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
     let fail = |why: &dyn Display| Failure::usage(format!("agent: {why}"));
-    // It has keys.
+    // It holds keys.
     let _ = nix::sys::prctl::set_dumpable(false);
-    // Before the first thread, so that none of them ever gets one.
+    // Before the first thread, so that all threads block these signals.
     let signals =
         signals().map_err(|e| fail(&format!("signals cannot be received: {}", e.desc())))?;
     let Settled { terms, shared } = match &args.config {
@@ -49,7 +49,7 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         pool: HostPool::new(given.get(POOL), &service.terms).map_err(Failure::usage)?,
         shared: HostShared::new(shared, &service.terms).map_err(Failure::usage)?,
     };
-    // All that can be wrong, before another agent is asked to leave.
+    // Check everything before another agent is asked to hand over.
     let group = given.get(GROUP).as_deref().map(socket::group).transpose();
     let group = group.map_err(|e| fail(&e))?;
     let path = match given.get(SOCKET) {
@@ -72,7 +72,7 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// How many threads that is on this host.
+/// The number of threads on this host.
 fn width(threads: Threads) -> Width {
     match threads {
         Threads::Auto => {
@@ -83,7 +83,7 @@ fn width(threads: Threads) -> Width {
     }
 }
 
-/// What it does for its tenants.
+/// The agent's configuration for its tenants.
 fn service(given: &Settings, terms: BTreeMap<String, Terms>) -> Result<Service, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
     let to = Places::of(given);
@@ -144,7 +144,7 @@ fn slabs(far_max: Size) -> usize {
 }
 
 fn signals() -> Result<SignalFd, Errno> {
-    // A limit on file sizes is an error like any other full disk.
+    // Without the signal, a limit on file sizes is an error like a full disk.
     SigSet::from(Signal::SIGXFSZ).thread_block()?;
     signals::ends()
 }

@@ -188,16 +188,16 @@ pub struct WorkerArgs {
     /// What stays free on the disk.
     #[arg(long)]
     pub far_reserve: Option<Amount>,
-    /// How long to look for requests after the last one.
+    /// How long to poll for requests after the last one.
     #[arg(long, default_value = "50us")]
     pub spin: Span,
-    /// Whether what would come too late is left out.
+    /// Whether prefetches that would come too late are dropped.
     #[arg(long, value_parser = Switch::read, default_value = "on")]
     pub timeliness: Switch,
     /// Connections to each donor.
     #[arg(long, default_value_t = 1)]
     pub links: usize,
-    /// Members of the gossip that are known.
+    /// Known members of the gossip.
     #[arg(long)]
     pub gossip: Vec<String>,
 }

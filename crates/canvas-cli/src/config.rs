@@ -1,8 +1,8 @@
 //! The configuration file: settings of `canvas agent`, `canvas serve`, `canvas run --tenant NAME` and
 //! `canvas disk --tenant NAME`, in TOML.
 //!
-//! Its keys are the names of the settings, with underscores; a value is what would stand behind the
-//! flag, as a string, a number, true or a list. What the command line or a variable gives wins.
+//! Its keys are the names of the settings, with underscores; a value is a string, a number, true or
+//! a list, as after the flag. The command line and environment variables win over the file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -27,40 +27,40 @@ use canvas_control::settings::{
 };
 use canvas_control::terms::Terms;
 
-/// The file that is read when nobody names one.
+/// The default file.
 const DEFAULT: &str = "/etc/canvas/canvas.toml";
-/// Names another one.
+/// The environment variable that names another file.
 const VARIABLE: &str = "CANVAS_CONFIG";
-/// Larger files are no configuration.
+/// Larger files are refused.
 const BYTES_MAX: u64 = 1 << 20;
-/// Settings that make no sense in a file.
+/// Settings that a file cannot have.
 const NOT_HERE: [&str; 1] = [TENANT.name];
 
-/// What all tenants' shared memory has: a section of the agent's, whose keys are no flags.
+/// Limits on all tenants' shared memory: a section of the agent's file, whose keys are not flags.
 const SHARED: &str = "shared";
 /// Its keys.
 const SHARED_KEYS: [&str; 3] = ["local", "floor", "ceiling"];
 
 /// What is wrong with a command line.
 pub enum Wrong {
-    /// Its words.
+    /// Its arguments.
     Arguments(clap::Error),
     /// The file that it names.
     File(Failure),
 }
 
-/// Why a file is not read.
+/// Why a file cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum FileError {
-    /// The system does not let it be read.
+    /// The system call failed.
     #[error("{} cannot be read: {}", .path.display(), reason(.source))]
     System {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is larger than any configuration.
+    /// It is too large for a configuration.
     #[error(
         "{} cannot be read: it is larger than 1M; name a configuration file",
         .0.display()
@@ -68,27 +68,27 @@ enum FileError {
     TooLarge(PathBuf),
 }
 
-/// Why the value of a key is not taken.
+/// Why the value of a key is refused.
 #[derive(Debug, thiserror::Error)]
 enum ValueError {
-    /// The setting takes no value.
+    /// The setting is a switch.
     #[error("it is a switch; write true or false")]
     Switch,
-    /// An item of its list is something else.
+    /// The list has an item that is not a string.
     #[error("its list must hold strings")]
     List,
-    /// It cannot stand behind a flag.
+    /// It is neither a string nor a number.
     #[error(
         "its value is neither a string nor a number; write it as after the flag, in quotes: \
          \"4G\""
     )]
     Kind,
-    /// The setting does not take it.
+    /// The setting refuses it.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Parses a command line, and adds what a configuration file has for it.
+/// Parses a command line, and adds the settings of the configuration file.
 pub fn parse(argv: &[OsString]) -> Result<Cli, Wrong> {
     let matches = Cli::command().try_get_matches_from(argv);
     let cli = matches.and_then(|m| Cli::from_arg_matches(&m));
@@ -115,7 +115,7 @@ pub fn parse(argv: &[OsString]) -> Result<Cli, Wrong> {
     Ok(cli)
 }
 
-/// Variables that held flags once would be overlooked.
+/// Refuses variables that no longer set anything.
 fn judge_environment() -> Result<(), String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut wrong: Vec<String> = names.filter_map(|n| variable_replaced(&n)).collect();
@@ -126,7 +126,7 @@ fn judge_environment() -> Result<(), String> {
     }
 }
 
-/// Adds the section of a tenant's name, where a file has it.
+/// Adds the section with the tenant's name, if the file has one.
 fn add_tenants(
     given: &mut Settings,
     section: Option<(&str, String)>,
@@ -137,7 +137,8 @@ fn add_tenants(
     };
     let text = match read(&file) {
         Ok(text) => text,
-        // The host's file is its operator's; the program starts without what it says.
+        // The host's file belongs to its operator; if it cannot be read, the program starts without
+        // it.
         Err(why) if file == Path::new(DEFAULT) => {
             say(format_args!("{why}; this {command} ignores the file"));
             return Ok(());
@@ -149,7 +150,7 @@ fn add_tenants(
     add_section(given, &sections, &[kind, &tenant])
 }
 
-/// Adds the section of a command, where a file is named.
+/// Adds the command's section, if a file is named.
 fn add(given: &mut Settings, file: Option<&Path>, command: &str) -> Result<(), String> {
     let Some(file) = file else {
         return Ok(());
@@ -178,7 +179,7 @@ fn summary(file: &Path, errors: Vec<String>) -> String {
     format!("{file}:{first}{more}")
 }
 
-/// The file that counts when no flag names one.
+/// The file that is used when no flag names one.
 fn default_file() -> Option<PathBuf> {
     match std::env::var_os(VARIABLE) {
         Some(file) if !file.is_empty() => Some(file.into()),
@@ -198,7 +199,7 @@ fn read(file: &Path) -> Result<String, FileError> {
     std::fs::read_to_string(file).map_err(fail)
 }
 
-/// What an agent's file settles for its tenants.
+/// The part of an agent's file about its tenants.
 #[derive(Default)]
 pub struct Settled {
     /// Sections [tenant.NAME], by name.
@@ -207,10 +208,10 @@ pub struct Settled {
     pub shared: Option<shared::Section>,
 }
 
-/// Reads what an agent's file settles for its tenants.
+/// Reads the part of an agent's file about its tenants.
 pub fn settled(file: &Path) -> Result<Settled, Failure> {
     let text = read(file).map_err(Failure::usage)?;
-    // The file was right when the command line was parsed.
+    // The file was valid when the command line was parsed.
     let sections = judge(&text).map_err(|errors| {
         let first = errors.into_iter().next().unwrap_or_default();
         Failure::usage(format!("{}:{first}", file.display()))
@@ -231,7 +232,7 @@ fn terms_in(sections: &[Section]) -> BTreeMap<String, Terms> {
     sections.iter().filter_map(terms).collect()
 }
 
-/// Section [shared], where there is one with a bound.
+/// Section [shared], if it is there and has a limit.
 fn shared_in(sections: &[Section]) -> Option<shared::Section> {
     let section = sections.iter().find(|s| s.name == [SHARED])?;
     let size = |wanted: &str| section.sizes.get(wanted).copied();
@@ -243,7 +244,7 @@ fn shared_in(sections: &[Section]) -> Option<shared::Section> {
     })
 }
 
-/// Says where section [shared] makes no sense as a whole.
+/// Checks section [shared] as a whole.
 fn judge_shared(
     sections: &[Section],
     table: &DeTable,
@@ -272,7 +273,7 @@ fn judge_shared(
     }
 }
 
-/// `canvas config`.
+/// Runs `canvas config`.
 pub fn run(args: &ConfigArgs) -> Result<i32, Failure> {
     let ConfigAction::Check { file } = &args.action;
     let Some(file) = file.clone().or_else(default_file) else {
@@ -295,21 +296,21 @@ pub fn run(args: &ConfigArgs) -> Result<i32, Failure> {
     }
 }
 
-/// One section of a file, all right in itself.
+/// A valid section of a file.
 #[derive(Debug)]
 struct Section {
     /// Its name, in parts.
     name: Vec<String>,
     /// Settings of the command.
     settings: Settings,
-    /// Those that only the operator of an agent has.
+    /// Settings that only the operator of an agent has.
     floors: Settings,
-    /// Of section [shared]: its keys.
+    /// The keys of section [shared].
     sizes: BTreeMap<String, Size>,
 }
 
-/// A file in which all lines but those of section [KIND.NAME] (or of a section [KIND]) are empty: what is
-/// wrong in other sections is nothing to a tenant.
+/// The file with all lines empty except those of section [KIND.NAME] (or of section [KIND]), so
+/// that errors in other sections do not affect a tenant.
 fn alone(text: &str, kind: &str, name: &str) -> String {
     let mut is_its = false;
     let line = |line| {
@@ -329,7 +330,7 @@ fn alone(text: &str, kind: &str, name: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Judges a whole file: its sections, or each error as "LINE: SENTENCE".
+/// Parses and checks a whole file: its sections, or each error as "LINE: SENTENCE".
 fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
     let at = |place: usize| text[..place.min(text.len())].matches('\n').count() + 1;
     let (table, syntax) = DeTable::parse_recoverable(text);
@@ -397,7 +398,7 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
     Err(errors.into_iter().map(show).collect())
 }
 
-/// Of a tenant that is a disk its agent's operator settles less than of a run.
+/// Refuses keys that a tenant cannot have because it is a disk.
 fn tenants_that_are_disks(
     table: &DeTable,
     at: &dyn Fn(usize) -> usize,
@@ -430,7 +431,8 @@ fn tenants_that_are_disks(
     }
 }
 
-/// One section, whose keys are the settings of `command`; without one those of section [shared].
+/// Parses a section whose keys are the settings of `command`, or those of section [shared] without
+/// one.
 fn section(
     name: Vec<String>,
     command: Option<Owner>,
@@ -459,7 +461,7 @@ fn section(
     section
 }
 
-/// Takes a key of a command's section.
+/// Adds a key of a command's section.
 fn take(
     section: &mut Section,
     command: Owner,
@@ -469,7 +471,7 @@ fn take(
 ) -> Result<(), String> {
     let name = key.replace('_', "-");
     let row = find(command, &name).filter(|row| row.key() == key && !NOT_HERE.contains(&row.name));
-    // Keys of [tenant.NAME] that only the operator of an agent has: a run cannot ask for them.
+    // Keys of [tenant.NAME] that only the operator of an agent has: a run cannot request them.
     let of_operator = match command {
         Owner::Run => find(Owner::Operator, &name).filter(|row| row.key() == key),
         _ => None,
@@ -491,7 +493,7 @@ fn take(
     (settings.give(row.name, &text, Source::File)).map_err(|why| why.to_string())
 }
 
-/// Takes a key of section [shared].
+/// Adds a key of section [shared].
 fn take_size(section: &mut Section, key: &str, value: &DeValue, shown: &str) -> Result<(), String> {
     if !SHARED_KEYS.contains(&key) {
         let near = nearest(key, SHARED_KEYS.into_iter().map(str::to_owned));
@@ -501,7 +503,7 @@ fn take_size(section: &mut Section, key: &str, value: &DeValue, shown: &str) -> 
     }
     let wrong = |why: ValueError| format!("[{shown}] {key}: {why}");
     let text = plain(value).ok_or_else(|| wrong(ValueError::Kind))?;
-    // The least is that of any bound that only an operator has.
+    // The least value is that of the other limits that only an operator has.
     let row = find(Owner::Operator, POOL_FLOOR.name);
     let text = row.map_or(Ok(text.clone()), |row| row.read(&text));
     let text = text.map_err(|why| wrong(ValueError::Refused(why)))?;
@@ -511,7 +513,7 @@ fn take_size(section: &mut Section, key: &str, value: &DeValue, shown: &str) -> 
     Ok(())
 }
 
-/// Why there is no such key.
+/// The error for an unknown key.
 fn no_key(command: Owner, key: &str, shown: &str) -> String {
     let name = key.replace('_', "-");
     if let Some((row, value)) = replaced(command, &name).filter(|(row, _)| row.key() != key) {
@@ -527,7 +529,7 @@ fn no_key(command: Owner, key: &str, shown: &str) -> String {
     )
 }
 
-/// A key that is written nearly so.
+/// A hint at a key with a similar name.
 fn nearest(named: &str, mut known: impl Iterator<Item = String>) -> String {
     let same = |a: &str, b: &str| {
         let plain = |s: &str| s.replace(['-', '_'], "").to_lowercase();
@@ -538,7 +540,7 @@ fn nearest(named: &str, mut known: impl Iterator<Item = String>) -> String {
     near.map_or_else(String::new, |key| format!("; did you mean {key}"))
 }
 
-/// A value as text; `None` for a list of nothing.
+/// A value as text; `None` for an empty list.
 fn text_of(row: &Setting, value: &DeValue) -> Result<Option<String>, ValueError> {
     let is_switch = row.shape == Shape::Switch;
     match value {
@@ -569,7 +571,7 @@ mod tests {
     use super::*;
     use canvas_control::settings::table::*;
 
-    /// There is one error in it, which begins so.
+    /// The text has exactly one error, which begins with `want`.
     fn has_one_error(text: &str, want: &str) {
         let got = errors(text);
         assert_eq!(got.len(), 1, "{text}: {got:?}");
@@ -735,7 +737,7 @@ to = ["agent"]
         };
         assert_eq!(now.shared, Some(want));
         assert_eq!(now.terms["a"].shared_floor_bytes, Some(64 << 20));
-        // What a run of that tenant gets of it is the flag alone.
+        // A run of this tenant gets only the flag.
         let of_a = judge(all).unwrap().remove(1);
         assert_eq!(of_a.settings.iter().collect::<Vec<_>>(), [("shared", "2G")]);
         let bare = read("[shared]\nlocal = 67_108_864\n").shared.unwrap();

@@ -45,18 +45,19 @@ use state::{State, ratio};
 use supervise::{Given, Held, Sockets};
 use swap_host::HostDevice;
 
-/// Time between two looks at the state.
+/// Interval of updating the state.
 const TICK: Duration = Duration::from_secs(1);
-/// Time between two looks at the agent, which may have died.
+/// Interval of checking the agent, which may have died.
 const AGENT_TICK: Duration = Duration::from_millis(100);
-/// The same while somebody asks for metrics.
+/// The same interval while a client reads metrics.
 const PEERS_TICK: Duration = Duration::from_millis(100);
-/// How long a pool has room before it is told anew that it has none.
+/// How long a pool must have had room before a full pool is reported again.
 const TOLD_AGAIN: Duration = Duration::from_secs(60);
-/// Time between two lines about clients that were cut off.
+/// Least time between two lines about disconnected clients.
 const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
 
-/// Serves the disk until a signal ends it: by another process where one is to outlive the other, else in this one.
+/// Serves the disk until a signal ends it: by a child process if the disk is to survive its server,
+/// else in this process.
 pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     let args = &settled(args.clone())?;
     let given = &args.settings;
@@ -105,14 +106,14 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     serve(args, named, signals, peers, sockets, memory, beyond)
 }
 
-/// Serves the disk that another process holds.
+/// Serves a disk that another process holds.
 pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
-    // Before anything else: whoever asks it to end is heard.
+    // First of all, so that no signal is lost.
     let signals = ends()?;
     let given = Given::take(args)?;
     let (disk, died) = (&args.disk, args.died);
     let peers = match peers(disk) {
-        // Who has the address by now is no reason to lose what is stored.
+        // An address that is in use now is no reason to lose the stored data.
         Err(why) if died > 0 => {
             say(format_args!("disk: {}; there are no metrics", why.sentence));
             Peers::new()
@@ -127,7 +128,7 @@ pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
     result
 }
 
-/// Before the first thread, so that none of them ever gets one.
+/// Before the first thread, so that all threads block these signals.
 fn ends() -> Result<SignalFd, Failure> {
     let fail = |e: Errno| Failure::usage(format!("signals cannot be waited for: {}", e.desc()));
     signals::ends().map_err(fail)
@@ -155,7 +156,7 @@ fn sockets(args: &DiskArgs) -> Result<Sockets, Failure> {
     })
 }
 
-/// Serves the disk `name` in this process; `died` others did so before.
+/// Serves the disk `name` in this process; `died` servers have died before.
 fn serve(
     args: &DiskArgs,
     (name, died): (String, u32),
@@ -167,7 +168,7 @@ fn serve(
 ) -> Result<i32, Failure> {
     let given = &args.settings;
     let queues = given.value(QUEUES);
-    // It is there to the end, whatever threads use it then.
+    // It exists until the process ends, whatever threads use it then.
     let memory: &'static DiskMemory = Box::leak(memory);
     let store: &'static PoolStore<'static> =
         Box::leak(Box::new(PoolStore::new(memory, given.value(CODEC))));
@@ -200,24 +201,24 @@ fn serve(
     Ok(exit::OK)
 }
 
-/// What the disk is called at the host's agent when nobody names it.
+/// Default name of the disk at the host's agent.
 fn own_name() -> String {
     name_of(std::process::id())
 }
 
-/// The same of the disk of another process.
+/// Default name of the disk of process `pid`.
 fn name_of(pid: u32) -> String {
     format!("disk.{pid}")
 }
 
-/// The flags, with what the operator of the host's agent has settled; an error when they ask for more.
+/// The flags, completed by the operator's terms; an error if they exceed the terms.
 fn settled(mut args: DiskArgs) -> Result<DiskArgs, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
     let Some(host) = options::host_of(&args.settings, own_name).map_err(usage)? else {
         return Ok(args);
     };
     let name = host.name.clone();
-    // Nobody can join a disk, nor a disk a tenant that is there.
+    // A disk cannot be joined, and cannot join a tenant.
     let alone = HostOptions {
         is_named: false,
         ..host
@@ -237,7 +238,7 @@ fn is_there(name: &str) -> Failure {
     ))
 }
 
-/// Far memory beyond the pool, if some is wanted.
+/// Far memory beyond the pool, if requested.
 fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
     let host = canvas_runner::host_memory();
@@ -249,7 +250,7 @@ fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
     far.map(Some).map_err(usage)
 }
 
-/// What `canvas status` and its like call the disk.
+/// The disk's name in `canvas status` and other commands.
 fn name(args: &DiskArgs, own_name: impl FnOnce() -> String) -> String {
     let at_host = Places::of(&args.settings).agent.is_some();
     let given = args.settings.get(TENANT);
@@ -262,12 +263,12 @@ fn name(args: &DiskArgs, own_name: impl FnOnce() -> String) -> String {
     })
 }
 
-/// What a server has beyond its pool.
+/// A server's far memory.
 enum Beyond {
     Nothing,
-    /// Far memory of its own.
+    /// Its own.
     Own(Storage),
-    /// The same of its holder's.
+    /// Its holder's.
     Held(Holder),
 }
 
@@ -279,14 +280,14 @@ impl Beyond {
         }
     }
 
-    /// Looks whether the agent is gone, where that is this process's to do.
+    /// Checks whether the agent has died, if that is this process's task.
     fn tend(&mut self) {
         if let Beyond::Own(storage) = self {
             storage.tend();
         }
     }
 
-    /// The answer to a line about the disk.
+    /// The answer to a request about the disk.
     fn answer(&mut self, disk: ServedDisk, line: &[u8]) -> String {
         match self {
             Beyond::Nothing => disk.answer(line, None),
@@ -296,21 +297,21 @@ impl Beyond {
     }
 }
 
-/// Begins the tenant that the disk is then.
+/// Starts the tenant of the disk.
 fn begin(pool: Size, far: &FarOptions) -> Result<Storage, Failure> {
     let begun = Storage::begin(pool.bytes, far).map_err(Failure::usage)?;
     begun.ok_or_else(|| is_there(far.host.as_ref().map_or("", |host| host.name.as_str())))
 }
 
-/// The device that is served over vhost-user.
+/// A device served over vhost-user.
 struct Vhost {
     device: Arc<Device<PoolStore<'static>>>,
-    /// Removed in the end.
+    /// Removed when dropped.
     _socket: Socket,
 }
 
 impl Vhost {
-    /// Serves it, in threads of its own, to the end of the process.
+    /// Serves it in its own threads until the process ends.
     fn start(
         socket: Socket,
         store: &'static PoolStore<'static>,
@@ -337,7 +338,7 @@ impl Vhost {
     }
 }
 
-/// Pages of a disk of this size.
+/// Number of pages of a disk of this size.
 fn pages(size: Size) -> Result<u64, Failure> {
     let page = PAGE_SIZE as u64;
     let fail = |why: String| Err(Failure::usage(format!("--size {size} {why}")));
@@ -360,7 +361,7 @@ fn size(args: &DiskArgs) -> Result<Size, Failure> {
     size.ok_or_else(|| Failure::usage("--size is missing; see `canvas disk --help`"))
 }
 
-/// What its host swaps onto has no other clients.
+/// Refuses other clients for a disk that its host swaps onto.
 fn stands_alone(args: &DiskArgs) -> Result<(), Failure> {
     let given = &args.settings;
     let others = [
@@ -377,7 +378,7 @@ fn stands_alone(args: &DiskArgs) -> Result<(), Failure> {
     }
 }
 
-/// The bound on the pool.
+/// The limit on the pool.
 fn pool(args: &DiskArgs, disk: Size) -> Result<Size, Failure> {
     match args.settings.get(POOL) {
         Some(size) if size.bytes > POOL_BYTES_MAX => Err(Failure::usage(format!(
@@ -395,7 +396,7 @@ fn pool(args: &DiskArgs, disk: Size) -> Result<Size, Failure> {
 /// A disk that is served.
 struct Disk<'a> {
     name: String,
-    /// The bound on its pool at first.
+    /// The initial limit on its pool.
     pool_start_bytes: u64,
     nbd: Option<Server>,
     vhost: Option<Vhost>,
@@ -403,13 +404,13 @@ struct Disk<'a> {
     memory: &'static DiskMemory,
     store: &'static PoolStore<'static>,
     args: &'a DiskArgs,
-    /// Servers that died before this one.
+    /// Number of servers that died before this one.
     died: u32,
     began: Instant,
 }
 
 impl Disk<'_> {
-    /// Says what there is.
+    /// Prints where the disk is served.
     fn greet(&self) {
         let stats = self.store.stats();
         if self.died == 0 {
@@ -442,7 +443,7 @@ impl Disk<'_> {
         ));
     }
 
-    /// Serves until a signal comes: its name.
+    /// Serves until a signal comes; returns its name.
     fn serve(&self, signals: &SignalFd, peers: &mut Peers, mut beyond: Beyond) -> &'static str {
         let over = AtomicBool::new(false);
         let signal = thread::scope(|scope| {
@@ -483,7 +484,7 @@ impl Disk<'_> {
         self.host.as_ref().is_some_and(HostDevice::is_swap)
     }
 
-    /// Says when the disk ends that was asked to, if that is not now.
+    /// If the requested end of the disk has to wait, prints for what.
     fn say_when(&self, signal: &str) {
         if let Some(host) = self.host.as_ref().filter(|host| host.is_swap()) {
             say(format_args!(
@@ -493,14 +494,14 @@ impl Disk<'_> {
         }
     }
 
-    /// Moves what the pool has too much beyond it.
+    /// Moves pages from the pool to far memory when the pool is above its mark.
     fn move_pages(&self, over: &AtomicBool) {
         while !over.load(Relaxed) {
             thread::sleep(self.store.background_round());
         }
     }
 
-    /// Waits for a client, a signal or the next look; the signal, if one came.
+    /// Waits for a client, a signal or the next tick; returns the signal, if any.
     fn wait(
         &self,
         signals: &SignalFd,
@@ -519,7 +520,7 @@ impl Disk<'_> {
                 return Some(signal.map_or("a signal", Signal::as_str));
             }
             let left = until.saturating_duration_since(Instant::now());
-            // Who is slow is dropped in time.
+            // Slow clients are disconnected in time.
             let left = if peers.any() {
                 left.min(PEERS_TICK)
             } else {
@@ -532,7 +533,7 @@ impl Disk<'_> {
             let mut fds: Vec<_> = own.chain(agent).chain(peers.poll_fds()).collect();
             let watched = fds.len() - peers.poll_fds().count();
             let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
-            // What went wrong, if anything, is over or seen again in the next round.
+            // An error is either over in the next round, or found again.
             let _ = poll(&mut fds, timeout);
             let came = fds[1..watched].iter().any(|fd| fd.any().unwrap_or(false));
             drop(fds);
@@ -556,7 +557,7 @@ impl Disk<'_> {
         clients
     }
 
-    /// As whoever asks for it sees it.
+    /// The disk's state for clients that ask for it.
     fn served(&self, watch: &Watch) -> ServedDisk {
         let stats = self.store.stats();
         let given = &self.args.settings;
@@ -617,18 +618,18 @@ impl Disk<'_> {
     }
 }
 
-/// What is looked at once a second.
+/// State of what is checked once a second.
 #[derive(Default)]
 struct Watch {
     looked: Option<Instant>,
     before: DiskStats,
-    /// Pages that were read and written in the second before the last look, and whether one found no room.
+    /// Pages read and written in the last second, and whether a write found no room.
     reads_per_s: f64,
     writes_per_s: f64,
     is_full: bool,
-    /// When a page last found no room.
+    /// When a write last found no room.
     full: Option<Instant>,
-    /// When a client was last told of that was cut off.
+    /// When a disconnected client was last reported.
     complained: Option<Instant>,
 }
 
@@ -639,7 +640,7 @@ impl Watch {
         }
         let (now, stats) = (Instant::now(), disk.store.stats());
         let before = self.looked.replace(now).unwrap_or(disk.began);
-        // To a tenth.
+        // Rounded to a tenth.
         let rate =
             |n: u64| (n as f64 / (now - before).as_secs_f64().max(0.001) * 10.0).round() / 10.0;
         self.reads_per_s = rate(stats.reads - self.before.reads);

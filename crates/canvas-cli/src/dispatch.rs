@@ -1,5 +1,5 @@
-//! `canvas dispatch`: runs a program in the tenant that suits ([`canvas_place::dispatch`] decides), with settings that
-//! follow from its earlier runs ([`past`]).
+//! `canvas dispatch`: runs a program in a suitable tenant ([`canvas_place::dispatch`] decides),
+//! with settings that follow from its earlier runs ([`past`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,22 +36,22 @@ use past::{Key, Past, Record};
 
 mod past;
 
-/// How long a run may take to say how it is: one that is stopped is not waited for.
+/// Most time for a run to report its status: a stopped run is not waited for.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// A tenant in which programs run.
+/// A tenant with running programs.
 struct Running {
     name: String,
-    /// What its runs have in common.
+    /// Identifies the tenant; equal for all its runs.
     id: String,
 }
 
-/// What `--dry-run` says.
+/// Output of `--dry-run`.
 #[derive(Serialize, Debug)]
 struct Told {
     schema: &'static str,
     program: String,
-    /// Runs of it that are remembered.
+    /// Number of recorded runs.
     runs: u64,
     need_bytes: Option<u64>,
     local_bytes: u64,
@@ -60,16 +60,16 @@ struct Told {
     copies: String,
     /// `join`, `prepared`, `switch` or `new`.
     tenant: &'static str,
-    /// The one that is joined.
+    /// The tenant to join.
     name: Option<String>,
-    /// Where the host's agent listens.
+    /// Socket of the host's agent.
     agent: Option<PathBuf>,
     why: String,
 }
 
-/// What there is to decide about.
+/// Input of the decision.
 struct Case {
-    /// The run's flags, as the environment has them.
+    /// The run's flags from the environment.
     args: RunArgs,
     agent: Option<PathBuf>,
     record: Option<Record>,
@@ -81,7 +81,7 @@ struct Case {
     free: Vec<Policy>,
 }
 
-/// Runs CMD, or says what would be done.
+/// Runs CMD, or prints the decision.
 pub fn run(args: &DispatchArgs) -> Result<i32, Failure> {
     dispatched(args).map_err(|failure| Failure {
         sentence: with_variables(&failure.sentence),
@@ -89,7 +89,7 @@ pub fn run(args: &DispatchArgs) -> Result<i32, Failure> {
     })
 }
 
-/// A sentence about flags of `canvas run`, which here are variables.
+/// A sentence about flags of `canvas run`, rewritten for the variables that replace them here.
 fn with_variables(sentence: &str) -> String {
     let flags = settings_of(Owner::Run).filter(|row| row.is_flag_of(Owner::Run));
     let written = |row: &Setting| match row.variable {
@@ -154,7 +154,7 @@ fn ignored(why: &past::PastError) {
     say(format_args!("earlier runs are ignored: {why}"));
 }
 
-/// The flags of `canvas run` that the environment has; `None` when they are wrong, which was said.
+/// The flags of `canvas run` from the environment; `None` if they are invalid, which is reported.
 fn run_flags(args: &DispatchArgs) -> Result<Option<RunArgs>, Failure> {
     let words = ["canvas", "run", "--"].map(Into::into).into_iter();
     let argv: Vec<_> = words.chain(args.command.iter().cloned()).collect();
@@ -177,7 +177,7 @@ fn run_flags(args: &DispatchArgs) -> Result<Option<RunArgs>, Failure> {
     Ok(Some(flags))
 }
 
-/// Where the host's agent listens, if it is to be asked.
+/// Socket of the host's agent, if it is to be used.
 fn agent_of(args: &DispatchArgs, flags: &RunArgs) -> Result<Option<PathBuf>, Failure> {
     if let Some(path) = &args.socket {
         return Ok(Some(path.clone()));
@@ -187,13 +187,13 @@ fn agent_of(args: &DispatchArgs, flags: &RunArgs) -> Result<Option<PathBuf>, Fai
         return Ok(Some(path));
     }
     let path = path_to_ask();
-    // These are a run's own.
+    // These settings need a tenant of the run's own.
     let is_own = to.has_donors() || !to.dirs.is_empty() || flags.settings.has(SHARED);
     let is_there = to.agent.is_some() || !is_own && path.exists();
     Ok(is_there.then_some(path))
 }
 
-/// Looks at all that there is.
+/// Collects the input of the decision.
 fn case(args: &DispatchArgs, flags: RunArgs, record: Option<Record>) -> Result<Case, Failure> {
     let agent = agent_of(args, &flags)?;
     let offers = match &agent {
@@ -206,7 +206,7 @@ fn case(args: &DispatchArgs, flags: RunArgs, record: Option<Record>) -> Result<C
     wishes(&mut settings, &flags);
     let far_bytes = far_bytes(&flags, known.as_ref(), offers.slabs);
     let (mut online, mut running) = (Vec::new(), Vec::new());
-    // Who needs what is not known, or a part of its memory, has a tenant of its own.
+    // A program whose need is unknown, or given as a share, gets its own tenant.
     let is_size = !matches!(flags.settings.get(LOCAL), Some(Amount::Share(_)));
     if agent.is_some() && is_size && settings.need_bytes.is_some() {
         (online, running) = look(host.spare_bytes).into_iter().unzip();
@@ -223,7 +223,7 @@ fn case(args: &DispatchArgs, flags: RunArgs, record: Option<Record>) -> Result<C
     })
 }
 
-/// What an agent of the run's own offers.
+/// Offers of a run's own agent.
 fn own_offers(flags: &RunArgs) -> Result<Offers, Failure> {
     let given = &flags.settings;
     let to = Places::of(given);
@@ -251,7 +251,7 @@ fn host(offers: &Offers) -> Host {
     }
 }
 
-/// What the user has said wins.
+/// Applies the user's settings, which win.
 fn wishes(settings: &mut Settings, flags: &RunArgs) {
     let given = &flags.settings;
     if let Some(copies) = given.get(COPIES) {
@@ -265,7 +265,8 @@ fn wishes(settings: &mut Settings, flags: &RunArgs) {
     settings.pool_bytes = given.get(POOL).map(|p| p.bytes).or(settings.pool_bytes);
 }
 
-/// Far memory of a tenant of its own: a quarter more than all that it had, or as much as this host has memory.
+/// Far memory of a new tenant: a quarter more than its whole footprint so far, or as much as this
+/// host's memory.
 fn far_bytes(flags: &RunArgs, known: Option<&Known>, slabs: usize) -> u64 {
     let slab = SLAB_BYTES as u64;
     let all = known.map(|k| k.footprint_bytes).filter(|bytes| *bytes > 0);
@@ -278,7 +279,7 @@ fn far_bytes(flags: &RunArgs, known: Option<&Known>, slabs: usize) -> u64 {
     wanted.div_ceil(slab).clamp(1, most) * slab
 }
 
-/// The tenants of this user in which programs run, and that one more could join.
+/// This user's tenants with running programs that another one could join.
 fn look(spare_bytes: u64) -> Vec<(Online, Running)> {
     let runs = Runs::look();
     let mut found: Vec<(Online, Running)> = Vec::new();
@@ -311,7 +312,7 @@ fn joinable(status: &Status, spare_bytes: u64) -> Option<(Online, Running)> {
     Some((online, Running { name, id }))
 }
 
-/// Tries one step after the other until CMD is accepted, and has ended.
+/// Tries one option after the other until one accepts CMD, and waits for CMD's end.
 fn go(case: &Case) -> Result<Ended, Failure> {
     for step in steps(&case.settings, &case.online, &case.free) {
         let ended = match step {
@@ -324,7 +325,7 @@ fn go(case: &Case) -> Result<Ended, Failure> {
         }
     }
     let mut flags = own_flags(case);
-    // An agent knows it by a name that nobody else has.
+    // At an agent, the tenant needs a unique name.
     if case.agent.is_some() {
         let [number] = canvas_sys::proc::random().unwrap_or([std::process::id().into()]);
         let name = format!("dispatched-{:08x}", number as u32);
@@ -333,7 +334,7 @@ fn go(case: &Case) -> Result<Ended, Failure> {
     run::until_it_ends(&flags, true)
 }
 
-/// Runs CMD in a tenant that is there; `None` when that does not accept it.
+/// Runs CMD in an existing tenant; `None` if that does not accept it.
 fn joined(case: &Case, there: &Running) -> Result<Option<Ended>, Failure> {
     let Some(path) = case.agent.clone() else {
         return Ok(None);
@@ -343,7 +344,7 @@ fn joined(case: &Case, there: &Running) -> Result<Option<Ended>, Failure> {
         name: there.name.clone(),
         is_named: true,
     };
-    // It has ended, is another one's by now, or takes no more runs.
+    // The tenant has ended, was replaced by another, or accepts no more runs.
     let Ok(Begun::Joined(joined)) = join::begin(host) else {
         return Ok(None);
     };
@@ -361,7 +362,7 @@ fn joined(case: &Case, there: &Running) -> Result<Option<Ended>, Failure> {
     Ok(canvas_runner::run(&options, Start::Joined(joined))?)
 }
 
-/// Runs CMD in a prepared tenant; `None` when there is none, or none that can be had.
+/// Runs CMD in a prepared tenant; `None` if none is available.
 fn prepared(case: &Case) -> Result<Option<Ended>, Failure> {
     let Some(path) = &case.agent else {
         return Ok(None);
@@ -384,11 +385,11 @@ fn take(path: &Path, case: &Case, options: &Options) -> Option<Joined> {
         pool_bytes: options.pool.bytes,
         asked: far.asked,
     };
-    // What an agent does not give here, it gives no new tenant either, and says why.
+    // If the agent refuses here, it refuses a new tenant, too, and gives the reason there.
     join::take(path, take).ok()?
 }
 
-/// The flags of a run in a tenant of its own.
+/// The flags of a run in a new tenant.
 fn own_flags(case: &Case) -> RunArgs {
     let settings = &case.settings;
     let mut flags = case.args.clone();
@@ -438,7 +439,7 @@ fn told(case: &Case, program: &str) -> Told {
     }
 }
 
-/// For people.
+/// The decision as sentences for users.
 fn sentences(t: &Told) -> String {
     let place = match (t.tenant, &t.name) {
         ("join", Some(name)) => format!("would join tenant {}", plain(name)),

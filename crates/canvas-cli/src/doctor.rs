@@ -1,7 +1,7 @@
 //! `canvas doctor`: what this kernel and user allow, which mode `canvas run` chooses, and why.
 //!
-//! Facts are gathered in one place ([`Facts::gather`]), judged in another ([`choose`], [`advice`]),
-//! so that the judgement can be tested without the kernels that it is about.
+//! [`Facts::gather`] collects facts; [`choose`] and [`advice`] evaluate them, so that the
+//! evaluation can be tested without the kernels in question.
 
 use std::io::{self, Write};
 
@@ -22,10 +22,10 @@ use canvas_runner::numa::Node;
 
 /// Mappings that a large threaded program may need.
 const MAPS_COMFORT: u64 = 65_530;
-/// Descriptors below which our own get in the way.
+/// With fewer descriptors than this, canvas's own get in the way.
 const NOFILE_COMFORT: u64 = 256;
 
-/// What a client's link by RDMA pins, with a little more for its queues.
+/// Memory that a client's RDMA link pins, with some for its queues.
 const RDMA_LOCKED_BYTES: u64 = 4 << 20;
 
 /// Why `canvas run` manages nothing here.
@@ -34,12 +34,12 @@ enum ChoiceError {
     /// No mode works.
     #[error(transparent)]
     Mode(#[from] ModeError),
-    /// There is nothing to load into a program.
+    /// There is no library to load into a program.
     #[error("this binary was built without its library")]
     NoLibrary,
 }
 
-/// How to have userfaultfd where it is refused, as one line.
+/// How to allow userfaultfd where it is refused, in one line.
 fn how_to_allow(f: &Facts) -> String {
     match &f.container {
         Some(c) if f.seccomp.filtered && c.runtime != Runtime::Other => format!(
@@ -53,12 +53,12 @@ fn how_to_allow(f: &Facts) -> String {
     }
 }
 
-/// Is it a filter that refuses, and not a kernel that does not know the call?
+/// Whether a filter refuses the call, as opposed to a kernel without it.
 fn is_filters(f: &Facts, refusal: Refusal) -> bool {
     f.seccomp.filtered || refusal != Refusal::Error(Errno::ENOSYS as i32)
 }
 
-/// One line for each limit that stands in the way, or will.
+/// One line of advice for each limit that is, or will be, a problem.
 pub fn advice(f: &Facts) -> Vec<String> {
     let mut lines = Vec::new();
     let mut say = |line: String| lines.push(line);
@@ -167,7 +167,7 @@ struct Json<'a> {
     refused: Vec<serde_json::Value>,
 }
 
-/// The same for programs.
+/// The width's name for programs.
 fn page_hash_name(by: Width) -> &'static str {
     match by {
         Width::Bits512 => "vpclmulqdq-avx512",
@@ -235,7 +235,7 @@ fn to_json(f: &Facts, choice: &Result<Choice, ChoiceError>, advice: &[String]) -
     serde_json::to_string_pretty(&json).unwrap_or_default() + "\n"
 }
 
-/// What is refused, for programs.
+/// Refused calls, for programs.
 fn refused_json(f: &Facts) -> Vec<serde_json::Value> {
     let one = |(call, refusal): &(Call, Refusal)| {
         let (what, without) = container::purpose(*call);
@@ -247,7 +247,7 @@ fn refused_json(f: &Facts) -> Vec<serde_json::Value> {
     f.refused.iter().map(one).collect()
 }
 
-/// What is refused, for people.
+/// Refused calls, for users.
 fn refused_text(f: &Facts) -> String {
     let one = |(call, refusal): &(Call, Refusal)| {
         format!("{} ({})", container::name(*call), refusal_name(*refusal))
@@ -279,7 +279,7 @@ fn limit(value: Option<u64>, unit: &str) -> String {
     value.map_or_else(|| "unlimited".into(), |v| format!("{v}{unit}"))
 }
 
-/// With which instructions pages are hashed.
+/// The instructions used for the hash of pages, for users.
 fn page_hash(by: Option<Width>) -> &'static str {
     match by {
         Some(Width::Bits512) => "VPCLMULQDQ with AVX-512",
@@ -289,7 +289,7 @@ fn page_hash(by: Option<Width>) -> &'static str {
     }
 }
 
-/// Nodes for `--numa`: memory without a processor beside it.
+/// Candidates for `--numa`: nodes with memory but no processor.
 fn memory_nodes(nodes: &[Node]) -> String {
     let alone = nodes.iter();
     let alone = alone.filter(|n| !n.has_processors && n.memory_bytes > 0);

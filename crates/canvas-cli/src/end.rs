@@ -1,4 +1,4 @@
-//! `canvas end`.
+//! `canvas end`: ends a tenant of the host's agent.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use canvas_agent::daemon::socket::{path_to_ask, receive_within, send_within};
 use canvas_control::hello::{Answer, Ask, BYTES_MAX, VERSION};
 use canvas_control::names::judge_name;
 
-/// How long the agent may take for each answer; it waits for donors for a second at most.
+/// Most time for each answer of the agent, which waits at most a second for donors.
 const WAIT: Duration = Duration::from_secs(10);
 
 /// Ends a tenant of the host's agent.
@@ -47,7 +47,7 @@ pub fn run(args: &EndArgs) -> Result<i32, Failure> {
             ));
         }
     }
-    // It hangs up when all is given back.
+    // The agent closes the connection when everything is freed.
     match receive_within(&agent, &mut buf, WAIT) {
         Ok(_) | Err(Errno::ECONNRESET) => Ok(exit::OK),
         Err(e) => Err(fail(e)),

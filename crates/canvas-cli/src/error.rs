@@ -1,4 +1,4 @@
-//! Errors as one clear sentence on standard error.
+//! Errors, as one sentence on standard error.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -15,7 +15,7 @@ use canvas_control::settings::text::flag_replaced;
 
 pub use canvas_control::text::say;
 
-/// Why a command ends: the sentence, and the exit code.
+/// Failure of a command: a sentence and the exit code.
 #[derive(Debug)]
 pub struct Failure {
     /// Exit code (see [`canvas_types::exit`]).
@@ -32,7 +32,7 @@ impl Failure {
             sentence: sentence.to_string(),
         }
     }
-    /// Bad input to another command.
+    /// Invalid input to another command.
     pub fn usage(sentence: impl Display) -> Failure {
         Failure {
             code: exit::USAGE,
@@ -62,7 +62,7 @@ impl From<DaemonError> for Failure {
     }
 }
 
-/// Prints what the parser has to say and returns the exit code.
+/// Prints the parser's message and returns the exit code.
 pub fn parser_answer(error: &clap::Error, argv: &[std::ffi::OsString]) -> i32 {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -76,7 +76,7 @@ pub fn parser_answer(error: &clap::Error, argv: &[std::ffi::OsString]) -> i32 {
         }
         _ => {
             say(sentence(error, argv));
-            // Flags in front of the command do not take values, so the first word is the command.
+            // Flags before the command take no values, so the first word is the command.
             let command = argv
                 .iter()
                 .skip(1)
@@ -100,12 +100,12 @@ fn context(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     }
 }
 
-/// What is wrong with the value of one flag, without its name.
+/// What is wrong with a flag's value, without the flag's name.
 pub fn value_sentence(error: &clap::Error) -> String {
     match error.kind() {
         ErrorKind::ValueValidation => {
             let why = std::error::Error::source(error);
-            // The standard library's words are about its own types.
+            // The standard library's text is about its own types.
             match why.and_then(|e| e.downcast_ref::<std::num::ParseIntError>()) {
                 None => why.map(ToString::to_string).unwrap_or_default(),
                 Some(_) => {
@@ -128,7 +128,7 @@ pub fn value_sentence(error: &clap::Error) -> String {
     }
 }
 
-/// One sentence for an error of the parser.
+/// An error of the parser as one sentence.
 pub fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
     let first = |kind| context(error, kind).into_iter().next().unwrap_or_default();
     let flag = first(ContextKind::InvalidArg);
@@ -152,10 +152,10 @@ pub fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             };
             format!("there is no {what} {flag}; {did_you}see `{help}`")
         }
-        // What the table of settings says is a sentence already.
+        // The settings table's text is a sentence already.
         ErrorKind::Format => {
             let text = error.to_string();
-            // The parser may add its usage, after an empty line.
+            // The parser may add its usage after an empty line.
             let said = text.split("\n\n").next().unwrap_or_default();
             said.trim_start_matches("error: ").trim_end().to_owned()
         }
@@ -195,7 +195,7 @@ pub fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             let valid = context(error, ContextKind::ValidValue).join(", ");
             format!("{}: write one of {valid}", origin(&flag, &value, argv))
         }
-        // The sentence names the option.
+        // The sentence already names the option.
         ErrorKind::ValueValidation if flag.starts_with("-o ") => value_sentence(error),
         ErrorKind::ValueValidation => {
             let why = value_sentence(error);
@@ -220,13 +220,13 @@ pub fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
     }
 }
 
-/// The command that was named, if it has settings.
+/// The command, if it has settings.
 fn owner(argv: &[std::ffi::OsString]) -> Option<Owner> {
     let mut words = argv.iter().skip(1).filter_map(|word| word.to_str());
     Owner::named(words.find(|word| !word.starts_with('-'))?)
 }
 
-/// The command that was named, with its subcommand: `canvas config check`.
+/// The command with its subcommand: `canvas config check`.
 fn named_command(argv: &[std::ffi::OsString]) -> String {
     let mut name = "canvas".to_owned();
     let mut command = Cli::command();
@@ -245,7 +245,7 @@ fn flag_name(flag: &str) -> &str {
     flag.split([' ', '=', '[']).next().unwrap_or(flag)
 }
 
-/// Where a bad value was written: `--local 4X`, or `CANVAS_LOCAL=4X`.
+/// How an invalid value was given: `--local 4X`, or `CANVAS_LOCAL=4X`.
 fn origin(flag: &str, value: &str, argv: &[std::ffi::OsString]) -> String {
     let name = flag_name(flag);
     let is_flag = |a: &&std::ffi::OsString| {
@@ -278,7 +278,8 @@ mod tests {
     use super::*;
     use canvas_control::settings::settings_of;
 
-    /// What is no number is said in words about numbers, whatever flag or argument of whatever command has it.
+    /// No flag or argument of any command reports an invalid number in the standard library's
+    /// words.
     #[test]
     fn no_value_is_judged_in_words_of_the_standard_library() {
         let mut judged = 0;

@@ -1,7 +1,7 @@
-//! What a run says that joins a tenant, beside what the tenant has.
+//! Settings of a run that joins an existing tenant.
 //!
-//! What a run says about its tenant must be what the tenant has: nobody's bounds change because somebody
-//! else comes along.
+//! Settings of a whole tenant must equal the tenant's own: a joining run never changes another's
+//! limits.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -20,7 +20,7 @@ use canvas_types::{NodeBound, PAGE_SIZE, ReadUnit};
 use crate::args::RunArgs;
 use crate::error::Failure;
 
-/// What the run was given, with the tenant's bounds in it, where it says nothing else.
+/// The run's settings, completed by the tenant's limits.
 pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
     let (segment, far) = joined.map()?;
     let config = &segment.config;
@@ -69,7 +69,7 @@ pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
     Ok(args)
 }
 
-/// What the tenant has, as settings.
+/// The tenant's settings.
 fn there(joined: &Joined, segment: &Segment, far: &Far) -> Settings {
     let config = &segment.config;
     let mut there = Settings::of(Command::Run);
@@ -82,7 +82,7 @@ fn there(joined: &Joined, segment: &Segment, far: &Far) -> Settings {
     if let Some(local) = local {
         there.put(LOCAL, &local);
     }
-    // What is granted now is no run's wish.
+    // The configured limit, not the current grant.
     let pool = joined.pool().map(|pool| pool.ceiling_bytes);
     let pool = pool.unwrap_or_else(|| config.pool_bytes.load(Relaxed));
     there.put(POOL, &size(pool));

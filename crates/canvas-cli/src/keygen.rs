@@ -1,4 +1,4 @@
-//! `canvas keygen`.
+//! `canvas keygen`: makes a cluster key.
 
 use std::io::Write;
 
@@ -15,7 +15,7 @@ pub fn run(args: &KeygenArgs) -> Result<i32, Failure> {
     match &args.file {
         Some(file) => {
             key.write(file).map_err(Failure::usage)?;
-            // The key is made, whether anybody reads this or not.
+            // The key is made even if nobody reads this.
             let _ = writeln!(
                 out,
                 "{} is a new cluster key, which only its owner can read; copy it to every host of the pool",

@@ -1,4 +1,4 @@
-//! Manual pages and completions, made from the definitions of the flags.
+//! Manual pages and completions, generated from the definitions of the flags.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -27,7 +27,7 @@ pub fn man(dir: Option<&Path>) -> Result<i32, Failure> {
         }
         None => {
             let mut page = Vec::new();
-            // Writing into memory does not fail.
+            // Writing to memory does not fail.
             let _ = clap_mangen::Man::new(Cli::command()).render(&mut page);
             // A closed pipe is the reader's choice.
             let _ = io::stdout().write_all(&page);

@@ -1,4 +1,4 @@
-//! The settings of `canvas run`, checked against each other, and with the defaults filled in.
+//! Checks the settings of `canvas run` against each other and fills in the defaults.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -23,10 +23,10 @@ use canvas_runner::options::{
     FarOptions, HostMemory, HostOptions, Options, THREAD_MODE_SHARES_NOTHING,
 };
 
-/// The swap cache at start.
+/// Default size of the swap cache.
 const SWAP_CACHE_DEFAULT: Size = Size::from_bytes(32 << 20);
 
-/// Checks what was given and fills in the defaults.
+/// Checks the given settings and fills in the defaults.
 pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
     let given = &args.settings;
     let local = given.get(LOCAL);
@@ -82,7 +82,7 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
 
 const NOTHING_LEAVES: &str = "nothing is evicted without a limit";
 
-/// A setting without a use where local memory has no bound.
+/// Refuses a setting that has no effect without a limit on local memory.
 fn needs_local<T>(given: &Settings, key: Key<T>, why: &str) -> Result<(), Failure> {
     if !given.has(key) || given.has(LOCAL) {
         return Ok(());
@@ -93,13 +93,13 @@ fn needs_local<T>(given: &Settings, key: Key<T>, why: &str) -> Result<(), Failur
     )))
 }
 
-/// Where only a target bounds local memory: all that there is.
+/// With a target as the only limit: all memory.
 fn without_limit(slo: Slo, host: HostMemory) -> Option<Amount> {
     slo.is_on()
         .then(|| Amount::Size(Size::from_bytes(host.ram_bytes)))
 }
 
-/// Far memory of a run, which wants a bound on local memory.
+/// Far memory of a run, which needs a limit on local memory.
 fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
     let given = &args.settings;
     let Some(slabs) = far_slabs(given, ram_bytes)? else {
@@ -112,8 +112,7 @@ fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
     far_options(given, slabs, || own_name(args)).map(Some)
 }
 
-/// Far memory in whole slabs. Donors lend as much as this host has memory, unless the user says how
-/// much.
+/// Far memory in whole slabs. With donors, the default is the size of this host's memory.
 pub fn far_slabs(given: &Settings, ram_bytes: u64) -> Result<Option<usize>, Failure> {
     let to = Places::of(given);
     let is_lent = to.has_donors().then(|| {
@@ -131,8 +130,8 @@ pub fn far_slabs(given: &Settings, ram_bytes: u64) -> Result<Option<usize>, Fail
     }
 }
 
-/// A setting of the command line that says how far memory is kept, and nothing without any. In a
-/// file or a variable these are for the runs that have some.
+/// A setting of the command line about far memory, which has no effect without any. In the file or
+/// the environment such settings are for runs with far memory.
 fn written_about_far(given: &Settings) -> Option<String> {
     fn named<T>(given: &Settings, key: Key<T>) -> Option<String> {
         (given.source(key) == Some(Source::CommandLine)).then(|| given.spelled(key))
@@ -156,12 +155,12 @@ fn written_about_far(given: &Settings) -> Option<String> {
     all.into_iter().flatten().next()
 }
 
-/// `--to`, by kinds of places.
+/// The destinations of `--to`, by kind.
 #[derive(Default)]
 pub struct Places {
     /// Donors.
     pub donors: Vec<String>,
-    /// Members of their gossip.
+    /// Members of the donors' gossip.
     pub gossip: Vec<String>,
     /// Directories on disks of this host.
     pub dirs: Vec<PathBuf>,
@@ -170,7 +169,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// What was given.
+    /// Reads the given destinations.
     pub fn of(given: &Settings) -> Places {
         let mut places = Places::default();
         for to in given.get(TO).unwrap_or_default() {
@@ -184,13 +183,13 @@ impl Places {
         places
     }
 
-    /// Are there donors, or will there be?
+    /// Whether there are donors, or may be through gossip.
     pub fn has_donors(&self) -> bool {
         !self.donors.is_empty() || !self.gossip.is_empty()
     }
 }
 
-/// Where it is to be, and who keeps it.
+/// Destinations of far memory, and its agent.
 pub fn far_options(
     given: &Settings,
     slabs: usize,
@@ -202,7 +201,7 @@ pub fn far_options(
     let servers = donors(&to.donors, key_file.is_some())?;
     let seeds = members("--to gossip:", &to.gossip, key_file.is_some())?;
     let policy = match &host {
-        // The agent's donors are not known here: it judges.
+        // The agent checks the copies, because its donors are not known here.
         Some(_) => given.get(COPIES),
         None => Some(policy(given.get(COPIES), servers.len(), !seeds.is_empty())?),
     };
@@ -230,12 +229,12 @@ pub fn far_options(
     })
 }
 
-/// The host agent that a run asks for.
+/// The host agent that a run requests.
 pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
     host_of(&args.settings, || own_name(args))
 }
 
-/// What a run is called that is not named. Two runs of one program are two tenants of the agent.
+/// Default name of a run. Two runs of one program are two tenants of the agent.
 fn own_name(args: &RunArgs) -> String {
     let name = Name {
         tenant: name_of(args.command.first().map_or(Path::new(""), Path::new)),
@@ -245,7 +244,7 @@ fn own_name(args: &RunArgs) -> String {
     name.to_string()
 }
 
-/// The host agent that was asked for.
+/// The host agent that was requested.
 pub fn host_of(
     given: &Settings,
     own_name: impl FnOnce() -> String,
@@ -271,7 +270,7 @@ pub fn host_of(
     }))
 }
 
-/// The addresses of donors; those of other hosts want a key.
+/// Resolves the addresses of donors; those on other hosts need a key.
 pub fn donors(names: &[String], have_key: bool) -> Result<Vec<Address>, Failure> {
     names
         .iter()
@@ -288,7 +287,8 @@ pub fn donors(names: &[String], have_key: bool) -> Result<Vec<Address>, Failure>
         .collect()
 }
 
-/// Members of the gossip; those of other hosts want a key. Names stay names: what they mean may change.
+/// Checks members of the gossip; those on other hosts need a key. Names are kept, as their
+/// addresses may change.
 pub fn members(flag: &str, names: &[String], have_key: bool) -> Result<Vec<String>, Failure> {
     names
         .iter()
@@ -296,20 +296,21 @@ pub fn members(flag: &str, names: &[String], have_key: bool) -> Result<Vec<Strin
             let addr = address(flag, name, have_key)?;
             Ok(match have_key {
                 true => name.clone(),
-                // Not even another time is it another host.
+                // An address of this host is kept as resolved, so that it never becomes another
+                // host's.
                 false => addr.to_string(),
             })
         })
         .collect()
 }
 
-/// The first of a name's addresses that there is a route to; the first one without any.
+/// The first of a name's addresses with a route to it; without any, the first one.
 fn preferred(all: &[SocketAddr]) -> Option<SocketAddr> {
     let routed = |addr: &&SocketAddr| canvas_gossip::reached_from(**addr).is_some();
     all.iter().find(routed).or(all.first()).copied()
 }
 
-/// The address that stands behind a flag.
+/// Resolves the address in a flag.
 fn address(flag: &str, name: &str, have_key: bool) -> Result<SocketAddr, Failure> {
     let found = name.to_socket_addrs().map_err(|e| {
         Failure::run(format!(
@@ -327,11 +328,11 @@ fn address(flag: &str, name: &str, have_key: bool) -> Result<SocketAddr, Failure
     Ok(addr)
 }
 
-/// The copies that were asked for, if there are donors enough.
+/// The requested copies, if there are enough donors.
 pub fn policy(copies: Option<Policy>, donors: usize, gossip: bool) -> Result<Policy, Failure> {
     let default = Policy::new(usize::from(donors > 0 || gossip), true);
     let policy = copies.unwrap_or(default);
-    // Gossip may find more at any time.
+    // Gossip may find more donors at any time.
     if donors < policy.donors && !gossip {
         let needed = policy.donors;
         return Err(Failure::run(format!(
@@ -357,10 +358,10 @@ fn size_of(amount: Amount) -> Option<Size> {
 mod tests {
     use super::*;
 
-    /// Names have addresses of both kinds where only one of them leads anywhere.
+    /// Names may have addresses of both kinds of which only one is reachable.
     #[test]
     fn an_address_that_can_be_reached_is_preferred() {
-        // Only who asks for it may send to all.
+        // Sending to a broadcast address needs an option, so it is unreachable.
         let [nowhere, here] = ["255.255.255.255:1", "127.0.0.1:1"].map(|a| a.parse().unwrap());
         assert_eq!(preferred(&[nowhere, here]), Some(here));
         assert_eq!(preferred(&[nowhere]), Some(nowhere));
@@ -407,7 +408,7 @@ mod tests {
         of_run(&parsed(flags)?, of(8 << 30))
     }
 
-    /// The table is below the crates that have these bounds.
+    /// The table cannot use the crates that define these limits.
     #[test]
     fn bounds_of_the_table_are_those_of_what_has_them() {
         use canvas_control::settings::{QUEUES_MAX, THREADS_MAX, WARM_MAX};
@@ -538,7 +539,7 @@ mod tests {
         }
     }
 
-    /// Whatever the reason on the host that runs this: no library, no device.
+    /// For any reason on the host that runs this test: no library, no device.
     #[test]
     fn rdma_that_cannot_be_had_is_one_sentence() {
         let Err(why) = canvas_rdma::check() else {

@@ -1,4 +1,4 @@
-//! `canvas run`, from its flags.
+//! `canvas run`, from its flags to its end.
 
 use crate::args::RunArgs;
 use crate::error::Failure;
@@ -6,10 +6,11 @@ use crate::{joined_flags, options, tenant_flags};
 use canvas_runner::Ended;
 use canvas_runner::join::{self, Begun, Start};
 
-/// Runs that begin a tenant of one name at one time find each other after so many tries at most.
+/// Most tries until runs that start a tenant of one name at the same time find each other.
 const TRIES: u32 = 20;
 
-/// Runs CMD and returns the exit code for `canvas`; when a signal has ended CMD, it ends canvas as well.
+/// Runs CMD and returns the exit code for `canvas`; if a signal ended CMD, the same signal ends
+/// canvas.
 pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     let ended = until_it_ends(args, false)?;
     if let Some(signal) = ended.signal {
@@ -18,7 +19,7 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     Ok(ended.code)
 }
 
-/// Runs CMD; with `learns` it is told what it has shown.
+/// Runs CMD; with `learns` the result has its measurements.
 pub fn until_it_ends(args: &RunArgs, learns: bool) -> Result<Ended, Failure> {
     for _ in 0..TRIES {
         if let Some(ended) = try_run(args, learns)? {
@@ -30,7 +31,7 @@ pub fn until_it_ends(args: &RunArgs, learns: bool) -> Result<Ended, Failure> {
     ))
 }
 
-/// The same; `None` when another run has begun the tenant meanwhile.
+/// Like [`until_it_ends`]; `None` if another run started the tenant meanwhile.
 fn try_run(args: &RunArgs, learns: bool) -> Result<Option<Ended>, Failure> {
     let begun = options::host(args)?.map(join::begin).transpose()?;
     let (args, start) = match begun {

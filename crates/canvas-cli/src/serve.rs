@@ -1,4 +1,4 @@
-//! `canvas serve`: the memory server, from its flags to its end.
+//! `canvas serve`: the donor, from its flags to its end.
 
 mod metrics;
 
@@ -19,16 +19,16 @@ use crate::{options, signals};
 use canvas_control::peers::{Asked, Peers};
 use canvas_control::settings::table::*;
 
-/// Time between two looks at how far the draining is.
+/// Interval of checking the progress of draining.
 const DRAIN_TICK_MS: u16 = 20;
-/// Time between two looks at what the others are to be told.
+/// Interval of updating the announcement.
 const GOSSIP_TICK_MS: u16 = 500;
-/// Time between two looks at those who ask for metrics.
+/// Interval of serving metrics clients.
 const PEERS_TICK_MS: u16 = 100;
 
-/// Runs the server until a signal ends it.
+/// Runs the donor until a signal ends it.
 pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
-    // It has the key.
+    // It holds the key.
     let _ = nix::sys::prctl::set_dumpable(false);
     let given = &args.settings;
     let missing =
@@ -61,9 +61,9 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     if let Some(addr) = given.get(METRICS) {
         peers.offer_metrics(addr).map_err(Failure::usage)?;
     }
-    // Each link has two descriptors.
+    // Each link uses two descriptors.
     canvas_agent::daemon::raise_descriptors();
-    // Before the first thread, so that none of them ever gets one.
+    // Before the first thread, so that all threads block these signals.
     let signals = signals::ends()
         .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;
     let server = Server::start(Config {
@@ -138,8 +138,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// The next signal, if one comes within `ms` (without: however long it takes). Who asks for metrics
-/// meanwhile is answered.
+/// Waits up to `ms` (forever if `None`) for a signal, and serves metrics clients meanwhile.
 fn wait(
     signals: &SignalFd,
     ms: Option<u16>,
@@ -155,14 +154,14 @@ fn wait(
         }
         let own = PollFd::new(signals.as_fd(), PollFlags::POLLIN);
         let mut fds: Vec<_> = [own].into_iter().chain(peers.poll_fds()).collect();
-        // Who is slow is dropped in time.
+        // Slow clients are disconnected in time.
         let limit = if peers.any() {
             Some(PEERS_TICK_MS)
         } else {
             None
         };
         let timeout = ms.into_iter().chain(limit).min();
-        // What went wrong, if anything, is over or seen again in the next round.
+        // An error is either over in the next round, or found again.
         let _ = poll(
             &mut fds,
             timeout.map_or(PollTimeout::NONE, PollTimeout::from),

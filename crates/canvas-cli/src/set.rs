@@ -1,4 +1,4 @@
-//! `canvas set`.
+//! `canvas set`: changes settings of a run or disk.
 
 use canvas_types::exit;
 

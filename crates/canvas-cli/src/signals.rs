@@ -1,4 +1,4 @@
-//! The signals that end a command, read between other things instead of handled.
+//! The signals that end a command, read from a descriptor instead of handled.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::error::Failure;
 
-/// SIGTERM, SIGINT and SIGHUP, which this thread and those that it starts do not get any more.
+/// SIGTERM, SIGINT and SIGHUP, blocked in this thread and in those that it starts.
 pub fn ends() -> Result<SignalFd, Errno> {
     read(&ENDS)
 }
 
-/// The same, and SIGCHLD.
+/// Like [`ends`], with SIGCHLD.
 pub fn ends_and_children() -> Result<SignalFd, Errno> {
     read(&[&ENDS[..], &[Signal::SIGCHLD]].concat())
 }
 
-/// What ends a command.
+/// Signals that end a command.
 pub const ENDS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
 fn read(signals: &[Signal]) -> Result<SignalFd, Errno> {
@@ -30,7 +30,7 @@ fn read(signals: &[Signal]) -> Result<SignalFd, Errno> {
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// Waits so long; returns what to end with when a signal comes.
+/// Waits up to `time`; returns a failure to end with if a signal comes.
 pub fn stopped(signals: &SignalFd, time: Duration) -> Option<Failure> {
     let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(time.as_millis()).unwrap_or(PollTimeout::MAX);

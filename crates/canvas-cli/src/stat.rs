@@ -1,4 +1,4 @@
-//! `canvas stat`: a line for each run and interval.
+//! `canvas stat`: prints a line for each run and interval.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::table::{Bytes, Count, MibPerS, Micros, feature_cells, print, run_name
 /// Lines between two headers.
 const HEADER_EVERY: u64 = 20;
 
-/// Prints rates until it was told to stop, or until nothing runs any more.
+/// Prints rates until a signal comes or nothing runs any more.
 pub fn run(args: &StatArgs) -> Result<i32, Failure> {
     let wanted = args.tenant.as_deref();
     let mut before = Stats::told(wanted);
@@ -77,7 +77,7 @@ const PREFETCH: &str = "\
                     strm  near   fwd  kept array links  used  refs  used  hint learn  free
 ";
 
-/// Characters of the first column.
+/// Width of the first column.
 const NAME_WIDTH: usize = 18;
 
 fn name(r: &Rates) -> String {

@@ -1,4 +1,4 @@
-//! `canvas status`: runs and disks.
+//! `canvas status`: shows runs and disks.
 
 use std::fmt::Write;
 
@@ -12,13 +12,13 @@ use crate::table::{Bytes, Count, plain, print};
 use canvas_control::wire::{Ask, Disk, Limits, Problem, Reply, Status};
 use canvas_runner::STATUS_SCHEMA;
 
-/// What is known of a run.
+/// State of a run.
 enum Known {
     Answer(Box<Status>),
     Silent(Problem),
 }
 
-/// Prints how the runs are.
+/// Prints the state of runs.
 pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     let runs = Runs::look();
     let wanted = args.tenant.as_deref();
@@ -83,7 +83,7 @@ fn line(text: &mut String, p: &Problem) {
     let _ = writeln!(text, "  {} {}: {}", p.code, p.name, plain(&p.text));
 }
 
-/// `3d 4h`, `5m 10s`.
+/// Formats a duration: `3d 4h`, `5m 10s`.
 pub fn duration(seconds: f64) -> String {
     let s = seconds as u64;
     match s {
@@ -94,15 +94,15 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// The bound on local memory that is in force; `None` where only `--slo` takes from it, and all of this host's memory
-/// may be used.
+/// The limit on local memory in effect; `None` if only `--slo` limits it, so that all of this
+/// host's memory may be used.
 pub fn local_bound(limits: &Limits) -> Option<u64> {
     let is_all = |bytes: u64| bytes >= canvas_runner::host_memory().ram_bytes;
     let only_slo = limits.slo.is_some() && limits.local_bytes.is_some_and(is_all);
     limits.local_effective_bytes.filter(|_| !only_slo)
 }
 
-/// `512M of 1.0G (50%)`.
+/// Formats usage and limit: `512M of 1.0G (50%)`.
 fn of(used: u64, limit: Option<u64>, share: Option<f64>) -> String {
     let share = share.map(|p| format!(" ({p}%)")).unwrap_or_default();
     match limit {
@@ -140,7 +140,7 @@ fn block(text: &mut String, s: &Status) {
 
 /// The line about what a disk's clients see.
 fn disk(text: &mut String, d: &Disk, s: &Status) {
-    // What lies beyond the pool takes nothing of it.
+    // With far memory, the ratio of the pool alone would mislead.
     let ratio = d.ratio.filter(|_| s.used.far_bytes == 0);
     let ratio = ratio.map_or(String::new(), |ratio| format!(", ratio {ratio:.1}"));
     let clients = if d.clients == 1 { "client" } else { "clients" };
@@ -189,8 +189,7 @@ fn local(text: &mut String, s: &Status) {
     }
 }
 
-/// The lines about shared memory, the pool and far memory, and about all memory of this host that
-/// the run uses.
+/// The lines about shared memory, pool, far memory, and all memory of this host that the run uses.
 fn beyond_local(text: &mut String, s: &Status) {
     let limits = &s.limits;
     if let Some(own) = limits.shared_bytes {
@@ -214,7 +213,7 @@ fn beyond_local(text: &mut String, s: &Status) {
         Some(_) => format!(" granted of {}", Bytes(limits.pool_bytes)),
         None => String::new(),
     };
-    // In the pool or beyond it; the pool may also hold copies of pages that are in local memory.
+    // In the pool or beyond it; the pool may also hold copies of resident pages.
     let pages = match (&s.disk, s.used.far_pages_bytes) {
         (Some(_), bytes) => format!("{} of pages are stored", Bytes(bytes)),
         (None, 0) => "no page is away".to_owned(),
@@ -248,7 +247,7 @@ fn beyond_local(text: &mut String, s: &Status) {
     }
 }
 
-/// The line about the tenant's share of links that others use as well.
+/// The line about the tenant's share of contended links.
 fn share(text: &mut String, limits: &Limits) {
     let Some(weight) = limits.weight else {
         return;
@@ -265,7 +264,7 @@ fn share(text: &mut String, limits: &Limits) {
     );
 }
 
-/// How many faults took long, by cause, and the last of them.
+/// The line about slow faults: their number by cause, and the last one.
 fn slow_faults(text: &mut String, s: &Status) {
     let Some(last) = s.slow_faults.last.first() else {
         return;
@@ -292,7 +291,7 @@ fn slow_faults(text: &mut String, s: &Status) {
 fn donors(text: &mut String, s: &Status) {
     for d in &s.donors {
         let us = |us: Option<u32>| us.map_or("-".to_owned(), |us| us.to_string());
-        // One that takes back is told as that.
+        // A donor that takes memory back is shown as that.
         let state = match d.state.as_str() {
             "up" if d.suspect => "silent",
             "up" if d.slow => "slow",

@@ -1,4 +1,5 @@
-//! `canvas swap-in`: brings back what the kernel has swapped out, ahead of need ([`canvas_place::swap_in`] decides).
+//! `canvas swap-in`: brings back, ahead of need, what the kernel has swapped out
+//! ([`canvas_place::swap_in`] decides).
 
 mod processes;
 pub mod system;
@@ -19,9 +20,9 @@ use crate::table::print;
 use processes::{Refused, Source, Who};
 use system::{Before, Groups};
 
-/// How long the disk may take for what was asked of it last.
+/// Most time to wait for the disk to finish the latest requests.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Time between two looks at the disk.
+/// Interval of checking the disk.
 const SETTLE_TICK: Duration = Duration::from_millis(2);
 
 /// Brings pages back, once or until a signal comes.
@@ -59,7 +60,7 @@ pub fn run(args: &SwapInArgs) -> Result<i32, Failure> {
         }
         let mut sweep = Sweep::new(args, &who)?;
         let end = sweep.go(|| stopped(Duration::ZERO))?;
-        // What was found in the swap cache already is nothing to tell of.
+        // Pages that were already in the swap cache are not worth a line.
         if sweep.read_pages() > 0 && !tell(args, &sweep.told(end.why())) {
             return Ok(exit::OK);
         }
@@ -73,31 +74,31 @@ pub fn run(args: &SwapInArgs) -> Result<i32, Failure> {
     }
 }
 
-/// What a sweep over everything has left: shared memory, and what others may not touch. It would be looked for in
-/// vain in every interval.
+/// Swapped memory that a full sweep could not bring back: shared memory, and memory of other users.
+/// Without this, every interval would search for it in vain.
 #[derive(Default)]
 struct Barren(Option<u64>);
 
 impl Barren {
-    /// So much is other memory's change.
+    /// Changes up to this size are attributed to other memory.
     const SLACK_BYTES: u64 = 1 << 20;
 
-    /// Is nothing else swapped out now?
+    /// Whether nothing else is swapped out now.
     fn is_all(&mut self, swapped_bytes: u64) -> bool {
         let Some(left) = self.0 else { return false };
-        // What was freed of it makes no room for others.
+        // If some of it was freed, newly swapped memory does not take its place.
         self.0 = Some(left.min(swapped_bytes));
         swapped_bytes <= left + Barren::SLACK_BYTES
     }
 }
 
-/// How one sweep over the processes has ended.
+/// How a sweep over the processes ended.
 enum End {
-    /// Everything was asked for.
+    /// Everything was requested.
     Nothing,
-    /// As much memory is free as should stay so.
+    /// Free memory is down to its limit.
     NoRoom,
-    /// Pages began to leave, or programs to wait.
+    /// Pages are being swapped out, or programs wait for memory.
     Busy(Why),
     /// A signal came.
     Stopped(Failure),
@@ -114,7 +115,7 @@ impl End {
     }
 }
 
-/// What one sweep has done.
+/// The result of a sweep.
 #[derive(Serialize, Debug)]
 struct Told {
     schema: &'static str,
@@ -130,13 +131,13 @@ struct Told {
     end: String,
 }
 
-/// One sweep over the processes.
+/// A sweep over the processes.
 struct Sweep<'a> {
     args: &'a SwapInArgs,
     sources: Vec<Source>,
     began: Instant,
     before: Before,
-    /// What the kernel has read for anybody, at the end.
+    /// Pages that the kernel read from swap for anybody, at the end.
     read_pages: u64,
     pages: u64,
     served: usize,
@@ -159,7 +160,7 @@ impl<'a> Sweep<'a> {
         })
     }
 
-    /// Batches, until nothing or no room is left.
+    /// Runs batches until nothing or no room is left.
     fn go(&mut self, stopped: impl Fn() -> Option<Failure>) -> Result<End, Failure> {
         let (page, free) = (PAGE_SIZE as u64, self.args.free.bytes);
         let mut before = self.before;
@@ -172,7 +173,7 @@ impl<'a> Sweep<'a> {
             }
             let (look, now) = before.look()?;
             match judge(&look, free) {
-                // Of itself a sweep is told to do what little can be done.
+                // A single sweep was requested by the user, so it does what it can.
                 Err(why @ (Why::PagesLeave | Why::Pressure)) if self.args.watch => {
                     break End::Busy(why);
                 }
@@ -195,7 +196,7 @@ impl<'a> Sweep<'a> {
         Ok(end)
     }
 
-    /// Asks for so many pages at most.
+    /// Requests up to `room` pages.
     fn batch(&mut self, room: u64) -> Result<(), Failure> {
         let mut pieces: Vec<Piece> = Vec::new();
         let mut sources: HashMap<u32, Source> = HashMap::new();
@@ -236,14 +237,15 @@ impl<'a> Sweep<'a> {
         for (_, source) in sources {
             match source.is_done() {
                 true => self.served += 1,
-                // The one at which there was no room left goes on.
+                // The process at which the room ended continues later.
                 false => self.sources.push(source),
             }
         }
         Ok(())
     }
 
-    /// A process that is not served: that is an error where it was named, or where it would be the same for all.
+    /// Counts a refused process; an error if the user named the process, or if all processes would
+    /// be refused.
     fn count(&mut self, refused: Refused) -> Result<(), Failure> {
         match refused {
             Refused::Gone => {}
@@ -277,7 +279,7 @@ impl<'a> Sweep<'a> {
     }
 }
 
-/// Prints it; false when nobody reads it any more.
+/// Prints the result; false when nobody reads it any more.
 fn tell(args: &SwapInArgs, told: &Told) -> bool {
     let text = match args.json {
         true => serde_json::to_string(told).unwrap_or_default() + "\n",

@@ -1,4 +1,4 @@
-//! Figures and names for people, on a terminal.
+//! Formats figures and names for a terminal.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use canvas_control::features::Features;
 pub use canvas_control::text::Bytes;
 
-/// A count with a unit of a thousand: `12k`; five characters at most.
+/// A count with a unit of a thousand: `12k`; at most five characters.
 pub struct Count(pub f64);
 
 impl fmt::Display for Count {
@@ -21,7 +21,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// A time in ns as microseconds; five characters at most.
+/// A time in ns as microseconds; at most five characters.
 pub struct Micros(pub u64);
 
 impl fmt::Display for Micros {
@@ -36,7 +36,7 @@ impl fmt::Display for Micros {
     }
 }
 
-/// Bytes a second as MiB a second; five characters at most.
+/// Bytes per second as MiB per second; at most five characters.
 pub struct MibPerS(pub f64);
 
 impl fmt::Display for MibPerS {
@@ -49,7 +49,7 @@ impl fmt::Display for MibPerS {
     }
 }
 
-/// A run's name and its number, of which the number stays whole.
+/// A run's name and pid; the pid is never cut.
 pub fn run_name(tenant: &str, pid: u32, width: usize) -> String {
     let (tenant, number) = (plain(tenant), format!(".{pid}"));
     let room = width.saturating_sub(number.len());
@@ -64,7 +64,7 @@ pub fn run_name(tenant: &str, pid: u32, width: usize) -> String {
     format!("{:<width$}", text + &number)
 }
 
-/// What `canvas stat --features` and `canvas top` show of features, in the order of their heads.
+/// Cells of features for `canvas stat --features` and `canvas top`, in the order of their columns.
 pub fn feature_cells(f: &Features) -> [String; 8] {
     let percent = |r: Option<f64>| r.map_or("-".to_owned(), |r| format!("{:.0}%", r * 100.0));
     let fine = |r: Option<f64>| match r {
@@ -86,7 +86,7 @@ pub fn feature_cells(f: &Features) -> [String; 8] {
     ]
 }
 
-/// Text that others have chosen, without what would move a terminal's cursor.
+/// Text chosen by others, without characters that would move a terminal's cursor.
 pub fn plain(text: &str) -> String {
     text.chars()
         .flat_map(|c| {

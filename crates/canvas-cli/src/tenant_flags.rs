@@ -1,5 +1,5 @@
-//! What the operator of a host's agent settles, as settings of `canvas run` and `canvas disk`: read from the
-//! agent's file, and filled into what these were given.
+//! Terms of the host agent's operator as settings of `canvas run` and `canvas disk`: read from the
+//! agent's file, and applied to the settings that were given.
 
 use canvas_control::hello::{Asked, Wanted};
 use canvas_control::settings::table::*;
@@ -10,7 +10,7 @@ use canvas_types::units::{RateLimit, Size};
 use crate::args::RunArgs;
 use crate::error::Failure;
 
-/// Those of the keys that are settled for a disk, too.
+/// The keys that apply to a disk, too.
 pub const KEYS_OF_DISKS: &[&str] = &[
     "pool",
     "pool_floor",
@@ -21,7 +21,7 @@ pub const KEYS_OF_DISKS: &[&str] = &[
     "swap_out_limit",
 ];
 
-/// From a section of the agent's file; settings that bound nothing are the runs' own matter.
+/// Terms from a section of the agent's file; other settings are up to the runs.
 pub fn terms_of(section: &Settings, floors: &Settings) -> Terms {
     let bytes = |settings: &Settings, key: Key<Size>| settings.get(key).map(|size| size.bytes);
     let rate = |key: Key<RateLimit>| section.get(key).and_then(|r| r.bytes_per_s);
@@ -38,7 +38,7 @@ pub fn terms_of(section: &Settings, floors: &Settings) -> Terms {
     }
 }
 
-/// What a run was given, with what it does not say; an error when it asks for too much.
+/// A run's settings, completed by the terms; an error if they exceed the terms.
 pub fn fill(terms: &Terms, mut args: RunArgs) -> Result<RunArgs, Failure> {
     if let Some(local) = terms.local().map_err(Failure::run)? {
         let asked = args.settings.get(LOCAL).unwrap_or(local);
@@ -49,7 +49,7 @@ pub fn fill(terms: &Terms, mut args: RunArgs) -> Result<RunArgs, Failure> {
     Ok(args)
 }
 
-/// The same of pool and far memory alone, for a disk.
+/// Applies the terms on pool and far memory, for a disk.
 pub fn fill_beyond(terms: &Terms, given: &mut Settings) -> Result<(), Failure> {
     for (key, most) in [(POOL, terms.pool_bytes), (FAR, terms.far_bytes)] {
         let Some(most) = most.map(Size::from_bytes) else {
@@ -78,7 +78,7 @@ pub fn fill_beyond(terms: &Terms, given: &mut Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What of its share a run asks for.
+/// The share that a run requests.
 pub fn asked_of(given: &Settings) -> Asked {
     let rate = |key: Key<RateLimit>| given.get(key).and_then(|r| r.bytes_per_s);
     Asked {
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(filled.settings.get(LOCAL).unwrap().to_string(), "64M");
         assert_eq!(filled.settings.get(POOL).unwrap().to_string(), "128M");
         assert_eq!(filled.settings.get(FAR).unwrap().to_string(), "1G");
-        // The agent has these, and keeps them when its file changes.
+        // The agent has these terms, and applies them also when its file changes.
         assert_eq!(asked_of(&filled.settings), Asked::default());
         let share = terms().share(&Asked::default());
         assert_eq!((share.weight, share.swap_in_limit), (50, Some(10 << 20)));

@@ -23,10 +23,10 @@ use crate::table::{Bytes, Count, MibPerS, Micros, feature_cells, plain};
 use canvas_control::names::Name;
 use canvas_control::wire::{Problem, Stat, Status};
 
-/// Time between two looks at signals.
+/// Interval of checking for signals.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Shows runs until it is told to end.
+/// Shows runs until the user or a signal ends it.
 pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Err(Failure::usage(
@@ -34,9 +34,9 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
         ));
     }
     let fail = |what: &str, why: &str| Failure::usage(format!("{what}: {why}"));
-    // Read between two looks, so that the terminal is as before when one of them ends this.
+    // Read between updates, so that the terminal is restored when a signal ends this.
     let signals = signals::ends().map_err(|e| fail("signals cannot be waited for", e.desc()))?;
-    // Brings the terminal back after a panic, too.
+    // Restores the terminal after a panic, too.
     let mut terminal = ratatui::try_init()
         .map_err(|e| fail("this terminal cannot be used", &crate::reason(&e)))?;
     let ended = watch(&mut terminal, args.interval, &signals);
@@ -81,7 +81,7 @@ fn watch(
     }
 }
 
-/// What is shown.
+/// The displayed state.
 #[derive(Default)]
 struct View {
     runs: BTreeMap<Name, (Stat, Option<Rates>)>,
@@ -154,7 +154,7 @@ impl View {
         told.chain(silent).collect()
     }
 
-    /// Runs, and disks behind them.
+    /// Runs, then disks.
     fn all(&self) -> impl Iterator<Item = (&Name, &Status)> {
         let all = self.runs.iter().chain(&self.disks);
         all.map(|(name, (stat, _))| (name, &stat.status))
@@ -181,7 +181,7 @@ impl View {
                 let bytes = rates.as_ref().map(of);
                 bytes.map_or("-".to_owned(), |b| MibPerS(b).to_string())
             };
-            // Behind what is, what may be.
+            // Usage, then the limit.
             let most = |limit: Option<u64>| {
                 limit.map_or(String::new(), |b| format!("/{}", b.div_ceil(1 << 20)))
             };
@@ -280,7 +280,7 @@ impl View {
         Table::new(rows, widths).header(header(&head))
     }
 
-    /// Pages a second that come back ahead of need, by who asks for them.
+    /// Pages brought back ahead of need per second, by their source.
     fn table_of_ahead(&self) -> Table<'_> {
         let head = [
             "TENANT", "PID", "STRM/s", "NEAR/s", "FWD/s", "KEPT/s", "ARR/s", "LINK/s", "USED/s",

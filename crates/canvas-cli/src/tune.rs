@@ -1,4 +1,5 @@
-//! `canvas tune`: changes runs while they run, and says what and why ([`canvas_place::tune`] decides).
+//! `canvas tune`: changes settings of runs, and reports what and why ([`canvas_place::tune`]
+//! decides).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,25 +21,25 @@ use crate::error::Failure;
 use crate::signals::stopped;
 use crate::table::{Bytes, Count, Micros, plain, print};
 
-/// Of this host's memory so much is no spare memory, in percent.
+/// This part of the host's memory does not count as spare, in percent.
 const KEPT_PERCENT: u64 = 10;
 
-/// What this host has to spare; `None` when it does not say.
+/// Spare memory of this host; `None` if it is unknown.
 pub fn spare_bytes() -> Option<u64> {
     let host = HostMemory::read(Path::new("/proc")).ok()?;
     let kept = host.total_bytes / 100 * KEPT_PERCENT;
     Some(host.available_bytes.saturating_sub(kept))
 }
 
-/// What is known of a run.
+/// State of a run.
 #[derive(Default)]
 struct Tuned {
     tuner: Tuner,
-    /// It has refused donors: it knows none.
+    /// It refused donors, as it has none.
     no_donors: bool,
 }
 
-/// What is told of a run in an interval.
+/// Output for a run in an interval.
 #[derive(Serialize, Debug)]
 struct Told {
     schema: &'static str,
@@ -51,14 +52,14 @@ struct Told {
     pool_bytes: u64,
     pool_limit_bytes: u64,
     copies: Option<String>,
-    /// KEY=VALUE; `null` when nothing is to be changed.
+    /// KEY=VALUE; `null` for no change.
     change: Option<String>,
-    /// It was made.
+    /// Whether it was made.
     is_done: bool,
     why: String,
 }
 
-/// Looks and changes until it was told to stop, or until nothing runs any more.
+/// Observes and changes runs until a signal comes or nothing runs any more.
 pub fn run(args: &TuneArgs) -> Result<i32, Failure> {
     let signals = crate::signals::ends()
         .map_err(|e| Failure::usage(format!("signals cannot be read: {}", e.desc())))?;
@@ -144,7 +145,7 @@ fn tune(args: &TuneArgs, tuned: &mut Tuned, name: &Name, before: &Stat, now: &St
         }
     }
     if !told.is_done && key == "copies" {
-        // It is where it was.
+        // The change was not made, so the tuner's record of it is wrong: start over.
         tuned.tuner = Tuner::default();
     }
     told

@@ -10,7 +10,7 @@ use crate::error::Failure;
 
 /// Serves until the tenant is gone.
 pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
-    // It has keys.
+    // It holds keys.
     let _ = nix::sys::prctl::set_dumpable(false);
     worker::serve(&Config {
         slabs: args.slabs,

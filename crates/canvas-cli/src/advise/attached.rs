@@ -1,4 +1,4 @@
-//! A program that runs already.
+//! Advice for a running program.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,16 @@ use crate::control::client::{Found, Runs};
 use crate::error::{Failure, say};
 use crate::signals::stopped;
 
-/// Where each size was fast enough, the next one is this part of it: a run that is needed is not slowed much.
+/// While sizes are fast enough, the next one is this part of the last, in percent: small steps, so
+/// that a run in use is not slowed much.
 const STEP_PERCENT: u64 = 80;
-/// How long a run may take to get to another size.
+/// Most time for a run to reach another size.
 const SETTLES: Duration = Duration::from_secs(60);
-/// It is there when it uses at most so much of a size, in percent.
+/// The run has reached a size when it uses at most this much of it, in percent.
 const THERE_PERCENT: u64 = 102;
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Watches a run, and tries other sizes if that is allowed.
+/// Watches a run, and with `--check` tries other sizes.
 pub fn advise(wanted: &str, args: &AdviseArgs, signals: &SignalFd) -> Result<Told, Failure> {
     let watch = Watch {
         runs: &Runs::look(),
@@ -87,7 +88,7 @@ fn local_of(limits: &Limits) -> Option<String> {
     }
 }
 
-/// Who is watched.
+/// The run that is watched.
 struct Watch<'a> {
     runs: &'a Runs,
     found: &'a Found,
@@ -118,7 +119,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Waits until the run has got to a size, and half an interval more: what comes back takes time.
+    /// Waits until the run has reached a size, and half an interval more, since pages take time to
+    /// come back.
     fn settle(&self, local_bytes: u64) -> Result<(), Failure> {
         let until = Instant::now() + SETTLES;
         while self.stat()?.status.used.local_bytes > local_bytes / 100 * THERE_PERCENT
@@ -129,7 +131,7 @@ impl Watch<'_> {
         self.wait(self.interval / 2)
     }
 
-    /// What happens in an interval.
+    /// Measures one interval.
     fn measure(&self) -> Result<(Stat, Point), Failure> {
         let before = self.stat()?;
         self.wait(self.interval)?;
@@ -146,7 +148,7 @@ impl Watch<'_> {
         let point = Point {
             speed: 1.0 / (1.0 + slowdown),
             curve: Curve {
-                // It need not have grown up to its bound.
+                // The run may not have grown up to its limit.
                 local_bytes: limit.min(used.local_bytes),
                 footprint_bytes: used.footprint_bytes,
                 refaults: sums.refaults,
@@ -157,7 +159,7 @@ impl Watch<'_> {
     }
 }
 
-/// Puts `--local` back, whatever happens.
+/// Restores `--local` when dropped.
 struct PutBack<'a> {
     watch: &'a Watch<'a>,
     local: String,

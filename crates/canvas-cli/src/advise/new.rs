@@ -1,4 +1,4 @@
-//! A program that is run anew for each size.
+//! Advice for a program that is started once per size.
 
 use std::fs;
 use std::path::Path;
@@ -19,14 +19,14 @@ use crate::args::AdviseArgs;
 use crate::error::{Failure, say};
 use crate::signals::stopped;
 
-/// The first size, in percent of what CMD has so far.
+/// The first size, as a share of CMD's footprint.
 const FIRST: &str = "25%";
-/// Where each size was fast enough, half of it is next.
+/// While sizes are fast enough, the next one is this part of the last, in percent.
 const STEP_PERCENT: u64 = 50;
-/// Between two looks at a child.
+/// Interval between checks of a child.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What of a report is wanted (docs/STATS.md).
+/// The fields needed from a report (docs/STATS.md).
 #[derive(Deserialize)]
 struct Report {
     mode: Option<String>,
@@ -62,7 +62,7 @@ struct Features {
     sequential_ratio: Option<f64>,
 }
 
-/// Runs CMD at several sizes.
+/// Runs CMD with several sizes.
 pub fn advise(args: &AdviseArgs, signals: &SignalFd) -> Result<Told, Failure> {
     let name = Path::new(&args.cmd[0]).file_name().unwrap_or(&args.cmd[0]);
     let name = name.to_string_lossy().into_owned();
@@ -75,7 +75,7 @@ pub fn advise(args: &AdviseArgs, signals: &SignalFd) -> Result<Told, Failure> {
     super::search(&mut search, &args.speed, args.tries - 1, |search, bytes| {
         let size = Size::from_bytes(bytes).to_string();
         let mut point = limited(args, &size, alone_s, signals)?;
-        // It is the size that was asked for, whatever it was at the end.
+        // The size that was set, whatever the usage at the end.
         point.curve.local_bytes = bytes;
         search.add(point);
         Ok(())
@@ -94,7 +94,7 @@ fn alone(args: &AdviseArgs, signals: &SignalFd) -> Result<f64, Failure> {
     Ok(seconds)
 }
 
-/// CMD with so much local memory.
+/// Runs CMD with a limit on local memory.
 fn limited(
     args: &AdviseArgs,
     local: &str,
@@ -147,7 +147,7 @@ fn limited(
     })
 }
 
-/// Only what goes wrong is to be seen.
+/// Starts a child; only errors are shown.
 fn spawn(mut command: Command, what: &std::ffi::OsStr) -> Result<Child, Failure> {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null());
     quiet.spawn().map_err(|e| {
@@ -159,7 +159,7 @@ fn spawn(mut command: Command, what: &std::ffi::OsStr) -> Result<Child, Failure>
     })
 }
 
-/// Waits for it; a signal ends it too.
+/// Waits for the child; a signal ends it.
 fn ends(mut child: Child, signals: &SignalFd) -> Result<ExitStatus, Failure> {
     loop {
         let status = child.try_wait();
@@ -170,7 +170,7 @@ fn ends(mut child: Child, signals: &SignalFd) -> Result<ExitStatus, Failure> {
             return Ok(status);
         }
         if let Some(failure) = stopped(signals, LOOK) {
-            // It has got it as well if a terminal sent it.
+            // If the signal came from a terminal, the child got it, too.
             let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
             let _ = child.wait();
             return Err(failure);

@@ -47,7 +47,7 @@ pub struct AdviseArgs {
     pub cmd: Vec<OsString>,
 }
 
-/// A speed in percent, as a part of 1.
+/// Parses a speed in percent, as a part of 1.
 fn speed() -> ValueParser {
     ValueParser::new(
         |text: &str| match text.trim_end_matches('%').parse::<f64>() {
@@ -58,7 +58,7 @@ fn speed() -> ValueParser {
     )
 }
 
-/// What help says in the end.
+/// Shown after the flags.
 pub const ADVISE_NOTES: &str = "\
 With CMD it runs CMD alone, then with a quarter of its memory local, and then at sizes that
 follow from that, until the answer is found; CMD has to end by itself. CANVAS_* variables apply

@@ -27,7 +27,7 @@ pub struct HeldArgs {
     pub held_far: bool,
 }
 
-/// Shown behind the flags.
+/// Shown after the flags.
 pub const DISK_NOTES: &str = "\
 The disk is for swap and other volatile data: nothing survives the end of the command. The
 command holds the data in a memory file, and starts a process that serves it. When that process

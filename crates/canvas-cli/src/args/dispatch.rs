@@ -24,7 +24,7 @@ pub struct DispatchArgs {
     pub command: Vec<OsString>,
 }
 
-/// What help says in the end.
+/// Shown after the flags.
 pub const DISPATCH_NOTES: &str = "\
 Earlier runs of CMD with the same arguments decide its settings: local memory for 95% of full
 speed, where its far memory goes (pages that come back at random to a donor, files and streams

@@ -50,12 +50,12 @@ fn place(text: &str) -> Result<Place, &'static str> {
         .map_err(|_| "it is not an address; write one such as 0x600000001000")
 }
 
-/// Behind the help of `canvas read`.
+/// Shown after the flags of `canvas read`.
 pub const READ_NOTES: &str = "\
 Example, also from within gdb (with `shell` before it) while it holds the process:
   canvas read 4711 0x600000001000 64";
 
-/// Behind that of `canvas dump`.
+/// Shown after the flags of `canvas dump`.
 pub const DUMP_NOTES: &str = "\
 Example:
   canvas dump 4711 -o redis.core

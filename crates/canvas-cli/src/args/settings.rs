@@ -1,4 +1,4 @@
-//! The settings of a command as its flags, and `-o` for the others: made from the table.
+//! Makes flags, and `-o` for other settings, from the table of settings.
 
 use std::ops::{Deref, DerefMut};
 
@@ -11,20 +11,20 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueHint};
 
-/// What a command was given of its settings by flags and variables.
+/// The settings given to a command by flags and environment variables.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Given<const OWNER: u8>(pub Settings);
 
-/// Of `canvas run`.
+/// Settings of `canvas run`.
 pub type RunSettings = Given<{ Owner::Run as u8 }>;
-/// Of `canvas disk`.
+/// Settings of `canvas disk`.
 pub type DiskSettings = Given<{ Owner::Disk as u8 }>;
-/// Of `canvas agent`.
+/// Settings of `canvas agent`.
 pub type AgentSettings = Given<{ Owner::Agent as u8 }>;
-/// Of `canvas serve`.
+/// Settings of `canvas serve`.
 pub type ServeSettings = Given<{ Owner::Serve as u8 }>;
 
-/// The id of `-o`.
+/// The argument id of `-o`.
 const OPTION: &str = "option";
 const OPTION_HELP: &str =
     "Set tunables, such as -o spill-at=70,unit=64K; `canvas help tunables` lists them.";
@@ -37,7 +37,7 @@ impl<const OWNER: u8> Given<OWNER> {
         Owner::ALL.into_iter().find(is).unwrap_or(Owner::Run)
     }
 
-    /// Does the environment count?
+    /// Whether the command reads environment variables.
     fn reads_environment() -> bool {
         matches!(Self::owner(), Owner::Run | Owner::Disk)
     }
@@ -93,18 +93,18 @@ impl<const OWNER: u8> FromArgMatches for Given<OWNER> {
     }
 }
 
-/// Judges what stands behind `-o`, before help is given.
+/// Checks the text after `-o` while arguments are parsed.
 fn options(owner: Owner, text: &str) -> Result<String, SettingError> {
     Settings::of(owner).give_options(text, Source::CommandLine, false)?;
     Ok(text.to_owned())
 }
 
-/// One sentence that the parser passes on.
+/// An error that the parser passes on.
 fn refused(why: &SettingError) -> clap::Error {
     clap::Error::raw(ErrorKind::Format, why)
 }
 
-/// The flag of a row.
+/// The flag for a row.
 fn arg(row: &'static Setting, has_environment: bool) -> Arg {
     let mut arg = Arg::new(row.name).long(row.name).help(sentence(row));
     arg = match row.shape {
@@ -128,7 +128,7 @@ fn arg(row: &'static Setting, has_environment: bool) -> Arg {
     arg.value_name(row.values)
 }
 
-/// Flags and variables as settings.
+/// Collects settings from flags and environment variables.
 fn given(
     owner: Owner,
     matches: &ArgMatches,
@@ -161,7 +161,7 @@ fn given(
     Ok(settings)
 }
 
-/// The settings as words that give them again, for another process.
+/// Arguments that give the settings again, to another process.
 pub fn words(settings: &Settings) -> Vec<String> {
     let owner = settings.command();
     let word = |(name, value): (&'static str, &str)| {

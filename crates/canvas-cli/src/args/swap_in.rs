@@ -41,7 +41,7 @@ pub struct SwapInArgs {
     pub json: bool,
 }
 
-/// Shown behind the flags.
+/// Shown after the flags.
 pub const SWAP_IN_NOTES: &str = "\
 It needs Linux 5.13, /proc and, for other users' processes, root; nothing else of canvas's has
 to run. Pages come back in swap order, into the kernel's swap cache, where the program's next

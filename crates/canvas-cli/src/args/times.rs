@@ -1,22 +1,22 @@
-//! Values of flags that are times within bounds.
+//! Values of flags that are times.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use canvas_types::units::{Span, UnitError};
 
-/// Why a time is not taken.
+/// Why a time is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TimeError {
-    /// Its text is no time.
+    /// The text is not a time.
     #[error(transparent)]
     Unit(#[from] UnitError),
-    /// It is too short or too long for what it is for.
+    /// It is too short or too long for its flag.
     #[error("it is out of range; write {0}")]
     OutOfRange(&'static str),
 }
 
-/// Time between two lines: seconds, or a duration.
+/// Parses the time between two lines: seconds, or a duration.
 pub fn interval(text: &str) -> Result<Duration, TimeError> {
     const DAY: Duration = Duration::from_secs(86400);
     let plain = text.parse::<f64>().is_ok();
@@ -28,7 +28,7 @@ pub fn interval(text: &str) -> Result<Duration, TimeError> {
     within(&with_unit, Duration::from_millis(100)..=DAY, "100ms to 24h")
 }
 
-/// A time in `range`, whose name is `named`.
+/// Parses a time in `range`; `named` describes the range.
 fn within(
     text: &str,
     range: RangeInclusive<Duration>,

@@ -25,7 +25,7 @@ pub struct TuneArgs {
     pub json: bool,
 }
 
-/// What help says in the end.
+/// Shown after the flags.
 pub const TUNE_NOTES: &str = "\
 It changes nothing while reads beyond the pool cost less than 1% of the time. Otherwise the pool
 grows while this host has memory to spare; then far memory moves between the disk alone and a

@@ -1,4 +1,4 @@
-//! Asking runs, and disks, for the commands that do.
+//! Client of the control sockets of runs and disks.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -14,15 +14,15 @@ use canvas_control::place::Place;
 use canvas_control::wire::{ANSWER_BYTES_MAX, Answer, Ask, Problem, Reply, Request, Stat, VERSION};
 use canvas_types::exit;
 
-/// How long a run may take to answer. It looks ten times a second.
+/// Most time for a run to answer; it checks its socket ten times a second.
 const TIME: Duration = Duration::from_secs(3);
-/// After how long one that has closed the connection is asked again.
+/// Pause before another try after the run closed the connection.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// A run that can be asked.
+/// A run that can be contacted.
 pub struct Found {
     place: usize,
-    /// Who it is.
+    /// Its name.
     pub name: Name,
 }
 
@@ -31,19 +31,19 @@ pub struct Found {
 pub enum NoAnswer {
     /// The run has ended.
     Gone,
-    /// It says nothing in time.
+    /// It does not answer in time.
     Silent,
-    /// It says something that makes no sense here.
+    /// Its answer is not understood.
     Strange(String),
 }
 
-/// The runs that this user may ask.
+/// The runs that this user may contact.
 pub struct Runs {
     places: Vec<Place>,
 }
 
 impl Runs {
-    /// Looks where they are.
+    /// Finds the runs.
     pub fn look() -> Runs {
         if let Some(why) = Place::unusable() {
             say(format_args!(
@@ -55,7 +55,7 @@ impl Runs {
         }
     }
 
-    /// Those that `wanted` names: a tenant, a process, or TENANT.PID; all without.
+    /// The runs that `wanted` names: a tenant, a process, or TENANT.PID; all runs if `None`.
     pub fn find(&self, wanted: Option<&str>) -> Vec<Found> {
         let meant = |n: &Name| {
             wanted.is_none_or(|w| w == n.tenant || w == n.pid.to_string() || w == n.to_string())
@@ -68,15 +68,15 @@ impl Runs {
         found
     }
 
-    /// The only one that `wanted` names.
+    /// The only run that `wanted` names.
     pub fn one(&self, wanted: &str) -> Result<Found, Failure> {
-        // Files of runs that have ended tell nothing.
+        // Sockets of ended runs do not count.
         let mut found = self.find(Some(wanted));
         if found.len() > 1 {
             let mut tenants: Vec<String> = Vec::new();
             found.retain(|f| match self.ask(f, Ask::Status) {
                 Err(NoAnswer::Gone) => false,
-                // Of the runs of one tenant any will do.
+                // Any of the runs of one tenant will do.
                 Ok(Reply::Status(s)) => s.shared.is_none_or(|id| {
                     let is_first = !tenants.contains(&id);
                     tenants.push(id);
@@ -96,14 +96,14 @@ impl Runs {
         found.pop().ok_or_else(|| nobody(Some(wanted)))
     }
 
-    /// Has one of them change its bounds; why not, when it does not.
+    /// Changes settings of a run; otherwise returns why not.
     pub fn set(&self, found: &Found, changes: Vec<(String, String)>) -> Result<(), Failure> {
         match self.ask(found, Ask::Set(changes)) {
             Ok(Reply::Done) => Ok(()),
             Ok(Reply::Refused(why)) => Err(Failure::usage(why)),
             Ok(Reply::Unsure(why)) => Err(unsure(why)),
             Ok(_) => Err(Failure::usage("the run's answer is not understood; use the same release of canvas for both")),
-            // It reads later what lies there.
+            // It may read the request later.
             Err(NoAnswer::Silent) => Err(unsure(
                 "its canvas process has not answered so far (it may be stopped); the change may still be made: `canvas status` shows whether it was"
                     .to_owned(),
@@ -112,7 +112,7 @@ impl Runs {
         }
     }
 
-    /// How one of them is.
+    /// Status and counters of a run.
     pub fn stat(&self, found: &Found) -> Result<Stat, Failure> {
         match self.ask(found, Ask::Stat) {
             Ok(Reply::Stat(stat)) => Ok(*stat),
@@ -123,17 +123,17 @@ impl Runs {
         }
     }
 
-    /// Is it this user's, and not another one's that root may ask?
+    /// Whether it is this user's run, not another user's that root may contact.
     pub fn is_own(&self, found: &Found) -> bool {
         self.places[found.place].owner == nix::unistd::geteuid()
     }
 
-    /// Asks one of them.
+    /// Sends a request to a run.
     pub fn ask(&self, found: &Found, ask: Ask) -> Result<Reply, NoAnswer> {
         self.ask_within(found, ask, TIME)
     }
 
-    /// Asks one of them, which may take so long to answer.
+    /// Sends a request to a run that may take up to `time` to answer.
     pub fn ask_within(&self, found: &Found, ask: Ask, time: Duration) -> Result<Reply, NoAnswer> {
         let until = Instant::now() + time;
         let canvas = VERSION;
@@ -141,7 +141,8 @@ impl Runs {
         let line = loop {
             match self.exchange_once(found, question.as_bytes(), until)? {
                 Some(line) => break line,
-                // It has ended, and then it cannot be reached any more; or it has dropped us, since many ask.
+                // It has ended, and then it can no longer be reached; or it dropped this client
+                // because it had too many.
                 None if Instant::now() < until => std::thread::sleep(AGAIN),
                 None => return Err(NoAnswer::Silent),
             }
@@ -151,7 +152,7 @@ impl Runs {
         Ok(answer.answer)
     }
 
-    /// What one of them says over one connection; `None` when it closes that before its answer is whole.
+    /// One exchange over one connection; `None` if the run closes it before its answer is complete.
     fn exchange_once(
         &self,
         found: &Found,
@@ -164,7 +165,7 @@ impl Runs {
             Errno::EAGAIN => NoAnswer::Silent,
             e => NoAnswer::Strange(e.desc().to_owned()),
         })?;
-        // Another process in its place could tell us anything.
+        // Another process in its place could send anything.
         let peer = getsockopt(&stream, PeerCredentials).map(|c| c.uid());
         if !peer.is_ok_and(|uid| uid == place.owner.as_raw() || uid == 0) {
             return Err(NoAnswer::Strange("it is another user's process".to_owned()));
@@ -176,16 +177,16 @@ impl Runs {
     }
 }
 
-/// What runs answer to [`Ask::Stat`], those that are there.
+/// Answers of runs to [`Ask::Stat`].
 pub struct Stats {
     /// The answers.
     pub told: BTreeMap<Name, Stat>,
-    /// Who gave none, and why.
+    /// Runs without an answer, and the reason.
     pub silent: Vec<(Name, Problem)>,
 }
 
 impl Stats {
-    /// Asks all that `wanted` names ([`Runs::find`]).
+    /// Asks all runs that `wanted` names ([`Runs::find`]).
     pub fn look(wanted: Option<&str>) -> Stats {
         let runs = Runs::look();
         let (mut told, mut silent) = (BTreeMap::new(), Vec::new());
@@ -201,7 +202,7 @@ impl Stats {
         Stats { told, silent }
     }
 
-    /// The runs that answer; of the others it is said why they do not.
+    /// The answers; for runs that do not answer, prints the reason.
     pub fn told(wanted: Option<&str>) -> BTreeMap<Name, Stat> {
         let stats = Stats::look(wanted);
         for (name, problem) in stats.silent {
@@ -210,7 +211,7 @@ impl Stats {
         stats.told
     }
 
-    /// The same without disks.
+    /// Like [`Stats::told`], without disks.
     pub fn told_by_runs(wanted: Option<&str>) -> BTreeMap<Name, Stat> {
         let mut told = Stats::told(wanted);
         told.retain(|_, stat| stat.status.disk.is_none());
@@ -218,7 +219,7 @@ impl Stats {
     }
 }
 
-/// A change may be made or not.
+/// The change may or may not be made.
 fn unsure(sentence: String) -> Failure {
     Failure {
         code: exit::NEGATIVE,
@@ -233,7 +234,7 @@ fn exchange(
 ) -> Result<Vec<u8>, NoAnswer> {
     let broken = |e: std::io::Error| match e.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => NoAnswer::Silent,
-        // It has ended under us.
+        // It has just ended.
         _ => NoAnswer::Gone,
     };
     stream.set_nonblocking(false).map_err(broken)?;
@@ -261,7 +262,7 @@ fn exchange(
 }
 
 impl NoAnswer {
-    /// As the end of a command that was about this run alone.
+    /// As the failure of a command about only this run.
     fn failure(&self, found: &Found) -> Failure {
         match self.problem() {
             Some(problem) => Failure::usage(problem.text),
@@ -269,7 +270,7 @@ impl NoAnswer {
         }
     }
 
-    /// As something that is wrong with a run; `None` when it is only over.
+    /// As a problem of a run; `None` if it has ended.
     pub fn problem(&self) -> Option<Problem> {
         match self {
             NoAnswer::Gone => None,
@@ -281,7 +282,7 @@ impl NoAnswer {
     }
 }
 
-/// There is no such run.
+/// The error that there is no such run.
 pub fn nobody(wanted: Option<&str>) -> Failure {
     Failure::usage(match wanted {
         Some(w) => format!("there is no run {w}; `canvas status` lists those that there are"),

@@ -1,4 +1,4 @@
-//! Asking runs how they are: each `canvas run` listens on a socket of its own ([`canvas_control::wire`]).
+//! Contacts runs: each `canvas run` listens on its own socket ([`canvas_control::wire`]).
 
 pub mod client;
 pub mod rates;

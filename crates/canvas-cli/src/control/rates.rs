@@ -1,4 +1,4 @@
-//! What happened between two looks at a run.
+//! Rates between two samples of a run.
 
 use canvas_shm::histogram::{BUCKETS, quantile_ns};
 use serde::Serialize;
@@ -40,47 +40,48 @@ pub struct Rates {
     pub weight: Option<u32>,
     pub swap_in_limit_bytes_per_s: Option<u64>,
     pub swap_out_limit_bytes_per_s: Option<u64>,
-    /// Bound on the pool that is in force: `--pool`, or what the host's agent grants of it.
+    /// Limit on the pool in effect: `--pool`, or the part of it that the host's agent grants.
     pub pool_limit_bytes: u64,
-    /// `null` where the host's agent bounds no pools.
+    /// `null` if the host's agent limits no pools.
     pub pool_grant_bytes: Option<u64>,
-    /// Memory that forks share, in memory.
+    /// Resident shared memory.
     pub shared_bytes: u64,
-    /// Bound on it that is in force; `null` without `--shared`.
+    /// Limit on it in effect; `null` without `--shared`.
     pub shared_limit_bytes: Option<u64>,
-    /// `null` where the host's agent bounds none.
+    /// `null` if the host's agent does not limit shared memory.
     pub shared_grant_bytes: Option<u64>,
     /// Page features of the interval.
     pub features: Features,
-    /// What came back ahead of need in the interval, by who asked for it.
+    /// Pages brought back ahead of need in the interval, by their source.
     pub ahead: Ahead,
-    /// The hosts that lend it memory, at the end.
+    /// Its donors, at the end of the interval.
     pub donors: Vec<Donor>,
 }
 
-/// Pages that came back ahead of need, by who asked for them; a second.
+/// Pages brought back ahead of need per second, by their source.
 #[derive(Serialize, Clone, Debug, Default)]
 pub struct Ahead {
-    /// By the low tier: streams and trends, and neighbours in groups.
+    /// Low tier: streams and trends, and neighbours in groups.
     pub streams_per_s: f64,
     pub nearby_per_s: f64,
-    /// By the application tier: deltas of a thread in an array; links; references. What is used of them.
+    /// Application tier: deltas of a thread in an array; links and references, each with those that
+    /// were used.
     pub arrays_per_s: f64,
     pub links_per_s: f64,
     pub links_used_per_s: f64,
     pub refs_per_s: f64,
     pub refs_used_per_s: f64,
-    /// Because the program said so; by a recording; because memory was free.
+    /// Because of the program's hints; of a recording; of free memory.
     pub hints_per_s: f64,
     pub learnt_per_s: f64,
     pub proactive_per_s: f64,
-    /// Faults that the application tier was asked for, and those of threads that are kept out of it.
+    /// Faults passed to the application tier, and those of threads that are excluded from it.
     pub forwarded_per_s: f64,
     pub kept_out_per_s: f64,
 }
 
 impl Ahead {
-    /// From counters' rates by name.
+    /// From the counters' rates by name.
     fn of(counter: impl Fn(&str) -> f64) -> Ahead {
         let (nearby, arrays) = (
             counter("prefetch_issued_nearby"),
@@ -122,11 +123,11 @@ impl Ahead {
 }
 
 impl Rates {
-    /// From an earlier and a later look at the same run; `None` when they are not.
+    /// From two samples of the same run; `None` if they are not.
     pub fn between(before: &Stat, after: &Stat, unix_s: f64) -> Option<Rates> {
         let ns = after.at_ns.checked_sub(before.at_ns).filter(|ns| *ns > 0)?;
         let interval_s = ns as f64 / 1e9;
-        // To a thousandth: what is beyond is noise.
+        // Rounded to a thousandth.
         let rate = |n: u64| (n as f64 / interval_s * 1e3).round() / 1e3;
         let counter = |name: &str| {
             let of = |s: &Stat| s.counters.get(name).copied().unwrap_or(0);
@@ -142,7 +143,7 @@ impl Rates {
             *n = of(after).saturating_sub(of(before));
         }
         let any = faults.iter().any(|n| *n > 0);
-        // The middle of a bucket can lie past the largest value.
+        // The middle of a bucket can exceed the largest value.
         let quantile = |per_mille| {
             let ns = quantile_ns(&faults, per_mille);
             any.then(|| ns.min(after.fault_ns_max.max(1)))
@@ -188,7 +189,7 @@ impl Rates {
     }
 }
 
-/// Now, in seconds since 1970, to a millisecond.
+/// The time in seconds since 1970, to a millisecond.
 pub fn unix_s() -> f64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.unwrap_or_default().as_millis() as f64 / 1e3
@@ -199,7 +200,7 @@ pub mod tests {
     use super::*;
     use canvas_shm::histogram::bucket_of;
 
-    /// With `n` in every rate, `bytes` in every level, and every feature at its end.
+    /// A sample with `n` in every rate, `bytes` in every level, and every feature at its extreme.
     pub fn rates(tenant: &str, n: f64, bytes: u64) -> Rates {
         let looks = [stat(1_000_000_000), stat(2_000_000_000)];
         Rates {

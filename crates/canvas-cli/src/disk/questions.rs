@@ -1,6 +1,7 @@
-//! What a server cannot answer itself: who keeps its far memory is asked by its holder alone.
+//! Requests of a server to its holder: only the holder may contact the agent that keeps the far
+//! memory.
 //!
-//! Each question is a message, and so is each answer; a number says which is to which.
+//! Requests and answers are one message each; numbers match them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -16,9 +17,9 @@ use serde::{Deserialize, Serialize};
 
 /// How long a server waits for its holder, which may wait for the host's agent.
 const WAIT: Duration = Duration::from_secs(4);
-/// Bytes of a message: a line may become six times as long, and of the disk little is told beside.
+/// Most bytes of a request: escaping may make a line six times as long, and there is little else.
 const QUESTION_BYTES_MAX: usize = 8 * REQUEST_BYTES_MAX;
-/// The same of an answer: what the kernel lets wait in a socket is not much more.
+/// Most bytes of an answer: a socket's buffer holds hardly more.
 const ANSWER_BYTES_MAX: usize = 128 << 10;
 
 #[derive(Serialize, Deserialize)]
@@ -34,26 +35,26 @@ struct Answer {
     line: String,
 }
 
-/// The two ends, for a holder and for a server that it starts.
+/// Makes the two ends, for a holder and for a server that it starts.
 pub fn pair() -> Result<(Asked, OwnedFd), Errno> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let (ours, servers) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
     Ok((Asked(ours), servers))
 }
 
-/// A server's way to its holder.
+/// A server's connection to its holder.
 pub struct Holder {
     fd: OwnedFd,
     asked: u64,
 }
 
 impl Holder {
-    /// At the end that the holder gave.
+    /// The end that the holder passed on.
     pub fn new(fd: OwnedFd) -> Holder {
         Holder { fd, asked: 0 }
     }
 
-    /// The holder's answer to a line about the disk, or the server's own when there is none.
+    /// The holder's answer to a request about the disk, or the server's own if there is none.
     pub fn ask(&mut self, disk: ServedDisk, line: &[u8]) -> String {
         let line = String::from_utf8_lossy(line).into_owned();
         self.asked += 1;
@@ -74,7 +75,7 @@ impl Holder {
             let left = until.saturating_duration_since(Instant::now());
             let got = receive_within(&self.fd, &mut bytes, left).ok()?;
             let answer: Answer = serde_json::from_slice(&bytes[..got.bytes]).ok()?;
-            // Else it is one to a question that nobody waits for any more.
+            // Otherwise it answers an older request, for which nobody waits.
             if answer.number == question.number {
                 return Some(answer.line);
             }
@@ -86,12 +87,12 @@ impl Holder {
 pub struct Asked(OwnedFd);
 
 impl Asked {
-    /// To wait for.
+    /// Descriptor to wait for.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// Answers what the server has asked, without waiting for it. False when it asks nothing any more.
+    /// Answers the server's requests, without waiting for any. False when the server is gone.
     pub fn answer(&self, storage: &mut Storage) -> bool {
         let mut bytes = vec![0; QUESTION_BYTES_MAX];
         loop {
@@ -107,7 +108,7 @@ impl Asked {
             let Question { number, disk, line } = question;
             let line = disk.answer(line.as_bytes(), Some(storage));
             let answer = serde_json::to_vec(&Answer { number, line }).unwrap_or_default();
-            // A server that waits no longer needs none.
+            // If the server has stopped waiting, it needs no answer.
             let _ = pass::send(&self.0, &answer, &[]);
         }
     }
@@ -164,7 +165,7 @@ mod tests {
         assert_eq!(question.line, "a \"line\" \u{fffd}");
     }
 
-    /// The longest line that a server reads fits, whatever it becomes.
+    /// The longest line that a server reads fits, however it is escaped.
     #[test]
     fn a_server_whose_holder_is_gone_answers_alone_and_changes_nothing() {
         let (asked, servers) = pair().unwrap();

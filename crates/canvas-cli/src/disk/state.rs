@@ -1,4 +1,4 @@
-//! The state of a disk, for files and scrapers; docs/CLI.md lists its fields.
+//! State of a disk, for files and metrics; docs/CLI.md lists its fields.
 
 use std::fmt::Error;
 use std::path::PathBuf;
@@ -15,18 +15,18 @@ use serde::Serialize;
 use crate::args::DiskArgs;
 use canvas_control::settings::table::{NBD, VHOST_USER};
 
-/// How a disk is now.
+/// State of a disk at one time.
 #[derive(Debug, Serialize)]
 pub struct State {
     canvas: &'static str,
     pid: u32,
-    /// Sockets; null where it is not served that way.
+    /// Sockets; null if it is not served that way.
     vhost_user: Option<String>,
     nbd: Option<String>,
-    /// The block device of this host.
+    /// Block device of this host.
     device: Option<String>,
     uptime_ms: u64,
-    /// Servers that died, and pages of theirs that are damaged.
+    /// Number of servers that died, and of their pages that are damaged.
     restarts: u32,
     lost_pages: u64,
     health: &'static str,
@@ -38,13 +38,13 @@ pub struct State {
     pool_bytes_max: u64,
     far_bytes: u64,
     far_bytes_max: u64,
-    /// Bytes of the stored pages, by what the pool takes; `None` while it takes nothing.
+    /// Compression ratio of the pages in the pool; `None` while there are none.
     ratio: Option<f64>,
     clients: u64,
     counters: Counters,
 }
 
-/// What it has done since its start.
+/// Counters since its start.
 #[derive(Debug, Serialize)]
 struct Counters {
     reads: u64,
@@ -61,14 +61,14 @@ struct Counters {
     bad_clients: u64,
 }
 
-/// Bytes of the stored pages, by what the pool takes; `None` while it takes nothing.
+/// Compression ratio of the pages in the pool; `None` while there are none.
 pub fn ratio(disk: &DiskStats) -> Option<f64> {
     let bytes = disk.stored_pages * PAGE_SIZE as u64;
     (disk.pool_bytes > 0).then(|| bytes as f64 / disk.pool_bytes as f64)
 }
 
 impl State {
-    /// Joins what the disk and its server say.
+    /// Combines the figures of the disk and its server.
     pub fn new(
         (args, device): (&DiskArgs, Option<&str>),
         health: &'static str,
@@ -116,9 +116,9 @@ impl State {
         }
     }
 
-    /// As one JSON object.
+    /// As a JSON object.
     pub fn json(&self) -> String {
-        // There is nothing in it that JSON lacks.
+        // All its values can be written as JSON.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 

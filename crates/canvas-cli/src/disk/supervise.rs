@@ -1,4 +1,5 @@
-//! `canvas disk` as the holder of a disk: its memory file and its sockets outlive the process that serves it.
+//! `canvas disk` as the holder of a disk: its memory file and sockets survive the process that
+//! serves it.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -28,55 +29,55 @@ use crate::error::{Failure, say};
 use crate::signals;
 use canvas_control::settings::table::{NBD, RESTARTS, VHOST_USER};
 
-/// Where a server finds what it is given.
+/// Descriptors passed to a server, by number.
 const MEMORY_FD: RawFd = 3;
 const VHOST_FDS: [RawFd; 2] = [4, 5];
 const NBD_FDS: [RawFd; 2] = [6, 7];
 const SEGMENT_FD: RawFd = 8;
 const HOLDER_FD: RawFd = 9;
-/// One past them.
+/// The first number after them.
 const FDS_END: RawFd = 10;
-/// Time between two looks at the agent, which may have died.
+/// Interval of checking the agent, which may have died.
 const AGENT_TICK: Duration = Duration::from_millis(100);
-/// In this time servers are counted that died.
+/// Period in which deaths of servers are counted.
 const MINUTE: Duration = Duration::from_secs(60);
-/// A server that died within this time is followed by the next one after it.
+/// If a server died sooner than this, the next one is started only after this time.
 const YOUNG: Duration = Duration::from_millis(500);
 
-/// The sockets of a disk.
+/// Sockets of a disk.
 pub struct Sockets {
     pub nbd: Option<Socket>,
     pub vhost: Option<Socket>,
 }
 
-/// What a server is given.
+/// What a server needs.
 pub struct Held {
     pub file: DiskFile,
     pub sockets: Sockets,
-    /// Far memory, which is the holder's.
+    /// Far memory, which belongs to the holder.
     pub storage: Option<Storage>,
 }
 
-/// The same, while there are servers.
+/// The holder's state while servers run.
 struct Holding {
     held: Held,
     signals: SignalFd,
-    /// What the server wants to know of who keeps far memory.
+    /// The server's connection for requests about far memory.
     asked: Option<Asked>,
 }
 
-/// What a server was given.
+/// What a server received from its holder.
 pub struct Given {
     pub memory: Box<DiskMemory>,
     pub sockets: Sockets,
-    /// Kept open as long as the tenant is used: by it others see that this process is one of it.
+    /// Kept open while the tenant is used: it shows others that this process belongs to the tenant.
     pub segment: Option<OwnedFd>,
-    /// Where there is far memory: who holds the disk.
+    /// With far memory: the connection to the holder.
     pub holder: Option<Holder>,
 }
 
 impl Given {
-    /// Takes what the holder gave.
+    /// Takes the descriptors from the holder.
     pub fn take(args: &HeldArgs) -> Result<Given, Failure> {
         let fail = |what: String| {
             Failure::usage(format!(
@@ -124,7 +125,7 @@ impl Given {
 }
 
 impl Holding {
-    /// Starts a server, the one after `died` others.
+    /// Starts a server, after `died` others.
     fn start(&mut self, args: &DiskArgs, died: u32) -> Result<Pid, Errno> {
         let held = &self.held;
         let mut all = vec![(held.file.fd(), MEMORY_FD)];
@@ -139,7 +140,7 @@ impl Holding {
             all.push((storage.fd(), SEGMENT_FD));
             all.push((servers.as_fd(), HOLDER_FD));
         }
-        // None of them lies where another one is to go.
+        // None of them may have a number that another one is to get.
         let clear = |(fd, to): (BorrowedFd, _)| Ok((copy_above(fd, FDS_END)?, to));
         let fds: Vec<(OwnedFd, RawFd)> =
             all.into_iter().map(clear).collect::<Result<_, Errno>>()?;
@@ -151,7 +152,7 @@ impl Holding {
     }
 }
 
-/// The words that start a server: what its holder was given, however that was.
+/// Arguments for a server: the holder's settings, wherever they came from.
 fn server_words(args: &DiskArgs, died: u32, far: bool) -> Vec<OsString> {
     let holder = std::process::id().to_string();
     let died = died.to_string();
@@ -168,7 +169,7 @@ enum Ended {
     By(Signal),
 }
 
-/// Serves the disk by one server after the other, until a signal ends it or too many of them die.
+/// Serves the disk by one server after the other, until a signal ends it or too many servers die.
 pub fn run(args: &DiskArgs, held: Held) -> Result<i32, Failure> {
     let fail = |what: &str, e: Errno| Failure::usage(format!("{what}: {}", e.desc()));
     let signals =
@@ -185,7 +186,7 @@ pub fn run(args: &DiskArgs, held: Held) -> Result<i32, Failure> {
     };
     let result = holding.serve(args);
     if let Some(storage) = holding.held.storage {
-        // Of a server that was killed at the end.
+        // The entry of a server that was killed at the end.
         if let Some(place) = place_of(&storage, std::process::id()) {
             place.leave();
         }
@@ -194,7 +195,7 @@ pub fn run(args: &DiskArgs, held: Held) -> Result<i32, Failure> {
     result
 }
 
-/// The place that this process, or a server that has ended, has in the tenant; this process's from now on.
+/// Takes over the tenant's process entry of `pid`: of this process, or of a server that has ended.
 fn place_of(storage: &Storage, pid: u32) -> Option<Place> {
     Place::take_from(storage.fd(), storage.segment, storage.far, pid)
 }
@@ -214,10 +215,10 @@ impl Holding {
                 // A host that is short of memory may have some in a moment.
                 Err(e) => format!("cannot be started ({})", e.desc()),
                 Ok(server) => match self.watch(server) {
-                    // It said why.
+                    // It has printed the reason.
                     (Ended::Code(code), _) => return Ok(code),
                     (Ended::By(_), true) => return Ok(exit::OK),
-                    // It was told to end before it could read that.
+                    // It was killed by the signal before it could handle it.
                     (Ended::By(signal), _) if signals::ENDS.contains(&signal) => {
                         return Ok(exit::OK);
                     }
@@ -247,7 +248,8 @@ impl Holding {
         }
     }
 
-    /// Waits for a server's end, to which it passes signals on; was it asked to end?
+    /// Waits for a server's end and passes signals on to it; returns also whether one asked it to
+    /// end.
     fn watch(&mut self, server: Pid) -> (Ended, bool) {
         let mut asked = false;
         let ended = loop {
@@ -258,21 +260,22 @@ impl Holding {
             }
             let signal = self.wait(MINUTE);
             if let Some(signal) = signal.filter(|s| *s != Signal::SIGCHLD) {
-                // Who asks twice does not want to wait.
+                // A second signal means: at once.
                 let signal = if asked { Signal::SIGKILL } else { signal };
                 asked = true;
-                // It is ours to wait for, so the number is its own still.
+                // It has not been waited for, so the pid is still its own.
                 let _ = kill(server, signal);
             }
         };
         if let Some(storage) = &self.held.storage {
-            // What it had beyond the pool is kept for the next one.
+            // Its far memory is kept for the next server.
             place_of(storage, server.as_raw() as u32);
         }
         (ended, asked)
     }
 
-    /// Waits so long for a signal, with an eye on who keeps far memory, and on who asks about that.
+    /// Waits up to `time` for a signal; meanwhile checks the agent and answers the server's
+    /// requests.
     fn wait(&mut self, time: Duration) -> Option<Signal> {
         let until = Instant::now() + time;
         loop {

@@ -1,5 +1,5 @@
-//! `--swap-host`: the kernel of this host swaps onto the disk, so that the disk's process must need no memory while
-//! others wait for it.
+//! `--swap-host`: this host's own kernel swaps onto the disk, so the disk's process must not need
+//! memory while others wait for it.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,10 +21,10 @@ use crate::error::{Failure, say};
 use crate::swap_in::system::Groups;
 use canvas_control::settings::table::{FAR, TO};
 
-/// Of what is available so much may be taken, in percent.
+/// Most of the available memory that may be used, in percent.
 const TAKEN_PERCENT_MAX: u64 = 90;
 
-/// Makes this process one that the kernel can wait for, before it has any other thread.
+/// Prepares this process, while it has a single thread, so that the kernel can wait for it.
 pub fn prepare(args: &DiskArgs, pages: u64, pool: Size) -> Result<(), Failure> {
     if args.settings.has(FAR) || args.settings.has(TO) {
         return Err(wrong(
@@ -57,7 +57,7 @@ pub fn prepare(args: &DiskArgs, pages: u64, pool: Size) -> Result<(), Failure> {
     })
 }
 
-/// So much memory can be taken, and leaves some.
+/// Checks that this much memory is available, with some to spare.
 fn fits(bytes: u64, available_bytes: u64) -> Result<(), Failure> {
     if bytes <= available_bytes / 100 * TAKEN_PERCENT_MAX {
         return Ok(());
@@ -86,7 +86,7 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// Serves the device, in threads of its own.
+    /// Serves the device in its own threads.
     pub fn start(store: &'static PoolStore<'static>, queues: u16) -> Result<HostDevice, Failure> {
         let failed = |e: SysErrno| match Errno::from_raw(e.0) {
             Errno::ENOENT => wrong(
@@ -130,20 +130,21 @@ impl HostDevice {
             host.threads.push(thread);
         }
         for _ in 0..queues {
-            // Each sends once.
+            // Each thread sends once.
             begun.recv().unwrap_or(Err(SysErrno(0))).map_err(failed)?;
         }
         host.device.start(std::process::id()).map_err(failed)?;
         Ok(host)
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whether the host swaps onto it, or may: somebody has it for themselves alone. /proc/swaps names it only where
-    /// nothing lies between, as a mapping (dm-crypt, LVM), a RAID or a file system does.
+    /// Whether the host swaps onto it, or may: somebody has opened it exclusively. /proc/swaps
+    /// names the device only if there is no mapping (dm-crypt, LVM), RAID or file system in
+    /// between.
     pub fn is_swap(&self) -> bool {
         is_held(Path::new(&self.path))
     }
@@ -151,7 +152,7 @@ impl HostDevice {
 
 impl Drop for HostDevice {
     fn drop(&mut self) {
-        // Its queues end by it, and must have ended before the device is deleted.
+        // This ends its queues, which must have ended before the device is deleted.
         let _ = self.device.stop();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -159,16 +160,16 @@ impl Drop for HostDevice {
     }
 }
 
-/// Whether somebody has a block device, or a partition of it, for themselves alone: a swap area, a mapping, a mounted
-/// file system. Also where that cannot be known.
+/// Whether somebody has a block device, or a partition of it, open exclusively: a swap area, a
+/// mapping, a mounted file system. True also if this cannot be determined.
 fn is_held(device: &Path) -> bool {
     let mut open = OpenOptions::new();
     match open.read(true).custom_flags(libc::O_EXCL).open(device) {
-        // Closed at once.
+        // The file is closed at once.
         Ok(_) => false,
-        // It is served no more.
+        // The device is no longer served.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => false,
-        // Nor where there are no device files.
+        // Or device files are missing here.
         Err(_) => true,
     }
 }
@@ -193,7 +194,7 @@ mod tests {
             let why = String::from_utf8_lossy(&made.stderr);
             return canvas_testing::skip(&format!("there is no loop device: {}", why.trim()));
         }
-        // As dm-crypt, LVM, RAID and file systems do; /proc/swaps does not name the device then.
+        // Like dm-crypt, LVM, RAID and file systems; then /proc/swaps does not name the device.
         let mut hold = OpenOptions::new();
         hold.read(true).custom_flags(libc::O_EXCL);
         let seen_before = is_held(device);

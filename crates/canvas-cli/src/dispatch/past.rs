@@ -1,8 +1,9 @@
-//! What earlier runs of programs have shown: a file of this user, judged each time that it is read.
+//! Measurements of programs' earlier runs: a file of this user, validated each time that it is
+//! read.
 //!
-//! It lies in `$XDG_STATE_HOME/canvas` (`~/.local/state/canvas`). A program is known by its file and by a digest of its
-//! arguments, which may hold secrets. Whoever adds to the file holds a lock beside it and replaces it by a new one, so
-//! that it is whole at all times.
+//! The file is in `$XDG_STATE_HOME/canvas` (`~/.local/state/canvas`). A program is identified by
+//! its file and a digest of its arguments, which may hold secrets. Writers take a lock file and
+//! replace the file by a new one, so that it is complete at all times.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -25,20 +26,20 @@ use sha2::{Digest, Sha256};
 use crate::control::rates::unix_s;
 use crate::reason;
 
-/// The file, and its lock beside it.
+/// The file, and its lock file.
 const FILE: &str = "dispatch.json";
 const LOCK: &str = "dispatch.lock";
-/// Its schema, with its version.
+/// Its schema, with the version.
 const SCHEMA: &str = "canvas-dispatch-state/1";
-/// Programs that are remembered; past it the one that has not run for longest is forgotten.
+/// Most programs recorded; beyond that, the one that has not run for longest is dropped.
 const PROGRAMS_MAX: usize = 256;
-/// Longer names of programs are not remembered.
+/// Programs with longer names are not recorded.
 const NAME_BYTES_MAX: usize = 1024;
-/// Larger files are none of ours.
+/// Larger files are refused.
 const FILE_BYTES_MAX: u64 = 2 << 20;
-/// How long another one may hold the lock.
+/// How long to wait for the lock.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
-/// Between two tries to get it.
+/// Pause between tries to get it.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A program and its arguments.
@@ -49,7 +50,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Of `file`, run with the words behind its name in `command`.
+    /// Of `file`, run with the arguments of `command`.
     pub fn of(file: &Path, command: &[OsString]) -> Key {
         let program = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
         let mut digest = Sha256::new();
@@ -65,26 +66,26 @@ impl Key {
     }
 }
 
-/// Why the file tells nothing, or nothing more can be noted: a sentence without its end.
+/// Why the file cannot be read or written: a sentence without its end.
 #[derive(Debug, thiserror::Error)]
 pub enum PastError {
     /// There is no directory for it.
     #[error("there is no home directory; set XDG_STATE_HOME")]
     NoHome,
-    /// The system does not let it be used.
+    /// The system call failed.
     #[error("{}: {}", .path.display(), reason(.source))]
     System {
-        /// What of it.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is no file that canvas has written.
+    /// The file was not written by canvas.
     #[error("{} cannot be used ({why}); remove it", .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What of it.
+        /// What is wrong with it.
         why: String,
     },
     /// Another dispatch holds the lock.
@@ -92,30 +93,30 @@ pub enum PastError {
     Busy(PathBuf),
 }
 
-/// The file's content.
+/// The file's contents.
 #[derive(Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 struct Content {
     schema: String,
-    /// The one that ran last is the last one.
+    /// In the order of their latest runs.
     programs: Vec<Record>,
 }
 
-/// A program.
+/// A program's record.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
     program: String,
     arguments: String,
-    /// Runs that were noted.
+    /// Number of recorded runs.
     pub runs: u64,
-    /// When the last one ended.
+    /// End of the last one.
     unix_s: f64,
-    /// All of its memory in the last one, in bytes.
+    /// All of its memory in the last run, in bytes.
     footprint_bytes: u64,
-    /// Of the last one.
+    /// Features of the last run.
     features: Features,
-    /// Of the last ones.
+    /// Points of the latest runs.
     points: Vec<Noted>,
 }
 
@@ -131,7 +132,7 @@ struct Noted {
 }
 
 impl Record {
-    /// As decisions need it.
+    /// The record in the form that decisions use.
     pub fn known(&self) -> Known {
         let point = |p: &Noted| Point {
             speed: p.speed,
@@ -151,7 +152,7 @@ impl Record {
         }
     }
 
-    /// Nothing in it is out of range.
+    /// Checks that all values are in range.
     fn judge(&self) -> Result<(), &'static str> {
         let f = &self.features;
         let ratios = [
@@ -193,7 +194,7 @@ pub struct Past {
 }
 
 impl Past {
-    /// Where this user's is.
+    /// This user's file.
     pub fn own() -> Result<Past, PastError> {
         let set = |name| {
             let path = std::env::var_os(name).map(PathBuf::from);
@@ -204,13 +205,13 @@ impl Past {
         Ok(Past { dir })
     }
 
-    /// What is known of a program; `None` where it never ran.
+    /// The record of a program; `None` if it never ran.
     pub fn of(&self, key: &Key) -> Result<Option<Record>, PastError> {
         let programs = self.read()?;
         Ok(programs.into_iter().find(|r| r.is_of(key)))
     }
 
-    /// Notes what a run has shown.
+    /// Adds a run's measurements.
     pub fn note(&self, key: &Key, learned: &Learned) -> Result<(), PastError> {
         if key.program.len() > NAME_BYTES_MAX {
             return Ok(());
@@ -232,7 +233,7 @@ impl Past {
             schema: SCHEMA.to_owned(),
             programs,
         };
-        // Numbers and strings always become JSON.
+        // Numbers and strings can always be written as JSON.
         let text = serde_json::to_vec(&content).unwrap_or_default();
         let mut new = tempfile::NamedTempFile::new_in(&self.dir).map_err(fail)?;
         new.write_all(&text).map_err(fail)?;
@@ -241,14 +242,14 @@ impl Past {
         Ok(())
     }
 
-    /// The programs in the file, which are none where there is no file.
+    /// The programs in the file; none if there is no file.
     fn read(&self) -> Result<Vec<Record>, PastError> {
         let path = self.dir.join(FILE);
         let damaged = |why: &str| PastError::Damaged {
             path: path.clone(),
             why: why.to_owned(),
         };
-        // A pipe in its place would be waited for.
+        // Must not wait on a pipe in its place.
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits();
         let opened = OpenOptions::new()
             .read(true)
@@ -309,7 +310,7 @@ impl Past {
     }
 }
 
-/// What is known of a program after one more run.
+/// A program's record after one more run.
 fn noted(key: &Key, before: Option<Record>, learned: &Learned) -> Record {
     let (runs, mut points) = before.map_or((0, Vec::new()), |r| (r.runs, r.points));
     let slowdown = learned.features.slowdown.unwrap_or(0.0).max(0.0);
@@ -373,7 +374,7 @@ mod tests {
         past.note(&key(&["sh", "a", "b"]), &learned(100, 100, 0.25))
             .unwrap();
         assert_eq!(past.of(&key(&["sh", "ab"])).unwrap(), None);
-        // Whatever the program was called.
+        // Under any name.
         let got = past.of(&key(&["x", "a", "b"])).unwrap().unwrap();
         assert_eq!(got.runs, 1);
         let known = got.known();

@@ -31,7 +31,7 @@ fn mode(wanted: Option<Mode>, f: &Facts) -> Result<Mode, ModeError> {
     choose(wanted, f).map(|(mode, _)| mode)
 }
 
-/// The sentence of who gets no mode.
+/// The error if no mode works.
 fn refusal(wanted: Option<Mode>, f: &Facts) -> String {
     mode(wanted, f).unwrap_err().to_string()
 }
@@ -45,7 +45,8 @@ fn nothing_works_under_a_runtimes_default_profile() {
         (Runtime::Docker, EPERM),
         (Runtime::Podman, EPERM),
         (Runtime::Kubernetes, EPERM),
-        // A profile of ENOSYS by default looks like a kernel without it, which has no such sysctl.
+        // A profile with ENOSYS by default looks like a kernel without the call, which also lacks
+        // the sysctl.
         (Runtime::Docker, Errno::ENOSYS as i32),
     ] {
         let mut f = facts(errno, errno, 0);
@@ -98,7 +99,7 @@ fn other_refused_calls_are_told_with_what_is_lost() {
         lines.len() == 1 && lines[0].starts_with("process_madvise is refused (EPERM): a TLB flush"),
         "{lines:#?}"
     );
-    // An old kernel is not a filter.
+    // An old kernel does not count as a filter.
     f.refused = vec![(Call::FutexWaitv, Refusal::Error(Errno::ENOSYS as i32))];
     assert_eq!(advice(&f), Vec::<String>::new());
     f.seccomp.filtered = true;
@@ -228,7 +229,7 @@ fn what_hashes_pages_is_told_and_its_absence_is_advice() {
         assert!(lines.iter().all(|l| l.contains("about 6 us longer")));
     }
     assert_eq!(mode(None, &f), Ok(Mode::Signal));
-    // What this processor has, as the kernel tells it.
+    // This processor's flags as the kernel reports them.
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     let has = flags.split_whitespace().any(|w| w == "pclmulqdq");
     assert_eq!(Facts::gather(Probe::default()).page_hash.is_some(), has);

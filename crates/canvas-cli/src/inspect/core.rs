@@ -1,5 +1,5 @@
-//! The form of an ELF core dump (core(5), elf(5)) for x86-64: header, program headers, notes. The memory
-//! follows, each mapping at a multiple of a page.
+//! The format of an ELF core dump (core(5), elf(5)) for x86-64: header, program headers, notes. The
+//! memory follows, with each mapping aligned to pages.
 
 use canvas_types::PAGE_SIZE;
 
@@ -10,7 +10,7 @@ const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
-/// Program headers that a core can have: their number is 16 bits, and the highest means something else.
+/// Most program headers of a core: their number has 16 bits, and the highest value is special.
 const PROGRAM_HEADERS_MAX: usize = 0xfffe;
 
 const NT_PRSTATUS: u32 = 1;
@@ -19,15 +19,15 @@ const NT_PRPSINFO: u32 = 3;
 const NT_AUXV: u32 = 6;
 const NT_FILE: u32 = 0x4649_4c45;
 
-/// What is known of the process besides its memory and threads.
+/// Data of the process besides its memory and threads.
 pub struct About {
-    /// Its number.
+    /// Its pid.
     pub pid: u32,
-    /// Its parent's.
+    /// Its parent's pid.
     pub parent: u32,
-    /// Its group's.
+    /// Its process group.
     pub group: u32,
-    /// User and group that it runs as.
+    /// Its user and group ids.
     pub owner: (u32, u32),
     /// Its name, 15 bytes at most.
     pub name: Vec<u8>,
@@ -42,13 +42,13 @@ pub struct About {
 pub struct Piece {
     /// Its first address.
     pub start: usize,
-    /// Where its bytes go.
+    /// Offset in the file.
     pub at: u64,
-    /// How many of them.
+    /// Number of bytes.
     pub bytes: usize,
 }
 
-/// A core's beginning, and where the memory goes behind it.
+/// The start of a core, and the places of memory after it.
 pub struct Plan {
     /// Everything before the memory.
     pub head: Vec<u8>,
@@ -58,7 +58,7 @@ pub struct Plan {
     pub file_bytes: u64,
 }
 
-/// Plans a core. `None` when there are more mappings than a core can have.
+/// Lays out a core. `None` if there are more mappings than a core can have.
 pub fn plan(about: &About, threads: &[Thread], maps: &[Map]) -> Option<Plan> {
     let kept: Vec<(&Map, usize)> = maps
         .iter()
@@ -128,7 +128,7 @@ fn notes(about: &About, threads: &[Thread], maps: &[Map]) -> Vec<u8> {
     for (i, thread) in threads.iter().enumerate() {
         note(&mut out, NT_PRSTATUS, &status(about, thread));
         if i == 0 {
-            // Where the kernel puts them: behind the first thread's state.
+            // In the kernel's order: after the first thread's state.
             note(&mut out, NT_PRPSINFO, &process(about));
             note(&mut out, NT_AUXV, &about.auxv);
             note(&mut out, NT_FILE, &files(maps));
@@ -181,7 +181,7 @@ fn process(about: &About) -> Vec<u8> {
     p
 }
 
-/// Which files are mapped where, for debuggers.
+/// The note with mapped files, for debuggers.
 fn files(maps: &[Map]) -> Vec<u8> {
     use std::os::unix::ffi::OsStrExt;
     let mapped: Vec<&Map> = maps

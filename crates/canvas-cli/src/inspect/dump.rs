@@ -22,9 +22,10 @@ use super::target::{PRESENT, Target, proc_path};
 use crate::args::DumpArgs;
 use crate::error::{Failure, say};
 
-/// For how long a process is let go and stopped again that was stopped with pages on their way, or in a mapping call.
+/// How long to retry stopping a process that was caught with pages in transit, or in a mapping
+/// call.
 const AT_REST_WITHIN: Duration = Duration::from_secs(3);
-/// Pages looked at together.
+/// Pages examined together.
 const BATCH: usize = 512;
 
 /// Writes a core dump of a running process.
@@ -51,7 +52,7 @@ pub fn run(args: &DumpArgs) -> Result<i32, Failure> {
     }
 }
 
-/// What a core holds is as secret as the program's memory.
+/// A core is as secret as the program's memory.
 fn create(path: &Path) -> Result<File, Failure> {
     let made = OpenOptions::new()
         .write(true)
@@ -71,10 +72,10 @@ fn create(path: &Path) -> Result<File, Failure> {
     })
 }
 
-/// Pages that a dump lacks.
+/// Pages missing from a dump.
 struct Missing {
     pages: u64,
-    /// Of the last one.
+    /// The reason for the last one.
     why: Why,
 }
 
@@ -100,8 +101,8 @@ fn dump(target: &Target, file: &File, path: &Path) -> Result<Missing, Failure> {
     Ok(writer.missing)
 }
 
-/// Stops the process where none of its pages is on its way, and its list of regions is whole; when there
-/// is no such moment, where it stands.
+/// Stops the process when none of its pages is in transit and its list of regions is consistent; if
+/// there is no such moment, anywhere.
 fn stop_at_rest(target: &Target) -> Result<Stopped, Failure> {
     let partition = Partition::of(target);
     let begun = Instant::now();
@@ -139,7 +140,7 @@ fn has_busy_pages(target: &Target) -> Result<bool, Failure> {
     Ok(false)
 }
 
-/// Is it a mapping of the program's in the window, and no reserved part?
+/// Whether it is a mapping of the program in the managed range, not a reserved part.
 fn is_window(m: &Map) -> bool {
     layout::in_window(m.start) && m.prot != [false; 3]
 }
@@ -160,7 +161,7 @@ fn about(pid: u32) -> About {
     }
 }
 
-/// Pages whose records lie in one extent: where each record is, and where its page goes.
+/// Pages whose records are in one extent: each record's place and its page's offset in the file.
 type Records = Vec<(DeepPlace, u64)>;
 
 struct Writer<'t> {
@@ -168,7 +169,7 @@ struct Writer<'t> {
     file: &'t File,
     path: &'t Path,
     reader: Reader<'t>,
-    /// By extent, so that each is read once.
+    /// By extent, so that each extent is read only once.
     deep: BTreeMap<u32, Records>,
     missing: Missing,
 }
@@ -196,7 +197,7 @@ impl Writer<'_> {
         ))
     }
 
-    /// Writes; what is all zeros stays a hole.
+    /// Writes bytes; zeros stay a hole.
     fn put(&self, at: u64, bytes: &[u8]) -> Result<(), Failure> {
         let mut from = 0;
         while from < bytes.len() {
@@ -226,7 +227,7 @@ impl Writer<'_> {
         self.missing.why = why;
     }
 
-    /// Memory outside of the window.
+    /// Memory outside the managed range.
     fn plain(&mut self, piece: &Piece) -> Result<(), Failure> {
         let shared = layout::in_partition(piece.start);
         let mut buffer = vec![0; BATCH * PAGE_SIZE];
@@ -246,7 +247,7 @@ impl Writer<'_> {
                 match self.reader.page(piece.start + at, &mut page) {
                     Ok(()) => self.put(piece.at + at as u64, &page)?,
                     Err(why) if shared => self.lacks(why),
-                    // Behind the end of a file there is nothing.
+                    // There is nothing beyond the end of a file.
                     Err(_) => {}
                 }
             }
@@ -254,7 +255,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Memory in the window: what is there is copied in runs, what is far page by page.
+    /// Memory in the managed range: resident pages are copied in runs, far pages one by one.
     fn window(&mut self, piece: &Piece) -> Result<(), Failure> {
         let (mut words, mut present) = (vec![0; BATCH], vec![0; BATCH]);
         for from in (0..piece.bytes).step_by(BATCH * PAGE_SIZE) {

@@ -1,5 +1,6 @@
-//! What lies beyond the pool: asked of the agent, by requests in the program's own mailbox. Claiming one
-//! is a compare-and-swap, as it is for the program's threads, so it works beside them and while they are stopped.
+//! Reads extents from beyond the pool through the agent, by requests in the program's own mailbox.
+//! Claiming a request is a compare-and-swap, as for the program's threads, so it works while they
+//! run and while they are stopped.
 
 use std::time::{Duration, Instant};
 
@@ -12,28 +13,28 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::target::Target;
 
-/// Why an extent could not be had, in words that end a sentence.
+/// Why an extent cannot be read, as the end of a sentence.
 pub type Why = &'static str;
 
-/// How long a program's own requests may keep us from one.
+/// How long to wait for a free request while the program uses all of them.
 const CLAIM_WAIT: Duration = Duration::from_secs(2);
-/// One sleep; the agent wakes us before.
+/// Length of one sleep; the agent wakes the sleeper earlier.
 const SLICE_NS: u64 = 20_000_000;
 
-/// Extents of a tenant, read one at a time.
+/// Reads extents of a tenant, one at a time.
 pub struct Extents<'t> {
     far: &'static Far,
     mailbox: &'static Mailbox,
     target: &'t Target,
-    /// The one that was read last, and its bytes.
+    /// The extent read last.
     last: Option<u32>,
     bytes: Vec<u8>,
-    /// The agent did not answer in time: nobody waits for it again.
+    /// The agent did not answer in time, so it is not asked again.
     silent: bool,
 }
 
 impl<'t> Extents<'t> {
-    /// Those of a process; `None` when it has no far memory beyond the pool.
+    /// For a process; `None` if it has no far memory beyond the pool.
     pub fn of(target: &'t Target) -> Option<Extents<'t>> {
         let far = target.far?;
         Some(Extents {
@@ -60,7 +61,7 @@ impl<'t> Extents<'t> {
             .ok_or("its record lies outside of its extent")
     }
 
-    /// Forgets what was read: it may have been written anew.
+    /// Drops the cached extent, which may have been rewritten.
     pub fn forget(&mut self) {
         self.last = None;
     }

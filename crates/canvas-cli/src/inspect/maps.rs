@@ -1,4 +1,4 @@
-//! What a process maps, as /proc/PID/smaps tells.
+//! A process's mappings, from /proc/PID/smaps.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -14,26 +14,26 @@ pub struct Map {
     pub end: usize,
     /// Readable, writable, executable.
     pub prot: [bool; 3],
-    /// Writes are seen by others.
+    /// Whether it is MAP_SHARED.
     pub shared: bool,
-    /// Where in the file it begins.
+    /// Offset in the file.
     pub offset: u64,
-    /// Number of the file; 0 when there is none.
+    /// Inode of the file; 0 without a file.
     pub inode: u64,
-    /// The file's name, or what the kernel calls the mapping.
+    /// The file's name, or the kernel's name for the mapping.
     pub name: PathBuf,
-    /// Pages of it are the process's own, and not the file's.
+    /// Whether some of its pages are private copies.
     pub has_own_pages: bool,
-    /// The program wants it in no core dump (MADV_DONTDUMP).
+    /// Whether the program excludes it from core dumps (MADV_DONTDUMP).
     pub left_out: bool,
 }
 
-/// What of a mapping goes into a core dump.
+/// The part of a mapping that goes into a core dump.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// Not even its place.
+    /// Not even its header.
     Nothing,
-    /// Its place, and so many of its first bytes.
+    /// Its header and this many bytes from its start.
     Bytes(usize),
 }
 
@@ -42,7 +42,7 @@ impl Map {
         self.end - self.start
     }
 
-    /// What of it lies between two of its addresses; `None` when that is nothing.
+    /// The part between two addresses; `None` if it is empty.
     fn part(&self, start: usize, end: usize) -> Option<Map> {
         let offset = self.offset + (start - self.start) as u64;
         (start < end).then(|| Map {
@@ -53,16 +53,16 @@ impl Map {
         })
     }
 
-    /// Does it lie in memory of canvas's own?
+    /// Whether it is canvas's own memory.
     fn is_canvas(&self) -> bool {
         let own = layout::window_end()..layout::window_base() + layout::SPAN_BYTES;
-        // Segment and files of shared memory; the library is code, which a debugger wants.
+        // Segment and files of shared memory; the library's code stays in, for debuggers.
         let is_file = self.name.to_string_lossy().starts_with("/memfd:canvas-s");
         (own.contains(&self.start) || is_file) && !layout::in_partition(self.start)
     }
 
-    /// As the kernel decides by default (core(5)): what no file has, and the beginning of files, by which
-    /// a debugger knows them.
+    /// The kernel's default choice (core(5)): anonymous memory, and the first page of files, by
+    /// which a debugger identifies them.
     pub fn keep(&self) -> Keep {
         let name = self.name.to_string_lossy();
         let special = ["[vvar", "[vsyscall]"].iter().any(|n| name.starts_with(n));
@@ -122,9 +122,9 @@ fn path(bytes: &[u8]) -> PathBuf {
     std::ffi::OsStr::from_bytes(bytes).into()
 }
 
-/// The mappings in the text of /proc/PID/smaps or /proc/PID/maps; the latter does not say which have pages
-/// of their own, and which are left out. Of managed memory neither says what the program wants left out
-/// ([`leave_out`]): to the kernel all of it is.
+/// Parses /proc/PID/smaps or /proc/PID/maps. The latter does not show which mappings have private
+/// pages or are excluded from dumps. For managed memory, neither shows what the program excludes
+/// ([`leave_out`]): canvas excludes all of it from the kernel's dumps.
 pub fn parse(text: &[u8]) -> Vec<Map> {
     let mut maps: Vec<Map> = Vec::new();
     for line in text.split(|b| *b == b'\n') {
@@ -143,7 +143,7 @@ pub fn parse(text: &[u8]) -> Vec<Map> {
     maps
 }
 
-/// Marks what of the mappings lies in these ranges, in order, as left out.
+/// Marks the parts of the mappings in these sorted ranges as excluded.
 pub fn leave_out(maps: Vec<Map>, ranges: &[Range<usize>]) -> Vec<Map> {
     let mut out = Vec::new();
     for mut map in maps {

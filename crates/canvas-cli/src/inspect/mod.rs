@@ -1,9 +1,9 @@
-//! `canvas read` and `canvas dump`: the memory of a managed program, seen from outside.
+//! `canvas read` and `canvas dump`: reading the memory of a managed program from outside.
 //!
-//! Nothing is asked of the program, which may be stopped, in a debugger's hands or stuck: its pages are
-//! found by what lies in its own memory (words, swap entries, pool), and what lies beyond the pool is asked
-//! of the agent by a request of the program's own mailbox. Every far page is verified on its way, as the
-//! program itself would.
+//! The program need not cooperate: it may be stopped, held by a debugger, or stuck. Its pages are
+//! found through its own tables (words, swap entries, pool); pages beyond the pool are read through
+//! the agent, by a request in the program's own mailbox. Every far page is verified, as in the
+//! program itself.
 
 mod core;
 mod dump;

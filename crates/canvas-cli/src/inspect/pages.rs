@@ -1,4 +1,4 @@
-//! Where a page of the window is, and what is in it.
+//! Finds and reads a page of the managed range.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -17,21 +17,21 @@ use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 use super::stop::is_still;
 use super::target::Target;
 
-/// What a look at a page came to.
+/// Result of reading a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
     /// Its bytes are in the buffer.
     Bytes,
-    /// It is zeros, and so is the buffer now.
+    /// The page is zeros, and the buffer was filled with zeros.
     Zeros,
-    /// Its record lies beyond the pool.
+    /// Its record is beyond the pool, at this place.
     Deep(DeepPlace),
 }
 
-/// Why there are no bytes.
+/// Why a page cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Problem {
-    /// It is on its way, and stays so.
+    /// It stays in transit.
     Busy,
     /// Its far copy does not verify.
     Damaged,
@@ -39,23 +39,24 @@ pub enum Problem {
     Gone,
 }
 
-/// Looks at a page that is changing, each a little later than the one before: half a second in all.
+/// Tries for a page that is changing, with growing pauses: half a second in all.
 const LOOKS: u32 = 45;
-/// After so many it is looked whether the process is stopped.
+/// After this many tries, check whether the process is stopped.
 const STILL_AFTER: u32 = 2;
 
-/// The page at `addr` in the window of a process that may be running: what it held at one moment.
+/// Reads the page at `addr` of the managed range of a process that may be running: its contents at
+/// one moment.
 pub fn look(target: &Target, addr: usize, out: &mut PageBuf) -> Result<Found, Problem> {
     let mut why = Problem::Busy;
     for n in 0..LOOKS {
         let before = word_of(target, addr)?;
         match attempt(target, addr, before, out) {
-            // What was copied while the page went elsewhere may be another's.
+            // If the page moved during the copy, the bytes may be another page's.
             Ok(found) if is_same(before, word_of(target, addr)?) => return Ok(found),
             Ok(_) => why = Problem::Busy,
             Err(e) => why = e,
         }
-        // Nobody brings it anywhere then; and a process may be stopped at work on a hundred pages.
+        // In a stopped process nothing will move the page, and a hundred pages may be in transit.
         if n == STILL_AFTER && is_still(target.pid) {
             break;
         }
@@ -68,7 +69,7 @@ pub fn look(target: &Target, addr: usize, out: &mut PageBuf) -> Result<Found, Pr
     Err(why)
 }
 
-/// The word of the page at `addr`.
+/// The address of the word of the page at `addr`.
 pub fn word_addr(addr: usize) -> usize {
     layout::tables((addr - layout::window_base()) / PAGE_SIZE * 8)
 }
@@ -78,7 +79,7 @@ fn word_of(target: &Target, addr: usize) -> Result<Word, Problem> {
     Ok(Word(word))
 }
 
-/// Is the page where it was? Pins, heat and flags do not matter.
+/// Whether the page is at the same place. Pins, heat and flags do not matter.
 fn is_same(a: Word, b: Word) -> bool {
     (a.state(), a.entry(), a.epoch()) == (b.state(), b.entry(), b.epoch())
 }
@@ -89,7 +90,7 @@ fn attempt(t: &Target, addr: usize, word: Word, out: &mut PageBuf) -> Result<Fou
             .copy(addr, out)
             .map(|()| Found::Bytes)
             .or(Err(Problem::Busy)),
-        // Where canvas stands aside pages have no words, and are there.
+        // Where canvas manages nothing, pages have no words and are resident.
         State::Untouched => Ok(t
             .copy(addr, out)
             .map_or_else(|_| zeros(out), |()| Found::Bytes)),
@@ -138,7 +139,7 @@ fn record(t: &Target, entry: SwapEntry) -> Result<Record, Problem> {
     Ok(Record::decode(t.word(at).map_err(|_| Problem::Gone)?))
 }
 
-/// Is the page at `addr` far, with its record at `place` still?
+/// Whether the page at `addr` is far with its record still at `place`.
 pub fn is_at(t: &Target, addr: usize, place: DeepPlace) -> bool {
     let entry = word_of(t, addr).map(|w| w.entry());
     entry.is_ok_and(|e| record(t, e) == Ok(Record::Deep(place)))
@@ -167,7 +168,7 @@ fn stored(t: &Target, slot: SlotId, len: usize, out: &mut PageBuf) -> Result<Fou
     }
 }
 
-/// The page of a record of the process's own pages; false when it does not verify.
+/// Verifies and decodes a record of the process's private pages; false if it does not verify.
 pub fn verify(t: &Target, record: &[u8], out: &mut PageBuf) -> bool {
     let expand = |payload: &[u8], out: &mut PageBuf| {
         delta::expand(payload, out, |from, to| lz4::decompress(from, to))
@@ -175,8 +176,8 @@ pub fn verify(t: &Target, record: &[u8], out: &mut PageBuf) -> bool {
     t.key().is_ok_and(|key| decode(key, record, out, expand))
 }
 
-/// The page of a record, hash and payload, of pages that are hashed under `key`; false when it does not
-/// verify. `expand` makes a page of a payload that is shorter than one.
+/// Verifies and decodes a record, hash and payload, of pages hashed with `key`; false if it does
+/// not verify. `expand` decompresses a payload that is shorter than a page.
 pub fn decode(
     key: &PageBuf,
     record: &[u8],
@@ -198,8 +199,8 @@ pub fn decode(
     whole && hash::same(&PageHash::new(key, *PRODUCTS).of(out), want)
 }
 
-/// A page that is busy and stays so, as in a process that was stopped at work on it. It is in the window
-/// still or again, or in a slot of the swap cache, or its far copy is whole.
+/// Reads a page that stays in transit, as in a process that was stopped while moving it. The page
+/// is mapped still or again, or in a slot of the swap cache, or its far copy is complete.
 fn settle(t: &Target, addr: usize, word: Word, out: &mut PageBuf) -> Result<Found, Problem> {
     if t.copy(addr, out).is_ok() {
         return Ok(Found::Bytes);
@@ -209,13 +210,13 @@ fn settle(t: &Target, addr: usize, word: Word, out: &mut PageBuf) -> Result<Foun
         return cached(t, slot, out);
     }
     match word.state() {
-        // It leaves the window only when its slot has it.
+        // It is unmapped only after its slot has it.
         State::Evicting => Err(Problem::Busy),
         _ => far(t, word.entry(), out),
     }
 }
 
-/// The slot of the swap cache that has a page.
+/// The slot of the swap cache that holds a page.
 fn slot_of(t: &Target, page: u32) -> Result<Option<u32>, Problem> {
     let read = |at: usize| {
         let mut bytes = vec![0; CACHE_SLOTS_MAX * 4];

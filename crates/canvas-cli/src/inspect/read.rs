@@ -1,4 +1,4 @@
-//! `canvas read`.
+//! `canvas read`: prints memory of a process.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,14 +13,14 @@ use super::target::Target;
 use crate::args::ReadArgs;
 use crate::error::Failure;
 
-/// Whatever memory a process has, a page at a time.
+/// Reads any memory of a process, a page at a time.
 pub struct Reader<'t> {
     target: &'t Target,
     extents: Option<Extents<'t>>,
     partition: Option<Partition>,
 }
 
-/// How often a record is asked for that moves meanwhile.
+/// Tries to read a record that moves meanwhile.
 const MOVES: usize = 8;
 
 impl<'t> Reader<'t> {
@@ -33,7 +33,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// The page at `addr`, or why it cannot be had: words that end a sentence.
+    /// Reads the page at `addr`, or returns why it cannot, as the end of a sentence.
     pub fn page(&mut self, addr: usize, out: &mut PageBuf) -> Result<(), &'static str> {
         if layout::in_partition(addr) {
             let partition = self.partition.as_ref().ok_or("nothing is mapped there")?;
@@ -54,7 +54,7 @@ impl<'t> Reader<'t> {
                 .ok_or("its far copy cannot be found")?;
             match extents.record(place) {
                 Ok(record) if pages::verify(self.target, record, out) => return Ok(()),
-                // It came back or was written anew meanwhile.
+                // The page came back or was rewritten meanwhile.
                 _ if !pages::is_at(self.target, addr, place) => extents.forget(),
                 Ok(_) => return Err("its far copy does not verify"),
                 Err(why) => return Err(why),
@@ -64,7 +64,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// In words that end a sentence.
+/// The problem as the end of a sentence.
 pub fn reason(problem: Problem) -> &'static str {
     match problem {
         Problem::Busy => "it stays in transit to or from far memory",
@@ -108,19 +108,19 @@ pub fn run(args: &ReadArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// What is reserved and not mapped counts as nothing.
+/// Memory that is reserved but not mapped does not count.
 fn is_mapped(maps: &[Map], addr: usize) -> bool {
     let map = maps.iter().find(|m| (m.start..m.end).contains(&addr));
     map.is_some_and(|m| m.prot != [false; 3])
 }
 
-/// Where the bytes go.
+/// Destination of the bytes.
 enum Output {
     Lines(Vec<u8>),
     Raw(Box<dyn Write>),
 }
 
-/// Bytes of a line.
+/// Bytes per line.
 const LINE: usize = 16;
 
 impl Output {
@@ -144,7 +144,7 @@ impl Output {
                 for (i, line) in bytes.chunks(LINE).enumerate() {
                     text.extend_from_slice(dump_line(at + i * LINE, line).as_bytes());
                 }
-                // Page by page: a long range needs no memory, and who reads sees that it goes on.
+                // Page by page, so that a long range needs no memory and shows progress.
                 let out = written(io::stdout().lock().write_all(text));
                 text.clear();
                 out
@@ -161,7 +161,7 @@ impl Output {
 
 fn written(result: io::Result<()>) -> Result<(), Failure> {
     match result {
-        // Who reads has seen enough.
+        // The reader has closed the pipe.
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => std::process::exit(exit::OK),
         Err(e) => Err(Failure::usage(format!(
             "the bytes cannot be written: {}",

@@ -1,4 +1,4 @@
-//! Pages of the partition of shared memory (`canvas run --shared`), read from its files.
+//! Reads pages of managed shared memory (`canvas run --shared`) from its files.
 
 use std::fs::File;
 use std::mem::offset_of;
@@ -18,10 +18,10 @@ use super::pages::{self, Problem};
 use super::read::reason;
 use super::target::Target;
 
-/// Looks at a page that changes.
+/// Tries for a page that is changing.
 const LOOKS: u32 = 200;
 
-/// The partition's files, as a process has them open.
+/// The files of shared memory, as a process has them open.
 pub struct Partition {
     control: File,
     pages: File,
@@ -30,7 +30,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Those of a process; `None` when it has no shared memory that is managed.
+    /// For a process; `None` if it has no managed shared memory.
     pub fn of(target: &Target) -> Option<Partition> {
         let open = |name| File::open(target.files(name).first()?).ok();
         let control = open("/memfd:canvas-shared-control")?;
@@ -45,7 +45,7 @@ impl Partition {
         })
     }
 
-    /// The page at `addr` of the partition; what lies beyond the pool is read by `extents`.
+    /// Reads the page at `addr`; pages beyond the pool are read by `extents`.
     pub fn look(
         &self,
         addr: usize,
@@ -62,7 +62,7 @@ impl Partition {
                 Ok(()) => why = reason(Problem::Busy),
                 Err(e) => why = e,
             }
-            // It came back or was written anew meanwhile.
+            // The page came back or was rewritten meanwhile.
             if let Some(extents) = extents.as_deref_mut() {
                 extents.forget();
             }
@@ -71,8 +71,8 @@ impl Partition {
         Err(why)
     }
 
-    /// Is an eviction under way? While it is, some of its pages lie where only the process that evicts them
-    /// can read them.
+    /// Whether an eviction is under way, during which only the evicting process can read some of
+    /// its pages.
     pub fn has_busy_pages(&self) -> bool {
         let mut count = [0; 4];
         let mut pages = [0; VICTIMS * 4];
@@ -114,7 +114,7 @@ impl Partition {
         out: &mut PageBuf,
     ) -> Result<(), Why> {
         match word.state() {
-            // What no page of the file is for reads as zeros.
+            // Pages missing from the file read as zeros.
             State::Resident | State::Untouched | State::FillingNew => {
                 let at = (page * PAGE_SIZE) as u64;
                 let read = self.pages.read_exact_at(out, at);
@@ -131,7 +131,7 @@ impl Partition {
         }
     }
 
-    /// The page from its far copy.
+    /// Reads the page from its far copy.
     fn far(
         &self,
         page: usize,
@@ -153,7 +153,7 @@ impl Partition {
             FarCopy::Beyond(place) => {
                 let extents = extents.ok_or("its far copy cannot be found")?;
                 let record = extents.record(place)?;
-                // What has been there before is no damage.
+                // A record of earlier contents does not count as damage.
                 if record.first_chunk() != Some(&self.hash(page)?) {
                     return Err(reason(Problem::Busy));
                 }
@@ -166,7 +166,7 @@ impl Partition {
             .ok_or(reason(Problem::Damaged))
     }
 
-    /// The hash of a page whose copy lies beyond the pool.
+    /// The hash of a page whose copy is beyond the pool.
     fn hash(&self, page: usize) -> Result<Hash, Why> {
         let mut hash = Hash::default();
         let at = (HASHES + page * HEADER_BYTES) as u64;

@@ -1,4 +1,4 @@
-//! A process's threads, stopped for the time of a dump (ptrace(2)), with their registers.
+//! Stops a process's threads for a dump (ptrace(2)), and reads their registers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,29 +17,29 @@ use crate::error::Failure;
 
 /// A thread.
 pub struct Thread {
-    /// Its number.
+    /// Its thread id.
     pub tid: u32,
-    /// Its registers, in the order of the kernel's notes; zeros but for the stack's and the program's place
-    /// when a debugger holds the process.
+    /// Its registers, in the order of the kernel's notes. When a debugger holds the process, all
+    /// are zero except stack pointer and program counter.
     pub registers: [u64; 27],
-    /// Those of floating point, as the kernel's notes have them.
+    /// The floating-point registers, as in the kernel's notes.
     pub floats: Option<Vec<u8>>,
 }
 
-/// How long all threads of a process together may take to stop. Those that wait in the kernel for a disk, a network file
-/// system or a child of vfork take no notice before that is over.
+/// Most time for all threads of a process to stop. Threads that wait in the kernel for a disk, a
+/// network file system or a child of vfork do not react before that wait is over.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A stopped process; it goes on when this is dropped.
+/// A stopped process; dropping this resumes it.
 pub struct Stopped {
     pid: u32,
-    /// Threads that have not stopped in time. They do before they run in user mode again.
+    /// Threads that did not stop in time. They will stop before they return to user mode.
     late: BTreeSet<u32>,
     until: Instant,
-    /// Threads that we stopped, each with a signal that is still to be delivered.
+    /// Threads stopped here, each with a signal that must still be delivered.
     held: BTreeMap<u32, Option<Signal>>,
-    /// All of them, the first one first.
+    /// All threads, the main thread first.
     pub threads: Vec<Thread>,
 }
 
@@ -56,7 +56,7 @@ impl Stopped {
         if is_traced(pid) {
             return stopped.held_by_another();
         }
-        // Threads may be born while others are stopped.
+        // New threads may appear while others are being stopped.
         loop {
             let new: Vec<u32> = tids(pid)
                 .into_iter()
@@ -79,7 +79,7 @@ impl Stopped {
         Ok(stopped)
     }
 
-    /// Was it stopped here, and not by another process that traces it?
+    /// Whether it was stopped here, not by another tracer.
     pub fn is_ours(&self) -> bool {
         !self.held.is_empty() || !self.late.is_empty()
     }
@@ -88,7 +88,7 @@ impl Stopped {
         let thread = Pid::from_raw(tid as i32);
         match ptrace::seize(thread, Options::empty()) {
             Ok(()) => {}
-            // It has ended.
+            // The thread has ended.
             Err(Errno::ESRCH) => return Ok(()),
             Err(e) => {
                 return Err(Failure::usage(format!(
@@ -101,7 +101,7 @@ impl Stopped {
         let _ = ptrace::interrupt(thread);
         loop {
             match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)) {
-                // It stopped for a signal, which is delivered when it goes on.
+                // It stopped for a signal, which is delivered when it is resumed.
                 Ok(WaitStatus::Stopped(_, signal)) => {
                     self.held.insert(tid, Some(signal));
                 }
@@ -121,7 +121,7 @@ impl Stopped {
         }
     }
 
-    /// Another process traces it: then it must be stopped already.
+    /// Another process traces it, so it must be stopped already.
     fn held_by_another(mut self) -> Result<Stopped, Failure> {
         for tid in tids(self.pid) {
             if state(tid) != Some(b't') {
@@ -143,7 +143,7 @@ impl Drop for Stopped {
         for (tid, signal) in &self.held {
             let _ = ptrace::detach(Pid::from_raw(*tid as i32), *signal);
         }
-        // Those that have not stopped even now the kernel detaches at the end of this process.
+        // If some still have not stopped, the kernel detaches them at the end of this process.
         for tid in &self.late {
             let thread = Pid::from_raw(*tid as i32);
             let stopped = waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
@@ -166,14 +166,14 @@ fn tids(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Are all threads of the process stopped, by a signal or by who traces it?
+/// Whether all threads of the process are stopped, by a signal or a tracer.
 pub fn is_still(pid: u32) -> bool {
     let tids = tids(pid);
     let stopped = |tid: &u32| matches!(state(*tid), Some(b'T' | b't'));
     !tids.is_empty() && tids.iter().all(stopped)
 }
 
-/// The letter of a thread's state.
+/// The letter of a thread's state in /proc.
 fn state(tid: u32) -> Option<u8> {
     let stat = fs::read(proc_path(tid, "stat")).ok()?;
     canvas_types::procfs::Stat::parse(&stat).map(|s| s.state)
@@ -202,11 +202,12 @@ fn registers(tid: u32) -> Option<Thread> {
     })
 }
 
-/// Places of the program counter and the stack pointer among the registers.
+/// Indexes of program counter and stack pointer among the registers.
 const RIP: usize = 16;
 const RSP: usize = 19;
 
-/// What the kernel says of a stopped thread without a tracer's rights: `... 0xSP 0xPC`.
+/// What the kernel reports of a stopped thread to a process that does not trace it: `... 0xSP
+/// 0xPC`.
 fn place_only(tid: u32) -> Thread {
     let text = fs::read_to_string(proc_path(tid, "syscall")).unwrap_or_default();
     let hex = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
@@ -265,7 +266,7 @@ mod tests {
         assert!(!is_still(child.id()));
     }
 
-    /// Its only thread waits in the kernel for a child of vfork, and is woken by no tracer.
+    /// Its only thread waits in the kernel for a child of vfork, and no tracer can interrupt that.
     #[test]
     fn a_thread_that_does_not_stop_holds_nobody_up() {
         let vfork = "import ctypes, time; ctypes.CDLL(None).syscall(56, 0x4000 | 17, 0, 0, 0, 0); time.sleep(600)";

@@ -1,4 +1,4 @@
-//! The process that is looked at: its memory, and the tenant's segment that it shares.
+//! The inspected process: its memory, and its tenant's segment.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,28 +18,28 @@ use crate::error::Failure;
 
 /// A managed process.
 pub struct Target {
-    /// Its number here.
+    /// Its pid here.
     pub pid: u32,
-    /// /proc/PID/mem: reading it never waits for the process, and never brings a page in.
+    /// /proc/PID/mem: reading it never waits for the process and never faults a page in.
     mem: File,
     /// /proc/PID/pagemap.
     pagemap: File,
-    /// Its place among the tenant's processes.
+    /// Its index among the tenant's processes.
     pub index: usize,
     /// The tenant's far area, if there is one.
     pub far: Option<&'static Far>,
-    /// The key of the content hash of its pages.
+    /// Key of the content hash of its pages.
     key: OnceLock<PageBuf>,
 }
 
-/// Regions that are read together.
+/// Regions read together.
 const REGIONS_AT_ONCE: usize = 512;
 
-/// The page is in memory, or in the kernel's swap.
+/// The pagemap bits of a page in memory or in the kernel's swap.
 pub const PRESENT: u64 = 0b11 << 62;
 
 impl Target {
-    /// Finds it, with what is needed to look at it.
+    /// Opens the process with everything needed to inspect it.
     pub fn open(pid: u32) -> Result<Target, Failure> {
         let there = proc_path(pid, "stat");
         if fs::metadata(&there).is_err() {
@@ -72,12 +72,12 @@ impl Target {
         })
     }
 
-    /// Copies memory as it lies there; an error when a page of it is absent.
+    /// Copies memory; an error if one of its pages is absent.
     pub fn copy(&self, addr: usize, out: &mut [u8]) -> io::Result<()> {
         self.mem.read_exact_at(out, addr as u64)
     }
 
-    /// The key by which its far pages are verified. It has been made before there are any.
+    /// The key to verify its far pages. It exists before the first far page.
     pub fn key(&self) -> io::Result<&PageBuf> {
         if let Some(key) = self.key.get() {
             return Ok(key);
@@ -87,14 +87,14 @@ impl Target {
         Ok(self.key.get_or_init(|| key))
     }
 
-    /// A number of the process's.
+    /// Reads a number of the process.
     pub fn word(&self, addr: usize) -> io::Result<u64> {
         let mut bytes = [0; 8];
         self.copy(addr, &mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Numbers of the process's, from `addr` on.
+    /// Reads numbers of the process, from `addr` on.
     pub fn words(&self, addr: usize, out: &mut [u64]) -> io::Result<()> {
         let mut bytes = vec![0; out.len() * 8];
         self.copy(addr, &mut bytes)?;
@@ -102,7 +102,7 @@ impl Target {
         Ok(())
     }
 
-    /// What the kernel's page tables say of pages from `page` (an address divided by a page) on.
+    /// Reads page table entries from page number `page` (an address divided by the page size) on.
     pub fn pagemap(&self, page: usize, out: &mut [u64]) -> io::Result<()> {
         let mut bytes = vec![0; out.len() * 8];
         self.pagemap.read_exact_at(&mut bytes, page as u64 * 8)?;
@@ -110,15 +110,15 @@ impl Target {
         Ok(())
     }
 
-    /// What it maps.
+    /// Its mappings.
     pub fn maps(&self) -> Result<Vec<Map>, Failure> {
         let text = fs::read(proc_path(self.pid, "smaps")).map_err(|e| self.gone(&e))?;
         let ranges = self.left_out().unwrap_or_default();
         Ok(maps::leave_out(maps::parse(&text), &ranges))
     }
 
-    /// What of its managed memory the program wants in no core dump, in order; `None` when it was stopped while it
-    /// changed the lists that say so.
+    /// The managed ranges that the program excludes from core dumps, in order; `None` if it was
+    /// stopped while it changed the lists.
     pub fn left_out(&self) -> Option<Vec<Range<usize>>> {
         let (window, partition) = (layout::window_base(), layout::shared_base());
         let mut found = Vec::new();
@@ -136,14 +136,14 @@ impl Target {
         Some(found)
     }
 
-    /// A list of regions among its tables; `None` when that is no list.
+    /// Reads a list of regions from its tables; `None` if it is inconsistent.
     fn regions(&self, list: usize) -> Option<Vec<Region>> {
         let mut regions: Vec<Region> = Vec::new();
         let mut bytes = vec![0; REGIONS_AT_ONCE * size_of::<Region>()];
         for batch in 0..layout::REGIONS_MAX / REGIONS_AT_ONCE {
             let at = layout::tables(list) + batch * bytes.len();
             if self.copy(at, &mut bytes).is_err() {
-                // It has none.
+                // The list is empty.
                 return Some(regions);
             }
             for region in bytes.as_chunks().0.iter().map(Region::from_bytes) {
@@ -160,13 +160,13 @@ impl Target {
         None
     }
 
-    /// The same, sooner, without telling which have pages of their own, or are left out.
+    /// Like [`Target::maps`], faster, but without private pages and exclusions.
     pub fn maps_only(&self) -> Result<Vec<Map>, Failure> {
         let text = fs::read(proc_path(self.pid, "maps")).map_err(|e| self.gone(&e))?;
         Ok(maps::parse(&text))
     }
 
-    /// Its files by the name that the kernel gives them.
+    /// Its open files with this name in /proc.
     pub fn files(&self, name: &str) -> Vec<PathBuf> {
         descriptors(self.pid, name).unwrap_or_default()
     }
@@ -186,7 +186,7 @@ fn numbers(bytes: &[u8], out: &mut [u64]) {
     }
 }
 
-/// /proc/PID/NAME.
+/// The path /proc/PID/NAME.
 pub fn proc_path(pid: u32, name: &str) -> PathBuf {
     format!("/proc/{pid}/{name}").into()
 }
@@ -200,7 +200,7 @@ fn descriptors(pid: u32, name: &str) -> io::Result<Vec<PathBuf>> {
     Ok(paths.filter(is_it).collect())
 }
 
-/// The process's place in the segment behind a descriptor, if it is one of its tenant's, and the far area.
+/// The process's index in the segment behind a descriptor, if it is its tenant's, and the far area.
 fn segment_of(pid: u32, path: &PathBuf) -> Option<(usize, Option<&'static Far>)> {
     let file = File::options().read(true).write(true).open(path).ok()?;
     let segment = Segment::map(&file).ok()?;
@@ -209,7 +209,7 @@ fn segment_of(pid: u32, path: &PathBuf) -> Option<(usize, Option<&'static Far>)>
     }
     let maps = maps::parse(&fs::read(proc_path(pid, "maps")).ok()?);
     let lives = Lives::of(&file);
-    // It maps the page of its identity; where it could not, its number is told by a lock.
+    // It maps the page of its identity; if it could not, a lock shows its pid.
     let is_it = |slot: &&ProcSlot| {
         let Some(id) = slot.identity() else {
             return false;
@@ -217,7 +217,7 @@ fn segment_of(pid: u32, path: &PathBuf) -> Option<(usize, Option<&'static Far>)>
         maps.iter().any(|m| shows(m, id)) || lives.number(id) == Some(pid)
     };
     let index = segment.index_of(segment.procs.iter().find(is_it)?);
-    // From here on addresses are those of this tenant: we look at no other one.
+    // From here on addresses are relative to this tenant; no other one is inspected.
     let bases = segment.config.bases();
     if !layout::place(bases) && layout::bases() != bases {
         return None;
@@ -225,7 +225,7 @@ fn segment_of(pid: u32, path: &PathBuf) -> Option<(usize, Option<&'static Far>)>
     Some((index, Far::map(&file).ok()))
 }
 
-/// Is this the mapping by which the process with this identity lives?
+/// Whether this mapping shows that the process with this identity is alive.
 fn shows(map: &Map, id: u64) -> bool {
     map.name.starts_with("/memfd:canvas-segment (deleted)") && map.offset == map_offset(id) as u64
 }

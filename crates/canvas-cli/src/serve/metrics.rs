@@ -1,4 +1,4 @@
-//! Metrics of a memory server for scrapers; docs/OPERATING.md lists them.
+//! Metrics of a donor; docs/OPERATING.md lists them.
 
 use std::fmt::Error;
 
@@ -8,7 +8,7 @@ use canvas_donor::state::CounterValues;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-/// Metrics of a memory server.
+/// The metrics of a donor as text.
 pub fn of_server(state: State) -> String {
     let listen = state.listen.clone();
     text("listen", listen, Lender(state))
@@ -25,7 +25,7 @@ impl Collector for Lender {
     }
 }
 
-/// How it is now.
+/// Current values.
 fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
     for (name, help, value) in [
         (
@@ -90,7 +90,7 @@ fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
     )
 }
 
-/// What it has done since its start.
+/// Counters since its start.
 fn counts(out: &mut Out, c: &CounterValues) -> Result<(), Error> {
     for (name, help, value) in [
         ("canvas_serve_reads", "Requests to read.", c.reads),

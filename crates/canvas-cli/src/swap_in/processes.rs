@@ -1,4 +1,4 @@
-//! Whose pages come back, and what of theirs is swapped out.
+//! Selects processes, and finds their swapped pages.
 
 use std::fs;
 use std::io;
@@ -15,27 +15,27 @@ use super::system::kib_of;
 use crate::args::SwapInArgs;
 use crate::error::Failure;
 
-/// Addresses of a process end before this.
+/// End of a process's addresses.
 const END: usize = 0x7fff_ffff_f000;
-/// Runs that one look returns.
+/// Most runs returned by one call.
 const RUNS: usize = 1024;
-/// Entries of a pagemap that are read at a time.
+/// Entries of a pagemap read at a time.
 const ENTRIES: usize = 4096;
-/// Where control groups are.
+/// Mount point of control groups.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Whose pages are to come back.
+/// The processes whose pages come back.
 pub enum Who {
-    /// These processes'.
+    /// These processes.
     Pids(Vec<u32>),
-    /// Those of a control group.
+    /// The processes of a control group.
     Group(PathBuf),
-    /// All.
+    /// All processes.
     All,
 }
 
 impl Who {
-    /// As the flags say.
+    /// The selection by the flags.
     pub fn of(args: &SwapInArgs) -> Result<Who, Failure> {
         let Some(group) = &args.cgroup else {
             return Ok(match args.pid.is_empty() {
@@ -54,7 +54,8 @@ impl Who {
         }
     }
 
-    /// Those of them with swapped pages, those with the fewest first: they are taken from the end.
+    /// The selected processes with swapped pages, in ascending order of pages: callers take from
+    /// the end.
     pub fn sources(&self) -> Result<Vec<Source>, Failure> {
         let pids = match self {
             Who::Pids(pids) => {
@@ -107,26 +108,26 @@ fn every_process() -> Result<Vec<u32>, Failure> {
     Ok(names.filter_map(|n| n.to_str()?.parse().ok()).collect())
 }
 
-/// The processes of a group and of those below it.
+/// The processes of a group and its descendants.
 fn of_group(dir: &Path, pids: &mut Vec<u32>) -> io::Result<()> {
     let text = fs::read_to_string(procs(dir))?;
     pids.extend(text.lines().filter_map(|l| l.parse::<u32>().ok()));
     for entry in fs::read_dir(dir)?.flatten() {
         if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            // It may be gone by now.
+            // The group may have been removed.
             let _ = of_group(&entry.path(), pids);
         }
     }
     Ok(())
 }
 
-/// Why a process is not served.
+/// Why a process is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refused {
     /// It has ended.
     #[error("the process has ended")]
     Gone,
-    /// This user may not.
+    /// This user lacks the rights.
     #[error(
         "process {0} may not be touched by this user; be root, or have CAP_SYS_NICE and the rights of a debugger"
     )]
@@ -134,7 +135,7 @@ pub enum Refused {
     /// The kernel is too old.
     #[error("this kernel cannot bring pages of other processes back (Linux 5.13 and later can)")]
     NotHere,
-    /// Something else.
+    /// Another error.
     #[error("pages of process {0} cannot be brought back: {1}")]
     Fails(u32, &'static str),
 }
@@ -150,15 +151,15 @@ impl Refused {
     }
 }
 
-/// What of a process is swapped out: from its lowest address on, some at a time.
+/// Iterates over the swapped pages of a process, from the lowest address on.
 pub struct Source {
     pid: u32,
     open: Option<(Process, Pagemap)>,
-    /// Addresses below were looked at.
+    /// Addresses below this were examined.
     at: usize,
-    /// Where something is swapped out, as far as it was looked up; the next one last.
+    /// Swapped ranges found so far; the next one last.
     ranges: Vec<(usize, usize)>,
-    /// Everything of it was added.
+    /// All swapped pages were added.
     is_done: bool,
     asked: bool,
 }
@@ -175,22 +176,22 @@ impl Source {
         }
     }
 
-    /// Its number.
+    /// The process's pid.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Was everything added?
+    /// Whether all swapped pages were added.
     pub fn is_done(&self) -> bool {
         self.is_done
     }
 
-    /// Was anything of it asked for?
+    /// Whether some of its pages were requested.
     pub fn was_asked(&self) -> bool {
         self.asked
     }
 
-    /// Holds the process, and its table of pages.
+    /// Opens the process and its page map.
     pub fn open(&mut self) -> Result<(), Refused> {
         if self.open.is_none() {
             let process = Process::open(self.pid).map_err(|e| Refused::of(self.pid, e))?;
@@ -200,7 +201,7 @@ impl Source {
         Ok(())
     }
 
-    /// Adds up to `pages_max` swapped pages; how many.
+    /// Adds up to `pages_max` swapped pages; returns how many.
     pub fn add(&mut self, pages_max: u64, pieces: &mut Vec<Piece>) -> u64 {
         let page = PAGE_SIZE as u64;
         let mut added = 0;
@@ -225,7 +226,7 @@ impl Source {
                 pieces,
             );
             added += n;
-            // A process that has ended gives no entries.
+            // A process that has ended returns no entries.
             let next = start + looked * PAGE_SIZE;
             if given > 0 && next < end {
                 self.ranges.push((next, end));
@@ -234,7 +235,7 @@ impl Source {
         added
     }
 
-    /// Looks where something is swapped out, further up; false when there is nothing.
+    /// Finds further swapped ranges; false if there are none.
     fn find(&mut self, pages_max: usize) -> bool {
         let Some((_, map)) = self.open.as_ref().filter(|_| self.at < END) else {
             return false;
@@ -245,7 +246,7 @@ impl Source {
                 let ranges = runs[..found.runs].iter();
                 let range = |r: &Run| (r.start(), r.start() + r.pages() * PAGE_SIZE);
                 self.ranges = ranges.rev().map(range).collect();
-                // It never goes back, whatever the kernel says.
+                // Always moves forward, whatever the kernel returns.
                 self.at = found.until.max(self.at + PAGE_SIZE);
                 found.runs > 0
             }
@@ -260,7 +261,7 @@ impl Source {
         }
     }
 
-    /// Asks for pieces of this process; how many pages were asked for.
+    /// Requests pieces of this process; returns the number of pages requested.
     pub fn ask(&mut self, pieces: &[Piece]) -> Result<u64, Refused> {
         let Some((process, _)) = &self.open else {
             return Err(Refused::Gone);
@@ -273,7 +274,7 @@ impl Source {
         while at < ranges.len() {
             let done = match process.will_need(&ranges[at..]) {
                 Ok(done) => done,
-                // It is not mapped any more.
+                // It is no longer mapped.
                 Err(SysErrno(libc_errno::ENOMEM)) => 0,
                 Err(e) => return Err(Refused::of(self.pid, e)),
             };
@@ -285,12 +286,12 @@ impl Source {
     }
 }
 
-/// Numbers of errors as the kernel gives them.
+/// The kernel's error numbers.
 mod libc_errno {
     pub const ENOMEM: i32 = nix::errno::Errno::ENOMEM as i32;
 }
 
-/// First byte and end of each mapping of which something is swapped out, by the text of smaps.
+/// Start and end of each mapping with swapped pages, from the text of smaps.
 fn swapped_mappings(smaps: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut mapping = None;

@@ -1,4 +1,4 @@
-//! What the kernel says about memory, swap and control groups.
+//! The kernel's figures about memory, swap and control groups.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,16 +11,16 @@ use canvas_place::swap_in::Look;
 
 use crate::error::Failure;
 
-/// What was counted at a moment.
+/// Counters at one time.
 #[derive(Clone, Copy)]
 pub struct Before {
     at: Instant,
-    /// Pages read from swap, and written to it, since the system's start.
+    /// Pages read from swap and written to it, since the system's start.
     read_pages: u64,
     written_pages: u64,
 }
 
-/// What was counted between two moments.
+/// Counts between two times.
 pub struct Since {
     /// Pages read from swap.
     pub read_pages: u64,
@@ -29,7 +29,7 @@ pub struct Since {
 }
 
 impl Before {
-    /// The counters of this moment.
+    /// The counters now.
     pub fn now() -> Result<Before, Failure> {
         let text = read("/proc/vmstat")?;
         Ok(Before {
@@ -39,7 +39,7 @@ impl Before {
         })
     }
 
-    /// What was counted since then.
+    /// The counts since then.
     pub fn until_now(&self) -> Result<Since, Failure> {
         let now = Before::now()?;
         Ok(Since {
@@ -49,7 +49,7 @@ impl Before {
         })
     }
 
-    /// The system as it is now, and the counters for the next look.
+    /// The system's state now, and the counters for the next call.
     pub fn look(&self) -> Result<(Look, Before), Failure> {
         let since = self.until_now()?;
         let memory = read("/proc/meminfo")?;
@@ -75,13 +75,13 @@ fn read(path: &str) -> Result<String, Failure> {
         .map_err(|e| Failure::usage(format!("{path} cannot be read: {}", crate::reason(&e))))
 }
 
-/// The number of a line "NAME N kB", in the texts of /proc.
+/// The number in a line "NAME N kB" of a text in /proc.
 pub fn kib_of(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|l| l.strip_prefix(name))?;
     value.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-/// The number of a line "NAME N".
+/// The number in a line "NAME N".
 fn count(text: &str, name: &str) -> Option<u64> {
     text.lines()
         .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '))?
@@ -89,14 +89,14 @@ fn count(text: &str, name: &str) -> Option<u64> {
         .ok()
 }
 
-/// The share of the last ten seconds, in percent, in which some task waited.
+/// Percentage of the last ten seconds in which some task waited (PSI "some").
 fn some_of(pressure: &str) -> Option<f64> {
     let line = pressure.lines().find_map(|l| l.strip_prefix("some "))?;
     let word = line.split(' ').find_map(|w| w.strip_prefix("avg10="))?;
     word.parse().ok()
 }
 
-/// Waits until the swap devices have done what they were asked for.
+/// Waits until the swap devices have finished their requests.
 pub fn settle(time: Duration, tick: Duration) {
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     let devices = devices(&swaps);
@@ -110,7 +110,7 @@ pub fn settle(time: Duration, tick: Duration) {
     }
 }
 
-/// Names of the devices in the text of /proc/swaps; files in file systems are none.
+/// Names of the devices in the text of /proc/swaps, without swap files.
 fn devices(swaps: &str) -> Vec<String> {
     let device = |line: &str| {
         let mut words = line.split_whitespace();
@@ -120,7 +120,7 @@ fn devices(swaps: &str) -> Vec<String> {
     swaps.lines().skip(1).filter_map(device).collect()
 }
 
-/// Operations of these devices that are under way, by the text of /proc/diskstats.
+/// Operations of these devices under way, from the text of /proc/diskstats.
 fn under_way(stats: &str, devices: &[String]) -> u64 {
     let of = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -131,13 +131,13 @@ fn under_way(stats: &str, devices: &[String]) -> u64 {
     stats.lines().filter_map(of).sum()
 }
 
-/// What limits of control groups leave, of those that were looked at.
+/// Room left by the limits of control groups, for the groups examined so far.
 #[derive(Default)]
 pub struct Groups(HashMap<PathBuf, u64>);
 
 impl Groups {
-    /// Bytes that a process may take before its control group, or one above, is at a limit; who takes some
-    /// subtracts them. `u64::MAX` without a limit.
+    /// Bytes that a process may use before its control group, or an ancestor, reaches a limit; the
+    /// caller subtracts what it uses. `u64::MAX` without a limit.
     pub fn room(&mut self, pid: u32) -> &mut u64 {
         let groups = groups_of(pid);
         let own = groups.first().map_or(Path::new(""), Group::dir);

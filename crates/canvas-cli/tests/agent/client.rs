@@ -1,5 +1,5 @@
-//! A process of the tenant that uses far memory as the library does, with contents that follow from
-//! their place and version, so that every byte can be checked.
+//! A process of the tenant that uses far memory as the library does. Contents follow from place and
+//! version, so that every byte can be checked.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use canvas_swap::extent::{Line, Packer};
 use canvas_sys::proc::{futex_wait, futex_wake, now_ns};
 use canvas_types::SwapEntry;
 
-/// One process of the tenant.
+/// A process of the tenant.
 pub struct Client {
     pub far: &'static Far,
     pub proc: usize,
 }
 
 impl Client {
-    /// Takes a place in the tenant that the environment names.
+    /// Joins the tenant that the environment names.
     pub fn join() -> Client {
         let number = std::env::var(ENV_SEGMENT_FD).unwrap().parse().unwrap();
         let fd = canvas_shm::map::inherited(number, 3).unwrap();
@@ -38,7 +38,7 @@ impl Client {
         }
     }
 
-    /// Asks and waits; `fill` prepares the buffer, `look` sees it afterwards.
+    /// Posts a request and waits; `fill` prepares the buffer, `look` reads it afterwards.
     pub fn ask(
         &self,
         ask: Ask,
@@ -125,7 +125,7 @@ impl Client {
         Some(self.far.take_slab(self.proc)? * SLAB_EXTENTS as u32)
     }
 
-    /// Gives a slab up, and waits until it is free, or another program's of the tenant already.
+    /// Releases a slab, and waits until it is free, or another program of the tenant has it.
     pub fn drop_slab(&self, first: u32) {
         let slab = first / SLAB_EXTENTS as u32;
         if self.far.drop_slab(slab, self.proc) {
@@ -139,7 +139,7 @@ impl Client {
     }
 }
 
-/// What version `version` of an extent holds.
+/// Contents of version `version` of an extent.
 pub fn contents(extent: u32, version: u64) -> (Vec<u8>, Vec<Line>) {
     let mut rng = fastrand::Rng::with_seed(u64::from(extent) << 32 ^ version);
     let mut bytes = Box::new([0; EXTENT_BYTES]);

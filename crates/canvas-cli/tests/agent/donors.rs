@@ -1,5 +1,5 @@
-//! The same with donors: killed, stopped, emptied and started again under a program that checks
-//! every byte.
+//! Tests with donors: killed, stopped, emptied and restarted under a program that checks every
+//! byte.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ use crate::{CANVAS, Run, kill, wait_to_go_on};
 struct Donor {
     child: Child,
     addr: String,
-    /// Where it gossips, or nothing.
+    /// Address of its gossip, or empty.
     gossip: String,
     lines: Receiver<String>,
 }
@@ -32,7 +32,7 @@ impl Donor {
         Donor::with(listen, &[])
     }
 
-    /// A member of the gossip that knows these.
+    /// A member of the gossip that knows these donors.
     fn gossiping(seeds: &[&Donor], more: &[&str]) -> Donor {
         let seeds: Vec<&str> = seeds.iter().map(|d| &*d.gossip).collect();
         let seeds = seeds.join(",");
@@ -86,13 +86,13 @@ impl Donor {
         assert!(sent.unwrap().success());
     }
 
-    /// Starts again at the same address.
+    /// Restarts it at the same address.
     fn again(mut self) -> Donor {
         kill(self.child.id());
         self.child.wait().unwrap();
         let until = Instant::now() + Duration::from_secs(20);
         let addr = self.addr.clone();
-        // The port may be busy for a moment.
+        // The port may be in use for a moment.
         loop {
             if std::net::TcpListener::bind(&addr).is_ok() {
                 return Donor::start(&addr);
@@ -127,8 +127,8 @@ fn rest(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
 }
 
-/// Writes and reads on four threads; what cannot be reached is asked for again, for a bounded time.
-/// Prints the longest time that anything took.
+/// Writes and reads on four threads; requests that fail because donors are unreachable are
+/// repeated, for a bounded time. Prints the longest time of a request.
 pub fn patient_load() {
     let c = Client::join();
     let over = AtomicBool::new(false);
@@ -154,7 +154,7 @@ pub fn patient_load() {
             s.spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(t as u64);
                 let mut versions = [0u64; 60];
-                // On a busy machine it can be over before a thread began.
+                // On a busy machine it may be over before a thread started.
                 let mut at_least = 200;
                 while at_least > 0 || !over.load(Relaxed) {
                     at_least -= i32::from(at_least > 0);
@@ -195,7 +195,7 @@ fn servers_lend_without_being_told_how_much() {
     let kib: u64 = meminfo.split_whitespace().nth(1).unwrap().parse().unwrap();
     let slabs = (kib << 10).div_ceil(SLAB_BYTES as u64);
     assert_eq!(far["limit_bytes"], slabs * SLAB_BYTES as u64, "{far}");
-    // A donor may be slow for a moment on a busy machine; nothing else is to be said.
+    // A donor may be slow for a moment on a busy machine; nothing else may be reported.
     let slow = |l: &str| l.contains("does not answer in time") || l.contains("it serves again");
     assert!(err.lines().all(slow), "{err}");
 }
@@ -279,7 +279,7 @@ fn an_agent_that_takes_over_finds_the_donors_copies() {
         kill(pid);
         agent = Some(pid);
     }
-    // The last one may take a while to be there, on a busy machine.
+    // The last one may take a while to start on a busy machine.
     run.agent(agent);
     rest(600);
     run.go_on();
@@ -325,7 +325,7 @@ pub fn lost() {
     }
     assert_eq!(c.read_record(first, 1, 100), Status::Ok);
     wait_to_go_on();
-    // Within the link's bound, and never zeros.
+    // Within the link's timeout, and never zeros.
     let from = Instant::now();
     while c.read_record(first, 1, 0) == Status::Ok {
         assert!(from.elapsed() < Duration::from_secs(5));
@@ -333,7 +333,7 @@ pub fn lost() {
     assert_eq!(c.read_record(first, 1, 0), Status::Unreachable);
     assert_ne!(c.write(first + 1, 1), Status::Ok);
     wait_to_go_on();
-    // What is lost is told from what cannot be reached, and at once.
+    // A lost page is distinguished from an unreachable one, at once.
     let from = Instant::now();
     while c.read_record(first, 1, 0) == Status::Unreachable {
         assert!(from.elapsed() < Duration::from_secs(20));
@@ -341,7 +341,7 @@ pub fn lost() {
     assert_eq!(c.read_record(first, 1, 0), Status::Lost);
 }
 
-/// Writes, and then only reads until it is told to end. Prints the longest time that a read took.
+/// Writes, and then only reads until told to end. Prints the longest time of a read.
 pub fn read_on() {
     let c = Client::join();
     let extents = 200;
@@ -381,7 +381,7 @@ pub fn read_on() {
     );
 }
 
-/// Silent for less time than a request may take: the link stays, and reads take another way.
+/// Silent for less time than a request's timeout: the link stays, and reads go to another copy.
 #[test]
 fn a_silent_donor_is_gone_around() {
     for copies in ["2", "1+disk"] {
@@ -404,7 +404,8 @@ fn a_silent_donor_is_gone_around() {
     }
 }
 
-/// For good, as when a cable is cut: until the link is given up and after that.
+/// Silent for good, as when a cable is cut: reads go elsewhere until the link is given up, and
+/// after that.
 #[test]
 fn a_donor_that_is_silent_for_good_is_gone_around() {
     for copies in ["2", "1+disk"] {
@@ -427,7 +428,7 @@ fn a_donor_that_is_silent_for_good_is_gone_around() {
     }
 }
 
-/// Whoever has the client's id and the key can free its slabs, as a donor's own mistakes may.
+/// Holders of the client's id and key can free its slabs, as a donor's own errors may.
 fn free_all(run: &Run, donor: &Donor) {
     let fds = std::fs::read_dir(format!("/proc/{}/fd", run.agent(None))).unwrap();
     let client = fds
@@ -466,7 +467,7 @@ fn what_a_donor_has_not_got_any_more_is_made_good() {
     run.wait_for("ready");
     free_all(&run, &a);
     rest(2000);
-    // All that is left of the slab's first copies: what was copied to `a` again must be whole.
+    // The only remains of the slab's first copies: what was copied to `a` again must be complete.
     kill(b.child.id());
     rest(1000);
     run.go_on();
@@ -491,7 +492,7 @@ pub fn freed() {
     };
     write(first);
     wait_to_go_on();
-    // Its slab is placed anew.
+    // Its slab gets a new place.
     write(first + 1);
     for _ in 0..3 {
         assert_eq!(c.read_record(first, 1, 100), Status::Lost);
@@ -513,8 +514,8 @@ fn what_all_donors_have_freed_is_lost_and_not_damaged() {
     assert_eq!(far["corrupt"], 0, "{err}");
 }
 
-/// Pages of slabs that the donor holds; changes a bit of each if told to, in its memory, as its
-/// operator may.
+/// Counts the pages of slabs in the donor's memory; with `change`, flips a bit in each, as its
+/// operator could.
 fn pages(donor: &Donor, change: bool) -> usize {
     let pid = donor.child.id();
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
@@ -529,7 +530,7 @@ fn pages(donor: &Donor, change: bool) -> usize {
         let (from, to) = fields[0].split_once('-').unwrap();
         let from = u64::from_str_radix(from, 16).unwrap();
         let to = u64::from_str_radix(to, 16).unwrap();
-        // Anonymous, and of slabs: the kernel joins neighbours.
+        // Anonymous, and large enough for slabs: the kernel merges neighbours.
         if fields.len() > 5 || !fields[1].starts_with("rw") || to - from < SLAB_BYTES as u64 {
             continue;
         }
@@ -548,7 +549,7 @@ fn pages(donor: &Donor, change: bool) -> usize {
     found
 }
 
-/// Writes, and reads everything when it is told to.
+/// Writes, and reads everything when told to.
 pub fn read_later() {
     let c = Client::join();
     let first = c.take_slab().unwrap();
@@ -565,8 +566,8 @@ pub fn read_later() {
     }
 }
 
-/// Of three copies one is damaged and one is lost: the new one is made of the good one, and so can
-/// take its place.
+/// Of three copies one is damaged and one is lost: the new one is made from the good one, so that
+/// it can replace it.
 #[test]
 fn a_damaged_copy_is_not_copied_on() {
     let (donors, servers): ([Donor; 4], _) = donors();
@@ -587,7 +588,7 @@ fn a_damaged_copy_is_not_copied_on() {
     assert!(err.contains("it is not used for repair"), "{err}");
 }
 
-/// The only copy that is left, on the disk, is damaged: it stays the only one.
+/// The only remaining copy, on the disk, is damaged: it is not copied.
 #[test]
 fn a_damaged_file_is_not_copied_on() {
     let ([a, b], servers) = donors();
@@ -640,7 +641,7 @@ fn a_run_that_knows_one_member_uses_all_donors() {
     for donor in [&a, &b, &c] {
         assert!(pages(donor, false) > 0, "{}", run.stderr());
     }
-    // Who takes over knows the donors by the numbers that the slabs have them by.
+    // The next agent knows the donors by the numbers in the slabs' records.
     let agent = run.agent(None);
     kill(agent);
     run.agent(Some(agent));
@@ -668,7 +669,7 @@ fn a_donor_that_comes_later_is_used_and_a_stranger_is_not() {
         "2",
     ];
     let mut run = Run::start("read later", &flags);
-    // Nothing is written while there is one donor, and a stranger.
+    // Nothing is written while there is one donor, and an unknown one.
     rest(3000);
     assert_eq!(pages(&stranger, false), 0);
     assert!(run.lines.try_iter().all(|line| !line.contains("ready")));
@@ -676,7 +677,7 @@ fn a_donor_that_comes_later_is_used_and_a_stranger_is_not() {
     run.wait_for("ready");
     assert!(pages(&a, false) > 0 && pages(&b, false) > 0);
     assert_eq!(pages(&stranger, false), 0);
-    // It is gone for the gossip; its pages are where they were.
+    // The gossip has lost it; its pages are still there.
     drop(a);
     run.go_on();
     let (far, err) = run.finish();

@@ -6,7 +6,7 @@ use canvas_shm::mailbox::Status;
 
 use crate::client::Client;
 
-/// When the thread that has it panics, the others are told to end: a test that fails ends.
+/// Ends the other threads when its own thread panics, so that a failing test ends.
 pub struct Ends<'a>(pub &'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -23,7 +23,7 @@ pub fn wait_to_go_on() {
     std::io::stdin().lines().next().unwrap().unwrap();
 }
 
-/// Four threads write, read and free for as long as they are told to.
+/// Four threads write, read and free until told to end.
 pub fn load() {
     let c = Client::join();
     let over = AtomicBool::new(false);
@@ -34,7 +34,7 @@ pub fn load() {
             let (c, over, ran) = (&c, &over, &ran);
             s.spawn(move || {
                 let _ends = Ends(over);
-                // Each thread has extents of its own, and knows their versions.
+                // Each thread has its own extents, and knows their versions.
                 let mut rng = fastrand::Rng::with_seed(u64::from(t));
                 let mut versions = [0u64; 40];
                 while !over.load(Relaxed) {
@@ -66,7 +66,7 @@ pub fn load() {
             }
         });
         wait_to_go_on();
-        // Told soon on a busy machine, it does a little all the same.
+        // If it is told to end early on a busy machine, it still does a little.
         while ran.load(Relaxed) < 100 && !over.load(Relaxed) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

@@ -1,5 +1,5 @@
-//! Far memory as a tenant meets it: real agent processes, killed, starved and lied to, under a
-//! program that checks every byte. The program is this file again, run under `canvas run`.
+//! Far memory from a tenant's view: real agent processes, killed, starved and fed wrong data, under
+//! a program that checks every byte. The program is this file again, run under `canvas run`.
 
 mod client;
 mod donors;
@@ -22,7 +22,7 @@ use program::{CANVAS, play};
 
 type Run = program::Run<tempfile::TempDir>;
 
-/// Bytes of the file system that [`too_much`] fills.
+/// Size of the file system that [`too_much`] fills.
 const SMALL_BYTES: u32 = 2 << 20;
 
 impl Run {
@@ -33,7 +33,7 @@ impl Run {
         Run::of(dir, command)
     }
 
-    /// The agent's process, once there is one that `not` does not name.
+    /// The agent's pid, once there is one other than `not`.
     fn agent(&self, not: Option<u32>) -> u32 {
         let me = self.child.id();
         let children = format!("/proc/{me}/task/{me}/children");
@@ -52,11 +52,11 @@ impl Run {
         panic!("there is no agent; stderr: {}", self.stderr());
     }
 
-    /// The file behind far memory.
+    /// The file that holds far memory.
     fn backing_file(&self) -> fs::File {
         let agent = self.agent(None);
         let dir = self.dir.path().to_str().unwrap().to_owned();
-        // The only file of the agent's that lies in the far directory.
+        // The only file of the agent in the far directory.
         let file = fs::read_dir(format!("/proc/{agent}/fd"))
             .unwrap()
             .map(|e| e.unwrap().path())
@@ -82,7 +82,7 @@ fn kill(pid: u32) {
     assert!(killed.unwrap().success());
 }
 
-/// What runs under `canvas run`; by itself it does nothing.
+/// The part that runs under `canvas run`; without a part it does nothing.
 #[test]
 #[ignore = "not a test: a part of the other tests"]
 fn program() {
@@ -108,7 +108,7 @@ fn program() {
 fn pages_go_out_and_come_back() {
     let run = Run::start("all kinds", &["--far", "200M"]);
     let (far, err) = run.finish();
-    // What is asked of a slab that is not the process's any more is refused without a word.
+    // A request for a slab that is no longer the process's is refused silently.
     assert_eq!(err, "");
     assert_eq!(far["agents"], 1);
     assert_eq!(far["corrupt"], 0);
@@ -142,7 +142,7 @@ fn all_kinds() {
     let last = slabs[3] + SLAB_EXTENTS as u32 - 1;
     assert_eq!(c.write(last, 7), Status::Ok);
     assert_eq!(c.read_record(last, 7, 0), Status::Ok);
-    // A slab that was given up holds nothing any more, for nobody.
+    // A released slab is readable by nobody.
     c.drop_slab(slabs[1]);
     assert_eq!(c.read_record(slabs[1], 1, 0), Status::Refused);
     assert_eq!(c.take_slab(), Some(slabs[1]));
@@ -173,11 +173,11 @@ fn an_agent_may_be_killed_at_any_time() {
     run.agent(agent);
     run.go_on();
     let (far, err) = run.finish();
-    // One that is killed before it has looked at anything is not counted.
+    // An agent that is killed before it has started work is not counted.
     let agents = far["agents"].as_u64().unwrap();
     assert!((1..=kills + 1).contains(&agents), "{far}");
     assert_eq!(far["corrupt"], 0, "{err}");
-    // Those that die young, one after the other, are reported no more after the fifth.
+    // Agents that die young in a row are no longer reported after the fifth.
     let reported = err.matches("another one takes over").count() as u64;
     assert!((kills.min(5)..=kills).contains(&reported), "{err}");
 }
@@ -198,7 +198,8 @@ fn a_damaged_file_is_noticed() {
             "the file holds a page as it was"
         );
     }
-    // Extent 0: one bit. Extent 1: what it held before. Extent 2: another one's. Extent 3 is whole.
+    // Extent 0: one bit. Extent 1: its earlier contents. Extent 2: another extent's. Extent 3 is
+    // intact.
     bytes[EXTENT_BYTES - 100] ^= 1;
     file.write_all_at(&bytes, at(0)).unwrap();
     let mut old = vec![0; EXTENT_BYTES];
@@ -233,17 +234,17 @@ fn damage() {
     wait_to_go_on();
     assert_eq!(c.read_record(1, 2, 0), Status::Corrupt);
     assert_eq!(c.read_record(3, 1, 100), Status::Ok);
-    // A new write mends it.
+    // A new write repairs it.
     assert_eq!(c.write(0, 2), Status::Ok);
     assert_eq!(c.read_record(0, 2, 0), Status::Ok);
 }
 
-/// The command, its program playing `part`, behind `before`.
+/// The command, with its program playing `part`, after the words `before`.
 fn command(dir: &Path, far_dir: &Path, before: &[&str], flags: &[&str], part: &str) -> Command {
     let all = [before, &[CANVAS]].concat();
     let mut command = Command::new(all[0]);
     command.args(&all[1..]).args(["run", "--local", "1G"]);
-    // Where there is a directory, the disk keeps what too few donors take.
+    // With a directory, the disk keeps what too few donors take.
     let copies = flags
         .iter()
         .position(|f| *f == "--copies")
@@ -270,7 +271,7 @@ fn a_limit_on_file_sizes_is_a_full_disk() {
     assert!(err.contains("takes no more (File too large)"), "{err}");
 }
 
-/// Writes behind the first 4 GiB.
+/// Writes beyond the first 4 GiB.
 fn beyond() {
     let c = Client::join();
     let slabs: Vec<u32> = (0..70).map(|_| c.take_slab().unwrap()).collect();
@@ -282,7 +283,7 @@ fn beyond() {
 #[test]
 fn a_limit_that_forbids_the_shared_area_is_told() {
     let dir = tempfile::tempdir().unwrap();
-    // Enough for the library and the code that is prepared behind it.
+    // Enough for the library and the code prepared after it.
     let limit = ["prlimit", "--fsize=67108864"];
     let mut command = command(dir.path(), dir.path(), &limit, &["--far", "1G"], "beyond");
     assert_eq!(command.status().unwrap().code(), Some(125));
@@ -298,7 +299,7 @@ fn a_full_disk_is_told_once_and_hurts_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let small = dir.path().join("small");
     fs::create_dir(&small).unwrap();
-    // Root has mounts of its own at once; others as the root of a user namespace.
+    // Root can make a mount namespace at once; others as the root of a user namespace.
     let root = fs::metadata("/proc/self")
         .map(|m| std::os::unix::fs::MetadataExt::uid(&m))
         .unwrap()
@@ -325,7 +326,7 @@ fn a_full_disk_is_told_once_and_hurts_nothing() {
     assert!(err.contains("takes no more"), "{err}");
 }
 
-/// Writes until there is no room; what was written stays, and room that is given back is used.
+/// Writes until there is no room; written data stay, and released room is reused.
 fn too_much() {
     let fits = SMALL_BYTES / EXTENT_BYTES as u32;
     let c = Client::join();
@@ -391,18 +392,18 @@ fn hostile() {
         (Kind::Write, first + SLAB_EXTENTS as u32, 0, whole),
         (Kind::Write, first + 1, 16, 64),
         (Kind::Write, first + 1, 0, whole + 1),
-        // A bad directory.
+        // An invalid directory of records.
         (Kind::Write, first + 1, 0, whole),
         (Kind::Write, first + 1, 0, 0),
     ] {
         let status = ask(kind, extent, offset, len);
         assert_eq!(status, Status::Refused, "{kind:?} {extent} {offset} {len}");
     }
-    // A range that is no record's does not verify.
+    // A range that is not a record's does not verify.
     assert_eq!(ask(Kind::Read, first, 64, 64), Status::Corrupt);
     assert_eq!(c.read_record(first, 1, 100), Status::Ok);
 
-    // Scribbling over everything that is shared while requests are under way: the agent lives.
+    // Random writes over all shared memory while requests are under way: the agent survives.
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
         s.spawn(|| {

@@ -1,8 +1,8 @@
-//! Bad input: the exit code, and one sentence.
+//! Invalid input: the exit code, and one sentence.
 
 use super::*;
 
-/// One line, beginning with the command's name, with this text in it.
+/// Standard error is one line that begins with the command's name and contains `text`.
 fn assert_sentence(answer: &Answer, code: i32, text: &str, what: &str) {
     assert_eq!(answer.code, code, "{what}: {}", answer.err);
     assert!(answer.err.starts_with("canvas: "), "{what}: {}", answer.err);
@@ -123,7 +123,7 @@ fn bad_arguments_of_run_are_125() {
     }
 }
 
-/// A device that reaches nothing and a library that is missing are told alike: before anything is
+/// An unsuitable device and a missing library are reported in the same way: before anything is
 /// started, and with what to do.
 #[test]
 fn rdma_that_cannot_be_had_is_told_before_anything_starts() {
@@ -407,7 +407,7 @@ fn static_programs_run_unmanaged_unless_that_is_an_error() {
             .unwrap(),
     );
     assert_sentence(&got, 125, "is statically linked", "error by variable");
-    // The interpreter of a script is what counts.
+    // The interpreter of a script decides.
     let scratch = Scratch::new();
     let script = scratch.file("script", &format!("#!{program}\n"), 0o755);
     assert_sentence(
@@ -420,7 +420,7 @@ fn static_programs_run_unmanaged_unless_that_is_an_error() {
 
 #[test]
 fn a_loader_that_brings_no_library_is_noticed() {
-    // The stub never says that it manages anything, as when the loader ignores LD_PRELOAD.
+    // The stub never reports that it manages anything, as when the loader ignores LD_PRELOAD.
     assert_sentence(
         &ask(&["run", "--local", "64M", "true"]),
         0,
@@ -453,7 +453,7 @@ fn without_a_bound_one_line_says_that_canvas_does_nothing() {
         "{}",
         got.err
     );
-    // With a bound it does something, and a report measures.
+    // With a limit canvas manages memory, and a report measures.
     let stats = ["--stats", report.to_str().unwrap()];
     for flags in [
         &["--local", "64M"][..],
@@ -489,7 +489,7 @@ fn the_address_space_must_hold_the_window() {
     assert_sentence(&got, 125, "ulimit -v unlimited", "ulimit -v");
 }
 
-/// canvas trusts no directory that other users can look into, and `status` says why it shows nothing.
+/// canvas trusts no directory that other users can read, and `status` says why it shows nothing.
 #[test]
 fn a_directory_of_sockets_that_is_open_to_others_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! The `canvas` command as a user meets it.
+//! The `canvas` command from a user's view.
 //!
-//! Except where a test says otherwise, the preload library is a stub that does nothing
-//! (CANVAS_PRELOAD_SO): these tests are about the command, and the library has its own.
+//! Unless a test says otherwise, the preload library is a stub that does nothing
+//! (CANVAS_PRELOAD_SO): these tests cover the command; the library has its own tests.
 
 mod errors;
 mod passing;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The binary under test.
 const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
 
-/// A directory that goes away with the value.
+/// A directory that is removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -32,7 +32,7 @@ impl Scratch {
     fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
-    /// A file with this text and mode.
+    /// Makes a file with this text and mode.
     fn file(&self, name: &str, text: &str, mode: u32) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, text).unwrap();
@@ -50,7 +50,7 @@ impl Drop for Scratch {
 /// Compiles C with these flags to a file of this name.
 fn compile(name: &str, flags: &[&str], source: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    // Two test runs at once do not write to one file: each renames a file of its own.
+    // Concurrent test runs must not write to one file: each renames its own.
     let mine = dir.join(format!("{name}-{}", std::process::id()));
     let c = mine.with_extension("c");
     fs::write(&c, source).unwrap();
@@ -91,8 +91,8 @@ fn static_program() -> &'static Path {
 }
 
 /// `canvas` with these arguments, the stub, no other CANVAS_* variable, and the default action for
-/// each signal: what this test run was started with ignored (by nohup, or in the background of a
-/// script) would stay ignored, and no shell can trap that.
+/// each signal: signals that the test run inherited as ignored (from nohup, or a script's
+/// background) would stay ignored, and no shell can trap them.
 fn canvas<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     let mut c = Command::new("/usr/bin/env");
     c.arg("--default-signal").arg(CANVAS);
@@ -105,9 +105,9 @@ fn canvas<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     c
 }
 
-/// What a command wrote, and how it ended.
+/// A command's output and end.
 struct Answer {
-    /// As a shell shows it.
+    /// The exit code as a shell shows it.
     code: i32,
     out: String,
     err: String,
@@ -122,15 +122,15 @@ fn answer(output: Output) -> Answer {
     }
 }
 
-/// Part of what is said without `--local`.
+/// Part of the message without `--local`.
 const NO_BOUND: &str = "runs without a limit, so canvas manages nothing";
 
 fn ask(args: &[&str]) -> Answer {
     answer(canvas(args).output().unwrap())
 }
 
-/// The answer to `canvas run -- sh -c script`, without the lines that tell that the stub managed
-/// nothing, and that there is no bound.
+/// The answer to `canvas run -- sh -c script`, without the lines that report that the stub managed
+/// nothing, and that there is no limit.
 fn sh(flags: &[&str], script: &str) -> Answer {
     let mut answer = ask(&[&["run"], flags, &["--", "sh", "-c", script]].concat());
     let lines: Vec<&str> = answer

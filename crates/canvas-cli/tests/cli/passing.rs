@@ -1,4 +1,4 @@
-//! What passes between the caller and the program: streams, codes, environment, reports.
+//! What passes between caller and program: streams, exit codes, environment, reports.
 
 use super::*;
 use nix::sys::signal::{Signal, kill};
@@ -19,7 +19,8 @@ fn an_ignored_sigchld_does_not_lose_the_exit_code() {
 
 #[test]
 fn what_the_program_sends_to_canvas_does_not_come_back() {
-    // Reads of a pipe that nobody writes to wait without a process of their own, so that a trap runs at once.
+    // Reads of a pipe without a writer wait without a process of their own, so that a trap runs at
+    // once.
     let script = "exec 9<> <(:); n=0; trap 'n=$((n+1))' USR1; trap 'echo $n; exit 0' TERM; kill -USR1 $PPID; echo ready; while :; do read -t 0.01 -u 9; done";
     let mut child = canvas(&["run", "--", "bash", "-c", script])
         .stdin(Stdio::null())
@@ -30,7 +31,7 @@ fn what_the_program_sends_to_canvas_does_not_come_back() {
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut said = String::new();
     out.read_line(&mut said).unwrap();
-    // Signals with lower numbers are read first: USR1 (10) was dealt with when TERM (15) arrives.
+    // Lower signals are read first: USR1 (10) was handled when TERM (15) arrives.
     kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
     out.read_to_string(&mut said).unwrap();
     assert_eq!(said, "ready\n0\n");
@@ -154,7 +155,7 @@ fn the_report_tells_how_the_program_ended() {
     assert!(["signal", "thread"].contains(&r["mode"].as_str().unwrap()));
     assert_eq!(r["counters"]["verify_failures"], 0);
 
-    // Replaces the older one, and tells of deaths too.
+    // Replaces the older one, and reports deaths, too.
     assert_eq!(sh(&flags, "kill -KILL $$").code, 137);
     let r = report(&file);
     assert_eq!(
@@ -207,7 +208,7 @@ fn a_trace_begins_with_its_header() {
     assert_eq!(bytes.len(), 64, "the stub records nothing");
 }
 
-/// With the library that the binary brings along, when it was built with one.
+/// With the library embedded in the binary, if there is one.
 #[test]
 fn the_embedded_library_is_the_one_that_is_loaded() {
     let doctor: serde_json::Value = serde_json::from_str(&ask(&["doctor", "--json"]).out).unwrap();
@@ -226,7 +227,7 @@ fn the_embedded_library_is_the_one_that_is_loaded() {
     } else {
         let (size, end) = got.out.split_once('\n').unwrap();
         let size: u64 = size.parse().unwrap();
-        // Behind it lies the code of this host's libc, if that could be prepared.
+        // After it comes the code of this host's libc, if that could be prepared.
         let has_code = size > bytes && end == "canvcode";
         assert!(
             size == bytes || has_code,

@@ -4,7 +4,7 @@ use super::*;
 use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
-/// The commands that are for users.
+/// The commands for users.
 const COMMANDS: [&str; 20] = [
     "run",
     "doctor",
@@ -28,7 +28,7 @@ const COMMANDS: [&str; 20] = [
     "end",
 ];
 
-/// The long flags in a text, but those that clap adds everywhere.
+/// The long flags in a text, except those that clap adds everywhere.
 fn flags(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices("--") {
@@ -48,7 +48,7 @@ fn flags(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The part of docs/CLI.md about a command.
+/// The section of docs/CLI.md about a command.
 fn section(command: &str) -> &'static str {
     let start = DOC
         .find(&format!("\n## `canvas {command}"))
@@ -171,7 +171,7 @@ fn documents_name_every_variable() {
     }
 }
 
-/// Few flags, and where the others went.
+/// Few flags, and where to find the other settings.
 #[test]
 fn help_leads_to_the_tunables() {
     for command in ["run", "disk", "agent", "serve"] {
@@ -207,7 +207,7 @@ fn commands_in_the_readme_are_those_that_there_are() {
         let Some(words) = line.strip_prefix("canvas ").filter(|_| in_block) else {
             continue;
         };
-        // What follows is for people, or the program's.
+        // The rest is a comment, or the program's.
         let words = words.split(" #").next().unwrap();
         let words = words.split(" -- ").next().unwrap();
         let command = words.split_whitespace().next().unwrap();

@@ -1,4 +1,4 @@
-//! The command under test, and waiting for it.
+//! The command under test, and waiting.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ pub const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
 /// Longer than anything takes on a busy machine.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// `canvas` without a `CANVAS_*` variable of ours.
+/// `canvas` without `CANVAS_*` variables.
 pub fn canvas(args: &[&str]) -> Command {
     let mut c = Command::new(CANVAS);
     for (name, _) in std::env::vars_os() {
@@ -21,7 +21,7 @@ pub fn canvas(args: &[&str]) -> Command {
     c
 }
 
-/// Tries until it is so.
+/// Repeats `look` until it returns a value.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + LONG;
     loop {

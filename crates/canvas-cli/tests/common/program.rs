@@ -1,4 +1,4 @@
-//! A test's own file as the program under `canvas run`: its test `program` plays a part.
+//! The test's own binary as the program under `canvas run`: its test `program` plays a part.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 pub const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
-/// Names the part that the program plays.
+/// Environment variable with the part to play.
 const PART: &str = "TEST_PART";
 
 /// A library that does nothing.
@@ -29,7 +29,7 @@ pub fn part() -> String {
     std::env::var(PART).expect("a part to play")
 }
 
-/// Ends a command line of `canvas run`: CMD is this program, playing `part`. What it says to standard
+/// Completes a command line of `canvas run`: CMD is this program, playing `part`. Its standard
 /// error goes to `dir`.
 pub fn play(command: &mut Command, dir: &Path, part: &str) {
     command
@@ -44,7 +44,7 @@ pub fn play(command: &mut Command, dir: &Path, part: &str) {
         .process_group(0);
 }
 
-/// A run under test, with its report and its words in `dir`.
+/// A run under test, with its report and output in `dir`.
 pub struct Run<D> {
     pub dir: D,
     pub child: Child,
@@ -52,7 +52,7 @@ pub struct Run<D> {
 }
 
 impl<D: AsRef<Path>> Run<D> {
-    /// Starts what [`play`] has made.
+    /// Starts a command made by [`play`].
     pub fn of(dir: D, mut command: Command) -> Run<D> {
         let mut child = command.spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
@@ -65,7 +65,7 @@ impl<D: AsRef<Path>> Run<D> {
         Run { dir, child, lines }
     }
 
-    /// Waits for a line of the program, and gives it back.
+    /// Waits for a line of the program, and returns it.
     pub fn wait_for(&self, want: &str) -> String {
         let until = Instant::now() + Duration::from_secs(120);
         loop {
@@ -83,7 +83,7 @@ impl<D: AsRef<Path>> Run<D> {
         writeln!(self.child.stdin.as_mut().unwrap(), "go").unwrap();
     }
 
-    /// What the command had to say about far memory.
+    /// The command's messages about far memory.
     pub fn stderr(&self) -> String {
         let all = fs::read_to_string(self.dir.as_ref().join("stderr")).unwrap();
         let ours = all
@@ -92,7 +92,7 @@ impl<D: AsRef<Path>> Run<D> {
         ours.collect::<Vec<_>>().join("\n")
     }
 
-    /// The program's end, which must be a good one: the report's section on far memory, and the lines.
+    /// Waits for a successful end; returns the report's section on far memory, and the messages.
     pub fn finish(mut self) -> (serde_json::Value, String) {
         drop(self.child.stdin.take());
         let status = self.child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! Bytes that are written are the bytes that are read.
+//! Written bytes are read back unchanged.
 
 use canvas_link::{Completion, Completions};
 use canvas_wire::frame::{Answer, Items, Range, Request};
@@ -7,7 +7,7 @@ use super::*;
 
 const AREA: usize = 1 << 20;
 
-/// A small generator (SplitMix64).
+/// A small random generator (SplitMix64).
 struct Rng(u64);
 
 impl Rng {
@@ -22,8 +22,8 @@ impl Rng {
     }
 }
 
-/// A client with two links of its own on two slabs, against two plain vectors. Writes are waited
-/// for before the next round, whose reads go over the other link too.
+/// A client with two links on two slabs, compared with two plain vectors. Writes complete before
+/// the next round, whose reads use both links.
 fn client(donor: &Donor, id: u8, seed: u64) {
     let mut rng = Rng(seed ^ u64::from(id) << 32);
     let mut links = [0, 1].map(|link| connect(donor, LinkConfig { link, ..config(id) }));
@@ -32,7 +32,7 @@ fn client(donor: &Donor, id: u8, seed: u64) {
     let mut c = Completions::new();
     for _ in 0..60 {
         for link in &mut links {
-            // Writes that do not overlap: their order is not promised.
+            // Writes must not overlap, because their order is undefined.
             let mut at = rng.below(4096);
             let slab = rng.below(2);
             while at + 40_000 < AREA && link.outstanding() < 24 {
@@ -167,7 +167,7 @@ fn slabs_belong_to_their_client_and_freed_ones_come_back_as_zeros() {
         refused(theirs.ask(&Request::Free { handle }, &mut c)),
         ErrorCode::UnknownHandle
     );
-    // The same key of another client is another slab.
+    // The same key of another client names another slab.
     let other = alloc(&mut theirs, 7);
     assert_ne!(other, handle);
     assert_eq!(refused(try_alloc(&mut ours, 8)), ErrorCode::NoRoom);

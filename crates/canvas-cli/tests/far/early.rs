@@ -1,4 +1,4 @@
-//! Slabs are freed at once where the host's memory ends before clients can move them.
+//! Slabs are freed at once when the host runs out of memory before clients can move them.
 
 use canvas_link::Completion;
 use canvas_wire::frame::{Call, Items, Valued};
@@ -6,7 +6,7 @@ use canvas_wire::frame::{Call, Items, Valued};
 use super::eviction::{fill, with_reserve};
 use super::*;
 
-/// Tells the donor what slabs are worth.
+/// Sends the donor the values of slabs.
 fn value(link: &mut Link, slabs: &[(u64, u64)]) {
     let valued: Vec<Valued> = slabs
         .iter()
@@ -18,7 +18,7 @@ fn value(link: &mut Link, slabs: &[(u64, u64)]) {
     assert_eq!(answer, Answer::Done);
 }
 
-/// The slabs that the donor says are gone, once it says so.
+/// The slabs that the donor reports as freed, once it does.
 fn wait_gone(link: &mut Link) -> Vec<u64> {
     wait_for("the donor's word", || {
         let mut c = Completions::new();
@@ -38,8 +38,8 @@ fn wait_gone(link: &mut Link) -> Vec<u64> {
     })
 }
 
-/// The nearer the end, the more goes: what is spare, what others count on, and only then what is nowhere
-/// else. A client that does nothing hinders none of it.
+/// The shorter memory is, the more goes: first spare copies, then copies that others count on, and
+/// only then sole copies. A passive client cannot prevent it.
 #[test]
 fn what_is_worth_least_goes_first() {
     let donor = with_reserve("1h");
@@ -51,7 +51,7 @@ fn what_is_worth_least_goes_first() {
     });
     value(&mut link, &[(sole, 0), (kept, 1), (spare, 2)]);
     let mut other = connect(&donor, config(2));
-    // Not its slab to speak for.
+    // Not this client's slab.
     value(&mut other, &[(sole, 2)]);
     let there = |link: &mut Link, handle| read(link, handle, 64 << 14, 3).is_ok();
 
@@ -83,7 +83,7 @@ fn what_is_worth_least_goes_first() {
         (&state["slabs"], &state["touched_bytes"]),
         (&0.into(), &0.into())
     );
-    // What is lent under the same key again begins as zeros.
+    // A slab that is lent again under the same key starts as zeros.
     donor.set_available(32 << 10);
     donor.wait_log("expand");
     let again = alloc(&mut link, 2);
@@ -91,7 +91,7 @@ fn what_is_worth_least_goes_first() {
     assert_eq!(read(&mut link, again, 64 << 14, 3).unwrap(), [0; 3]);
 }
 
-/// Whoever asks for a slab as for a new one has said nothing of it.
+/// A slab that is allocated again has lost its value.
 #[test]
 fn what_is_asked_for_anew_is_worth_the_most() {
     let donor = with_reserve("1h");

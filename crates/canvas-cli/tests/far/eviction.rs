@@ -1,11 +1,11 @@
-//! The reserve holds, and memory that is lent is taken back by the protocol.
+//! The reserve is kept, and lent memory is taken back by the protocol.
 
 use canvas_link::Completion;
 use canvas_wire::frame::{Call, Items, Reply, Used};
 
 use super::*;
 
-/// Waits for the donor's call to give slabs back; answers questions for activity with `ops`.
+/// Waits for the donor's call to return slabs; answers activity queries with `ops`.
 fn wait_stop_answering(link: &mut Link, ops: impl Fn(u64) -> Option<u64>) -> (u64, Vec<u64>) {
     wait_for("the donor's call", || {
         let mut c = Completions::new();
@@ -50,7 +50,7 @@ pub(super) fn done(link: &mut Link, call: u64, handle: u64) {
     link.flush().unwrap();
 }
 
-/// A donor that leaves 1000 MiB to its host and gives its clients so long to move.
+/// A donor that reserves 1000 MiB for its host and gives its clients `evict_within` to move slabs.
 pub(super) fn with_reserve(evict_within: &str) -> Donor {
     Donor::start(&[
         "--memory",
@@ -62,7 +62,7 @@ pub(super) fn with_reserve(evict_within: &str) -> Donor {
     ])
 }
 
-/// Fills a slab's first `mib` MiB.
+/// Writes a slab's first `mib` MiB.
 pub(super) fn fill(link: &mut Link, handle: u64, mib: u32) {
     let data = [1; canvas_wire::DATA_BYTES_MAX];
     for at in (0..mib << 20).step_by(data.len()) {
@@ -72,7 +72,7 @@ pub(super) fn fill(link: &mut Link, handle: u64, mib: u32) {
 
 #[test]
 fn no_more_is_lent_than_the_host_can_give() {
-    // With a reserve of 1000 MiB lending stops where eviction begins, at 1250 MiB.
+    // With a reserve of 1000 MiB, lending stops where eviction begins, at 1250 MiB.
     let donor = Donor::start(&["--memory", "4G", "--reserve", "1000M"]);
     donor.set_available(1250 + 3 * 64);
     let mut link = connect(&donor, config(1));
@@ -83,7 +83,7 @@ fn no_more_is_lent_than_the_host_can_give() {
             other => panic!("{other:?}"),
         }
     });
-    // What is lent counts in full before it is written.
+    // Lent memory counts in full before it is written.
     for slab in 0..3 {
         alloc(&mut link, slab);
     }
@@ -95,7 +95,7 @@ fn a_write_never_takes_the_reserve() {
     let donor = with_reserve("1h");
     let mut link = connect(&donor, config(1));
     let handle = alloc(&mut link, 0);
-    // Another program of the host took everything down to the reserve.
+    // Another program of the host used everything down to the reserve.
     donor.set_available(1000);
     let mut c = Completions::new();
     wait_for("the donor to see it", || {
@@ -108,9 +108,9 @@ fn a_write_never_takes_the_reserve() {
         refused(write(&mut link, handle, 0, &[2; 4096])),
         ErrorCode::NoRoom
     );
-    // What is read takes nothing.
+    // Reads need no memory.
     assert_eq!(read(&mut link, handle, 0, 4096).unwrap(), [0; 4096]);
-    // With a little room again, it may be written.
+    // With a little room, writes are allowed again.
     donor.set_available(1001);
     wait_for("room for a page", || {
         write(&mut link, handle, 0, &[2; 4096]).ok()
@@ -127,8 +127,8 @@ fn the_least_active_go_and_are_freed_when_they_are_moved() {
     for &handle in &handles {
         fill(&mut link, handle, 1);
     }
-    // Six slabs are sampled: one that goes, and five more. The donor's own count says the same as
-    // the client's answers, which may come too late on a busy machine.
+    // Six slabs are sampled: one that goes, and five more. The donor's own count agrees with the
+    // client's answers, which may come too late on a busy machine.
     let idle = handles[4];
     for &handle in handles.iter().filter(|&&h| h != idle) {
         read(&mut link, handle, 0, 1).unwrap();
@@ -146,7 +146,7 @@ fn the_least_active_go_and_are_freed_when_they_are_moved() {
         refused(write(&mut link, idle, 0, b"x")),
         ErrorCode::Evicting
     );
-    // The host has memory again, but not all is well.
+    // The host has memory again, but the eviction is not over.
     donor.wait_state("it is leaving", |s| s["health"] == "evicting");
     done(&mut link, id, idle);
     donor.wait_state("it is freed", |s| s["slabs"] == 5 && s["health"] == "ok");
@@ -154,10 +154,10 @@ fn the_least_active_go_and_are_freed_when_they_are_moved() {
         refused(read(&mut link, idle, 0, 1)),
         ErrorCode::UnknownHandle
     );
-    // One that was not asked for is not freed by saying that it is done.
+    // A slab that was not called back is not freed by an EvictDone.
     done(&mut link, id, handles[0]);
     assert_eq!(read(&mut link, handles[0], 0, 3).unwrap(), [1; 3]);
-    // The host is well again: after a while more is lent.
+    // The host has recovered: after a while the donor lends more.
     donor.wait_log("expand");
     alloc(&mut link, 9);
 }
@@ -169,9 +169,9 @@ fn a_hung_client_does_not_block_an_eviction() {
     let handle = alloc(&mut hung, 0);
     fill(&mut hung, handle, 1);
     donor.set_available(1100);
-    // It answers neither the question nor the call.
+    // It answers neither the query nor the call.
     donor.wait_log("were not moved in time");
-    // Not before: the state may have been written last when nothing was lent yet.
+    // The state may have been written before anything was lent.
     let late = |s: &serde_json::Value| s["counters"]["evicted_late_slabs"] == 1;
     let state = donor.wait_state("it is counted", late);
     assert_eq!(state["slabs"], 0);
@@ -197,7 +197,7 @@ fn a_client_that_comes_back_is_told_again() {
     donor.wait_state("it is freed", |s| s["slabs"] == 0);
 }
 
-/// More slabs than a link's box of calls has places are all told again.
+/// Clients with more slabs than fit into a link's queue of calls are informed of all again.
 #[test]
 fn a_client_with_many_slabs_is_told_of_all_of_them_again() {
     const SLABS: u32 = 300;

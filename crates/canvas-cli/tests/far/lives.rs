@@ -1,4 +1,4 @@
-//! Clients and servers that go away, and come back.
+//! Clients and donors that disappear and come back.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ fn a_newer_link_of_the_same_number_replaces_the_older() {
     let mut c = Completions::new();
     assert!(older.poll(&mut c, LONG).is_err());
     assert_eq!(read(&mut newer, handle, 0, 1).unwrap(), [0]);
-    // Of two that came: the state of a moment before the second has one link, too, and perhaps no slab yet.
+    // Of two that came: the state before the second also has one link, and perhaps no slab yet.
     let state = donor.wait_state("one link", |s| {
         s["counters"]["links"] == 2 && s["clients"][0]["links"] == 1
     });
@@ -77,7 +77,7 @@ fn killed_and_started_again() {
     write(&mut link, handle, 0, b"gone").unwrap();
     donor.signal(Signal::SIGKILL);
     donor.end();
-    // What is outstanding is lost, each request once.
+    // Outstanding requests are lost, each exactly once.
     let mut lost = 0;
     for tag in 0..3 {
         let range = Range { offset: 0, len: 4 };
@@ -150,8 +150,8 @@ fn sigterm_waits_for_clients_to_move_and_a_second_one_does_not() {
     donor.wait_log("slabs that were not moved and are gone: 1");
 }
 
-/// A donor that ends still has what its clients have not moved: whose link breaks meanwhile comes
-/// back for it, and is told again to move it.
+/// A draining donor still has slabs that its clients have not moved: a client whose link breaks
+/// then can come back for them, and is called again to move them.
 #[test]
 fn a_donor_that_drains_takes_clients_back_whose_slabs_it_has() {
     let mut donor = Donor::start(&["--memory", "128M", "-o", "drain=1h"]);
@@ -178,7 +178,7 @@ fn a_donor_that_drains_takes_clients_back_whose_slabs_it_has() {
     assert_eq!(ending(idle.reconnect().unwrap_err()), ErrorCode::Ending);
     let new = Link::connect(donor.addr, config(3));
     assert_eq!(ending(new.err().unwrap()), ErrorCode::Ending);
-    // The last slab that is moved ends it.
+    // It ends when the last slab is moved.
     let (id, _) = {
         link.close();
         link.reconnect().unwrap();
@@ -188,7 +188,7 @@ fn a_donor_that_drains_takes_clients_back_whose_slabs_it_has() {
     assert_eq!(donor.end().code(), Some(0));
 }
 
-/// A stopped donor hears nobody, and no client is to lose its slabs for that.
+/// A stopped donor receives nothing, and no client may lose its slabs for that.
 #[test]
 fn a_donor_that_was_stopped_for_longer_than_the_lease_keeps_the_slabs() {
     const CLIENTS: u8 = 24;

@@ -1,6 +1,6 @@
-//! `canvas serve` as clients and operators meet it: real processes on the loopback device.
+//! `canvas serve` from the view of clients and operators: real processes on the loopback device.
 //!
-//! Waits have bounds far above what they take; no test depends on how fast anything is.
+//! Timeouts are far above real times; no test depends on speed.
 
 #[path = "../common/command.rs"]
 mod command;
@@ -24,7 +24,7 @@ use canvas_wire::frame::{Answer, Range, Request, SlabKey};
 use canvas_wire::key::ClusterKey;
 use command::{LONG, canvas, wait_for};
 
-/// A server in a process of its own, killed with the value.
+/// A donor process, killed when dropped.
 struct Donor {
     child: Child,
     addr: SocketAddr,
@@ -33,8 +33,8 @@ struct Donor {
 }
 
 impl Donor {
-    /// Starts one with these flags beside `--listen`, `--state-json` and `-o procfs` (which says that
-    /// a host of 64 GiB has 32 GiB available).
+    /// Starts one with these flags and `--listen`, `--state-json` and `-o procfs` (where a host of
+    /// 64 GiB has 32 GiB available).
     fn start(flags: &[&str]) -> Donor {
         Donor::start_at("127.0.0.1:0", flags)
     }
@@ -73,15 +73,15 @@ impl Donor {
         }
     }
 
-    /// Sets what the host says is available, in MiB.
+    /// Sets the host's available memory, in MiB.
     fn set_available(&self, mib: u64) {
-        // In one step, or the server could read half of it.
+        // Atomically, or the donor could read half of it.
         let new = self.dir.path().join("meminfo.new");
         fs::write(&new, meminfo(mib)).unwrap();
         fs::rename(&new, self.dir.path().join("meminfo")).unwrap();
     }
 
-    /// Waits for a line with this in it.
+    /// Waits for a line that contains `part`.
     fn wait_log(&self, part: &str) -> String {
         wait_for(&format!("a line with {part:?} in {:?}", self.log), || {
             let log = self.log.lock().unwrap();
@@ -89,7 +89,7 @@ impl Donor {
         })
     }
 
-    /// The state file, once it says so.
+    /// Waits for a state file that satisfies `so`.
     fn wait_state(&self, what: &str, so: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
         let path = self.dir.path().join("state.json");
         wait_for(what, || {
@@ -123,7 +123,7 @@ fn meminfo(available_mib: u64) -> String {
     )
 }
 
-/// A client's configuration: patient, as the machine may be busy.
+/// A client's configuration, with long timeouts for busy machines.
 fn config(client: u8) -> LinkConfig {
     let mut config = LinkConfig::new(ClusterKey::without_secret(), [client; 16]);
     config.timeouts = Timeouts {
@@ -179,7 +179,7 @@ fn read(link: &mut Link, handle: u64, offset: u32, len: u32) -> Result<Vec<u8>, 
     }
 }
 
-/// The donor's error, which it must be.
+/// The donor's error, which the result must be.
 fn refused<T: std::fmt::Debug>(result: Result<T, AskError>) -> ErrorCode {
     match result {
         Err(AskError::Refused { code, .. }) => code,
@@ -187,7 +187,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, AskError>) -> ErrorCode {
     }
 }
 
-/// A key file in this directory.
+/// Makes a key file in this directory.
 fn key_file(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
     let made = canvas(&["keygen", path.to_str().unwrap()])

@@ -1,4 +1,4 @@
-//! Peers that are not what they should be: each loses its connection, and nobody else notices.
+//! Misbehaving peers: each loses its connection, and nobody else is affected.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use super::*;
 
-/// A peer that does what a test wants on the wire.
+/// A peer that sends whatever a test wants.
 struct Raw {
     stream: TcpStream,
     incoming: Incoming,
@@ -28,7 +28,7 @@ impl Raw {
         }
     }
 
-    /// Past the handshake.
+    /// A peer that has completed the handshake.
     fn shake_hands(donor: &Donor) -> (Raw, Session) {
         let mut raw = Raw::connect(donor);
         let mut out = Vec::new();
@@ -50,7 +50,7 @@ impl Raw {
         }
     }
 
-    /// Reads until the server closes; returns whether a byte came before.
+    /// Reads until the donor closes the connection; returns whether a byte came before.
     fn closed(&mut self) -> bool {
         let mut any = false;
         let mut buffer = [0; 4096];
@@ -83,7 +83,7 @@ fn hello(version_min: u16, version_max: u16) -> Hello {
     }
 }
 
-/// The donor still serves a proper client.
+/// Checks that the donor still serves a proper client.
 fn still_serves(donor: &Donor) {
     let mut link = connect(donor, config(200));
     let handle = alloc(&mut link, 0);
@@ -107,7 +107,7 @@ fn wrong_key() {
     donor.wait_log("another cluster key");
     let mut link = connect(&donor, with(&right));
     alloc(&mut link, 0);
-    // Nothing goes over the wire in clear, and a peer without the key gets not one byte.
+    // Nothing is sent in clear, and a peer without the key gets no byte.
     let mut raw = Raw::connect(&donor);
     let mut out = Vec::new();
     Initiator::start(&ClusterKey::from_bytes([3; 32]), &mut out).unwrap();
@@ -191,7 +191,7 @@ fn bad_messages_after_the_handshake() {
             session.seal(&frame, &mut out).unwrap();
             raw.stream.write_all(&out).unwrap();
         }),
-        // The same message twice: it opens once.
+        // The same message twice: it opens only once.
         ("a message was changed on its way", |raw, session| {
             raw.hello(session, hello(1, 1));
             let mut frame = [0; 64];
@@ -242,7 +242,7 @@ fn a_client_that_takes_no_answers_holds_nobody_up() {
     let message = raw.message().unwrap();
     // The welcome was sealed first.
     let _ = message;
-    // It asks for far more than any buffer holds, and reads nothing.
+    // It requests far more than any buffer holds, and reads nothing.
     raw.stream.set_nonblocking(true).unwrap();
     out.clear();
     for id in 0..20_000 {
@@ -263,25 +263,25 @@ fn a_client_that_takes_no_answers_holds_nobody_up() {
         }
     }
     still_serves(&donor);
-    // Its lease ends like anybody's: unread requests are no sign of life.
+    // Its lease expires like any other: unread requests are no sign of life.
     donor.wait_state("its end", |s| s["clients"].as_array().unwrap().is_empty());
 }
 
-/// Memory of a process, in KiB, by a line of its status file.
+/// A figure of the process's status file, in KiB.
 fn status_kib(donor: &Donor, name: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/status", donor.child.id())).unwrap();
     let line = text.lines().find(|l| l.starts_with(name)).expect("a line");
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// The donor always has something left to send: what it has sent must not stay in its memory.
+/// The donor always has bytes left to send: bytes already sent must not stay in its memory.
 #[test]
 fn a_client_that_reads_slowly_costs_a_bounded_amount_of_memory() {
     const REQUESTS: usize = 1500;
     let donor = Donor::start(&["--memory", "128M", "-o", "spin=10s"]);
     let (mut raw, mut session) = Raw::shake_hands(&donor);
-    // So that the kernel takes a part of what waits at a time, and never all of it: what it has room for
-    // is little, and the donor does not sleep until there is more.
+    // A small buffer, so that the kernel takes only a part of the pending bytes at a time, and the
+    // donor does not sleep until there is room.
     setsockopt(&raw.stream, sockopt::RcvBuf, &(16 << 10)).unwrap();
     raw.hello(&mut session, hello(1, 1));
     let mut plain = Vec::new();
@@ -319,7 +319,7 @@ fn a_client_that_reads_slowly_costs_a_bounded_amount_of_memory() {
     let mut left = REQUESTS * (60 << 10);
     let mut buffer = vec![0; 64 << 10];
     while left > 0 {
-        // Slower than any donor seals.
+        // Slower than any donor encrypts.
         std::thread::sleep(std::time::Duration::from_millis(1));
         let n = raw.stream.read(&mut buffer).unwrap();
         assert!(n > 0, "closed with {left} bytes left");

@@ -169,7 +169,8 @@ fn keys() {
     }
 }
 
-/// A client that asks for RDMA is told why not, and the session goes on without.
+/// A client that requests RDMA gets the reason for the refusal, and the session goes on without
+/// RDMA.
 #[test]
 fn rdma_that_was_not_offered() {
     let donor = Donor::start(&["--memory", "64M"]);

@@ -1,4 +1,4 @@
-//! Peers that lie, beside a tenant that works on.
+//! Hostile peers, while another tenant works.
 
 use std::fs;
 use std::io::Write;
@@ -21,7 +21,7 @@ use nix::unistd::ftruncate;
 use super::client::{Client, contents};
 use super::{Agent, Host, Run};
 
-/// What the agent answers to a message, until it hangs up.
+/// The agent's answers to a message, until it closes the connection.
 fn tell(host: &Host, bytes: &[u8], fds: &[BorrowedFd]) -> String {
     let fd = pass::connect(&host.socket()).unwrap();
     pass::send(&fd, bytes, fds).unwrap();
@@ -117,14 +117,14 @@ fn lies_cost_nobody_else_anything() {
         "a tenant web already",
     );
 
-    // Served, and then nonsense over the same connection: it counts as one that hung up.
+    // Served, and then an invalid message on the same connection: it counts as closed.
     let fd = pass::connect(&host.socket()).unwrap();
     pass::send(&fd, &hello("b"), &[right.as_fd()]).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     pass::send(&fd, &[7; 100], &many).unwrap();
     assert!(heard(&fd).contains("serves"));
 
-    // Silence, from more than may be silent at a time.
+    // Silent connections, more than are allowed at a time.
     let silent: Vec<OwnedFd> = (0..200)
         .filter_map(|_| {
             std::thread::sleep(Duration::from_millis(1));
@@ -162,7 +162,8 @@ fn what_a_tenant_scribbles_into_its_segment_hurts_nobody_else() {
         let link = pass::connect(&host.socket()).unwrap();
         pass::send(&link, &hello(&format!("s{n}")), &[fd.as_fd()]).unwrap();
         let file = std::fs::File::from(fd.try_clone().unwrap());
-        // The head of the far area, the slabs, the mailboxes: random words, while it is served.
+        // Random words in the head of the far area, the slabs and the mailboxes, while it is
+        // served.
         let until = std::time::Instant::now() + Duration::from_millis(300);
         while std::time::Instant::now() < until {
             let at = SEGMENT_BYTES as u64 + rng.u64(0..(16 << 20) / 8) * 8;
@@ -184,7 +185,7 @@ fn what_a_tenant_scribbles_into_its_segment_hurts_nobody_else() {
             slot.far_pages
                 .store(i64::MAX, std::sync::atomic::Ordering::SeqCst);
         }
-        // The agent looks at its processes now.
+        // The agent now checks its processes.
         drop(link);
     }
     std::thread::sleep(Duration::from_millis(1500));
@@ -194,8 +195,8 @@ fn what_a_tenant_scribbles_into_its_segment_hurts_nobody_else() {
     assert_eq!(agent.child.try_wait().unwrap(), None, "{}", agent.said());
 }
 
-/// Two threads write and read, and check every byte. For each line that is said to it, it says how many requests
-/// were answered so far.
+/// Two threads write and read, and check every byte. For each line on standard input, it prints the
+/// number of requests answered so far.
 pub fn steady() {
     let c = Client::join();
     let first = c.take_slab().unwrap();
@@ -224,7 +225,7 @@ pub fn steady() {
     });
 }
 
-/// Requests answered so far to these runs, all together.
+/// Requests answered so far, of all these runs.
 fn ran(runs: &mut [Run]) -> u64 {
     let one = |run: &mut Run| {
         writeln!(run.child.stdin.as_mut().unwrap(), "and?").unwrap();
@@ -241,7 +242,7 @@ fn rate(runs: &mut [Run]) -> u64 {
     ran(runs) - before
 }
 
-/// Memory of an agent's own, in KiB.
+/// Memory of an agent itself, in KiB.
 fn own_kib(agent: &Agent) -> u64 {
     let path = format!("/proc/{}/status", agent.child.id());
     let status = fs::read_to_string(path).unwrap();
@@ -249,20 +250,20 @@ fn own_kib(agent: &Agent) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Ways to attack, each with its part of the words that the tenant shares with the agent.
+/// Attacks, each on a part of the words that the tenant shares with the agent.
 #[derive(Clone, Copy, Debug)]
 enum Attack {
-    /// Random words over everything: mailboxes, slabs, bits, figures, configuration.
+    /// Random words everywhere: mailboxes, slabs, bitmaps, figures, configuration.
     Scribble,
-    /// Rings and urges of all processes, with nothing behind them; the agent never sleeps.
+    /// Notifications and urgent marks of all processes without requests; the agent never sleeps.
     Ring,
-    /// Requests at full speed, forged or abandoned, and their buffers changed meanwhile.
+    /// Requests at full speed, forged or abandoned, with changing buffers.
     Flood,
     /// All slabs released and taken again; seals and their numbers changed.
     Slabs,
 }
 
-/// One attack until it is over.
+/// Runs one attack until it is over.
 fn attack(how: Attack, far: &'static Far, file: &fs::File, over: &AtomicBool, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let any = |rng: &mut fastrand::Rng| match rng.u8(0..4) {
@@ -359,7 +360,7 @@ fn attack(how: Attack, far: &'static Far, file: &fs::File, over: &AtomicBool, se
                 far.slabs_used.store(any(&mut rng) as i64, Relaxed);
             }
         }
-        // Processors are few: the others are to be hurt through the agent, if at all.
+        // Leaves processors to the others, so that only the agent could slow them down.
         std::thread::sleep(Duration::from_micros(rng.u64(0..20)));
     }
 }
@@ -401,11 +402,12 @@ fn several_tenants_under_load_and_one_that_attacks_in_every_way() {
             "{attacks:?}: {:.2} of {alone}/s",
             with as f64 / alone as f64
         );
-        // Far below what fairness gives, as the machine may be busy; but one who waits for the attacker gets nothing.
+        // Far below the fair share, as the machine may be busy; but a tenant that had to wait for
+        // the attacker would get nothing.
         assert!(with * 50 > alone, "{attacks:?}: {with} of {alone}");
         assert_eq!(agent.child.try_wait().unwrap(), None, "{}", agent.said());
     }
-    // 208 operations of 36 KiB, and what threads take.
+    // 208 operations of 36 KiB, and the threads' memory.
     let grown = own_kib(&agent).saturating_sub(own);
     println!("{grown} KiB more");
     assert!(grown < 64 << 10, "{grown} KiB");

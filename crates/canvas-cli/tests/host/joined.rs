@@ -1,4 +1,4 @@
-//! Several programs in one tenant: one budget, and each its own end.
+//! Several programs in one tenant: one budget, and each with its own end.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 
 use super::{Host, Run};
 
-/// The program of a run.
+/// The pid of a run's program.
 fn program(run: &Run) -> Pid {
     let runner = run.child.id();
     let children = format!("/proc/{runner}/task/{runner}/children");
@@ -23,13 +23,13 @@ fn programs_join_a_tenant_and_it_is_over_with_the_last() {
     let mut agent = host.agent(&["--far", "384M"]);
     let mut first = host.run("load", &["--far", "384M", "--tenant", "web"]);
     first.wait_for("ready");
-    // All of the far memory is the tenant's: the second can only come into it.
+    // The tenant has all of the far memory, so the second run can only join it.
     let mut second = host.run("load", &["--tenant", "web"]);
     second.wait_for("ready");
     let mut third = host.run("load", &["--tenant", "web", "--far", "384M"]);
     third.wait_for("ready");
 
-    // All of them are handed over, and all find the next one when theirs has died.
+    // All are handed over, and all find the next agent when theirs has died.
     let next = host.agent(&["--replace", "--far", "384M"]);
     assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
     next.wait_for("tenants taken over: 1");
@@ -47,7 +47,7 @@ fn programs_join_a_tenant_and_it_is_over_with_the_last() {
         std::thread::sleep(Duration::from_millis(5));
     }
 
-    // Each has its own end.
+    // Each ends by itself.
     kill(program(&second), Signal::SIGKILL).unwrap();
     assert_eq!(second.child.wait().unwrap().signal(), Some(9));
     first.go_on();
@@ -58,7 +58,7 @@ fn programs_join_a_tenant_and_it_is_over_with_the_last() {
     third.go_on();
     let (far, _) = third.finish();
     assert_eq!(far["corrupt"], 0, "{far}");
-    // The name is free, and so is the memory.
+    // The name and the memory are free.
     let (far, err) = host
         .run("short", &["--far", "64M", "--tenant", "web"])
         .finish();
@@ -145,7 +145,7 @@ fn what_a_joining_run_says_is_what_there_is() {
     ];
     let second = host.run("one", &same);
     second.wait_for("ready");
-    // Either of them answers for the tenant.
+    // Each of them answers for the tenant.
     let (code, said) = host.ask(&["set", "web", "weight=30", "local=512M"]);
     assert_eq!((code, said.as_str()), (Some(0), ""));
     let limits = host.limits("web");

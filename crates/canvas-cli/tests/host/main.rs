@@ -1,5 +1,6 @@
-//! The host agent as its users meet it: several tenants at once, killed, replaced, and lied to, under
-//! programs that check every byte. The program is this file again, run under `canvas run --to agent`.
+//! The host agent from its users' view: several tenants at once, killed, replaced, and attacked,
+//! under programs that check every byte. The program is this file again, run under `canvas run --to
+//! agent`.
 
 #[path = "../agent/client.rs"]
 mod client;
@@ -31,7 +32,7 @@ use program::{CANVAS, play, stub};
 
 type Run = program::Run<PathBuf>;
 
-/// What runs under `canvas run`; by itself it does nothing.
+/// The part that runs under `canvas run`; without a part it does nothing.
 #[test]
 #[ignore = "not a test: a part of the other tests"]
 fn program() {
@@ -81,7 +82,7 @@ impl Agent {
         self.child.wait().unwrap();
     }
 
-    /// Its end by itself.
+    /// Waits for it to end by itself.
     fn end(&mut self) -> ExitStatus {
         let until = Instant::now() + Duration::from_secs(30);
         loop {
@@ -135,7 +136,7 @@ impl Host {
         Agent { child, err }
     }
 
-    /// Starts an agent that listens.
+    /// Starts an agent and waits until it listens.
     fn agent(&mut self, flags: &[&str]) -> Agent {
         let agent = self.begin(flags);
         agent.wait_for("listening at");
@@ -157,7 +158,7 @@ impl Host {
         (command, dir)
     }
 
-    /// `canvas` with these words, for the runs here: its exit code, and what it says.
+    /// Runs `canvas` with these arguments for the runs here: its exit code and output.
     fn ask(&self, words: &[&str]) -> (Option<i32>, String) {
         let out = Command::new(CANVAS)
             .args(words)
@@ -168,7 +169,7 @@ impl Host {
         (out.status.code(), String::from_utf8(said).unwrap())
     }
 
-    /// Bounds of a tenant, as the status of one of its runs has them.
+    /// A tenant's limits, from the status of one of its runs.
     fn limits(&self, tenant: &str) -> serde_json::Value {
         let (_, said) = self.ask(&["status", "--json", tenant]);
         let first = said.lines().next().unwrap_or_default();
@@ -182,7 +183,7 @@ impl Host {
         Run::of(dir, command)
     }
 
-    /// So many runs that use far memory until they are told to go on.
+    /// This many runs that use far memory until told to go on.
     fn loaded(&self, runs: usize) -> Vec<Run> {
         let runs: Vec<Run> = (0..runs)
             .map(|_| self.run("load", &["--far", "128M"]))
@@ -195,7 +196,7 @@ impl Host {
 }
 
 impl Run {
-    /// The end of a run that could not begin.
+    /// The error of a run that could not start.
     fn refused(mut self) -> String {
         let status = self.child.wait().unwrap();
         assert_eq!(status.code(), Some(125), "{}", self.stderr());
@@ -203,7 +204,7 @@ impl Run {
     }
 }
 
-/// Tells them all to go on; then their ends.
+/// Tells them all to go on; then waits for their ends.
 fn ends(mut runs: Vec<Run>) -> impl Iterator<Item = (serde_json::Value, String)> {
     for run in &mut runs {
         run.go_on();
@@ -293,7 +294,7 @@ fn an_agent_is_replaced_under_load() {
         std::thread::sleep(Duration::from_millis(50));
     }
     for (far, err) in ends(runs) {
-        // Nobody noticed anything.
+        // Nothing was reported.
         assert_eq!(err, "");
         assert_eq!((&far["agents"], &far["corrupt"]), (&11.into(), &0.into()));
     }
@@ -315,7 +316,7 @@ fn tenants_without_a_runner_are_handed_over_and_end() {
     run.wait_for("all there");
     let second = host.run("short", &["--far", "64M"]).refused();
     assert!(second.contains("0 MiB of far memory are left"), "{second}");
-    // The program ends; its place is free after two looks.
+    // The program ends; its process entry is free after two checks.
     drop(input);
     let until = Instant::now() + Duration::from_secs(30);
     loop {
@@ -329,7 +330,7 @@ fn tenants_without_a_runner_are_handed_over_and_end() {
     drop(next);
 }
 
-/// Whoever operates the agent ends a tenant that nothing else ends.
+/// An operator ends a tenant that nothing else would end.
 #[test]
 fn an_operator_ends_a_tenant_that_no_run_has_any_more() {
     let mut host = Host::new();
@@ -364,7 +365,7 @@ fn an_operator_ends_a_tenant_that_no_run_has_any_more() {
     }
     assert_eq!(end("web", &["--force"]), (Some(0), String::new()));
     refused("web", &["--force"], "nor another one");
-    // What it had is free.
+    // Its resources are free.
     let mut next = host.run("short", &["--far", "64M", "--tenant", "web"]);
     assert!(next.child.wait().unwrap().success(), "{}", next.stderr());
     drop(input);
@@ -396,7 +397,7 @@ fn without_an_agent_a_run_says_so() {
             .refused();
         assert!(err.contains("has destinations of its own"), "{err}");
     }
-    // Its operator could have settled how much.
+    // Its operator could have set a limit.
     let _agent = host.agent(&[]);
     let err = host.run("short", &[]).refused();
     assert!(err.contains("--to without --far has no effect"), "{err}");
@@ -446,8 +447,8 @@ fn a_signal_ends_it_and_the_next_one_serves() {
     assert_eq!((&far["agents"], &far["corrupt"]), (&2.into(), &0.into()));
 }
 
-/// What an agent does not answer in time may still be done; it is said so, and no later answer is taken for another
-/// change's. A signal for the run ends the wait.
+/// A change that an agent does not answer in time may still be made; the command says so, and a
+/// late answer is not taken for another change's. A signal to the run ends the wait.
 #[test]
 fn an_agent_that_answers_late_confuses_nobody() {
     let mut host = Host::new();
@@ -473,7 +474,7 @@ fn an_agent_that_answers_late_confuses_nobody() {
     });
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("Interrupted"), "{said}");
-    // Its answers to both lie there when the next change is asked for.
+    // Both answers are there when the next change is requested.
     kill(agent_pid, Signal::SIGCONT).unwrap();
     let (code, said) = host.ask(&["set", "web", "far=1T"]);
     assert_eq!(code, Some(2), "{said}");
@@ -481,7 +482,7 @@ fn an_agent_that_answers_late_confuses_nobody() {
     assert_eq!(host.limits("web")["weight"], 6);
     let (code, said) = host.ask(&["set", "web", "weight=7"]);
     assert_eq!(code, Some(0), "{said}");
-    // So is what a run reads that was stopped.
+    // A stopped run reads its requests later, too.
     kill(runner, Signal::SIGSTOP).unwrap();
     let (code, said) = host.ask(&["set", "web", "weight=8"]);
     kill(runner, Signal::SIGCONT).unwrap();
@@ -507,7 +508,7 @@ fn the_file_gives_what_no_flag_says() {
         let code = child.wait().unwrap().code();
         (code, fs::read_to_string(dir.join("stderr")).unwrap())
     };
-    // The tenant's section asks for more than the agent's gives.
+    // The tenant's section requests more than the agent's allows.
     let (code, err) = run(&["--tenant", "web"]);
     assert_eq!(code, Some(125), "{err}");
     assert!(err.contains("and web wants 192"), "{err}");
@@ -517,7 +518,7 @@ fn the_file_gives_what_no_flag_says() {
     let (code, err) = run(&["--tenant", "web"]);
     assert_eq!(code, Some(125), "{err}");
     assert!(err.contains("canvas.toml:2: there is no key fra"), "{err}");
-    // What is wrong elsewhere is nothing to this tenant.
+    // Errors in other sections do not affect this tenant.
     let others = "x = 1\n[serve]\nmemroy = \"1G\"\n[agent]\nfar = [\n[tenant.web2]\nfra = 1\n";
     fs::write(
         &file,

@@ -12,7 +12,7 @@ use super::{Host, Run, load};
 
 pub const MIB: u64 = 1 << 20;
 
-/// Says `over` when the next word comes, and does something until then.
+/// Repeats `something` until the next word comes, then prints `over`.
 pub fn until_told(mut something: impl FnMut()) {
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -32,7 +32,7 @@ pub fn segment() -> &'static Segment {
     Segment::map(canvas_shm::map::inherited(number, 3).unwrap()).unwrap()
 }
 
-/// Swaps all the time, and has its pool as full as it may be, as the library would; then it is idle.
+/// Swaps all the time with a full pool, as the library would; then it is idle.
 pub fn swaps() {
     let segment = segment();
     Client::join();
@@ -51,7 +51,7 @@ pub fn swaps() {
     }
 }
 
-/// Says that it needs all there is, and writes itself another bound.
+/// Claims to need everything, and writes itself another limit.
 pub fn lies() {
     let segment = segment();
     Client::join();
@@ -63,7 +63,7 @@ pub fn lies() {
     load::wait_to_go_on();
 }
 
-/// The end of one that is idle or not.
+/// Ends a run that is idle or not.
 pub fn end(mut run: Run, is_idle: bool) {
     if !is_idle {
         run.go_on();
@@ -74,7 +74,7 @@ pub fn end(mut run: Run, is_idle: bool) {
 }
 
 impl Host {
-    /// A run whose pool may be larger than the host's.
+    /// A run with a pool limit above the host's.
     fn greedy(&self, part: &str, tenant: &str) -> Run {
         let flags = ["--far", "128M", "--pool", "1G", "--tenant", tenant];
         self.run(part, &flags)
@@ -84,12 +84,12 @@ impl Host {
         self.limits(tenant)["pool_grant_bytes"].as_u64()
     }
 
-    /// Waits until the grants of both are as wanted, and looks at their sum meanwhile.
+    /// Waits until both grants are as wanted, checking their sum meanwhile.
     fn wait_for_grants(&self, names: [&str; 2], most: u64, want: impl Fn(u64, u64) -> bool) {
         self.wait_for_parts("pool_grant_bytes", names, most, want);
     }
 
-    /// The same of what is granted under this name.
+    /// Like [`Host::wait_for_grants`], for the grants of this name.
     pub fn wait_for_parts(
         &self,
         what: &str,
@@ -101,7 +101,7 @@ impl Host {
         loop {
             let part = |i: usize| self.limits(names[i])[what].as_u64();
             let look = |i: usize| part(i).expect("it is granted a part");
-            // Between two looks at one the other may rise by what the one loses.
+            // Between the two reads of one grant, the other may rise by what the first loses.
             let (before, other, after) = (look(0), look(1), look(0));
             let sum = before.min(after) + other;
             assert!(sum <= most, "{before} {other} {after}");
@@ -121,7 +121,7 @@ fn slabs_go_to_who_swaps_and_floors_hold() {
     let mut agent = host.agent(&flags);
     let mut first = host.greedy("swaps", "first");
     first.wait_for("ready");
-    // Alone, it has all but what is kept for others.
+    // Alone, it has everything except the part kept for others.
     assert_eq!(host.grant("first"), Some(124 * MIB));
     assert_eq!(host.limits("first")["pool_bytes"], 1024 * MIB);
     let second = host.greedy("swaps", "second");
@@ -135,7 +135,7 @@ fn slabs_go_to_who_swaps_and_floors_hold() {
     first.go_on();
     first.wait_for("ready");
     host.wait_for_grants(both, 128 * MIB, |a, b| a == 16 * MIB && b == 108 * MIB);
-    // A ceiling can be changed, and holds at once.
+    // A changed ceiling takes effect at once.
     let set = |change: &str, want: Option<i32>| {
         let (code, said) = host.ask(&["set", "second", change]);
         assert_eq!(code, want, "{said}");
@@ -146,7 +146,7 @@ fn slabs_go_to_who_swaps_and_floors_hold() {
     assert_eq!(host.limits("second")["pool_bytes"], 21 * MIB);
     set("pool=1G", Some(0));
     host.wait_for_grants(both, 128 * MIB, |a, b| a == 16 * MIB && b == 108 * MIB);
-    // The next agent goes on from there.
+    // The next agent continues with the same grants.
     agent.kill();
     let mut next = host.agent(&flags);
     let until = Instant::now() + Duration::from_secs(30);
@@ -158,13 +158,13 @@ fn slabs_go_to_who_swaps_and_floors_hold() {
         std::thread::sleep(Duration::from_millis(20));
     }
     host.wait_for_grants(both, 128 * MIB, |a, b| a == 16 * MIB && b == 108 * MIB);
-    // Who leaves leaves all that it had.
+    // A tenant that leaves frees all that it had.
     end(second, false);
     let third = host.greedy("swaps", "third");
     third.wait_for("ready");
     let both = ["first", "third"];
     host.wait_for_grants(both, 128 * MIB, |a, b| a == 16 * MIB && b == 108 * MIB);
-    // Without a bound each has what it asked for.
+    // Without a limit each has what it requested.
     let free = host.agent(&["--replace"]);
     assert_eq!(next.end().code(), Some(0), "{}", next.said());
     assert_eq!((host.grant("first"), host.grant("third")), (None, None));

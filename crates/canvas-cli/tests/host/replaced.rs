@@ -1,4 +1,5 @@
-//! An agent that is to be replaced while its disk hangs. It needs root, for a file system that can be frozen.
+//! An agent that is to be replaced while its disk hangs. Needs root, for a file system that can be
+//! frozen.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,7 +60,7 @@ impl Drop for Disk {
     }
 }
 
-/// Whose writes hang until this is dropped.
+/// A frozen file system: writes hang until this is dropped.
 struct Frozen(PathBuf);
 
 impl Drop for Frozen {
@@ -68,7 +69,7 @@ impl Drop for Frozen {
     }
 }
 
-/// Does a thread of the process wait for a disk?
+/// Whether a thread of the process waits for a disk.
 fn hangs(pid: u32) -> bool {
     let tasks = fs::read_dir(Path::new("/proc").join(pid.to_string()).join("task"));
     tasks.unwrap().flatten().any(|task| {
@@ -79,7 +80,8 @@ fn hangs(pid: u32) -> bool {
     })
 }
 
-/// Nobody takes over what is on its way to a disk; the old agent serves on, and its listener waits for no disk.
+/// Writes under way to a disk cannot be handed over; the old agent serves on, and its listener does
+/// not wait for the disk.
 #[test]
 fn an_agent_whose_disk_hangs_goes_on() {
     let Some(disk) = Disk::new() else {
@@ -90,7 +92,7 @@ fn an_agent_whose_disk_hangs_goes_on() {
     agent.wait_for("listening at");
     let run = host.run("load", &["--far", "128M", "--tenant", "web"]);
     run.wait_for("ready");
-    // Before those that wait for it, should this fail: they cannot be killed.
+    // Dropped before those that wait for it, should this fail: they cannot be killed.
     let frozen = disk.freeze();
     let until = Instant::now() + Duration::from_secs(30);
     while !hangs(agent.child.id()) {

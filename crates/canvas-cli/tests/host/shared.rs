@@ -1,5 +1,5 @@
-//! One bound for all tenants' shared memory: what is granted and revoked while it is used, and by whom it is told
-//! otherwise; with other values, without an agent, and with the next one.
+//! One limit for all tenants' shared memory: what is granted and revoked while it is used, against
+//! false claims, with other values, without an agent, and with the next one.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,8 @@ use super::{Host, Run};
 
 const GRANT: &str = "shared_grant_bytes";
 
-/// Has pages come in all the time, and as many in memory as it may, as the library would; then it is idle.
+/// Faults pages in all the time, with as many resident as allowed, as the library would; then it is
+/// idle.
 pub fn shares() {
     let segment = segment();
     Client::join();
@@ -29,7 +30,7 @@ pub fn shares() {
     }
 }
 
-/// Says that it has and needs all there is, asks for more, and writes itself another grant.
+/// Claims to have and need everything, requests more, and writes itself another grant.
 pub fn lies() {
     let segment = segment();
     Client::join();
@@ -45,7 +46,7 @@ pub fn lies() {
 }
 
 impl Host {
-    /// A run whose shared memory may be larger than the host's bound.
+    /// A run with a limit on shared memory above the host's.
     fn sharer(&self, part: &str, tenant: &str, weight: &str) -> Run {
         let flags = [
             ["--far", "128M"],
@@ -87,7 +88,7 @@ fn shared_memory_follows_its_use_through_agents_and_files() {
     let mut agent = host.agent(&config);
     let mut first = host.sharer("shares", "first", "100");
     first.wait_for("ready");
-    // Alone, it has all but what is kept for others.
+    // Alone, it has everything except the part kept for others.
     assert_eq!(host.shared_grant("first"), Some(124 * MIB));
     assert_eq!(host.limits("first")["shared_bytes"], 1024 * MIB);
     let second = host.sharer("shares", "second", "100");
@@ -102,7 +103,7 @@ fn shared_memory_follows_its_use_through_agents_and_files() {
     host.wait_for_parts(GRANT, both, 128 * MIB, |a, b| {
         a == 16 * MIB && b == 108 * MIB
     });
-    // What a run asks for is the agent's to see.
+    // The agent checks what a run requests.
     let set = |change: &str| {
         let (code, said) = host.ask(&["set", "second", change]);
         assert_eq!(code, Some(0), "{said}");
@@ -115,7 +116,7 @@ fn shared_memory_follows_its_use_through_agents_and_files() {
     host.wait_for_parts(GRANT, both, 128 * MIB, |a, b| {
         a == 16 * MIB && b == 108 * MIB
     });
-    // Without an agent each has what it had; the next one goes on from there.
+    // Without an agent each keeps its grant; the next agent continues with it.
     agent.kill();
     std::thread::sleep(Duration::from_millis(500));
     let granted = |tenant| host.shared_grant(tenant);
@@ -132,14 +133,14 @@ fn shared_memory_follows_its_use_through_agents_and_files() {
     let mut third = host.agent(&[&config[..], &["--replace"]].concat());
     assert_eq!(next.end().code(), Some(0), "{}", next.said());
     host.wait_for_parts(GRANT, both, 64 * MIB, |a, b| a == 16 * MIB && b == 40 * MIB);
-    // What is wrong in a file changes nothing.
+    // An invalid file changes nothing.
     host.file("[shared]\nlocal = \"64M\"\nfloor = \"60M\"\n");
     let mut refused = host.begin(&[&config[..], &["--replace"]].concat());
     assert_eq!(refused.end().code(), Some(2), "{}", refused.said());
     let why = "canvas.toml:3: [shared]: floor 60M is more than three quarters of local 64M; write less, or more local\n";
     assert!(refused.said().ends_with(why), "{}", refused.said());
     assert_eq!(host.shared_grant("second"), Some(40 * MIB));
-    // And without a section what they asked for.
+    // Without the section they get what they requested.
     host.file("[agent]\n");
     let free = host.agent(&[&config[..], &["--replace"]].concat());
     assert_eq!(third.end().code(), Some(0), "{}", third.said());
@@ -159,14 +160,14 @@ fn a_tenant_that_writes_itself_a_grant_gets_twice_its_part_at_most_and_is_named(
     liar.wait_for("ready");
     let honest = host.sharer("shares", "honest", "100");
     honest.wait_for("ready");
-    // Of 124 MiB a third, however much it says that it needs.
+    // A third of 124 MiB, whatever it claims to need.
     let parts = |a: u64, b: u64| near(a, 82 * MIB) && near(b, 42 * MIB);
     let names = ["liar", "honest"];
     let lied = |bytes: u64| bytes == 1 << 40;
     let until = Instant::now() + Duration::from_secs(60);
     loop {
         let [liars, honests] = names.map(|name| host.shared_grant(name).unwrap());
-        // What it writes there itself stands there at times.
+        // At times its own false value is there.
         assert!(lied(liars) || liars <= 128 * MIB, "{liars}");
         if parts(liars, honests) || lied(liars) && near(honests, 42 * MIB) {
             break;

@@ -1,4 +1,4 @@
-//! What a tenant gets of the agent: what its operator settled, and changes while it runs.
+//! A tenant's limits by its agent's operator, and their changes at run time.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,7 +10,7 @@ use canvas_shm::mailbox::Status;
 use super::client::Client;
 use super::{CANVAS, Host, load};
 
-/// Takes slabs until there are none, twice, and says how many it has.
+/// Takes slabs until there are none, twice, and prints their number.
 pub fn grow() {
     let c = Client::join();
     let mut slabs = 0;
@@ -24,7 +24,7 @@ pub fn grow() {
     }
 }
 
-/// Writes an extent as soon as there is a place for it: gossip may not have found one yet.
+/// Writes an extent as soon as there is a donor for it: gossip may not have found one yet.
 fn write(c: &Client, extent: u32) {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -37,9 +37,9 @@ fn write(c: &Client, extent: u32) {
     }
 }
 
-/// Stays in the tenant until it is told to go.
+/// Stays in the tenant until told to go.
 pub fn one() {
-    // Its place is its own as long as the process lives.
+    // The process keeps its entry as long as it lives.
     Client::join();
     load::wait_to_go_on();
 }
@@ -62,7 +62,7 @@ fn far_memory_is_bounded_anew_while_a_run_goes_on() {
     let (code, said) = host.ask(&["set", "web", "far=192M"]);
     assert_eq!((code, said.as_str()), (Some(0), ""));
     assert_eq!(host.limits("web")["far_bytes"], 192u64 << 20);
-    // The next agent knows it, whatever the runner told the first one.
+    // The next agent has it from the file, whatever the runner sent to the first one.
     agent.kill();
     let _next = host.agent(&["--far", "256M"]);
     run.wait_for("ready");
@@ -136,7 +136,7 @@ fn the_operators_sections_are_defaults_and_bounds() {
     }
     let (code, said) = host.ask(&["set", "web", "swap-in-limit=2M/s", "weight=7"]);
     assert_eq!((code, said.as_str()), (Some(0), ""));
-    // A new file counts for those that run: what they asked for, within what it says.
+    // A new file applies to running tenants: what they requested, within the file's limits.
     write("[tenant.web]\nweight = 5\nswap_out_limit = \"512K/s\"\n");
     let next = host.agent(&[&config[..], &["--replace"]].concat());
     assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
@@ -145,7 +145,7 @@ fn the_operators_sections_are_defaults_and_bounds() {
         get(&limits),
         [m(128), m(64), Some(5), m(2), Some(512 << 10)]
     );
-    // And so after a crash.
+    // After a crash as well.
     agent = next;
     agent.kill();
     write("[tenant.web]\n");
@@ -159,7 +159,7 @@ fn the_operators_sections_are_defaults_and_bounds() {
     run.finish();
 }
 
-/// A server that tells others of itself, and where it does.
+/// A donor that announces itself by gossip, and the gossip's address.
 fn gossiping() -> (Killed, String) {
     let mut child = Command::new(CANVAS)
         .args(["serve", "--memory", "512M", "--reserve", "64M"])
@@ -171,7 +171,7 @@ fn gossiping() -> (Killed, String) {
     let mut line = String::new();
     let mut err = BufReader::new(child.stderr.take().unwrap());
     err.read_line(&mut line).unwrap();
-    // It may go on to speak.
+    // Keeps reading its output.
     std::thread::spawn(move || std::io::copy(&mut err, &mut std::io::sink()));
     let gossip = line.trim().split("gossip on ").nth(1).unwrap().to_owned();
     (Killed(child), gossip)
@@ -196,10 +196,10 @@ fn one_node_finds_donors_for_all_tenants() {
         .map(|name| host.run("grow", &["--far", "64M", "--tenant", name]))
         .into();
     for run in &runs {
-        // Written, though nobody has named a server.
+        // Written, although no donor was named.
         run.wait_for("1 slabs");
     }
-    // The agent says how its donors are twice a second.
+    // The agent reports its donors twice a second.
     let until = Instant::now() + Duration::from_secs(30);
     for name in ["one", "two"] {
         loop {

@@ -1,4 +1,4 @@
-//! Who may connect, and what other users may not do. They need root, to become somebody else.
+//! Who may connect, and what other users cannot do. These tests need root, to switch users.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use super::{CANVAS, Host, stub};
 
-/// The user and group that belong to nobody.
+/// User and group id of nobody.
 const NOBODY: &str = "65534";
 
-/// Runs `canvas` as nobody; `None` when that is not possible here.
+/// Runs `canvas` as nobody; `None` if that is not possible here.
 fn as_nobody(host: &Host, words: &[&str]) -> Option<Output> {
     if !canvas_testing::has_root("becoming another user") {
         return None;
     }
-    // Where cargo puts it nobody else may look.
+    // Nobody else may read cargo's directory.
     let canvas = host.dir.path().join("canvas");
     if !canvas.exists() {
         fs::copy(CANVAS, &canvas).unwrap();
@@ -65,7 +65,7 @@ fn the_socket_is_for_its_user_and_a_group_that_was_named() {
     let err = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(0), "{err}");
 
-    // Root's tenant is root's, and so is the agent.
+    // The tenant and the agent are root's.
     let mut run = host.run("load", &["--far", "128M", "--tenant", "web"]);
     run.wait_for("ready");
     let out = as_nobody(&host, &words).unwrap();
@@ -92,8 +92,8 @@ fn the_socket_is_for_its_user_and_a_group_that_was_named() {
     drop(next);
 }
 
-/// Who has a cluster key leaves no copy of its file behind, and keeps its own user's other processes, and cores, away
-/// from its memory.
+/// A process with a cluster key leaves no copy of its file in memory, and protects its memory from
+/// other processes of its user and from core dumps.
 #[test]
 fn who_has_a_key_is_closed_to_its_own_user() {
     let host = Host::new();
@@ -143,7 +143,7 @@ fn who_has_a_key_is_closed_to_its_own_user() {
     assert!(!found, "its memory has the line of the key");
 }
 
-/// What a process has written into its memory.
+/// Memory that a process has written to.
 fn memory(proc: &Path) -> Vec<u8> {
     let mem = fs::File::open(proc.join("mem")).unwrap();
     let mut all = Vec::new();
@@ -160,7 +160,7 @@ fn memory(proc: &Path) -> Vec<u8> {
     all
 }
 
-/// Another user has made the directory in /tmp that this user's sockets would be in.
+/// Another user has made this user's directory for sockets in /tmp.
 #[test]
 fn another_user_cannot_deny_an_agent() {
     if !canvas_testing::has_root("becoming another user") {
@@ -179,7 +179,7 @@ fn another_user_cannot_deny_an_agent() {
     let theirs = dir.join("theirs");
     fs::create_dir(&theirs).unwrap();
     mode(&theirs, 0o777);
-    // For them this directory is /tmp.
+    // In their namespace this directory is /tmp.
     let script = "
         mount --bind \"$1\" /tmp && cd /tmp || exit 90
         exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '

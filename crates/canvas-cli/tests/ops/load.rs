@@ -1,4 +1,4 @@
-//! A load on redis: values that follow from their keys, so that every answer can be checked.
+//! A load on redis: values follow from their keys, so that every answer can be checked.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,7 @@ const VALUE: usize = 4000;
 /// Commands sent before their answers are read.
 const BATCH: usize = 64;
 
-/// The value of a key: half of it random, so that it shrinks by half.
+/// The value of a key: half of it random, so that it compresses to half.
 fn value(key: u64) -> Vec<u8> {
     let mut value = vec![b'.'; VALUE];
     let mut rng = fastrand::Rng::with_seed(key);
@@ -69,7 +69,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Fills redis with so many bytes of values.
+    /// Fills redis with `bytes` bytes of values.
     pub fn fill(socket: &Path, bytes: u64) -> Load {
         let keys = bytes / VALUE as u64;
         let mut client = Client::connect(socket);
@@ -96,7 +96,7 @@ impl Load {
         }
     }
 
-    /// Reads everything once, and checks it.
+    /// Reads everything once and checks it.
     pub fn check(socket: &Path, bytes: u64) {
         let mut client = Client::connect(socket);
         let mut out = Vec::new();
@@ -112,7 +112,7 @@ impl Load {
         }
     }
 
-    /// Begins to read and write at random.
+    /// Starts to read and write at random.
     pub fn go(&mut self) {
         let seed = fastrand::u64(..);
         println!("seed of the load: {seed}");
@@ -141,7 +141,7 @@ impl Load {
         }
     }
 
-    /// Waits until so many commands more are done.
+    /// Waits until `commands` more commands are done.
     pub fn wait_for_more(&self, commands: u64) {
         let until = self.done.load(Relaxed) + commands;
         wait_for("the load", || {
@@ -150,7 +150,7 @@ impl Load {
         });
     }
 
-    /// Ends it; every answer was right.
+    /// Ends the load; every answer was right.
     pub fn end(self) {
         self.over.store(true, Relaxed);
         for thread in self.threads {

@@ -1,7 +1,7 @@
-//! Operating runs: redis under a load whose every answer is checked, looked at and changed by the
-//! commands of an operator.
+//! Operating runs: redis under a load whose every answer is checked, observed and changed by an
+//! operator's commands.
 //!
-//! Waits have bounds far above what they take; no test depends on how fast anything is.
+//! Timeouts are far above real times; no test depends on speed.
 
 #[path = "../common/command.rs"]
 mod command;
@@ -28,7 +28,7 @@ fn signal(pid: u32, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal).unwrap();
 }
 
-/// A host of its own: a directory for control sockets and everything else.
+/// A simulated host: a directory for control sockets and everything else.
 struct Host {
     dir: tempfile::TempDir,
 }
@@ -53,7 +53,7 @@ impl Host {
         c
     }
 
-    /// Its exit code and what it wrote to standard output and error.
+    /// Its exit code, standard output and standard error.
     fn ask(&self, args: &[&str]) -> (i32, String, String) {
         let Output {
             status,
@@ -71,7 +71,7 @@ impl Host {
         (code, serde_json::from_str(&out).unwrap())
     }
 
-    /// Waits until the status of `t` is so.
+    /// Waits until the status of `t` satisfies `so`.
     fn wait_status(&self, what: &str, so: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
         let until = Instant::now() + LONG;
@@ -91,12 +91,12 @@ impl Host {
     }
 }
 
-/// Sums of what a status says is used.
+/// Sums of figures in a status.
 fn used(status: &Value, what: &str) -> u64 {
     status["used"][what].as_u64().unwrap()
 }
 
-/// Codes of what is wrong.
+/// Codes of the problems.
 fn codes(status: &Value) -> Vec<&str> {
     let health = status["health"].as_array().unwrap();
     health.iter().map(|p| p["code"].as_str().unwrap()).collect()
@@ -142,7 +142,7 @@ impl Redis {
         fs::read_to_string(&self.log).unwrap()
     }
 
-    /// A good end.
+    /// Waits for a successful end.
     fn end(mut self) {
         signal(self.child.id(), nix::sys::signal::Signal::SIGTERM);
         let status = self.child.wait().unwrap();
@@ -152,7 +152,7 @@ impl Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        // redis goes with its `canvas run` only when it is told to.
+        // redis ends with its `canvas run` only after a signal.
         let _ = nix::sys::signal::kill(
             nix::unistd::Pid::from_raw(self.child.id() as i32),
             nix::sys::signal::Signal::SIGTERM,
@@ -166,7 +166,7 @@ impl Drop for Redis {
     }
 }
 
-/// A memory server.
+/// A donor.
 struct Donor {
     child: Child,
     addr: String,
@@ -222,13 +222,13 @@ fn bounds_change_under_a_load_and_the_program_follows() {
         used(s, "local_bytes") <= 48 * MIB && used(s, "resident_bytes") < 48 * MIB
     });
     load.wait_for_more(2000);
-    // The bound holds while the load goes on.
+    // The limit holds while the load goes on.
     let now = host.status().1;
     assert!(used(&now, "local_bytes") <= 52 * MIB, "{now:#}");
     assert!(used(&now, "pool_bytes") > 8 * MIB, "{now:#}");
     assert_eq!(used(&now, "far_bytes"), 0, "the pool has room: {now:#}");
 
-    // What is too much for the pool goes to the donors.
+    // What the pool cannot hold goes to the donors.
     host.set(&["pool=12M", "spill-at=50", "far-wait=20s"]);
     let now = host.wait_status("less in the pool", |s| {
         used(s, "pool_bytes") <= 12 * MIB && used(s, "far_bytes") >= 64 * MIB
@@ -257,7 +257,7 @@ fn bounds_change_under_a_load_and_the_program_follows() {
     }
     assert_eq!(host.status().1["limits"], before);
 
-    // And up again, more far memory than there was at the start included.
+    // Raise the limits again, with more far memory than at the start.
     host.set(&["local=200M", "pool=200M", "far=512M", "prefetch=none"]);
     let limits = host.status().1["limits"].clone();
     assert_eq!(limits["far_bytes"], 512 * MIB);
@@ -287,8 +287,8 @@ fn more_far_memory_can_be_had_while_a_program_runs() {
     redis.end();
 }
 
-/// Others hold all places at the run's socket for a while: who is dropped asks anew, instead of saying that there
-/// is no such run.
+/// Others use all connections of the run's socket for a while: a client that is disconnected tries
+/// again, instead of reporting that there is no such run.
 #[test]
 fn a_run_that_many_ask_is_not_said_to_be_over() {
     use std::os::unix::net::UnixStream;
@@ -312,7 +312,7 @@ fn a_run_that_many_ask_is_not_said_to_be_over() {
     redis.end();
 }
 
-/// Flags of a run that has most of its memory with a donor.
+/// Flags of a run with most of its memory on a donor.
 fn far_flags<'a>(local: &'a str, donor: &'a Donor) -> [&'a str; 8] {
     let addr = &donor.addr;
     [
@@ -350,12 +350,13 @@ fn what_is_wrong_is_said_and_is_over_when_it_is_over() {
     host.wait_status("health again", |s| s["healthy"] == true);
     assert_eq!(host.status().0, 0);
 
-    // The agent is killed: another one takes over, which is told for a while.
+    // The agent is killed: another one takes over, which is reported for a while.
     let agent = agent_of(redis.child.id());
     signal(agent, Signal::SIGKILL);
     host.wait_status("a new agent", |s| codes(s).contains(&"C005"));
-    // A write that the dead agent sent may reach the donor after the next one's of the same extent. That is found
-    // when it is read: the disk's copy is taken, the donor's repaired, and C011 tells of it.
+    // A write of the dead agent may reach the donor after the next agent's write of the same
+    // extent. A read detects that, takes the disk's copy and repairs the donor's, and C011 reports
+    // it.
     let well = |s: &Value| codes(s).iter().all(|code| *code == "C011");
     let once_more = host.wait_status("health once more", well);
     assert_eq!(once_more["far"]["agents"], 2);

@@ -1,4 +1,4 @@
-//! Metrics as a scraper meets them: every line of them is parsed.
+//! Metrics from a scraper's view: every line of them is parsed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ fn http(addr: &str, path: &str) -> (String, String) {
     (head.to_owned(), body.to_owned())
 }
 
-/// Samples by name and labels, after every line was judged by the format's rules.
+/// Samples by name and labels; every line is checked by the format's rules.
 fn scrape(addr: &str) -> BTreeMap<String, f64> {
     let (head, body) = http(addr, "/metrics");
     assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
@@ -107,7 +107,7 @@ fn of_a_run_under_a_load() {
     ] {
         assert!(of(&second, name) > of(&first, name), "{name}");
     }
-    // Whatever counts does not go back.
+    // Counters never decrease.
     for (series, before) in &first {
         let counts = series.contains("_total{") || series.contains("_bucket{");
         assert!(!counts || second[series] >= *before, "{series}");
@@ -148,7 +148,7 @@ fn of_a_run_under_a_load() {
         .filter(|(s, _)| s.starts_with("canvas_problem{"))
         .collect();
     assert!(
-        // All but that the runner is silent, which asks for these.
+        // All problems except a silent runner, since the runner itself answers.
         problems.len() == canvas_control::health::Code::ALL.len() - 1
             && problems.iter().all(|(_, v)| **v == 0.0),
         "{problems:?}"

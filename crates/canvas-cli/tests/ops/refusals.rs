@@ -1,4 +1,4 @@
-//! What is refused, and what goes wrong.
+//! What is refused, and what fails.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -101,7 +101,7 @@ fn a_socket_takes_good_questions_only_and_whoever_is_slow_is_dropped() {
         serde_json::from_str(&tell(&socket, b"{\"canvas\":1,\"ask\":\"stat\"}\n")).unwrap();
     assert_eq!(good["answer"]["stat"]["status"]["tenant"], "c");
     assert_eq!(tell(&socket, &[b'x'; 100_000]), "", "no end to it");
-    // Many that say nothing: they are dropped, and then there is room again.
+    // Many silent connections: they are dropped, and then there is room again.
     let idle: Vec<_> = (0..40)
         .map(|_| UnixStream::connect(&socket).unwrap())
         .collect();
@@ -164,7 +164,7 @@ fn two_runs_of_one_name_are_told_apart_by_their_processes() {
 #[test]
 fn sockets_of_dead_runs_are_removed() {
     let host = Host::new();
-    // As a run that was killed leaves it.
+    // As left behind by a run that was killed.
     let dead = host.run_dir().join("gone.1.sock");
     drop(UnixListener::bind(&dead).unwrap());
     assert_eq!(host.ask(&["status"]).0, 0);
@@ -195,7 +195,7 @@ fn another_user_gets_no_answer() {
     }
     let host = Host::new();
     let (child, socket) = cat(&host, &["--tenant", "c"]);
-    // Everything is opened to everybody: the kernel still tells who asks.
+    // Everything is accessible to everybody: the kernel still identifies the client.
     for path in [host.dir.path(), &host.run_dir()] {
         fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
     }

@@ -1,4 +1,4 @@
-//! `canvas top` on a terminal of its own.
+//! `canvas top` on its own terminal.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -63,7 +63,7 @@ impl Top {
         });
     }
 
-    /// The exit code; the terminal is as it was before.
+    /// Returns the exit code; checks that the terminal is restored.
     fn end(mut self, before: &nix::sys::termios::Termios) -> i32 {
         let status = wait_for("its end", || self.child.try_wait().unwrap());
         self.wait_for("\x1b[?1049l");
@@ -85,7 +85,7 @@ fn top_shows_disks() {
         "disk", "--size", "333M", "--pool", "7M", "--nbd", socket, "--tenant", "vm",
     ];
     let mut disk = host.canvas(&args).stderr(Stdio::null()).spawn().unwrap();
-    // Before the first drawing: of later ones only what has changed is on the terminal.
+    // Before the first drawing: later ones only show changes.
     wait_for("the disk", || {
         let said = host.canvas(&["status"]).output().unwrap().stdout;
         String::from_utf8_lossy(&said)

@@ -1,4 +1,4 @@
-//! The units for systemd.
+//! The systemd units.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn systemd_takes_the_units() {
         let unit = unit.unwrap().path();
         let text = fs::read_to_string(&unit).unwrap();
         let here = dir.path().join(unit.file_name().unwrap());
-        // It wants the program to be there.
+        // `systemd-analyze` requires the program to exist.
         fs::write(&here, text.replace("/usr/local/bin/canvas", CANVAS)).unwrap();
         let out = Command::new("systemd-analyze")
             .args(["verify", "--man=no"])
