@@ -1,5 +1,5 @@
-//! The program's own seccomp filters: what of canvas's own calls they forbid is told when they are
-//! installed, because later nothing can be told.
+//! The program's own seccomp filters. If a filter forbids calls that canvas makes, this is reported when the filter is
+//! installed: later there would be no way to.
 
 use canvas_sys::gate::{self, raw};
 use canvas_sys::{mem, pagemap, proc, seccomp, uffd};
@@ -17,7 +17,7 @@ use crate::report;
 /// The kernel's BPF_MAXINSNS.
 const OPS_MAX: usize = 4096;
 
-/// Calls without which far pages do not come back, with arguments as they have then.
+/// Calls without which far pages cannot come back, with typical arguments.
 fn needed() -> [Call; 7] {
     let at = layout::window_base();
     let rw = (libc::PROT_READ | libc::PROT_WRITE) as usize;
@@ -46,7 +46,7 @@ fn needed() -> [Call; 7] {
     ]
 }
 
-/// Calls by which native memory leaves; without them it stays.
+/// Calls that page out native memory; without them it stays.
 fn of_native_swap() -> [Call; 4] {
     let at = layout::window_base();
     let pageout = libc::MADV_PAGEOUT as usize;
@@ -58,7 +58,7 @@ fn of_native_swap() -> [Call; 4] {
     ]
 }
 
-/// Calls by which faults read from donors themselves; without them the agent does it.
+/// Calls by which faults read from donors directly; without them the agent reads.
 fn of_lanes() -> [Call; 8] {
     let at = layout::window_base();
     let (stream, dup) = (libc::SOCK_STREAM as usize, libc::F_DUPFD_CLOEXEC as usize);
@@ -100,7 +100,7 @@ fn of_lanes() -> [Call; 8] {
 const AT_FDCWD: usize = libc::AT_FDCWD as usize;
 const CLOEXEC: usize = libc::O_CLOEXEC as usize;
 
-/// `seccomp(SECCOMP_SET_MODE_STRICT)`, `seccomp(SECCOMP_SET_MODE_FILTER)`, as [`set`] takes them.
+/// `seccomp(SECCOMP_SET_MODE_STRICT)` and `seccomp(SECCOMP_SET_MODE_FILTER)`, as [`set`] takes them.
 const STRICT: usize = 0;
 const FILTER: usize = 1;
 
@@ -119,14 +119,14 @@ pub fn prctl(a: &[usize; 6]) -> isize {
     set(libc::SYS_prctl as usize, a, operation, a[2])
 }
 
-/// Does this `prctl` send the thread's calls to the program's handler of SIGSYS (syscall user dispatch)?
+/// Whether this `prctl` sends the thread's calls to the program's SIGSYS handler (syscall user dispatch).
 pub fn dispatches(a: &[usize; 6]) -> bool {
     const SET_SYSCALL_USER_DISPATCH: i32 = 59;
     a[0] as i32 == SET_SYSCALL_USER_DISPATCH && a[1] != 0
 }
 
-/// Answers it as a kernel does that does not have it: calls that canvas makes in that thread, at a fault as well, would
-/// be sent there, too.
+/// Answers it like a kernel without this feature: calls that canvas makes in that thread, even during a fault, would be
+/// sent there, too.
 pub fn refuse_dispatch() -> isize {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
@@ -138,7 +138,7 @@ pub fn refuse_dispatch() -> isize {
     -(libc::EINVAL as isize)
 }
 
-/// Makes the call, with its filter present.
+/// Makes the call, with its filter made present.
 fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
     let mut pins = Pins::new();
     match operation {
@@ -150,7 +150,7 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
             return -(libc::EINVAL as isize);
         }
         FILTER => {
-            // What a device's driver asks of the kernel nobody knows.
+            // Which calls a device's driver makes is unknown.
             pairs::forbid();
             pins.pin(filter, 16);
             // struct sock_fprog: a length of 16 bits, a pointer.
@@ -175,7 +175,7 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
                 if first(ops, len, &of_start(), seccomp::ends).is_some() {
                     exec::forbid();
                 }
-                // A child of vfork forbids itself alone.
+                // A vfork child restricts only itself.
                 let own = state::PID.load(Ordering::Relaxed) == proc::pid();
                 if own && first(ops, len, &[OF_CHILD], seccomp::ends).is_some() {
                     procs::forbid_children();
@@ -188,18 +188,18 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
     unsafe { raw(nr, *a) }
 }
 
-/// A call of ours: number, name, arguments.
+/// A call of canvas: number, name, arguments.
 type Call = (i64, &'static str, [usize; 6]);
 
-/// By which a fork's child begins, too.
+/// The call that a fork's child also makes at its start.
 const OF_CHILD: Call = (
     libc::SYS_userfaultfd,
     "userfaultfd",
     [(libc::O_CLOEXEC | libc::O_NONBLOCK) as usize, 0, 0, 0, 0, 0],
 );
 
-/// Calls by which a managed program starts, beside those that the C library makes as well. When one is refused, the
-/// program stays unmanaged; where the filter ends the program for it, the library must not be loaded.
+/// Calls made at the start of a managed program, in addition to those that the C library makes anyway. If one fails,
+/// the program stays unmanaged; if the filter would kill the program for it, the library must not be loaded.
 fn of_start() -> [Call; 10] {
     let at = layout::window_base();
     [
@@ -237,7 +237,7 @@ fn forbidden(at: usize, len: usize, calls: &[Call]) -> Option<&'static str> {
     first(at, len, calls, |answer| !seccomp::allows(answer))
 }
 
-/// The first of `calls` to which the filter's answer is such.
+/// The first of `calls` for which `such` accepts the filter's answer.
 fn first(
     at: usize,
     len: usize,
@@ -265,7 +265,7 @@ fn tell(name: &str) {
     }
 }
 
-/// A filter in memory of our own.
+/// A copy of a filter in canvas's own memory.
 struct Copy {
     at: usize,
     len: usize,

@@ -1,4 +1,4 @@
-//! Where every system call of libc arrives that canvas has an interest in.
+//! Dispatches the system calls of libc that canvas handles.
 
 use canvas_sys::gate::raw;
 use canvas_sys::seccomp::{self, Scope};
@@ -16,7 +16,7 @@ use crate::paging::devices;
 use crate::process::{altstack, clone, exec, listing, namespaces, procs, sig, threads, users};
 use crate::shared::mapping;
 
-/// Installs the second layer: calls that do not come from libc.
+/// Installs the second layer: a filter for calls that do not come from libc.
 pub fn install_filter(scope: Scope) -> Result<(), Errno> {
     let calls = match scope {
         Scope::Pointers => &calls::FILTERED[..],
@@ -32,18 +32,20 @@ fn answer(r: Result<usize, Errno>) -> isize {
     }
 }
 
-/// Makes a call of the program.
+/// Makes a call of the program unchanged.
 ///
 /// # Safety
+///
 /// It must not be one that could reach memory of ours: those have a hook.
 unsafe fn as_it_is(nr: usize, a: &[usize; 6]) -> isize {
     // SAFETY: the program's call, and the caller's promise.
     unsafe { raw(nr, *a) }
 }
 
-/// Makes, or stands in for, a system call of the program; returns what the kernel would.
+/// Makes, or emulates, a system call of the program; returns what the kernel would.
 ///
 /// # Safety
+///
 /// Called by the stub only, with the registers of a system call.
 pub unsafe extern "C" fn dispatch(call: *mut Call) -> isize {
     // SAFETY: the stub's frame, which lives until this returns, and which nobody else writes to.
@@ -52,14 +54,15 @@ pub unsafe extern "C" fn dispatch(call: *mut Call) -> isize {
         // SAFETY: the caller's promise.
         return unsafe { answer_call(there) };
     }
-    // The stack is a coroutine's: its pages can be gone at any moment, also while no fault can be served.
+    // The stack is a coroutine's in managed memory: its pages can be evicted at any moment, even while faults cannot be
+    // served. Run on a stack of canvas.
     let mut moved = (*there, 0);
     altstack::run_on_ours(call as usize, moved_call, (&raw mut moved).cast());
     *there = moved.0;
     moved.1
 }
 
-/// Calls that do not return, or that a child could return from on the stack of its parent.
+/// Calls that do not return, or from which a child could return on its parent's stack.
 fn keeps_its_stack(call: &Call) -> bool {
     match call.nr as i64 {
         libc::SYS_exit | libc::SYS_exit_group | libc::SYS_vfork => true,
@@ -75,6 +78,7 @@ extern "C" fn moved_call(call: *mut libc::c_void) {
 }
 
 /// # Safety
+///
 /// `call` must be a call of the program's.
 unsafe fn answer_call(call: &mut Call) -> isize {
     let (nr, a) = (call.nr, &call.a);
@@ -96,9 +100,10 @@ unsafe fn answer_call(call: &mut Call) -> isize {
     }
 }
 
-/// Calls of memory.
+/// Serves calls about memory.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 unsafe fn memory(which: Memory, nr: usize, a: &[usize; 6]) -> isize {
     let ours = |r: Option<Result<usize, Errno>>| {
@@ -128,9 +133,10 @@ unsafe fn memory(which: Memory, nr: usize, a: &[usize; 6]) -> isize {
     }
 }
 
-/// `process_madvise`: of this process, as `madvise` for each range; the bytes that were advised.
+/// `process_madvise`: on this process, like `madvise` for each range. Returns the bytes that were advised.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 unsafe fn process_madvise(nr: usize, a: &[usize; 6]) -> isize {
     let ranges = a[2].min(libc::UIO_MAXIOV as usize);
@@ -141,7 +147,7 @@ unsafe fn process_madvise(nr: usize, a: &[usize; 6]) -> isize {
         if !is_known || !may_be_far(range[0]) || !proc::is_pidfd_of_own(a[0] as i32) {
             break;
         }
-        // Which advice it takes depends on the kernel, and there are no flags: asked with no range at all.
+        // Which advice is accepted depends on the kernel, and there are no flags: ask it with no range at all.
         // SAFETY: advises nothing.
         let asked = unsafe { as_it_is(nr, &[a[0], a[1], 0, a[3], a[4], 0]) };
         if asked < 0 {
@@ -167,9 +173,10 @@ unsafe fn process_madvise(nr: usize, a: &[usize; 6]) -> isize {
     unsafe { args::run(nr, a, Make::AsItIs) }
 }
 
-/// Calls of signals.
+/// Serves calls about signals.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6], make: Make) -> isize {
     // SAFETY: the caller's promise.
@@ -185,9 +192,10 @@ unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6], make: Make) -> isize
     }
 }
 
-/// Calls of processes, threads, descriptors and users.
+/// Serves calls about processes, threads, descriptors and users.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isize {
     // SAFETY: the caller's promise.
@@ -195,7 +203,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
     // SAFETY: the program's call, the caller's promise, in each arm.
     unsafe {
         match which {
-            // The first call of a new thread's life in glibc, and the last.
+            // The first call in a new glibc thread's life; the next arm is the last.
             Process::ThreadBegins => {
                 if !state::THREAD_MODE.load(Ordering::Relaxed) {
                     altstack::give();
@@ -203,13 +211,14 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
                 as_it_is()
             }
             Process::Exit => {
-                // What a child of vfork has is its parent's.
+                // A vfork child only borrows its parent's state.
                 if state::PID.load(Ordering::Relaxed) == proc::pid() {
                     altstack::thread_exit();
                     api::thread_ends();
                     let here = 0u8;
                     if in_window(&raw const here as usize) {
-                        // So is what the kernel writes at last, by which others wait for this thread.
+                        // The kernel's last write, by which others wait for this thread, goes to managed memory as
+                        // well.
                         args::hold(proc::cleared_at_exit(), canvas_sys::uapi::NUMBER);
                     }
                     threads::before_exit(a[0] as i32);
@@ -226,7 +235,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
             Process::DupOnto => procs::dup_onto(nr, a),
             Process::CloseRange => procs::close_range(a),
             Process::List => listing::getdents64(nr, a),
-            // By `answer_call`: they change the call's stack.
+            // `answer_call` serves them: they change the call's stack.
             Process::Clone | Process::Clone3 => -(libc::ENOSYS as isize),
             Process::Fork => procs::fork(nr, a, 0).0,
             Process::Exec => exec::execve(a),

@@ -1,4 +1,4 @@
-//! The system calls of the program: patched sites, their hooks, the filter behind them.
+//! Captures the program's system calls: patched sites, their hooks, and the filter behind them.
 
 pub mod filters;
 pub mod hooks;

@@ -1,11 +1,11 @@
 //! Patches the `syscall` instructions of libc and the dynamic loader, in memory, at start-up.
 //!
-//! Why not symbol interposition: libc's own callers (malloc's mmap and brk, stdio's read, the
-//! loader's open) do not go through symbols. Why not a seccomp trap: it costs a signal a call,
-//! and a filter that traps mmap is deadly to an exec'd program that has no handler yet.
+//! Symbol interposition is not enough: libc's internal callers (malloc's mmap and brk, stdio's read, the loader's open)
+//! do not go through symbols. A seccomp trap costs a signal per call, and a filter that traps mmap would kill an exec'd
+//! program that has no handler yet.
 //!
-//! Which sites there are and what takes their place, `canvas_patch` says. As a rule `canvas run` has prepared the code
-//! ([`crate::capture::prepared`]), which is then mapped; what it has not prepared is patched here.
+//! `canvas_patch` finds the sites and their replacements. Usually `canvas run` has prepared the code
+//! ([`crate::capture::prepared`]), which is only mapped here; everything else is patched here.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -21,15 +21,15 @@ use crate::capture::prepared::{self, Text};
 pub struct Summary {
     /// Sites that now lead to the hooks.
     pub patched: usize,
-    /// Sites left as they are.
+    /// Sites left unpatched.
     pub left: usize,
-    /// Of these, such whose code was prepared.
+    /// Patched sites whose code was prepared.
     pub prepared: usize,
     /// libc itself was found.
     pub libc_found: bool,
-    /// Code that was patched and could not be closed to writing again.
+    /// Error with which patched code could not be made read-only again.
     pub left_writable: Option<Errno>,
-    /// Calls that must be caught and were, one bit each in the order of [`REQUIRED`].
+    /// Required calls that were patched, one bit each in the order of [`REQUIRED`].
     required: u32,
 }
 
@@ -44,7 +44,7 @@ const REQUIRED: [i64; 7] = [
     libc::SYS_execve,
 ];
 
-/// The bit of call `nr` among [`REQUIRED`]; none where it is not among them.
+/// The bit of call `nr` in [`REQUIRED`]; 0 if it is not listed there.
 fn required_bit(nr: i32) -> u32 {
     let at = REQUIRED.iter().position(|need| i64::from(nr) == *need);
     at.map_or(0, |i| 1 << i)
@@ -54,7 +54,7 @@ impl Summary {
     fn note(&mut self, nr: i32) {
         self.required |= required_bit(nr);
     }
-    /// Everything that memory management rests on is caught.
+    /// Whether all calls that memory management depends on are patched.
     pub fn complete(&self) -> bool {
         self.libc_found && self.required == (1 << REQUIRED.len()) - 1
     }
@@ -106,7 +106,7 @@ unsafe extern "C" fn collect(
     0
 }
 
-/// Notes where this library lies, when that is what `info` is about.
+/// Records where this library lies, if `info` describes it.
 fn note_library(info: &libc::dl_phdr_info) {
     let this = collect as *const () as usize;
     let (mut start, mut end, mut is_ours) = (usize::MAX, 0, false);
@@ -170,7 +170,7 @@ pub fn patch_libc(report_left: bool) -> Summary {
     summary
 }
 
-/// Memory for trampolines within reach of a rel32 jump from `text`.
+/// Maps memory for trampolines within reach of a rel32 jump from `text`.
 fn trampolines(text: &Text, bytes: usize) -> Option<usize> {
     let reach = 0x7000_0000usize;
     let step = 1 << 20;
@@ -189,14 +189,14 @@ fn trampolines(text: &Text, bytes: usize) -> Option<usize> {
     None
 }
 
-/// Zeroed numbers in memory of our own: malloc's calls may be patched already, and nothing can serve them yet.
+/// Zeroed numbers in canvas's own memory: malloc's calls may be patched already, and cannot be served yet.
 struct Words {
     at: usize,
     room: usize,
 }
 
 impl Words {
-    /// Costs memory only as it is used.
+    /// Uses memory only as it is touched.
     fn zeroed(room: usize) -> Option<Words> {
         let rw = libc::PROT_READ | libc::PROT_WRITE;
         let at = mem::map_lazy(0, room * 8, rw).ok()?;
@@ -219,14 +219,14 @@ impl Drop for Words {
     }
 }
 
-/// Numbers, one after the other.
+/// A list of numbers.
 struct Numbers {
     words: Words,
     len: usize,
 }
 
 impl Numbers {
-    /// Room for so many.
+    /// Creates a list with room for `room` numbers.
     fn with_room(room: usize) -> Option<Numbers> {
         let words = Words::zeroed(room)?;
         Some(Numbers { words, len: 0 })
@@ -240,7 +240,7 @@ impl Numbers {
     }
 }
 
-/// Patches one text. Whatever fails before the first site is written to leaves all of them as they are.
+/// Patches one text. A failure before the first site is written leaves all sites unpatched.
 fn patch_text(i: usize, text: &Text, report_left: bool, summary: &mut Summary) {
     let Some(plan) = Plan::make(text, report_left, summary) else {
         return;
@@ -263,9 +263,9 @@ fn patch_text(i: usize, text: &Text, report_left: bool, summary: &mut Summary) {
         }
     } else {
         for (from, jump) in plan.jumps() {
-            // SAFETY: the five bytes lie in the text (planned), which can be written to and which no reference of
-            // ours covers any more; they replace whole instructions that no jump enters, and the program has one
-            // thread, which is here.
+            // SAFETY: the five bytes lie in the text (planned), which can be written to and which no reference of ours
+            // covers any more; they replace whole instructions that no jump enters, and the program has one thread,
+            // which is here.
             unsafe {
                 core::ptr::copy_nonoverlapping(
                     jump.as_ptr(),
@@ -285,21 +285,21 @@ fn patch_text(i: usize, text: &Text, report_left: bool, summary: &mut Summary) {
 
 const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;
 
-/// What is going to be patched in one text, its trampolines written.
+/// The planned patches of one text; its trampolines are written.
 struct Plan {
     area: usize,
     area_bytes: usize,
-    /// Where each jump goes into the text, and the jump.
+    /// Pairs of a jump's offset in the text, and the jump.
     jumps: Numbers,
-    /// Of [`REQUIRED`], those that are among the calls.
+    /// Bits of [`REQUIRED`] for the patched calls.
     required: u32,
 }
 
 impl Plan {
-    /// Finds the sites and writes their trampolines; counts what must be left. `None` when there is no memory.
+    /// Finds the sites and writes their trampolines; counts sites that must be left. `None` without memory.
     fn make(text: &Text, report_left: bool, summary: &mut Summary) -> Option<Plan> {
-        // SAFETY: an executable PT_LOAD segment of a loaded library is mapped and readable, and nobody writes
-        // to it before this function has returned.
+        // SAFETY: an executable PT_LOAD segment of a loaded library is mapped and readable, and nobody writes to it
+        // before this function has returned.
         let code = unsafe { core::slice::from_raw_parts(text.start as *const u8, text.bytes) };
         let count = Code::count(code);
         let area_bytes = ((count + 1) * TRAMPOLINE_BYTES + 8).next_multiple_of(4096);
@@ -337,8 +337,8 @@ impl Plan {
         let at = self.area + (self.jumps.len / 2 + 1) * TRAMPOLINE_BYTES;
         let t = new.trampoline(code, text.start, at, self.area);
         let bytes = t.bytes();
-        // SAFETY: one of the trampolines, for each of which the area has room (`area_bytes`); it is ours, and
-        // writable still.
+        // SAFETY: one of the trampolines, for each of which the area has room (`area_bytes`); it is ours, and writable
+        // still.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
         let mut jump = [0; 8];
         jump[..JUMP_BYTES].copy_from_slice(&new.jump(text.start, at));
@@ -349,7 +349,7 @@ impl Plan {
         }
     }
 
-    /// Makes the trampolines code. Where what was written may not become code, a copy of them does.
+    /// Makes the trampolines executable. If written memory may not become executable, maps a copy as code.
     fn close_area(&self) -> Result<(), Errno> {
         // SAFETY: the area is ours, and holds trampolines and the stub's address, which are only read from here on.
         unsafe {
@@ -360,13 +360,13 @@ impl Plan {
         }
     }
 
-    /// Puts a copy of the text's pages with the jumps in it in their place, where they may not be written to.
+    /// Replaces the text's pages by a copy with the jumps in it, for texts that cannot be made writable.
     fn replace_text(&self, text: &Text, page: usize, span: usize) -> Result<(), Errno> {
         let copy = Words::zeroed(span / 8).ok_or(Errno(libc::ENOMEM))?;
         let within = text.start - page;
         // SAFETY: the pages of the text are mapped and readable, and the copy has room for them; each jump lies in the
-        // text (planned). The pages get a copy of themselves but for whole instructions that became jumps, and that
-        // no jump enters; the program has one thread, which is here.
+        // text (planned). The pages get a copy of themselves but for whole instructions that became jumps, and that no
+        // jump enters; the program has one thread, which is here.
         unsafe {
             let to = copy.at as *mut u8;
             core::ptr::copy_nonoverlapping(page as *const u8, to, span);

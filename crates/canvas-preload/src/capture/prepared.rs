@@ -1,8 +1,8 @@
-//! Patched code that `canvas run` has prepared, behind the library in its sealed file: mapped over libc's and the
-//! loader's own, it saves each process the search, and the memory of its own patched pages.
+//! Patched code that `canvas run` has prepared, stored behind the library in its sealed file. Mapped over the text of
+//! libc and the loader, it saves each process the search for sites, and the memory of its own patched pages.
 //!
-//! The file is the one that this very code comes from, and as unchangeable. What in it does not fit exactly is not used;
-//! then the text is patched here, as if nothing had been prepared.
+//! The file is the one that this very code was loaded from, and cannot be changed either. Parts that do not fit exactly
+//! are not used; that text is then patched here, as if nothing had been prepared.
 
 use canvas_patch::prepared::{
     self, AREA_BEFORE_TEXT, AREA_HEAD_BYTES, DIRECTORY_BYTES, Identity, Patch, Prepared,
@@ -22,9 +22,9 @@ const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;
 pub struct Text {
     /// Its first address.
     pub start: usize,
-    /// Its bytes.
+    /// Its length in bytes.
     pub bytes: usize,
-    /// Its address in the library, wherever that was loaded.
+    /// Its address in the library, independent of where that was loaded.
     pub address: usize,
     /// The library's path.
     pub path: &'static CStr,
@@ -37,7 +37,7 @@ pub struct File {
     bytes: usize,
 }
 
-/// Bytes of the file in memory, until dropped.
+/// A part of the file mapped into memory, until dropped.
 struct Part {
     at: usize,
     bytes: usize,
@@ -64,7 +64,7 @@ impl Drop for Part {
     }
 }
 
-/// What was patched in a text.
+/// The patches of a text.
 pub struct Patches {
     all: Part,
     /// Where the trampolines lie.
@@ -75,18 +75,18 @@ impl Patches {
     fn all(&self) -> impl Iterator<Item = Patch> {
         Patch::read_all(self.all.as_slice())
     }
-    /// How many sites.
+    /// Number of patched sites.
     pub fn len(&self) -> usize {
         self.all().count()
     }
-    /// Numbers of the calls, as far as they are known.
+    /// Numbers of the patched calls, as far as they are known.
     pub fn calls(&self) -> impl Iterator<Item = i32> {
         self.all().filter_map(|p| p.known)
     }
 }
 
 impl File {
-    /// The file with what was prepared; `None` where there is none, or where somebody could write to it.
+    /// Opens the prepared code; `None` if there is none, or if the file could still be written.
     pub fn open() -> Option<File> {
         let fd = fds::get(Fd::Library)?;
         let sealed = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -107,7 +107,7 @@ impl File {
         })
     }
 
-    /// Maps what was prepared of a text over it. `None`: that does not fit, and nothing was changed.
+    /// Maps the prepared code of a text over it. `None`: it does not fit, and nothing was changed.
     pub fn map_over(&self, text: &Text) -> Option<Patches> {
         let identity = Identity(file::state_of(text.path).ok()?.0);
         let fits = |p: &Prepared| {
@@ -134,16 +134,16 @@ impl File {
         Some(Patches { all: patches, area })
     }
 
-    /// Maps the trampolines at their distance before the text.
+    /// Maps the trampolines at their fixed distance before the text.
     fn map_area(&self, text: &Text, what: &Prepared) -> Option<Range<usize>> {
         let start = text.start.checked_sub(AREA_BEFORE_TEXT)?;
         let trampolines = what.trampolines();
         let area = start..start + AREA_HEAD_BYTES + trampolines.len();
         let write = libc::PROT_READ | libc::PROT_WRITE;
-        // Nothing is replaced: where something lies, this fails.
+        // Replaces nothing: if something is mapped there, this fails.
         let at = mem::map_lazy(area.start, area.len(), write).ok()?;
         if at != area.start {
-            // A kernel that takes the address for a wish.
+            // This kernel takes the address as a hint only.
             // SAFETY: mapped just now; nothing refers to it.
             let _ = unsafe { mem::unmap(at, area.len()) };
             return None;

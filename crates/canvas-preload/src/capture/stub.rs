@@ -1,9 +1,9 @@
-//! The road from a patched system call of libc into [`crate::capture::hooks`].
+//! The path from a patched system call of libc into [`crate::capture::hooks`].
 //!
-//! A patched site jumps to its trampoline (see [`crate::capture::patch`]), which loads the address to
-//! return to into rcx, a register that the `syscall` instruction destroys anyway, and jumps here.
-//! To the code around the site nothing may differ from a real system call: all registers but rax,
-//! rcx and r11 keep their values, vector registers and the red zone included.
+//! A patched site jumps to its trampoline (see [`crate::capture::patch`]), which loads the return address into rcx, a
+//! register that the `syscall` instruction destroys anyway, and jumps here. The code around the site must not notice
+//! any difference from a real system call: all registers except rax, rcx and r11 keep their values, including vector
+//! registers, and so does the red zone.
 
 use canvas_patch::calls::NATIVE_BYTES;
 use core::arch::naked_asm;
@@ -12,10 +12,11 @@ use crate::memory::calls::WANTED;
 
 use crate::base::call::NR_MAX;
 
-/// Where every trampoline jumps: rax is the number, rcx the address to return to. Its length is known to
-/// [`crate::base::cancel`].
+/// Where every trampoline jumps: rax is the number, rcx the address to return to. [`crate::base::cancel`] depends on
+/// its length.
 ///
 /// # Safety
+///
 /// Only for trampolines: it does not follow any calling convention.
 #[unsafe(naked)]
 pub unsafe extern "C" fn entry() {
@@ -25,7 +26,7 @@ pub unsafe extern "C" fn entry() {
         "lea r11, [rip + {wanted}]",
         "cmp byte ptr [r11 + rax], 0",
         "jne {serve}",
-        // Not ours: the trampoline makes the call.
+        // Canvas does not handle this call: the trampoline makes it.
         "3:",
         "lea rcx, [rcx - {native}]",
         "jmp rcx",
@@ -39,6 +40,7 @@ pub unsafe extern "C" fn entry() {
 /// Calls the hook.
 ///
 /// # Safety
+///
 /// By [`entry`].
 #[unsafe(naked)]
 unsafe extern "C" fn serve() {

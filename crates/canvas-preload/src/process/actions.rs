@@ -1,7 +1,7 @@
-//! What the program does on each signal, as it set it.
+//! The program's signal actions, as it set them.
 //!
-//! The kernel has other actions: SIGBUS and SIGSYS ([`beliefs::ours`]) lead to us, no mask has them, and a handler that
-//! must not run where the kernel put its frame is behind an entry of ours.
+//! The kernel has other actions: SIGBUS and SIGSYS ([`beliefs::ours`]) lead to canvas, no mask contains them, and a
+//! handler that must not run where the kernel put its frame is behind an entry of canvas.
 
 use canvas_sys::Errno;
 use canvas_sys::signal::{self, Handler, KernelSigaction, bit};
@@ -11,15 +11,15 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use crate::base::{cancel, freeze, state};
 use crate::process::beliefs;
 
-/// What the kernel takes out of every mask.
+/// Signals that the kernel removes from every mask.
 const NEVER_BLOCKED: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
-/// Numbers of signals end before it.
+/// One past the highest signal number.
 const SIGNALS: usize = 65;
 
-/// Where the kernel is to enter: before handlers of the program's, and for signals of ours.
+/// Entry points for the kernel: before handlers of the program, and for canvas's signals.
 static ENTRIES: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
-/// Start-up, before any action is set: the entries, in front of a handler of the program's and of ours.
+/// Sets the entry points, at start-up before any action is set.
 pub fn enter_by(of_program: Handler, of_canvas: Handler) {
     for (entry, at) in ENTRIES.iter().zip([of_program, of_canvas]) {
         entry.store(at as *const () as usize, Ordering::Relaxed);
@@ -35,7 +35,7 @@ fn entry_of_canvas() -> Handler {
     unsafe { core::mem::transmute::<usize, Handler>(entries()[1]) }
 }
 
-/// One action, behind a sequence number that is odd while it is changed.
+/// One action, with a sequence number that is odd while it is changed.
 struct Action {
     seq: AtomicU32,
     value: UnsafeCell<KernelSigaction>,
@@ -64,7 +64,8 @@ impl Action {
         }
     }
 
-    /// Changes the action. Inside, so that no fork copies it half changed, and with all signals blocked.
+    /// Changes the action. Inside `freeze::enter`, so that no fork copies it half changed, and with all signals
+    /// blocked.
     fn change<R>(
         &self,
         _inside: &freeze::Inside,
@@ -93,21 +94,23 @@ impl Action {
     }
 }
 
-/// What the program does on `sig`.
+/// The program's action for `sig`.
 pub fn get(sig: i32) -> KernelSigaction {
     ACTIONS[sig as usize].get()
 }
 
-/// Makes our handler that of `sig`; what was there.
+/// Installs canvas's handler for `sig`; returns the previous action.
 ///
 /// # Safety
+///
 /// `sig` must be one of ours.
 pub unsafe fn take(sig: i32) -> Result<KernelSigaction, Errno> {
     // SAFETY: the caller's promise: the entry serves these signals wherever they interrupt.
     unsafe { signal::install(sig, entry_of_canvas(), libc::SA_RESTART as u64) }
 }
 
-/// The program has set `action` for `sig`, one of ours: calls that it interrupts go on, or not, as that says.
+/// After the program has set `action` for `sig`, one of canvas's signals: makes interrupted calls restart, or not, as
+/// the action says.
 pub fn install_for(sig: i32, action: &KernelSigaction) {
     let restart = match action.handler {
         libc::SIG_DFL | libc::SIG_IGN => libc::SA_RESTART as u64,
@@ -117,11 +120,13 @@ pub fn install_for(sig: i32, action: &KernelSigaction) {
     let _ = unsafe { signal::install(sig, entry_of_canvas(), restart) };
 }
 
-/// Has those of our signals ignored that the program ignores, until dropped: an exec hands that on.
+/// While it lives, those of canvas's signals are ignored in the kernel that the program ignores, because exec inherits
+/// that.
 pub struct Ignored(());
 
 impl Ignored {
-    /// `None` where there are none, or where not `is_safe`: a fault of another thread would end the process meanwhile.
+    /// `None` if the program ignores none, or if not `is_safe`: a fault of another thread would end the process
+    /// meanwhile.
     pub fn where_safe(is_safe: impl FnOnce() -> bool) -> Option<Ignored> {
         ignored().next().filter(|_| is_safe())?;
         ignored().for_each(|(sig, _)| signal::set_ignored(sig));
@@ -135,7 +140,7 @@ impl Drop for Ignored {
     }
 }
 
-/// Our signals that the program ignores.
+/// Canvas's signals that the program ignores.
 fn ignored() -> impl Iterator<Item = (i32, KernelSigaction)> {
     let ours = [libc::SIGBUS, libc::SIGSYS].into_iter();
     ours.filter(|sig| beliefs::ours() & bit(*sig) != 0)
@@ -143,14 +148,14 @@ fn ignored() -> impl Iterator<Item = (i32, KernelSigaction)> {
         .filter(|(_, action)| action.handler == libc::SIG_IGN)
 }
 
-/// Start-up: `action` was there before ours.
+/// Records, at start-up, the action that was there before canvas's.
 pub fn note(sig: i32, action: KernelSigaction) {
     let inside = freeze::enter();
     ACTIONS[sig as usize].change(&inside, |mine| *mine = action);
 }
 
-/// In a child whose handlers the kernel has reset (CLONE_CLEAR_SIGHAND), ours too. The caller has all signals blocked and
-/// is not inside.
+/// Resets the table in a child whose handlers the kernel has reset (CLONE_CLEAR_SIGHAND), including canvas's. The
+/// caller has all signals blocked and is not inside `freeze::enter`.
 pub fn were_cleared() {
     let inside = freeze::enter_masked();
     for sig in 1..SIGNALS as i32 {
@@ -166,8 +171,8 @@ pub fn were_cleared() {
     }
 }
 
-/// A handler of `action` begins: as the kernel does, SA_RESETHAND ends it. False when the action is another one now.
-/// The caller has all signals blocked and is not inside.
+/// Begins a handler of `action`: like the kernel, resets it with SA_RESETHAND. Returns false if the action has changed.
+/// The caller has all signals blocked and is not inside `freeze::enter`.
 pub fn begin(sig: i32, action: &KernelSigaction) -> bool {
     if action.flags & libc::SA_RESETHAND as u64 == 0 {
         return true;
@@ -182,10 +187,10 @@ pub fn begin(sig: i32, action: &KernelSigaction) -> bool {
     })
 }
 
-/// Some stack of the program's lies in the window: where it runs the kernel can push no frame of a signal.
+/// A stack of the program lies in managed memory, where the kernel cannot push a signal frame.
 static STACKS_IN_WINDOW: AtomicBool = AtomicBool::new(false);
 
-/// Is `action` one of a handler that may have to move?
+/// Whether the handler of `action` may have to move to another stack.
 fn moves(sig: i32, action: &KernelSigaction) -> bool {
     action.handler > libc::SIG_IGN
         && (matches!(sig, libc::SIGSEGV | cancel::SIGNAL)
@@ -195,34 +200,34 @@ fn moves(sig: i32, action: &KernelSigaction) -> bool {
                     || STACKS_IN_WINDOW.load(Ordering::Relaxed))))
 }
 
-/// What the kernel gets for `action`.
+/// The action to install in the kernel for `action`.
 fn installed(sig: i32, action: &KernelSigaction) -> KernelSigaction {
     let mut k = *action;
     k.mask &= !beliefs::ours();
     if moves(sig, action) {
         k.handler = match action.mask & beliefs::ours() {
             0 => entries()[0],
-            // Until it returns the thread believes to have them blocked.
+            // Until the handler returns, the thread believes that it has them blocked.
             _ => entries()[1],
         };
         k.flags |= libc::SA_SIGINFO as u64;
         if STACKS_IN_WINDOW.load(Ordering::Relaxed) {
             k.flags |= libc::SA_ONSTACK as u64;
         }
-        // Until it runs where it must.
+        // Block everything until the handler runs on its proper stack.
         k.mask = !beliefs::ours() & !NEVER_BLOCKED;
     }
     k
 }
 
-/// What the program set, when it set `mine` and the kernel has `there`.
+/// The action to report to the program, which set `mine`, when the kernel has `there`.
 fn seen(sig: i32, mine: &KernelSigaction, there: &KernelSigaction) -> KernelSigaction {
     let ours = installed(sig, mine);
     let same = there.restorer == ours.restorer && there.mask == ours.mask;
     if entries().contains(&there.handler) || (same && there.handler == ours.handler) {
         *mine
     } else if same && there.handler == libc::SIG_DFL {
-        // SA_RESETHAND, by the kernel.
+        // The kernel applied SA_RESETHAND.
         KernelSigaction {
             handler: libc::SIG_DFL,
             ..*mine
@@ -232,14 +237,14 @@ fn seen(sig: i32, mine: &KernelSigaction, there: &KernelSigaction) -> KernelSiga
     }
 }
 
-/// Does a child of vfork run here, on its parent's memory? Its actions are its own, the table is not.
+/// Whether this is a vfork child, running on its parent's memory: its actions are its own, but the table is not.
 pub fn is_vfork_child() -> bool {
     state::PID.load(Ordering::Relaxed) != canvas_sys::proc::pid()
 }
 
-/// `rt_sigaction` of a signal that can have an action: sets `wanted`, returns what was there.
+/// `rt_sigaction` for a signal that can have an action: sets `wanted`, returns the previous action.
 pub fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigaction {
-    // As the kernel has it.
+    // As the kernel does.
     let wanted = wanted.map(|w| KernelSigaction {
         mask: w.mask & !NEVER_BLOCKED,
         ..w
@@ -249,7 +254,7 @@ pub fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigaction {
     let before = ACTIONS[sig as usize].change(&inside, |mine| {
         let before = *mine;
         if beliefs::ours() & bit(sig) != 0 {
-            // The kernel's action stays ours: of what the program wants it has only whether calls are restarted.
+            // The kernel keeps canvas's action: it only adopts whether interrupted calls are restarted.
             if let Some(w) = wanted.filter(|_| !borrowed) {
                 *mine = w;
                 install_for(sig, &w);
@@ -277,8 +282,8 @@ pub fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigaction {
     before
 }
 
-/// A thread runs on a stack in the window: from now on all handlers begin on the threads' signal stacks. The caller
-/// has all signals blocked and is not inside.
+/// Called when a thread runs on a stack in managed memory: from now on all handlers begin on the threads' signal
+/// stacks. The caller has all signals blocked and is not inside `freeze::enter`.
 #[cold]
 pub fn stack_in_window() {
     if STACKS_IN_WINDOW.load(Ordering::Relaxed) {
@@ -289,7 +294,7 @@ pub fn stack_in_window() {
         ACTIONS[sig as usize].change(&inside, |mine| {
             // SAFETY: only asks.
             let there = unsafe { signal::exchange(sig, None) }.unwrap_or_default();
-            // Before the first is changed, the actions of before must be told by the rule of before.
+            // Before the first action is changed, earlier ones must be read by the old rule.
             *mine = seen(sig, mine, &there);
         });
     }
@@ -304,7 +309,7 @@ pub fn stack_in_window() {
     }
 }
 
-/// Is [`stack_in_window`] known?
+/// Whether [`stack_in_window`] has been called.
 pub fn stacks_in_window() -> bool {
     STACKS_IN_WINDOW.load(Ordering::Relaxed)
 }

@@ -1,9 +1,8 @@
 //! A signal stack for every thread, so that a fault on the thread's own stack can be handled.
 //!
-//! Stacks that a program makes itself (coroutines, `pthread_attr_setstack` over malloc) lie in the
-//! window. When such a page is far, the kernel cannot push a signal frame onto it: without another
-//! stack the program would be ended. A program's own `sigaltstack` takes our place, and as long as
-//! there is none, the program is told so.
+//! Stacks that a program makes itself (coroutines, `pthread_attr_setstack` over malloc) lie in managed memory. If such
+//! a page is far, the kernel cannot push a signal frame onto it: without another stack it would end the program. A
+//! program's own `sigaltstack` replaces canvas's; without one, the program is told that it has none.
 
 use canvas_sys::{mem, sys2};
 use canvas_types::PAGE_SIZE;
@@ -17,14 +16,14 @@ use crate::process::beliefs;
 
 /// Bytes of one stack.
 const BYTES: usize = thread::SIGNAL_STACK_BYTES;
-/// Threads that can have one at a time; later ones go without.
+/// Threads that can have a stack at one time; others go without.
 const COUNT: usize = thread::SIGNAL_STACKS;
 
 static TAKEN: [AtomicU64; COUNT / 64] = [const { AtomicU64::new(0) }; COUNT / 64];
-/// Stacks that were opened, but for their lowest page, which is the guard.
+/// Stacks that were opened, except their lowest page, which is a guard.
 static OPEN: Steps<{ COUNT / 64 }> = Steps::new();
 
-/// Maps the stacks (lazily) and gives the calling thread one. Once, at start-up.
+/// Maps the stacks (lazily) and gives the calling thread one. Called once, at start-up.
 pub fn init() {
     if let Ok(at) = mem::map_lazy(0, COUNT * BYTES, libc::PROT_NONE) {
         own::note(at, COUNT * BYTES, kind::STAYS | kind::COUNTS);
@@ -33,14 +32,14 @@ pub fn init() {
     }
 }
 
-/// Is this one of ours?
+/// Whether this is the address of a stack of canvas.
 pub fn is_ours(addr: usize) -> bool {
     thread::signal_stack(addr).is_some()
 }
 
 pub use canvas_sys::signal::stack as current;
 
-/// Takes a free stack, from number `first` on. In thread mode there are none.
+/// Takes a free stack, searching from number `first` on. In thread mode there are none.
 fn take(first: usize) -> Option<usize> {
     let stacks_at = thread::signal_stacks();
     if stacks_at == 0 {
@@ -76,11 +75,11 @@ fn take(first: usize) -> Option<usize> {
     None
 }
 
-/// Runs `f` with `arg` on a stack of ours, from a signal's handler on one of the program's whose frame is at `frame`.
-/// All signals must be blocked.
+/// Runs `f` with `arg` on a stack of canvas, from a signal handler that runs on a stack of the program with its frame
+/// at `frame`. All signals must be blocked.
 pub fn run_on_ours(frame: usize, f: extern "C" fn(*mut libc::c_void), arg: *mut libc::c_void) {
-    // By where the thread's stack lies: a thread mostly gets the one that it had, from which what learns of threads
-    // tells them apart.
+    // Chosen by the address of the thread's stack: a thread usually gets the same one again, so that code which
+    // identifies threads by their stacks keeps working.
     let own = (frame >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     match take(own % COUNT) {
         Some(at) => {
@@ -95,6 +94,7 @@ pub fn run_on_ours(frame: usize, f: extern "C" fn(*mut libc::c_void), arg: *mut 
 /// Calls `f` with `arg` on the stack that ends at `top`.
 ///
 /// # Safety
+///
 /// Below `top` must be a stack that nobody else uses, and `f` must return and be right for `arg`.
 #[unsafe(naked)]
 unsafe extern "C" fn call_on(
@@ -119,7 +119,7 @@ unsafe extern "C" fn call_on(
     )
 }
 
-/// In a fork's child: all stacks are free but that of its one thread, and what that runs on now.
+/// In a fork's child: frees all stacks except that of its one thread, and the one it runs on now.
 pub fn after_fork_in_child() {
     let here = 0u8;
     let mine = [current().ss_sp as usize, &raw const here as usize].map(thread::signal_stack);
@@ -132,12 +132,13 @@ pub fn after_fork_in_child() {
     }
 }
 
-/// Does the calling thread run on its signal stack? It is resident, and the kernel must see that it is in use.
+/// Whether the calling thread runs on its signal stack. That stack is resident, and the kernel must see that it is in
+/// use.
 pub fn is_on_own() -> bool {
     current().ss_flags & libc::SS_ONSTACK != 0
 }
 
-/// Gives the calling thread one of our stacks if it has none. In thread mode no fault is a signal.
+/// Gives the calling thread a stack of canvas if it has no signal stack. In thread mode no fault is a signal.
 pub fn give() {
     let unused = thread::signal_stacks() == 0 || state::THREAD_MODE.load(Ordering::Relaxed);
     if unused || current().ss_flags & libc::SS_DISABLE == 0 {
@@ -163,7 +164,7 @@ pub fn put_back(addr: usize) {
     }
 }
 
-/// The calling thread ends.
+/// Releases what the calling thread has; it is about to end.
 pub fn thread_exit() {
     beliefs::thread_exit();
     cancel::thread_exit();

@@ -1,5 +1,5 @@
-//! Where the kernel enters for a signal: the way from there to the handler, on the stack and under the mask that the
-//! handler would have without canvas.
+//! The kernel's entry points for signals: from here to the handler, on the stack and under the mask that the handler
+//! would have without canvas.
 
 use canvas_sys::signal;
 use core::arch::naked_asm;
@@ -7,9 +7,10 @@ use core::arch::naked_asm;
 use crate::process::frame::NEXT_BYTES;
 use crate::process::{actions, beliefs, sig};
 
-/// Stands before handlers of the program's: finds their place and mask, and jumps there.
+/// Runs before handlers of the program: finds their stack and mask, and jumps to them.
 ///
 /// # Safety
+///
 /// As a handler of a signal, by the kernel or by another handler.
 #[unsafe(naked)]
 pub unsafe extern "C" fn of_program(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -43,10 +44,11 @@ pub unsafe extern "C" fn of_program(_: i32, _: *mut libc::siginfo_t, _: *mut lib
     )
 }
 
-/// The handler of SIGBUS and SIGSYS: ours are served, and others go on to the program's handler. Also before handlers
-/// of other signals in whose course the program has these two blocked.
+/// The handler of SIGBUS and SIGSYS: serves canvas's own, and forwards others to the program's handler. Also runs
+/// before handlers of other signals during which the program has these two blocked.
 ///
 /// # Safety
+///
 /// As a handler of a signal, by the kernel or by another handler.
 #[unsafe(naked)]
 pub unsafe extern "C" fn of_canvas(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -71,7 +73,7 @@ pub unsafe extern "C" fn of_canvas(_: i32, _: *mut libc::siginfo_t, _: *mut libc
         "mov rdi, [rax + 40]",
         "mov rdx, [rax + 48]",
         "mov rsp, [rax]",
-        // From here on by the frame's new place, where a backtrace finds its way through.
+        // From here on, CFI is relative to the frame's new place, so that a backtrace works.
         "push rdx",
         "push r9",
         ".cfi_adjust_cfa_offset 16",
@@ -110,14 +112,14 @@ extern "C" fn set_mask(mask: u64) {
     signal::set_mask(mask);
 }
 
-/// The program's handler of one of our signals has returned.
+/// Called after the program's handler of one of canvas's signals has returned.
 extern "C" fn after(_sig: i32, believed: u8) {
     // As rt_sigreturn restores the mask.
     beliefs::change(|_| believed);
     beliefs::deliver(believed);
 }
 
-/// Start-up: the kernel enters here from now on.
+/// Makes the kernel enter here from now on. Called at start-up.
 pub fn init() {
     actions::enter_by(of_program, of_canvas);
 }

@@ -1,5 +1,5 @@
-//! SIGSYS is never blocked, and in signal mode neither is SIGBUS. What the program's threads believe to have blocked of
-//! them is kept here, and those that somebody sent meanwhile, until they may be delivered.
+//! SIGSYS is never blocked, and in signal mode neither is SIGBUS. This module keeps what the program's threads believe
+//! to have blocked of them, and such signals that were sent meanwhile, until they may be delivered.
 
 use canvas_sys::gate::yield_now;
 use canvas_sys::proc;
@@ -13,8 +13,8 @@ use crate::base::{freeze, state};
 /// A `siginfo_t`, as bytes.
 pub type Info = [u64; 16];
 
-/// The signals that are ours in this mode, which must never be blocked: a fault, where no handler threads serve them, or a
-/// trapped call would end the program.
+/// Canvas's signals in this mode, which must never be blocked: a fault (unless handler threads serve it) or a trapped
+/// call would end the program.
 pub fn ours() -> u64 {
     let faults = match state::THREAD_MODE.load(Ordering::Relaxed) {
         true => 0,
@@ -23,26 +23,26 @@ pub fn ours() -> u64 {
     faults | bit(libc::SIGSYS)
 }
 
-/// Our signals in a set, as bits 0 and 1.
+/// Canvas's signals in a set, as bits 0 and 1.
 pub fn pack(set: u64) -> u8 {
     let set = set & ours();
     (set & bit(libc::SIGBUS) != 0) as u8 | (((set & bit(libc::SIGSYS) != 0) as u8) << 1)
 }
 
-/// The set of [`pack`].
+/// The inverse of [`pack`].
 pub fn unpack(bits: u8) -> u64 {
     (u64::from(bits & 1) * bit(libc::SIGBUS)) | (u64::from((bits >> 1) & 1) * bit(libc::SIGSYS))
 }
 
-/// What a thread believes to have blocked; of no thread when `tid` is 0.
+/// What a thread believes to have blocked; unused if `tid` is 0.
 struct Belief {
     tid: AtomicU32,
     blocked: AtomicU8,
 }
 
-/// Threads whose belief is not nothing, by their numbers; where there are more, the rest believes nothing.
+/// Threads that believe to have something blocked, hashed by number. Further threads are treated as believing nothing.
 const BELIEFS: usize = 1024;
-/// A thread's entry is one of so many from its place on.
+/// A thread's entry is one of this many from its hash on.
 const WAYS: usize = 8;
 static TABLE: [Belief; BELIEFS] = [const {
     Belief {
@@ -50,7 +50,7 @@ static TABLE: [Belief; BELIEFS] = [const {
         blocked: AtomicU8::new(0),
     }
 }; BELIEFS];
-/// Entries in use; never less than there are.
+/// Entries in use; never less than the actual number.
 static BELIEVERS: AtomicUsize = AtomicUsize::new(0);
 
 fn places(tid: u32) -> impl Iterator<Item = &'static Belief> {
@@ -67,13 +67,13 @@ fn claim(tid: u32) -> Option<&'static Belief> {
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
         b.tid.compare_exchange(from, tid, success, failure).is_ok()
     };
-    // Counted before: a handler in between must not see zero.
+    // Counted first: a handler in between must not see zero.
     BELIEVERS.fetch_add(1, Ordering::Relaxed);
     if let Some(b) = places(tid).find(|b| take(b, 0)) {
         return Some(b);
     }
     BELIEVERS.fetch_sub(1, Ordering::Relaxed);
-    // A child of vfork that became another program, or a thread that ended without us.
+    // Reuse the entry of a vfork child that has called exec, or of a thread that ended unnoticed.
     places(tid).find(|b| {
         let whose = b.tid.load(Ordering::Relaxed);
         !proc::is_thread(whose) && take(b, whose)
@@ -97,10 +97,9 @@ fn set(tid: u32, blocked: u8) {
     }
 }
 
-/// Changes what the calling thread believes to have blocked of our signals, and returns what it believed before.
+/// Changes what the calling thread believes to have blocked of canvas's signals; returns what it believed before.
 pub fn change(change: impl Fn(u8) -> u8) -> u8 {
-    // The thread's number is asked for only where the answer matters, which is seldom: libc blocks everything only
-    // for moments.
+    // Ask for the thread's number only if the answer matters, which is seldom: libc blocks everything only for moments.
     if BELIEVERS.load(Ordering::Relaxed) == 0 && change(0) == 0 {
         return 0;
     }
@@ -118,12 +117,12 @@ pub fn mine() -> u8 {
     change(|had| had)
 }
 
-/// The calling thread ends.
+/// Removes the calling thread, which ends.
 pub fn thread_exit() {
     change(|_| 0);
 }
 
-/// In a fork's child: its one thread believes what the one that forked did, and nothing is pending.
+/// In a fork's child: its one thread believes what the forking thread did, and nothing is pending.
 pub fn after_fork_in_child(believed: u8) {
     for b in &TABLE {
         b.tid.store(0, Ordering::Relaxed);
@@ -142,9 +141,9 @@ pub fn after_fork_in_child(believed: u8) {
     }
 }
 
-/// A signal that waits until somebody opens it.
+/// A signal that is kept until a thread unblocks it.
 struct Pending {
-    /// The thread that it was sent to, [`ALL`] when it was sent to the process, [`NOBODY`] for none.
+    /// The thread that it was sent to, [`ALL`] if it was sent to the process, [`NOBODY`] for none.
     tid: AtomicU32,
     signal: AtomicU32,
     info: UnsafeCell<Info>,
@@ -161,17 +160,18 @@ static PENDING: [Pending; 64] = [const {
         info: UnsafeCell::new([0; 16]),
     }
 }; 64];
-/// Taken inside only: a fork finds it open.
+/// Taken only inside `freeze::enter`, so that a fork finds it free.
 static LOCK: RawSpin = RawSpin::new();
 
-/// Threads that wait for our signals (`sigwait`), by number; 0 for none.
+/// Threads that wait for canvas's signals (`sigwait`), by number; 0 for none.
 static WAITING: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 static WAITERS: AtomicUsize = AtomicUsize::new(0);
 
-/// A signal that somebody sent, and that the calling thread believes to have blocked: to a thread that waits for
-/// it, or kept. The caller has all signals blocked and is not inside.
+/// Handles a signal that was sent and that the calling thread believes to have blocked: passes it to a thread that
+/// waits for it, or keeps it. The caller has all signals blocked and is not inside `freeze::enter`.
 ///
 /// # Safety
+///
 /// `info` must be the kernel's, of this signal.
 pub unsafe fn keep(sig: i32, info: *const libc::siginfo_t) {
     // SAFETY: the caller's promise; a siginfo has 128 bytes.
@@ -180,7 +180,7 @@ pub unsafe fn keep(sig: i32, info: *const libc::siginfo_t) {
     let whose = if to_thread { proc::tid() } else { ALL };
     let _inside = freeze::enter_masked();
     let _g = LOCK.lock(yield_now);
-    // These signals do not queue: one that waits already is enough.
+    // These signals do not queue: one that is kept already suffices.
     let is_it = |p: &&Pending| {
         p.tid.load(Ordering::Relaxed) == whose && p.signal.load(Ordering::Relaxed) == sig as u32
     };
@@ -197,13 +197,13 @@ pub unsafe fn keep(sig: i32, info: *const libc::siginfo_t) {
         p.tid.store(whose, Ordering::Relaxed);
         HELD.fetch_add(1, Ordering::Relaxed);
     }
-    // Under the lock: who waits looked before it began, or is seen.
+    // Under the lock: a waiting thread either looked for kept signals before this, or is seen here.
     if !to_thread && WAITERS.load(Ordering::Relaxed) > 0 {
         ring(sig);
     }
 }
 
-/// Wakes a thread that waits: it takes what is kept. What the program sent cannot be sent on to another thread.
+/// Wakes a waiting thread, which takes what is kept. A signal from the program cannot be forwarded to another thread.
 fn ring(sig: i32) {
     let bell = [
         sig as u64,
@@ -231,15 +231,15 @@ fn ring(sig: i32) {
     }
 }
 
-/// `si_code` of our own word to a thread that waits.
+/// `si_code` of canvas's own notification to a waiting thread.
 pub const BELL: i32 = -0x6361;
 
-/// Signals that are kept.
+/// Number of signals that are kept.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes one of the signals `of` that the calling thread may have, out of those that are kept.
+/// Takes one of the kept signals in `of` that the calling thread may have.
 pub fn take(of: u8) -> Option<(i32, Info)> {
-    // Who waits must not miss one that is being kept right now.
+    // A waiting thread must not miss a signal that is being kept right now.
     if of == 0 || (HELD.load(Ordering::Relaxed) == 0 && WAITERS.load(Ordering::Relaxed) == 0) {
         return None;
     }
@@ -275,8 +275,8 @@ pub fn pending() -> u64 {
     })
 }
 
-/// Delivers what is kept and not `blocked` any more to the calling thread, by the kernel: its handlers run before
-/// this returns, unless all signals are blocked.
+/// Delivers, through the kernel, signals that are kept for the calling thread and no longer `blocked`: their handlers
+/// run before this returns, unless all signals are blocked.
 pub fn deliver(blocked: u8) -> bool {
     let mut any = false;
     while let Some((sig, info)) = take(!blocked) {
@@ -285,7 +285,7 @@ pub fn deliver(blocked: u8) -> bool {
     any
 }
 
-/// The program ignores `sig` from now on: what is kept of it is gone.
+/// Drops what is kept of `sig`, which the program now ignores.
 pub fn discard(sig: i32) {
     if pack(bit(sig)) == 0 || HELD.load(Ordering::Relaxed) == 0 {
         return;
@@ -301,10 +301,10 @@ pub fn discard(sig: i32) {
     }
 }
 
-/// The calling thread waits for our signals, until dropped.
+/// The calling thread waits for canvas's signals, until dropped.
 pub struct Waiter(Option<&'static AtomicU32>);
 
-/// From now on [`keep`] sends to the calling thread, which has our signals blocked in truth: before it waits it must
+/// From now on [`keep`] notifies the calling thread, which really has canvas's signals blocked. Before it waits it must
 /// [`take`] what is kept.
 pub fn wait() -> Waiter {
     WAITERS.fetch_add(1, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! `clone` and `clone3`. A child with memory of its own is a fork, whatever stack and namespaces it gets: it does what a
-//! fork's child must on its copy of the parent's stack, and goes on on its own one. A child that shares the memory is
-//! made where nothing of ours is on a stack.
+//! `clone` and `clone3`. A child with memory of its own is a fork, whatever stack and namespaces it gets: it does a
+//! fork child's work on its copy of the parent's stack, and continues on its own one. A child that shares the memory is
+//! created where nothing of canvas is on a stack.
 
 use canvas_sys::gate::raw;
 use canvas_sys::{proc, uapi};
@@ -16,12 +16,12 @@ use crate::process::procs;
 /// Pages that a new thread touches at once: its stack, its signal stack, its part of the heap.
 const THREAD_PAGES: i64 = 4;
 
-/// The first frames of a new thread, which come before it can have a signal stack.
+/// The first frames of a new thread, which are used before it can have a signal stack.
 const STACK_BYTES: usize = 4 * PAGE_SIZE;
-/// Numbers that clone3 takes for the child at most, one for each level of PID namespaces.
+/// Maximum numbers that clone3 takes for the child, one per level of PID namespaces.
 const SET_TID_MAX: usize = 32;
 
-/// How often a parent looks whether its child still has its memory.
+/// How often a parent checks whether its child still has its memory.
 const WAIT_NS: u64 = 1_000_000;
 
 const VM: usize = libc::CLONE_VM as usize;
@@ -29,10 +29,10 @@ const VFORK: usize = libc::CLONE_VFORK as usize;
 
 /// The first version of clone3's structure (CLONE_ARGS_SIZE_VER0).
 const ARGS_BYTES_MIN: usize = 64;
-/// What is served of a later one.
+/// Size up to which later versions are served.
 const ARGS_BYTES_MAX: usize = 256;
 
-/// The numbers of `struct clone_args`, in order.
+/// Indices in `struct clone_args`.
 mod field {
     pub const FLAGS: usize = 0;
     pub const PIDFD: usize = 1;
@@ -47,6 +47,7 @@ mod field {
 /// `clone`.
 ///
 /// # Safety
+///
 /// `call` must be the program's.
 pub unsafe fn clone(call: &mut Call) -> isize {
     let (flags, stack) = (call.a[0], call.a[1]);
@@ -68,6 +69,7 @@ pub unsafe fn clone(call: &mut Call) -> isize {
 /// `clone3`.
 ///
 /// # Safety
+///
 /// `call` must be the program's.
 pub unsafe fn clone3(call: &mut Call) -> isize {
     let (at, bytes) = (call.a[0], call.a[1]);
@@ -80,7 +82,7 @@ pub unsafe fn clone3(call: &mut Call) -> isize {
         words[field::STACK_BYTES],
     );
     if !is_read || (stack == 0) != (stack_bytes == 0) {
-        // The kernel's to refuse.
+        // Let the kernel refuse it.
         // SAFETY: the program's call.
         return unsafe { raw(call.nr, call.a) };
     }
@@ -94,7 +96,7 @@ pub unsafe fn clone3(call: &mut Call) -> isize {
     .map(|(at, count)| (words[at], count * uapi::NUMBER));
     if flags & VM != 0 {
         if flags & (procs::CLEAR_SIGHAND | libc::CLONE_SIGHAND as usize) == procs::CLEAR_SIGHAND {
-            // posix_spawn's child, whose faults are ours to serve until exec, which resets handlers anyway.
+            // posix_spawn's child, whose faults canvas must serve until exec, which resets handlers anyway.
             // SAFETY: the program's structure, which begins with the flags.
             let _ = unsafe { uaccess::put(at, flags & !procs::CLEAR_SIGHAND) };
         }
@@ -120,9 +122,10 @@ pub unsafe fn clone3(call: &mut Call) -> isize {
     unsafe { child(call, &a, flags, top) }
 }
 
-/// A thread, or another process in this memory, which comes back on its own stack, or as vfork's on this one.
+/// Creates a thread, or another process in this memory, which returns on its own stack or, like vfork's, on this one.
 ///
 /// # Safety
+///
 /// `call` must be the program's.
 unsafe fn in_our_memory(call: &mut Call, top: usize) -> isize {
     args::hold(top.wrapping_sub(STACK_BYTES), STACK_BYTES);
@@ -134,9 +137,11 @@ unsafe fn in_our_memory(call: &mut Call, top: usize) -> isize {
     }
 }
 
-/// A child with memory of its own by the call `a`, on a copy of this stack; it goes on on `stack` unless that is 0.
+/// Creates a child with memory of its own by the call `a`, on a copy of this stack; it continues on `stack` unless that
+/// is 0.
 ///
 /// # Safety
+///
 /// `a` must be the program's call, but for its stack and for CLONE_VFORK; `flags` are as the program wants them.
 unsafe fn child(call: &mut Call, a: &[usize; 6], flags: usize, stack: usize) -> isize {
     // SAFETY: the caller's promise.
@@ -150,11 +155,11 @@ unsafe fn child(call: &mut Call, a: &[usize; 6], flags: usize, stack: usize) -> 
     r
 }
 
-/// CLONE_VFORK without CLONE_VM: the parent waits until the child has another image or is dead. The kernel would have it
-/// wait inside of the call, in which the parent's other threads stand still.
+/// CLONE_VFORK without CLONE_VM: the parent waits until the child has another image or is dead. The kernel would wait
+/// inside the call, during which the parent's other threads would be frozen.
 fn until_exec_or_death(child: u64) {
     let mask = canvas_sys::signal::set_mask(u64::MAX);
-    // What says that the child lives goes with its memory, and wakes nobody.
+    // The sign that the child lives disappears with its memory, and wakes nobody: poll it.
     while !life::is_gone(child) {
         proc::sleep_ns(WAIT_NS);
     }

@@ -1,4 +1,4 @@
-//! The program's exec: the new image is managed too, where it can be.
+//! The program's exec: the new image is managed, too, if possible.
 
 use canvas_sys::gate::raw;
 use canvas_sys::{Errno, proc, signal};
@@ -13,7 +13,7 @@ use crate::process::{actions, beliefs, limits, threads, users};
 use crate::report;
 use crate::shared::pages;
 
-/// Our variables as the environment must have them: "NAME=value" strings, set at start-up.
+/// Canvas's variables for the environment: "NAME=value" strings, set at start-up.
 static VARS: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
 /// Remembers a "NAME=value" string for exec'd programs.
@@ -21,12 +21,12 @@ pub fn remember_var(i: usize, text: &'static core::ffi::CStr) {
     VARS[i].store(text.as_ptr() as usize, Ordering::Relaxed);
 }
 
-/// The process that has a filter by which the start of a managed program would be killed: its number, or [`ALL`] for
-/// this one and all that it forks. (A child of vfork(2) shares this memory, and not its filters.)
+/// The process with a filter that would kill a managed program at its start: its number, or [`ALL`] for this process
+/// and all that it forks. (A vfork(2) child shares this memory, but not its filters.)
 static KILLED: AtomicU32 = AtomicU32::new(0);
 const ALL: u32 = u32::MAX;
 
-/// A filter of this process's ends whoever makes a call that canvas makes at its start.
+/// Records that a filter of this process kills callers of a system call that canvas makes at its start.
 pub fn forbid() {
     let own = state::PID.load(Ordering::Relaxed);
     let pid = proc::pid();
@@ -34,10 +34,10 @@ pub fn forbid() {
     KILLED.store(whom, Ordering::Relaxed);
 }
 
-/// Entries of an environment that is rebuilt on the stack.
+/// Maximum entries of an environment that is rebuilt on the stack.
 const ENV_MAX: usize = 1000;
 
-/// Is this the number of an open descriptor?
+/// Whether this is the number of an open descriptor.
 fn names_open_fd(text: &[u8]) -> bool {
     let number = core::str::from_utf8(text).ok().and_then(|t| t.parse().ok());
     // SAFETY: asks for the flags of a descriptor.
@@ -46,10 +46,10 @@ fn names_open_fd(text: &[u8]) -> bool {
     })
 }
 
-/// Bytes of the longest `LD_PRELOAD` that our library is joined to.
+/// Bytes of the longest `LD_PRELOAD` that canvas's library is added to.
 const PRELOAD_MAX: usize = 4096;
 
-/// Room for an environment of a new image.
+/// Space for the environment of a new image.
 struct Room {
     entries: [usize; ENV_MAX + 4],
     preload: [u8; PRELOAD_MAX],
@@ -57,15 +57,15 @@ struct Room {
 
 /// What becomes of a variable in the environment of a new image.
 enum Becomes {
-    /// It stays as it is.
+    /// It is unchanged.
     Same,
-    /// What was written into the room.
+    /// It is replaced by the string in the room.
     Written,
     Nothing,
 }
 
-/// `LD_PRELOAD` for a new image: `theirs`, with our library in front of it or without it. What does not fit into the
-/// room stays as it is.
+/// `LD_PRELOAD` for a new image: `theirs`, with canvas's library in front of it or without it. A value that does not
+/// fit the room is left unchanged.
 fn preload(room: &mut [u8; PRELOAD_MAX], theirs: &[u8], ours: &[u8], with: bool) -> Becomes {
     let mut len = 0;
     let mut fits = true;
@@ -97,10 +97,11 @@ fn preload(room: &mut [u8; PRELOAD_MAX], theirs: &[u8], ours: &[u8], with: bool)
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
-/// The environment at `envp` as the new image gets it, in `room` where it differs: with our variables, or without them
-/// where the library must stay out. What it has in `LD_PRELOAD` stays, behind our library.
+/// The environment at `envp` as the new image gets it, in `room` where it differs: with canvas's variables, or without
+/// them if the library must stay out. Other contents of `LD_PRELOAD` stay, after canvas's library.
 ///
 /// # Safety
+///
 /// `envp` must be what the program passed to execve: null, or an array of C strings that ends with null, which nobody
 /// changes meanwhile.
 unsafe fn with_our_vars(envp: usize, room: &mut Room, with: bool) -> Result<usize, Errno> {
@@ -134,7 +135,7 @@ unsafe fn with_our_vars(envp: usize, room: &mut Room, with: bool) -> Result<usiz
                 return Ok(envp);
             }
             replaced = match (k, with) {
-                // Of a second one, which no loader looks at, nothing is to be made.
+                // A second LD_PRELOAD, which no loader reads, is left alone.
                 (2, _) if have[2] => entry,
                 (2, _) => match preload(&mut room.preload, &text[name..], library, with) {
                     Becomes::Same => entry,
@@ -176,22 +177,22 @@ impl Bytes for Target {
 
 /// Why the library must stay out of the new image.
 enum Unfit {
-    /// The loader of the new image does not find it: there is no /proc here.
+    /// The loader of the new image cannot find it: there is no /proc here.
     Unreachable,
-    /// For another processor, or for 32 bits.
+    /// Built for another processor, or for 32 bits.
     Foreign,
-    /// For another C library.
+    /// Built for another C library.
     OtherLibc,
     /// Built with this sanitizer.
     Sanitizer(&'static str),
-    /// A filter of the program's ends whoever makes a call that canvas makes at its start.
+    /// A filter of the program kills callers of a system call that canvas makes at its start.
     Filter,
 }
 
 impl Unfit {
-    /// Says so, for the first program of a run.
+    /// Reports the reason, for the first such program of a run.
     fn tell(&self, dir: usize, path: usize) {
-        // The kernel has none to run; or there is no way to ours, and no need to say it.
+        // The kernel has nothing to execute; or canvas's library is out of reach, which needs no report.
         if proc::file_facts_at(dir, path, 0).is_err() || matches!(self, Unfit::Unreachable) {
             return;
         }
@@ -217,8 +218,8 @@ impl Unfit {
     }
 }
 
-/// Can the file at `path`, from the directory `dir` on, be managed, as far as can be told? What cannot be read is the
-/// kernel's to refuse.
+/// Why the file at `path`, relative to directory `dir`, cannot be managed, if that can be told. A file that cannot be
+/// read is left for the kernel to refuse.
 fn unfit(dir: usize, path: usize) -> Option<Unfit> {
     let killed = KILLED.load(Ordering::Relaxed);
     if killed == ALL || killed == proc::pid() {
@@ -255,6 +256,7 @@ fn unfit(dir: usize, path: usize) -> Option<Unfit> {
 /// Touches the strings of an argument vector.
 ///
 /// # Safety
+///
 /// As for [`with_our_vars`].
 unsafe fn touch_vector(at: usize) -> Result<(), Errno> {
     let mut i = 0;
@@ -271,12 +273,13 @@ unsafe fn touch_vector(at: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A hard-pressed reclaim may have the strings again before the kernel reads them, many times in a row.
+/// Maximum tries: reclaim under pressure may evict the strings again before the kernel reads them, many times in a row.
 const EXEC_TRIES: u32 = 20_000;
 
 /// `execve`.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call.
 pub unsafe fn execve(a: &[usize; 6]) -> isize {
     // SAFETY: the caller's promise.
@@ -286,17 +289,19 @@ pub unsafe fn execve(a: &[usize; 6]) -> isize {
 /// `execveat`: a directory's descriptor comes before the path.
 ///
 /// # Safety
+///
 /// As for [`execve`].
 pub unsafe fn execveat(a: &[usize; 6]) -> isize {
     // SAFETY: the caller's promise.
     unsafe { exec(libc::SYS_execveat, *a, 1) }
 }
 
-/// The new image is managed too: its environment gets our variables. The kernel reads the strings
-/// itself, so they are made present first; should one be gone again by then, the call fails with EFAULT
-/// and is repeated. `path` is the argument that names the file; vector and environment follow it.
+/// Executes a new image, which is managed, too: its environment gets canvas's variables. The kernel reads the strings
+/// itself, so they are made present first; if one has been evicted again by then, the call fails with EFAULT and is
+/// repeated. `path` is the index of the argument that names the file; vector and environment follow it.
 ///
 /// # Safety
+///
 /// As for [`execve`].
 unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
     let (argv, envp) = (path + 1, path + 2);
@@ -336,8 +341,8 @@ unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
         let mask = (believed != 0).then(|| signal::set_mask(u64::MAX));
         if let Some(mask) = mask {
             signal::set_mask(mask | beliefs::unpack(believed));
-            // What waits is the kernel's now, which keeps it over exec; where that fails it comes back when the mask
-            // is opened again. In a child of vfork it is the parent's.
+            // Kept signals now go to the kernel, which keeps them across exec; if exec fails they come back when the
+            // mask is opened again. In a vfork child they are the parent's.
             if !borrowed {
                 beliefs::deliver(!believed);
             }

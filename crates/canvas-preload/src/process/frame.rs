@@ -1,9 +1,9 @@
-//! The frame of a signal, and the stack on which a handler of the program's begins.
+//! The frame of a signal, and the stack on which a handler of the program begins.
 //!
-//! The kernel puts the frame onto the thread's signal stack when the handler asks for that, and in a thread that has
-//! none of its own that is ours: 64 KiB. Such a handler belongs on the stack that was interrupted: the frame is copied
-//! there, as the kernel would have made it, and the handler starts with it. Only where that stack lies in the window
-//! does the frame stay, because the kernel reads the frame again when the handler returns, and cannot bring pages in.
+//! The kernel puts the frame onto the thread's signal stack if the handler asks for that; in a thread without one of
+//! its own that is canvas's, of 64 KiB. Such a handler belongs on the interrupted stack: the frame is copied there,
+//! laid out as the kernel would have done, and the handler starts with it. The frame stays only if that stack lies in
+//! managed memory, because the kernel reads the frame again when the handler returns, and cannot bring pages in.
 
 use canvas_sys::signal;
 use canvas_types::layout::{in_partition, in_window};
@@ -20,15 +20,15 @@ pub struct Next {
     info: usize,
     uc: usize,
     mask: u64,
-    /// What the thread believed to have blocked of our signals when this one came.
+    /// What the thread believed to have blocked of canvas's signals when this one came.
     believed: usize,
 }
-/// Bytes that an entry takes of the stack for it; with the frame's address a multiple of 16.
+/// Bytes of stack that an entry uses for it; with the frame's address a multiple of 16.
 pub const NEXT_BYTES: usize = 56;
 const _: () = assert!(size_of::<Next>() == NEXT_BYTES && offset_of!(Next, believed) == 48);
 
-/// The kernel's `struct rt_sigframe`: where to return to, `ucontext`, `siginfo`. What the processor's registers take
-/// beside the general ones lies above it, where `ucontext` says.
+/// The kernel's `struct rt_sigframe`: return address, `ucontext`, `siginfo`. Saved registers other than the general
+/// ones lie above it, where `ucontext` says.
 const FRAME_UC: usize = 8;
 const UC_BYTES: usize = 304;
 const FRAME_INFO: usize = FRAME_UC + UC_BYTES;
@@ -36,14 +36,15 @@ const FRAME_BYTES: usize = FRAME_INFO + size_of::<libc::siginfo_t>();
 const _: () = assert!(FRAME_BYTES == 440);
 
 impl Next {
-    /// Nothing but to return.
+    /// Only return.
     pub fn nothing(&mut self) {
         self.handler = 0;
     }
 
-    /// The program's handler of `action`.
+    /// Run the program's handler of `action`.
     ///
     /// # Safety
+    ///
     /// The pointers and `frame` must be what the entry got, on this thread.
     pub unsafe fn handler(
         &mut self,
@@ -83,9 +84,10 @@ impl Next {
     }
 }
 
-/// The stack pointer below which the frame would lie without canvas, when that is not where it is.
+/// The stack pointer below which the frame would lie without canvas, if it does not lie there already.
 ///
 /// # Safety
+///
 /// `uc` and `frame` must be the kernel's, of the signal that is being handled.
 unsafe fn place(flags: u64, uc: *const libc::ucontext_t, frame: usize) -> Option<usize> {
     // SAFETY: the caller's promise.
@@ -101,13 +103,14 @@ unsafe fn place(flags: u64, uc: *const libc::ucontext_t, frame: usize) -> Option
     moves.then_some(sp)
 }
 
-/// Copies a frame to the stack below `sp`, laid out as the kernel does it; its new address.
+/// Copies a frame to the stack below `sp`, laid out as the kernel does it; returns its new address.
 ///
 /// # Safety
+///
 /// `frame` must be the kernel's, and below `sp` must be memory of the program's that nothing uses.
 unsafe fn move_frame(frame: usize, sp: usize) -> usize {
     const RED_ZONE: usize = 128;
-    /// `struct _fpx_sw_bytes`, at this place of the saved registers: a number, and how many bytes there are.
+    /// Offset of `struct _fpx_sw_bytes` in the saved registers: a magic number, and a size.
     const SOFTWARE: usize = 464;
     const MAGIC: u32 = 0x4650_5853;
     const LEGACY_BYTES: usize = 512;

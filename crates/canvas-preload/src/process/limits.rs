@@ -1,5 +1,5 @@
-//! The program's limits on address space: our reservations do not fit under them. The program's soft limits are kept
-//! and enforced by us, and the kernel's are raised as far as they may be.
+//! The program's limits on address space, under which canvas's reservations do not fit. Canvas keeps and enforces the
+//! program's soft limits itself, and raises the kernel's as far as possible.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,16 +7,16 @@ use canvas_sys::{descriptors, sys4};
 
 use crate::memory::admit;
 
-/// A limit of the kernel's that is kept here.
+/// A limit of the kernel that is kept here.
 static KEPT: [(u32, &AtomicU64); 2] = [
     (libc::RLIMIT_AS, &admit::LIMIT_AS),
     (libc::RLIMIT_DATA, &admit::LIMIT_DATA),
 ];
 
-/// The hard limit of descriptors that the program has set; the kernel's has room for ours above it.
+/// The hard limit of descriptors that the program has set; the kernel's leaves room for canvas's above it.
 pub static HARD_FILES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// What the kernel's hard limit of descriptors is to be when the program sets `wanted`, and it is `now`.
+/// The kernel's new hard limit of descriptors if the program sets `wanted` and the limit is `now`.
 pub fn with_room(wanted: u64, now: u64) -> u64 {
     wanted.max(now.min(wanted.saturating_add(descriptors::ROOM)))
 }
@@ -36,7 +36,7 @@ fn set(resource: u32, both: [u64; 2]) {
     let _ = unsafe { sys4(libc::SYS_prlimit64, 0, resource as usize, at, 0) };
 }
 
-/// Keeps the program's soft limits, and raises the kernel's. At start-up.
+/// Keeps the program's soft limits, and raises the kernel's. Called at start-up.
 pub fn keep() {
     for (resource, kept) in KEPT {
         if let Some([soft, _]) = get(resource).filter(|both| both[0] != u64::MAX) {
@@ -46,7 +46,7 @@ pub fn keep() {
     raise();
 }
 
-/// Raises the kernel's soft limits as far as they may be.
+/// Raises the kernel's soft limits as far as possible.
 fn raise() {
     for (resource, kept) in KEPT {
         if kept.load(Ordering::Relaxed) == u64::MAX {
@@ -58,7 +58,7 @@ fn raise() {
     }
 }
 
-/// Gives the kernel the program's own soft limits: nobody here enforces them any more.
+/// Gives the kernel the program's own soft limits, because canvas no longer enforces them.
 pub fn give_back() {
     for (resource, kept) in KEPT {
         let soft = kept.load(Ordering::Relaxed);
@@ -72,7 +72,7 @@ pub fn give_back() {
     }
 }
 
-/// The kernel has the program's own limits, until dropped.
+/// The kernel has the program's own limits until this is dropped.
 pub struct Given(());
 
 /// For an exec: the new image starts with the program's limits.

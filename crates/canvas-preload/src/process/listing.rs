@@ -1,4 +1,4 @@
-//! What a program sees in /proc/self/fd: descriptors of its own.
+//! What a program sees in /proc/self/fd: only its own descriptors.
 
 use canvas_sys::file::{self, FileState};
 use core::ffi::CStr;
@@ -6,11 +6,11 @@ use core::ffi::CStr;
 use crate::base::fds;
 use crate::memory::args::{self, Make};
 
-/// Where struct linux_dirent64 has its length, and its name.
+/// Offsets of length and name in struct linux_dirent64.
 const LENGTH: usize = 16;
 const NAME: usize = 19;
 
-/// Is the directory that is open as `fd` the one of this process's descriptors?
+/// Whether the directory open as `fd` is that of this process's descriptors.
 fn is_own(fd: usize) -> bool {
     let which = |s: FileState| (s.0[0], s.0[1]);
     let Ok(there) = file::state(fd as i32).map(which) else {
@@ -20,7 +20,7 @@ fn is_own(fd: usize) -> bool {
     is(c"/proc/self/fd") || is(c"/proc/self/fdinfo")
 }
 
-/// Is this name the number of a descriptor of ours?
+/// Whether this name is the number of a descriptor of canvas.
 fn names_ours(name: &[u8]) -> bool {
     let text = name
         .split(|b| *b == 0)
@@ -29,7 +29,8 @@ fn names_ours(name: &[u8]) -> bool {
     text.and_then(|t| t.parse().ok()).is_some_and(fds::is_ours)
 }
 
-/// Takes the entries of ours out of `entries`, where `own` says that they are this process's; how many bytes are left.
+/// Removes entries of canvas's descriptors from `entries`, if `own` says that they are this process's; returns how many
+/// bytes are left.
 fn without_ours(entries: &mut [u8], own: impl Fn() -> bool) -> usize {
     let (mut from, mut to) = (0, 0);
     let mut checked = None;
@@ -52,6 +53,7 @@ fn without_ours(entries: &mut [u8], own: impl Fn() -> bool) -> usize {
 /// `getdents64`.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 pub unsafe fn getdents64(nr: usize, a: &[usize; 6]) -> isize {
     loop {
@@ -63,7 +65,7 @@ pub unsafe fn getdents64(nr: usize, a: &[usize; 6]) -> isize {
         // SAFETY: the kernel has just written so many bytes there, for this thread.
         let entries = unsafe { core::slice::from_raw_parts_mut(a[1] as *mut u8, got as usize) };
         let left = without_ours(entries, || is_own(a[0]));
-        // An empty answer would be the end.
+        // An empty answer would mean the end of the directory.
         if left > 0 {
             return left as isize;
         }

@@ -1,4 +1,4 @@
-//! Processes and threads: fork, exec, descriptors, signals and their stacks, our own threads.
+//! Processes and threads: fork, exec, descriptors, signals and their stacks, canvas's own threads.
 
 pub mod actions;
 pub mod altstack;

@@ -1,17 +1,17 @@
-//! `unshare` and `setns`. Some of what they do the kernel grants to programs of one thread only, and no thread can be
-//! made after others: ours must not be what the program is refused for.
+//! `unshare` and `setns`. The kernel grants some of their effects only to programs with one thread, and after others no
+//! thread can be created: canvas's threads must not be the reason for a refusal.
 
 use canvas_sys::{gate::raw, sys3};
 
 use crate::process::threads;
 
-/// What `unshare` grants to programs of one thread.
+/// Flags that `unshare` grants only to programs with one thread.
 const UNSHARED_ALONE: usize =
     (libc::CLONE_NEWUSER | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as usize;
-/// What `setns` does; a mount namespace to those that share no directories with anybody.
+/// Likewise for `setns`; a mount namespace only to processes that share their directories with no other.
 const ENTERED_ALONE: usize = (libc::CLONE_NEWUSER | libc::CLONE_NEWNS) as usize | NEWTIME;
 const NEWTIME: usize = 0x80;
-/// Where children are to be in another one there can be no further threads.
+/// Once children will be in another PID namespace, no thread can be created.
 const NEWPID: usize = libc::CLONE_NEWPID as usize;
 /// NS_GET_NSTYPE.
 const IOC_TYPE: usize = 0xb703;
@@ -19,6 +19,7 @@ const IOC_TYPE: usize = 0xb703;
 /// `unshare`.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call.
 pub unsafe fn unshare(a: &[usize; 6]) -> isize {
     in_two(a[0], UNSHARED_ALONE, |flags| {
@@ -32,6 +33,7 @@ pub unsafe fn unshare(a: &[usize; 6]) -> isize {
 /// `setns`.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call.
 pub unsafe fn setns(a: &[usize; 6]) -> isize {
     let mut kinds = a[1];
@@ -48,8 +50,8 @@ pub unsafe fn setns(a: &[usize; 6]) -> isize {
     })
 }
 
-/// Makes a call for the namespaces `flags`, without our threads if one of `alone` is wanted; the PID namespace is last,
-/// because our threads come back before.
+/// Makes a call for the namespaces `flags`, without canvas's threads if one of `alone` is wanted. The PID namespace
+/// comes last, because canvas's threads are restarted before.
 fn in_two(flags: usize, alone: usize, call: impl Fn(usize) -> isize) -> isize {
     if flags & alone == 0 {
         return call(flags);

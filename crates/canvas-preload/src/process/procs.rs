@@ -1,4 +1,4 @@
-//! Processes and descriptors: fork, exec, and keeping our descriptors out of the program's reach.
+//! Processes and descriptors: fork, limits, and keeping canvas's descriptors out of the program's reach.
 
 use canvas_shm::{Counter, ProcSlot, far};
 use canvas_sys::gate::{check, raw};
@@ -20,9 +20,10 @@ use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
 use crate::shared::pages;
 
-/// `close`: ours are not open, as far as the program can tell.
+/// `close`: canvas's descriptors do not seem to be open.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call.
 pub unsafe fn close(a: &[usize; 6]) -> isize {
     if fds::is_ours(a[0] as u32 as usize) {
@@ -32,9 +33,10 @@ pub unsafe fn close(a: &[usize; 6]) -> isize {
     unsafe { raw(libc::SYS_close as usize, *a) }
 }
 
-/// `dup2`, `dup3`: never onto one of ours.
+/// `dup2`, `dup3`: never onto a descriptor of canvas.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 pub unsafe fn dup_onto(nr: usize, a: &[usize; 6]) -> isize {
     if fds::is_ours(a[1] as u32 as usize) {
@@ -44,9 +46,10 @@ pub unsafe fn dup_onto(nr: usize, a: &[usize; 6]) -> isize {
     unsafe { raw(nr, *a) }
 }
 
-/// `close_range`: around ours. Marking close-on-exec is allowed for those that exec closes anyway.
+/// `close_range`: around canvas's descriptors. Marking close-on-exec is allowed for those that exec closes anyway.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call.
 pub unsafe fn close_range(a: &[usize; 6]) -> isize {
     let (first, last) = (a[0] as u32, a[1] as u32);
@@ -87,7 +90,7 @@ pub fn take_slot(id: u64) -> Option<&'static ProcSlot> {
     let seg = state::seg();
     let free = || seg.procs[..far::SHARED].iter().find(|s| s.take(id));
     let slot = free().or_else(|| {
-        // Nobody may have looked for the dead since they died.
+        // Slots of processes that have died may not have been released yet.
         tenant::release_gone(|_| true);
         free()
     })?;
@@ -96,7 +99,7 @@ pub fn take_slot(id: u64) -> Option<&'static ProcSlot> {
     Some(slot)
 }
 
-/// From now on this process has this slot, and none that an earlier image of it had.
+/// Gives this process the slot, and releases any that an earlier image of it had.
 pub fn begin_in(slot: &'static ProcSlot) {
     let pid = proc::pid();
     tenant::release_gone(|s| s.pid.load(Ordering::Relaxed) == pid);
@@ -104,7 +107,7 @@ pub fn begin_in(slot: &'static ProcSlot) {
     state::set_slot(slot);
 }
 
-/// A userfaultfd as the mode demands, not yet prepared.
+/// Opens a userfaultfd as the mode requires, not yet prepared.
 fn new_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
     descriptors::with_room(|| match thread_mode {
         true => uffd::Uffd::open_syscall(false).or_else(|e| match e.0 {
@@ -115,7 +118,7 @@ fn new_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
     })
 }
 
-/// Opens and prepares a userfaultfd for this process, as the mode demands.
+/// Opens and prepares a userfaultfd for this process, as the mode requires.
 pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
     let u = new_uffd(thread_mode)?;
     let wanted = if thread_mode {
@@ -129,19 +132,20 @@ pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
     Ok(uffd::Uffd(fd))
 }
 
-/// CLONE_CLEAR_SIGHAND: no handlers of the parent's.
+/// CLONE_CLEAR_SIGHAND: resets the parent's handlers.
 pub const CLEAR_SIGHAND: usize = 1 << 32;
 
-/// A fork with its own memory. The child's copy of the window has lost its registration: absent
-/// pages would read as zeros. So parent and child stand still until the child has its own. The call's answer, and who
-/// the child is ([`life`]).
+/// A fork with its own memory. The child's copy of the managed range has lost its registration: absent pages would read
+/// as zeros. So parent and child are frozen until the child has its own. Returns the call's answer, and the child's
+/// identity ([`life`]).
 ///
 /// # Safety
-/// `nr` and `a` must be the program's call, of one that makes a process with memory of its own, which goes on on a copy of
-/// this stack; `flags` are clone's.
+///
+/// `nr` and `a` must be the program's call, of one that makes a process with memory of its own, which goes on on a copy
+/// of this stack; `flags` are clone's.
 pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     let mask = signal::set_mask(u64::MAX);
-    // Frozen first: whoever is inside may be waiting for the mapping lock.
+    // Freeze first: a thread that is inside may be waiting for the mapping lock.
     let Some(frozen) = freeze::freeze() else {
         signal::set_mask(mask);
         report!(
@@ -151,7 +155,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
         return (-(libc::EAGAIN as isize), 0);
     };
     let mut g = regions::lock();
-    // What the child cannot do without, so that it never fails where this call still can.
+    // Get what the child needs now, so that the child cannot fail where this call still can.
     let Some(slot) = child_slot() else {
         drop(g);
         drop(frozen);
@@ -160,7 +164,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     };
     let child_id = slot.id.load(Ordering::Relaxed);
     let pool_locks = pool::pool().fork_guard();
-    // The child's ring shall be empty.
+    // The child's ring must be empty.
     trace::flush();
     fork_accounting::note_fork();
     far_tier::fork::before_fork();
@@ -210,16 +214,16 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     (0, child_id)
 }
 
-/// A seccomp filter that the program installed ends this process when it opens a userfaultfd.
+/// A seccomp filter of the program kills this process if it opens a userfaultfd.
 static ENDED_BY_FILTER: AtomicBool = AtomicBool::new(false);
 
-/// No child of this process can be managed from now on, and trying would end this process.
+/// Records that no child of this process can be managed from now on, and that trying would kill this process.
 pub fn forbid_children() {
     ENDED_BY_FILTER.store(true, Ordering::Relaxed);
 }
 
-/// In the parent: could a child open its userfaultfd? It has the rights, filters and limits of its parent, which can
-/// still fail.
+/// In the parent: whether a child could open its userfaultfd. The child has the rights, filters and limits of its
+/// parent, which can still fail.
 fn may_have_uffd() -> Result<(), canvas_sys::Errno> {
     if ENDED_BY_FILTER.load(Ordering::Relaxed) {
         return Err(canvas_sys::Errno(libc::EPERM));
@@ -227,8 +231,8 @@ fn may_have_uffd() -> Result<(), canvas_sys::Errno> {
     new_uffd(state::THREAD_MODE.load(Ordering::Relaxed)).map(|u| u.close())
 }
 
-/// In the parent: a slot for the child, which lives from now on; `None` where there is none, or nothing to make it
-/// with.
+/// In the parent: a slot for the child, which counts as living from now on; `None` if there is none, or the child could
+/// not open a userfaultfd.
 fn child_slot() -> Option<&'static ProcSlot> {
     if let Err(e) = may_have_uffd() {
         static TOLD: AtomicBool = AtomicBool::new(false);
@@ -253,7 +257,7 @@ fn child(
     g: &mut regions::Lists,
     flags: usize,
 ) -> Result<(), canvas_sys::Errno> {
-    // Descriptors that it shares are its parent's still.
+    // Descriptors in a shared table are still the parent's.
     let has_its_own = flags & libc::CLONE_FILES as usize == 0;
     life::after_fork_in_child();
     let parent = state::slot();
@@ -271,7 +275,7 @@ fn child(
     let parents = state::uffd();
     let thread_mode = state::THREAD_MODE.load(Ordering::Relaxed);
     fds::guard(Fd::Uffd, -1);
-    // A copy into the parent's userfaultfd would land in the parent's memory.
+    // A copy through the parent's userfaultfd would go to the parent's memory.
     if has_its_own {
         parents.close();
     }
@@ -292,7 +296,7 @@ fn child(
         }
     }
     threads::open_pagemap();
-    // First: what follows may give up extents, and that as the parent, whose slabs would go.
+    // First: what follows may release extents, and would do so as the parent, whose slabs would be freed.
     far_tier::fork::after_fork_in_child();
     mm::after_fork_in_child(g)?;
     pool::after_fork_in_child();
@@ -313,13 +317,14 @@ struct Rlimit {
     hard: u64,
 }
 
-/// `prlimit64` and its elders. RLIMIT_AS and RLIMIT_DATA of this process would not allow our
-/// reservations: the program's own values are kept and enforced on its mappings here.
+/// `prlimit64` and its predecessors. Canvas's reservations would not fit under this process's RLIMIT_AS and
+/// RLIMIT_DATA: the program's own values are kept here and enforced on its mappings.
 ///
 /// # Safety
+///
 /// `new` and `old` must be what the program passed: null, or a structure of two numbers to read, to write to.
 pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
-    // A child of vfork has limits of its own, and not where they are kept.
+    // A vfork child has limits of its own, which are not kept here.
     let here = state::PID.load(Ordering::Relaxed) == proc::pid();
     let mine = here && (pid == 0 || pid as u32 == proc::pid());
     let of_files = mine && resource as u32 == libc::RLIMIT_NOFILE;
@@ -380,6 +385,7 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
 /// `prlimit64` of this process's descriptors.
 ///
 /// # Safety
+///
 /// `old` must be null, or where the program wants the old limits.
 unsafe fn limit_files(wanted: Option<Rlimit>, old: usize) -> isize {
     let kernels = |new: usize, old: usize| {
@@ -402,7 +408,7 @@ unsafe fn limit_files(wanted: Option<Rlimit>, old: usize) -> isize {
             soft: w.soft,
             hard: match w.soft <= w.hard {
                 true => limits::with_room(w.hard, now),
-                // The kernel's to refuse.
+                // Let the kernel refuse it.
                 false => w.hard,
             },
         };

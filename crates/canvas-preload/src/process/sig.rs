@@ -1,5 +1,5 @@
-//! Signals: SIGBUS (in signal mode) and SIGSYS stay ours, in every mask and table, and what is not ours
-//! goes on to the program's handler as if we were not there.
+//! Signals: SIGBUS (in signal mode) and SIGSYS stay canvas's, in every mask and table. Those that canvas does not serve
+//! go to the program's handler as if canvas were absent.
 
 use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, raw};
@@ -18,7 +18,7 @@ use crate::process::{actions, altstack, beliefs};
 use crate::report;
 use crate::shared::{mapping, pages};
 
-/// Installs our handler of SIGBUS; whatever was there becomes the program's.
+/// Installs canvas's handler of SIGBUS; the previous action becomes the program's.
 pub fn install() -> Result<(), Errno> {
     install_one(libc::SIGBUS)
 }
@@ -31,7 +31,8 @@ pub fn install_trap() -> Result<(), Errno> {
 fn install_one(sig: i32) -> Result<(), Errno> {
     // SAFETY: a handler made for that.
     actions::note(sig, unsafe { actions::take(sig) }?);
-    // What the program inherits as blocked it believes to be; a fault must find it open. One that waits comes now.
+    // If the program inherits the signal as blocked, it believes so, but a fault must find it open. A pending one comes
+    // now.
     let inherited = signal::set_mask(u64::MAX);
     beliefs::change(|had| had | beliefs::pack(inherited & bit(sig)));
     signal::set_mask(inherited & !bit(sig));
@@ -41,9 +42,10 @@ fn install_one(sig: i32) -> Result<(), Errno> {
 /// `si_code` of a seccomp trap.
 const SYS_SECCOMP: i32 = 1;
 
-/// SIGBUS or SIGSYS has arrived: what of it is ours is served, and what is not leads to the program's handler.
+/// Handles SIGBUS or SIGSYS: serves what is canvas's, and leads the rest to the program's handler.
 ///
 /// # Safety
+///
 /// By the entry of our signals, with what it got.
 pub unsafe extern "C" fn serve(
     sig: i32,
@@ -60,7 +62,7 @@ pub unsafe extern "C" fn serve(
     // SAFETY: the kernel passes valid structures to an SA_SIGINFO handler.
     let (i, context) = unsafe { (&*info, &mut *uc.cast::<libc::ucontext_t>()) };
     if i.si_code == beliefs::BELL {
-        // For a wait that was over.
+        // A notification for a wait that is over.
         return;
     }
     let mut why = Resolved::NotOurs;
@@ -76,12 +78,13 @@ pub unsafe extern "C" fn serve(
     }
 }
 
-/// A system call from outside of libc with an argument in the window: made here, like libc's. False for other traps.
+/// Serves a system call from outside libc with an argument in managed memory, like libc's. Returns false for other
+/// traps.
 fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
     // SAFETY: where a fault has its address, a trap has that of its call.
     let at = unsafe { i.si_addr() } as usize;
-    // A filter of the program's own traps as well, what we do for the program included; of traps by two
-    // filters the kernel tells the younger one's. Calls by the gate are none of our filter's.
+    // The program's own filters trap, too, including calls that canvas makes for the program; of traps by two filters
+    // the kernel reports the younger one's. Calls by the gate are none of canvas's filter.
     let ours = i.si_code == SYS_SECCOMP
         && i.si_errno == i32::from(seccomp::TRAP_TAG)
         && at != gate::return_address();
@@ -116,8 +119,8 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
     if call.nr as i64 == libc::SYS_sigaltstack
         && let Some(entry) = upcalls::entry()
     {
-        // This handler runs on the stack in question, and its return would restore it: the program makes the call
-        // like libc, once the handler has returned.
+        // This handler runs on the stack in question, and its return would restore it: the program makes the call like
+        // libc, once the handler has returned.
         let g = &mut uc.uc_mcontext.gregs;
         g[libc::REG_RCX as usize] = g[libc::REG_RIP as usize];
         g[libc::REG_RIP as usize] = entry as usize as i64;
@@ -136,9 +139,10 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
     true
 }
 
-/// `rt_sigprocmask` from outside of libc, on the mask that the handler's return restores.
+/// `rt_sigprocmask` from outside libc, on the mask that the handler's return restores.
 ///
 /// # Safety
+///
 /// `mask` must be the saved mask of a signal frame that is being handled, `a` the registers of the program's call.
 unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
     // Its arguments may be far: an ordinary fault, for which SIGBUS must be open.
@@ -167,7 +171,7 @@ unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
     r
 }
 
-/// A fault that SIGBUS tells of.
+/// A fault reported by SIGBUS.
 struct Fault {
     addr: usize,
     ip: usize,
@@ -176,8 +180,8 @@ struct Fault {
     why: Resolved,
 }
 
-/// Serves a fault on memory that canvas manages. False for what is the program's own, and for what could not be
-/// served, with the reason in `why`.
+/// Serves a fault on memory that canvas manages. Returns false for a fault that is the program's own, and for one that
+/// could not be served, with the reason in `why`.
 fn serve_fault(
     i: &libc::siginfo_t,
     uc: &libc::ucontext_t,
@@ -205,7 +209,7 @@ fn serve_fault(
     if thread::signal_stack(frame).is_some() {
         resolve(&mut fault);
     } else {
-        // A stack of the program's, which may be as small as the kernel allows.
+        // A stack of the program, which may be as small as the kernel allows.
         let arg = (&raw mut fault).cast();
         altstack::run_on_ours(frame, resolve_at_arg, arg);
     }
@@ -258,9 +262,10 @@ fn resolve(f: &mut Fault) {
     }
 }
 
-/// Hands a signal to the program: its handler by `next`, the default action, or later.
+/// Passes a signal to the program: its handler by `next`, the default action, or later.
 ///
 /// # Safety
+///
 /// `arrived` must be what the handler of this signal got, on this thread.
 unsafe fn pass_on(
     arrived: (i32, *mut libc::siginfo_t, *mut libc::c_void, usize),
@@ -281,9 +286,8 @@ unsafe fn pass_on(
     let end = end || (synchronous && (blocked || act.handler == libc::SIG_IGN));
     if end || act.handler == libc::SIG_DFL || !actions::begin(sig, &act) {
         signal::set_default(sig);
-        // A synchronous fault happens again on return and now ends the program; others are sent
-        // again, and so is a trap, whose call is not repeated. Signals are blocked here, so it arrives
-        // on return.
+        // A synchronous fault happens again on return and then ends the program. Others are sent again, and so is a
+        // trap, because its call is not repeated. Signals are blocked here, so it arrives on return.
         if !synchronous || end || sig == libc::SIGSYS {
             proc::raise(sig);
         }
@@ -308,9 +312,10 @@ fn answer(r: Result<usize, Errno>) -> isize {
     }
 }
 
-/// Ends a call that has done its work: writes what it gives back, where the program wants that. The answer.
+/// Ends a successful call: writes its result to where the program wants it, if anywhere. Returns the call's answer.
 ///
 /// # Safety
+///
 /// `addr` must be what the program passed: null, or where the call writes such a structure.
 unsafe fn put_unless_null<T: Copy>(addr: usize, value: T) -> isize {
     if addr == 0 {
@@ -320,9 +325,10 @@ unsafe fn put_unless_null<T: Copy>(addr: usize, value: T) -> isize {
     answer(unsafe { uaccess::put(addr, value) }.map(|()| 0))
 }
 
-/// The structure that the program passed, where it passed one.
+/// The structure that the program passed, if any.
 ///
 /// # Safety
+///
 /// `T` must be valid whatever its bits are.
 unsafe fn get_unless_null<T: Copy>(addr: usize) -> Result<Option<T>, Errno> {
     if addr == 0 {
@@ -332,9 +338,10 @@ unsafe fn get_unless_null<T: Copy>(addr: usize) -> Result<Option<T>, Errno> {
     unsafe { uaccess::get(addr) }.map(Some)
 }
 
-/// `rt_sigaction`: what the program set is what it reads back ([`actions`]).
+/// `rt_sigaction`: the program reads back what it has set ([`actions`]).
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn rt_sigaction(a: &[usize; 6]) -> isize {
     let (sig, new, old) = (a[0] as i32, a[1], a[2]);
@@ -355,8 +362,8 @@ pub unsafe fn rt_sigaction(a: &[usize; 6]) -> isize {
     unsafe { put_unless_null(old, before) }
 }
 
-/// The program changes its mask by `set`: what it believes to have blocked of our signals from now on; what it
-/// believed before.
+/// The program changes its mask by `set`: changes what it believes to have blocked of canvas's signals, and returns
+/// what it believed before.
 fn believe(how: usize, set: Option<u64>) -> u8 {
     match set {
         _ if beliefs::ours() == 0 => 0,
@@ -369,16 +376,17 @@ fn believe(how: usize, set: Option<u64>) -> u8 {
     }
 }
 
-/// A mask has changed, before which the thread believed `had`: what waited for that is delivered.
+/// After a mask has changed, before which the thread believed `had`: delivers what was kept because of it.
 fn open_again(had: u8) {
     if had != 0 {
         beliefs::deliver(beliefs::mine());
     }
 }
 
-/// `rt_sigprocmask`: never blocks our signals, and says that it did.
+/// `rt_sigprocmask`: never blocks canvas's signals, but reports that it did.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     let (how, new, old) = (a[0], a[1], a[2]);
@@ -416,10 +424,11 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     r
 }
 
-/// Calls that wait with a mask of their own (`rt_sigsuspend`, `ppoll`, `pselect6`, `epoll_pwait`):
-/// a copy of the mask without our signals takes its place.
+/// Calls that wait with a mask of their own (`rt_sigsuspend`, `ppoll`, `pselect6`, `epoll_pwait`): replaces the mask by
+/// a copy without canvas's signals.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let mut b = *a;
@@ -434,7 +443,7 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6], make: Make) -> isize {
         // SAFETY: the program's call, the caller's promise.
         _ => return unsafe { args::run(nr, a, make) },
     };
-    // What cannot be read stays in its place: the kernel finds that out when its turn comes.
+    // An argument that cannot be read stays in place: the kernel will refuse it.
     if nr as i64 == libc::SYS_pselect6 {
         // SAFETY: two numbers.
         let [mask, size] = unsafe { get_unless_null(a[at]) }
@@ -468,9 +477,10 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6], make: Make) -> isize {
     r
 }
 
-/// `rt_sigpending`: with those of our signals that are kept for the thread.
+/// `rt_sigpending`: includes those of canvas's signals that are kept for the thread.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn rt_sigpending(a: &[usize; 6]) -> isize {
     let kept = beliefs::pending();
@@ -485,9 +495,11 @@ pub unsafe fn rt_sigpending(a: &[usize; 6]) -> isize {
     answer(r.and_then(|_| unsafe { uaccess::put(a[0], set | kept) }.map(|()| 0)))
 }
 
-/// `rt_sigtimedwait`: a wait for our signals has them blocked in truth, so that the kernel keeps what comes.
+/// `rt_sigtimedwait`: during a wait for canvas's signals they really are blocked, so that the kernel keeps those that
+/// come.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
     if beliefs::ours() == 0 || a[0] == 0 || a[3] != 8 {
@@ -510,7 +522,7 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
     };
     let at = time.as_ref().map_or(0, |t| t as *const _ as usize);
     let mut info: beliefs::Info = [0; 16];
-    // Nothing of the program's is touched while its faults cannot be served.
+    // Touch nothing of the program's while its faults cannot be served.
     let mask = signal::set_mask(u64::MAX);
     signal::set_mask(mask | beliefs::ours());
     let waiter = beliefs::wait();
@@ -545,10 +557,11 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
     answer(r)
 }
 
-/// `sigaltstack`: the kernel writes signal frames there by itself, so the stack stays resident.
-/// Ours is invisible to the program, and comes back when the program's own goes.
+/// `sigaltstack`: the kernel itself writes signal frames there, so the stack stays resident. Canvas's stack is
+/// invisible to the program, and comes back when the program removes its own.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn sigaltstack(a: &[usize; 6]) -> isize {
     let before = altstack::current();
@@ -571,7 +584,7 @@ pub unsafe fn sigaltstack(a: &[usize; 6]) -> isize {
     unsafe { put_unless_null(a[1], if hidden { none } else { before }) }
 }
 
-/// Makes `ss` the thread's signal stack, in place of `before`, which is ours when `hidden`.
+/// Makes `ss` the thread's signal stack, in place of `before`, which is canvas's if `hidden`.
 fn set_altstack(ss: &libc::stack_t, before: &libc::stack_t, hidden: bool) -> Result<(), Errno> {
     /// The kernel's SS_AUTODISARM.
     const AUTODISARM: i32 = 1 << 31;
@@ -580,13 +593,13 @@ fn set_altstack(ss: &libc::stack_t, before: &libc::stack_t, hidden: bool) -> Res
     let right = off || ((mode == 0 || mode == libc::SS_ONSTACK) && ss.ss_size >= libc::MINSIGSTKSZ);
     let on_it = before.ss_flags & libc::SS_ONSTACK != 0;
     if hidden && right && (off || on_it) {
-        // It has none already; or a handler runs on ours, whose return restores what was.
+        // The program has none already; or a handler runs on canvas's, whose return restores the old state.
         return Ok(());
     }
     if right && !off && !on_it && in_window(ss.ss_sp as usize) {
         lock::keep_stack(ss.ss_sp as usize, ss.ss_size);
     }
-    // On ours only a stack that is refused comes here: the kernel would see the wrong reason first.
+    // While on canvas's stack, only a stack that is refused gets here: the kernel would report another reason first.
     if hidden && on_it {
         return Err(Errno(match mode {
             0 | libc::SS_ONSTACK => libc::ENOMEM,
@@ -603,9 +616,10 @@ fn set_altstack(ss: &libc::stack_t, before: &libc::stack_t, hidden: bool) -> Res
     Ok(())
 }
 
-/// A signal whose handler is the program's.
+/// Handles a signal whose handler is the program's.
 ///
 /// # Safety
+///
 /// By an entry, with what it got.
 pub unsafe extern "C" fn arrive(
     sig: i32,
@@ -616,7 +630,7 @@ pub unsafe extern "C" fn arrive(
 ) {
     let mut action = actions::get(sig);
     if action.handler <= libc::SIG_IGN {
-        // Changed meanwhile.
+        // The action has changed since.
         action.handler = ignore as *const () as usize;
     }
     if sig == libc::SIGSEGV {
@@ -638,7 +652,8 @@ extern "C" fn ignore(_: i32) {}
 /// `si_code` of a fault on an address where nothing is mapped.
 const SEGV_MAPERR: i32 = 1;
 
-/// To the kernel a hole in the window is an inaccessible mapping; to the program it is a hole.
+/// Corrects a fault's code: to the kernel, a hole in the managed range is an inaccessible mapping; to the program it is
+/// a hole.
 fn name_hole(i: &mut libc::siginfo_t) {
     if i.si_code <= 0 {
         return;

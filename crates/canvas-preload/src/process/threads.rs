@@ -1,5 +1,5 @@
-//! Our own threads in the program: the reclaim thread, and in thread mode the fault handlers.
-//! They have no libc: raw calls only, a small stack, an empty thread-local block.
+//! Canvas's own threads in the program: the reclaim thread and, in thread mode, the fault handlers. They do without
+//! libc: raw calls only, a small stack, an empty thread-local block.
 
 use canvas_shm::Counter;
 use canvas_sys::pagemap::Pagemap;
@@ -24,7 +24,7 @@ use crate::shared::{beyond, pages};
 
 const STACK_BYTES: usize = thread::OWN_STACK_BYTES;
 
-/// Opens a descriptor of this process for process_madvise, where PIDFD_SELF may be missing.
+/// Opens a descriptor of this process for process_madvise, in case PIDFD_SELF is missing.
 pub fn open_pidfd() {
     if let Ok(fd) = descriptors::with_room(proc::pidfd_self)
         && let Ok(fd) = descriptors::moved(fd, true)
@@ -34,8 +34,8 @@ pub fn open_pidfd() {
     }
 }
 
-/// Opens this process's pagemap for good: program threads ask it too, and what they open meanwhile would have the
-/// number that another one may count on.
+/// Opens this process's pagemap once and for all: program threads use it, too, and a file that they opened would take a
+/// number that another thread may count on.
 pub fn open_pagemap() {
     let opened = descriptors::with_room(|| Pagemap::open().ok_or(Errno(libc::EMFILE)))
         .ok()
@@ -43,16 +43,16 @@ pub fn open_pagemap() {
     fds::guard(Fd::Pagemap, opened.unwrap_or(-1));
 }
 
-/// One of our threads.
+/// A thread of canvas.
 struct Ours {
     /// 0 for none, or for one that is just being started.
     tid: AtomicU32,
-    /// Its stack, which the next one takes over; 0 for none.
+    /// Its stack, which the next thread reuses; 0 for none.
     stack: AtomicUsize,
 }
 
 impl Ours {
-    /// Has the kernel forgotten it?
+    /// Whether the thread has ended in the kernel.
     fn is_gone(&self) -> bool {
         let (pid, tid) = (proc::pid() as usize, self.tid.load(Ordering::Acquire));
         // SAFETY: no signal: asks whether there is such a thread.
@@ -72,7 +72,7 @@ static OURS: [Ours; HANDLERS + 1] = [const {
 }; HANDLERS + 1];
 const RECLAIMER: usize = HANDLERS;
 
-/// Starts a thread, in a place where there is none.
+/// Starts a thread in a place that has none.
 fn spawn(place: usize, entry: extern "C" fn() -> !) -> Result<(), Errno> {
     let ours = &OURS[place];
     ours.tid.store(0, Ordering::Release);
@@ -82,8 +82,7 @@ fn spawn(place: usize, entry: extern "C" fn() -> !) -> Result<(), Errno> {
         ours.stack.store(base, Ordering::Relaxed);
     }
     let top = ours.stack.load(Ordering::Relaxed) + STACK_BYTES;
-    // SAFETY: a stack that nothing else uses; the entries never return and use no
-    // thread-local data.
+    // SAFETY: a stack that nothing else uses; the entries never return and use no thread-local data.
     let tid = unsafe { proc::spawn_bare(top, entry) }?;
     ours.tid.store(tid, Ordering::Release);
     Ok(())
@@ -100,16 +99,16 @@ pub fn after_fork_in_child() {
     END.store(false, Ordering::Relaxed);
 }
 
-/// Are all descriptors there that the reclaim thread uses?
+/// Whether all descriptors are open that the reclaim thread uses.
 static MAY_RECLAIM: AtomicBool = AtomicBool::new(false);
 
-/// From now on the reclaim thread may be started.
+/// Allows the reclaim thread to be started from now on.
 pub fn allow_reclaimer() {
     MAY_RECLAIM.store(true, Ordering::Release);
 }
 
-/// Starts the reclaim thread of this process, once, and not before it may be. In a vfork child it does nothing: the
-/// thread would belong to a process that is about to become another program.
+/// Starts the reclaim thread of this process, once, if that is allowed yet. Does nothing in a vfork child: the thread
+/// would belong to a process that is about to exec another program.
 pub fn start_reclaimer() {
     if !MAY_RECLAIM.load(Ordering::Acquire) {
         return;
@@ -129,7 +128,7 @@ pub fn start_reclaimer() {
     }
 }
 
-/// Starts the handlers of faults, for thread mode.
+/// Starts the fault handlers, for thread mode.
 pub fn start_handlers() -> Result<(), Errno> {
     let missing = |place: &usize| OURS[*place].tid.load(Ordering::Relaxed) == 0;
     (0..HANDLERS)
@@ -139,14 +138,16 @@ pub fn start_handlers() -> Result<(), Errno> {
 
 /// A thread is in [`alone`].
 static IS_ALONE: AtomicBool = AtomicBool::new(false);
-/// Our threads are to end.
+/// Canvas's threads must end.
 static END: AtomicBool = AtomicBool::new(false);
-/// What the handlers that are to end are woken by: a fault in as many pages.
+/// Address of pages, one per handler, whose faults wake the handlers that must end.
 static BELL: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes a call of the program that the kernel grants to programs of one thread only: ours are gone meanwhile.
+/// Makes a call of the program that the kernel grants only to programs with one thread, while canvas's threads are
+/// stopped.
 pub fn alone<R>(call: impl FnOnce() -> R) -> R {
-    // A child of vfork has its parent's. Who does so while another thread does has that one.
+    // Canvas's threads are not a vfork child's but its parent's. If a second thread gets here, the program has more
+    // than one thread anyway.
     if state::PID.load(Ordering::Relaxed) != proc::pid() || IS_ALONE.swap(true, Ordering::AcqRel) {
         return call();
     }
@@ -173,16 +174,16 @@ pub fn alone<R>(call: impl FnOnce() -> R) -> R {
 
 /// The program's first thread has ended, before others.
 static FIRST_ENDED: AtomicBool = AtomicBool::new(false);
-/// What the last thread that ended did so with, since then.
+/// Exit code of the last thread that has ended since.
 static LAST_CODE: AtomicU32 = AtomicU32::new(0);
 
-/// The calling thread is about to end with `code`. If it is the program's last one the process ends, as it does where
-/// there are no threads of ours.
+/// Called when the calling thread is about to end with `code`. If it is the program's last thread the process ends, as
+/// it would without canvas's threads.
 pub fn before_exit(code: i32) {
     if FIRST_ENDED.load(Ordering::SeqCst) {
         LAST_CODE.store(code as u32 & 0xff, Ordering::SeqCst);
     }
-    // Others than the first one: libc ends the process with the last of them, and so does the reclaim thread.
+    // For other threads than the first: libc ends the process with the last of them, and so does the reclaim thread.
     if proc::tid() != proc::pid() {
         return;
     }
@@ -196,14 +197,14 @@ pub fn before_exit(code: i32) {
     proc::exit_group(code);
 }
 
-/// The process is about to end.
+/// Called when the process is about to end.
 pub fn before_exit_group() {
     trace::at_exit();
     pages::before_exit();
     fork_accounting::before_exit();
 }
 
-/// Is there no thread of the program's but one? (The first one counts until the process has ended.)
+/// Whether the program has only one thread left. (The first one counts until the process has ended.)
 pub fn is_one_left() -> bool {
     let handlers = match state::THREAD_MODE.load(Ordering::Relaxed) {
         true => HANDLERS as u64,
@@ -213,7 +214,7 @@ pub fn is_one_left() -> bool {
     pages::own_threads().is_some_and(|threads| threads <= 1 + handlers + reclaimer)
 }
 
-/// For the reclaim thread: ends the process whose threads have all ended, but for ours.
+/// For the reclaim thread: ends the process if all threads except canvas's have ended.
 fn look_at_the_end() {
     if FIRST_ENDED.load(Ordering::Relaxed) && is_one_left() {
         before_exit_group();
@@ -222,7 +223,7 @@ fn look_at_the_end() {
 }
 
 fn end_reclaimer() {
-    // Where another thread could not start it, there is none.
+    // If another thread could not start it, there is none.
     while !OURS[RECLAIMER].is_gone() && accounting::RECLAIMER.load(Ordering::Acquire) != 0 {
         accounting::wake_reclaimer();
         gate::yield_now();
@@ -230,7 +231,7 @@ fn end_reclaimer() {
     accounting::RECLAIMER.store(0, Ordering::Release);
 }
 
-/// Ends the handlers; false where they stay.
+/// Ends the handlers; returns false if they stay.
 fn end_handlers() -> bool {
     let bytes = HANDLERS * PAGE_SIZE;
     let Ok(bell) = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE) else {
@@ -257,7 +258,7 @@ fn end_handlers() -> bool {
     rings
 }
 
-/// A fault on the bell: this handler ends.
+/// Handles a fault on such a page: this handler ends.
 fn end_handler(u: uffd::Uffd, page: usize) -> ! {
     static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
     // SAFETY: an absent page of the bell's, whose toucher waits.
@@ -265,7 +266,7 @@ fn end_handler(u: uffd::Uffd, page: usize) -> ! {
     proc::exit_thread()
 }
 
-/// Faults wait until there are handlers again.
+/// Restarts the handlers; until then faults wait.
 fn start_handlers_again() {
     let mut tries = 0;
     while start_handlers().is_err() {
@@ -278,11 +279,11 @@ fn start_handlers_again() {
     }
 }
 
-/// How often handlers are tried to be started, a millisecond apart.
+/// How often starting the handlers is tried, a millisecond apart.
 const HANDLER_TRIES: u32 = 1000;
 
-/// What native memory there is and what of it is to leave, what each process may keep, and what of the swap cache
-/// lies idle.
+/// Measures native memory and pages some of it out, updates ages and headroom, divides the room among processes, and
+/// frees idle swap-cache slots.
 fn look_at_memory() {
     accounting::measure_native();
     accounting::look_at_ages();
@@ -318,14 +319,14 @@ extern "C" fn reclaimer() -> ! {
         let mut next_ns = 0;
         let worked = {
             let _inside = freeze::enter_masked();
-            // Of what relatives share there is an estimate only, soon too high by far.
+            // Pages that relatives share are only estimated, which soon is far too high.
             if rounds.is_multiple_of(16) || state::FORKED.load(Ordering::Relaxed) {
                 look_at_memory();
             }
-            // Both: neither waits for the other's work to be done.
+            // Both, so that neither waits until the other has no work left.
             let reclaimed = pages::background_round() | reclaim::background_round();
-            // In a program that is at its limit there is always a little to reclaim: hints do not wait for an end of
-            // that, what comes back unasked does.
+            // In a program at its limit there is always a little to reclaim. Hints do not wait for that to end;
+            // proactive swap-in does.
             let round = match resumed.background_round() {
                 Round::Idle => told.background_round(),
                 round => round,
@@ -347,11 +348,11 @@ extern "C" fn reclaimer() -> ! {
             {
                 let _inside = freeze::enter_masked();
                 look_at_memory();
-                // Both may be changed while the program runs.
+                // Both settings may be changed while the program runs.
                 state::PREFETCHERS.choose(state::seg().config.prefetch());
             }
             if accounting::short_of_room() {
-                // Short, and nothing to take: everything is busy, pinned, or not ours.
+                // Short of room, but with nothing to take: everything is busy, pinned, or other processes'.
                 let pause_ns = if accounting::excess() > 0 {
                     2_000_000
                 } else {
@@ -367,18 +368,18 @@ extern "C" fn reclaimer() -> ! {
     }
 }
 
-/// How many times longer than alone a process pauses that is short and has nothing to give: each look costs more
-/// with each process, and together they would keep the processors from those that run.
+/// Factor by which a process that is short and has nothing to give up pauses longer than if it were alone: each round
+/// costs more with each process, and together they would keep the CPUs from the processes that run.
 fn crowd() -> u64 {
     1 + u64::from(state::seg().procs_end.load(Ordering::Relaxed)) / 16
 }
 
-/// How long nobody need look at what is being written beyond the pool.
+/// How long nothing that is being written beyond the pool needs attention.
 fn beyond_idle_ns() -> u64 {
     tier::idle_ns().min(beyond::idle_ns())
 }
 
-/// Handlers that were started, in this process or those that it was forked from.
+/// Handlers ever started, in this process or those that it was forked from.
 static HANDLERS_STARTED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn handler() -> ! {
@@ -424,14 +425,14 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
             if msg.flags & uffd::FAULT_WP != 0 {
                 state::count(Counter::FaultWriteProtect, 1);
             }
-            // COPY has woken the faulter if it filled the page; if another thread did, or the
-            // page was only protected, nobody has.
+            // UFFDIO_COPY has woken the faulting thread if it filled the page. If another thread filled it, or the page
+            // was only protected, it still waits.
             u.wake(addr, PAGE_SIZE);
         }
-        // The mapping changed under the fault: the access is made again, and is the kernel's to judge.
+        // The mapping changed during the fault: the access is repeated, and the kernel judges it.
         Resolved::NotOurs => u.wake(addr, PAGE_SIZE),
         Resolved::Poisoned | Resolved::Unreachable | Resolved::Lost | Resolved::NoMemory => {
-            // There is no way to fail a fault by message before UFFDIO_POISON: say so and end.
+            // Before UFFDIO_POISON there is no way to fail a fault by message: report it and end.
             report!(
                 "page {addr:#x}: {}; the program is ended by SIGBUS",
                 r.reason()

@@ -1,14 +1,14 @@
-//! Tools that run a program in a machine of their own making: there is no userfaultfd in it, and its code is not the
-//! code that runs.
+//! Detects tools that run a program in a machine of their own: userfaultfd does not work there, and the program's code
+//! is not the code that runs.
 
-/// Variables by which such tools are known to the programs that they run.
+/// Variables by which such tools are recognised.
 const KNOWN: [(&str, &str); 3] = [
     ("RUNNING_UNDER_RR", "rr"),
     ("DYNAMORIO_RUNUNDER", "DynamoRIO"),
     ("DYNAMORIO_OPTIONS", "DynamoRIO"),
 ];
 
-/// The tool that runs this program; `has` tells whether a variable is set.
+/// The tool that runs this program; `has` returns whether a variable is set.
 pub fn around(has: impl Fn(&str) -> bool) -> Option<&'static str> {
     if is_in_valgrind() {
         return Some("valgrind");
@@ -17,7 +17,7 @@ pub fn around(has: impl Fn(&str) -> bool) -> Option<&'static str> {
     known.map(|(_, tool)| *tool)
 }
 
-/// Asks as valgrind's RUNNING_ON_VALGRIND does: by rotations that leave all as it is on a processor.
+/// Asks like valgrind's RUNNING_ON_VALGRIND: by rotations that have no effect on a real processor.
 fn is_in_valgrind() -> bool {
     const RUNNING_ON_VALGRIND: u64 = 0x1001;
     let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];

@@ -1,7 +1,7 @@
-//! A tenant is one trust domain: processes that change their user stay in it. That is told, once.
+//! A tenant is one trust domain: processes that change their user stay in it. That is reported once.
 //!
-//! Whoever has the segment's descriptor can read and write what its processes exchange with the agent, and all
-//! shared memory. It cannot be taken from a process that pages, whoever it runs as.
+//! Any process with the segment's descriptor can read and write what the tenant's processes exchange with the agent,
+//! and all shared memory. The descriptor cannot be taken from a process that pages, whichever user it runs as.
 
 use canvas_sys::proc;
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -12,13 +12,13 @@ use crate::report;
 /// The segment's descriptor.
 static SEGMENT: AtomicI32 = AtomicI32::new(-1);
 
-/// Once, at start-up.
+/// Remembers the segment's descriptor. Called once, at start-up.
 pub fn start(segment: i32) {
     SEGMENT.store(segment, Ordering::Relaxed);
     look();
 }
 
-/// The user who made the tenant.
+/// The user who created the tenant.
 fn tenants() -> Option<u32> {
     proc::file_facts(SEGMENT.load(Ordering::Relaxed))
         .ok()
@@ -29,7 +29,7 @@ fn first_time() -> bool {
     state::seg().told_user.swap(1, Ordering::Relaxed) == 0
 }
 
-/// After whatever may have changed the user.
+/// Checks the user after a call that may have changed it.
 pub fn look() {
     let (now, Some(tenants)) = (proc::user(), tenants()) else {
         return;
@@ -42,8 +42,8 @@ pub fn look() {
     }
 }
 
-/// Before the program's exec of a file, as `newfstatat` takes it: one that changes the user inherits the
-/// descriptors.
+/// Checks, before the program's exec of a file (as for `newfstatat`), whether that changes the user: the new image
+/// inherits the descriptors.
 pub fn before_exec(dir: usize, path: usize, flags: usize) {
     let Ok(file) = proc::file_facts_at(dir, path, flags) else {
         return;
