@@ -1,9 +1,8 @@
-//! Lanes: what a program and a donor say to each other on a connection of their own, which only
-//! reads.
+//! The protocol of direct read channels ("lanes"): what a program and a donor send to each other on their own
+//! connection, which only reads.
 //!
-//! The agent asks a donor for a lane over its link 0 and gets a ticket. It hands the ticket and the
-//! lane's two keys to one process of the tenant, which opens one connection with them. A ticket
-//! opens one connection, once.
+//! The agent requests a channel from a donor over its link 0 and gets a ticket. It passes the ticket and the channel's
+//! two keys to one process of the tenant, which opens one connection with them. A ticket opens one connection, once.
 //!
 //! ```text
 //! program ──► u16 length, ticket 16, tag 16                          message 0: the opening
@@ -12,16 +11,16 @@
 //! program ◄── head, tag, then `len` bytes as they are stored
 //! ```
 //!
-//! A donor with RDMA also takes two other messages, told by their lengths ([`Ask`]): the program's end
-//! of a queue pair, answered with the donor's, and a slab to be exposed to it, answered with its key.
-//! What follows the head of these answers ([`GIVEN_BYTES`]) is bound into the head's tag.
+//! A donor with RDMA also accepts two other messages, distinguished by their lengths ([`Ask`]): the program's end of a
+//! queue pair, answered with the donor's, and a slab to be exposed to it, answered with its key. What follows the head
+//! of these answers ([`GIVEN_BYTES`]) is authenticated with the head's tag.
 //!
-//! All integers are little endian. A message's number is its nonce, so one that is changed,
-//! repeated, left out or moved does not open. A head is in clear and bound into its tag. The
-//! stored bytes are not encrypted once more: they are a record that the agent has sealed for its
-//! tenant, extent, version and place. Whoever uses them opens them first.
+//! All integers are little endian. A message's number is its nonce, so a message that is changed, repeated, omitted or
+//! reordered does not verify. A head is in clear and authenticated by its tag. The stored bytes are not encrypted
+//! again: they are a record that the agent has sealed for its tenant, extent, version and place, and the reader
+//! verifies it before use.
 //!
-//! One request is under way at a time. Any error of a peer ends the lane.
+//! One request is under way at a time. Any error of a peer ends the channel.
 //!
 //! Nothing here touches a socket or a clock, allocates, or calls libc.
 #![no_std]
@@ -35,32 +34,32 @@ use ring::hkdf::{self, HKDF_SHA256};
 
 pub mod record;
 
-/// Names a lane while nobody has opened it.
+/// Identifies a channel until it is opened.
 pub type Ticket = [u8; 16];
-/// What both keys of a lane follow from: random, from the agent, for one lane.
+/// The secret from which both keys of a channel are derived: random, from the agent, for one channel.
 pub type Secret = [u8; 32];
 /// The key of one direction.
 pub type Key = [u8; 32];
 
-/// Bytes of the length in front of each message of a program's.
+/// Bytes of the length before each message of a program.
 pub const LENGTH_BYTES: usize = 2;
-/// Bytes of a message of a program's, without its length. (A handshake's message has 48, by which
-/// a donor knows what a connection is.)
+/// Bytes of a program's message, without its length. (A handshake message has 48, by which a donor recognises the kind
+/// of connection.)
 pub const MESSAGE_BYTES: usize = BODY_BYTES + TAG_BYTES;
 /// Bytes of a message that joins a queue pair, without its length.
 pub const JOIN_BYTES: usize = QUEUE_PAIR_BYTES + TAG_BYTES;
-/// Bytes of a message that has a slab exposed, without its length.
+/// Bytes of a message that exposes a slab, without its length.
 pub const EXPOSE_BYTES: usize = HANDLE_BYTES + TAG_BYTES;
-/// Bytes behind the head of an answer to such a message: an end of a queue pair, or an address (u64),
+/// Bytes after the head of an answer to [`Ask::Join`] or [`Ask::Expose`]: an end of a queue pair, or an address (u64),
 /// a key (u32) and zeros.
 pub const GIVEN_BYTES: usize = QUEUE_PAIR_BYTES;
-/// What follows the head of such an answer.
+/// The bytes after the head of such an answer.
 pub type Given = [u8; GIVEN_BYTES];
-/// Bytes of an answer before what was read.
+/// Bytes of an answer before the data.
 pub const HEAD_BYTES: usize = BODY_BYTES + TAG_BYTES;
-/// Bytes that one read gives at most: a record with an incompressible page, its hash and its tag.
+/// Most bytes of one read: a record with an incompressible page, its hash and its tag.
 pub const READ_BYTES_MAX: usize = 16 + 4096 + 16;
-/// Messages of one lane at most: AES-GCM's bound for one key is about 2^32.
+/// Most messages of one channel: AES-GCM's limit for one key is about 2^32.
 pub const MESSAGES_MAX: u64 = 1 << 32;
 
 const BODY_BYTES: usize = 16;
@@ -70,22 +69,22 @@ const TAG_BYTES: usize = 16;
 const MESSAGE_BYTES_MAX: usize = JOIN_BYTES;
 const PURPOSE: &[u8] = b"canvas-wire/1 lane";
 
-/// Why a lane cannot go on. Both sides give it up then.
+/// Why a channel cannot continue. Both sides then close it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bad {
-    /// It does not open: of another lane, changed, repeated, left out or moved.
+    /// The message does not verify: it is of another channel, or was changed, repeated, omitted or reordered.
     Message,
-    /// It opens and makes no sense: another length or code than there can be.
+    /// The message verifies and is invalid: an impossible length or code.
     Form,
-    /// The lane has sent all that it may, or an answer is awaited still.
+    /// The channel has sent all that it may, or an answer is still awaited.
     Order,
 }
 
 impl fmt::Display for Bad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Bad::Message => "a message of the lane does not open",
-            Bad::Form => "a message of the lane makes no sense",
+            Bad::Message => "a message of the lane does not verify",
+            Bad::Form => "a message of the lane is invalid",
             Bad::Order => "the lane has no message to send now",
         })
     }
@@ -96,14 +95,15 @@ impl core::error::Error for Bad {}
 /// The two keys of a lane.
 #[derive(Clone)]
 pub struct Keys {
-    /// Of what the program sends.
+    /// Key of the program's messages.
     pub up: Key,
-    /// Of what the donor sends.
+    /// Key of the donor's messages.
     pub down: Key,
 }
 
 impl Keys {
-    /// One after the other. Whoever opens a lane is given these: to derive them takes more stack than a fault may have.
+    /// The keys, concatenated. The process that opens a channel gets them in this form, because deriving them takes
+    /// more stack than a fault may use.
     pub fn to_bytes(&self) -> [u8; 64] {
         let mut bytes = [0; 64];
         bytes[..32].copy_from_slice(&self.up);
@@ -111,7 +111,7 @@ impl Keys {
         bytes
     }
 
-    /// From these.
+    /// The reverse of [`Keys::to_bytes`].
     pub fn from_bytes(bytes: &[u8; 64]) -> Keys {
         let (mut up, mut down) = ([0; 32], [0; 32]);
         up.copy_from_slice(&bytes[..32]);
@@ -128,7 +128,7 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// By HKDF-SHA256, with the ticket as salt.
+    /// Derives the keys by HKDF-SHA256, with the ticket as salt.
     pub fn new(secret: &Secret, ticket: &Ticket) -> Keys {
         let prk = hkdf::Salt::new(HKDF_SHA256, ticket).extract(secret);
         let key = |direction: &[u8]| {
@@ -159,18 +159,18 @@ fn put_tag(tag: &Tag, to: &mut [u8]) {
     to.copy_from_slice(tag.as_ref());
 }
 
-/// What a program asks for.
+/// A read request of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Read {
-    /// The slab's handle at the donor.
+    /// The slab's handle on the donor.
     pub handle: u64,
-    /// Where, in bytes from the slab's beginning.
+    /// Offset in the slab, in bytes.
     pub offset: u32,
-    /// How much; at most [`READ_BYTES_MAX`].
+    /// Length in bytes; at most [`READ_BYTES_MAX`].
     pub len: u32,
 }
 
-/// A slab that was exposed, as it is sent.
+/// Encodes an exposed slab.
 pub fn exposed_to_bytes(exposed: &Exposed) -> Given {
     let mut bytes = [0; GIVEN_BYTES];
     bytes[..8].copy_from_slice(&exposed.address.to_le_bytes());
@@ -178,7 +178,7 @@ pub fn exposed_to_bytes(exposed: &Exposed) -> Given {
     bytes
 }
 
-/// The slab that was exposed.
+/// Decodes an exposed slab.
 pub fn exposed_from_bytes(bytes: &Given) -> Exposed {
     Exposed {
         address: u64_at(bytes, 0),
@@ -186,30 +186,30 @@ pub fn exposed_from_bytes(bytes: &Given) -> Exposed {
     }
 }
 
-/// What a message asks for.
+/// A program's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// Bytes.
+    /// Read bytes.
     Read(Read),
-    /// A queue pair that is connected to this one.
+    /// Connect a queue pair to this one.
     Join(QueuePair),
-    /// The slab with this handle, for the queue pair to read.
+    /// Expose the slab with this handle for the queue pair to read.
     Expose(u64),
 }
 
-/// How a donor answers.
+/// A donor's result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub enum Code {
-    /// With what was read, or, to the opening, with nothing.
+    /// Done; the data follow, or, after the opening, nothing.
     Done = 0,
-    /// The handle is none of this tenant's.
+    /// The tenant has no such handle.
     UnknownHandle = 1,
-    /// Offset and length do not lie in the slab, or are more than a lane reads.
+    /// The range is not inside the slab, or longer than a channel reads.
     OutOfRange = 2,
-    /// The lane is over its rate. The donor takes its next request when that has passed.
+    /// The channel is over its rate. The donor accepts its next request when that has passed.
     OverRate = 3,
-    /// The lane has no queue pair, or may have none now.
+    /// The channel has no queue pair, or may have none now.
     NoPair = 4,
 }
 
@@ -230,25 +230,25 @@ impl Code {
 /// An answer's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
-    /// What became of the request.
+    /// The result of the request.
     pub code: Code,
-    /// Bytes that follow: as many as were asked for, or none.
+    /// Bytes that follow: as many as were requested, or none.
     pub len: u32,
 }
 
-/// A program's end of a lane. Every message has a number of its own under its key: an end that was
-/// copied (by fork) must not be used.
+/// A program's end of a channel. Every message has a unique number under its key, so an end that was copied (by fork)
+/// must not be used.
 pub struct Caller {
     up: LessSafeKey,
     down: LessSafeKey,
     /// Number of the next message.
     next: u64,
-    /// Bytes that the answer which is awaited may bring.
+    /// Most bytes that the awaited answer may bring, if one is awaited.
     awaited: Option<u32>,
 }
 
 impl Caller {
-    /// With its keys. (It is a KiB, of which a frame of its own would be one more copy on the caller's stack.)
+    /// With its keys. (It is a KiB large, and a frame of its own would be one more copy on the caller's stack.)
     #[inline(always)]
     pub fn new(keys: &Keys) -> Caller {
         Caller {
@@ -269,8 +269,8 @@ impl Caller {
             .map_err(|_| Bad::Order)
     }
 
-    /// The first message. The donor's answer is awaited before any other is sent: so no two messages
-    /// have one number, however often a ticket is tried.
+    /// The first message. The donor's answer must arrive before any other message is sent: so no two messages have one
+    /// number, however often a ticket is tried.
     pub fn opening(&mut self, ticket: &Ticket) -> Result<[u8; LENGTH_BYTES + MESSAGE_BYTES], Bad> {
         if self.next != 0 {
             return Err(Bad::Order);
@@ -279,14 +279,14 @@ impl Caller {
         Ok(message(ticket, &tag))
     }
 
-    /// The opening was not sent: it may be made once more.
+    /// The opening was not sent: it may be created again.
     pub fn take_back(&mut self) {
         if self.next == 0 {
             self.awaited = None;
         }
     }
 
-    /// The message that asks for this.
+    /// The message that requests this read.
     pub fn ask(&mut self, read: Read) -> Result<[u8; LENGTH_BYTES + MESSAGE_BYTES], Bad> {
         self.may_ask()?;
         let mut body = [0; BODY_BYTES];
@@ -305,7 +305,7 @@ impl Caller {
         Ok(message(&body, &tag))
     }
 
-    /// The message that has a slab exposed to it. The answer brings its key.
+    /// The message that exposes a slab to it. The answer brings its key.
     pub fn expose(&mut self, handle: u64) -> Result<[u8; LENGTH_BYTES + EXPOSE_BYTES], Bad> {
         self.may_ask()?;
         let mut body = handle.to_le_bytes();
@@ -320,12 +320,12 @@ impl Caller {
         Ok(())
     }
 
-    /// What the answer's head says.
+    /// Verifies and decodes an answer's head.
     pub fn answered(&mut self, head: &[u8; HEAD_BYTES]) -> Result<Head, Bad> {
         self.answered_with(head, &[])
     }
 
-    /// What the head of an answer says, and what follows it, if that is what was asked for.
+    /// Verifies and decodes an answer's head and what follows it.
     pub fn given(&mut self, head: &[u8; HEAD_BYTES], given: &Given) -> Result<Head, Bad> {
         self.answered_with(head, given)
     }
@@ -349,7 +349,7 @@ impl Caller {
     }
 }
 
-/// A message of `N` bytes with its length, of which the body takes what the tag leaves.
+/// A message of `N` bytes with its length; the body fills what the tag leaves.
 fn message<const N: usize>(body: &[u8], tag: &Tag) -> [u8; N] {
     let mut message = [0; N];
     message[..LENGTH_BYTES].copy_from_slice(&((N - LENGTH_BYTES) as u16).to_le_bytes());
@@ -359,16 +359,16 @@ fn message<const N: usize>(body: &[u8], tag: &Tag) -> [u8; N] {
     message
 }
 
-/// What is bound into a head's tag: the head, and what follows it where that is not a record.
+/// What a head's tag authenticates: the head, and what follows it where that is not a record.
 fn bound(head: &[u8], given: &[u8]) -> Aad<Bound<{ BODY_BYTES + GIVEN_BYTES }>> {
     Bound::of(&[head, given])
 }
 
-/// Additional data: bytes, of which so many count.
+/// Additional data: a buffer, and how many of its bytes count.
 struct Bound<const MAX: usize>([u8; MAX], usize);
 
 impl<const MAX: usize> Bound<MAX> {
-    /// These one after the other.
+    /// These parts, concatenated.
     fn of(parts: &[&[u8]]) -> Aad<Bound<MAX>> {
         let (mut bytes, mut len) = ([0; MAX], 0);
         for part in parts {
@@ -385,7 +385,7 @@ impl<const MAX: usize> AsRef<[u8]> for Bound<MAX> {
     }
 }
 
-/// What a head's code and length are before it was verified: so much follows.
+/// How many bytes follow a head, before the head was verified.
 pub fn follows(head: &[u8; HEAD_BYTES]) -> usize {
     u32_at(head, 4) as usize
 }
@@ -398,24 +398,24 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// The ticket of an opening; `None` for bytes that are none.
+/// The ticket of an opening; `None` for bytes of another length.
 pub fn ticket(opening: &[u8]) -> Option<Ticket> {
     let opening: &[u8; MESSAGE_BYTES] = opening.try_into().ok()?;
     opening.first_chunk().copied()
 }
 
-/// A donor's end of a lane.
+/// A donor's end of a channel.
 pub struct Answerer {
     up: LessSafeKey,
     down: LessSafeKey,
     /// Number of the message that comes next, or is to be answered.
     next: u64,
-    /// Whether it is to be answered.
+    /// Whether that message is to be answered.
     asked: bool,
 }
 
 impl Answerer {
-    /// A lane is opened with this message, without its length. It is answered next.
+    /// Opens a channel with this message, without its length. It is answered next.
     pub fn admit(keys: &Keys, opening: &[u8]) -> Result<Answerer, Bad> {
         let (ticket, tag) = opening.split_first_chunk::<BODY_BYTES>().ok_or(Bad::Form)?;
         let mut tag: [u8; TAG_BYTES] = tag.try_into().map_err(|_| Bad::Form)?;
@@ -430,7 +430,7 @@ impl Answerer {
         })
     }
 
-    /// What a message, without its length, asks for. It is answered next.
+    /// Verifies and decodes a message, without its length. It is answered next.
     pub fn asked(&mut self, message: &[u8]) -> Result<Ask, Bad> {
         if self.asked || self.next >= MESSAGES_MAX {
             return Err(Bad::Order);
@@ -459,12 +459,12 @@ impl Answerer {
         Ok(ask)
     }
 
-    /// The head of the answer to what was asked; `len` bytes follow.
+    /// The head of the answer to the request; `len` bytes follow.
     pub fn answer(&mut self, code: Code, len: u32) -> Result<[u8; HEAD_BYTES], Bad> {
         self.answer_with(code, len, &[])
     }
 
-    /// The head of the answer that this follows.
+    /// The head of the answer that `given` follows.
     pub fn give(&mut self, given: &Given) -> Result<[u8; HEAD_BYTES], Bad> {
         self.answer_with(Code::Done, GIVEN_BYTES as u32, given)
     }

@@ -1,9 +1,9 @@
-//! How a tenant's records are sealed: by the agent, which writes them, and opened by it or, over a
-//! lane, by the program.
+//! Sealing of a tenant's records: the agent seals them, and the agent or, over a direct read channel, the program opens
+//! them.
 //!
-//! AES-256-GCM (NIST SP 800-38D), a key a tenant. The nonce is the seal number (8 bytes) and the
-//! offset in the extent / 16 (4 bytes). Bound in are the tenant and the extent, and with the
-//! extent's directory its header.
+//! AES-256-GCM (NIST SP 800-38D), one key for each tenant. The nonce is the seal number (8 bytes) and the offset in the
+//! extent / 16 (4 bytes). Associated data are the tenant and the extent, and for the extent's directory also its
+//! header.
 
 use crate::Bound;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
@@ -11,18 +11,18 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 /// Bytes of an extent's header.
 pub const HEADER_BYTES: usize = 16;
 
-/// The bytes are damaged, or not what was written last.
+/// The bytes are damaged, or are not the last ones written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Damaged;
 
-/// Seals and opens what one tenant keeps.
+/// Seals and opens one tenant's records.
 pub struct RecordKey {
     key: LessSafeKey,
     tenant: [u8; 16],
 }
 
 impl RecordKey {
-    /// With a key and the tenant that is bound in.
+    /// With a key, and the tenant that is authenticated with each record.
     pub fn new(key: &[u8; 32], tenant: [u8; 16]) -> RecordKey {
         // Fails only for a key of another length.
         let key = UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 bytes");
@@ -32,8 +32,8 @@ impl RecordKey {
         }
     }
 
-    /// Seals bytes that lie at `offset` of the extent; `header` is bound in as well. No two ranges of
-    /// bytes are sealed with one number and offset.
+    /// Seals bytes at `offset` of the extent; `header` is authenticated as well. No two ranges of bytes may be sealed
+    /// with one number and offset.
     pub fn seal(
         &self,
         (extent, seal): (u32, u64),
@@ -46,7 +46,7 @@ impl RecordKey {
             .expect("less than 64 GiB")
     }
 
-    /// Opens them in place: they end with their tag, whose place becomes zero.
+    /// Opens bytes in place: they end with their tag, which becomes zero.
     pub fn open(
         &self,
         (extent, seal): (u32, u64),

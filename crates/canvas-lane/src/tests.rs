@@ -172,7 +172,7 @@ fn what_follows_a_head_is_bound_into_it() {
     }
     assert_eq!(caller.answered(&head), Err(Bad::Message), "left out");
     assert!(caller.given(&head, &given).is_ok());
-    // As many bytes that were read are not taken for it.
+    // The same number of data bytes is not taken for it.
     let message = caller.expose(1).unwrap();
     answerer.asked(&message[LENGTH_BYTES..]).unwrap();
     let head = answerer.answer(Code::Done, GIVEN_BYTES as u32).unwrap();
@@ -196,7 +196,7 @@ fn a_message_of_another_length_is_none() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever an attacker does to one message or head, it does not open, and nothing panics.
+    /// Whatever an attacker does to one message or head, it does not verify, and nothing panics.
     #[test]
     fn what_is_changed_does_not_open(
         before in 0u32..5, at in 0usize..MESSAGE_BYTES, bit in 0u8..8, answer: bool,
@@ -220,7 +220,7 @@ proptest! {
         }
     }
 
-    /// Messages of any bytes: refused, whatever comes before them.
+    /// Arbitrary bytes are refused, whatever comes before them.
     #[test]
     fn any_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
         let (_, mut answerer) = pair();
@@ -230,7 +230,7 @@ proptest! {
         prop_assert!(Answerer::admit(&keys, &bytes).is_err());
     }
 
-    /// In whatever order recorded messages come, each is taken once, and in its order.
+    /// In whatever order recorded messages come, each is accepted once, and in its order.
     #[test]
     fn recorded_messages_are_taken_once(order in prop::collection::vec(0usize..6, 1..30)) {
         let (mut caller, mut answerer) = pair();

@@ -1,30 +1,30 @@
-//! A hard limit in bytes per second: a token bucket, kept as the moment when it is full again.
+//! A hard limit in bytes per second: a token bucket, stored as the time when it is full again.
 //!
-//! Bytes that are let through in any stretch of `t` seconds are at most `rate * t + burst`, whatever
-//! the order and size of requests (each at most the burst).
+//! In any interval of `t` seconds at most `rate * t + burst` bytes pass, whatever the order and size of requests (each
+//! at most the burst).
 
 use crate::REQUEST_BYTES_MAX;
 
-/// The burst in time: what a limit of [`BURST_BYTES_MIN`] times 1000 a second, or more, lets through at
-/// one time. It covers what a sleeping agent is late by.
+/// The burst as a time: what a limit of [`BURST_BYTES_MIN`] times 1000 a second, or more, lets pass at once. It covers
+/// the delay of a sleeping agent.
 const BURST_NS: u64 = 1_000_000;
 /// The smallest burst: two of the largest requests, so that each fits and one may follow the other.
 pub const BURST_BYTES_MIN: u64 = 2 * REQUEST_BYTES_MAX as u64;
 
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// The limit. Without a rate it lets everything through.
+/// The limit. Without a rate everything passes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bucket {
     /// Bytes a second; 0 is no limit.
     rate: u64,
     /// The burst at this rate.
     burst_ns: u64,
-    /// When all that went through is paid for.
+    /// When everything that passed is paid for.
     paid_ns: u64,
 }
 
-/// Bytes that a limit of `rate` bytes a second lets through beyond the rate.
+/// Bytes that a limit of `rate` bytes a second lets pass beyond the rate.
 pub fn burst_bytes(rate: u64) -> u64 {
     let by_time = u128::from(rate) * u128::from(BURST_NS) / SECOND_NS;
     BURST_BYTES_MIN.max(by_time as u64)
@@ -37,7 +37,7 @@ impl Bucket {
         bucket
     }
 
-    /// Another rate. What is not paid for yet is paid at the new rate.
+    /// Changes the rate. What is not paid for yet is paid at the new rate.
     pub(crate) fn set(&mut self, rate: Option<u64>, now_ns: u64) {
         let rate = rate.map_or(0, |r| r.max(1));
         let owed_ns = u128::from(self.paid_ns.saturating_sub(now_ns));
@@ -47,12 +47,12 @@ impl Bucket {
         self.paid_ns = now_ns + self.ns(owed as u64, true).min(self.burst_ns);
     }
 
-    /// Is there a limit?
+    /// Whether there is a limit.
     pub(crate) fn is_limited(&self) -> bool {
         self.rate != 0
     }
 
-    /// Time for this many bytes. Rounded so that a limit is kept: up for a cost, down for a burst.
+    /// Time that this many bytes take. Rounded so that the limit holds: up for a cost, down for a burst.
     fn ns(&self, bytes: u64, up: bool) -> u64 {
         if self.rate == 0 {
             return 0;
@@ -67,7 +67,7 @@ impl Bucket {
         u64::try_from(ns).unwrap_or(u64::MAX / 4)
     }
 
-    /// When this many bytes may go: now, or that moment later.
+    /// When this many bytes may pass: now, or later.
     pub(crate) fn due_ns(&self, bytes: u32, now_ns: u64) -> u64 {
         if self.rate == 0 {
             return now_ns;
@@ -76,7 +76,7 @@ impl Bucket {
         now_ns.max(paid.saturating_sub(self.burst_ns))
     }
 
-    /// Charges `bytes` that go now; the caller saw that they may.
+    /// Charges `bytes` that pass now; the caller has checked that they may.
     pub(crate) fn take(&mut self, bytes: u32, now_ns: u64) {
         debug_assert_eq!(self.due_ns(bytes, now_ns), now_ns, "past the limit");
         if self.rate != 0 {

@@ -1,8 +1,7 @@
-//! What is fair: figures for benches and tests.
+//! Measures of fairness, for benches and tests.
 
-/// Weighted min-max ratio (Canvas §6): the least of `rate / weight` over the tenants by the greatest;
-/// 1 is perfectly fair, 0 starves somebody. Pairs are (rate in any unit, weight); 1 when there are none, or
-/// nobody got anything.
+/// Weighted min-max ratio (Canvas §6): the least `rate / weight` of all tenants over the greatest; 1 is perfectly fair,
+/// 0 starves a tenant. Pairs are (rate in any unit, weight); 1 when there are none, or nobody got anything.
 pub fn wmmr(tenants: &[(f64, u32)]) -> f64 {
     let per_weight = tenants
         .iter()
@@ -13,8 +12,8 @@ pub fn wmmr(tenants: &[(f64, u32)]) -> f64 {
     if most == 0.0 { 1.0 } else { least / most }
 }
 
-/// Weighted max-min shares of `capacity` among tenants (demand, weight): nobody gets more than it asks
-/// for, and what it leaves is shared by the others by weight.
+/// Weighted max-min shares of `capacity` among tenants (demand, weight): no tenant gets more than it asks for, and the
+/// others share what it leaves by weight.
 pub fn max_min(capacity: f64, tenants: &[(f64, u32)]) -> Vec<f64> {
     let mut shares = vec![0.0; tenants.len()];
     let mut open: Vec<usize> = (0..tenants.len()).collect();

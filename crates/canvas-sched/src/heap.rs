@@ -1,13 +1,13 @@
-//! A binary heap whose entries can be found: smallest key first, any member taken out in O(log n).
+//! An indexed binary heap: smallest key first, and any member can be removed in O(log n).
 
 /// Marks a member that is not in the heap.
 const OUT: u32 = u32::MAX;
 
-/// Members are small numbers, each in the heap once at most. Storage grows with [`IndexHeap::reserve`] only.
+/// Members are small numbers, each in the heap at most once. Only [`IndexHeap::reserve`] allocates.
 #[derive(Debug)]
 pub(crate) struct IndexHeap<K> {
     entries: Vec<(K, u32)>,
-    /// Place in `entries`, by member.
+    /// Index in `entries`, by member.
     places: Vec<u32>,
 }
 
@@ -19,7 +19,7 @@ impl<K: Ord + Copy> IndexHeap<K> {
         }
     }
 
-    /// Members `0..n` may be put in from now on, without an allocation.
+    /// Allocates storage for members `0..n`.
     pub(crate) fn reserve(&mut self, n: usize) {
         if n > self.places.len() {
             self.places.resize(n, OUT);
@@ -39,7 +39,7 @@ impl<K: Ord + Copy> IndexHeap<K> {
         self.entries.first().copied()
     }
 
-    /// Puts the member in, or moves it to another key.
+    /// Inserts the member, or changes its key.
     pub(crate) fn put(&mut self, member: u32, key: K) {
         let place = self.places[member as usize];
         if place == OUT {
@@ -57,7 +57,7 @@ impl<K: Ord + Copy> IndexHeap<K> {
         }
     }
 
-    /// Takes the member out. False when it was not in.
+    /// Removes the member. False when it was not in the heap.
     pub(crate) fn remove(&mut self, member: u32) -> bool {
         let place = self.places[member as usize];
         if place == OUT {
@@ -113,7 +113,7 @@ impl<K: Ord + Copy> IndexHeap<K> {
     }
 
     /// # Panics
-    /// When order or places are broken.
+    /// When order or indices are broken.
     pub(crate) fn check(&self) {
         for (at, (key, member)) in self.entries.iter().enumerate() {
             assert!(at == 0 || self.entries[(at - 1) / 2].0 <= *key);

@@ -1,4 +1,4 @@
-//! Counts of durations, which can be halved as they grow old.
+//! A histogram of durations, whose counts can be halved as they grow old.
 
 use canvas_types::buckets::{BUCKETS, bucket_floor_ns, bucket_of};
 
@@ -19,7 +19,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts a duration `count` times. A bucket that is full stays full.
+    /// Counts a duration `count` times. A full bucket stays full.
     pub fn add(&mut self, ns: u64, count: u32) {
         let bucket = &mut self.buckets[bucket_of(ns)];
         let added = count.min(u32::MAX - *bucket);
@@ -27,12 +27,12 @@ impl Histogram {
         self.total += u64::from(added);
     }
 
-    /// How many durations were counted.
+    /// Number of counted durations.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// All counts halved, rounded down: the older, the less they weigh.
+    /// Halves all counts, rounded down, so that older ones weigh less.
     pub fn halve(&mut self) {
         self.total = 0;
         for bucket in &mut self.buckets {
@@ -41,7 +41,7 @@ impl Histogram {
         }
     }
 
-    /// The upper bound of the bucket that holds the quantile `per_mille` of 1000; `None` when empty.
+    /// The upper bound of the bucket with the quantile `per_mille` of 1000; `None` when empty.
     pub fn quantile_ns(&self, per_mille: u32) -> Option<u64> {
         if self.total == 0 {
             return None;
@@ -55,7 +55,7 @@ impl Histogram {
         Some(bound_ns(at))
     }
 
-    /// Bounds (ns, the largest duration of the bucket) and counts of the buckets that are not empty.
+    /// Bounds (ns, the largest duration of the bucket) and counts of the non-empty buckets.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let used = self.buckets.iter().enumerate().filter(|(_, n)| **n > 0);
         used.map(|(at, n)| (bound_ns(at), *n))

@@ -1,83 +1,82 @@
-//! A link: its window, and what is measured for it.
+//! A link: its window and its measurements.
 //!
-//! **How wide the window is.** A link is used fully, without a queue of its own, when there is under way what
-//! it moves in one round trip (as BBR and Vegas do), and the request that it is moving: the usual one of the highest
-//! rates of delivery seen lately times the shortest round trip seen lately, without the time that the bytes
-//! of that request took, and most of an extent. Requests are begun as long as *less* than the window is
-//! under way, so the bytes under way are less than window and request together, and what arrives waits
-//! for one to two extents at the link. A gain of 33/32 makes up for round trips that vary a little. A rate
-//! that has risen is found by a gain of 5/4 for two round trips in [`STEADY_ROUNDS`], as BBR does, and
-//! then on and on while that raises the rate: so seldom that what waits longer for it is less than 1 %.
-//! On a slow link the window is half as much again as the largest request of late: one is being moved while the next
-//! is on its way.
+//! **How wide the window is.** A link is fully used, without a queue of its own, when the bytes under way are what it
+//! moves in one round trip (as in BBR and Vegas) plus the request that it is moving. The window is the usual one of the
+//! highest recent delivery rates times the shortest recent round trip, without the time that this request's bytes took,
+//! plus most of an extent. Requests are started while *less* than the window is under way, so the bytes under way are
+//! less than window and request together, and a new request waits at the link for one to two extents. A gain of 33/32
+//! compensates small variations of round trips. A rate increase is found by a gain of 5/4 for two round trips in
+//! [`STEADY_ROUNDS`], as in BBR, repeated while it raises the rate: so rarely that requests which wait longer because
+//! of it are less than 1 %. On a slow link the window is one and a half times the largest recent request: one is being
+//! moved while the next is on its way.
 //!
-//! **How large requests should be.** What arrives at a slow link waits for as long as those that are under way take: 2.6 ms
-//! for two extents of 32 KiB at 200 Mbit/s, ten times what a page takes alone. So what can be cut should
-//! be cut into pieces of [`PIECE_NS`] ([`LinkStats::piece_bytes`]).
+//! **How large requests should be.** A new request on a slow link waits as long as those under way take: 2.6 ms for two
+//! extents of 32 KiB at 200 Mbit/s, ten times what a page alone takes. So a divisible request should be cut into pieces
+//! of [`PIECE_NS`] ([`LinkStats::piece_bytes`]).
 //!
-//! * Rates are measured as BBR does: bytes that were delivered between a request's being sent (from
-//!   the last delivery before it on) and its end, by the time of that, or by the time in which they were sent when
-//!   that is longer: what lay there when the agent came back from a pause was not delivered at once. A request
-//!   that left nothing waiting behind it tells nothing of what the link could do, and counts only when it is faster
-//!   than what is known.
-//! * A round trip that was measured behind our own window is longer than the link's. So when none was as
-//!   short as the known one for [`RTT_MEMORY_NS`], the link is let run dry, and one request goes alone.
-//! * Until the link was full once the window is [`WINDOW_BYTES_START`] at least.
+//! * Rates are measured as in BBR: bytes delivered between a request's start (from the last delivery before it on) and
+//!   its end, over that time, or over the time in which they were sent when that is longer, because what had arrived
+//!   when the agent came back from a pause was not delivered at once. A request with nothing waiting behind it says
+//!   nothing about the link's capacity, and counts only when it is faster than the known rate.
+//! * A round trip measured behind our own window is longer than the link's. So when none was as short as the known one
+//!   for [`RTT_MEMORY_NS`], the link is drained, and one request goes alone.
+//! * Until the link was full once the window is at least [`WINDOW_BYTES_START`].
 
 use crate::TenantId;
 use crate::heap::IndexHeap;
 
-/// Window over rate and round trip, in 32nds: as a rule, and looking for a higher rate.
+/// Window over rate times round trip, in 32nds: normally, and while probing for a higher rate.
 const GAIN_32NDS: u128 = 33;
 const GAIN_UP_32NDS: u128 = 40;
-/// Round trips from one look for a higher rate to the next.
+/// Round trips between two probes for a higher rate.
 const STEADY_ROUNDS: u32 = 512;
-/// Round trips of a look: one until more is under way, one to see what comes of it.
+/// Round trips of a probe: one until more is under way, one to see the result.
 const UP_ROUNDS: u32 = 2;
-/// The round trip that the window is made for at least, unless the caller says otherwise. Hosts answer in
-/// bursts: threads of peers and of programs wait for processors and wake-ups for so long, which the shortest round
-/// trip knows nothing of. With the shortest alone (40 us) a stream over loopback lost a sixth of its speed.
+/// The shortest round trip for which the window is computed, unless configured. Hosts answer in bursts: threads of
+/// peers and of programs wait this long for processors and wake-ups, which the shortest round trip does not show. With
+/// the shortest alone (40 us) a stream over loopback lost a sixth of its speed.
 pub const ROUND_TRIP_NS_MIN: u64 = 150_000;
-/// Added for the request that is being moved, in 32nds of the largest of late: less than a whole one, because with that
-/// there would be one too many as often as not, and the link is used to 95 % all the same.
+/// Allowance for the request being moved, in 32nds of the largest recent one: less than a whole one, because with a
+/// whole one there would often be one too many, and the link is used to 95 % all the same.
 const MOVING_32NDS: u64 = 29;
-/// The smallest window unless the caller says otherwise: a page and a half, so two are under way. It is half as
-/// much again as the largest request of late in any case, so that two of them are.
+/// The smallest window unless configured: a page and a half, so that two are under way. It is at least one and a half
+/// times the largest recent request, so that two of them are under way.
 pub const WINDOW_BYTES_MIN: u64 = 6 << 10;
-/// A largest request is remembered this long, and up to twice as long.
+/// A largest request is remembered for this time, and up to twice as long.
 const LARGEST_MEMORY_NS: u64 = 1_000_000_000;
-/// Highest rates of so many stretches in a row are kept: a highest rate may be that of a burst, which shapers let through
-/// after each pause. Pieces go by the least of them, the window by the one in the middle of the last three: with the least it
-/// would find a faster link too late, and with the highest it was too wide by half for a tenth of the time, at 200 Mbit/s.
+/// Number of intervals whose highest rates are kept: a highest rate may be that of a burst, which traffic shapers allow
+/// after each pause. Piece sizes use the least of them, the window the median of the last three: with the least it
+/// would find a faster link too late, and with the highest it was too wide by half for a tenth of the time, at 200
+/// Mbit/s.
 const STRETCHES: usize = 4;
-/// How long a link moves a piece of what can be cut.
+/// How long a link takes to move one piece of a divisible request.
 pub const PIECE_NS: u64 = 80_000;
 /// The smallest piece, a page, and the largest, an extent.
 pub const PIECE_BYTES_MIN: u32 = 4 << 10;
 /// The largest piece of a request, in bytes; the smallest is [`PIECE_BYTES_MIN`].
 pub const PIECE_BYTES_MAX: u32 = 32 << 10;
-/// The largest: 100 Gbit/s at 1 ms.
+/// The largest window: 100 Gbit/s at 1 ms.
 pub const WINDOW_BYTES_MAX: u64 = 16 << 20;
-/// The window before anything is known: eight extents.
+/// The window before any measurement: eight extents.
 pub const WINDOW_BYTES_START: u64 = 256 << 10;
-/// A shortest round trip is believed this long, and up to twice as long.
+/// A shortest round trip is valid for this time, and up to twice as long.
 const RTT_MEMORY_NS: u64 = 5_000_000_000;
-/// A highest rate is believed this many round trips, and up to twice as many: with fewer, a pause of
-/// the agent would pass for a slower link.
+/// A highest rate is valid for this many round trips, and up to twice as many: with fewer, a pause of the agent would
+/// look like a slower link.
 const RATE_MEMORY_RTTS: u64 = 32;
-/// ... and this long at least.
+/// Least time for which a highest rate is valid.
 const RATE_MEMORY_NS_MIN: u64 = 20_000_000;
 
-/// Bounds of a link's window.
+/// Configuration of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkConfig {
-    /// Bytes; at least 1.
+    /// Smallest window in bytes; at least 1.
     pub window_bytes_min: u64,
-    /// Bytes. The same as the least: the window does not adapt.
+    /// Largest window in bytes. When it equals the smallest, the window does not adapt.
     pub window_bytes_max: u64,
-    /// The round trip that it is made for at least.
+    /// The shortest round trip for which the window is computed.
     pub round_trip_ns_min: u64,
-    /// What requests are cut into that can be: bytes, at least and at most.
+    /// Smallest and largest piece of a divisible request, in bytes.
     pub piece_bytes: (u32, u32),
 }
 
@@ -92,30 +91,30 @@ impl Default for LinkConfig {
     }
 }
 
-/// A link's figures.
+/// A link's statistics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinkStats {
-    /// Bytes that may be under way.
+    /// The window: bytes that may be under way.
     pub window_bytes: u64,
-    /// Bytes that are.
+    /// Bytes under way.
     pub under_way_bytes: u64,
     /// Bytes delivered since the link was added.
     pub delivered_bytes: u64,
-    /// The highest rate seen lately, bytes a second; 0: not known yet.
+    /// The highest recent rate, bytes a second; 0 while unknown.
     pub rate_bytes_s: u64,
-    /// The shortest round trip seen lately; 0: not known yet.
+    /// The shortest recent round trip; 0 while unknown.
     pub rtt_ns_min: u64,
-    /// Tenants that have requests waiting for it and are not held back by a limit.
+    /// Tenants with requests waiting for it that no limit holds back.
     pub tenants_ready: usize,
-    /// How large requests should be that can be cut.
+    /// Recommended size of pieces of divisible requests.
     pub piece_bytes: u32,
 }
 
-/// What is written down when a request is sent, for the estimates.
+/// Recorded when a request is sent, for the estimates.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Mark {
     pub(crate) sent_ns: u64,
-    /// When that was sent which was delivered last.
+    /// When the last delivered request had been sent.
     first_sent_ns: u64,
     delivered: u64,
     delivered_ns: u64,
@@ -123,54 +122,54 @@ pub(crate) struct Mark {
     alone: bool,
 }
 
-/// Order of a flow: virtual start, then who came first.
+/// Order of a flow: virtual start, then arrival.
 pub(crate) type Turn = (u128, u64);
 
 #[derive(Debug)]
 pub(crate) struct Link {
     config: LinkConfig,
-    /// Flows (by seat) that have something to send.
+    /// Flows (by seat) with something to send.
     pub(crate) ready: IndexHeap<Turn>,
-    /// Their weights' sum.
+    /// The sum of their weights.
     pub(crate) ready_weight: u64,
-    /// Virtual start of the request that was sent last.
+    /// Virtual start of the last sent request.
     pub(crate) clock: u128,
-    /// The last virtual finish of all.
+    /// The largest virtual finish of all.
     pub(crate) finish_max: u128,
     pub(crate) under_way: u64,
-    /// Whose bytes went over it last, and since when only theirs.
+    /// The tenant whose bytes went over it last, and since when only its bytes did.
     last: Option<TenantId>,
     alone_since_ns: u64,
     window: u64,
     delivered: u64,
     delivered_ns: u64,
-    /// When that was sent which was delivered last.
+    /// When the last delivered request had been sent.
     first_sent_ns: u64,
-    /// Highest rate of this stretch and the one before, bytes a second.
+    /// Highest rate of this interval and the previous one, bytes a second.
     rates: [u64; 2],
     rates_since_ns: u64,
-    /// Shortest round trip of this stretch and the one before, and its request's bytes.
+    /// Shortest round trip of this interval and the previous one, and its request's bytes.
     rtts: [(u64, u32); 2],
     rtts_since_ns: u64,
-    /// Largest request of this stretch and the one before.
+    /// Largest request of this interval and the previous one.
     largest: [u32; 2],
     largest_since_ns: u64,
-    /// Highest rates of the last stretches that are over; 0: none.
+    /// Highest rates of the last complete intervals; 0: none.
     before: [u64; STRETCHES],
     stretches: usize,
-    /// Round trip beyond the time that the bytes take, smoothed.
+    /// Round trip without the transfer time of the bytes, smoothed.
     base_ns: u64,
     was_full: bool,
     probe: Probe,
-    /// Looking for a higher rate than this one.
+    /// While probing: the rate before the probe.
     up_from: Option<u64>,
-    /// Round trips since that began or ended.
+    /// Round trips since the probe started or ended.
     rounds: u32,
-    /// What was delivered when the round trip began.
+    /// Bytes delivered when the round trip began.
     round_from: u64,
 }
 
-/// Looking for the shortest round trip.
+/// Measuring the shortest round trip.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Probe {
     Off,
@@ -218,7 +217,7 @@ impl Link {
         }
     }
 
-    /// A tenant's bytes go over it: for how long only this tenant's have.
+    /// Records that a tenant's bytes go over it; returns for how long only this tenant's have.
     pub(crate) fn used_by(&mut self, id: TenantId, now_ns: u64) -> u64 {
         if self.last.replace(id) != Some(id) {
             self.alone_since_ns = now_ns;
@@ -226,27 +225,27 @@ impl Link {
         now_ns.saturating_sub(self.alone_since_ns)
     }
 
-    /// A tenant's bytes went over it without having been sent here; when, is not known.
+    /// Records that a tenant's bytes went over it without having been sent here, at an unknown time.
     pub(crate) fn was_used_by(&mut self, id: TenantId) {
         self.last = Some(id);
     }
 
-    /// What a flow of this weight, of these in all, may move in so long; 0 while the rate is not known.
+    /// What a flow of weight `weight` out of `weights` may move in `ns`; 0 while the rate is unknown.
     pub(crate) fn share_bytes(&self, ns: u64, weight: u64, weights: u64) -> u64 {
         let all = u128::from(self.rate()) * u128::from(ns) / 1_000_000_000;
         let share = all * u128::from(weight) / u128::from(weights);
         share.min(u128::from(u64::MAX / 4)) as u64
     }
 
-    /// May one more request be begun?
+    /// Whether one more request may be started.
     pub(crate) fn has_room(&self) -> bool {
         self.under_way < self.window
     }
 
-    /// A request is begun; the flows that still wait are in `ready`.
+    /// Starts a request; the flows that still wait are in `ready`.
     pub(crate) fn send(&mut self, bytes: u32, now_ns: u64) -> Mark {
         if self.under_way == 0 {
-            // The time in which nothing was asked for is not the link's.
+            // Time without any request does not count for the link's rate.
             self.delivered_ns = now_ns;
             self.first_sent_ns = now_ns;
         }
@@ -296,7 +295,7 @@ impl Link {
         self.window = self.width();
     }
 
-    /// A request makes room that has not ended and says nothing of the link.
+    /// Removes a request that has not ended and says nothing about the link.
     pub(crate) fn lost(&mut self, bytes: u32) {
         debug_assert!(self.under_way >= u64::from(bytes));
         self.under_way -= u64::from(bytes);
@@ -304,7 +303,7 @@ impl Link {
 
     fn learn_rtt(&mut self, rtt: u64, bytes: u32, now_ns: u64) {
         if now_ns.saturating_sub(self.rtts_since_ns) > RTT_MEMORY_NS {
-            // The known one was not seen again while the link was in use: look for it.
+            // The known round trip was not seen again while the link was in use: measure it.
             if self.beyond(self.rtts[0]) > self.beyond(self.rtts[1])
                 && self.window > self.config.window_bytes_min
             {
@@ -341,7 +340,7 @@ impl Link {
         };
     }
 
-    /// After a round trip.
+    /// After a round trip: starts or ends a probe.
     fn step_gain(&mut self) {
         match self.up_from {
             Some(from) if self.rounds > UP_ROUNDS => {
@@ -353,7 +352,8 @@ impl Link {
                     self.up_from = None;
                     self.rounds = 0;
                 }
-                // Else what was found has to last until it is usual; if it does not, it is soon forgotten.
+                // Otherwise the higher rate has to last until it is the usual one; if it does not, it is soon
+                // forgotten.
             }
             None if self.rounds > STEADY_ROUNDS => {
                 self.up_from = Some(self.rate());
@@ -390,7 +390,7 @@ impl Link {
         wide.max(least.min(max)).max(min)
     }
 
-    /// How large requests should be that can be cut, in whole KiB; the largest while nothing is known.
+    /// Recommended size of pieces, in whole KiB; the largest while the rate is unknown.
     fn piece_bytes(&self) -> u32 {
         let (least, most) = self.config.piece_bytes;
         let rate = self.lasting();
@@ -402,13 +402,13 @@ impl Link {
         bytes.next_multiple_of(1 << 10).min(most).max(least)
     }
 
-    /// The highest rate that lasts: the least of the highest ones of several stretches; 0: not known.
+    /// The highest lasting rate: the least of the highest ones of several intervals; 0: unknown.
     fn lasting(&self) -> u64 {
         let known = self.before.iter().copied().filter(|rate| *rate > 0);
         known.min().unwrap_or(self.rates[0])
     }
 
-    /// The rate that is usual: the one in the middle of the highest ones of this stretch and of the last two.
+    /// The usual rate: the median of the highest ones of this interval and of the last two.
     fn usual(&self) -> u64 {
         let back = |n: usize| self.before[(self.stretches + STRETCHES - n) % STRETCHES];
         let [now, last, older] = [self.rates[0], back(1), back(2)];
@@ -418,17 +418,17 @@ impl Link {
         now.min(last).max(now.max(last).min(older))
     }
 
-    /// The highest rate seen lately, bytes a second.
+    /// The highest recent rate, bytes a second.
     fn rate(&self) -> u64 {
         self.rates[0].max(self.rates[1])
     }
 
-    /// What a round trip took beyond the time that its bytes take: so requests of all sizes compare.
+    /// A round trip without the transfer time of its bytes, so that requests of all sizes compare.
     fn beyond(&self, (rtt, bytes): (u64, u32)) -> u64 {
         rtt.saturating_sub(self.ns(bytes))
     }
 
-    /// The shortest round trip seen lately, and its request's bytes; 0 when there was none.
+    /// The shortest recent round trip, and its request's bytes; 0 when there was none.
     fn shortest(&self) -> (u64, u32) {
         let [now, before] = self.rtts;
         let shortest = if self.beyond(now) <= self.beyond(before) {
@@ -443,12 +443,12 @@ impl Link {
         }
     }
 
-    /// How long so many bytes take at the link's rate.
+    /// Transfer time of `bytes` at the link's rate.
     pub(crate) fn ns(&self, bytes: u32) -> u64 {
         u64::from(bytes) * 1_000_000_000 / self.rate().max(1)
     }
 
-    /// How long a request of so many bytes takes when it is sent now; 0 when nothing is known.
+    /// How long a request of `bytes` takes when it is sent now; 0 while unknown.
     pub(crate) fn arrival_ns(&self, bytes: u32) -> u64 {
         if self.rate() == 0 {
             return 0;
@@ -456,8 +456,7 @@ impl Link {
         self.base_ns + self.ns(bytes)
     }
 
-    /// How long `bytes` wait that a flow of this weight has to send first, while the others that are
-    /// ready take their shares.
+    /// How long `bytes` wait that a flow of this weight must send first, while the other ready flows take their shares.
     pub(crate) fn ahead_ns(&self, bytes: u64, weight: u32) -> u64 {
         if bytes == 0 || self.rate() == 0 {
             return 0;
@@ -496,7 +495,7 @@ mod tests {
             "nothing is known"
         );
         let mut now = 0;
-        // 25 MB/s, but for eight extents in a row that a shaper lets through in no time after a pause.
+        // 25 MB/s, except for eight extents in a row that a shaper lets pass at once after a pause.
         for _ in 0..50 {
             let mut mark = link.send(32 << 10, now);
             for i in 0..64 {
@@ -522,7 +521,7 @@ mod tests {
         for k in 0..20 {
             let mut mark = link.send(4 << 10, now);
             for i in 0..3000 {
-                // 25 MB/s, but for what a shaper lets through in no time after a pause.
+                // 25 MB/s, except for what a shaper lets pass at once after a pause.
                 now += if i < 20 { 10_000 } else { 163_840 };
                 let next = link.send(4 << 10, now);
                 link.done(4 << 10, mark, now);
@@ -536,7 +535,7 @@ mod tests {
             link.done(4 << 10, mark, now);
             now += 5_000_000;
         }
-        // Less than the hundredth whose requests would wait for that queue.
+        // Less than a hundredth of the requests would wait for that queue.
         assert!(wide * 100 < all, "{wide} of {all}");
     }
 

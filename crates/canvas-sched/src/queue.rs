@@ -1,28 +1,27 @@
-//! What one tenant has waiting for one link, and which of its classes goes next.
+//! One tenant's requests that wait for one link, and which of its classes goes next.
 //!
-//! * A demand goes before a prefetch, always: a thread stands still for it. A prefetch that waits for
-//!   long because of that is dropped by its lateness, or promoted by who needs it.
-//! * A write goes when there is no demand, and by bytes in turn with prefetches. But it must not
-//!   starve behind demands, because reclaim that has nowhere to write to stops the program as
-//!   well: while demands go, one byte in [`SWAP_OUT_PACE`] is the writes', and one in
-//!   [`SWAP_OUT_PACE_PRESSED`] when [`SWAP_OUT_PRESSED`] of them wait. So a demand waits for one write of its
-//!   own tenant at most, and seldom for that.
+//! * A demand always goes before a prefetch, because a thread waits for it. A prefetch that waits long because of that
+//!   is dropped for its lateness, or promoted by a thread that needs it.
+//! * A write goes when there is no demand, and alternates with prefetches by bytes. But it must not starve behind
+//!   demands, because reclaim that cannot write stops the program as well: while demands go, one byte in
+//!   [`SWAP_OUT_PACE`] is for writes, and one in [`SWAP_OUT_PACE_PRESSED`] when [`SWAP_OUT_PRESSED`] of them wait. So a
+//!   demand waits for at most one write of its own tenant, and rarely for that.
 
 use crate::Class;
 use crate::bucket::Bucket;
 
-/// Bytes of demands that go for a byte of writes that waits behind them.
+/// Bytes of demands that go for each byte of writes that wait behind them.
 pub const SWAP_OUT_PACE: u64 = 16;
-/// The same when writes press.
+/// As [`SWAP_OUT_PACE`], when writes press.
 pub const SWAP_OUT_PACE_PRESSED: u64 = 4;
-/// Writes press when so many of a tenant wait for a link: as many as the mailbox of one process
-/// has, whose reclaim then stands still.
+/// Writes press when this many of a tenant wait for a link: as many as the mailbox of one process has, whose reclaim is
+/// then blocked.
 pub const SWAP_OUT_PRESSED: u32 = 8;
 
-/// In place of a slot's number: there is none.
+/// In place of a slot's number: none.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Slots in the order in which they came, linked through the slots.
+/// Slots in order of arrival, linked through the slots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct List {
     pub(crate) head: u32,
@@ -42,20 +41,20 @@ impl Default for List {
     }
 }
 
-/// What one tenant has for one link.
+/// One tenant's requests for one link.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Flow {
-    /// Requests that wait, by class.
+    /// Waiting requests, by class.
     pub(crate) lists: [List; 3],
-    /// Virtual finish of what was sent last.
+    /// Virtual finish of the last sent request.
     pub(crate) finish: u128,
-    /// Bytes of demands that went while a write waited.
+    /// Bytes of demands sent while a write waited.
     owed: u64,
-    /// Bytes of prefetches beyond those of writes, since both wait.
+    /// Bytes of prefetches minus those of writes, since both wait.
     lead: i64,
-    /// Bytes that were let go.
+    /// Bytes sent.
     pub(crate) sent_bytes: u64,
-    /// The last decision was to drop: now a demand goes first, so that drops do not hold it up.
+    /// The last decision was a drop: a demand goes first now, so that drops do not delay it.
     pub(crate) dropped: bool,
 }
 
@@ -63,7 +62,7 @@ pub(crate) struct Flow {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Choice {
     Send(Class),
-    /// Its limits forbid all that it has, until then.
+    /// Its limits forbid everything that it has, until this time.
     Wait(u64),
 }
 
@@ -80,7 +79,7 @@ impl Flow {
         self.lists.iter().map(|l| l.len).sum()
     }
 
-    /// The class to serve. `head` is the size of the first request of each class (0: none waits).
+    /// The class to serve. `head` has the size of the first request of each class (0: none waits).
     pub(crate) fn choose(
         &self,
         head: [u32; 3],
@@ -140,7 +139,7 @@ impl Flow {
         self.settle();
     }
 
-    /// After any list got shorter: what counts only while others wait is forgotten.
+    /// After any list became shorter: resets what counts only while others wait.
     pub(crate) fn settle(&mut self) {
         if self.list(Class::SwapOut).len == 0 {
             self.owed = 0;

@@ -1,4 +1,4 @@
-//! The scheduler: tenants, links, and whose turn it is.
+//! The scheduler: tenants, links, and which request goes next.
 
 use std::collections::BTreeMap;
 
@@ -14,38 +14,38 @@ use crate::{
 /// Virtual time of a byte at weight 1: rounding is then below a millionth of the smallest request.
 const BYTE: u128 = 1 << 20;
 
-/// What a tenant has asked for ahead and has not got yet takes its share of a link so long, at most, and two round trips.
-/// More of it makes all of it later and moves no byte more: over 200 Mbit/s the 90th percentile of a stream's
-/// reads ahead was 75 ms without a bound, 55 with 10 ms here, and 31 with 5 (docs/design/decisions.md).
+/// Limit on a tenant's outstanding prefetches: its share of a link takes at most this time and two round trips for
+/// them. More of them makes all of them later and moves no byte more: over 200 Mbit/s the 90th percentile of a stream's
+/// prefetches was 75 ms without a limit, 55 with 10 ms here, and 31 with 5 (docs/design/decisions.md).
 pub const AHEAD_NS_MAX: u64 = 5_000_000;
-/// What a tenant that has not used its share may have beyond it when it comes back: its share of so long, beside those
-/// that have something waiting then. A stream whose program, agent and threads wait for processors has nothing waiting
-/// now and then for some milliseconds; without this a heavy one loses every time.
+/// Credit of a tenant that has not used its share, when it comes back: its share of this time, beside the tenants with
+/// waiting requests. A stream whose program, agent and threads wait for processors occasionally has nothing waiting for
+/// some milliseconds; without credit a heavy one loses each time.
 pub const CREDIT_NS: u64 = 50_000_000;
-/// ... and this at least.
+/// Least credit in bytes.
 pub const CREDIT_BYTES: u64 = 256 << 10;
-/// How far a tenant that is served while nobody else waits is ahead of the link's clock: what all others may have beyond
-/// their shares when they come back ([`CREDIT_NS`]), as more could not be theirs, but this at least. The rest is forgiven.
+/// How far a tenant that is served while nobody else waits gets ahead of the link's clock: by what all others may have
+/// as credit when they come back ([`CREDIT_NS`]), since more could not be theirs, but at least by this. The rest is
+/// forgiven.
 pub const DEBT_BYTES: u64 = 512 << 10;
-/// All of it is forgiven when nobody else has used the link for so long, and not sooner: others seem to want nothing for
-/// moments in which they do.
+/// The whole debt is forgiven when nobody else has used the link for this time, and not sooner, because other tenants
+/// appear to want nothing for moments in which they do.
 pub const ALONE_NS: u64 = 100_000_000;
 
-/// See the crate's documentation.
+/// The scheduler. The crate's documentation describes its rules.
 #[derive(Debug)]
 pub struct Scheduler {
     links: Vec<Link>,
-    /// Tenants by seat; an empty seat is in `free`.
+    /// Tenants by seat; empty seats are in `free`.
     seats: Vec<Option<Box<Tenant>>>,
     free: Vec<u32>,
-    /// Seats by number.
+    /// Seats by tenant.
     by_id: BTreeMap<TenantId, u32>,
-    /// Sum of their weights.
+    /// Sum of the tenants' weights.
     weights: u64,
-    /// Flows (`seat * LINKS_MAX + link`) that wait for a limit, by when it lets them go,
-    /// then who was first.
+    /// Flows (`seat * LINKS_MAX + link`) that wait for a limit, by the time when it allows them, then by arrival.
     held_back: IndexHeap<(u64, u64)>,
-    /// The link to look at first.
+    /// The link to check first.
     turn: usize,
     /// Requests and turns so far.
     serial: u64,
@@ -77,7 +77,7 @@ impl Scheduler {
         }
     }
 
-    /// One more link; `None` when there are [`LINKS_MAX`]. Links stay.
+    /// Adds a link; `None` when there are [`LINKS_MAX`]. Links are never removed.
     pub fn add_link(&mut self, config: LinkConfig) -> Option<LinkId> {
         if self.links.len() == LINKS_MAX {
             return None;
@@ -91,13 +91,13 @@ impl Scheduler {
         Some(LinkId(self.links.len() as u8 - 1))
     }
 
-    /// Switches the dropping of late prefetches off or on (Canvas fig. 13), also of those that wait already. Uses
-    /// are learned from either way.
+    /// Switches the dropping of late prefetches off or on (Canvas fig. 13), also for those that wait already. Uses are
+    /// recorded either way.
     pub fn set_timeliness(&mut self, on: bool) {
         self.timeliness = on;
     }
 
-    /// One more tenant: all its storage is allocated here, some 100 KiB of addresses.
+    /// Adds a tenant: all its storage is allocated here, some 100 KiB of addresses.
     ///
     /// # Errors
     /// [`TenantError::Exists`], [`TenantError::TooMany`], [`TenantError::Weight`].
@@ -126,7 +126,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Changes a tenant: weight and limits hold from now on, also for what waits.
+    /// Changes a tenant: weight and limits apply from now on, also to waiting requests.
     ///
     /// # Errors
     /// [`TenantError::Unknown`], [`TenantError::Weight`].
@@ -155,9 +155,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Forgets a tenant, and returns what it had waiting, class by class in order of arrival. What is under way
-    /// makes room on its links as if it had been given up: who would say that it has ended is gone, and a link on which
-    /// it counted for ever would be full one day. The number may be used again at once. `None`: no such tenant.
+    /// Removes a tenant, and returns its waiting requests, by class in order of arrival. Requests under way are removed
+    /// from their links as if given up: nobody will report their end, and a link that counted them forever would be
+    /// full one day. The number may be reused at once. `None`: no such tenant.
     pub fn remove_tenant(&mut self, id: TenantId) -> Option<Vec<Request>> {
         let seat = self.by_id.remove(&id)?;
         let mut waiting = Vec::new();
@@ -186,11 +186,11 @@ impl Scheduler {
         Some(waiting)
     }
 
-    /// Takes a request of a tenant, posted at `posted_ns` on the clock of all the others. `tag` is the
-    /// caller's and comes back with the decision.
+    /// Submits a tenant's request, posted at `posted_ns` on the clock of all the others. `tag` is the caller's and
+    /// comes back with the decision.
     ///
     /// # Errors
-    /// [`Refused`]; then the request is not here.
+    /// [`Refused`]; then the scheduler does not have the request.
     pub fn submit(
         &mut self,
         id: TenantId,
@@ -218,16 +218,16 @@ impl Scheduler {
         if flow.len() == 1 {
             self.make_ready(seat, at);
         } else if flow.list(class).len == 1 {
-            // The limit that holds the others back may not be this one's.
+            // The limit that holds the others back may not apply to this one.
             self.wake(seat, at);
         }
         Ok(Ticket { seat, slot, serial })
     }
 
-    /// Would a prefetch of so many bytes come too late, behind `ahead_bytes` of the tenant's others that have not come
-    /// yet? Asked before it is submitted: a stream needs the newest last. It would when they are more than the
-    /// tenant's share of the link moves in [`AHEAD_NS_MAX`] and two round trips, and more than what the tenant is behind
-    /// its share, which comes at once; one is never too much.
+    /// Whether a prefetch of `bytes` would come too late, behind `ahead_bytes` of the tenant's other prefetches that
+    /// have not arrived. The caller asks before submitting it, because a stream needs the newest one last. It would be
+    /// too late when they are more than the tenant's share of the link moves in [`AHEAD_NS_MAX`] and two round trips,
+    /// and more than the tenant's credit, which is served at once; a single one is never too much.
     pub fn is_too_far_ahead(
         &self,
         id: TenantId,
@@ -243,7 +243,7 @@ impl Scheduler {
             return false;
         };
         let tenant = self.seats[*seat as usize].as_ref().expect("it has a seat");
-        // Who is behind by its own limit does not have it at once.
+        // A tenant that is behind because of its own limit is not served at once.
         let credit = match tenant.reads.is_limited() {
             true => 0,
             false => {
@@ -256,8 +256,8 @@ impl Scheduler {
         ns > AHEAD_NS_MAX + 2 * link.arrival_ns(0)
     }
 
-    /// A request that waits goes before what else the tenant has waiting in its class for the link. For the rest of
-    /// something of which a part has been done: so what is cut into pieces is through no later.
+    /// Moves a waiting request before the tenant's others of its class and link: for the rest of a request of which
+    /// pieces are done, so that it does not end later for being cut.
     pub fn put_first(&mut self, ticket: Ticket) {
         let Some(tenant) = self
             .seats
@@ -271,17 +271,16 @@ impl Scheduler {
         };
         let link = slot.link as usize;
         tenant.put_first(ticket.slot);
-        // The limit that holds what was first back may not be this one's.
+        // The limit that holds the former first one back may not apply to this one.
         self.wake(ticket.seat, link);
     }
 
-    /// Puts a flow among those that are ready: as late as it is served already, and little earlier than the link's
-    /// clock ([`CREDIT_NS`]).
+    /// Makes a flow ready: its start is its last finish, but not much earlier than the link's clock ([`CREDIT_NS`]).
     fn make_ready(&mut self, seat: u32, link: usize) {
         let tenant = self.seats[seat as usize].as_ref().expect("it has a seat");
         let l = &mut self.links[link];
         if l.ready.len() == 0 && l.under_way == 0 {
-            // Nobody wanted anything: what one was ahead of another is over.
+            // Nobody wanted anything: advantages between tenants are over.
             l.clock = l.clock.max(l.finish_max);
         }
         let start = tenant.flows[link]
@@ -292,7 +291,7 @@ impl Scheduler {
         l.ready_weight += u64::from(tenant.weight);
     }
 
-    /// Takes a flow from those that are ready.
+    /// Removes a flow from the ready ones.
     fn unready(&mut self, seat: u32, link: usize) {
         let tenant = self.seats[seat as usize].as_ref().expect("it has a seat");
         let l = &mut self.links[link];
@@ -301,15 +300,15 @@ impl Scheduler {
         }
     }
 
-    /// A flow that a limit holds back is looked at again.
+    /// Checks a flow again that a limit holds back.
     fn wake(&mut self, seat: u32, link: usize) {
         if self.held_back.remove(flow_id(seat, link)) {
             self.make_ready(seat, link);
         }
     }
 
-    /// A tenant has moved so many bytes over the link without asking here: its next turn there comes later by that. While
-    /// others wait for the link: how many bytes it is ahead of who is served now.
+    /// Charges a tenant for bytes that it has moved over the link without a request here: its next turn comes later.
+    /// While others wait for the link, returns how many bytes it is ahead of the one served now.
     pub fn charge(&mut self, id: TenantId, link: LinkId, bytes: u64) -> Option<u64> {
         let at = link.0 as usize;
         let (seat, l) = (*self.by_id.get(&id)?, self.links.get_mut(at)?);
@@ -331,7 +330,7 @@ impl Scheduler {
         others.then(|| bytes_in(ahead, tenant.weight))
     }
 
-    /// Bytes of a tenant that were let go to the link since the tenant came.
+    /// Bytes of a tenant sent over the link so far.
     pub fn sent_bytes(&self, id: TenantId, link: LinkId) -> u64 {
         let seat = self.by_id.get(&id);
         let tenant = seat.and_then(|seat| self.seats[*seat as usize].as_ref());
@@ -339,8 +338,8 @@ impl Scheduler {
         flow.map_or(0, |flow| flow.sent_bytes)
     }
 
-    /// What is to be done now; call it until there is nothing. `None`: links are full, limits forbid
-    /// it ([`Scheduler::next_due`] says until when), or nothing waits.
+    /// The next decision; call it until there is none. `None`: links are full, limits forbid everything
+    /// ([`Scheduler::next_due`] says until when), or nothing waits.
     pub fn next(&mut self, now_ns: u64) -> Option<Decision> {
         while let Some(((due, _), flow)) = self.held_back.first() {
             if due > now_ns {
@@ -442,9 +441,9 @@ impl Scheduler {
         Decision::Send(request)
     }
 
-    /// The clock of a link once a request was sent: its start. A flow that is further ahead than requests alone make it
-    /// goes first only because nobody else waits at this moment; then the clock moves as if all tenants did, until the
-    /// flow has been alone for [`ALONE_NS`].
+    /// The clock of a link after a request was sent: the request's start. A flow that is further ahead than requests
+    /// alone make it goes first only because nobody else waits at this moment; then the clock advances as if all
+    /// tenants did, until the flow has been alone for [`ALONE_NS`].
     fn clock_after(
         &self,
         link: usize,
@@ -464,15 +463,14 @@ impl Scheduler {
         slow.max(finish.saturating_sub(virtual_time(debt_bytes, weight)))
     }
 
-    /// A request that was sent has ended, well or not. False when the ticket is none of a request under
-    /// way: that is counted ([`Scheduler::strays`]) and changes nothing else.
+    /// A sent request has ended, well or not. False when the ticket is not of a request under way: that is counted
+    /// ([`Scheduler::strays`]) and changes nothing else.
     pub fn done(&mut self, ticket: Ticket, now_ns: u64) -> bool {
         self.ended(ticket, Some(now_ns))
     }
 
-    /// A request that was sent is not on the link any more, for all that is known: a peer is silent, and the
-    /// others must not wait for it. It counts as done, and tells nothing of the link. False as for
-    /// [`Scheduler::done`].
+    /// A sent request is probably not on the link any more, because a peer is silent, and the others must not wait for
+    /// it. It counts as done, and says nothing about the link. False as for [`Scheduler::done`].
     pub fn give_up(&mut self, ticket: Ticket) -> bool {
         self.ended(ticket, None)
     }
@@ -502,8 +500,8 @@ impl Scheduler {
         true
     }
 
-    /// A thread waits for this request: if it is a prefetch that waits here, it becomes a demand. That a prefetch
-    /// is waited for tells of its timeliness as well: do not call [`Scheduler::used_after`] for it.
+    /// A thread waits for this request: a waiting prefetch becomes a demand. This records the prefetch's timeliness as
+    /// well: do not call [`Scheduler::used_after`] for it.
     pub fn promote(&mut self, ticket: Ticket, now_ns: u64) -> Promoted {
         let seat = self.seats.get_mut(ticket.seat as usize);
         let Some(tenant) = seat.and_then(Option::as_mut) else {
@@ -527,8 +525,8 @@ impl Scheduler {
         Promoted::Moved
     }
 
-    /// Of a tenant, `count` prefetched pages were used `ns` after their prefetch was posted. Pages that were
-    /// needed before they came belong here too (dropped ones, and those whose waiter asked anew).
+    /// Records that `count` prefetched pages of a tenant were used `ns` after their prefetch was posted. Pages that
+    /// were needed before they came count too (dropped ones, and those whose waiter submitted them again).
     pub fn used_after(&mut self, id: TenantId, ns: u64, count: u32) {
         if let Some(seat) = self.by_id.get(&id) {
             let tenant = self.seats[*seat as usize].as_mut().expect("it has a seat");
@@ -536,13 +534,13 @@ impl Scheduler {
         }
     }
 
-    /// When a limit lets something go that waits for it: call [`Scheduler::next`] then. It must have said
-    /// `None` before. `None`: only a submission or an end can change anything.
+    /// When a limit next allows a waiting request: call [`Scheduler::next`] then. It must have returned `None` before.
+    /// `None`: only a submission or an end can change anything.
     pub fn next_due(&self) -> Option<u64> {
         self.held_back.first().map(|((due, _), _)| due)
     }
 
-    /// How long a request of so many bytes takes on the link when it is sent now; 0: not known yet.
+    /// How long a request of `bytes` takes on the link when it is sent now; 0 while unknown.
     pub fn arrival_ns(&self, link: LinkId, bytes: u32) -> u64 {
         let link = self.links.get(link.0 as usize);
         link.map_or(0, |l| l.arrival_ns(bytes))
@@ -554,20 +552,20 @@ impl Scheduler {
         self.seats[*seat as usize].as_ref().map(|t| &t.stats)
     }
 
-    /// A link's figures.
+    /// A link's statistics.
     pub fn link_stats(&self, link: LinkId) -> Option<LinkStats> {
         self.links.get(link.0 as usize).map(Link::stats)
     }
 
-    /// Ends that were told of requests that were not under way.
+    /// Number of reported ends of requests that were not under way.
     pub fn strays(&self) -> u64 {
         self.strays
     }
 
-    /// Verifies everything that must hold between calls; for tests, as it looks at all requests.
+    /// Verifies all invariants between calls; for tests, because it visits all requests.
     ///
     /// # Panics
-    /// When something does not hold.
+    /// When an invariant is broken.
     pub fn check(&self) {
         let mut under_way = vec![0; self.links.len()];
         let mut ready = vec![(0, 0); self.links.len()];
@@ -608,13 +606,13 @@ impl Scheduler {
     }
 }
 
-/// The earliest virtual start of a flow that has been idle.
+/// The earliest virtual start of a flow that was idle.
 fn earliest(link: &Link, seat: u32, weight: u32) -> u128 {
     let credit = virtual_time(credit_bytes(link, seat, weight), weight.into());
     link.clock.saturating_sub(credit)
 }
 
-/// What a tenant that comes back may have beyond its share.
+/// Credit of a tenant that comes back.
 fn credit_bytes(link: &Link, seat: u32, weight: u32) -> u64 {
     let weight = u64::from(weight);
     let weights = match link.ready.contains(seat) {
@@ -625,12 +623,12 @@ fn credit_bytes(link: &Link, seat: u32, weight: u32) -> u64 {
     share.max(CREDIT_BYTES)
 }
 
-/// What so many bytes are in virtual time, at this weight.
+/// Virtual time of `bytes` at this weight.
 fn virtual_time(bytes: u64, weight: u64) -> u128 {
     u128::from(bytes) * BYTE / u128::from(weight)
 }
 
-/// How many bytes so much virtual time is, at this weight.
+/// Bytes for this virtual time, at this weight.
 fn bytes_in(time: u128, weight: u32) -> u64 {
     u64::try_from(time * u128::from(weight) / BYTE).unwrap_or(u64::MAX)
 }
@@ -639,7 +637,7 @@ fn flow_id(seat: u32, link: usize) -> u32 {
     seat * LINKS_MAX as u32 + link as u32
 }
 
-/// Would the tenant's first prefetch come too late, if its demands go before it?
+/// Whether the tenant's first prefetch would come too late, if its demands go before it.
 fn is_late(tenant: &Tenant, link: &Link, at: usize, now_ns: u64) -> bool {
     let Some(threshold) = tenant.stats.timeliness_ns else {
         return false;
@@ -649,7 +647,7 @@ fn is_late(tenant: &Tenant, link: &Link, at: usize, now_ns: u64) -> bool {
     let waited = now_ns.saturating_sub(slot.posted_ns);
     let takes = link.arrival_ns(slot.bytes);
     let queued = waited.saturating_add(ahead);
-    // What waits here for less than it takes afterwards is late without our doing: to drop it makes room
-    // where there is enough.
+    // If it waits here for less time than it takes afterwards, its lateness is not due to queueing: dropping it would
+    // make room where there is enough.
     queued > takes && queued.saturating_add(takes) > threshold
 }

@@ -6,28 +6,28 @@ use crate::link::Mark;
 use crate::queue::{Flow, List, NONE};
 use crate::{Class, LinkId, REQUESTS_MAX, Request, TenantId, Ticket, WEIGHT};
 
-/// A prefetch is dropped when it would arrive later after its posting than this many of a thousand
-/// prefetched pages were used. Who needs a page that is being read ahead waits for it and makes it a demand, so a
-/// late prefetch is of use still; one that nobody came for in the time in which nearly all are used is most
-/// likely of none. Lower quantiles feed on themselves, because what is dropped is not among the next samples: with the
-/// median two of three reads of a stream over 200 Mbit/s were dropped, its tenant was never backlogged, and so its weight
-/// counted for nothing. (Canvas, whose late pages are useless, looks at 90 % in its §3.)
+/// A prefetch is dropped when it would arrive later after its posting than this per mille of prefetched pages were
+/// used. A thread that needs a page being prefetched waits for it and makes it a demand, so a late prefetch still
+/// helps; one that nobody needed in the time in which nearly all are used most likely does not. Lower quantiles feed on
+/// themselves, because dropped ones are not among the next samples: with the median, two of three reads of a stream
+/// over 200 Mbit/s were dropped, its tenant was never backlogged, and so its weight counted for nothing. (Canvas, whose
+/// late pages are useless, uses 90 % in its §3.)
 pub const TIMELINESS_PER_MILLE: u32 = 990;
-/// With fewer uses seen nothing is dropped.
+/// With fewer samples nothing is dropped.
 pub const TIMELINESS_SAMPLES_MIN: u64 = 64;
-/// With more, all counts are halved: programs have phases.
+/// With more, all counts are halved, because programs have phases.
 const TIMELINESS_SAMPLES_MAX: u64 = 4096;
-/// The threshold is computed anew after so many samples.
+/// The threshold is recomputed after this many samples.
 const TIMELINESS_SAMPLES_STEP: u32 = 32;
 
-/// What a tenant may have.
+/// A tenant's weight and limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TenantConfig {
-    /// Its share against the others', in [`crate::WEIGHTS`].
+    /// Its weight, in [`crate::WEIGHTS`].
     pub weight: u32,
-    /// Bytes a second that it reads at most, over all links (`None`: no limit).
+    /// Limit on bytes read a second, over all links (`None`: no limit).
     pub swap_in_limit: Option<u64>,
-    /// Bytes a second that it writes at most, over all links.
+    /// Limit on bytes written a second, over all links (`None`: no limit).
     pub swap_out_limit: Option<u64>,
 }
 
@@ -41,17 +41,16 @@ impl Default for TenantConfig {
     }
 }
 
-/// Counters of a tenant's class. What waits is `submitted + promoted (demand) - sent - dropped -
-/// promoted (prefetch)`.
+/// Counters of a tenant's class. Waiting are `submitted + promoted (demand) - sent - dropped - promoted (prefetch)`.
 #[derive(Clone, Default, Debug)]
 pub struct ClassStats {
-    /// Requests taken from the caller.
+    /// Requests accepted from the caller.
     pub submitted: u64,
-    /// Requests that wait.
+    /// Requests waiting.
     pub queued: u32,
     /// Requests sent and not done.
     pub under_way: u32,
-    /// Requests that were let go to their link.
+    /// Requests sent.
     pub sent: u64,
     /// Requests that have ended.
     pub done: u64,
@@ -59,20 +58,20 @@ pub struct ClassStats {
     pub dropped: u64,
     /// Prefetch: requests that became demands. Demand: requests that were prefetches.
     pub promoted: u64,
-    /// Bytes of the requests that were let go.
+    /// Bytes of the sent requests.
     pub bytes: u64,
-    /// Time from posting to sending, all requests sent.
+    /// Time from posting to sending, summed over all sent requests.
     pub waited_ns: u64,
-    /// The same, by request.
+    /// The same times as a histogram.
     pub waits: Histogram,
 }
 
 /// Counters of a tenant.
 #[derive(Clone, Default, Debug)]
 pub struct TenantStats {
-    /// Figures by [`Class`] as a number.
+    /// Counters by [`Class`] as a number.
     pub classes: [ClassStats; 3],
-    /// Prefetches are dropped past this; `None`: too few uses seen.
+    /// Prefetches that take longer are dropped; `None`: too few samples.
     pub timeliness_ns: Option<u64>,
 }
 
@@ -83,7 +82,7 @@ pub(crate) enum State {
     UnderWay,
 }
 
-/// One request that waits or is under way.
+/// One request, waiting or under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) serial: u64,
@@ -95,25 +94,25 @@ pub(crate) struct Slot {
     prev: u32,
     pub(crate) link: u8,
     pub(crate) class: Class,
-    /// The class it was submitted as: there it counts against the bound.
+    /// The class as submitted, against whose limit it counts.
     home: Class,
-    /// A prefetch that a thread has come to wait for.
+    /// A thread waits for this prefetch.
     needed: bool,
     pub(crate) state: State,
 }
 
-/// A tenant with its requests, its limits and its place in each link's turns.
+/// A tenant with its requests, its limits and its flow on each link.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) id: TenantId,
     pub(crate) weight: u32,
     pub(crate) reads: Bucket,
     pub(crate) writes: Bucket,
-    /// What waits, by link.
+    /// Waiting requests, by link.
     pub(crate) flows: Vec<Flow>,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// By home class.
+    /// Number of requests, by home class.
     held: [u32; 3],
     uses: Histogram,
     uses_new: u32,
@@ -138,7 +137,7 @@ impl Tenant {
         }
     }
 
-    /// A new request at the end of its queue; `None` when the class is full.
+    /// Appends a request to its queue; `None` when the class is full.
     pub(crate) fn push(
         &mut self,
         class: Class,
@@ -181,7 +180,7 @@ impl Tenant {
         Some(at)
     }
 
-    /// The slot of a ticket that is good still.
+    /// The slot of a ticket, if the ticket is still valid.
     pub(crate) fn slot_of(&self, ticket: Ticket) -> Option<&Slot> {
         let slot = self.slots.get(ticket.slot as usize)?;
         (slot.serial == ticket.serial && slot.state != State::Free).then_some(slot)
@@ -221,7 +220,7 @@ impl Tenant {
         self.stats.classes[class].queued += 1;
     }
 
-    /// A waiting request goes before the others of its queue.
+    /// Moves a waiting request to the front of its queue.
     pub(crate) fn put_first(&mut self, at: u32) {
         self.unlink(at);
         let slot = &self.slots[at as usize];
@@ -240,7 +239,7 @@ impl Tenant {
         self.stats.classes[class].queued += 1;
     }
 
-    /// Takes a waiting request out of its queue.
+    /// Removes a waiting request from its queue.
     pub(crate) fn unlink(&mut self, at: u32) {
         let slot = &self.slots[at as usize];
         debug_assert_eq!(slot.state, State::Waiting);
@@ -264,7 +263,7 @@ impl Tenant {
         self.stats.classes[class].queued -= 1;
     }
 
-    /// A waiting prefetch becomes a demand, the last of them.
+    /// A waiting prefetch becomes a demand, at the end of their queue.
     pub(crate) fn promote(&mut self, at: u32) {
         self.unlink(at);
         let slot = &mut self.slots[at as usize];
@@ -278,7 +277,7 @@ impl Tenant {
         }
     }
 
-    /// A thread waits for this prefetch: that is when it is used.
+    /// A thread waits for this prefetch: this is the time of its use.
     pub(crate) fn needed(&mut self, at: u32, now_ns: u64) {
         let slot = &mut self.slots[at as usize];
         if !std::mem::replace(&mut slot.needed, true) {
@@ -287,7 +286,7 @@ impl Tenant {
         }
     }
 
-    /// The request is over: its slot may be another one's.
+    /// Ends the request: its slot may be reused.
     pub(crate) fn release(&mut self, at: u32) {
         let slot = &mut self.slots[at as usize];
         debug_assert_ne!(slot.state, State::Free);
@@ -319,7 +318,7 @@ impl Tenant {
         slots.map(|s| (s.link as usize, s.bytes))
     }
 
-    /// `count` prefetched pages were used `ns` after they were asked for.
+    /// `count` prefetched pages were used `ns` after they were requested.
     pub(crate) fn used_after(&mut self, ns: u64, count: u32) {
         self.uses.add(ns, count);
         self.uses_new = self.uses_new.saturating_add(count);

@@ -1,5 +1,5 @@
-//! The scheduler beside a naive one: the same decisions on any sequence of calls, each request exactly
-//! once, and every invariant after each call.
+//! The scheduler against a naive one: the same decisions on any sequence of calls, each request exactly once, and every
+//! invariant after each call.
 
 mod naive;
 
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 const LINKS: usize = 3;
 const WINDOW: u64 = 96 << 10;
 const TENANTS: u64 = 5;
-/// Times per byte are whole nanoseconds, so that the oracle's limits are exactly the scheduler's.
+/// Times per byte are whole nanoseconds, so that the model's limits are exactly the scheduler's.
 const RATES: [Option<u64>; 4] = [
     None,
     Some(1_000_000),
@@ -74,7 +74,7 @@ struct Both {
     now: u64,
     timeliness: bool,
     tenants: BTreeMap<u64, TenantConfig>,
-    /// Tag by tag: tickets of requests that are not over.
+    /// Tickets of unfinished requests, by tag.
     open: BTreeMap<u64, Ticket>,
     under_way: BTreeSet<u64>,
     over: Vec<Ticket>,
@@ -111,7 +111,7 @@ impl Both {
         self.naive.rates = self.links.iter().map(|link| rate(*link)).collect();
     }
 
-    /// What the oracle does with the estimates, which are measured elsewhere.
+    /// What the model does with the estimates, which are measured elsewhere.
     fn next_naive(&mut self) -> Option<Act> {
         self.tell_rates();
         let (real, links, now) = (&self.real, &self.links, self.now);
@@ -218,7 +218,7 @@ impl Both {
         }
     }
 
-    /// A tenant asks for something.
+    /// A tenant submits a request.
     fn submit(&mut self, tenant: u64, class: u8, link: usize, bytes: u32, rest: bool) {
         let class = Class::ALL[class as usize];
         let tag = self.submitted;
@@ -254,7 +254,7 @@ impl Both {
         }
     }
 
-    /// One of those under way ends.
+    /// A request under way ends.
     fn done(&mut self, i: prop::sample::Index) {
         let tag = *self
             .under_way
@@ -267,7 +267,7 @@ impl Both {
         self.end(tag);
     }
 
-    /// One becomes urgent.
+    /// A request becomes urgent.
     fn promote(&mut self, i: prop::sample::Index) {
         let (tag, ticket) = self.open.iter().nth(i.index(self.open.len())).unwrap();
         let (tag, ticket) = (*tag, *ticket);
@@ -285,7 +285,7 @@ impl Both {
         );
     }
 
-    /// A tenant goes, with all that it asked for.
+    /// A tenant leaves, with all its requests.
     fn leave(&mut self, t: u64) {
         let gone = self.real.remove_tenant(TenantId(t));
         assert_eq!(gone.is_some(), self.tenants.remove(&t).is_some());
@@ -318,7 +318,7 @@ impl Both {
         }
     }
 
-    /// Everything is let go: nothing is left.
+    /// Everything is sent: nothing is left.
     fn finish(&mut self) {
         for round in 0.. {
             assert!(round < 100_000, "it comes to an end");

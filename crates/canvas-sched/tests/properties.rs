@@ -1,4 +1,4 @@
-//! What is promised of any load: shares, starvation, limits, idle time, promotion.
+//! Properties that hold for any load: shares, starvation, limits, idle time, promotion.
 
 use canvas_sched::{
     AHEAD_NS_MAX, ALONE_NS, BURST_BYTES_MIN, CREDIT_BYTES, CREDIT_NS, Class, DEBT_BYTES, Decision,
@@ -37,14 +37,14 @@ fn sent(d: Option<Decision>) -> Option<Request> {
     }
 }
 
-/// Sends one and ends it; the tenant and its bytes.
+/// Sends one and ends it; returns the tenant and its bytes.
 fn step(s: &mut Scheduler, now: u64) -> Request {
     let r = sent(s.next(now)).expect("somebody waits");
     assert!(s.done(r.ticket, now));
     r
 }
 
-/// The same, and it takes so long.
+/// As above, and the request takes this long.
 fn step_in(s: &mut Scheduler, now: &mut u64, ns: u64) -> Request {
     let r = sent(s.next(*now)).expect("somebody waits");
     *now += ns;
@@ -97,8 +97,8 @@ impl Backlog {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// All backlogged from the start, largest request L, share s: at any time the service of each is at
-    /// most L ahead of the fluid model, and at most s * (n - 1) * L behind it.
+    /// All backlogged from the start, largest request L, share s: at any time the service of each is at most L ahead of
+    /// the fluid model, and at most s * (n - 1) * L behind it.
     #[test]
     fn near_the_fluid_model(tenants in prop::collection::vec(load(), 1..12), steps in 50..400usize) {
         let (weights, loads): (Vec<u32>, Vec<Load>) = tenants.into_iter().unzip();
@@ -125,8 +125,8 @@ proptest! {
         s.check();
     }
 
-    /// However late they are and whatever was learned of uses: with the rule off every prefetch is sent, and with it
-    /// on again what waits is judged.
+    /// However late they are and whatever uses were recorded: with the rule off every prefetch is sent, and with it on
+    /// again waiting ones are judged.
     #[test]
     fn without_the_rule_nothing_is_dropped(
         prefetches in prop::collection::vec((1..=REQUEST_BYTES_MAX, 0..50_000_000u64), 1..200),
@@ -159,7 +159,7 @@ proptest! {
         prop_assert_eq!(ahead, prefetches.len());
         let threshold = s.stats(t).unwrap().timeliness_ns;
         prop_assert!(threshold.is_some(), "uses are learned from all the same");
-        // However slow the link seems.
+        // However slow the link appears.
         now += 1_000_000_000_000;
         s.submit(t, Class::Prefetch, link, 4096, 1, 0).unwrap();
         s.set_timeliness(true);
@@ -207,8 +207,7 @@ proptest! {
         }
     }
 
-    /// In no stretch of time more than rate and burst, whatever is asked for and when; and the limited
-    /// tenant gets its rate.
+    /// In no interval more than rate and burst, whatever is submitted and when; and the limited tenant gets its rate.
     #[test]
     fn limits_are_hard(
         rate in 1_000_000..2_000_000_000u64,
@@ -254,8 +253,8 @@ proptest! {
         prop_assert_eq!(left, 0);
     }
 
-    /// Every tenant's turn comes, and inside it that of its demands and writes, however much the others
-    /// and its own other classes have.
+    /// Every tenant's turn comes, and within it that of its demands and writes, however much the others and its own
+    /// other classes have.
     #[test]
     fn nobody_starves(weights in prop::collection::vec(1..=1000u32, 2..10), slow in 0..10usize) {
         let slow = slow % weights.len();
@@ -264,7 +263,7 @@ proptest! {
         loads[slow] = vec![(0, 4096), (0, 4096), (2, 32 << 10)];
         let mut backlog = Backlog::new(loads);
         let all: u64 = weights.iter().map(|w| u64::from(*w)).sum();
-        // A write's bytes at the tenant's share, with its demands before it, and a request of each other.
+        // A write's bytes at the tenant's share, with its demands before it, and a request of each other tenant.
         let own = (16 + 1) * (32u64 << 10) * all / u64::from(weights[slow]);
         let most = own + weights.len() as u64 * (32 << 10) * 2;
         let mut since = 0;
@@ -328,7 +327,7 @@ fn demand_goes_before_prefetch_and_seldom_waits_for_a_write() {
 #[test]
 fn a_limited_tenant_blocks_nobody_and_owes_nothing() {
     let (mut s, link) = with(&[100, 100], ONE);
-    // 8 MB/s: what who comes back may have beyond its share is the least.
+    // 8 MB/s: the credit of a tenant that comes back is the least.
     let mut now = 0;
     let mut next = |s: &mut Scheduler| step_in(s, &mut now, 4_000_000);
     let limited = TenantConfig {
@@ -411,7 +410,7 @@ fn what_a_tenant_has_ahead_is_bounded_by_its_share_of_the_link() {
     let t = TenantId(0);
     let far = |s: &Scheduler, ahead| s.is_too_far_ahead(t, link, 4096, ahead);
     assert!(!far(&s, u64::MAX / 2), "nothing is known of the link");
-    // 4 KiB in 100 us, which is all taken for the round trip.
+    // 4 KiB in 100 us, all of which counts as the round trip.
     for i in 0..100 {
         s.submit(t, Class::Demand, link, 4096, 0, 0).unwrap();
         let r = sent(s.next(i * 100_000)).unwrap();
@@ -512,7 +511,7 @@ fn a_tenant_that_left_and_came_back_is_another_one() {
     s.add_tenant(t, TenantConfig::default()).unwrap();
     s.check();
     let new = s.submit(t, Class::Demand, link, 4096, 99, 0).unwrap();
-    // Nobody is left who would say that it has ended.
+    // Nobody is left who would report its end.
     assert_eq!(s.link_stats(link).unwrap().under_way_bytes, 0);
     for ticket in old {
         assert!(!s.done(ticket, 2000));
@@ -589,7 +588,8 @@ fn a_promoted_prefetch_is_none_in_the_turns_with_writes() {
 }
 
 /// Two tenants of one weight on a link of 32 MB/s, which has just moved something of the second one's; `charged` bytes
-/// of the first one's went over it unasked. Both have much waiting, the second one once what it has now is through.
+/// of the first one went over it without a request. Both have much waiting, the second one once its current requests
+/// are done.
 fn owing(charged: u64) -> (Scheduler, LinkId, u64) {
     let (mut s, link) = with(&[100, 100], ONE);
     let mut now = 0;
@@ -620,7 +620,8 @@ fn before_the_first(s: &mut Scheduler, mut now: u64) -> usize {
     n
 }
 
-/// Others want nothing for moments in which they do: what a tenant moved by itself is not forgotten in one of them.
+/// Other tenants want nothing for moments in which they do: bytes that a tenant moved directly are not forgotten in one
+/// of them.
 #[test]
 fn what_was_moved_by_itself_is_owed_though_nobody_waits_for_a_moment() {
     let (mut s, link, mut now) = owing(DEBT_BYTES);
@@ -629,20 +630,20 @@ fn what_was_moved_by_itself_is_owed_though_nobody_waits_for_a_moment() {
         assert_eq!(step_in(&mut s, &mut now, 1_000_000).tenant.0, 0);
     }
     extents(&mut s, link, 1, 200);
-    // What it was served in these moments it owes as well.
+    // It also owes what it was served in these moments.
     let owed = (DEBT_BYTES / u64::from(EXTENT)) as usize + 20;
     let waits = before_the_first(&mut s, now);
     assert!(waits.abs_diff(owed) <= 2, "{waits} instead of {owed}");
     s.check();
 }
 
-/// And no more than what the others may have beyond their shares.
+/// And no more than the credit of the others.
 #[test]
 fn what_a_tenant_owes_is_bounded() {
     let (mut s, link, mut now) = owing(1 << 30);
     assert_eq!(step_in(&mut s, &mut now, 1_000_000).tenant.0, 0);
     let rate = s.link_stats(link).unwrap().rate_bytes_s;
-    // The other one has that beyond its share, and the first one owes it.
+    // The other one has that as credit, and the first one owes it.
     let ns = 2 * CREDIT_NS;
     let most = (u128::from(rate / 2) * u128::from(ns) / 1_000_000_000) as usize;
     let mut waits = 0;
@@ -683,8 +684,8 @@ fn who_was_alone_for_long_owes_nothing() {
     s.check();
 }
 
-/// What a tenant may have ahead is what its share brings soon, and what it is behind its share, which comes at once. A
-/// stream that could not ask for a while would lose what it missed otherwise, as it would never have enough waiting.
+/// A tenant may prefetch what its share brings soon, plus its credit, which is served at once. Otherwise a stream that
+/// could not submit for a while would lose what it missed, as it would never have enough waiting.
 #[test]
 fn who_is_behind_may_have_more_ahead() {
     let (mut s, link) = with(&[100, 100], ONE);
@@ -702,7 +703,7 @@ fn who_is_behind_may_have_more_ahead() {
         });
     }
     let even = ahead_max(&s);
-    // It asks for nothing meanwhile.
+    // It submits nothing meanwhile.
     extents(&mut s, link, 1, 4);
     (0..4).for_each(|_| {
         step_in(&mut s, &mut now, 1_000_000);
@@ -715,13 +716,13 @@ fn who_is_behind_may_have_more_ahead() {
     s.set_tenant(t, limited, now).unwrap();
     assert_eq!(ahead_max(&s), even, "behind by its own limit");
     s.set_tenant(t, TenantConfig::default(), now).unwrap();
-    // The clock of a link is the start of what it moves.
+    // The clock of a link is the start of the request that it moves.
     let missed = 3 * u64::from(EXTENT);
     assert!(
         behind.abs_diff(even + missed) <= 8192,
         "{even}, then {behind}"
     );
-    // After a long time it is bounded by what who comes back may have.
+    // After a long time it is bounded by the credit.
     extents(&mut s, link, 1, 200);
     (0..200).for_each(|_| {
         step_in(&mut s, &mut now, 1_000_000);

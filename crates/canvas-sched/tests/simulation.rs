@@ -1,5 +1,5 @@
-//! Tenants in simulated time on links that are queues of their own: what the scheduler is for, in
-//! figures, which are printed (`--nocapture`). Seeded: `CANVAS_SIM_SEED` chooses another run.
+//! Tenants in simulated time on links that are queues of their own: the purpose of the scheduler, in figures, which are
+//! printed (`--nocapture`). Seeded: `CANVAS_SIM_SEED` chooses another run.
 
 mod world;
 
@@ -50,7 +50,7 @@ fn a_capped_link_is_shared_by_weight_and_used() {
     let weights = [100, 200, 400, 800];
     let mut world = World::new(seed, &[SLOW]);
     for (t, weight) in weights.iter().enumerate() {
-        // Mixes differ, so that nobody's share comes from its own sizes.
+        // Mixes differ, so that no tenant's share comes from its own sizes.
         let demands = [16, 2, 8, 4][t];
         world.tenant(
             t as u64,
@@ -78,7 +78,7 @@ fn a_capped_link_is_shared_by_weight_and_used() {
     assert!(wmmr(&rates) >= 0.95 && used >= 0.95, "{rates:?} {used}");
 }
 
-/// 99th percentile of a light tenant's demands, alone and beside one that reads ahead all it can.
+/// 99th percentile of a light tenant's demands, alone and beside one that prefetches all it can.
 fn light(seed: u64, pipe: Pipe, beside: bool) -> (u64, f64) {
     let mut world = World::new(seed, &[pipe]);
     world.tenant(
@@ -118,8 +118,8 @@ fn a_light_tenants_demands_beside_a_heavy_reader() {
             used * 100.0,
         );
         assert!(used >= 0.95, "{used}");
-        // Beyond what one round trip holds one to two requests are under way, so that the link is
-        // never idle. Where a round trip is longer than a request takes, that is one and a tenth of the trip.
+        // Beyond what one round trip holds, one to two requests are under way, so that the link is never idle. Where a
+        // round trip is longer than a request takes, that is one and a tenth of the trip.
         let most = solo + solo / 10 + packet * if name == "10 Gbit/s" { 1 } else { 2 };
         assert!(beside <= most, "{beside} > {most}");
     }
@@ -217,7 +217,7 @@ fn hundreds_of_tenants_on_several_links() {
     for _ in 0..40 {
         world.run(50 * MS);
         world.sched.check();
-        // One leaves, with what it had under way, and comes back.
+        // One leaves, with its requests under way, and comes back.
         world.replace(rng.u64(0..300));
         world.sched.check();
     }
@@ -247,7 +247,7 @@ fn hundreds_of_tenants_on_several_links() {
         ] {
             let Some(rate) = limit else { continue };
             let got: u64 = classes.iter().map(|c| world.class_bytes(t, *c)).sum();
-            // What was under way at the start counts here, too.
+            // Requests under way at the start count here, too.
             let most = rate * span / SECOND + canvas_sched::burst_bytes(rate) + (8 << 20);
             assert!(got <= most, "tenant {t}: {got} of {most}");
         }
@@ -291,7 +291,7 @@ fn the_window_follows_the_link() {
         );
         let floor = LinkConfig::default().window_bytes_min;
         assert!(slower.window_bytes <= before.window_bytes.max(floor));
-        // No more than two requests stand at the link beside an eighth of its pipe.
+        // At most two requests wait at the link beside an eighth of its pipe.
         let pipe_bytes = pipe.bytes_s * (pipe.base_ns + pipe.ns(EXTENT)) / SECOND;
         assert!(
             before.window_bytes <= pipe_bytes * 5 / 4 + 2 * u64::from(EXTENT),

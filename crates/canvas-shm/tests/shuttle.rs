@@ -1,7 +1,7 @@
 //! The mailbox under shuttle's scheduler: `cargo test -p canvas-shm --features shuttle`.
 //!
-//! A request's buffer is a word here that its owner writes and the agent answers, so that an answer in
-//! the wrong request, a request done for two owners and a request that is lost all show.
+//! A request's buffer is a word here that its owner writes and the agent answers, so that an answer in the wrong
+//! request, a request done for two owners and a lost request are all noticed.
 #![cfg(feature = "shuttle")]
 
 use canvas_shm::far::{Slab, count_slab, slab_state};
@@ -11,7 +11,7 @@ use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use shuttle::sync::Arc;
 use shuttle::thread;
 
-/// Few requests, so that they are used again and again.
+/// Few requests, so that they are reused often.
 const AMONG: u64 = 0b11;
 /// Set by the agent in a buffer that it has answered.
 const ANSWER: u64 = 1 << 63;
@@ -42,7 +42,7 @@ fn ask(mark: u32) -> Ask {
     }
 }
 
-/// Claims, posts; `None` when all requests are in use.
+/// Claims and posts; `None` when all requests are in use.
 fn post(w: &World, mark: u32) -> Option<usize> {
     let i = w.mailbox.claim(AMONG)?;
     w.buffers[i].store(mark.into(), Ordering::Relaxed);
@@ -50,7 +50,7 @@ fn post(w: &World, mark: u32) -> Option<usize> {
     Some(i)
 }
 
-/// Waits for the answer, which must be to this mark.
+/// Waits for the answer, which must have this mark.
 fn wait(w: &World, i: usize, mark: u32) {
     while w.mailbox.ended(i).is_none() {
         thread::yield_now();
@@ -64,7 +64,7 @@ fn wait(w: &World, i: usize, mark: u32) {
     w.mailbox.release(i);
 }
 
-/// Does what is there to do.
+/// Does all pending work.
 fn serve(w: &World, bits: u64) {
     for i in (0..64).filter(|i| bits & 1 << i != 0) {
         if let Some((ask, _)) = w.mailbox.take(i) {
@@ -183,7 +183,7 @@ fn a_new_process_in_the_place_of_a_dead_one_gets_its_own_answers_only() {
             let w = w.clone();
             thread::spawn(move || agent(&w))
         };
-        // The dead one left requests in any state.
+        // The dead agent left requests in any state.
         for mark in 0..2 {
             if post(&w, mark).is_some() {
                 thread::yield_now();
@@ -228,7 +228,7 @@ fn an_agent_that_takes_over_loses_nothing() {
                 w.over.store(1, Ordering::Release);
             })
         };
-        // Agents die between any two steps: having collected, having taken.
+        // Agents die between any two steps: after collecting, after taking.
         for step in 0..3 {
             let bits = w.mailbox.collect();
             if step == 1 {
@@ -245,10 +245,10 @@ fn an_agent_that_takes_over_loses_nothing() {
     });
 }
 
-/// Two places for what is read ahead.
+/// Two places for prefetches.
 const AHEAD: u64 = 0b11 << 40;
 
-/// Claims and posts a read ahead; `None` when both places are in use.
+/// Claims and posts a prefetch; `None` when both places are in use.
 fn post_ahead(w: &World, mark: u32) -> Option<usize> {
     let i = w.mailbox.claim(AHEAD)?;
     w.buffers[i].store(mark.into(), Ordering::Relaxed);
@@ -256,8 +256,8 @@ fn post_ahead(w: &World, mark: u32) -> Option<usize> {
     Some(i)
 }
 
-/// An agent that leaves what is read ahead alone until a thread waits for it, or nobody does any more. What it has
-/// collected and left it remembers, as the request table does.
+/// An agent that does not start prefetches until a thread waits for one, or none does any more. It remembers the ones
+/// that it has collected and not started, as the request table does.
 fn lazy_agent(w: &World) {
     let mut left = 0;
     loop {
@@ -290,8 +290,8 @@ fn an_urge_is_never_lost_for_a_request_that_stays() {
                     for n in 0..2 {
                         let mark = t * 2 + n;
                         let i = place(|| post_ahead(&w, mark));
-                        // Several may come to wait for it. Nothing else makes the agent begin: were this lost, the
-                        // wait would never end.
+                        // Several may come to wait for it. Nothing else makes the agent start: if the urge were lost,
+                        // the wait would never end.
                         let other = {
                             let w = w.clone();
                             thread::spawn(move || {
@@ -300,7 +300,7 @@ fn an_urge_is_never_lost_for_a_request_that_stays() {
                         };
                         w.mailbox.urge(i);
                         wait(&w, i, mark);
-                        // Its urge may come late, for whatever has the place then.
+                        // Its urge may come late, for whatever request has the place then.
                         if n == 1 {
                             other.join().unwrap();
                         }
@@ -328,7 +328,7 @@ fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
             let w = w.clone();
             thread::spawn(move || lazy_agent(&w))
         };
-        // Threads that urge whatever has these places, at any moment.
+        // Threads that urge whatever request has these places, at any moment.
         let stray = {
             let w = w.clone();
             thread::spawn(move || {
@@ -346,10 +346,10 @@ fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
                 w.mailbox.abandon(i);
             }
         }
-        // Another process takes the place of this one.
+        // Another process takes over this one's mailbox.
         w.mailbox.reset();
         for mark in 2..5 {
-            // What was abandoned may hold a place until somebody waits for it.
+            // An abandoned request may hold a place until a thread waits for it.
             let i = loop {
                 match post_ahead(&w, mark) {
                     Some(i) => break i,
@@ -401,7 +401,7 @@ fn a_slab_that_is_seen_free_is_not_refused() {
     });
 }
 
-/// Of two processes one takes the last slab; the refusal of one never refuses the other.
+/// Of two processes one takes the last slab; one's failure never makes the other fail.
 #[test]
 fn who_is_refused_a_slab_takes_nobody_elses() {
     check(|| {
@@ -419,7 +419,7 @@ fn who_is_refused_a_slab_takes_nobody_elses() {
 /// A page's frames, of which the first that is not [`GONE`] is mapped.
 struct Page {
     lend: Place,
-    /// The number of the frame; `GONE` while the page is away.
+    /// The number of the frame; `GONE` while the page is evicted.
     mapped: AtomicU32,
     frames: Vec<AtomicU64>,
 }
@@ -442,7 +442,7 @@ fn leaves_and_comes_back(page: &Page, frame: u32) {
     page.mapped.store(frame, Ordering::SeqCst);
 }
 
-/// The kernel, for another process: looks which frame is mapped, and writes into that. False when there is none.
+/// The kernel, for another process: finds the mapped frame, and writes into it. False when there is none.
 fn writes(page: &Page, thread: u32, bit: u64) -> bool {
     let asker = Asker { process: 1, thread };
     let used = Request::of(asker, PAGE, 1).at(Stage::Used);

@@ -1,5 +1,5 @@
-//! A scheduler that recomputes everything from plain lists: the oracle of `model.rs`. It knows the
-//! rules and none of the data structures.
+//! A scheduler that recomputes everything from plain lists: the oracle of `model.rs`. It has the rules and none of the
+//! data structures.
 
 use canvas_sched::{
     ALONE_NS, CREDIT_BYTES, CREDIT_NS, Class, DEBT_BYTES, SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED,
@@ -44,7 +44,7 @@ struct Limit {
 }
 
 impl Limit {
-    /// By the definition: in no stretch that begins with a send more than rate and burst.
+    /// By definition: in no interval that begins with a send more than rate and burst.
     fn due(&self, bytes: u32, now: u64) -> u64 {
         let Some(rate) = self.rate else { return now };
         let (mut sum, mut due) = (u128::from(bytes), now);
@@ -82,9 +82,9 @@ pub struct Naive {
     pub under_way: Vec<Waiting>,
     clocks: Vec<u128>,
     finishes: Vec<u128>,
-    /// Bytes a second of each link, which are measured elsewhere.
+    /// Bytes a second of each link, measured elsewhere.
     pub rates: Vec<u64>,
-    /// Who used each link last, and since when only that one.
+    /// The last user of each link, and since when it was the only one.
     used: Vec<(Option<u64>, u64)>,
     turn: usize,
     order: u64,
@@ -140,7 +140,7 @@ impl Naive {
         }
     }
 
-    /// Tags of what waited, and of what was under way.
+    /// Tags of waiting requests, and of those under way.
     pub fn remove(&mut self, id: u64) -> [Vec<u64>; 2] {
         self.tenants.retain(|t| t.id != id);
         self.flows.retain(|f| f.tenant != id);
@@ -182,7 +182,7 @@ impl Naive {
         self.flows[f].place = Place::Ready(start, self.order);
     }
 
-    /// When a flow's turn is at the earliest.
+    /// The earliest turn of a flow.
     fn earliest(&self, f: usize) -> u128 {
         let flow = &self.flows[f];
         let weight = u128::from(self.tenant(flow.tenant).weight);
@@ -197,12 +197,12 @@ impl Naive {
         self.clocks[flow.link].saturating_sub(credit)
     }
 
-    /// What a link moves in so long.
+    /// What a link moves in this time.
     fn moves(&self, link: usize, ns: u64) -> u128 {
         u128::from(self.rates[link]) * u128::from(ns) / 1_000_000_000
     }
 
-    /// It has moved bytes by itself. How far it is ahead, when others wait.
+    /// Bytes moved without a request. Returns how far it is ahead, when others wait.
     pub fn charge(&mut self, tenant: u64, link: usize, bytes: u64) -> Option<u64> {
         let (f, weight) = (self.flow(tenant, link), self.tenant(tenant).weight);
         let clock = self.clocks[link];
@@ -243,7 +243,7 @@ impl Naive {
         }
     }
 
-    /// It goes before the others of its queue.
+    /// Moves it before the others of its queue.
     pub fn submit_rest(&mut self, w: Waiting) {
         let f = self.flow(w.tenant, w.link);
         let alike = |v: &Waiting| (v.tenant, v.link, v.class) == (w.tenant, w.link, w.class);
@@ -287,7 +287,7 @@ impl Naive {
         }
     }
 
-    /// Something waits that could go on a link that has room.
+    /// Whether something waits that could go on a link with room.
     pub fn could_send(&self, now: u64) -> bool {
         self.flows.iter().enumerate().any(|(f, flow)| {
             let first = |class| self.of(f, class).next().map(|w| w.bytes);

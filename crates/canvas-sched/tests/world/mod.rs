@@ -1,4 +1,4 @@
-//! Tenants with bounded requests in a closed loop, and links that move bytes one request after the other.
+//! Tenants with a bounded number of requests in a closed loop, and links that move bytes one request after the other.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -30,8 +30,8 @@ impl Pipe {
     }
 }
 
-/// Requests of a kind that a tenant keeps asking for: `outstanding` at a time, each again after a
-/// time of `think_ns` on average.
+/// Requests of one kind that a tenant keeps submitting: `outstanding` at a time, each again after `think_ns` on
+/// average.
 #[derive(Clone, Copy)]
 pub struct Load {
     pub class: Class,
@@ -61,7 +61,7 @@ enum Event {
 struct Tenant {
     config: TenantConfig,
     loads: Vec<Load>,
-    /// Grows with each [`World::replace`]: events of the one before are nobody's.
+    /// Grows with each [`World::replace`]: events of the former tenant belong to nobody.
     life: u32,
     bytes: [u64; 3],
     latencies: [Vec<u64>; 3],
@@ -81,7 +81,7 @@ pub struct World {
     free_ns: Vec<u64>,
     moved: Vec<u64>,
     tenants: Vec<Tenant>,
-    /// Ends of requests whose tenants had left before.
+    /// Ends of requests whose tenants had already left.
     strays: u64,
 }
 
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// The tenant leaves, with requests under way, and starts anew.
+    /// The tenant leaves, with requests under way, and starts again.
     pub fn replace(&mut self, id: u64) {
         let gone = self.sched.remove_tenant(TenantId(id)).unwrap().len() as u64;
         let t = &mut self.tenants[id as usize];
@@ -198,7 +198,7 @@ impl World {
                 life,
             } => {
                 let t = &mut self.tenants[tenant as usize];
-                // Of one that has left it says nothing any more.
+                // The end of a request whose tenant has left changes nothing.
                 let counts = t.life == life;
                 assert_eq!(self.sched.done(ticket, self.now), counts);
                 self.strays += u64::from(!counts);
@@ -247,7 +247,7 @@ impl World {
         }
     }
 
-    /// Figures begin anew.
+    /// Restarts the statistics.
     pub fn reset(&mut self) {
         self.since = self.now;
         self.moved.fill(0);
@@ -269,7 +269,7 @@ impl World {
         self.tenants[tenant as usize].bytes[class as usize]
     }
 
-    /// Bytes moved by what could have been moved.
+    /// Bytes moved over bytes that could have been moved.
     pub fn link_use(&self, link: usize) -> f64 {
         let could = self.pipes[link].bytes_s as f64 * (self.now - self.since) as f64 / 1e9;
         self.moved[link] as f64 / could
@@ -279,14 +279,14 @@ impl World {
         self.sched.link_stats(self.links[link]).unwrap()
     }
 
-    /// From posting to the end, of those that ended.
+    /// Times from posting to the end, of ended requests.
     pub fn latency_ns(&mut self, tenant: u64, class: Class, per_mille: usize) -> u64 {
         let all = &mut self.tenants[tenant as usize].latencies[class as usize];
         all.sort_unstable();
         all[(all.len() * per_mille / 1000).min(all.len() - 1)]
     }
 
-    /// Every request that was submitted is over, waits, or is under way.
+    /// Every submitted request has ended, waits, or is under way.
     pub fn check_counts(&self) {
         let mut under_way = 0;
         for Reverse((_, _, event)) in &self.events {
