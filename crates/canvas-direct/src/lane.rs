@@ -1,4 +1,4 @@
-//! One lane: a connection to a donor, from its opening on.
+//! One direct read channel: a connection to a donor, from its opening on.
 
 use canvas_lane::record::RecordKey;
 use canvas_lane::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Ticket};
@@ -13,39 +13,39 @@ use crate::Process;
 use crate::pairing::{By, Pairing, With};
 use crate::pairs::{Pairs, Refused};
 
-/// An answer is looked for so long at least before the thread sleeps, where there is another processor that the donor
-/// may run on: a near donor takes less. On one processor it cannot answer meanwhile.
+/// How long to poll for an answer at least before sleeping, where the donor may run on another processor: a near donor
+/// takes less. On a single processor it cannot answer meanwhile.
 const LOOK_NS: u64 = 50_000;
-/// A donor that takes longer is the agent's to deal with.
+/// A donor that takes longer is left to the agent.
 const PATIENCE_NS: u64 = 20_000_000;
-/// The same for the opening of a lane.
+/// Time limit for opening a channel.
 pub const OPENING_NS: u64 = 1_000_000_000;
-/// Between looks for what a device reads, after those that do not sleep.
+/// Pause between polls for what a device reads, after those that do not sleep.
 const NAP_NS: u64 = 20_000;
-/// So often a lane's socket may not be behind its descriptor (in threads with descriptors of their own it is not)
-/// before it is taken to be gone.
+/// How often a channel's socket may be missing behind its descriptor (as in threads with their own descriptor table)
+/// before it counts as gone.
 const STRIKES: u32 = 8;
 
-/// How far a lane is.
+/// State of a channel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// There is none.
+    /// There is no connection.
     Closed,
-    /// Since then.
+    /// Connecting since this time (ns).
     Connecting(u64),
-    /// The opening was sent; since then.
+    /// The opening was sent at this time (ns).
     Opening(u64),
     Open,
 }
 
-/// Why a lane did not read a record.
+/// Why a channel did not read a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failed {
-    /// The lane is of no use any more.
+    /// The channel is unusable.
     Broken,
-    /// What came is no record that opens, or the donor has not got the slab: another copy may be better.
+    /// The result is no valid record, or the donor lacks the slab: another copy may be better.
     Elsewhere,
-    /// Not now.
+    /// Not possible now.
     Busy,
 }
 
@@ -55,11 +55,11 @@ pub struct Lane {
     caller: Option<Caller>,
     records: Option<RecordKey>,
     ticket: Ticket,
-    /// What has come of an answer.
+    /// Bytes of an answer received so far.
     got: usize,
-    /// There is another processor for who answers.
+    /// Another processor is available for the donor.
     looks: bool,
-    /// How long answers have taken.
+    /// Recent answer times.
     look: Look,
     has_slept: bool,
     strikes: u32,
@@ -67,17 +67,17 @@ pub struct Lane {
     answer: [u8; HEAD_BYTES + READ_BYTES_MAX],
 }
 
-/// What a read is of, and how it may go.
+/// The record to read, and how it may be read.
 pub struct Wanted<'r> {
     pub way: &'r Way<'r>,
     pub ask: &'r Ask,
-    /// The number that the record is sealed by.
+    /// The record's seal number.
     pub seal: u64,
-    /// The number under which queue pairs may be read by.
+    /// The current period in which queue pairs may be used, if they may.
     pub pairs: Option<u32>,
 }
 
-/// How a record came.
+/// How a record was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Came {
     OverConnection,
@@ -85,7 +85,7 @@ pub enum Came {
 }
 
 impl Lane {
-    /// Closed.
+    /// A closed channel.
     pub const fn new() -> Lane {
         Lane {
             stage: Stage::Closed,
@@ -112,12 +112,12 @@ impl Lane {
         &self.answer
     }
 
-    /// Did the last read sleep?
+    /// Whether the last read slept.
     pub fn has_slept(&self) -> bool {
         self.has_slept
     }
 
-    /// Its end, as lane number `index`. The caller closes the socket.
+    /// Ends the channel with number `index`. The caller closes the socket.
     pub fn close(&mut self, index: usize, process: &impl Process) -> Option<Stream> {
         self.pairing.end(index, process.pairs());
         self.stage = Stage::Closed;
@@ -125,7 +125,7 @@ impl Lane {
         self.stream.take()
     }
 
-    /// A connection that was begun is to become it, to a donor that may have queue pairs. Its keys follow.
+    /// Starts to open a channel over a new connection, to a donor that may have queue pairs. Its keys follow.
     pub fn begin(
         &mut self,
         stream: Stream,
@@ -141,21 +141,21 @@ impl Lane {
         (self.look, self.has_slept) = (Look::new(LOOK_NS), false);
     }
 
-    /// The keys of its messages.
+    /// Sets the keys of its messages.
     #[cold]
     #[inline(never)]
     pub fn set_caller(&mut self, keys: &[u8; KEYS_BYTES]) {
         self.caller = Some(Caller::new(&Keys::from_bytes(keys)));
     }
 
-    /// The key of what its donor keeps.
+    /// Sets the key of the tenant's records.
     #[cold]
     #[inline(never)]
     pub fn set_records(&mut self, key: &[u8; 32], tenant: [u8; 16]) {
         self.records = Some(RecordKey::new(key, tenant));
     }
 
-    /// One step of the opening after the other, as long as nothing has to be waited for.
+    /// Advances the opening as far as possible without waiting.
     #[cold]
     #[inline(never)]
     pub fn step(&mut self, now_ns: u64) -> Result<(), Failed> {
@@ -171,7 +171,7 @@ impl Lane {
             }
         };
         if let Stage::Connecting(since) = self.stage {
-            // Asked once only: an opening that was not sent is made anew, and nothing else has its number.
+            // Created only once: an opening that was not sent is created again, and no other message has its number.
             let opening = caller.opening(&self.ticket).map_err(|_| Failed::Broken)?;
             match stream.send(&opening) {
                 Ok(true) => self.stage = Stage::Opening(now_ns),
@@ -197,7 +197,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Reads the record that is wanted into `answer`, behind the head, and opens it. `index` is the lane's number.
+    /// Reads the wanted record into `answer`, after the head, and verifies it. `index` is the channel's number.
     #[inline(never)]
     pub fn read(
         &mut self,
@@ -239,11 +239,11 @@ impl Lane {
                 let pairs = process.pairs();
                 let offset = wanted.way.offset;
                 if pairs.ask(index, exposed, offset, record.len()).is_err() {
-                    // The connection is as good as before.
+                    // The connection is unaffected.
                     self.pairing.refuse(index, pairs);
                     return Err(Failed::Busy);
                 }
-                // No processor is needed for the answer.
+                // The answer needs no processor.
                 wait.look_ns = self.look.limit_ns();
                 wait.look(index, &mut self.answer[record.clone()])?;
                 Came::ByPair
@@ -266,7 +266,7 @@ impl Lane {
     }
 }
 
-/// Asks the donor for what is wanted, and receives it, with its head.
+/// Requests the wanted record from the donor, and receives it, with its head.
 fn receive(
     caller: &mut Caller,
     wait: &mut Wait<'_, impl Process>,
@@ -282,7 +282,7 @@ fn receive(
     if wait.stream.send(&message) != Ok(true) {
         return Err(Failed::Broken);
     }
-    // The record comes behind the head, mostly at one time with it.
+    // The record follows the head, usually together with it.
     wait.fill(answer, HEAD_BYTES)?;
     let head = answer.first_chunk::<HEAD_BYTES>();
     let head = head.and_then(|head| caller.answered(head).ok());
@@ -299,7 +299,7 @@ fn receive(
     wait.fill(answer, whole)
 }
 
-/// Not a byte goes to a stranger: is the socket still behind its descriptor, in this thread?
+/// No byte may go to another peer: checks that the socket is still behind its descriptor, in this thread.
 fn is_here(stream: Stream, strikes: &mut u32) -> Result<(), Failed> {
     if stream.is_here() {
         *strikes = 0;
@@ -313,21 +313,21 @@ fn is_here(stream: Stream, strikes: &mut u32) -> Result<(), Failed> {
     })
 }
 
-/// Waits for what comes: looks for it at first, then sleeps.
+/// Waits for an answer: polls at first, then sleeps.
 struct Wait<'w, P> {
     stream: Stream,
     contention: &'w Contention,
     process: &'w P,
     begun_ns: u64,
-    /// So long it looks before it sleeps.
+    /// Time to poll before sleeping.
     look_ns: u64,
     sleeps: bool,
-    /// Bytes that have come.
+    /// Bytes received.
     got: usize,
 }
 
 impl<P: Process> Wait<'_, P> {
-    /// Waits until so many bytes of the answer are there, and takes more of it where it has come.
+    /// Waits until `least` bytes of the answer have arrived, and takes more if they have.
     fn fill(&mut self, answer: &mut [u8], least: usize) -> Result<(), Failed> {
         while self.got < least {
             let now = self.process.now_ns();
@@ -335,7 +335,7 @@ impl<P: Process> Wait<'_, P> {
             if waited > PATIENCE_NS {
                 return Err(Failed::Broken);
             }
-            // Nothing has come when the request has just gone, so who answers goes first.
+            // Nothing can have arrived just after the request was sent, so yield to the peer first.
             self.sleeps |= !self.looks_on(now, waited);
             let came = self.stream.receive(&mut answer[self.got..], self.sleeps);
             self.got += came.map_err(|_| Failed::Broken)?;
@@ -343,7 +343,7 @@ impl<P: Process> Wait<'_, P> {
         Ok(())
     }
 
-    /// Gives the processor up for a turn, where it is not yet time to sleep.
+    /// Yields the processor once, while it is not yet time to sleep. False when it is.
     fn looks_on(&self, now: u64, waited: u64) -> bool {
         let looks = waited < self.look_ns && !self.contention.is_here(now);
         if looks {
@@ -353,7 +353,7 @@ impl<P: Process> Wait<'_, P> {
         looks
     }
 
-    /// Waits for what the lane's device was asked to read. There is nothing to sleep on.
+    /// Waits for what the channel's device was asked to read. There is nothing to sleep on.
     fn look(&mut self, index: usize, record: &mut [u8]) -> Result<(), Failed> {
         let broken = |Refused| Failed::Broken;
         let pairs = self.process.pairs();

@@ -1,11 +1,11 @@
-//! Reads from donors over lanes (docs/design/lanes.md): the end of the process that needs the page. Whatever does not
-//! succeed here is read by the agent.
+//! Direct reads from donors (docs/design/lanes.md): the reading process's side. The agent does every read that fails
+//! here.
 //!
-//! A lane is claimed by one thread for one round trip. Nobody waits for a lane, nor for one that is being opened: who
-//! needs a page takes the opening one step further, and goes to the agent.
+//! A channel is claimed by one thread for one round trip. No thread waits for a channel, nor for one that is being
+//! opened: a thread that needs a page advances the opening by one step, and asks the agent.
 //!
-//! Nothing here allocates or calls libc, and the stack is small, so that a fault of any program can stand on it: some
-//! have signal stacks of 8 KiB, of which the signal's frame takes 3.
+//! Nothing here allocates or calls libc, and the stack use is small, so that a fault of any program has room: some have
+//! signal stacks of 8 KiB, of which the signal's frame takes 3.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -26,43 +26,43 @@ pub mod turn;
 use lane::{Came, Failed, Lane, Stage, Wanted};
 use pairs::Pairs;
 
-/// Lanes of a process.
+/// Channels of a process.
 pub const COUNT: usize = 8;
-/// Lanes to one donor.
+/// Channels to one donor.
 const OF_A_DONOR: usize = 4;
-/// One read in so many goes to the agent all the same, so that it knows how donors are.
+/// One read in this many goes to the agent all the same, so that it keeps measuring the donors.
 const PROBE: u32 = 256;
-/// Pauses after a lane that broke: the first, and the longest; each is twice the one before.
+/// Pauses after a channel failed: the first, and the longest; each is twice the one before.
 const PAUSE_NS: u64 = 50_000_000;
 const PAUSE_NS_MAX: u64 = 5_000_000_000;
 
-/// What the process gives.
+/// What the crate requires of the process.
 pub trait Process {
     /// Its queue pairs.
     type Pairs: Pairs;
-    /// These are they.
+    /// The process's queue pairs, one for each channel.
     fn pairs(&self) -> &Self::Pairs;
     /// The monotonic clock.
     fn now_ns(&self) -> u64;
-    /// Descriptors of lanes lie at or above this number.
+    /// Descriptors of channels are at or above this number.
     fn fd_floor(&self) -> i32;
-    /// Lane `index` has this descriptor from now on; -1: none.
+    /// Records that channel `index` has this descriptor from now on; -1: none.
     fn keep_fd(&self, index: usize, fd: i32);
-    /// Has this thread a table of descriptors of its own? It then opens no lane.
+    /// Whether this thread has its own descriptor table. It then opens no channel.
     fn has_own_fds(&self) -> bool;
-    /// The caller slept for a part of a read that took so long.
+    /// Records that the caller slept during a read that took `ns`.
     fn note_slept(&self, ns: u64);
 }
 
-/// One of the places for lanes.
+/// A slot for a channel.
 struct Place {
-    /// The donor's number and 1, while its lane is not closed.
+    /// The donor's index + 1, while its channel is not closed.
     donor: AtomicU32,
-    /// Tried, never waited for.
+    /// Only ever locked by try_lock.
     lane: Mutex<Lane>,
 }
 
-/// What went wrong with a donor.
+/// A donor's pause after a failure.
 struct Rest {
     until_ns: AtomicU64,
     pause_ns: AtomicU64,
@@ -85,11 +85,11 @@ impl Rest {
     }
 }
 
-/// The lanes of a process to the donors of its tenant.
+/// A process's channels to the donors of its tenant.
 pub struct Lanes {
     places: [Place; COUNT],
     rests: [Rest; DONORS_MAX],
-    /// The process may not do what lanes need.
+    /// The process may not make the system calls that channels need.
     forbidden: AtomicBool,
     reads: AtomicU32,
     contention: Contention,
@@ -101,7 +101,7 @@ impl Default for Lanes {
     }
 }
 
-/// A lane that is the caller's until dropped.
+/// A channel that the caller owns until it is dropped.
 struct Claim<'l> {
     lane: MutexGuard<'l, Lane>,
     place: &'l Place,
@@ -109,7 +109,7 @@ struct Claim<'l> {
 }
 
 impl Claim<'_> {
-    /// Ends it. The socket is closed if it is still ours to close.
+    /// Ends the channel. The socket is closed if it is still ours to close.
     fn close(&mut self, process: &impl Process) {
         if let Some(stream) = self.lane.close(self.index, process) {
             stream.close();
@@ -118,7 +118,7 @@ impl Claim<'_> {
         self.place.donor.store(0, Ordering::Relaxed);
     }
 
-    /// Begins to connect. False when it cannot; an error when the donor is to rest.
+    /// Starts to connect. False when that is impossible; an error when the donor is to be left alone for a while.
     #[cold]
     #[inline(never)]
     fn begin(&mut self, far: &Far, donor: usize, process: &impl Process) -> Result<bool, Failed> {
@@ -139,7 +139,7 @@ impl Claim<'_> {
         let (lane, now_ns) = (&mut *self.lane, process.now_ns());
         let has_pairs = place.has_rdma && process.pairs().are_there();
         lane.begin(stream, (ticket, has_pairs), proc::processors() > 1, now_ns);
-        // One after the other, each where it stays: a fault may have a small stack.
+        // One after the other, each in place, because a fault may have a small stack.
         lane.set_caller(&keys);
         lane.set_records(&far.lanes.key(), far.tenant());
         self.place.donor.store(donor as u32 + 1, Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl Claim<'_> {
 }
 
 impl Lanes {
-    /// None is open.
+    /// Without open channels.
     pub const fn new() -> Lanes {
         Lanes {
             places: [const {
@@ -169,12 +169,12 @@ impl Lanes {
         }
     }
 
-    /// No lanes from now on.
+    /// Forbids channels from now on.
     pub fn forbid(&self) {
         self.forbidden.store(true, Ordering::Relaxed);
     }
 
-    /// Closes what nobody uses now: at the end, or in a fork's child, whose parent's lanes they are.
+    /// Closes all channels that no thread uses now: at the end, or in a fork's child, because they are the parent's.
     pub fn close(&self, process: &impl Process) {
         for (index, place) in self.places.iter().enumerate() {
             if place.donor.load(Ordering::Relaxed) != 0
@@ -191,7 +191,7 @@ impl Lanes {
         Some(Claim { lane, place, index })
     }
 
-    /// Takes the opening of a lane further, as far as it goes now. True when it is open.
+    /// Advances the opening of a channel as far as possible now. True when it is open.
     #[cold]
     #[inline(never)]
     fn advance(&self, claim: &mut Claim, far: &Far, donor: usize, process: &impl Process) -> bool {
@@ -209,7 +209,7 @@ impl Lanes {
         }
     }
 
-    /// An open lane to the donor that nobody else uses now. Without one, a step is made towards one.
+    /// An open channel to the donor that no other thread uses now. Without one, advances an opening by a step.
     #[inline(never)]
     fn claim(&self, far: &Far, donor: usize, process: &impl Process) -> Option<Claim<'_>> {
         let number = donor as u32 + 1;
@@ -225,7 +225,7 @@ impl Lanes {
                     if claim.place.donor.load(Ordering::Relaxed) != number {
                         continue;
                     }
-                    // One is opened at a time.
+                    // Only one is opened at a time.
                     let is_open = claim.lane.stage() == Stage::Open
                         || self.advance(&mut claim, far, donor, process);
                     return is_open.then_some(claim);
@@ -253,8 +253,8 @@ impl Lanes {
         }
     }
 
-    /// Reads what `ask` names from a donor, and puts the first bytes of the record into `to`. False when that is the
-    /// agent's to do. The caller keeps the extent from being written anew meanwhile.
+    /// Reads what `ask` names from a donor, and puts the first bytes of the record into `to`. False when the agent must
+    /// read it. The caller keeps the extent from being rewritten meanwhile.
     pub fn read(&self, far: &Far, ask: &Ask, to: &mut [u8], process: &impl Process) -> bool {
         let lanes = &far.lanes;
         if !lanes.is_direct() || self.forbidden.load(Ordering::Relaxed) {
@@ -265,7 +265,7 @@ impl Lanes {
             return false;
         };
         let donor = way.donor;
-        // What is opened by this number is what was written last.
+        // A record that verifies under this number is the last one written.
         let seal = far.seals[extent].load(Ordering::Acquire);
         let fits = (to.len()..=READ_BYTES_MAX).contains(&len);
         if !lanes.donors[donor].is_open() || seal == 0 || !fits {

@@ -1,4 +1,4 @@
-//! How far a lane is with a queue pair: asked for, joined to the donor's, and which slabs it reaches.
+//! A channel's queue pair: whether it is requested, joined to the donor's, and which slabs it can read.
 
 use canvas_lane::{Caller, Code, GIVEN_BYTES, Given, HEAD_BYTES, exposed_from_bytes, follows};
 use canvas_sys::net::Stream;
@@ -9,30 +9,30 @@ use crate::pairs::{Pairs, Standing};
 
 const _: () = assert!(QUEUE_PAIR_BYTES == GIVEN_BYTES);
 
-/// Slabs whose keys a lane remembers. Others take their places.
+/// Slabs whose keys a channel remembers. Later ones replace earlier ones.
 const KEYS: usize = 32;
 
-/// How far.
+/// State of the queue pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// There is none, or the last one is being ended.
     None,
-    /// It is being made.
+    /// It is being created.
     Making,
-    /// The donor was asked for its end; since then.
+    /// The donor was asked for its end at this time (ns).
     Joining(u64),
     /// The donor's end is known.
     Connecting,
     Ready,
-    /// The donor was asked to expose this slab; since then.
+    /// The donor was asked to expose this slab at this time (ns).
     Exposing(u64, u64),
-    /// It could not be had under this number.
+    /// It could not be created in this period.
     Refused,
     /// The donor has no RDMA.
     Never,
 }
 
-/// What is known of a slab.
+/// What is known about a slab.
 #[derive(Clone, Copy)]
 struct Known {
     handle: u64,
@@ -40,28 +40,28 @@ struct Known {
     exposed: Option<Exposed>,
 }
 
-/// How a read goes.
+/// How to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
-    /// Over the lane's connection.
+    /// Over the channel's connection.
     Connection,
     /// By its queue pair.
     Pair(Exposed),
 }
 
-/// The queue pair of a lane.
+/// The queue pair of a channel.
 pub struct Pairing {
     stage: Stage,
-    /// The number under which queue pairs may be read by ([`canvas_shm::lanes::Lanes::pairs`]), when it was asked for.
+    /// The period ([`canvas_shm::lanes::Lanes::pairs`]) in which it was requested.
     number: u32,
     known: [Option<Known>; KEYS],
-    /// What has come of an answer.
+    /// Bytes of an answer received so far.
     got: usize,
     answer: [u8; HEAD_BYTES + GIVEN_BYTES],
 }
 
 impl Pairing {
-    /// None yet.
+    /// No queue pair.
     pub const fn new() -> Pairing {
         Pairing {
             stage: Stage::None,
@@ -72,30 +72,30 @@ impl Pairing {
         }
     }
 
-    /// The lane begins anew, to a donor that has RDMA or has not.
+    /// The channel is opened, to a donor with RDMA (`may`) or without.
     pub fn begin(&mut self, may: bool) {
         self.stage = if may { Stage::None } else { Stage::Never };
     }
 
-    /// The lane has ended.
+    /// The channel has ended.
     pub fn end(&mut self, lane: usize, pairs: &impl Pairs) {
         self.forget(lane, pairs);
         self.stage = Stage::Never;
     }
 
-    /// None is had under this number any more.
+    /// No queue pair is created in this period any more.
     #[cold]
     pub fn refuse(&mut self, lane: usize, pairs: &impl Pairs) {
         self.forget(lane, pairs);
         self.stage = Stage::Refused;
     }
 
-    /// Ends what there is.
+    /// Ends the queue pair, if there is one.
     fn forget(&mut self, lane: usize, pairs: &impl Pairs) {
         if pairs.standing(lane) != Standing::None {
             pairs.end(lane);
         }
-        // In place: a fault may have a small stack.
+        // In place, because a fault may have a small stack.
         self.known.fill(None);
         self.got = 0;
         self.stage = Stage::None;
@@ -110,8 +110,8 @@ impl Pairing {
         Some(known.exposed)
     }
 
-    /// How what the slab has is read now. `number` is that under which queue pairs may be read by. An error when the lane
-    /// is waiting for something else than bytes.
+    /// How to read from the slab now. `number` is the current period in which queue pairs may be used. An error when
+    /// the channel is waiting for an answer other than data.
     #[inline]
     pub fn by(
         &mut self,
@@ -130,7 +130,7 @@ impl Pairing {
         }
     }
 
-    /// One step further.
+    /// Advances by one step.
     #[cold]
     #[inline(never)]
     fn step(
@@ -139,7 +139,7 @@ impl Pairing {
         with: &mut With<'_, impl Pairs>,
     ) -> Result<By, Failed> {
         let lane = with.lane;
-        // An answer that was asked for comes, whatever it is good for then.
+        // A pending answer must be received, whatever its use.
         match self.stage {
             Stage::Joining(since) => {
                 let given = self.answered(since, with)?;
@@ -202,7 +202,7 @@ impl Pairing {
         }
     }
 
-    /// What the donor gave, or why not, when its answer is there.
+    /// What the donor sent, or its error code, when its answer has arrived.
     fn answered(
         &mut self,
         since_ns: u64,
@@ -244,9 +244,9 @@ impl Pairing {
     }
 }
 
-/// What a lane has for this.
+/// What a channel provides for this.
 pub struct With<'w, P> {
-    /// Its number.
+    /// The channel's number.
     pub lane: usize,
     pub pairs: &'w P,
     pub stream: Stream,

@@ -1,46 +1,47 @@
-//! Queue pairs of lanes (RDMA): what this crate needs of who has devices.
+//! Queue pairs (RDMA) of direct read channels: what this crate requires of the code that has the devices.
 //!
-//! To make one, to connect it and to end it takes milliseconds and memory of a library's, so another thread does that;
-//! whoever has claimed a lane asks for it, and looks later. To read by one takes neither.
+//! Creating, connecting and ending a queue pair takes milliseconds and a library's memory, so another thread does that;
+//! the thread that has claimed a channel requests it, and checks later. Reading by one needs neither.
 
 use canvas_sys::net::Address;
 use canvas_types::rdma::{Exposed, QueuePair};
 
-/// How a lane's queue pair stands.
+/// State of a channel's queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
     /// There is none.
     None,
-    /// It is being made, connected or ended.
+    /// It is being created, connected or ended.
     Busy,
-    /// It is as the peer must know it, and not connected.
+    /// It is created and not connected; this is its end for the peer.
     Made(QueuePair),
-    /// It reads.
+    /// It can read.
     Ready,
-    /// It could not be made or connected. It is to be ended.
+    /// It could not be created or connected. It must be ended.
     Failed,
 }
 
-/// The device did not do what it was asked to.
+/// The device failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused;
 
-/// Queue pairs of a process, one for each of its lanes, by their numbers. Only who has claimed a lane calls these for it.
+/// Queue pairs of a process, one for each of its channels, by their numbers. Only the thread that has claimed a channel
+/// calls these for it.
 pub trait Pairs {
-    /// Can there be any?
+    /// Whether there can be any.
     fn are_there(&self) -> bool;
-    /// How the lane's one stands.
+    /// The state of the channel's queue pair.
     fn standing(&self, lane: usize) -> Standing;
-    /// One is to be made, on the device that has this address of ours.
+    /// Requests creation, on the device with this local address.
     fn make(&self, lane: usize, local: Address);
-    /// It is to be connected to this one.
+    /// Requests to connect it to `peer`.
     fn connect(&self, lane: usize, peer: &QueuePair);
-    /// It is to be ended, whatever it is doing.
+    /// Requests to end it, whatever it is doing.
     fn end(&self, lane: usize);
-    /// Begins to read so many bytes, at most [`READ_BYTES_MAX`](canvas_lane::READ_BYTES_MAX), `offset` bytes behind the
-    /// beginning of an exposed slab.
+    /// Starts to read `len` bytes, at most [`READ_BYTES_MAX`](canvas_lane::READ_BYTES_MAX), from `offset` in an exposed
+    /// slab.
     fn ask(&self, lane: usize, from: Exposed, offset: u32, len: usize) -> Result<(), Refused>;
-    /// Puts what was asked for into `to`, if it has come.
+    /// Copies what was read into `to`; false when it has not arrived.
     fn take(&self, lane: usize, to: &mut [u8]) -> Result<bool, Refused>;
 }
 

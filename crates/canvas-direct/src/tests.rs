@@ -25,7 +25,7 @@ const HANDLE: u64 = 77;
 const OFFSET: u32 = 64;
 const LEN: usize = 200;
 
-/// Ends of queue pairs: ours and the donor's.
+/// Ends of queue pairs: the process's and the donor's.
 const OURS: QueuePair = QueuePair {
     number: 17,
     psn: 4,
@@ -51,17 +51,17 @@ enum Reads {
     Stands,
 }
 
-/// A process with queue pairs, of which this test is the device.
+/// A process with queue pairs, for which this test is the device.
 #[derive(Default)]
 struct Here {
     standing: StdMutex<[Option<Standing>; COUNT]>,
     are_there: AtomicBool,
-    /// Queue pairs cannot be made.
+    /// Queue pairs cannot be created.
     fails: AtomicBool,
     reads: StdMutex<Reads>,
-    /// What the next read brings: of this extent and tenant.
+    /// What the next read returns: a record of this extent and tenant.
     record: StdMutex<Vec<u8>>,
-    /// Queue pairs that were made, and ended.
+    /// Queue pairs created, and ended.
     made: AtomicU32,
     ended: AtomicU32,
     asked: AtomicU32,
@@ -150,21 +150,21 @@ enum Does {
     Right,
     Flips,
     Says(Code),
-    /// Says no, and more than that.
+    /// Refuses, and sends more than that.
     Babbles,
     Stands,
     Closes,
-    /// Has no queue pair for lanes.
+    /// Has no queue pair for channels.
     NoPair,
 }
 
-/// A tenant with one slab at one donor of this test.
+/// A tenant with one slab on one donor in this test.
 struct World {
     far: &'static Far,
     here: Here,
     lanes: Box<Lanes>,
     does: Arc<StdMutex<Does>>,
-    /// What the donor has of each extent, in bytes.
+    /// Bytes of each extent that the donor has.
     stride: Arc<AtomicUsize>,
     extent: u32,
     tickets: u8,
@@ -310,7 +310,7 @@ impl World {
         world
     }
 
-    /// What the agent does: the route.
+    /// What the agent does: publishes the route.
     fn publish(&self) {
         self.far.routes[self.extent as usize / SLAB_EXTENTS].set(1, HANDLE, false);
     }
@@ -332,7 +332,8 @@ impl World {
             .then_some(to)
     }
 
-    /// Reads until that is done over a lane, as faults come one after the other; gives tickets as the agent does.
+    /// Reads until a read succeeds over a channel, as faults come one after the other; offers tickets as the agent
+    /// does.
     fn reads(&mut self) {
         *self.does.lock().unwrap() = Does::Right;
         self.reads_as_it_is();
@@ -389,7 +390,7 @@ fn a_record_comes_from_the_shard_that_has_all_of_it() {
     let at = |offset: usize| w.read_at(offset as u32);
     assert_eq!(at(shard_bytes - LEN), None, "from one into the next");
     assert_eq!(at(shard_bytes), None, "a shard without a route");
-    // A shard that is there no more: the others are.
+    // This shard is gone: the others are not.
     *w.does.lock().unwrap() = Does::Says(Code::UnknownHandle);
     assert_eq!(w.read(), None);
     assert_eq!(w.far.routes[slab].shard_bytes(), Some(shard_bytes));
@@ -400,7 +401,7 @@ fn a_record_comes_from_the_shard_that_has_all_of_it() {
 fn whatever_fails_is_the_agents_to_read() {
     let mut w = World::new();
     w.reads();
-    // It is there no more, it is damaged, or old: another copy may be better, and the agent says which.
+    // It is gone, damaged, or old: another copy may be better, and the agent knows which.
     for does in [
         Does::Says(Code::UnknownHandle),
         Does::Says(Code::OutOfRange),
@@ -412,11 +413,11 @@ fn whatever_fails_is_the_agents_to_read() {
         w.publish();
         w.reads();
     }
-    // Too much for now: the lane is good.
+    // Over the rate for now: the channel stays good.
     *w.does.lock().unwrap() = Does::Says(Code::OverRate);
     assert_eq!(w.read(), None);
     w.reads();
-    // It ends, and there is a pause before the next.
+    // The channel ends, and there is a pause before the next one.
     for does in [Does::Closes, Does::Stands, Does::Babbles] {
         let opened = w.count(|s| &s.lanes_opened);
         *w.does.lock().unwrap() = does;
@@ -453,7 +454,7 @@ fn nothing_is_read_that_may_not_be() {
     assert_eq!(w.read(), None, "the disk is faster");
     w.far.lanes.set_disk_first(false);
     w.reads();
-    // Written anew meanwhile: it opens under another number only.
+    // Rewritten meanwhile: it verifies under another number only.
     seal.store(SEAL + 1, Ordering::Release);
     assert_eq!(w.read(), None, "what is there is older");
     seal.store(SEAL, Ordering::Release);
@@ -466,7 +467,7 @@ fn nothing_is_read_that_may_not_be() {
 }
 
 impl World {
-    /// With a device, as the agent says that queue pairs may be read by; until one is.
+    /// With a device, and queue pairs allowed by the agent; until one is used.
     fn with_pairs() -> World {
         let mut w = World::new();
         w.here.are_there.store(true, Ordering::Relaxed);
@@ -570,7 +571,7 @@ fn who_gets_no_queue_pair_reads_over_the_connection() {
         }
         assert_eq!(w.count(|s| &s.lane_pair_reads), 0);
         assert_eq!(w.made_and_ended(), [1, 1], "it is tried once");
-        // Once more when they may be used again.
+        // Once more when they are allowed again.
         w.here.fails.store(false, Ordering::Relaxed);
         *w.does.lock().unwrap() = Does::Right;
         w.far.lanes.set_pairs(false);

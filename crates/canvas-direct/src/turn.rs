@@ -1,43 +1,43 @@
-//! Whose a queue pair is: of who has claimed its lane, or of the one thread that makes, connects and ends them all. Neither
-//! waits for the other.
+//! Who owns a queue pair: the thread that has claimed its channel, or the one thread that creates, connects and ends
+//! all of them. Neither waits for the other.
 
 use canvas_types::sync::{AtomicBool, AtomicU32, Ordering};
 
-/// States in which who has claimed the lane has it.
+/// States in which the claimer of the channel owns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Claimers {
     /// There is none.
     None = 0,
-    /// It is as the peer must know it.
+    /// It is created, and not connected.
     Made = 1,
     /// It is connected.
     Ready = 2,
-    /// It is of no use.
+    /// It is unusable.
     Failed = 3,
 }
 
-/// What the thread is to do, and until it has it is the thread's.
+/// Commands for the thread, which owns it until the command is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Threads {
-    /// It is to be made.
+    /// Create it.
     Make = 16,
-    /// It is to be connected.
+    /// Connect it.
     Connect = 17,
-    /// It is to be ended.
+    /// End it.
     End = 18,
 }
 
-/// One queue pair's.
+/// Ownership of one queue pair.
 pub struct Turn {
     state: AtomicU32,
-    /// It is to be ended when the thread gives it back.
+    /// It must be ended when the thread returns it.
     unwanted: AtomicBool,
 }
 
 impl Turn {
-    /// There is none.
+    /// There is no queue pair.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Turn {
@@ -47,7 +47,7 @@ impl Turn {
         }
     }
 
-    /// There is none.
+    /// There is no queue pair.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> Turn {
@@ -57,8 +57,8 @@ impl Turn {
         }
     }
 
-    /// Claimer: its state, or `None` while it is the thread's. `Err` when it was to be ended and is the thread's for that
-    /// from now on: the thread is to be told.
+    /// Claimer: its state, or `None` while the thread owns it. `Err` when it was to be ended and now goes to the thread
+    /// for that: the thread must be notified.
     pub fn claimers(&self) -> Result<Option<Claimers>, Changed> {
         let state = match self.state.load(Ordering::Acquire) {
             0 => Claimers::None,
@@ -67,7 +67,7 @@ impl Turn {
             3 => Claimers::Failed,
             _ => return Ok(None),
         };
-        // Of the claimer's alone.
+        // Only the claimer uses this flag.
         if self.unwanted.load(Ordering::Relaxed) {
             self.unwanted.store(false, Ordering::Relaxed);
             if state != Claimers::None {
@@ -78,12 +78,12 @@ impl Turn {
         Ok(Some(state))
     }
 
-    /// Claimer, who has it: the thread is to do this, and to be told.
+    /// Claimer, as its owner: passes it to the thread with this command; the thread must be notified.
     pub fn give(&self, what: Threads) {
         self.state.store(what as u32, Ordering::Release);
     }
 
-    /// Claimer: it is to be ended, whoever has it. `Err` when the thread is to be told.
+    /// Claimer: ends it, whoever owns it. `Err` when the thread must be notified.
     pub fn let_go(&self) -> Result<(), Changed> {
         match self.claimers()? {
             Some(Claimers::None) => Ok(()),
@@ -100,7 +100,7 @@ impl Turn {
         }
     }
 
-    /// Thread: what it is to do, if it is the thread's.
+    /// Thread: its command, if it owns the queue pair.
     pub fn threads(&self) -> Option<Threads> {
         match self.state.load(Ordering::Acquire) {
             16 => Some(Threads::Make),
@@ -110,18 +110,18 @@ impl Turn {
         }
     }
 
-    /// Thread, which has it: done.
+    /// Thread, as its owner: the command is done.
     pub fn give_back(&self, state: Claimers) {
         self.state.store(state as u32, Ordering::Release);
     }
 
-    /// In a fork's child, with one thread: there is none.
+    /// In a fork's child, with one thread: there is no queue pair.
     pub fn forget(&self) {
         self.unwanted.store(false, Ordering::Relaxed);
         self.give_back(Claimers::None);
     }
 }
 
-/// The thread has something to do.
+/// The thread has something to do, and must be notified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Changed;

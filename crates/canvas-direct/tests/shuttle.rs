@@ -1,4 +1,5 @@
-//! Whose a queue pair is, under shuttle's scheduler: never both at one time, and each that was made is ended once.
+//! Ownership of a queue pair, under shuttle's scheduler: never two owners at a time, and each one created is ended
+//! once.
 #![cfg(feature = "shuttle")]
 
 use canvas_direct::turn::{Changed, Claimers, Threads, Turn};
@@ -10,16 +11,16 @@ use shuttle::thread;
 #[derive(Clone)]
 struct Pair {
     turn: Arc<Turn>,
-    /// Somebody works on it.
+    /// A thread works on it.
     busy: Arc<AtomicBool>,
-    /// Queue pairs that were made, and that were ended.
+    /// Queue pairs created, and ended.
     made: Arc<AtomicU32>,
     ended: Arc<AtomicU32>,
     over: Arc<AtomicBool>,
 }
 
 impl Pair {
-    /// Works on it, which nobody else may do meanwhile.
+    /// Works on it, which no other thread may do meanwhile.
     fn work(&self) {
         assert!(!self.busy.swap(true, Ordering::SeqCst), "two at once");
         thread::yield_now();
@@ -47,7 +48,7 @@ impl Pair {
                 Threads::Connect if fails => Claimers::Failed,
                 Threads::Connect => Claimers::Ready,
                 Threads::End => {
-                    // One that could not be made is ended as well.
+                    // One that could not be created is ended as well.
                     self.ended.fetch_add(1, Ordering::SeqCst);
                     Claimers::None
                 }
@@ -56,7 +57,7 @@ impl Pair {
         }
     }
 
-    /// Who has claimed the lane, for some steps; then nobody wants the queue pair any more.
+    /// The claimer of the channel, for some steps; then nobody wants the queue pair any more.
     fn claim(&self) -> u32 {
         let mut made = 0;
         for _ in 0..8 {

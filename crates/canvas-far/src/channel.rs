@@ -1,5 +1,5 @@
-//! The way to the agent and back: requests of this process in its mailbox ([`canvas_shm::mailbox`]), and the job
-//! that goes with each ([`crate::job`]).
+//! Requests to the agent: this process's requests in its mailbox ([`canvas_shm::mailbox`]), and the job that belongs to
+//! each ([`crate::job`]).
 
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
@@ -14,29 +14,29 @@ use crate::traits::{Beyond, Channel, Host, Owner};
 
 const _: () = assert!(EXTENT_BYTES == canvas_shm::far::EXTENT_BYTES);
 
-/// A request that is its holder's alone, and so is its buffer: claimed and not posted yet, or ended and not given
-/// back yet. There is one at most for each place of the mailbox. (Another process of the tenant that broke this
-/// rule could do anything to ours all the same: a tenant is one trust domain.)
+/// A request, with its buffer, that its holder owns exclusively: claimed and not posted yet, or ended and not released
+/// yet. There is at most one for each index of the mailbox. (Another process of the tenant that broke this rule could
+/// do anything to this one all the same: a tenant is one trust domain.)
 #[derive(Debug)]
 pub struct Request(usize);
 
 impl Request {
-    /// Its place in the mailbox.
+    /// Its index in the mailbox.
     pub fn index(&self) -> usize {
         self.0
     }
-    /// Request `i` has ended, and the caller is the one who saw it.
+    /// For request `i`, which has ended; the caller is the one that saw its end.
     pub(crate) fn ended(i: usize) -> Request {
         Request(i)
     }
 }
 
-/// A request of those in `among`; `None` when all are in use.
+/// Claims one of the requests in `among`; `None` when all are in use.
 pub(crate) fn claim(c: &impl Channel, among: u64) -> Option<Request> {
     c.mailbox().claim(among).map(Request)
 }
 
-/// A request for a page that is needed now. There are as many as threads that may need one at a time.
+/// Claims a request for a demand read. There are as many as threads that may need one at a time.
 pub(crate) fn claim_demand<B: Beyond>(b: &B) -> Request {
     let mut spins = 0;
     loop {
@@ -47,19 +47,19 @@ pub(crate) fn claim_demand<B: Beyond>(b: &B) -> Request {
     }
 }
 
-/// Posts it; its place in the mailbox.
+/// Posts a request; returns its index in the mailbox.
 pub(crate) fn post(c: &impl Channel, request: Request, ask: Ask, now_ns: u64) -> usize {
     c.mailbox().post(request.0, ask, now_ns);
     c.ring();
     request.0
 }
 
-/// Gives it back.
+/// Releases a request.
 pub(crate) fn release(c: &impl Channel, request: Request) {
     c.mailbox().release(request.0);
 }
 
-/// Begins a job and posts its request: about a whole extent, which is held for it, and `bytes` of the pool.
+/// Begins a job and posts its request: for a whole extent, which is held for it, and `bytes` of the pool.
 pub(crate) fn begin(
     b: &impl Beyond,
     request: Request,
@@ -80,7 +80,7 @@ pub(crate) fn begin(
     post(b, request, ask, b.owner().now_ns())
 }
 
-/// The same about the record of one page, ahead of its need.
+/// Begins a job that reads the record of one page ahead of need, and posts its request.
 pub(crate) fn begin_alone(b: &impl Beyond, request: Request, extent: u32, alone: Alone) {
     job(b, request.0).begin(JobKind::Page, extent, alone.bytes());
     let ask = Ask {
@@ -92,8 +92,8 @@ pub(crate) fn begin_alone(b: &impl Beyond, request: Request, extent: u32, alone:
     post(b, request, ask, b.owner().now_ns());
 }
 
-/// Calls `on` with each line of the extent that came with the request, and its record's hash and payload; how
-/// often that was true.
+/// Calls `on` with each line of the extent that came with the request, and its record's hash and payload; returns how
+/// often `on` returned true.
 pub(crate) fn for_each_line(
     c: &impl Channel,
     request: &Request,
@@ -114,8 +114,9 @@ pub(crate) fn for_each_line(
     })
 }
 
-/// Waits for request `i`: if it `spins`, for about as long as a near donor takes; then sleeps. `None`
-/// when it takes longer than the tenant wants to wait, or when it is not `ours` to wait for any more.
+/// Waits for request `i`: with `spins` it first polls for about as long as a near donor takes, then sleeps. `None` when
+/// it takes longer than the tenant wants to wait, or when `ours` returns false because the request belongs to another
+/// thread by now.
 pub(crate) fn wait(
     b: &impl Beyond,
     i: usize,
@@ -157,7 +158,7 @@ pub(crate) fn wait(
     ended
 }
 
-/// The job, of those that read ahead, of which this is true.
+/// Finds a prefetch job for which `is_it` holds.
 fn find(b: &impl Beyond, is_it: impl Fn(&Job) -> bool) -> Option<usize> {
     let mut used = b.mailbox().in_use() & FETCHES;
     while used != 0 {
@@ -170,7 +171,7 @@ fn find(b: &impl Beyond, is_it: impl Fn(&Job) -> bool) -> Option<usize> {
     None
 }
 
-/// Is the whole extent on its way?
+/// Whether the whole extent is on its way.
 pub(crate) fn is_under_way(b: &impl Beyond, extent: u32) -> bool {
     find(b, |job| job.brings(extent)).is_some()
 }
@@ -183,7 +184,7 @@ pub(crate) fn under_way(b: &impl Beyond, page: u32, place: DeepPlace) -> Option<
     })
 }
 
-/// Is a page on its way from this place?
+/// Whether a page is on its way from this place.
 pub fn is_on_its_way(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
     under_way(b, page, place).is_some()
 }
@@ -198,8 +199,8 @@ pub(crate) fn count_of(state: &State, kind: JobKind) -> u32 {
     state.jobs.iter().filter(|job| job.is(kind)).count() as u32
 }
 
-/// In a fork's child: forgets what the parent has under way, which is not ours to wait for. Calls `on` with each
-/// extent that it was about, and which is held for it.
+/// In a fork's child: forgets the parent's jobs, for which the child must not wait. Calls `on` with each extent that
+/// was held for them.
 pub fn forget(state: &State, on: impl Fn(u32)) {
     state.jobs.iter().filter_map(Job::forget).for_each(on);
 }

@@ -1,10 +1,10 @@
-//! Compaction beyond the pool: when no more slabs are to be had and few extents are free, the pages of mostly
-//! empty ones come back into the pool ([`canvas_swap::compaction`]), which writes them out again with others.
-//! Where few pages are left of what lies beyond the pool, whole slabs are emptied in the same way and given back.
+//! Compaction of far memory: when no more slabs are available and few extents are free, the pages of mostly empty
+//! extents are promoted to the pool ([`canvas_swap::compaction`]), which writes them out again together with others.
+//! Where few far pages are left, whole slabs are emptied in this way and given back.
 //!
-//! It is work of the reclaim thread, one extent to a request, a few at a time, as the pool has room for
-//! them. When no extent is free at all, nothing can leave the pool to make room: then what comes back may
-//! take it past its bound, by [`AT_ONCE`] extents at most.
+//! The reclaim thread does this, one extent to a request, a few at a time, as the pool has room for them. When no
+//! extent is free at all, no page can be demoted to make room: then compaction may take the pool past its limit, by at
+//! most [`AT_ONCE`] extents.
 
 use canvas_shm::mailbox::FETCHES;
 use canvas_swap::compaction::{CompactionHand, Look};
@@ -21,18 +21,18 @@ use crate::unhold;
 
 pub(crate) struct Compaction {
     hand: CompactionHand,
-    /// No look before this moment: the last one found none, or there is enough.
+    /// No search before this time: the last one found none, or there is enough room.
     rests_until_ns: AtomicU64,
     give_back: GiveBack,
 }
 
-/// Slabs that are given back.
+/// State of giving slabs back.
 struct GiveBack {
-    /// No look before this moment.
+    /// No search before this time.
     rests_until_ns: AtomicU64,
-    /// Writes that there had been at the last look.
+    /// Number of writes at the last search.
     made: AtomicU32,
-    /// The next extent of the slab that is emptied, and how often all of them were gone over.
+    /// The next extent of the slab being emptied, and the number of passes over all of them.
     at: AtomicU32,
     passes: AtomicU32,
     /// Pages that are neither local nor far keep some of its extents.
@@ -56,43 +56,43 @@ impl Compaction {
     );
 }
 
-/// Pause after a look that found none, and after one that found room enough.
+/// Pause after a search that found none, and after one that found enough room.
 const FOUND_NONE_NS: u64 = 50_000_000;
 const ENOUGH_NS: u64 = 2_000_000;
-/// Extents under way at one time.
+/// Most extents under way at one time.
 pub const AT_ONCE: u32 = 8;
-/// Extents that one look goes over.
+/// Extents that one search visits.
 const LOOK_MAX: u32 = 1 << 14;
-/// Part of our extents that should be free, and bounds of it.
+/// Part of this process's extents that should be free, and its bounds.
 const FREE_PART: u64 = 32;
 const FREE_MIN: u64 = 16;
 const FREE_MAX: u64 = 1024;
 
-/// Between two looks at whether slabs can be given back, and after one that could not be emptied.
+/// Pause between two searches for slabs to give back, and after a slab that could not be emptied.
 const GIVE_BACK_NS: u64 = 500_000_000;
 const STAYS_NS: u64 = 10_000_000_000;
-/// Sixteenths of the other slabs that all pages may fill for a slab to be emptied: where nothing was written since the
-/// last look, and else. What is rewritten meanwhile soon frees extents by itself.
+/// A slab is emptied when all pages fill at most this many sixteenths of the other slabs: where nothing was written
+/// since the last search, and otherwise. Rewritten pages soon free extents by themselves.
 const PART_QUIET: u64 = 12;
 const PART_BUSY: u64 = 8;
 /// Passes over the slab: an extent that was read or written during one may be moved in the next.
 const PASSES_MAX: u32 = 4;
-/// Of its extents so many are under way at one time.
+/// Extents of the emptied slab under way at one time.
 const EMPTIED_AT_ONCE: u32 = 4;
 
-/// Is something under way?
+/// Whether compaction is under way.
 pub(crate) fn works(state: &State) -> bool {
     channel::count_of(state, JobKind::Compact) > 0
 }
 
-/// Do pages in the owner's cache, which can be moved when they are far again, keep a slab from being given back? Said
-/// once each time.
+/// Whether pages in the owner's cache, which can be moved when they are far again, keep a slab from being given back.
+/// True once each time.
 pub fn waits_for_cached(owner: &impl Owner) -> bool {
     let waits = &owner.state().compaction.give_back.waits;
     waits.load(Ordering::Relaxed) && waits.swap(false, Ordering::Relaxed)
 }
 
-/// Begins what is needed. True when something was begun. `in_need`: no extent is free, and a thread waits.
+/// Starts what is needed. True when something was started. `in_need`: no extent is free, and a thread waits.
 pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
     let (owner, slabs) = (b.owner(), b.slabs());
     let (used, max) = b.slabs_used_and_max();
@@ -134,7 +134,7 @@ pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
                 begun = true;
             }
             Look::Found(extent) => {
-                // Once round: what is worth emptying is on its way, and has to be ended first.
+                // The search has wrapped around: all worthwhile extents are on their way, and must end first.
                 unhold(b, extent);
                 channel::release(b, request);
                 return begun;
@@ -152,8 +152,7 @@ pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
     }
 }
 
-/// Gives back slabs of which nothing is kept, and empties one if few pages are left of all. True when something was
-/// begun.
+/// Gives back empty slabs, and empties one if few far pages are left. True when something was started.
 fn give_back(b: &impl Beyond) -> bool {
     let (owner, slabs, book) = (b.owner(), b.slabs(), b.book());
     let (state, now) = (owner.state(), owner.now_ns());

@@ -1,4 +1,4 @@
-//! Ends requests that the agent has done: the pages of their extents move.
+//! Completes requests that the agent has answered: moves the pages of their extents.
 
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{FETCHES, Status, WRITES};
@@ -13,7 +13,7 @@ use crate::traits::{Beyond, Host, Owner};
 use crate::unhold;
 use crate::unit;
 
-/// Ends all jobs whose requests have ended. True when room was made, or pages were promoted.
+/// Completes all jobs whose requests have ended. True when room was made, or pages were promoted.
 pub fn finish_all(b: &impl Beyond) -> bool {
     let mut used = b.mailbox().in_use() & (WRITES | FETCHES);
     let mut any = false;
@@ -25,7 +25,7 @@ pub fn finish_all(b: &impl Beyond) -> bool {
     any
 }
 
-/// Ends job `i` if its request has ended.
+/// Completes job `i` if its request has ended.
 pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
     let (m, job, owner) = (b.mailbox(), channel::job(b, i), b.owner());
     let Some(Ended {
@@ -38,7 +38,7 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
         return false;
     };
     let (request, state) = (Request::ended(i), owner.state());
-    // Nothing can leave the pool before an extent is free.
+    // Nothing can be demoted before an extent is free.
     let past_bound = kind == JobKind::Compact && state.room.has_no_place();
     let done = match status {
         Status::Ok if kind == JobKind::Page => {
@@ -79,7 +79,7 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
         JobKind::Page => owner.count(Counter::PagesRaised, done),
         JobKind::Compact => owner.count(Counter::ExtentsCompacted, u64::from(done > 0)),
     }
-    // In this order: whoever sees the request free may use the job anew.
+    // In this order: a thread that sees the request free may use the job again.
     unhold(b, extent);
     job.through();
     channel::release(b, request);

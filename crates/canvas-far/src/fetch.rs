@@ -1,6 +1,6 @@
-//! Back from beyond the pool: a fault reads its page's record alone, from whichever copy the agent finds; a stream,
-//! a pool with room, or a read unit of extents ([`crate::unit`]), fetches whole extents and promotes their pages into
-//! the pool, undecompressed.
+//! Reading far pages: a fault reads its page's record alone, from whichever copy the agent finds; a stream, a pool with
+//! room, or a far read size of whole extents ([`crate::unit`]) fetches extents and promotes their pages into the pool,
+//! still compressed.
 
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
@@ -16,7 +16,7 @@ use crate::room;
 use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
 use crate::unhold;
 
-/// Why a copy beyond the pool did not come back.
+/// Why a far copy could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lost {
     /// No copy can be reached now: it may come back later.
@@ -27,8 +27,8 @@ pub enum Lost {
     Gone,
 }
 
-/// Reads the record at `place`, which `entry` names, and decodes it into `out`. The page is claimed by the caller,
-/// so the extent is kept meanwhile.
+/// Reads the record at `place`, which `entry` names, and decodes it into `out`. The caller has claimed the page, so the
+/// extent is kept meanwhile.
 pub fn load(
     b: &impl Beyond,
     entry: SwapEntry,
@@ -43,8 +43,8 @@ pub fn load(
     })
 }
 
-/// Reads the record at `place` and has it decoded by `decode`, which says whether it is what it must be. The caller
-/// sees to it that the extent is kept meanwhile.
+/// Reads the record at `place` and passes it to `decode`, which returns whether it is valid. The caller ensures that
+/// the extent is kept meanwhile.
 pub fn read(
     b: &impl Beyond,
     place: DeepPlace,
@@ -61,7 +61,7 @@ pub fn read(
     };
     let begun = owner.now_ns();
     let stored = &mut scratch.0[..len];
-    // What it brings and does not decode is asked of the agent, who tells why.
+    // If the result is not valid, ask the agent, which reports why.
     if b.read_directly(&ask, stored) && decode(stored) {
         b.note_read(owner.now_ns().saturating_sub(begun));
         return Ok(());
@@ -81,7 +81,7 @@ pub fn read(
     result
 }
 
-/// Asks the agent for what a thread waits for, and gives what `on` makes of the request that brings it.
+/// Asks the agent for a demand read, and returns what `on` makes of the request that brings it.
 fn demand<R>(
     b: &impl Beyond,
     ask: Ask,
@@ -91,7 +91,7 @@ fn demand<R>(
     let m = b.mailbox();
     let request = channel::claim_demand(b);
     let i = channel::post(b, request, ask, begun);
-    // One thread of a process at a time: many that yield starve whom they wait for.
+    // Only one thread of a process spins: many that yield would starve the thread for which they wait.
     let spins = (m.in_use() & DEMANDS).is_power_of_two();
     let Some(status) = channel::wait(b, i, spins, || true) else {
         m.abandon(i);
@@ -108,8 +108,8 @@ fn demand<R>(
     result
 }
 
-/// Reads a whole extent for a page of it that is needed now, and calls `on` with its bytes, of which nothing is verified.
-/// The caller sees to it that the extent is kept meanwhile.
+/// Reads a whole extent for a page of it that is needed now, and calls `on` with its unverified bytes. The caller
+/// ensures that the extent is kept meanwhile.
 pub fn read_whole<R>(
     b: &impl Beyond,
     extent: u32,
@@ -129,12 +129,12 @@ pub fn read_whole<R>(
     )
 }
 
-/// Room for one record. All-zero memory is valid.
+/// A buffer for one record. All-zero memory is valid.
 #[repr(C, align(64))]
 pub struct Stored([u8; HEADER_BYTES + PAGE_SIZE]);
 
 impl Stored {
-    /// Of zeros.
+    /// A buffer of zeros.
     pub const fn new() -> Stored {
         Stored([0; HEADER_BYTES + PAGE_SIZE])
     }
@@ -146,8 +146,8 @@ impl Default for Stored {
     }
 }
 
-/// A page that was read alone ([`load`] left its record in `stored`) comes into the pool as well, where that has room:
-/// otherwise it would be read beyond the pool each time that it leaves unchanged. The caller has the page still.
+/// Also stores a page that was read alone ([`load`] left its record in `stored`) in the pool, where that has room:
+/// otherwise it would be read from far memory each time that it leaves unchanged. The caller still holds the page.
 pub fn keep(b: &impl Beyond, entry: SwapEntry, place: DeepPlace, stored: &Stored) -> bool {
     let owner = b.owner();
     if owner.state().room.has_no_place() || !room::pool_has_room(b) {
@@ -157,24 +157,24 @@ pub fn keep(b: &impl Beyond, entry: SwapEntry, place: DeepPlace, stored: &Stored
     (owner.pool()).promote(entry, place, record, owner.keeps_places())
 }
 
-/// What the bytes of a job that fetches say: it is for a stream or a plan, or it comes beside a page ([`crate::unit`]).
+/// Values of a fetch job's bytes: it is for a stream or a plan, or it comes beside a page ([`crate::unit`]).
 const AHEAD: i64 = 0;
 pub(crate) const BESIDE: i64 = 1;
 
-/// Brings a whole extent back, in the background, unless that is under way. The caller has claimed a page whose
-/// entry names it, so that it is kept.
+/// Fetches a whole extent in the background, unless that is under way. The caller has claimed a page whose entry names
+/// it, so the extent is kept.
 pub fn fetch(b: &impl Beyond, extent: u32) {
     begin(b, extent, AHEAD);
 }
 
-/// The same, for the read unit.
+/// As [`fetch`], for the far read size.
 pub(crate) fn fetch_beside(b: &impl Beyond, extent: u32) {
     begin(b, extent, BESIDE);
 }
 
 fn begin(b: &impl Beyond, extent: u32, why: i64) {
     let state = b.owner().state();
-    // Nothing can leave the pool, so nothing can be promoted into it.
+    // Nothing can be demoted, so nothing can be promoted into the pool either.
     if state.room.has_no_place() || channel::is_under_way(b, extent) {
         return;
     }
@@ -186,8 +186,8 @@ fn begin(b: &impl Beyond, extent: u32, why: i64) {
     state.lead_time.asked_for(extent, b.owner().now_ns());
 }
 
-/// Brings the record of one page into the pool ahead of its need, in the background, unless it is on its way. The
-/// caller has claimed the page, whose entry names `place`. False where there is nobody to ask now.
+/// Reads the record of one page into the pool ahead of need, in the background, unless it is on its way. The caller has
+/// claimed the page, whose entry names `place`. False where no request is possible now.
 pub fn ahead(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
     let state = b.owner().state();
     if state.room.has_no_place() || channel::is_on_its_way(b, page, place) {
@@ -201,14 +201,14 @@ pub fn ahead(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
     true
 }
 
-/// Waits for the read ahead that the page comes with, and promotes what it brings. The caller must not
-/// have claimed the page, and looks again.
+/// Waits for the prefetch that brings the page, and promotes what it brings. The caller must not have claimed the page,
+/// and looks at it again afterwards.
 pub fn arrives<B: Beyond>(b: &B, page: u32, place: DeepPlace) {
     let Some(i) = channel::under_way(b, page, place) else {
         return;
     };
     let job = channel::job(b, i);
-    // It is needed now: if the agent has not begun, it goes before what is only read ahead.
+    // It is a demand read now: if the agent has not started it, it goes before prefetches.
     if b.mailbox().urge(i) {
         if job.kind() != JobKind::Compact {
             lead_time::learn(b.owner(), true);
@@ -221,12 +221,12 @@ pub fn arrives<B: Beyond>(b: &B, page: u32, place: DeepPlace) {
     } else if ours() {
         give_up(b, i, place.extent);
     } else {
-        // Another thread ends it.
+        // Another thread completes it.
         B::Owner::yield_now();
     }
 }
 
-/// A fetch that takes too long: the page is read alone, and may be lost with a reason.
+/// Gives up a fetch that takes too long: the page is read alone, which may fail with a reason.
 fn give_up(b: &impl Beyond, i: usize, extent: u32) {
     let job = channel::job(b, i);
     if job.give_up(extent) {
@@ -237,8 +237,7 @@ fn give_up(b: &impl Beyond, i: usize, extent: u32) {
     }
 }
 
-/// Fetches what a stream needs after the `n` pages from `start` on, so that they lie in the pool when
-/// they are mapped ahead.
+/// Fetches what a stream needs after the `n` pages from `start` on, so that it is in the pool when it is mapped ahead.
 pub fn fetch_for_stream<B: Beyond>(b: &B, start: u32, stride: i32, n: u32) {
     let owner = b.owner();
     let (from, ahead) = owner.state().lead_time.pages_from_and_to();

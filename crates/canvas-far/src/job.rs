@@ -1,9 +1,9 @@
-//! What a request of a program is about, and which of its threads ends it.
+//! The purpose of a program's request, and which of its threads completes it.
 //!
-//! A job goes with a place in the mailbox ([`canvas_shm::mailbox`]): any thread of the process may see that its
-//! request has ended, and exactly one works on that, with the answer of *this* request. Place and job are used
-//! anew at once afterwards, so a thread that has seen an end and was then held up must not take the next
-//! job for the one that it saw.
+//! A job belongs to a mailbox index ([`canvas_shm::mailbox`]): any thread of the process may see that its request has
+//! ended, and exactly one processes that, with the answer of *this* request. Index and job are reused at once
+//! afterwards, so a thread that has seen an end and was then delayed must not take the next job for the one that it
+//! saw.
 //!
 //! ```text
 //!  Idle ──► UnderWay ──► Busy ──► Idle
@@ -18,20 +18,20 @@ use canvas_shm::mailbox::Status;
 
 const IDLE: u32 = 0;
 const UNDER_WAY: u32 = 1;
-/// A thread works on its end.
+/// A thread is completing it.
 const BUSY: u32 = 2;
 
-/// What a job's request is for.
+/// The purpose of a job's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum JobKind {
-    /// An extent of the pool's oldest pages is written.
+    /// Writes an extent of the pool's oldest pages (demotion).
     Spill,
-    /// An extent comes back for its pages.
+    /// Fetches an extent for its pages (promotion).
     Fetch,
-    /// An extent comes back to be emptied.
+    /// Fetches an extent to empty it (compaction).
     Compact,
-    /// The record of one page comes back ([`Alone`]).
+    /// Fetches the record of one page ([`Alone`]).
     Page,
 }
 
@@ -44,8 +44,8 @@ impl JobKind {
     }
 }
 
-/// A page whose record is read ahead of need, alone: its number, and where in the extent the record lies. It is what
-/// the bytes of a [`JobKind::Page`] say.
+/// A page whose record is read ahead of need, alone: its number, and the record's position in the extent. Encoded in
+/// the bytes of a [`JobKind::Page`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Alone {
     /// The page's number.
@@ -68,7 +68,7 @@ impl Alone {
         }
     }
 
-    /// Where in the extent it is.
+    /// Its position, given the extent.
     pub fn place(self, extent: u32) -> DeepPlace {
         DeepPlace {
             extent,
@@ -77,13 +77,13 @@ impl Alone {
         }
     }
 
-    /// As the bytes of a job.
+    /// Encodes it as the bytes of a job.
     pub fn bytes(self) -> i64 {
         let offset = u64::from(self.offset / Alone::UNIT) << 32;
         (u64::from(self.page) | offset | u64::from(self.len) << 48) as i64
     }
 
-    /// Of the bytes of a job.
+    /// Decodes the bytes of a job.
     pub fn of(bytes: i64) -> Alone {
         let bytes = bytes as u64;
         Alone {
@@ -94,8 +94,8 @@ impl Alone {
     }
 }
 
-/// What a program has asked the agent for beside faults: an extent to write or to fetch. See the
-/// module.
+/// What a program has requested from the agent besides faults: an extent to write or to fetch. The module's
+/// documentation describes its states.
 pub struct Job {
     state: AtomicU32,
     kind: AtomicU32,
@@ -103,21 +103,21 @@ pub struct Job {
     bytes: AtomicI64,
 }
 
-/// A job that has ended, for the one thread that got it.
+/// A job that has ended, for the one thread that completes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// What it was for.
+    /// Its purpose.
     pub kind: JobKind,
-    /// The extent that it is about.
+    /// Its extent.
     pub extent: u32,
-    /// As it was begun with.
+    /// The bytes it was begun with.
     pub bytes: i64,
-    /// How its request ended.
+    /// The result of its request.
     pub status: Status,
 }
 
 impl Job {
-    /// A place without a job.
+    /// An idle job.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Job {
@@ -129,7 +129,7 @@ impl Job {
         }
     }
 
-    /// A place without a job.
+    /// An idle job.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> Job {
@@ -149,35 +149,35 @@ impl Job {
         self.state.store(UNDER_WAY, Ordering::Release);
     }
 
-    /// Is it about this extent, its end included?
+    /// Whether it is for this extent, completion included.
     pub fn is_about(&self, extent: u32) -> bool {
         self.state.load(Ordering::Acquire) != IDLE && self.extent.load(Ordering::Relaxed) == extent
     }
 
-    /// The same, while nobody works on its end.
+    /// Whether it is for this extent, while no thread completes it.
     pub fn is_open(&self, extent: u32) -> bool {
         self.state.load(Ordering::Acquire) == UNDER_WAY
             && self.extent.load(Ordering::Relaxed) == extent
     }
 
-    /// What it is for, or was for last.
+    /// Its purpose, or its last one.
     pub fn kind(&self) -> JobKind {
         JobKind::of(self.kind.load(Ordering::Relaxed))
     }
 
-    /// Does it bring the whole extent, its end included?
+    /// Whether it brings the whole extent, completion included.
     pub fn brings(&self, extent: u32) -> bool {
         self.is_about(extent) && self.kind() != JobKind::Page
     }
 
-    /// Does it bring this page's record alone, its end included?
+    /// Whether it brings this page's record alone, completion included.
     pub fn brings_alone(&self, extent: u32, alone: Alone) -> bool {
         self.is(JobKind::Page)
             && self.extent.load(Ordering::Relaxed) == extent
             && Alone::of(self.bytes.load(Ordering::Relaxed)) == alone
     }
 
-    /// Is it under way and of this kind, its end included?
+    /// Whether it is under way with this purpose, completion included.
     pub fn is(&self, kind: JobKind) -> bool {
         self.state.load(Ordering::Acquire) != IDLE && self.kind() == kind
     }
@@ -188,14 +188,14 @@ impl Job {
             .is_ok()
     }
 
-    /// The job's end, if its request has ended; the caller works on it alone then, until
-    /// [`Job::through`]. `ended` looks at the request ([`canvas_shm::mailbox::Mailbox::ended`]).
+    /// Takes the job, if its request has ended; the caller then completes it alone, until [`Job::through`]. `ended`
+    /// reads the request's result ([`canvas_shm::mailbox::Mailbox::ended`]).
     pub fn end(&self, ended: impl Fn() -> Option<Status>) -> Option<Ended> {
         if self.state.load(Ordering::Acquire) != UNDER_WAY || ended().is_none() || !self.take() {
             return None;
         }
-        // Only now is it sure to be this job's request: between the look and the taking another thread
-        // can have ended the one that was seen, and a third begun this one.
+        // Only now is it certain to be this job's request: between the check and the taking, another thread can have
+        // completed the one that was seen, and a third begun this one.
         let Some(status) = ended() else {
             self.state.store(UNDER_WAY, Ordering::Release);
             return None;
@@ -208,8 +208,8 @@ impl Job {
         })
     }
 
-    /// Takes the job from under its request, which is given up. Until [`Job::through`] the caller works on it
-    /// alone. False when it is about another extent by now, or another thread works on its end.
+    /// Takes the job from its request, which is given up. Until [`Job::through`] the caller owns it. False when it is
+    /// for another extent by now, or another thread completes it.
     pub fn give_up(&self, extent: u32) -> bool {
         if !self.take() {
             return false;
@@ -221,12 +221,12 @@ impl Job {
         same
     }
 
-    /// The caller is through with its end; the request is released or abandoned after this.
+    /// Ends the completion; the request is released or abandoned after this.
     pub fn through(&self) {
         self.state.store(IDLE, Ordering::Release);
     }
 
-    /// In a fork's child: forgets the parent's. The extent that it was about.
+    /// In a fork's child: forgets the parent's job. Returns its extent.
     pub fn forget(&self) -> Option<u32> {
         (self.state.swap(IDLE, Ordering::Relaxed) != IDLE)
             .then(|| self.extent.load(Ordering::Relaxed))

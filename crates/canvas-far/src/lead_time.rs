@@ -1,5 +1,5 @@
-//! How far ahead extents are fetched: streams fetch further ahead while they have to wait, and the agent
-//! learns how long before their use pages were asked for ([`crate::traits::Channel::note_ahead`]).
+//! How far ahead extents are fetched: streams fetch further ahead while they have to wait, and the agent learns how
+//! long before their use pages were requested ([`crate::traits::Channel::note_ahead`]).
 
 use canvas_types::sync::{AtomicI64, AtomicU64, Ordering};
 use canvas_types::{PAGE_SIZE, SwapEntry};
@@ -7,26 +7,25 @@ use canvas_types::{PAGE_SIZE, SwapEntry};
 use crate::state::new;
 use crate::traits::{Beyond, Host, Owner};
 
-/// Extents asked for ahead that are remembered.
+/// Recent prefetched extents that are remembered.
 const PLACES: usize = 128;
 const US_MASK: u64 = 0xffff_ffff;
 
-/// What was asked for ahead, and how far ahead streams are.
+/// Recent prefetches, and how far ahead streams fetch.
 pub(crate) struct LeadTime {
-    /// By extent, the later over the earlier: its number (32 bits), and when it was asked for (us, 32 bits).
-    /// 0 is none, and extent 0 at the clock's turn.
+    /// By extent, later ones replacing earlier ones: its number (32 bits), and when it was requested (us, 32 bits). 0
+    /// means none, and also extent 0 when the clock wraps.
     asked: [AtomicU64; PLACES],
-    /// How many pages a stream is ahead of what is mapped for it with its fetches: [`PAGES_MIN`] while they come in
-    /// time, more while it has to wait for them. On a link that others use too, what is under way of it is all that
-    /// its share can be taken with.
+    /// How many pages a stream fetches ahead of what is mapped for it: [`PAGES_MIN`] while they arrive in time, more
+    /// while it has to wait for them. On a link that others use too, only requests under way claim the stream's share.
     pages: AtomicI64,
 }
 
-/// At least.
+/// Minimum.
 const PAGES_MIN: i64 = 64;
-/// Some twenty extents: there are requests for 24.
+/// Maximum: some twenty extents, since there are requests for 24.
 const PAGES_MAX: i64 = 256;
-/// For each extent that is waited for; it falls by one for each that came in time.
+/// Increase for each extent for which a thread waits; decreases by one for each that came in time.
 const PAGES_STEP: i64 = 16;
 
 #[cfg(not(feature = "shuttle"))]
@@ -47,7 +46,7 @@ impl LeadTime {
         }
     );
 
-    /// An extent is asked for ahead.
+    /// Records that an extent is requested ahead.
     pub(crate) fn asked_for(&self, extent: u32, now_ns: u64) {
         let now_us = now_ns / 1000;
         self.asked[extent as usize % PLACES].store(
@@ -56,7 +55,7 @@ impl LeadTime {
         );
     }
 
-    /// How long ago the extent was asked for, if that was lately.
+    /// How long ago the extent was requested, if recently.
     pub(crate) fn ago_ns(&self, extent: u32, now_ns: impl FnOnce() -> u64) -> Option<u64> {
         let seen = self.asked[extent as usize % PLACES].load(Ordering::Relaxed);
         if seen == 0 || (seen >> 32) as u32 != extent {
@@ -65,8 +64,7 @@ impl LeadTime {
         Some(((now_ns() / 1000).wrapping_sub(seen) & US_MASK) * 1000)
     }
 
-    /// A stream fetches from so many pages ahead of it to so many: what was passed over when the distance grew is
-    /// looked at again.
+    /// The range of pages ahead of a stream to fetch: pages skipped when the distance grew are checked again.
     pub(crate) fn pages_from_and_to(&self) -> (i64, i64) {
         let ahead = self.pages.load(Ordering::Relaxed);
         ((ahead - PAGES_STEP).max(PAGES_MIN), ahead)
@@ -75,19 +73,19 @@ impl LeadTime {
     fn learn(&self, late: bool, pool_pages: u64) {
         let now = self.pages.load(Ordering::Relaxed);
         let next = if late {
-            // What was fetched must stay in the pool until it is used.
+            // Fetched pages must stay in the pool until they are used.
             let most = (pool_pages / 8).min(PAGES_MAX as u64) as i64;
             (now + PAGES_STEP).min(most.max(PAGES_MIN))
         } else {
             (now - 1).max(PAGES_MIN)
         };
-        // Two at once count as one.
+        // Two concurrent changes count as one.
         self.pages.store(next, Ordering::Relaxed);
     }
 }
 
-/// A page was brought in from the pool: if it came there with an extent that was read ahead lately, this is
-/// how far ahead that was. Every page counts: an extent is too late when most of its pages were needed before.
+/// A page was read from the pool: if it came there with a recently prefetched extent, this records how far ahead that
+/// was. Every page counts: an extent is too late when most of its pages were needed before.
 pub fn used(b: &impl Beyond, entry: SwapEntry) {
     let owner = b.owner();
     let Some(place) = owner.pool().home_place(entry) else {
@@ -99,7 +97,7 @@ pub fn used(b: &impl Beyond, entry: SwapEntry) {
     }
 }
 
-/// An extent that was fetched is there, or (`late`) a thread waits for it.
+/// A fetched extent has arrived, or (`late`) a thread waits for it.
 pub(crate) fn learn(owner: &impl Owner, late: bool) {
     let pool_pages = owner.pool_asked_bytes() / PAGE_SIZE as u64;
     owner.state().lead_time.learn(late, pool_pages);
@@ -147,7 +145,7 @@ mod tests {
         lead.asked_for(5 + PLACES as u32, 2_000_000);
         assert_eq!(ago(5, 2_001), None, "the later stands over it");
         assert_eq!(ago(5 + PLACES as u32, 2_001), Some(1_000));
-        // Microseconds go round in 32 bits.
+        // Microseconds wrap around at 32 bits.
         let turn = 1u64 << 32;
         lead.asked_for(7, (turn - 10) * 1000);
         assert_eq!(ago(7, turn + 5), Some(15_000));

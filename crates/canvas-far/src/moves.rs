@@ -1,7 +1,7 @@
-//! What becomes of each page of an extent when its request has ended: it leaves the pool, or comes back into it.
+//! What happens to each page of an extent when its request has ended: it is demoted from the pool, or promoted into it.
 //!
-//! A line of the extent says which page it was and by which entry it went when the extent was packed. Both may be
-//! another's by now, so a page is moved only while it has that entry, and its copy only if it is that one.
+//! A line of the extent has the page's number and its entry at the time of packing. Both may belong to another page by
+//! now, so a page is moved only while it has that entry, and its copy only if it is that one.
 
 use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::extent::Line;
@@ -12,7 +12,7 @@ use crate::job::Alone;
 use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
 use crate::unhold;
 
-/// Claims the page of a line while it is far and has the entry that the line names.
+/// Claims the page of a line while it is far and has the line's entry.
 fn with_page<O: Owner>(owner: &O, line: &Line, on: impl FnOnce() -> Option<Becomes>) -> bool {
     let Some(seen) = owner.look(line.page) else {
         return false;
@@ -28,7 +28,7 @@ fn with_page<O: Owner>(owner: &O, line: &Line, on: impl FnOnce() -> Option<Becom
     moved.is_some()
 }
 
-/// The extent is durable: the page's copy leaves the pool, if it is the one that was written.
+/// The extent is durable: demotes the page's copy, if it is the one that was written.
 pub(crate) fn demote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) -> bool {
     let Some(hash) = stored.first_chunk::<HEADER_BYTES>() else {
         return false;
@@ -47,7 +47,7 @@ pub(crate) fn demote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) -
     })
 }
 
-/// A neighbour came back with an extent: into the pool, as it is.
+/// A neighbour arrived with an extent: promotes it into the pool unchanged.
 pub(crate) fn promote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) -> bool {
     let owner = b.owner();
     with_page(owner, line, || {
@@ -58,7 +58,7 @@ pub(crate) fn promote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) 
     })
 }
 
-/// A page came back alone ahead of its need: into the pool, as it is.
+/// A page arrived alone ahead of need: promotes it into the pool unchanged.
 pub(crate) fn promote_alone<B: Beyond>(
     b: &B,
     request: &Request,
@@ -91,8 +91,8 @@ pub(crate) fn promote_alone<B: Beyond>(
     raised
 }
 
-/// A page of an extent that came back for this leaves it: for the pool, if it is far; if it is in local
-/// memory, what lies there is given up, and written again when the page goes.
+/// Removes a page from an extent that is being emptied: a far page is promoted into the pool; a local one gives up this
+/// copy, and is written again when it is evicted.
 pub(crate) fn vacate<B: Beyond>(
     b: &B,
     line: &Line,

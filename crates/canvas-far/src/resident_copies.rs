@@ -1,7 +1,7 @@
-//! Copies in the pool of pages that are in local memory: a cache, and so the first to go when the pool, ours
-//! or that of a relative or neighbour in the tenant, has no room.
+//! Copies in the pool of pages that are in local memory: a cache, and therefore the first to be freed when this
+//! process's pool, or that of a relative or neighbour in the tenant, has no room.
 //!
-//! A page that is taken here is claimed for the moment, as a bystander of reclaim is; it stays where it is.
+//! A page that is processed here is claimed briefly, as by reclaim; it stays local.
 
 use canvas_shm::Counter;
 use canvas_swap::Spared;
@@ -13,7 +13,7 @@ use crate::room;
 use crate::state::new;
 use crate::traits::{Becomes, Owner};
 
-/// No look before these moments: the last one found none, or, of those that lie beyond the pool too, too few.
+/// No search before these times: the last one found none, or, of copies that are also far, too few.
 pub(crate) struct Rests {
     none_until_ns: AtomicU64,
     no_homes_until_ns: AtomicU64,
@@ -29,17 +29,18 @@ impl Rests {
     );
 }
 
-/// Pause after it.
+/// Pause after a search that found none.
 const NONE_NS: u64 = 2_000_000;
-/// After a look for copies that lie beyond the pool too, which found less than was asked for, this many times what it
-/// took: so few of many pages are not worth more of the processor.
+/// Pause after a search for copies that are also far, which found less than requested: this many times its duration.
+/// Few hits among many pages are not worth more processor time.
 const FEW_TIMES: u64 = 20;
-/// Pages that such a look goes over: some 60 us, as whoever waits for the processor may be a fault.
+/// Pages that such a search visits: some 60 us, because the thread that waits for the processor may be handling a
+/// fault.
 const HOMES_LOOK_MAX: usize = 1 << 14;
-/// Pages that one look for what is given up goes over.
+/// Pages that a search for copies to drop visits.
 const LOOK_MAX: usize = 1 << 18;
 
-/// What a look came to.
+/// The result of a search.
 #[derive(Default)]
 struct Gone {
     bytes: usize,
@@ -47,7 +48,7 @@ struct Gone {
     dropped: u64,
 }
 
-/// Lets `spare` have the entries of resident pages until `enough` of it is gone.
+/// Passes the entries of resident pages to `spare` until `enough` returns true.
 fn sweep<O: Owner>(
     owner: &O,
     look_max: usize,
@@ -60,7 +61,7 @@ fn sweep<O: Owner>(
             return false;
         }
         let entry = O::entry(seen);
-        // Only a hint, before the page is claimed: the entry may be another's by now.
+        // Only a hint, before the page is claimed: the entry may belong to another page by now.
         let pool = owner.pool();
         let is_there = pool.stored_len(entry).is_some() && pool.node_of(entry).is_none();
         if !is_there || !owner.claim(page, seen) {
@@ -86,7 +87,7 @@ fn sweep<O: Owner>(
     gone
 }
 
-/// What a resident page is after that.
+/// What a resident page becomes after that.
 fn without(spared: Spared) -> Becomes {
     match spared {
         Spared::Dropped(_) => Becomes::NoCopy,
@@ -94,7 +95,7 @@ fn without(spared: Spared) -> Becomes {
     }
 }
 
-/// The same, not again soon where there was nothing; bytes of slots.
+/// As [`sweep`], with a pause after a search that found nothing; returns bytes of slots.
 fn sweep_at(
     owner: &impl Owner,
     (rest, look_max): (&AtomicU64, usize),
@@ -112,8 +113,7 @@ fn sweep_at(
     bytes
 }
 
-/// Frees about `bytes` of slots of copies that lie beyond the pool, too: nothing is lost. True when there
-/// were any.
+/// Frees about `bytes` of slots of copies that are also far: nothing is lost. True when there were any.
 pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
     let spare = |entry| match owner.pool().demote_home(entry) {
         Some(bytes) => Spared::Sunk(bytes),
@@ -134,8 +134,8 @@ pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
     freed > 0
 }
 
-/// What is freed of the slots of resident pages: while nothing can be written beyond the pool, only what lies there as
-/// well, since without its copy a page could not leave local memory again.
+/// Which slots of resident pages may be freed: while nothing can be written to far memory, only those whose copy is
+/// also there, since without its copy a page could not be evicted again.
 fn spare<O: Owner>(owner: &O) -> impl Fn(SwapEntry) -> Spared + '_ {
     let is_closed = room::is_closed(owner);
     move |entry| match owner.pool().demote_home(entry) {
@@ -145,15 +145,15 @@ fn spare<O: Owner>(owner: &O) -> impl Fn(SwapEntry) -> Spared + '_ {
     }
 }
 
-/// Frees about `bytes` of slots, of whatever copies of resident pages there are. True when there were any.
+/// Frees about `bytes` of slots of any copies of resident pages. True when there were any.
 pub(crate) fn give_up(owner: &impl Owner, bytes: usize) -> bool {
     let spare = spare(owner);
     let rest = &owner.state().copies.none_until_ns;
     sweep_at(owner, (rest, LOOK_MAX), spare, |gone| gone.bytes >= bytes) > 0
 }
 
-/// Gives back slabs of the pool with so many bytes, if that can be done at once: empty ones, then those that
-/// copies of resident pages are in. The bytes that were given.
+/// Gives back about `bytes` of the pool's slabs, if that is possible at once: empty ones, then those with copies of
+/// resident pages. Returns the bytes given back.
 pub fn give_slabs(owner: &impl Owner, bytes: i64) -> i64 {
     let pool = owner.pool();
     let before = pool.charged_bytes();
@@ -169,8 +169,8 @@ pub fn give_slabs(owner: &impl Owner, bytes: i64) -> i64 {
     before - pool.charged_bytes()
 }
 
-/// The pool is full: frees as much as an extent takes. True when a store may fit now. Not at the far limit:
-/// that is to be noticed, and not put off by a few pages at a time.
+/// The pool is full: frees as much as an extent takes. True when a store may fit now. Not at the far limit, which must
+/// be noticed, and not postponed by a few pages at a time.
 #[cold]
 pub fn make_room(owner: &impl Owner) -> bool {
     room::takes_more(owner) && give_up(owner, EXTENT_BYTES)

@@ -1,4 +1,4 @@
-//! Room in the pool, and beyond it: what there is too much, and whether writes find a place.
+//! Room in the pool and in far memory: the pool's excess, and whether writes succeed.
 
 use canvas_shm::mailbox::Status;
 use canvas_swap::extent::EXTENT_BYTES;
@@ -9,27 +9,27 @@ use crate::state::new;
 use crate::traits::{Beyond, Host, Owner};
 use crate::unit;
 
-/// How writes fare.
+/// State of writes.
 pub(crate) struct Room {
-    /// No writing before this moment: the last one failed.
+    /// No writes before this time, because the last one failed.
     writes_rest_until_ns: AtomicU64,
-    /// Since when donors or disk do not answer writes; 0 when they do.
+    /// Since when donors or the disk do not answer writes; 0 when they do.
     writes_away_since_ns: AtomicU64,
     /// Bytes of the pool that are being written.
     writing_bytes: AtomicI64,
-    /// A write was waited for in vain. Until one ends nobody waits for another: each fault would.
+    /// Waiting for a write timed out. Until one ends no thread waits for another, or each fault would.
     stalled: AtomicBool,
-    /// The last write found no room: no slab, a full disk, no answer.
+    /// The last write failed: no slab, a full disk, no answer.
     no_room: AtomicBool,
-    /// Counts writes that let pages leave the pool.
+    /// Number of writes after which pages were demoted.
     made: AtomicU32,
-    /// When it was last said that pages cannot leave the pool.
+    /// When it was last logged that pages cannot be demoted.
     told_ns: AtomicU64,
 }
 
-/// Pause after a write that failed.
+/// Pause after a failed write.
 const REST_NS: u64 = 200_000_000;
-/// Its reason is told again after so long at the earliest.
+/// Least time between two log lines about it.
 const TELL_NS: u64 = 10_000_000_000;
 
 impl Room {
@@ -46,37 +46,37 @@ impl Room {
         }
     );
 
-    /// Has far memory stopped answering?
+    /// Whether far memory has stopped answering.
     pub(crate) fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::Relaxed)
     }
-    /// Nobody is to wait for a write until one has ended, if there `is` one to wait for.
+    /// Sets whether threads must not wait for writes, until one has ended.
     pub(crate) fn stall(&self, is: bool) {
         self.stalled.store(is, Ordering::Relaxed);
     }
-    /// Did the last write find no place?
+    /// Whether the last write failed.
     pub(crate) fn has_no_place(&self) -> bool {
         self.no_room.load(Ordering::Relaxed)
     }
-    /// A write found none.
+    /// Records that a write failed.
     pub(crate) fn note_no_place(&self) {
         self.no_room.store(true, Ordering::Relaxed);
     }
-    /// Are there no writes for a while, as the last one failed?
+    /// Whether writes pause, because the last one failed.
     pub(crate) fn writes_rest(&self, now_ns: u64) -> bool {
         self.writes_rest_until_ns.load(Ordering::Relaxed) > now_ns
     }
-    /// Did the last write fail because not enough donors, or no disk, answered? Until one succeeds, what lies only here
-    /// stays here.
+    /// Whether the last write failed because not enough donors, or no disk, answered. Until one succeeds, the only copy
+    /// of a page stays here.
     pub(crate) fn is_closed(&self) -> bool {
         self.writes_away_since_ns.load(Ordering::Relaxed) != 0
     }
-    /// Is it so, and not for long yet?
+    /// Whether writes have been failing for less than `wait_ns` because nobody answers.
     pub(crate) fn is_newly_closed(&self, now_ns: u64, wait_ns: u64) -> bool {
         let since = self.writes_away_since_ns.load(Ordering::Relaxed);
         since != 0 && now_ns.saturating_sub(since) < wait_ns
     }
-    /// Is that so because donors or disk do not answer, and not for long yet?
+    /// Whether writes pause because nobody answers, and have been failing for less than `wait_ns`.
     pub(crate) fn waits_for_an_answer(&self, now_ns: u64, wait_ns: u64) -> bool {
         self.is_newly_closed(now_ns, wait_ns) && self.writes_rest(now_ns)
     }
@@ -84,19 +84,19 @@ impl Room {
     pub(crate) fn writing_bytes(&self) -> i64 {
         self.writing_bytes.load(Ordering::Relaxed)
     }
-    /// So many bytes more of it.
+    /// Adds to these bytes.
     pub(crate) fn writing(&self, bytes: i64) {
         self.writing_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
-    /// Counts writes that let pages leave the pool.
+    /// Number of writes after which pages were demoted.
     pub(crate) fn made(&self) -> u32 {
         self.made.load(Ordering::Relaxed)
     }
-    /// Pages have left the pool.
+    /// Counts such a write.
     pub(crate) fn note_made(&self) {
         self.made.fetch_add(1, Ordering::Relaxed);
     }
-    /// A write has ended: `ok` when it is durable, and `done` of its pages have left the pool.
+    /// A write has ended: `ok` when it is durable; `done` of its pages were demoted.
     pub(crate) fn note_written(&self, ok: bool, done: u64) {
         self.stall(false);
         if ok {
@@ -107,7 +107,7 @@ impl Room {
             self.note_made();
         }
     }
-    /// No writes for a while. True when it should be said.
+    /// Pauses writes. True when it should be logged.
     fn rest(&self, why: Status, now: u64) -> bool {
         let away = match (why, self.writes_away_since_ns.load(Ordering::Relaxed)) {
             (Status::Unreachable, 0) => now,
@@ -119,7 +119,7 @@ impl Room {
         self.writes_rest_until_ns.store(until, Ordering::Relaxed);
         self.note_no_place();
         let told = self.told_ns.load(Ordering::Relaxed);
-        // Of several threads, one says it.
+        // Of several threads, one logs it.
         (told == 0 || now > told + TELL_NS)
             && self
                 .told_ns
@@ -128,12 +128,12 @@ impl Room {
     }
 }
 
-/// Does the pool hold more than its bound, which was lowered?
+/// Whether the pool exceeds its limit, because that was lowered.
 pub(crate) fn is_over(owner: &impl Owner) -> bool {
     owner.pool_bytes() > owner.pool_bound_bytes()
 }
 
-/// Bytes that the pool should get rid of; not positive when it has room.
+/// Bytes that the pool should free; not positive when it has room.
 pub(crate) fn excess_bytes(b: &impl Beyond) -> i64 {
     let owner = b.owner();
     let percent = b.spill_percent().min(100) as i64;
@@ -144,61 +144,61 @@ pub(crate) fn excess_bytes(b: &impl Beyond) -> i64 {
         return 0;
     }
     let stats = owner.pool().stats();
-    // Room in our own slabs will do, unless the bound itself was lowered: that is about whole slabs.
+    // Room in our own slabs is enough, unless the limit itself was lowered, which needs whole slabs.
     let free_within = stats.charged_bytes - stats.slot_bytes;
     let writing = owner.state().room.writing_bytes();
     let over = (used - bound).min(stats.charged_bytes);
     (used - free_within - mark).max(over) - writing
 }
 
-/// What the pool's bound leaves, room in our own slabs included.
+/// What the pool's limit leaves, including room in our own slabs.
 pub(crate) fn pool_room_bytes(owner: &impl Owner) -> i64 {
     let stats = owner.pool().stats();
     owner.pool_bound_bytes() - owner.pool_bytes() + stats.charged_bytes - stats.slot_bytes
 }
 
-/// Did the last write find a place? While none does, resident pages give up all that they have there, at once.
+/// Whether the last write succeeded. While writes fail, resident pages release their far space at once.
 pub(crate) fn takes_more(owner: &impl Owner) -> bool {
     !owner.state().room.has_no_place()
 }
 
-/// Has far memory stopped answering?
+/// Whether far memory has stopped answering.
 pub fn is_stalled(owner: &impl Owner) -> bool {
     owner.state().room.is_stalled()
 }
 
-/// Can nothing be written beyond the pool, as not enough donors or no disk answer? What lies there can be read all the
-/// same, so pages that came from there leave without a write, and no page is to lose its copy.
+/// Whether writes to far memory fail because not enough donors or no disk answer. Reads from there still work, so pages
+/// with a current far copy are evicted without a write, and no page may lose its copy.
 pub fn is_closed(owner: &impl Owner) -> bool {
     owner.state().room.is_closed()
 }
 
-/// Is it so, and may it end while a thread waits that has no other way?
+/// Whether that is so, and may end while a thread waits that has no alternative.
 pub fn may_open(b: &impl Beyond) -> bool {
     let owner = b.owner();
     let room = &owner.state().room;
     room.is_newly_closed(owner.now_ns(), b.wait_ns_max())
 }
 
-/// No writes for a while.
+/// Pauses writes.
 pub(crate) fn rest(owner: &impl Owner, why: Status) {
     if owner.state().room.rest(why, owner.now_ns()) {
         owner.cannot_write(why);
     }
 }
 
-/// What is used beyond the pool and what may be, in bytes: slabs are counted whole.
+/// Far memory in use and its limit, in bytes: slabs are counted whole.
 pub fn used_and_limit(b: &impl Beyond) -> (u64, u64) {
     let (used, max) = b.slabs_used_and_max();
     let slab_bytes = u64::from(b.book().slab_extents) * EXTENT_BYTES as u64;
     if b.owner().state().room.has_no_place() {
-        // Whatever the bound says.
+        // Whatever the limit says.
         return (used * slab_bytes, used * slab_bytes);
     }
     (used * slab_bytes, max * slab_bytes)
 }
 
-/// Has the pool room for neighbours of a page that was read?
+/// Whether the pool has room for neighbours of a page that was read.
 pub fn pool_has_room(b: &impl Beyond) -> bool {
     let owner = b.owner();
     let percent = b.spill_percent().saturating_sub(10);
@@ -206,8 +206,8 @@ pub fn pool_has_room(b: &impl Beyond) -> bool {
     owner.pool_bytes() < mark as i64
 }
 
-/// The same where memory is free, and what comes into the pool soon leaves it for local memory: room within our
-/// own slabs counts, and so does what copies of resident pages give up.
+/// As [`pool_has_room`], where local memory is free and promoted pages soon move on to it: room within our own slabs
+/// counts, and so does what copies of resident pages can free.
 pub fn pool_makes_way(b: &impl Beyond) -> bool {
     const BYTES: usize = 2 * EXTENT_BYTES;
     let owner = b.owner();
@@ -216,7 +216,7 @@ pub fn pool_makes_way(b: &impl Beyond) -> bool {
     left > 0 || resident_copies::demote(owner, BYTES) || resident_copies::give_up(owner, BYTES)
 }
 
-/// In a fork's child: nothing of its own is being written.
+/// In a fork's child: it has no writes of its own under way.
 pub fn after_fork_in_child(owner: &impl Owner) {
     let room = &owner.state().room;
     room.writing_bytes.store(0, Ordering::Relaxed);

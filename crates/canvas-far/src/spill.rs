@@ -1,6 +1,6 @@
-//! Out of the pool, beyond it: when the pool is past its mark, the reclaim thread packs its oldest pages, as they
-//! are stored, into an extent ([`canvas_swap::extent`]) and posts it to the agent. Until the agent says that it is
-//! durable the pool keeps its copies; then those that are still the same are demoted.
+//! Demotion: when the pool is past its mark, the reclaim thread packs its oldest pages, as they are stored, into an
+//! extent ([`canvas_swap::extent`]) and posts it to the agent. Until the agent reports that it is durable the pool
+//! keeps its copies; then those that are unchanged are demoted.
 
 use canvas_shm::Counter;
 use canvas_shm::mailbox::WRITES;
@@ -18,11 +18,11 @@ use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whom};
 use crate::unhold;
 
 pub(crate) struct Pauses {
-    /// No search in the background before this moment: the last one found nothing to write.
+    /// No background search before this time: the last one found nothing to write.
     found_none_until_ns: AtomicU64,
-    /// Nor for pages of the pool that lie beyond it as well, while nothing can be written.
+    /// No search for pages of the pool that are also far, while nothing can be written, before this time.
     no_homes_until_ns: AtomicU64,
-    /// Other processes are not asked for room before this moment: they were in vain.
+    /// Other processes are not asked for room before this time, because asking was in vain.
     vain_until_ns: AtomicU64,
 }
 
@@ -37,14 +37,14 @@ impl Pauses {
     );
 }
 
-/// Pause after it.
+/// Pause after such a search.
 const FOUND_NONE_NS: u64 = 2_000_000;
 
-/// Pages that one round of the hand looks at.
+/// Pages that one round of the hand visits.
 const LOOK_MAX: usize = 1 << 18;
 
-/// The reclaim thread's round: ends what has ended, writes what the pool has too much. True when it
-/// did something.
+/// The reclaim thread's round: completes requests that have ended, and writes the pool's excess. True when it did
+/// something.
 pub fn background_round(b: &impl Beyond) -> bool {
     let owner = b.owner();
     let state = owner.state();
@@ -57,8 +57,8 @@ pub fn background_round(b: &impl Beyond) -> bool {
         if excess <= 0 {
             break;
         }
-        // What costs least goes first: what lies beyond the pool as well; what has to be written; what
-        // will have to be compressed again.
+        // The cheapest first: copies that are also far; pages that must be written; copies that would have to be
+        // compressed again.
         let gone = resident_copies::demote(owner, excess as usize)
             || state.spill.found_none_until_ns.load(Ordering::Relaxed) < owner.now_ns()
                 && write_some(b, Some(LOOK_MAX))
@@ -72,8 +72,8 @@ pub fn background_round(b: &impl Beyond) -> bool {
     compact::round(b, false) || worked
 }
 
-/// Writes what was swapped out longest ago, whether the pool is full or not, as another process asks for
-/// `bytes` of it. True when something is under way.
+/// Writes the pages evicted longest ago, whether the pool is full or not, because another process asks for `bytes` of
+/// it. True when something is under way.
 pub fn write_for_others(b: &impl Beyond, bytes: i64) -> bool {
     let room = &b.owner().state().room;
     finish_all(b);
@@ -81,7 +81,7 @@ pub fn write_for_others(b: &impl Beyond, bytes: i64) -> bool {
     room.writing_bytes() > 0
 }
 
-/// How long the reclaim thread may sleep: what is being written leaves the pool when it looks.
+/// How long the reclaim thread may sleep: writes under way are completed when it wakes.
 pub fn idle_ns(owner: &impl Owner) -> u64 {
     let state = owner.state();
     if state.room.writing_bytes() > 0 || compact::works(state) {
@@ -91,21 +91,21 @@ pub fn idle_ns(owner: &impl Owner) -> u64 {
     }
 }
 
-/// The pool is full: waits until something left it. False when nothing will. Donors that are away are
-/// waited for as reads wait for them, pauses between two tries included: one of several may have died,
-/// and its place is taken by another within seconds.
+/// The pool is full: waits until something is demoted. False when nothing will be. Waits for unreachable donors as
+/// reads do, including pauses between two attempts: one of several may have died, and another takes its place within
+/// seconds.
 #[cold]
 pub fn make_room(b: &impl Beyond) -> bool {
-    /// Pause between two looks.
+    /// Pause between two polls.
     const LOOK_NS: u64 = 10_000;
-    /// The same while donors are away.
+    /// Pause between two polls while donors are away.
     const AWAY_LOOK_NS: u64 = 1_000_000;
-    /// How long other processes are waited for, when they have all of the pool; and how long the one that
-    /// has most of it, before all are asked.
+    /// How long to wait for other processes, when they have all of the pool; and how long for the one with the largest
+    /// part, before all are asked.
     const OTHERS_WAIT_NS: u64 = 1_000_000_000;
     const LARGEST_WAIT_NS: u64 = 20_000_000;
-    /// How often it is looked for pages where there seem to be none: between two looks of one thread others may have
-    /// used all of them, or have them in their hands.
+    /// How often to search for pages where there appear to be none: between two searches of one thread others may have
+    /// used all of them, or hold them.
     const LOOKS_MAX: u32 = 100;
     let owner = b.owner();
     let state = owner.state();
@@ -124,7 +124,7 @@ pub fn make_room(b: &impl Beyond) -> bool {
         if room.is_stalled() {
             return false;
         }
-        // As much as there are requests for.
+        // As many as there are requests for.
         let found = loop {
             match write_next(b, None) {
                 Wrote::Some => {}
@@ -139,7 +139,7 @@ pub fn make_room(b: &impl Beyond) -> bool {
         let under_way = room.writing_bytes() > 0 || compact::works(state);
         let rests = room.waits_for_an_answer(now, wait_ns);
         if under_way || rests {
-            // Who has less than another need not live on what little that is alone.
+            // A process with less than another need not make do with only that.
             if !asked {
                 owner.ask_for_pool(Whom::Larger);
                 asked = true;
@@ -167,8 +167,8 @@ pub fn make_room(b: &impl Beyond) -> bool {
     }
 }
 
-/// The pool is full, and nothing can be written beyond it ([`room::is_closed`]): lets what lies there as well leave
-/// the pool, and tries to write again if that is due. Waits for nothing. True when a store may fit now.
+/// The pool is full, and nothing can be written to far memory ([`room::is_closed`]): demotes copies that are also far,
+/// and tries a write again if that is due. Does not wait. True when a store may fit now.
 #[cold]
 pub fn make_room_unwritten(b: &impl Beyond) -> bool {
     let owner = b.owner();
@@ -184,9 +184,9 @@ pub fn make_room_unwritten(b: &impl Beyond) -> bool {
     false
 }
 
-/// Frees about `bytes` of slots of far pages that lie beyond the pool, too. True when there were any.
+/// Frees about `bytes` of slots of pages that are also far. True when there were any.
 fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
-    /// Pages that one look goes over, and the pause after one that found none.
+    /// Pages that one search visits, and the pause after one that found none.
     const PAGES_MAX: usize = 1 << 14;
     const NONE_NS: u64 = 2_000_000;
     let none_until_ns = &owner.state().spill.no_homes_until_ns;
@@ -201,7 +201,7 @@ fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
             return false;
         }
         let entry = O::entry(seen);
-        // Only a hint, before the page is claimed: the entry may be another's by now.
+        // Only a hint, before the page is claimed: the entry may belong to another page by now.
         if pool.home_place(entry).is_none() || !owner.claim(page, seen) {
             return true;
         }
@@ -219,11 +219,11 @@ fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
     pages > 0
 }
 
-/// Where there is nothing beyond the pool: others in the tenant may hold more of it than they need. True when
-/// one has given something back.
+/// Without far memory: other processes in the tenant may hold more of the pool than they need. True when one has given
+/// something back.
 #[cold]
 pub fn others_give(owner: &impl Owner) -> bool {
-    /// Asked again so long after asking in vain, and waited for so long.
+    /// Pause after asking in vain, and pause between two checks.
     const VAIN_NS: u64 = 20_000_000;
     const LOOK_NS: u64 = 50_000;
     let vain_until_ns = &owner.state().spill.vain_until_ns;
@@ -243,12 +243,13 @@ pub fn others_give(owner: &impl Owner) -> bool {
     false
 }
 
-/// Packs and posts one extent. False when there is nothing to write, nowhere, or nobody to ask.
+/// Packs and posts one extent. False when there is nothing to write, no place for it, or no request free.
 fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
     matches!(write_next(b, look_max), Wrote::Some)
 }
 
-/// [`write_some`], and why nothing was written; that there is nothing to write is remembered for a while.
+/// As [`write_some`], with the reason why nothing was written; that there is nothing to write is remembered for a
+/// while.
 fn write_next(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
     let owner = b.owner();
     let wrote = write_oldest(b, look_max);
@@ -260,11 +261,11 @@ fn write_next(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
     wrote
 }
 
-/// What a look for pages to write came to.
+/// The result of a search for pages to write.
 enum Wrote {
-    /// An extent is under way, or pages have left the pool unwritten.
+    /// An extent is under way, or pages were demoted without a write.
     Some,
-    /// There is nowhere to write to, or nobody to ask.
+    /// There is no place to write to, or no request free.
     NoWay,
     /// There is nothing to write.
     FoundNone,
@@ -302,18 +303,18 @@ fn write_oldest(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
     Wrote::Some
 }
 
-/// What a look at the pool's oldest pages came to.
+/// The result of a search over the pool's oldest pages.
 #[derive(Default)]
 struct Packed {
-    /// In the buffer, and bytes of slots that they hold.
+    /// Records in the buffer, and bytes of their slots.
     records: usize,
     bytes: i64,
-    /// Pages that have left the pool already: they were beyond it, too.
+    /// Pages that were demoted already, because they are also far.
     demoted: u64,
 }
 
-/// Fills the buffer of a request. What need not be written leaves the pool at once; when that made as
-/// much room as an extent would have, the buffer may stay empty.
+/// Fills the buffer of a request. Pages that need no write are demoted at once; when that made as much room as an
+/// extent would have, the buffer may stay empty.
 fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Packed {
     let owner = b.owner();
     let pool = owner.pool();
@@ -346,7 +347,7 @@ fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Pac
                     packed.records += usize::from(fits);
                     packed.bytes += i64::from(fits) * record_bytes(len as usize) as i64;
                 }
-                // One value, or beyond the pool already: not looked at again.
+                // Filled with one value, or already far: not visited again.
                 None => becomes = Becomes::Beyond,
             }
             owner.publish(page, seen, becomes);

@@ -1,4 +1,4 @@
-//! All that the far tier remembers.
+//! The far tier's state.
 
 use canvas_shm::mailbox::REQUESTS;
 use canvas_types::contention::Contention;
@@ -11,7 +11,7 @@ use crate::room::Room;
 use crate::spill::Pauses;
 use crate::unit::Unit;
 
-/// `const fn new()`; under shuttle, whose atomics are no constants, `fn new()`.
+/// `const fn new()`; under shuttle, whose atomics cannot be constants, `fn new()`.
 macro_rules! new {
     ($what:literal, $new:expr) => {
         #[doc = $what]
@@ -32,7 +32,7 @@ pub(crate) use new;
 
 /// State of one process's far tier.
 pub struct State {
-    /// What our requests are about; the request's index is the job's.
+    /// Jobs of this process's requests, by the request's index.
     pub(crate) jobs: [Job; REQUESTS],
     /// Whether other threads want the processors.
     pub(crate) contention: Contention,

@@ -1,13 +1,13 @@
-//! How much comes back beside a page that a fault reads beyond the pool: the *read unit* (xDM's granularity), from
+//! How much is fetched with a page that a fault reads from far memory: the *far read size* (xDM's granularity), from
 //! the page alone to 2 MiB of extents.
 //!
-//! Pages that left the pool together lie together, so what is in the unit is likely to be needed together, or not. It
-//! is measured: of the pages that extents brought back beside others, more than half have to be needed before they
-//! leave the pool again for the unit to double, and with less than a quarter it is halved. While pages come alone,
-//! one read in [`PROBE_EVERY`] brings its extent all the same, by which the first step is judged.
+//! Pages that were demoted together are stored together, so the neighbours of a page are likely to be needed with it,
+//! or not. This is measured: of the pages that extents brought beside others, more than half must be needed before they
+//! are demoted again for the size to double, and with less than a quarter it is halved. While pages come alone, one
+//! read in [`PROBE_EVERY`] fetches its extent all the same, by which the first step is judged.
 //!
 //! What streams need is known better, and is fetched ahead of them ([`crate::fetch::fetch_for_stream`]), whatever the
-//! unit is; nothing of that is counted here.
+//! size; none of that counts here.
 
 use canvas_shm::mailbox::FETCHES;
 use canvas_swap::extent::EXTENT_BYTES;
@@ -21,30 +21,30 @@ use crate::traits::{Beyond, Host, Owner};
 
 /// Levels: the page alone, then 1, 2, 4, ... extents.
 const LEVELS: u32 = 8;
-/// The largest unit, in bytes.
+/// The largest far read size, in bytes.
 pub const UNIT_BYTES_MAX: u64 = (EXTENT_BYTES as u64) << (LEVELS - 2);
-/// Pages that came are judged in so many.
+/// Fetched pages after which the size is judged.
 const WINDOW_PAGES: u32 = 512;
-/// While pages come alone, one read in so many brings its extent.
+/// While pages come alone, one read in this many fetches its extent.
 const PROBE_EVERY: u32 = 32;
-/// Requests for units at one time: streams and others need some, too.
+/// Requests for neighbours at one time: streams and others need some, too.
 const AT_ONCE: u32 = 16;
-/// An extent that was asked for so lately is not asked for again.
+/// An extent requested within this time is not requested again.
 const LATELY_NS: u64 = 1_000_000_000;
-/// A unit is not more than this part of the pool: what came has to stay until it is used.
+/// The size is at most this part of the pool, because fetched pages must stay until they are used.
 const POOL_PART: u64 = 16;
 
-/// What is known of a process.
+/// A process's state.
 pub(crate) struct Unit {
     level: AtomicU32,
     /// Reads while pages come alone.
     reads: AtomicU32,
-    /// Of this window: pages that came, and those that were needed.
+    /// In this window: pages fetched, and pages needed.
     came: AtomicU32,
     used: AtomicU32,
-    /// Pages that came in the window before; 0 when they came by another unit.
+    /// Pages fetched in the previous window; 0 when they came at another size.
     came_before: AtomicU32,
-    /// Extents of a unit that wait for a request: the first over the end.
+    /// Extents that still wait for a request: the first in the high half, the end in the low half.
     rest: AtomicU64,
 }
 
@@ -61,8 +61,8 @@ impl Unit {
         }
     );
 
-    /// Extents that come with one more page, which is read now. `fixed`: the level that was asked for; `has_room`: the
-    /// pool has room for neighbours.
+    /// Number of extents to fetch with a page that is read now. `fixed`: the configured level; `has_room`: the pool has
+    /// room for neighbours.
     fn extents(&self, fixed: Option<u32>, has_room: bool) -> u32 {
         let level = fixed.unwrap_or_else(|| self.level.load(Ordering::Relaxed));
         if level > 0 {
@@ -75,7 +75,7 @@ impl Unit {
         u32::from(fixed.is_none() && (has_room || probes()))
     }
 
-    /// So many pages came beside others. The level from now on, if it is another one.
+    /// Counts pages that came beside others. Returns the new level, if it changes.
     fn note_came(&self, pages: u32, level_max: u32) -> Option<u32> {
         let came = self.came.fetch_add(pages, Ordering::Relaxed) + pages;
         let order = Ordering::Relaxed;
@@ -84,7 +84,7 @@ impl Unit {
             return None;
         }
         let used = self.used.swap(0, order);
-        // Needed is what came before; of the first window after a change that is unknown.
+        // The needed ones came before; for the first window after a change that is unknown.
         let before = self.came_before.swap(came, order);
         let level = self.level.load(order);
         let next = match before {
@@ -110,12 +110,12 @@ fn bytes(level: u32) -> u64 {
     }
 }
 
-/// The level of a unit of so many bytes; the next smaller one where there is none.
+/// The level of a size in bytes; the next smaller one where there is none.
 fn level(unit_bytes: u64) -> u32 {
     (0..LEVELS).rfind(|n| bytes(*n) <= unit_bytes).unwrap_or(0)
 }
 
-/// A fault has read a page of the extent alone, which the page's entry still names. What else comes, in the background.
+/// A fault has read a page of the extent alone, which the page's entry still names: fetches the rest in the background.
 pub fn comes_beside(b: &impl Beyond, extent: u32) {
     let fixed = match b.unit_bytes() {
         0 => None,
@@ -135,12 +135,12 @@ pub fn comes_beside(b: &impl Beyond, extent: u32) {
     }
 }
 
-/// A page is needed that had come beside another one.
+/// A page is needed that came beside another one.
 pub fn used(owner: &impl Owner) {
     owner.state().unit.used.fetch_add(1, Ordering::Relaxed);
 }
 
-/// An extent came for a unit.
+/// An extent came for the far read size.
 pub(crate) fn came(b: &impl Beyond, extent: u32) {
     let owner = b.owner();
     let unit_bytes_max = owner.pool_asked_bytes() / POOL_PART;
@@ -150,7 +150,7 @@ pub(crate) fn came(b: &impl Beyond, extent: u32) {
     }
 }
 
-/// Asks for what is left of a unit, as far as there are requests.
+/// Requests the remaining extents, as far as there are requests.
 pub(crate) fn go_on(b: &impl Beyond) {
     let rest = &b.owner().state().unit.rest;
     if rest.load(Ordering::Relaxed) == 0 {
@@ -160,7 +160,7 @@ pub(crate) fn go_on(b: &impl Beyond) {
     fetch_some(b, (rest >> 32) as u32, rest as u32);
 }
 
-/// Fetches extents of ours.
+/// Fetches extents of this process.
 fn fetch_some(b: &impl Beyond, from: u32, to: u32) {
     let state = b.owner().state();
     for extent in from..to {
@@ -173,14 +173,14 @@ fn fetch_some(b: &impl Beyond, from: u32, to: u32) {
         }
         let ago_ns = (state.lead_time).ago_ns(extent, || b.owner().now_ns());
         if !ago_ns.is_some_and(asked) && b.book().hold_if_durable(extent, &b.slabs()) {
-            // Held, so that it is none other's until the fetch holds it as well.
+            // Held, so that it cannot go to another process before the fetch holds it as well.
             fetch::fetch_beside(b, extent);
             crate::unhold(b, extent);
         }
     }
 }
 
-/// In a fork's child: the parent's unit is not ours to go on with.
+/// In a fork's child: drops the parent's remaining extents.
 pub(crate) fn forget(owner: &impl Owner) {
     owner.state().unit.rest.store(0, Ordering::Relaxed);
 }
@@ -189,7 +189,7 @@ pub(crate) fn forget(owner: &impl Owner) {
 mod tests {
     use super::*;
 
-    /// Windows in which such a part of what came before is needed; the level after them.
+    /// Windows in which this percentage of the previous pages is needed; returns the level after them.
     fn after(unit: &Unit, windows: u32, used_percent: u32, level_max: u32) -> u32 {
         for _ in 0..windows {
             unit.used
