@@ -1,4 +1,4 @@
-//! Whether new memory is given: the program's own limits, the far limit, and what could ever be held.
+//! Decides whether new memory is granted: by the program's own limits, the far limit, and what could ever be held.
 
 use canvas_pager::regions::{Attr, kind};
 use canvas_shm::Counter;
@@ -10,20 +10,20 @@ use crate::base::{far_area, held, regions::Lists, state, state::count};
 use crate::memory::lock;
 use crate::paging::reclaim;
 
-/// The program's own RLIMIT_AS and RLIMIT_DATA (soft): ours would not fit under them.
+/// The program's own soft RLIMIT_AS; canvas's memory would not fit under it.
 pub static LIMIT_AS: AtomicU64 = AtomicU64::new(u64::MAX);
-/// See [`LIMIT_AS`].
+/// The program's own soft RLIMIT_DATA.
 pub static LIMIT_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The hard limit that the program has set, below the kernel's, which ours need.
+/// The hard RLIMIT_AS that the program has set; the kernel's is higher, because canvas needs it.
 pub static HARD_AS: AtomicU64 = AtomicU64::new(u64::MAX);
-/// See [`HARD_AS`].
+/// The hard RLIMIT_DATA that the program has set.
 pub static HARD_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Requests for fewer pages (64 MiB) are not compared with what the host has.
+/// Requests for fewer pages (64 MiB) are not compared with the host's memory.
 const LARGE_PAGES: u64 = 16 << 10;
 
-/// Refuses what would pass the program's own limits, what could never be held or locked, or a far limit that is
-/// reached.
+/// Refuses memory that would exceed the program's own limits, that could never be held or locked, or that comes after
+/// the far limit is reached.
 pub(crate) fn admit(g: &Lists, new_pages: u64, attr: Attr) -> Result<(), Errno> {
     let is_writable = i32::from(attr.prot) & libc::PROT_WRITE != 0;
     let total = (g.window.pages() + new_pages).saturating_mul(PAGE_SIZE as u64);
@@ -44,8 +44,8 @@ pub(crate) fn admit(g: &Lists, new_pages: u64, attr: Attr) -> Result<(), Errno> 
     Ok(())
 }
 
-/// The kernel's heuristic for one request (`vm.overcommit_memory=0`), which to our reservation does not apply: more
-/// than all memory and swap of the host, to which the pool, whose pages are compressed, and far memory are added.
+/// The kernel's heuristic for one request (`vm.overcommit_memory=0`), which it does not apply to canvas's reservation:
+/// refuses more than the host's memory and swap plus the pool, whose pages are compressed, and far memory.
 pub(crate) fn never_fits(pages: u64) -> bool {
     if pages < LARGE_PAGES {
         return false;

@@ -1,4 +1,4 @@
-//! What the program says of its memory, and what it asks about it: `madvise`, `mincore`, `msync`.
+//! Advice about memory and questions about it: `madvise`, `mincore`, `msync`.
 
 use canvas_pager::regions::{Attr, Region, kind};
 use canvas_pager::word::{self, State};
@@ -20,7 +20,7 @@ use crate::paging::{
     hints,
 };
 
-/// Advice that the headers of this crate's libc do not name.
+/// Advice that this crate's libc does not define.
 const COLLAPSE: i32 = 25;
 const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;
@@ -32,7 +32,7 @@ pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     }
     let advice = a[2] as i32;
     Some(known(advice).and_then(|()| {
-        // What lies behind the window is none of the program's: to it, nothing is mapped there.
+        // To the program, nothing is mapped behind the managed range.
         let end = a[0]
             .checked_add(a[1])
             .and_then(|end| end.checked_next_multiple_of(PAGE_SIZE));
@@ -49,7 +49,7 @@ fn hole() -> Errno {
     Errno(libc::ENOMEM)
 }
 
-/// Does this kernel know the advice? It answers for no bytes as well.
+/// Whether this kernel knows the advice: it answers even for zero bytes.
 fn known(advice: i32) -> Result<(), Errno> {
     if matches!(
         advice,
@@ -63,7 +63,7 @@ fn known(advice: i32) -> Result<(), Errno> {
     check(unsafe { gate::raw(libc::SYS_madvise as usize, of_nothing) }).map(|_| ())
 }
 
-/// The pages of the range before the first region that `stops`.
+/// End of the range's pages before the first region for which `stops` is true.
 fn before(g: &Lists, start: u32, end: u32, stops: impl Fn(&Region) -> bool) -> u32 {
     let mut until = end;
     g.window.each(start, end, |r| {
@@ -74,7 +74,7 @@ fn before(g: &Lists, start: u32, end: u32, stops: impl Fn(&Region) -> bool) -> u
     until
 }
 
-/// Gives `error` when `until`, where the call had to stop, is not the range's end.
+/// Returns `error` if the call had to stop before the range's end.
 fn up_to(until: u32, end: u32, error: i32) -> Result<(), Errno> {
     match until == end {
         true => Ok(()),
@@ -86,7 +86,7 @@ fn is_locked(r: &Region) -> bool {
     r.attr.kind & kind::LOCKED != 0
 }
 
-/// Sealed memory that the program may not write to may not be emptied either.
+/// Whether the region is sealed and not writable by the program: it may not be emptied either.
 fn is_fast(r: &Region) -> bool {
     r.attr.kind & kind::SEALED != 0 && i32::from(r.attr.prot) & libc::PROT_WRITE == 0
 }
@@ -97,7 +97,7 @@ fn madvise_range(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
     }
     let _inside = freeze::enter();
     let mut g = lock();
-    // With holes it has its effect all the same.
+    // With holes, the call still affects what is mapped.
     let done = match g.window.covers(start, end) {
         true => Ok(0),
         false => Err(hole()),
@@ -132,7 +132,7 @@ fn madvise_range(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
             up_to(before(&g, start, end, is_fast), end, libc::EPERM)?;
             attr(&mut g, set, 0)?;
         }
-        // FREE may take the pages at any time; now is a time.
+        // FREE may take the pages at any time, so take them now.
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => {
             empty(&g, start, end, advice)?;
         }
@@ -153,7 +153,7 @@ fn madvise_range(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
                 libc::MADV_COLD => hints::cool,
                 _ => hints::page_out,
             };
-            // Locked memory is refused, as by the kernel; what is not locked of it has left all the same.
+            // Like the kernel, fail for locked memory; what is not locked of it has left anyway.
             if act(start, end) || locked {
                 return Err(Errno(libc::EINVAL));
             }
@@ -168,7 +168,7 @@ fn madvise_range(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
     done
 }
 
-/// Native pieces are the kernel's to advise.
+/// Passes the advice on native parts to the kernel.
 fn advise_native(g: &Lists, start: u32, end: u32, advice: i32) -> Result<(), Errno> {
     let mut done = Ok(());
     g.window.each(start, end, |r| {
@@ -189,7 +189,7 @@ fn empty(g: &Lists, start: u32, end: u32, advice: i32) -> Result<(), Errno> {
         libc::MADV_DONTNEED_LOCKED => end,
         _ => before(g, start, end, is_locked),
     };
-    // Native pieces have been dropped by the kernel: their words are untouched.
+    // The kernel has emptied native parts: their words are untouched.
     discard(start, fast.min(locked));
     if fast < locked {
         return Err(Errno(libc::EPERM));
@@ -197,14 +197,14 @@ fn empty(g: &Lists, start: u32, end: u32, advice: i32) -> Result<(), Errno> {
     up_to(locked, end, libc::EINVAL)
 }
 
-/// From now on a touch of these pages is SIGSEGV. What they held is gone.
+/// Makes the pages a guard region: their contents are gone, and a touch is SIGSEGV.
 fn install_guard(g: &mut Lists, start: u32, end: u32) -> Result<(), Errno> {
     up_to(before(g, start, end, is_fast), end, libc::EPERM)?;
     up_to(before(g, start, end, is_locked), end, libc::EINVAL)?;
     change_guard(g, start, end, true)
 }
 
-/// Sets or removes guards in a range, but not in native pieces, which the kernel has advised.
+/// Sets or removes guards in a range, except in native parts, about which the kernel was advised.
 pub(crate) fn change_guard(g: &mut Lists, start: u32, end: u32, is_set: bool) -> Result<(), Errno> {
     let mut at = start;
     while let Some(r) = g.window.first_in(at, end) {
@@ -253,7 +253,7 @@ pub(crate) fn populate(start: u32, end: u32, write: bool) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The part of the call's range that begins at `at`: its region, `None` where nothing is mapped.
+/// The part of the call's range that begins at `at`, with its region; `None` if nothing is mapped there.
 fn part(at: u32, end: u32) -> Option<Region> {
     let _inside = freeze::enter();
     let g = lock();
@@ -268,6 +268,7 @@ fn part(at: u32, end: u32) -> Option<Region> {
 /// `mincore`.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     on_mapped(a[0], a[1], |start, end| {
@@ -276,14 +277,15 @@ pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             let r = part(at, end).ok_or(hole())?;
             let bytes = (r.end - at) as usize;
             let out = a[2] + (at - start) as usize;
-            // The kernel writes first, and so finds out about a bad buffer.
+            // The kernel writes first, and so detects a bad buffer.
             let _pins = pins::pin_range(out, bytes);
             let call = [addr_of(at), bytes * PAGE_SIZE, out, 0, 0, 0];
             // SAFETY: the program's call, of a part of its range.
             check(unsafe { gate::raw(libc::SYS_mincore as usize, call) })?;
             if r.attr.kind & kind::NATIVE == 0 {
                 for (i, page) in (at..r.end).enumerate() {
-                    // In thread mode a thread that touched a page runs on a moment before the page's word says so.
+                    // In thread mode, a thread that touched a page continues slightly before the page's word says that
+                    // it is present.
                     let mut spins = 0;
                     while word::load(areas::word(PageId(page))).state().is_busy() {
                         backoff(&mut spins, yield_now);
@@ -300,7 +302,7 @@ pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     })
 }
 
-/// `msync`: memory of ours has no file. What is not mapped is an error, after the rest was done.
+/// `msync`: managed memory has no file. Unmapped memory is an error, reported after the rest was done.
 pub fn msync(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let flags = a[2] as i32;
     let both = libc::MS_SYNC | libc::MS_ASYNC;

@@ -1,9 +1,8 @@
 //! System calls whose arguments point into far memory.
 //!
-//! In signal mode the kernel's own access to an absent page fails with EFAULT. So before such a
-//! call its pages are made present and *pinned* (a count in the page word that reclaim respects),
-//! and unpinned after it. The table of calls ([`crate::memory::calls`]) says which arguments are pointers, and to how
-//! much.
+//! In signal mode the kernel's own access to an absent page fails with EFAULT. So before such a call its pages are made
+//! present and *pinned* (a count in the page word that reclaim respects), and unpinned after it. The table of calls
+//! ([`crate::memory::calls`]) says which arguments are pointers, and to how much.
 
 use canvas_pager::word;
 use canvas_sys::{gate, probe, proc, uapi};
@@ -20,13 +19,13 @@ use crate::paging::devices;
 
 /// Elements of a vector that are read at once.
 const IOVECS: usize = 64;
-/// Words of a structure that are looked at for pointers.
+/// Words of a structure that are searched for pointers.
 const POINTERS: usize = 16;
-/// What is pinned of a buffer whose length is not known.
+/// Bytes that are pinned of a buffer of unknown length.
 const POINTED_BYTES: usize = 4 * PAGE_SIZE;
-/// What is pinned for the argument of an `ioctl` whose length is not known: the longest is HDIO_GET_IDENTITY's.
+/// Bytes that are pinned for an `ioctl` argument of unknown length: the longest is HDIO_GET_IDENTITY's.
 const IOCTL_BYTES: usize = 512;
-/// Bits of a set: as many descriptors as a process can have mostly (fs.nr_open).
+/// Bits of a set: as many descriptors as a process can usually have (fs.nr_open).
 const BITS_MAX: usize = 1 << 20;
 impl Pins {
     fn pin_string(&mut self, addr: usize) {
@@ -53,7 +52,7 @@ impl Pins {
     fn pin_iovecs(&mut self, addr: usize, n: usize) {
         let n = n.min(1024);
         self.pin(addr, n * uapi::IOVEC);
-        // Several at once: outside of the window each look is a call to the kernel.
+        // Several at once: outside the managed range each read is a call to the kernel.
         let mut words = [0usize; IOVECS * 2];
         for first in (0..n).step_by(IOVECS) {
             let words = &mut words[..(n - first).min(IOVECS) * 2];
@@ -76,8 +75,8 @@ impl Pins {
         self.pin_iovecs(iov, iov_n);
         self.pin(control, control_len);
     }
-    /// Pins what pointers among the words of a structure point to, as far as that is managed: as many bytes as such
-    /// buffers have mostly.
+    /// Pins the managed memory that pointers among a structure's words point to, as many bytes as such buffers usually
+    /// have.
     fn pin_pointed(&mut self, addr: usize, bytes: usize) {
         let mut words = [0usize; POINTERS];
         let words = &mut words[..(bytes / size_of::<usize>()).min(POINTERS)];
@@ -89,7 +88,7 @@ impl Pins {
         }
     }
     fn pin_ioctl(&mut self, command: usize, at: usize) {
-        // As _IOC has it: direction, size, type, number. Older ones have no size.
+        // As _IOC encodes it: direction, size, type, number. Older commands have no size.
         let (is_sized, bytes) = (command >> 30 & 3 != 0, command >> 16 & 0x3fff);
         let bytes = match (is_sized, command >> 8 & 0xff) {
             (true, _) => bytes,
@@ -120,7 +119,7 @@ impl Pins {
         self.pin(a[3], count * size_of::<u16>());
     }
     fn pin_prctl(&mut self, a: &[usize; 6]) {
-        /// Of the options without a case here none has a longer structure.
+        /// No option without a case below has a longer structure.
         const OTHERS_BYTES: usize = 16;
         const GET_AUXV: i32 = 0x4155_5856;
         match a[0] as i32 {
@@ -132,7 +131,7 @@ impl Pins {
         }
     }
     fn pin_ptrace(&mut self, request: usize, at: usize) {
-        /// The largest structure that is not behind an iovec: floating point registers.
+        /// The largest structure without an iovec: floating point registers.
         const REGISTERS_BYTES: usize = 512;
         const GETREGSET: usize = 0x4204;
         const SETREGSET: usize = 0x4205;
@@ -172,7 +171,7 @@ impl Pins {
                 }
             }
             Waitv(i) => {
-                /// The kernel takes no more (FUTEX_WAITV_MAX).
+                /// The kernel's maximum (FUTEX_WAITV_MAX).
                 const WAITS: usize = 128;
                 let waits = count(i).min(WAITS);
                 self.pin(at, waits * uapi::FUTEX_WAITV);
@@ -209,9 +208,10 @@ impl Pins {
     }
 }
 
-/// Makes what a call needs present that ends after its hook, or not at all. It stays so until it is long used.
+/// Makes memory present that a call needs after its hook has ended, or that does not return. The memory stays until it
+/// is certainly no longer needed.
 pub fn hold(addr: usize, bytes: usize) {
-    /// Pages held, plus one; the oldest is let go.
+    /// Pages held, plus one; the oldest is released.
     static HELD: [AtomicU32; 32] = [const { AtomicU32::new(0) }; 32];
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let last = addr.wrapping_add(bytes).wrapping_sub(1);
@@ -229,7 +229,7 @@ pub fn hold(addr: usize, bytes: usize) {
     }
 }
 
-/// Makes present (not pinned) what a string points to, for exec, which retries.
+/// Makes the string at `addr` present (not pinned), for exec, which retries.
 pub fn touch_string(addr: usize) {
     let mut p = Pins::new();
     p.pin_string(addr);
@@ -238,13 +238,13 @@ pub fn touch_string(addr: usize) {
 /// Bytes of one pinned piece of a long transfer.
 const PIECE: usize = 1 << 20;
 
-/// Is the descriptor a regular file or block device, where a transfer is done to its end?
+/// Whether the descriptor is a regular file or block device, which completes every transfer.
 fn transfers_fully(fd: usize) -> bool {
     let regular = |mode: u32| matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK);
     proc::file_facts(fd as i32).is_ok_and(|f| regular(f.mode))
 }
 
-/// How a call of the program is made when its pages are there.
+/// How to make a call of the program once its pages are present.
 #[derive(Clone, Copy)]
 pub enum Make {
     AsItIs,
@@ -254,6 +254,7 @@ pub enum Make {
 
 impl Make {
     /// # Safety
+    ///
     /// As for [`gate::raw`].
     unsafe fn call(self, nr: usize, a: &[usize; 6]) -> isize {
         match self {
@@ -265,7 +266,7 @@ impl Make {
     }
 }
 
-/// Is it a `send` or `recv` that a shorter transfer may answer? Messages are whole.
+/// Whether this is a `send` or `recv` that a shorter transfer may answer. Messages are whole.
 fn is_on_a_stream(nr: usize, a: &[usize; 6]) -> bool {
     let known = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
     matches!(nr as i64, libc::SYS_recvfrom | libc::SYS_sendto)
@@ -274,7 +275,7 @@ fn is_on_a_stream(nr: usize, a: &[usize; 6]) -> bool {
         && is_stream(a[0])
 }
 
-/// Is the descriptor a socket without bounds between messages?
+/// Whether the descriptor is a stream socket, without message boundaries.
 fn is_stream(fd: usize) -> bool {
     let (mut kind, mut bytes) = (0i32, size_of::<i32>() as u32);
     let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
@@ -285,7 +286,7 @@ fn is_stream(fd: usize) -> bool {
     done == 0 && kind == libc::SOCK_STREAM
 }
 
-/// Pins what the arguments of a call of the table point to.
+/// Pins what the arguments of a call in the table point to.
 pub fn pinned(nr: usize, a: &[usize; 6]) -> Pins {
     let mut pins = Pins::new();
     for (arg, to) in calls::row(nr).map_or(&[][..], |row| row.arguments) {
@@ -294,11 +295,12 @@ pub fn pinned(nr: usize, a: &[usize; 6]) -> Pins {
     pins
 }
 
-/// Runs a call of the table, its pages pinned.
+/// Runs a call of the table with its pages pinned.
 ///
 /// # Safety
-/// `nr` and `a` must be a system call that the program makes, and none that could reach memory of ours: those have
-/// a hook.
+///
+/// `nr` and `a` must be a system call that the program makes, and none that could reach memory of ours: those have a
+/// hook.
 #[inline]
 pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let _held = (nr as i64 == libc::SYS_ioctl).then(|| devices::before_ioctl(a));
@@ -349,13 +351,14 @@ pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
     r
 }
 
-/// What /proc/PID/mem answers for a page that is far.
+/// What /proc/PID/mem answers for a far page.
 const NOTHING_READ: isize = -(libc::EIO as isize);
 
-/// Repeats a `read` or `write` that failed, if the position is an address of managed memory, as that of
-/// /proc/PID/mem can be, with the pages there present.
+/// Repeats a `read` or `write` that failed, with pages made present, if the file position is an address of managed
+/// memory, as in /proc/PID/mem.
 ///
 /// # Safety
+///
 /// As for [`run`].
 #[cold]
 unsafe fn again_from_memory(nr: usize, a: &[usize; 6]) -> isize {
@@ -377,10 +380,11 @@ unsafe fn again_from_memory(nr: usize, a: &[usize; 6]) -> isize {
     }
 }
 
-/// A long transfer, so that it never pins more than a piece. Files transfer to the end;
-/// on anything else a shorter transfer is what any program must expect, and writes go on.
+/// Runs a long transfer in pieces, so that it never pins more than one. Transfers of files are completed; on other
+/// descriptors any program must expect a shorter transfer, but writes continue.
 ///
 /// # Safety
+///
 /// As for [`run`].
 unsafe fn run_in_pieces(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let writes = matches!(

@@ -1,10 +1,10 @@
-//! The program's break: a heap that grows and shrinks at the beginning of the window.
+//! The program's break: a heap that grows and shrinks at the beginning of the managed range.
 //!
-//! Many programs move it by a page or two at a time, and touch each page at once. Two things make that cheap. Where
-//! the break moves by little, some pages beyond it stay open to access, so that not each move is an mprotect: they
-//! are mapped nowhere, and an access there ends as one to closed pages (`open_pages.rs`). And the first page of a
-//! growth by little is filled by the call itself, while there is room below the limit and the program touches
-//! what it asks for ([`Fills`]): this saves the fault.
+//! Many programs move it by a page or two at a time, and touch each page at once. Two things make that cheap. After
+//! small moves, some pages beyond the break stay accessible, so that not every move is an mprotect; they are mapped
+//! nowhere, and an access there ends like one to an inaccessible page (`open_pages.rs`). And the call itself fills the
+//! first page of a small growth, while there is room below the limit and the program touches what it asks for
+//! ([`Fills`]): this saves the fault.
 
 use canvas_pager::regions::{Attr, kind};
 use canvas_pager::word::{self, State};
@@ -25,24 +25,24 @@ use crate::memory::open_pages::{MMAP_FIRST, NOW, OPEN_UNTIL, RW, close, end_page
 use crate::memory::ranges::discard;
 use crate::paging::fault;
 
-// Changes under the mapping lock only.
+// Both change only under the mapping lock.
 static FILLS: Fills = Fills {
     left: AtomicU32::new(0),
     left_alone: AtomicU32::new(NO_PAGE),
 };
 const NO_PAGE: u32 = u32::MAX;
 
-/// A move by so many pages at most is by little (64 KiB).
+/// Moves by up to this many pages (64 KiB) are small.
 const LITTLE_PAGES: u32 = 16;
-/// Pages that are opened ahead of a break that grows by little.
+/// Pages that are opened ahead of a break that grows a little.
 const OPEN_AHEAD_PAGES: u32 = 32;
-/// Pages that stay open at most.
+/// Maximum pages that stay open.
 const OPEN_MAX_PAGES: u32 = 64;
-/// Growths whose first page is filled, before one is left alone.
+/// Growths in a row whose first page is filled, before one is left alone.
 const FILLS_IN_A_ROW: u32 = 15;
 
-/// Whether to fill the first page of a growth. Whether a filled page is touched nobody sees; so one growth in sixteen
-/// is left alone, and only if the program has touched that one's first page are more filled.
+/// Decides whether to fill the first page of a growth. The touch of a filled page is not visible. So one growth in
+/// sixteen is left alone, and only if the program touches that one's first page are more filled.
 struct Fills {
     left: AtomicU32,
     /// First page of the growth that was left alone.
@@ -50,7 +50,7 @@ struct Fills {
 }
 
 impl Fills {
-    /// For a growth that begins with `page`.
+    /// Whether to fill the first page of a growth that begins with `page`.
     fn wants(&self, page: u32) -> bool {
         self.judge();
         let left = self.left.load(Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl Fills {
         self.left.store(left - 1, Ordering::Relaxed);
         true
     }
-    /// Was the page that was left alone touched? To be asked before the program gives it up, too.
+    /// Checks whether the page that was left alone has been touched. Also called before the program frees that page.
     fn judge(&self) {
         let page = self.left_alone.load(Ordering::Relaxed);
         if page != NO_PAGE && word::load(areas::word(PageId(page))).state() != State::Untouched {
@@ -71,7 +71,7 @@ impl Fills {
     }
 }
 
-/// Memory below the break.
+/// Attributes of memory below the break.
 fn heap() -> Attr {
     Attr {
         prot: RW as u8,
@@ -79,8 +79,8 @@ fn heap() -> Attr {
     }
 }
 
-/// Where the program's break begins. The page below is mapped, as it is in a program whose heap has begun
-/// below it: some read there (`stress-ng --brk`).
+/// Sets up the break and returns where it begins. The page below is mapped, as in a program whose heap has begun below
+/// it: some programs read there (`stress-ng --brk`).
 pub fn begin() -> Result<usize, Errno> {
     let first = PageId(1).addr();
     let mut g = lock();
@@ -142,8 +142,8 @@ fn grow(g: &mut Lists, old_end: u32, new_end: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Pages to open beyond the break that is going to be at `new_end`: none where something else lies there, and none
-/// where an access is not told apart by a signal.
+/// Number of pages to open beyond a break at `new_end`: none if something else is mapped there, and none in thread
+/// mode, in which no signal reports an access.
 fn opens_ahead(g: &Lists, old_end: u32, new_end: u32) -> u32 {
     let end = new_end + OPEN_AHEAD_PAGES;
     if new_end - old_end > LITTLE_PAGES
@@ -165,7 +165,7 @@ fn shrink(g: &mut Lists, new_end: u32, old_end: u32) -> Result<(), Errno> {
     g.window.each(new_end, old_end, |r| {
         plain &= i32::from(r.attr.prot) == RW && r.attr.kind & (kind::NATIVE | kind::LOCKED) == 0;
     });
-    // Only what is open below the break can stay so beyond it.
+    // Only pages that are open below the break can stay open beyond it.
     let stays_open = plain
         && g.window.covers(new_end, old_end)
         && old_end - new_end <= LITTLE_PAGES

@@ -1,9 +1,9 @@
-//! Every system call that canvas has to do with, in one table: what of it points to the program's memory, and
-//! whether it has a hook.
+//! All system calls that canvas handles, in one table: which arguments point to the program's memory, and whether there
+//! is a hook.
 //!
-//! The table is what the patched code of libc asks whether a call is canvas's business, what pins pages for a call
-//! ([`crate::memory::args`]), what the hooks are chosen by (`capture/hooks.rs`), and what the seccomp filter is made
-//! from. A call that is not in it is the kernel's alone.
+//! The table tells the patched code of libc whether canvas handles a call, which pages to pin for it
+//! ([`crate::memory::args`]), and which hook serves it (`capture/hooks.rs`); the seccomp filter is generated from it.
+//! Calls that are not in it go to the kernel unchanged.
 
 use canvas_sys::seccomp;
 use canvas_sys::uapi::*;
@@ -13,63 +13,63 @@ use crate::base::call::NR_MAX;
 /// What a pointer argument points to.
 #[derive(Clone, Copy)]
 pub enum To {
-    /// So many bytes: the structure by its name in [`canvas_sys::uapi`].
+    /// This many bytes: a structure, by its name in [`canvas_sys::uapi`].
     N(usize),
     /// As many bytes as this argument says.
     A(u8),
-    /// As many elements as this argument says, of so many bytes.
+    /// As many elements as the first argument says, each of the second number of bytes.
     AN(u8, usize),
-    /// A socket's address, as long as this argument says.
+    /// A socket address, as long as this argument says.
     Address(u8),
     /// A System V message: its type, and as many bytes as this argument says.
     Message(u8),
     /// A set of as many bits as this argument says, in words.
     Bits(u8),
-    /// As many bytes as the number says that the structure has at this offset.
+    /// As many bytes as the number at this offset of the structure says.
     Sized(usize),
     /// A C string.
     Str,
-    /// An array of iovecs, as many as this argument says.
+    /// An array of as many iovecs as this argument says.
     Iov(u8),
-    /// An array of iovecs, as many as this argument says, of the process that argument 0 names.
+    /// An array of as many iovecs as this argument says, of the process that argument 0 names.
     Remote(u8),
     /// A msghdr.
     Msg,
-    /// An array of mmsghdrs, as many as this argument says.
+    /// An array of as many mmsghdrs as this argument says.
     Mmsg(u8),
-    /// An array of futex_waitvs, as many as this argument says.
+    /// An array of as many futex_waitvs as this argument says.
     Waitv(u8),
-    /// As many bytes as the u32 that this argument points to (socklen_t).
+    /// As many bytes as the u32 says that this argument points to (socklen_t).
     Len(u8),
-    /// As many bytes as this argument says, whose first words may point to more.
+    /// As many bytes as this argument says, whose first words may be pointers.
     Blob(u8),
     /// pselect6's { sigset, size } pair.
     SigPair,
-    /// What the command of an `ioctl` says.
+    /// Depends on the command of the `ioctl`.
     Ioctl,
-    /// What the command of a `semctl` says.
+    /// Depends on the command of the `semctl`.
     Semctl,
-    /// What the option of a `prctl` says.
+    /// Depends on the option of the `prctl`.
     Prctl,
-    /// What the request of a `ptrace` says.
+    /// Depends on the request of the `ptrace`.
     Ptrace,
-    /// Nothing that is pinned for the call: its hook sees to it, or it is an address and no pointer.
+    /// Nothing to pin for the call: its hook takes care of it, or it is an address rather than a pointer.
     There,
 }
 use To::*;
 
-/// Who serves a call that is more than its pins: `capture/hooks.rs` has an arm for each.
+/// The hook of a call that needs more than pins: `capture/hooks.rs` has an arm for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hook {
-    /// Of memory.
+    /// About memory.
     Memory(Memory),
-    /// Of signals.
+    /// About signals.
     Signal(Signal),
-    /// Of processes, threads, descriptors and users.
+    /// About processes, threads, descriptors and users.
     Process(Process),
 }
 
-/// Calls of memory that have a hook.
+/// Calls about memory that have a hook.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Memory {
     Mmap,
@@ -89,7 +89,7 @@ pub enum Memory {
     Munlockall,
 }
 
-/// Calls of signals that have a hook.
+/// Calls about signals that have a hook.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signal {
     Action,
@@ -105,12 +105,12 @@ pub enum Signal {
 pub enum Process {
     Ioctl,
     Prctl,
-    /// Calls by which programs ask which descriptors there are: ours are none.
+    /// Calls by which programs find out which descriptors exist: canvas's seem not to.
     OfDescriptor,
     Close,
     DupOnto,
     CloseRange,
-    /// `getdents64`: of our descriptors, nothing.
+    /// `getdents64`: omits canvas's descriptors.
     List,
     Clone,
     Clone3,
@@ -137,11 +137,12 @@ pub enum Process {
 pub struct Row {
     /// Number of the call.
     pub nr: i64,
-    /// Who serves it; `None`: the kernel, with the pages of its arguments pinned.
+    /// The hook; `None`: the kernel serves the call, with the pages of its arguments pinned.
     pub hook: Option<Hook>,
     /// Its pointer arguments, in the order in which they are pinned.
     pub arguments: &'static [(u8, To)],
-    /// Answered by ENOSYS in signal mode, whoever makes it: the kernel would access far memory outside of any call.
+    /// Answered by ENOSYS in signal mode, wherever it comes from: the kernel would access far memory outside of any
+    /// call.
     pub is_refused: bool,
 }
 
@@ -492,7 +493,7 @@ const TABLE: [Row; COUNT] = [
         &[(3, Ptrace)],
     ),
     hook(libc::SYS_lseek, Hook::Process(Process::Seek), &[]),
-    // Calls that concern managed memory, or canvas itself.
+    // Calls about managed memory, or about canvas itself.
     hook(libc::SYS_mmap, Hook::Memory(Memory::Mmap), &[(0, There)]),
     hook(
         libc::SYS_munmap,
@@ -624,7 +625,7 @@ const TABLE: [Row; COUNT] = [
 
 const COUNT: usize = 247;
 
-/// Each call's row, plus one; 0 for calls that have none.
+/// Index of each call's row, plus one; 0 for calls without a row.
 static INDEX: [u16; NR_MAX] = index();
 
 const fn index() -> [u16; NR_MAX] {
@@ -639,7 +640,7 @@ const fn index() -> [u16; NR_MAX] {
     index
 }
 
-/// Nonzero for calls that have a row: what the stub looks at first.
+/// Nonzero for calls that have a row: what the stub checks first.
 pub static WANTED: [u8; NR_MAX] = {
     let (mut wanted, index, mut i) = ([0; NR_MAX], index(), 0);
     while i < NR_MAX {
@@ -701,7 +702,8 @@ const MEMORY_COUNT: usize = {
     count
 };
 
-/// What that of thread mode does: pages come back by themselves, and what changes the window must be known.
+/// What the filter of thread mode does: far pages come back without help, but changes of the managed range must be
+/// seen.
 pub static FILTERED_OF_MEMORY: [seccomp::Filtered; MEMORY_COUNT] = {
     let mut all = [seccomp::Filtered::Refused(0); MEMORY_COUNT];
     let (mut n, mut i) = (0, 0);

@@ -1,7 +1,7 @@
-//! The calls of `canvas.h`, as a program finds them: by one symbol, `canvas_calls`.
+//! The calls of `canvas.h`, which a program finds through one symbol, `canvas_calls`.
 //!
-//! They run in the program's own context, like a call of any library: its memory is read and written outside of
-//! [`freeze`], where a fault is an ordinary one.
+//! They run in the program's context, like calls of any library: they access its memory outside of [`freeze`], where a
+//! fault is an ordinary one.
 
 use canvas_pager::api::faults::Fault;
 use canvas_pager::api::kinds::Kind;
@@ -20,7 +20,7 @@ use crate::paging::hints;
 
 /// The version of these calls: CANVAS_API_VERSION.
 const VERSION: u32 = 0x1_0000;
-/// Ranges that one call takes.
+/// Maximum ranges per call.
 const RANGES_MAX: usize = 64;
 
 /// `struct canvas_range`.
@@ -31,7 +31,7 @@ pub struct Range {
     bytes: usize,
 }
 
-/// `struct canvas_stats`: see `canvas.h` for each field.
+/// `struct canvas_stats`; `canvas.h` describes each field.
 #[derive(Default)]
 #[repr(C)]
 pub struct Stats {
@@ -52,7 +52,7 @@ pub struct Stats {
     faults_dropped: u64,
 }
 
-/// `struct canvas_calls`. New calls are added behind the last one.
+/// `struct canvas_calls`. New calls are appended.
 #[repr(C)]
 pub struct Calls {
     bytes: usize,
@@ -79,13 +79,12 @@ static CALLS: Calls = Calls {
 /// This process's memory is managed.
 static MANAGED: AtomicBool = AtomicBool::new(false);
 
-/// From now on the calls do something.
+/// Enables the calls.
 pub fn open() {
     MANAGED.store(true, Ordering::Release);
 }
 
-/// The calls of this major version or an earlier one; null where canvas does not manage this process, or has no such
-/// calls.
+/// The calls of this major version; null if the version differs, or if canvas does not manage this process.
 #[unsafe(no_mangle)]
 pub extern "C" fn canvas_calls(version: u32) -> *const Calls {
     match MANAGED.load(Ordering::Acquire) && version >> 16 == VERSION >> 16 {
@@ -96,7 +95,7 @@ pub extern "C" fn canvas_calls(version: u32) -> *const Calls {
 
 const EINVAL: isize = -(libc::EINVAL as isize);
 
-/// The pages of the window that the range touches; an error when it is no range.
+/// The managed pages that the range touches; an error if it is no valid range.
 fn pages(addr: usize, bytes: usize) -> Result<(u32, u32), isize> {
     let end = addr.checked_add(bytes).ok_or(EINVAL)?;
     if addr == 0 && bytes != 0 {
@@ -110,7 +109,7 @@ fn pages(addr: usize, bytes: usize) -> Result<(u32, u32), isize> {
     Ok((PageId::of_addr(from).0, last + 1))
 }
 
-/// Accepts what it can of the ranges, in pages.
+/// Accepts as many of the ranges (in pages) as possible.
 fn accept(ranges: &[(u32, u32)]) -> isize {
     let _inside = freeze::enter();
     hints::try_will_need(ranges).map_or(-(libc::EAGAIN as isize), |accepted| accepted as isize)
@@ -121,6 +120,7 @@ extern "C" fn prefetch(addr: usize, bytes: usize) -> isize {
 }
 
 /// # Safety
+///
 /// `ranges` must point to `n` ranges, as `canvas.h` says.
 unsafe extern "C" fn prefetchv(ranges: *const Range, n: usize) -> isize {
     if n > RANGES_MAX || n > 0 && (ranges.is_null() || !ranges.is_aligned()) {
@@ -184,7 +184,7 @@ extern "C" fn region(addr: usize, bytes: usize, kind: i32, base: u64, shift: u32
     });
     let entered = {
         let _inside = freeze::enter();
-        // What is not mapped now may be anything later.
+        // Memory that is not mapped now may become anything later.
         match regions::lock().window.covers(start, end) {
             true => told::tell_content(start, end, told),
             false => return nothing,
@@ -202,9 +202,10 @@ extern "C" fn region(addr: usize, bytes: usize, kind: i32, base: u64, shift: u32
 }
 
 /// # Safety
+///
 /// `out` must have room for `n` faults, as `canvas.h` says.
 unsafe extern "C" fn faults_next(out: *mut Fault, n: usize, timeout_ms: i32) -> isize {
-    /// Copied at a time.
+    /// Faults copied at a time.
     const STEP: usize = 32;
     if out.is_null() || !out.is_aligned() || n == 0 || timeout_ms < -1 {
         return EINVAL;
@@ -230,15 +231,15 @@ unsafe extern "C" fn faults_next(out: *mut Fault, n: usize, timeout_ms: i32) -> 
             let seen = faults::begin_wait();
             found = take(n, &mut got);
             if found == 0 {
-                // Woken for nothing, or by a signal: the program looks at what it has to.
+                // After a spurious wake-up or a signal, return: the program may have other things to do.
                 waited = timeout_ms != -1 && until - now <= MOST_NS;
                 faults::wait(seen, (until - now).min(MOST_NS));
             }
             faults::end_wait();
         }
         for fault in &got[..found] {
-            // SAFETY: the program's buffer, which has room for it (the caller's promise); not inside, so that its
-            // page may be far.
+            // SAFETY: the program's buffer, which has room for it (the caller's promise); not inside, so that its page
+            // may be far.
             unsafe { out.add(done).write(*fault) };
             done += 1;
         }
@@ -249,10 +250,11 @@ unsafe extern "C" fn faults_next(out: *mut Fault, n: usize, timeout_ms: i32) -> 
     done as isize
 }
 
-/// A wait is looked at again after so long.
+/// Longest single wait.
 const MOST_NS: u64 = 1_000_000_000;
 
 /// # Safety
+///
 /// `out` must have room for `bytes` bytes, as `canvas.h` says.
 unsafe extern "C" fn stats(out: *mut Stats, bytes: usize) -> isize {
     if out.is_null() || !out.is_aligned() || bytes < size_of::<u64>() {

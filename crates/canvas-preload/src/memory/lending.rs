@@ -1,5 +1,5 @@
-//! Pages of one process that another copies from or to ([`canvas_shm::lend`]): the owner's part, in its reclaim thread, and
-//! the asker's.
+//! Lends pages to another process that copies from or to them ([`canvas_shm::lend`]): the owner's part, in its reclaim
+//! thread, and the asker's.
 
 use canvas_shm::ProcSlot;
 use canvas_shm::lend::{Asker, PAGES_MAX, Place, Request, Stage};
@@ -10,24 +10,24 @@ use core::sync::atomic::Ordering;
 use crate::base::{state, tenant};
 use crate::memory::pins::{self, Pins};
 
-/// How long the owner of the pages keeps them present for who does not begin to copy, and how often it looks whether
-/// who does still lives.
+/// How long the owner keeps pages present for an asker that does not begin to copy, and how often it checks that a
+/// copying asker still lives.
 const KEPT_NS: u64 = 100_000_000;
-/// How long the owner may take until it looks at a request, and until it has made the pages present: one may lie beyond
+/// How long the owner may take until it takes a request, and until it has made the pages present: one may lie beyond
 /// the pool.
 const LOOK_NS: u64 = 1_000_000_000;
 const FETCH_NS: u64 = 10_000_000_000;
-/// How long a batch of the owner's reclaim takes at most; one that a vfork child was killed in has no end.
+/// Maximum duration of a batch of the owner's reclaim; a batch in a vfork child that was killed never ends.
 const BATCH_NS: u64 = 100_000_000;
-/// Pause between two looks at the answer.
+/// Pause between two polls for the answer.
 const PAUSE_NS: u64 = 100_000;
-/// How often a copy is tried while its pages are there.
+/// How often a copy is tried while its pages are present.
 const TRIES: usize = 4;
 
-/// What [`copy`] answers where the owner does not.
+/// Result of [`copy`] if the owner does not answer.
 pub const REFUSED: isize = -(libc::EPERM as isize);
 
-/// The reclaim thread's part: pages that it keeps present for another process.
+/// State of the reclaim thread's part: pages that it keeps present for another process.
 #[derive(Default)]
 pub struct Lender {
     kept: Option<Kept>,
@@ -40,12 +40,12 @@ struct Kept {
 }
 
 impl Lender {
-    /// Takes the request that is there, if there is one. The caller is not inside.
+    /// Takes the posted request, if there is one. The caller is not inside `freeze::enter`.
     pub fn round(&mut self) {
         let place = &state::slot().lend;
         let there = place.request();
         if let Some(kept) = &mut self.kept {
-            // The same pages may be asked for again: that is another request.
+            // The same pages may have been requested again: that is another request.
             let is_at = |stage| there == Some(kept.request.at(stage));
             let is_used = is_at(Stage::Used);
             if (is_used || is_at(Stage::Ready)) && proc::now_ns() < kept.until_ns {
@@ -80,7 +80,7 @@ impl Lender {
         }
     }
 
-    /// Ends what nobody uses: who begins to copy in between keeps the pins until the next round.
+    /// Ends a request that nobody uses. If the asker starts to copy at this moment, the pins stay until the next round.
     fn give_up(&mut self) {
         if let Some(kept) = self.kept.take() {
             let place = &state::slot().lend;
@@ -93,7 +93,7 @@ impl Lender {
     }
 }
 
-/// Takes a request away whose asker has ended.
+/// Removes the request of an asker that has ended.
 fn forget_if_gone(request: Request) {
     let Some(asker) = state::seg().procs.get(request.process() as usize) else {
         return;
@@ -104,7 +104,7 @@ fn forget_if_gone(request: Request) {
     }
 }
 
-/// What a request came to.
+/// Outcome of a request.
 #[derive(PartialEq, Eq)]
 enum Answer {
     Ready(Request),
@@ -112,7 +112,7 @@ enum Answer {
     Refused,
 }
 
-/// The request of this thread for `bytes` at `addr`, as much of it as one can have.
+/// This thread's request for `bytes` at `addr`, or as much of that as one request can have.
 fn request_for(addr: usize, bytes: usize) -> Request {
     let asker = Asker {
         process: state::seg().index_of(state::slot()) as u32,
@@ -124,7 +124,7 @@ fn request_for(addr: usize, bytes: usize) -> Request {
     Request::of(asker, first, last.0.saturating_sub(first) + 1)
 }
 
-/// A request that is used, until dropped. No signal's handler runs meanwhile, which could leave by a jump.
+/// A request in use, until dropped. No signal handler runs meanwhile, because it could leave by a jump.
 pub struct Use<'a> {
     place: &'a Place,
     request: Request,
@@ -132,7 +132,7 @@ pub struct Use<'a> {
 }
 
 impl<'a> Use<'a> {
-    /// Uses the request if `begin` puts it there.
+    /// Uses the request if `begin` can place it.
     fn begin(place: &'a Place, request: Request, begin: impl Fn(Request) -> bool) -> Option<Self> {
         let request = request.at(Stage::Used);
         let mask = signal::set_mask(u64::MAX);
@@ -155,17 +155,17 @@ impl Drop for Use<'_> {
     }
 }
 
-/// What [`keep`] came to.
+/// Outcome of [`keep`].
 pub enum Stay<'a> {
-    /// What is present stays until this is dropped.
+    /// Pages that are present stay so until this is dropped.
     Held(#[allow(dead_code)] Use<'a>),
-    /// It may leave: the owner has to be asked.
+    /// Pages may leave: the owner must be asked.
     Unsettled,
-    /// Others ask all the time, or the owner has ended.
+    /// Other processes keep asking, or the owner has ended.
     Refused,
 }
 
-/// Keeps what is present of `bytes` at `addr` from leaving; the owner need do nothing.
+/// Keeps present pages of `bytes` at `addr` from leaving; the owner need not act.
 pub fn keep(slot: &ProcSlot, addr: usize, bytes: usize) -> Stay<'_> {
     let (id, request) = (slot.id.load(Ordering::Relaxed), request_for(addr, bytes));
     let begun = proc::now_ns();
@@ -193,7 +193,8 @@ pub fn keep(slot: &ProcSlot, addr: usize, bytes: usize) -> Stay<'_> {
     Stay::Held(used)
 }
 
-/// Asks for `bytes` at `addr`, as much of it as one request can have. The caller takes the request away when it has done.
+/// Requests `bytes` at `addr`, or as much of that as one request can have. The caller removes the request when it is
+/// done.
 fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
     let (id, posted) = (slot.id.load(Ordering::Relaxed), request_for(addr, bytes));
     let begun = proc::now_ns();
@@ -215,7 +216,7 @@ fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
                 slot.lend.take_away(r);
                 return Answer::Nothing;
             }
-            // The owner lost patience: once more.
+            // The owner ran out of patience: try once more.
             (None, _) => was_posted = false,
             _ => {}
         }
@@ -239,14 +240,14 @@ fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
 /// What was tried of a copy before.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Tried {
-    /// The call as the program made it: not all of the pages are there.
+    /// The call as the program made it: not all of the pages are present.
     Yes,
-    /// Nothing: the kernel is to write.
+    /// Nothing: the kernel would write.
     No,
 }
 
-/// Makes a copy from or to `bytes` at `addr` of a process, which fails with `failed` where no page is there, and for which
-/// `pin` keeps what it needs of this process.
+/// Makes a copy from or to `bytes` at `addr` of a process by `call`, which returns `failed` if a page is absent. `pin`
+/// pins what the call needs of this process.
 pub fn copy(
     slot: &ProcSlot,
     (addr, bytes): (usize, usize),
@@ -269,7 +270,7 @@ pub fn copy(
         match ask(slot, addr, bytes) {
             Answer::Ready(ready) => {
                 let _pins = pin();
-                // The owner may have lost patience just now.
+                // The owner may have run out of patience just now.
                 let begin = |used| slot.lend.replace(ready, used);
                 if let Some(_used) = Use::begin(&slot.lend, ready, begin) {
                     match call() {

@@ -1,8 +1,8 @@
-//! Memory that stays: `mlock` and its relatives.
+//! Locked memory: `mlock` and its relatives.
 //!
-//! The kernel's own lock of a range is set with MLOCK_ONFAULT, which fills nothing: so the kernel enforces
-//! RLIMIT_MEMLOCK and shows the memory in VmLck. That its pages stay is ours: their words say so, from
-//! [`hold`] or from their first touch on.
+//! The range is also locked in the kernel with MLOCK_ONFAULT, which fills nothing, so that the kernel enforces
+//! RLIMIT_MEMLOCK and shows the memory in VmLck. Canvas itself keeps the pages resident: their words are marked as
+//! locked by [`hold`], or at their first touch.
 
 use canvas_pager::regions::{Attr, kind};
 use canvas_pager::word::{self, State, flag};
@@ -23,12 +23,12 @@ use crate::paging::{
     native_swap,
 };
 
-/// Bits of MCL_FUTURE and MCL_ONFAULT that hold for new mappings.
+/// Bits of MCL_FUTURE and MCL_ONFAULT in effect for new mappings.
 static FUTURE: AtomicU8 = AtomicU8::new(0);
 
 const ON_FAULT: usize = libc::MLOCK_ONFAULT as usize;
 
-/// What a new mapping is by `mlockall(MCL_FUTURE)`: bits of [`kind`].
+/// Bits of [`kind`] that a new mapping gets because of `mlockall(MCL_FUTURE)`.
 pub(crate) fn future_kind() -> u16 {
     match FUTURE.load(Ordering::Relaxed) {
         0 => 0,
@@ -36,7 +36,7 @@ pub(crate) fn future_kind() -> u16 {
     }
 }
 
-/// Are new locked mappings filled at once?
+/// Whether new locked mappings are filled at once.
 pub(crate) fn future_fills() -> bool {
     FUTURE.load(Ordering::Relaxed) & libc::MCL_ONFAULT as u8 == 0
 }
@@ -50,7 +50,7 @@ pub fn after_fork_in_child(g: &mut Lists) {
     });
 }
 
-/// The pages of this thread's signal stack, which stay; none where it lies elsewhere.
+/// The pages of this thread's signal stack, which stay resident; none if the stack is not in managed memory.
 pub(crate) fn signal_stack() -> Range<u32> {
     let ss = signal::stack();
     let is_on = ss.ss_flags & libc::SS_DISABLE == 0 && layout::in_window(ss.ss_sp as usize);
@@ -58,7 +58,7 @@ pub(crate) fn signal_stack() -> Range<u32> {
     found.flatten().map_or(0..0, |(start, end)| start..end)
 }
 
-/// The kernel's `mlock2` of pages of the window.
+/// The kernel's `mlock2` on managed pages.
 fn kernel_lock(start: u32, end: u32, flags: usize) -> Result<(), Errno> {
     let bytes = (end - start) as usize * PAGE_SIZE;
     // SAFETY: locks memory of the program's; MLOCK_ONFAULT fills nothing, and what is filled otherwise is native.
@@ -71,12 +71,12 @@ fn kernel_lock(start: u32, end: u32, flags: usize) -> Result<(), Errno> {
     check(done).map(|_| ())
 }
 
-/// Locks new memory of ours, in which no page is present yet; [`hold`] fills it.
+/// Locks new managed memory, in which no page is present yet; [`hold`] fills it.
 pub(crate) fn lock_new(start: u32, end: u32) -> Result<(), Errno> {
     kernel_lock(start, end, ON_FAULT)
 }
 
-/// Lifts the kernel's lock of memory that is given up or moved.
+/// Removes the kernel's lock from memory that is freed or moved.
 pub(crate) fn kernel_unlock(start: u32, end: u32) {
     let bytes = (end - start) as usize * PAGE_SIZE;
     // SAFETY: lifts locks of the program's memory.
@@ -88,7 +88,7 @@ pub(crate) fn kernel_unlock(start: u32, end: u32) {
     };
 }
 
-/// Pages that are mapped from `start` on; an error when they end before `end`.
+/// End of the mapped pages from `start` on; an error if that is before `end`.
 fn covered(g: &Lists, start: u32, end: u32) -> (u32, Result<(), Errno>) {
     let until = g.window.covered_until(start, end);
     let whole = match until == end {
@@ -98,7 +98,7 @@ fn covered(g: &Lists, start: u32, end: u32) -> (u32, Result<(), Errno>) {
     (until, whole)
 }
 
-/// Can what the program may read of a range stay, besides all that does already?
+/// Whether the readable pages of a range can stay resident, in addition to all that do already.
 fn can_stay(g: &Lists, start: u32, end: u32) -> bool {
     let (mut pages, mut more) = (0, 0);
     g.window.each(start, end, |r| {
@@ -146,7 +146,7 @@ fn mark(g: &mut Lists, start: u32, end: u32, flags: usize) -> Result<(), Errno> 
         .map_err(|_| Errno(libc::ENOMEM))
 }
 
-/// The pages of `mlock`'s range: to the kernel a length that wraps is short.
+/// The pages of `mlock`'s range. Like the kernel, it lets the length wrap.
 fn pages(addr: usize, bytes: usize) -> Result<(u32, u32), Errno> {
     let aligned = addr & !(PAGE_SIZE - 1);
     let bytes = bytes
@@ -159,8 +159,8 @@ fn pages(addr: usize, bytes: usize) -> Result<(u32, u32), Errno> {
     range(aligned, bytes).map_err(|_| Errno(libc::ENOMEM))
 }
 
-/// `mlock`, `mlock2`: the range's pages are made resident and stay so. With MLOCK_ONFAULT they stay from their
-/// first touch on.
+/// `mlock`, `mlock2`: makes the range's pages resident for good. With MLOCK_ONFAULT they stay from their first touch
+/// on.
 pub fn mlock(addr: usize, bytes: usize, flags: usize) -> Option<Result<usize, Errno>> {
     if !layout::in_window(addr) {
         return None;
@@ -201,7 +201,7 @@ fn unlock_range(start: u32, end: u32) -> Result<usize, Errno> {
         ..a
     });
     g.window.each(start, until, |r| {
-        // Reclaim that had chosen a page when it was locked found that the kernel keeps it.
+        // Reclaim may have chosen a page just before it was locked, and found that the kernel keeps it.
         let kept = if r.attr.is_readable() { flag::STUCK } else { 0 };
         each_touched(r.start, r.end, |p, cur| {
             held::note(-i64::from(cur.has(flag::LOCKED)));
@@ -211,13 +211,14 @@ fn unlock_range(start: u32, end: u32) -> Result<usize, Errno> {
     whole.map(|()| 0)
 }
 
-/// Keeps what is touched of a range in memory, and with `fill` all of it, as far as that much can stay; to the kernel
-/// and the program it is not locked by that. An error when a page cannot be made present. The caller is inside.
+/// Keeps all touched pages of a range in memory, and with `fill` the others, too, as far as that many can stay. To the
+/// kernel and the program this is no lock. Returns an error if a page cannot be made present. The caller is inside
+/// `freeze::enter`.
 pub(crate) fn hold(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
     hold_most(start, end, fill, held::take)
 }
 
-/// [`hold`], however much stays by that.
+/// Like [`hold`], however many pages stay because of it.
 pub(crate) fn hold_all(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
     hold_most(start, end, fill, |more| {
         held::note(more);
@@ -225,22 +226,22 @@ pub(crate) fn hold_all(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
     })
 }
 
-/// [`hold`], as long as `takes` notes one page more that stays.
+/// Like [`hold`], while `takes` accepts one more page that stays.
 fn hold_most(start: u32, end: u32, fill: bool, takes: impl Fn(i64) -> bool) -> Result<(), Errno> {
     let mut done = Ok(());
     for page in PageId::each(start..end) {
         let w = areas::word(page);
         loop {
             let cur = word::load(w);
-            // A page that came in write-protected is opened first: the first write to a locked page may be
-            // the kernel's, of a signal's frame, and would end the program.
+            // Unprotect a page that came in write-protected first: the first write to a locked page may be the
+            // kernel's, of a signal frame, and would end the program.
             if cur.state() == State::Resident && !cur.has(flag::PROTECTED) {
                 if cur.has(flag::LOCKED) {
                     break;
                 }
                 if !takes(1) {
                     if fill {
-                        // Another process was faster since it was seen that all can stay.
+                        // Another process was faster since the check that all can stay.
                         done = Err(Errno(libc::ENOMEM));
                     }
                     break;
@@ -256,7 +257,7 @@ fn hold_most(start: u32, end: u32, fill: bool, takes: impl Fn(i64) -> bool) -> R
             }
             match fault::resolve(page, true) {
                 Resolved::Present => {}
-                // Of a native piece, which the kernel has filled, or unreadable.
+                // In a native part, which the kernel has filled, or unreadable.
                 Resolved::NotOurs => {
                     if !is_native(page) {
                         done = Err(Errno(libc::ENOMEM));
@@ -277,16 +278,16 @@ fn is_native(page: PageId) -> bool {
         .is_some_and(|r| r.attr.kind & kind::NATIVE != 0)
 }
 
-/// Keeps the program's signal stack in memory: the kernel writes frames there by itself.
+/// Keeps the program's signal stack in memory, because the kernel itself writes frames there.
 pub fn keep_stack(addr: usize, bytes: usize) {
     if let Ok((start, end)) = pages(addr, bytes) {
         let _inside = freeze::enter();
-        // What is not mapped there fails as ever when a signal comes.
+        // Parts that are not mapped will fail as usual when a signal comes.
         let _ = hold_all(start, end, true);
     }
 }
 
-/// `mlockall`: the kernel's own would lock, and fill, canvas's reservations as well.
+/// `mlockall`: the kernel's own would also lock, and fill, canvas's reservations.
 pub fn mlockall(flags: usize) -> Result<usize, Errno> {
     let (current, future, on_fault) = (
         libc::MCL_CURRENT as usize,
@@ -296,7 +297,7 @@ pub fn mlockall(flags: usize) -> Result<usize, Errno> {
     if flags & !(current | future | on_fault) != 0 || flags & (current | future) == 0 {
         return Err(Errno(libc::EINVAL));
     }
-    // Of no bytes, this says whether the program may lock at all.
+    // With zero bytes, this tells whether the program may lock at all.
     // SAFETY: locks nothing.
     check(unsafe { raw(libc::SYS_mlock as usize, [window_base(), 0, 0, 0, 0, 0]) })?;
     let lock_flags = match flags & on_fault {
@@ -315,7 +316,7 @@ pub fn mlockall(flags: usize) -> Result<usize, Errno> {
             let until = g.window.covered_until(r.0, r.1);
             mark(&mut g, r.0, until, lock_flags)?;
             drop(g);
-            // What cannot be filled is locked all the same, as by the kernel.
+            // Like the kernel, lock even what cannot be filled.
             let _ = hold(r.0, until, lock_flags == 0);
         }
     }

@@ -1,8 +1,8 @@
-//! The program's mapping calls, as they act on the window.
+//! The program's mapping calls on the managed range.
 //!
-//! The window is one reservation, inaccessible where nothing is mapped: mapping is an mprotect,
-//! unmapping a discard and an mprotect, and the kernel's own checks hold everywhere else. All calls
-//! are serialised by one lock, as the kernel serialises them by mmap_lock.
+//! The managed range is one reservation, inaccessible where nothing is mapped: mapping is an mprotect, unmapping is a
+//! discard and an mprotect, and the kernel's own checks apply everywhere else. One lock serialises all calls, like the
+//! kernel's mmap_lock.
 
 use canvas_pager::regions::{Attr, kind};
 use canvas_pager::word::{self, State, flag};
@@ -30,12 +30,12 @@ use crate::memory::{
 };
 use crate::paging::accounting;
 
-/// Makes a range of the window ours again after a native mapping: reserved, registered.
+/// Returns a part of the managed range to canvas after a native mapping: reserves and registers it.
 pub(crate) fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let (addr, bytes) = (addr_of(start), (end - start) as usize * PAGE_SIZE);
     assert!(start <= end && end as usize <= WINDOW_PAGES);
-    // SAFETY: replaces pages of the window, in which nothing of Rust's lies, and which the program gives up.
+    // SAFETY: replaces pages of the managed range, in which nothing of Rust's lies, and which the program gives up.
     unsafe {
         canvas_sys::sys6(
             libc::SYS_mmap,
@@ -50,7 +50,7 @@ pub(crate) fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
         let _ = mem::advise(addr, bytes, libc::MADV_DONTDUMP);
         mem::advise(addr, bytes, libc::MADV_DONTFORK)?;
     }
-    // SAFETY: a part of the window that was mapped just now; its faults come to `resolve`.
+    // SAFETY: a part of the managed range that was mapped just now; its faults come to `resolve`.
     unsafe { uffd().register(addr, bytes, true) }?;
     Ok(())
 }
@@ -71,7 +71,7 @@ pub(crate) fn clear(g: &mut Lists, start: u32, end: u32) -> Result<(), Errno> {
         locking::kernel_unlock(start, end);
     }
     discard(start, end);
-    // What could be written to once stays charged with another protection.
+    // Memory that was writable once stays charged even with another protection.
     if kinds & kind::NATIVE != 0 || accessible && NEVER_OVERCOMMITS.load(Ordering::Relaxed) {
         restore_window(start, end)?;
     } else if accessible {
@@ -80,10 +80,10 @@ pub(crate) fn clear(g: &mut Lists, start: u32, end: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `vm.overcommit_memory` is 2: the kernel charges what can be written to, until it is unmapped.
+/// `vm.overcommit_memory` is 2: the kernel charges writable memory until it is unmapped.
 static NEVER_OVERCOMMITS: AtomicBool = AtomicBool::new(false);
 
-/// Sealed memory keeps its place and its protection.
+/// Refuses to change sealed memory, which keeps its place and its protection.
 pub(crate) fn refuse_sealed(g: &Lists, start: u32, end: u32) -> Result<(), Errno> {
     let mut is_sealed = false;
     g.window
@@ -94,7 +94,7 @@ pub(crate) fn refuse_sealed(g: &Lists, start: u32, end: u32) -> Result<(), Errno
     }
 }
 
-/// Maps anonymous memory on `start..end`, which is free. What is locked is not filled yet.
+/// Maps anonymous memory on `start..end`, which is free. Locked memory is not filled yet.
 pub(crate) fn map_at(g: &mut Lists, start: u32, end: u32, attr: Attr) -> Result<(), Errno> {
     make_way(g, start)?;
     g.window
@@ -121,7 +121,7 @@ pub(crate) fn map_at(g: &mut Lists, start: u32, end: u32, attr: Attr) -> Result<
     done
 }
 
-/// What a mapping call answers where RLIMIT_MEMLOCK is reached.
+/// Converts the error of a mapping call when RLIMIT_MEMLOCK is reached.
 fn not_lockable(e: Errno) -> Errno {
     match e.0 {
         libc::ENOMEM => Errno(libc::EAGAIN),
@@ -129,7 +129,7 @@ fn not_lockable(e: Errno) -> Errno {
     }
 }
 
-/// Anonymous private mappings that are ours wherever they are asked for.
+/// Whether canvas manages mappings of this kind, wherever they are requested: anonymous and private.
 fn captures(prot: i32, flags: i32) -> bool {
     let not = libc::MAP_SHARED
         | libc::MAP_STACK
@@ -142,7 +142,7 @@ fn captures(prot: i32, flags: i32) -> bool {
         && prot & libc::PROT_EXEC == 0
 }
 
-/// What a mapping by these arguments of `mmap` is.
+/// Attributes of a mapping by these arguments of `mmap`.
 fn attr_of(prot: i32, flags: i32) -> Attr {
     let mut kind = locking::future_kind();
     if flags & libc::MAP_NORESERVE != 0 {
@@ -157,7 +157,7 @@ fn attr_of(prot: i32, flags: i32) -> Attr {
     }
 }
 
-/// `mmap`. `None`: not ours, make the call as it is.
+/// `mmap`. `None`: make the call unchanged.
 pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let (addr, bytes, prot, flags) = (a[0], a[1], a[2] as i32, a[3] as i32);
     let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
@@ -193,10 +193,10 @@ pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     Some(done)
 }
 
-/// A mapping that stays the kernel's.
+/// A mapping that is left to the kernel.
 fn native_mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if a[3] as i32 & libc::MAP_ANONYMOUS != 0 && a[1] >= 64 << 10 {
-        // Memory that will be the program's, and not ours to see: a stack, most often.
+        // Memory that the program will use and canvas does not see: most often a stack.
         accounting::measure_soon();
     }
     locking::native_mmap(a)
@@ -220,20 +220,21 @@ fn mmap_fixed(
     mmap_over(g, start, end, a)
 }
 
-/// A mapping at a place of our choice; `None`: it is left to the kernel.
+/// A mapping at an address of canvas's choice; `None`: it is left to the kernel.
 fn mmap_anywhere(g: &mut Lists, a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let (hint, bytes, prot, flags) = (a[0], a[1], a[2] as i32, a[3] as i32);
     let attr = attr_of(prot, flags);
     if let Err(e) = admit(g, bytes.div_ceil(PAGE_SIZE) as u64, attr) {
         return Some(Err(e));
     }
-    // More than the window has left: addresses to choose from, which nobody will touch all of.
+    // If it does not fit the managed range, leave it to the kernel: address space to choose from, never touched as a
+    // whole.
     let pages = pages_of(bytes)?;
     let is_wish = prot == libc::PROT_NONE && wishes::RANGE.contains(&hint);
     if is_wish && WISH.is_meant(pages) {
         return None;
     }
-    // A hint inside the window is honoured when free, as the kernel does.
+    // Like the kernel, honour a hint inside the managed range if that is free.
     let wanted = range(hint, bytes).ok().map(|r| r.0);
     let at = wanted
         .filter(|s| *s >= MMAP_FIRST)
@@ -248,7 +249,7 @@ fn mmap_anywhere(g: &mut Lists, a: &[usize; 6]) -> Option<Result<usize, Errno>> 
     Some(Ok(addr_of(at)))
 }
 
-/// MAP_FIXED over the window.
+/// MAP_FIXED over the managed range.
 fn mmap_over(g: &mut Lists, start: u32, end: u32, a: &[usize; 6]) -> Result<usize, Errno> {
     let (prot, flags) = (a[2] as i32, a[3] as i32);
     make_way(g, start)?;
@@ -277,8 +278,8 @@ fn mmap_over(g: &mut Lists, start: u32, end: u32, a: &[usize; 6]) -> Result<usiz
         }
         return Ok(a[0]);
     }
-    // A file, shared or executable memory: the kernel's own from here on. Mapped elsewhere first: a
-    // call that the kernel refuses must leave what is here.
+    // A file, shared or executable memory: native from here on. Map it elsewhere first, because a call that the kernel
+    // refuses must not change what is here.
     let mut elsewhere = *a;
     elsewhere[0] = 0;
     elsewhere[3] &= !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as usize;
@@ -332,7 +333,7 @@ pub fn mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
 fn mprotect_range(start: u32, asked: u32, prot: i32) -> Result<usize, Errno> {
     let _inside = freeze::enter();
     let mut g = lock();
-    // Up to the first hole the call has its effect, as the kernel has it.
+    // Like the kernel, apply the call up to the first hole.
     let end = g.window.covered_until(start, asked);
     if end == start {
         return Err(Errno(libc::ENOMEM));
@@ -351,8 +352,8 @@ fn mprotect_range(start: u32, asked: u32, prot: i32) -> Result<usize, Errno> {
         }
     }
     if prot & libc::PROT_READ == 0 {
-        // From here on reclaim cannot read these pages: it must not select them any more, and
-        // those that it has selected must be through.
+        // From here on reclaim cannot read these pages: it must not select them any more, and must be done with those
+        // that it has selected.
         each_touched(start, end, |page, cur| {
             word::publish(areas::word(page), cur.set(flag::STUCK))
         });
@@ -364,7 +365,7 @@ fn mprotect_range(start: u32, asked: u32, prot: i32) -> Result<usize, Errno> {
             ..a
         });
     }
-    // What can be read, now or still, can leave.
+    // Pages that are readable, now or still, can be evicted.
     g.window.each(start, end, |r| {
         if r.attr.is_readable() {
             each_touched(r.start, r.end, |page, cur| {
@@ -379,7 +380,7 @@ fn mprotect_range(start: u32, asked: u32, prot: i32) -> Result<usize, Errno> {
     })
 }
 
-/// Guards stay inaccessible.
+/// Protects a range except guards, which stay inaccessible.
 fn protect_around_guards(g: &Lists, start: u32, end: u32, prot: i32) -> Result<(), Errno> {
     let mut from = start;
     let mut done = Ok(());
@@ -398,7 +399,7 @@ fn protect_around_guards(g: &Lists, start: u32, end: u32, prot: i32) -> Result<(
     Ok(())
 }
 
-/// `mseal` (Linux 6.10): what the program seals are its mappings, and not the window.
+/// `mseal` (Linux 6.10): seals the program's mappings, not the managed range.
 pub fn mseal(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !layout::in_window(a[0]) {
         return None;
@@ -425,7 +426,7 @@ pub fn mseal(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     })
 }
 
-/// Reserves the window and registers it. Once, at start-up.
+/// Reserves and registers the managed range. Called once, at start-up.
 pub fn reserve_window() -> Result<(), Errno> {
     NEVER_OVERCOMMITS.store(admit::overcommit() == Some(b'2'), Ordering::Relaxed);
     mem::map_lazy(window_base(), WINDOW_BYTES, libc::PROT_NONE)?;
@@ -434,10 +435,10 @@ pub fn reserve_window() -> Result<(), Errno> {
         let _ = mem::advise(window_base(), WINDOW_BYTES, libc::MADV_NOHUGEPAGE);
         let _ = mem::advise(window_base(), WINDOW_BYTES, libc::MADV_DONTDUMP);
     }
-    // SAFETY: the window, which was mapped just now; its faults come to `resolve`.
+    // SAFETY: the managed range, which was mapped just now; its faults come to `resolve`.
     unsafe { uffd().register(window_base(), WINDOW_BYTES, true) }?;
-    // One page once: gives the reservation its anon_vma while it is one piece, without which
-    // pieces that are split off and touched apart could never merge again.
+    // Fill one page once: that gives the reservation its anon_vma while it is one piece. Otherwise pieces that are
+    // split off and touched separately could never merge again.
     // SAFETY: fills and discards a page of the fresh reservation.
     unsafe {
         let _ = uffd().copy(window_end() - PAGE_SIZE, areas::zeros(), PAGE_SIZE, false);
@@ -445,7 +446,7 @@ pub fn reserve_window() -> Result<(), Errno> {
     }
 }
 
-/// Calls `f` with each run of pages of the window in which there is no native piece.
+/// Calls `f` with each run of managed pages without native parts.
 fn each_of_ours(g: &Lists, mut f: impl FnMut(u32, u32) -> Result<(), Errno>) -> Result<(), Errno> {
     let mut from = 0u32;
     for r in g.window.as_slice() {
@@ -462,9 +463,9 @@ fn each_of_ours(g: &Lists, mut f: impl FnMut(u32, u32) -> Result<(), Errno>) -> 
     Ok(())
 }
 
-/// Whether a fork's child inherits the window, but for its native pieces, which are inherited as the program wants.
-/// Only forks that we see may inherit the rest: in the child of any other, far pages would read as zeros; without
-/// the window it is ended by SIGSEGV instead.
+/// Sets whether a fork's child inherits the managed range, except native parts, which are inherited as the program
+/// wants. Only forks that canvas sees may inherit it: in the child of any other, far pages would read as zeros; without
+/// the range that child gets SIGSEGV instead.
 pub fn inherit_window(g: &Lists, yes: bool) -> Result<(), Errno> {
     let advice = if yes {
         libc::MADV_DOFORK
@@ -478,15 +479,15 @@ pub fn inherit_window(g: &Lists, yes: bool) -> Result<(), Errno> {
     })
 }
 
-/// In a fork's child: registers the window with the child's own userfaultfd, clears what must not
-/// be inherited, and charges the child for the rest.
+/// In a fork's child: registers the managed range with the child's own userfaultfd, clears what must not be inherited,
+/// and charges the child for the rest.
 pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
     each_of_ours(g, |start, end| {
         let bytes = (end - start) as usize * PAGE_SIZE;
-        // SAFETY: of the window, whose faults come to `resolve`.
+        // SAFETY: of the managed range, whose faults come to `resolve`.
         unsafe { uffd().register(addr_of(start), bytes, true) }.map(|_| ())
     })?;
-    // No other thread exists: words may be stored to.
+    // No other thread exists, so words may be stored to.
     let (mut resident, mut stay) = (0, 0);
     let stack = locking::signal_stack();
     for i in 0..g.window.as_slice().len() {

@@ -1,4 +1,4 @@
-//! The program's mapping calls over the window, and the memory that its other calls name.
+//! The program's mapping calls, and the memory that its other calls use.
 
 pub mod admit;
 pub mod advice;

@@ -1,5 +1,5 @@
-//! Parts of the window that become the kernel's own: for what the kernel does to memory that canvas cannot do in its
-//! place (a userfaultfd of the program's, protection keys, a move out of the window).
+//! Parts of the managed range that become native: for operations of the kernel on memory that canvas cannot emulate (a
+//! userfaultfd of the program, protection keys, a move out of the managed range).
 
 use canvas_pager::regions::{Attr, kind};
 use canvas_pager::word::{self, State, Word};
@@ -19,8 +19,8 @@ use crate::memory::ranges::each_touched;
 use crate::memory::{lock, mm, pins, uaccess};
 use crate::paging::{accounting, reclaim};
 
-/// Makes a mapped range native, with what it holds, which comes in first. It counts as the process's other native
-/// memory from then on, and comes back to canvas when it is unmapped.
+/// Makes a mapped range native, with its contents, which are brought in first. From then on it counts as native memory
+/// of the process; when it is unmapped it returns to canvas.
 pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
     let _inside = freeze::enter();
     if !regions::lock().window.covers(start, end) {
@@ -73,7 +73,7 @@ pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `pkey_mprotect` with a key other than the default one: canvas's own threads may not read what a key guards.
+/// `pkey_mprotect` with a non-default key: canvas's own threads may not read what a key protects.
 pub fn pkey_mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !layout::in_window(a[0]) || matches!(a[3] as i32, -1 | 0) {
         return mm::mprotect(a);
@@ -103,15 +103,16 @@ pub fn pkey_mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
 const REGISTER: u32 = 0xc020_aa00;
 const COPY: u32 = 0xc028_aa03;
 
-/// Is it an `ioctl` of a userfaultfd of the program's that canvas's memory may be in the way of?
+/// Whether this is an `ioctl` of a userfaultfd of the program with which canvas's memory may interfere.
 pub fn is_uffd_call(a: &[usize; 6]) -> bool {
     matches!(a[1] as u32, REGISTER | COPY)
 }
 
-/// Such a call: memory that it registers becomes native, and what it copies from comes in. Where it registers or
-/// copies to, nothing may be filled on its way.
+/// Serves such a call: memory that it registers becomes native, and the source of its copies is brought in. The range
+/// that it registers, or copies to, must not be filled before.
 ///
 /// # Safety
+///
 /// `a` must be the registers of the program's `ioctl`.
 pub unsafe fn uffd_call(a: &[usize; 6]) -> isize {
     // Both structures begin with the range or the destination: address, then length or source, then its length.

@@ -1,4 +1,4 @@
-//! Access to pages of the window, and what is open beyond the program's break.
+//! Access to managed pages, and the pages that are open beyond the program's break.
 
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{BRK_BYTES, WINDOW_PAGES};
@@ -13,14 +13,14 @@ pub(crate) const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// First page that mmap may use: the break area lies below.
 pub(crate) const MMAP_FIRST: u32 = (BRK_BYTES / PAGE_SIZE) as u32;
 
-// Both change under the mapping lock only.
-/// Bytes of the window that lie below the break.
+// Both change only under the mapping lock.
+/// Bytes of the managed range below the break.
 pub(crate) static NOW: AtomicUsize = AtomicUsize::new(0);
-/// One past the last page that is open beyond the break, if that is beyond it.
+/// One past the last page that is open beyond the break; not beyond it if none is.
 pub(crate) static OPEN_UNTIL: AtomicU32 = AtomicU32::new(0);
 
-/// Protects pages of the window, and nothing else. What is to be accessible has its words from then on; ENOMEM where
-/// the host has no memory for them.
+/// Protects managed pages, and nothing else. Opens the words of pages that become accessible; ENOMEM if the host has no
+/// memory for them.
 pub(crate) fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
     assert!(start <= end && end as usize <= WINDOW_PAGES);
     if prot != libc::PROT_NONE
@@ -28,17 +28,17 @@ pub(crate) fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
     {
         pool().allow_entries(entries);
     }
-    // SAFETY: pages of the window, in which nothing of Rust's lies: their access is the program's to choose. Pages
-    // that canvas cannot read then are marked (STUCK) by whoever calls this, and chosen by nobody.
+    // SAFETY: pages of the managed range, in which nothing of Rust's lies: their access is the program's to choose.
+    // Pages that canvas cannot read then are marked (STUCK) by whoever calls this, and chosen by nobody.
     unsafe { mem::protect(addr_of(start), (end - start) as usize * PAGE_SIZE, prot) }
 }
 
-/// One past the last page below the break, which is at `offset`.
+/// One past the last page below a break at `offset`.
 pub(crate) fn end_page(offset: usize) -> u32 {
     offset.div_ceil(PAGE_SIZE) as u32
 }
 
-/// Closes what is open beyond the break, which is at `end`.
+/// Closes the pages that are open beyond the break, which is at page `end`.
 pub(crate) fn close(end: u32) -> Result<(), Errno> {
     let until = OPEN_UNTIL.swap(0, Ordering::Relaxed);
     if until <= end {
@@ -47,8 +47,7 @@ pub(crate) fn close(end: u32) -> Result<(), Errno> {
     protect(end, until, libc::PROT_NONE)
 }
 
-/// Something else is about to be mapped from `start` on: what is open beyond the break is closed first if it may lie
-/// there.
+/// Before something else is mapped from `start` on: closes the pages open beyond the break if they may lie there.
 pub(crate) fn make_way(_held: &mut Lists, start: u32) -> Result<(), Errno> {
     if start >= MMAP_FIRST {
         return Ok(());
@@ -56,8 +55,8 @@ pub(crate) fn make_way(_held: &mut Lists, start: u32) -> Result<(), Errno> {
     close(end_page(NOW.load(Ordering::Relaxed)))
 }
 
-/// An access to `page`, which is not mapped. True when it was open all the same, and is closed now: made again, the
-/// access ends as it does to any page that is not mapped. The caller is inside.
+/// Handles an access to `page`, which is not mapped. Returns true if it was open nevertheless, and closes it: when
+/// repeated, the access ends like one to any page that is not mapped. The caller is inside `freeze::enter`.
 pub fn close_open(page: PageId) -> bool {
     if page.0 >= OPEN_UNTIL.load(Ordering::Relaxed) {
         return false;

@@ -1,6 +1,7 @@
-//! Memory of another process of the tenant, as `process_vm_readv` and /proc/PID/mem reach it. What is away there the kernel
-//! cannot bring back from outside: that process's reclaim thread makes it present, and keeps it so for the copy. What is
-//! there must stay while the kernel writes into it, or the write is lost with the page ([`crate::memory::lending`]).
+//! Memory of another process of the tenant, as accessed by `process_vm_readv` and /proc/PID/mem. The kernel cannot
+//! bring far pages of another process back: that process's reclaim thread makes them present, and keeps them so for the
+//! copy. Pages that are present must stay while the kernel writes to them, or the write is lost with the page
+//! ([`crate::memory::lending`]).
 
 use canvas_shm::ProcSlot;
 use canvas_shm::lend::PAGES_MAX;
@@ -18,10 +19,10 @@ use crate::memory::uaccess;
 
 const BAD_ADDRESS: isize = -(libc::EFAULT as isize);
 
-/// Bytes of one request for a range that need not begin with a page.
+/// Bytes of one request for a range that need not begin at a page.
 const PIECE: usize = PAGES_MAX as usize * PAGE_SIZE / 2;
 
-/// The other processes of the tenant that have a number here.
+/// The other processes of the tenant that have a number in this PID namespace.
 fn others() -> impl Iterator<Item = (&'static ProcSlot, u32)> {
     let other = |slot: &&ProcSlot| !core::ptr::eq(*slot, state::slot());
     let slots = tenant::live_slots().filter(other);
@@ -31,9 +32,9 @@ fn others() -> impl Iterator<Item = (&'static ProcSlot, u32)> {
     })
 }
 
-/// The slot of another process of the tenant, by its number or one of its threads'.
+/// The slot of another process of the tenant, by its number or that of one of its threads.
 fn owner(pid: u32) -> Option<&'static ProcSlot> {
-    // The number that it says itself is right mostly, and saves a call for each process.
+    // The number that a process publishes is usually right, and saves a call for each process.
     let said = |slot: &&ProcSlot| slot.pid.load(Ordering::Relaxed) == pid;
     let is_it = |slot: &&ProcSlot| life::number(slot) == Number::Here(pid);
     let by_number = || others().find(|(_, number)| *number == pid);
@@ -43,16 +44,16 @@ fn owner(pid: u32) -> Option<&'static ProcSlot> {
     found.filter(|slot| !core::ptr::eq(*slot, state::slot()))
 }
 
-/// Two ranges of equal length, of vectors that a call has.
+/// Two ranges of equal length, from a call's two vectors.
 struct Piece {
     local: usize,
     remote: usize,
     bytes: usize,
 }
 
-/// What is left of the vector of `count` at `at` behind `skip` bytes: an address, and how many bytes lie there.
+/// The rest of the vector of `count` elements at `at` after `skip` bytes: an address, and how many bytes lie there.
 fn rest(at: usize, count: usize, mut skip: usize) -> Option<(usize, usize)> {
-    /// Ranges that are read at once: outside of the window each look is a call to the kernel.
+    /// Elements that are read at once: outside the managed range each read is a call to the kernel.
     const AT_ONCE: usize = 64;
     let count = count.min(libc::UIO_MAXIOV as usize);
     let mut words = [0usize; 2 * AT_ONCE];
@@ -80,8 +81,8 @@ fn piece_at(a: &[usize; 6], done: usize) -> Option<Piece> {
     })
 }
 
-/// The smallest range, from a page's bound on, that has all managed memory of the vector of `count` at `at`; `None` where
-/// the kernel refuses the vector.
+/// The smallest range, starting at a page boundary, that contains all managed memory of the vector of `count` elements
+/// at `at`; `None` if the kernel would refuse the vector.
 fn managed_in(at: usize, count: usize) -> Option<Range<usize>> {
     const AT_ONCE: usize = 64;
     if count > libc::UIO_MAXIOV as usize {
@@ -105,13 +106,13 @@ fn managed_in(at: usize, count: usize) -> Option<Range<usize>> {
     Some(low..high)
 }
 
-/// Is it this process, or a thread of it?
+/// Whether the number is this process's, or that of one of its threads.
 pub fn is_own(pid: u32) -> bool {
     pid == proc::pid() || proc::is_thread(pid)
 }
 
-/// A `process_vm_writev` that the kernel would not refuse before it writes, into managed memory of another process of the
-/// tenant: which process, and where.
+/// Recognises a `process_vm_writev` into managed memory of another process of the tenant that the kernel would not
+/// refuse before it writes: which process, and where.
 fn written(nr: usize, a: &[usize; 6]) -> Option<(&'static ProcSlot, Range<usize>)> {
     if nr as i64 != libc::SYS_process_vm_writev || a[5] != 0 || is_own(a[0] as u32) {
         return None;
@@ -121,10 +122,11 @@ fn written(nr: usize, a: &[usize; 6]) -> Option<(&'static ProcSlot, Range<usize>
     Some((owner(a[0] as u32)?, managed))
 }
 
-/// Makes the call as a whole, while none of the pages leaves that it writes to: what the kernel said, or 0 where that
-/// cannot be had for all of it.
+/// Makes the call as a whole, while none of the pages that it writes to can leave. Returns the kernel's answer, or 0 if
+/// that is not possible for all of them.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call, and `pinned` keep what it needs of this process.
 unsafe fn write_at_once(
     nr: usize,
@@ -144,10 +146,11 @@ unsafe fn write_at_once(
     }
 }
 
-/// `process_vm_readv` and `process_vm_writev`; `run` makes the call as it is, and `pinned` keeps what it needs of this
+/// `process_vm_readv` and `process_vm_writev`. `run` makes the call unchanged, and `pinned` pins what it needs of this
 /// process.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 #[inline(never)]
 pub unsafe fn process_vm(
@@ -172,7 +175,7 @@ pub unsafe fn process_vm(
     while let Some(piece) = piece_at(a, done) {
         let pin = || {
             let mut pins = pins::pin_range(piece.local, piece.bytes);
-            // Shared memory is kept by any process that has it.
+            // Any process that maps shared memory can pin it.
             if in_partition(piece.remote) {
                 pins.pin(piece.remote, piece.bytes);
             }
@@ -205,13 +208,14 @@ pub unsafe fn process_vm(
     if done > 0 { done as isize } else { r }
 }
 
-/// Set once a descriptor's position was moved to an address of managed memory, as that of /proc/PID/mem can be: a `write`
+/// Set once a descriptor's position was moved to an address of managed memory, as in /proc/PID/mem: a `write` itself
 /// does not say where it writes.
 static SOUGHT: AtomicBool = AtomicBool::new(false);
 
 /// `lseek`.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 #[inline(never)]
 pub unsafe fn seek(nr: usize, a: &[usize; 6]) -> isize {
@@ -223,7 +227,7 @@ pub unsafe fn seek(nr: usize, a: &[usize; 6]) -> isize {
     r
 }
 
-/// Whose memory a file of /proc is.
+/// Which process's memory a file of /proc is.
 #[derive(Clone, Copy)]
 enum Whose {
     Own,
@@ -245,10 +249,11 @@ fn memory_behind(fd: usize) -> Option<Whose> {
     other.map(|(slot, _)| Whose::Others(slot))
 }
 
-/// A `read` or `write` of a file that is some process's memory, at the address `at`, or its beginning: what the kernel
-/// says, `failed` where the page is not there.
+/// Makes a `read` or `write` (or its beginning) on a file that is a process's memory, at the address `at`. Returns the
+/// kernel's answer; it is `failed` for an absent page.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call, of no more than [`PIECE`] bytes.
 unsafe fn through_file(
     nr: usize,
@@ -277,10 +282,11 @@ unsafe fn through_file(
     if r == REFUSED { failed } else { r }
 }
 
-/// A `read` or `write` that failed with `failed` of a descriptor whose position is `at`: what of another process's memory
-/// it is, if it is that.
+/// After a `read` or `write` failed with `failed` on a descriptor whose position is `at`: repeats it if the file is
+/// another process's memory.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 #[cold]
 pub unsafe fn file(nr: usize, a: &[usize; 6], at: usize, failed: isize) -> isize {
@@ -309,10 +315,11 @@ fn written_at(nr: usize, a: &[usize; 6]) -> Option<usize> {
     may_be_far(at).then_some(at)
 }
 
-/// A `write` or `pwrite64` into the memory of a process of the tenant by a file of /proc; `None` where it is none.
-/// `failed` is what that answers for a page that is not there.
+/// Serves a `write` or `pwrite64` into the memory of a process of the tenant through a file of /proc; `None` for other
+/// calls. The kernel answers `failed` for an absent page.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 #[inline]
 pub unsafe fn write_file(nr: usize, a: &[usize; 6], failed: isize) -> Option<isize> {
@@ -321,9 +328,11 @@ pub unsafe fn write_file(nr: usize, a: &[usize; 6], failed: isize) -> Option<isi
     unsafe { write_file_at(nr, a, at, failed) }
 }
 
-/// Its frame is large; calls that end a thread run beside it, on what is left of a program's stack.
+/// Not inlined because its frame is large; calls that end a thread run in the caller, on what is left of a program's
+/// stack.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call.
 #[cold]
 #[inline(never)]
@@ -347,7 +356,7 @@ unsafe fn write_file_at(nr: usize, a: &[usize; 6], at: usize, failed: isize) -> 
     Some(done as isize)
 }
 
-/// `ptrace` with these arguments, which `call` makes: none of the tracee's pages leaves while the kernel writes a word.
+/// `ptrace` with these arguments, made by `call`: none of the tracee's pages leaves while the kernel writes a word.
 #[inline(never)]
 pub fn ptrace(a: &[usize; 6], call: impl FnOnce() -> isize) -> isize {
     const NOT_THERE: isize = -(libc::EIO as isize);
@@ -364,7 +373,7 @@ pub fn ptrace(a: &[usize; 6], call: impl FnOnce() -> isize) -> isize {
         return call();
     };
     match keep(slot, a[2], size_of::<usize>()) {
-        // Unsettled: it was stopped in the middle of a batch, where it protects what it copies.
+        // Unsettled: the tracee was stopped in the middle of a batch, in which it protects the pages that it copies.
         Stay::Held(_) | Stay::Unsettled => call(),
         Stay::Refused => NOT_THERE,
     }

@@ -1,5 +1,5 @@
-//! Pages that a system call needs: present, and *pinned* (a count in the page word that reclaim respects) for as long as
-//! the call takes.
+//! Pages that a system call needs: present, and *pinned* (a count in the page word that reclaim respects) for the
+//! duration of the call.
 
 use canvas_pager::word;
 use canvas_sys::mem;
@@ -10,9 +10,9 @@ use crate::base::{areas, freeze, regions, state};
 use crate::paging::fault::{self, Resolved};
 use crate::shared::pins;
 
-/// Ranges of one call that need no memory of their own.
+/// Ranges of one call that need no extra memory.
 const PINS: usize = 64;
-/// Ranges of a block of the rest (a vector of a thousand buffers): one mapping, touched lazily.
+/// Ranges in a block for the rest (a vector of a thousand buffers): one mapping, touched lazily.
 const BLOCK_RANGES: usize = 8190;
 
 #[repr(C)]
@@ -31,7 +31,7 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// None yet.
+    /// Creates an empty set.
     pub fn new() -> Pins {
         Pins {
             ranges: [(0, 0); PINS],
@@ -40,7 +40,7 @@ impl Pins {
             shared: pins::Pin::new(),
         }
     }
-    /// Remembers a range for [`Pins::drop`]. False when there is no memory to do so.
+    /// Remembers a range for [`Pins::drop`]. Returns false without memory to do so.
     fn note(&mut self, range: (u32, u32)) -> bool {
         if self.n < PINS {
             self.ranges[self.n] = range;
@@ -65,12 +65,11 @@ impl Pins {
         block.n += 1;
         true
     }
-    /// Is nothing pinned?
+    /// Whether nothing is pinned.
     pub fn is_empty(&self) -> bool {
         self.n == 0 && self.more.is_null()
     }
-    /// Pins `addr..addr+bytes` as far as it lies in the window and is mapped; the kernel finds out
-    /// about the rest itself.
+    /// Pins the managed, mapped part of `addr..addr+bytes`; the kernel will detect the rest itself.
     pub fn pin(&mut self, addr: usize, bytes: usize) {
         if in_partition(addr) {
             self.shared.pin(addr, bytes);
@@ -94,7 +93,7 @@ impl Pins {
             if page > last {
                 return;
             }
-            // A file or shared mapping inside the window is the kernel's own; behind it we go on.
+            // A file or shared mapping inside the managed range is native; continue behind it.
             match regions::native_until(PageId(page)) {
                 Some(end) => from = end.0,
                 None => return,
@@ -128,7 +127,7 @@ fn unpin_range((first, end): (u32, u32)) {
     }
 }
 
-/// Makes a page present and pins it; false when it cannot be made present.
+/// Makes a page present and pins it; returns false if it cannot be made present.
 pub fn pin_page(page: PageId) -> bool {
     let w = areas::word(page);
     loop {
@@ -140,7 +139,7 @@ pub fn pin_page(page: PageId) -> bool {
             return false;
         }
         state::count(canvas_shm::Counter::FaultSyscall, 1);
-        // Pinned while inside: a batch of reclaim may have it again before the next round.
+        // Pin it while still inside: a batch of reclaim may evict it again before the next round.
         if word::pin(w) {
             return true;
         }

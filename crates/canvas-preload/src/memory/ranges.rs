@@ -1,4 +1,4 @@
-//! Ranges of the window that a call names, and the pages in them that hold something.
+//! Ranges of managed memory that a call names, and the touched pages in them.
 
 use canvas_pager::word::{self, State, Word};
 use canvas_sys::gate::yield_now;
@@ -15,8 +15,7 @@ use crate::base::{
 };
 use crate::paging::reclaim;
 
-/// Makes a call on the range that it names; `None`, and not ours, when that begins outside of the
-/// window.
+/// Makes a call on the range that it names; `None` if the range does not begin in managed memory.
 pub(crate) fn on_range(
     addr: usize,
     bytes: usize,
@@ -25,7 +24,7 @@ pub(crate) fn on_range(
     layout::in_window(addr).then(|| range(addr, bytes).and_then(|(start, end)| call(start, end)))
 }
 
-/// [`on_range`] for calls that give ENOMEM where nothing can be mapped.
+/// Like [`on_range`], for calls that return ENOMEM where nothing can be mapped.
 pub(crate) fn on_mapped(
     addr: usize,
     bytes: usize,
@@ -41,8 +40,8 @@ pub(crate) fn on_mapped(
     })
 }
 
-/// Takes the word of every touched page in the range for the mapping call: `f` gets the page and
-/// its word before. The pages must end in another state by [`word::publish`].
+/// Claims the word of every touched page in the range for a mapping call; `f` gets the page and its previous word, and
+/// must put it into another state by [`word::publish`].
 pub(crate) fn each_touched(start: u32, end: u32, mut f: impl FnMut(PageId, Word)) {
     let mut page = start;
     while page < end {
@@ -96,8 +95,8 @@ pub(crate) fn discard(start: u32, end: u32) {
         });
         if any {
             let (at, bytes) = (addr_of(from), (to - from) as usize * PAGE_SIZE);
-            // SAFETY: the program gave up what is there; the words of all present pages in the range are Mapping,
-            // and so ours: nobody copies from these pages meanwhile.
+            // SAFETY: the program gave up what is there; the words of all present pages in the range are Mapping, and
+            // so ours: nobody copies from these pages meanwhile.
             let empty = || unsafe {
                 mem::advise(at, bytes, libc::MADV_DONTNEED)
                     // Some of it is locked.

@@ -1,4 +1,4 @@
-//! `mremap` of the window's memory: pages change their place, with all that belongs to them.
+//! `mremap` of managed memory: pages change their place, with all that belongs to them.
 
 use canvas_pager::regions::{Attr, Region, kind};
 use canvas_pager::slot;
@@ -24,11 +24,11 @@ use crate::memory::ranges::{discard, each_touched};
 use crate::memory::{advice, lock as locking, native};
 use crate::paging::{accounting, cache, chunk, trace};
 
-/// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must
-/// not select them at their new place.
+/// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must not select them at
+/// their new place.
 fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
     let mut moved = Ok(());
-    // No further at a time than a chunk of the new place reaches.
+    // In steps that end at a chunk border of the new place.
     let mut at = 0;
     while at < n {
         let dst = to + at;
@@ -51,8 +51,8 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
         return Ok(());
     }
     let mut failed = None;
-    // Held until the words are stored: a page that is present while its word still says Untouched
-    // would be taken for absent, and write-protected with its neighbours.
+    // Held until the words are stored: a page that is present while its word still says Untouched would be taken for
+    // absent, and be write-protected with its neighbours.
     let held = chunk::shared(PageId(to));
     let resident = (0..n as usize)
         .filter(|i| before[*i].state() == State::Resident)
@@ -71,13 +71,13 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
                 {
                     failed = Some(e);
                 }
-                // A page that was moved can be written to.
+                // A page that was moved is writable.
                 now = now.clear(flag::PROTECTED);
                 areas::table().note_gone(page.index());
                 areas::table().note_resident(dst.index());
             }
             State::Cached => {
-                // The slot's writer finds the page by its old place: take it, and bring it in.
+                // The slot's writer finds the page by its old place: take the slot, and bring the page in.
                 let slot = slot::of_word(now);
                 let taken = cache::slots().take(slot);
                 let mut w = now
@@ -121,24 +121,24 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
     failed.map_or(Ok(()), Err)
 }
 
-/// Moves the pages of the set from `from` on to the same places from `to` on, run by run, and returns those that
-/// have moved: not pages that a relative shares. The caller holds their words and the chunk's lock shared.
+/// Moves the pages of the set from `from` on to the same offsets from `to` on, run by run. Returns those that have
+/// moved: pages that a relative shares do not. The caller holds their words and the chunk's lock shared.
 fn move_runs(from: u32, to: u32, set: u64) -> u64 {
     let (mut left, mut gone) = (set, 0u64);
     while left != 0 {
         let start = left.trailing_zeros();
         let len = (!(left >> start)).trailing_zeros();
         let bytes = len as usize * PAGE_SIZE;
-        // SAFETY: the words of all these pages are Mapping, and ours; those at the new place are untouched, in a
-        // range that was just mapped, and the lists' lock is held, without which nobody touches them.
+        // SAFETY: the words of all these pages are Mapping, and ours; those at the new place are untouched, in a range
+        // that was just mapped, and the lists' lock is held, without which nobody touches them.
         let done = unsafe { uffd().move_pages(addr_of(to + start), addr_of(from + start), bytes) };
         let pages = (done.done_bytes / PAGE_SIZE) as u32;
         gone |= ones(pages) << start;
         let next = match done.stopped {
             None | Some(Errno(libc::EAGAIN | libc::EINTR)) => pages,
-            // One page that does not go is copied, and the others are tried.
+            // A page that cannot be moved is copied later; try the others.
             Some(Errno(libc::EBUSY | libc::EEXIST | libc::ENOENT)) => pages + 1,
-            // The kernel cannot, or not these mappings.
+            // The kernel lacks the operation, or cannot do it on these mappings.
             Some(_) => break,
         };
         left &= !(ones(next) << start);
@@ -151,7 +151,7 @@ fn ones(n: u32) -> u64 {
     1u64.checked_shl(n).map_or(u64::MAX, |bit| bit - 1)
 }
 
-/// The caller holds the chunk's lock shared.
+/// Copies a page to `dst`. The caller holds the chunk's lock shared.
 fn place(dst: PageId, src: usize) -> Result<(), Errno> {
     loop {
         // SAFETY: dst is untouched and ours under the lock; src is a live page.
@@ -183,7 +183,7 @@ pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !old_ours && !to_ours {
         return None;
     }
-    // Out of the window the kernel moves it, as its own.
+    // Out of the managed range: the kernel moves it, as native memory.
     let moves = libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE;
     if old_ours
         && flags & moves == moves
@@ -199,7 +199,7 @@ pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let _inside = freeze::enter();
     let mut g = lock();
     if !old_ours {
-        // A native mapping is moved over the window: it becomes a native piece of it.
+        // A native mapping is moved over the managed range: it becomes a native part.
         let (start, end) = match range(new_addr, new_bytes) {
             Ok(r) => r,
             Err(e) => return Some(Err(e)),
@@ -238,7 +238,7 @@ fn leave(start: u32, end: u32) -> Result<(), Errno> {
     native::release(start, end)
 }
 
-/// What the range is, which must be one mapping to the kernel (EFAULT). Guards are none of their own.
+/// The attributes of the range, which must be one mapping to the kernel (else EFAULT). Guards do not divide it.
 fn one_mapping(g: &Lists, start: u32, end: u32) -> Result<Region, Errno> {
     let alike = |a: Attr| Attr {
         kind: a.kind & !kind::GUARD,
@@ -256,16 +256,16 @@ fn one_mapping(g: &Lists, start: u32, end: u32) -> Result<Region, Errno> {
     Ok(whole)
 }
 
-/// A call on memory of the window, looked at: pages of one mapping that is no native one.
+/// A checked call on managed memory: pages of one mapping that is not native.
 struct Remap {
     start: u32,
     end: u32,
     new_pages: u32,
-    /// Protection and advice, which stay the mapping's.
+    /// Protection and advice, which the mapping keeps.
     attr: Attr,
-    /// Also where the move is not to a place that the call names.
+    /// Whether it may move to an address that the call does not name.
     may_move: bool,
-    /// The old mapping stays, empty.
+    /// Whether the old mapping stays, emptied.
     keep: bool,
 }
 
@@ -281,7 +281,7 @@ impl Remap {
     }
 }
 
-/// The kernel's addresses of programs.
+/// The kernel's address space for programs.
 const USER_BYTES: usize = 1 << 47;
 
 fn mremap_ours(
@@ -315,7 +315,7 @@ fn mremap_ours(
     let region = one_mapping(g, start, end)?;
     refuse_sealed(g, start, end)?;
     let native = region.attr.kind & kind::NATIVE != 0;
-    // No bytes: another view of a shared mapping, which only the kernel can give.
+    // Zero bytes: another view of a shared mapping, which only the kernel can provide.
     if start == end && !native {
         return Err(inval);
     }
@@ -358,7 +358,7 @@ fn mremap_ours(
     Ok(addr_of(to))
 }
 
-/// Shrinks, or grows where it is. `None`: it has to move.
+/// Shrinks the mapping, or grows it in place. `None`: it must move.
 fn resize_in_place(g: &mut Lists, call: &Remap) -> Option<Result<(), Errno>> {
     let (start, end, new_pages) = (call.start, call.end, call.new_pages);
     if new_pages < call.old_pages() {
@@ -384,11 +384,11 @@ fn resize_in_place(g: &mut Lists, call: &Remap) -> Option<Result<(), Errno>> {
     (!call.may_move).then_some(Err(Errno(libc::ENOMEM)))
 }
 
-/// Moves it to `to`, where nothing is mapped.
+/// Moves the mapping to `to`, where nothing is mapped.
 fn move_mapping(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
     let (start, end, prot) = (call.start, call.end, call.prot());
     let to_end = to + call.new_pages;
-    // Pages are copied by the kernel from where they are: both ends must be accessible for that.
+    // The kernel copies pages from their old place: both ends must be accessible for that.
     let odd = prot & RW != RW;
     let attr = Attr {
         prot: RW as u8,
@@ -396,12 +396,12 @@ fn move_mapping(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
     };
     map_at(g, to, to_end, attr)?;
     if attr.kind & kind::LOCKED != 0 {
-        // Locked pages are moved by the kernel between locked mappings alone, and emptied in none.
+        // The kernel moves locked pages only between locked mappings, and empties them in none.
         locking::kernel_unlock(start, end);
     }
     // Inaccessible where guards lie, too.
     protect(start, end, RW)?;
-    // Where the program may not read, reclaim may not either: marked before the protection returns.
+    // Pages that the program may not read cannot be read by reclaim either: mark them before the protection returns.
     let moved = move_pages(
         start,
         to,
@@ -429,7 +429,7 @@ fn move_mapping(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
     protect(start, end, libc::PROT_NONE)
 }
 
-/// Guards go with the memory in which they lie.
+/// Guards move with their memory.
 fn move_guards(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
     let end = call.end.min(call.start + call.new_pages);
     let mut at = call.start;
@@ -443,7 +443,7 @@ fn move_guards(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A file or shared mapping inside the window is moved: the kernel moves it, we mend the window.
+/// Moves a file or shared mapping inside the managed range: the kernel moves it, and canvas restores the range.
 fn mremap_native(g: &mut Lists, region: Region, a: [usize; 6]) -> Result<usize, Errno> {
     let (start, end) = range(a[0], a[1])?;
     let target = (a[3] as i32 & libc::MREMAP_FIXED != 0)
@@ -451,21 +451,21 @@ fn mremap_native(g: &mut Lists, region: Region, a: [usize; 6]) -> Result<usize, 
         .flatten();
     if let Some((s, e)) = target {
         refuse_sealed(g, s, e)?;
-        // What the kernel would refuse must leave the target as it is.
+        // A call that the kernel would refuse must not change the target.
         if s < end && start < e {
             return Err(Errno(libc::EINVAL));
         }
         make_way(g, s)?;
         discard(s, e);
     }
-    // Growing in place: our reservation behind it must give way first.
+    // Growing in place: canvas's reservation behind it must be unmapped first.
     let grown = end.max(start.saturating_add(pages_of(a[2]).unwrap_or(0)));
     let room = target.is_none()
         && grown > end
         && g.window.find_gap(grown - end, 1, end, grown) == Some(end);
     if room {
         make_way(g, end)?;
-        // SAFETY: a range of the window where nothing is mapped.
+        // SAFETY: a range of managed addresses where nothing is mapped.
         let _ = unsafe { mem::unmap(addr_of(end), (grown - end) as usize * PAGE_SIZE) };
     }
     // SAFETY: the program's call on the program's mapping.

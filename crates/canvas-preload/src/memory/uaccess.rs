@@ -1,8 +1,8 @@
-//! The program's memory, read and written as the kernel does for a call: pages that are far come in, and a bad
-//! address is EFAULT and no signal.
+//! Accesses the program's memory as the kernel does for a call: far pages come in, and a bad address is EFAULT instead
+//! of a signal.
 //!
-//! The kernel is asked once for each page ([`probe`]) before it is touched. Where another thread unmaps a page in
-//! between, the access ends the program by SIGSEGV: the answer of the kernel would be as accidental.
+//! The kernel is asked once for each page ([`probe`]) before the page is touched. If another thread unmaps the page in
+//! between, the access ends the program by SIGSEGV; the kernel's answer would be as arbitrary.
 
 use canvas_sys::{Errno, probe};
 use canvas_types::PAGE_SIZE;
@@ -12,11 +12,11 @@ use core::mem::MaybeUninit;
 use crate::memory::pins::{self, Pins};
 
 const BAD: Errno = Errno(libc::EFAULT);
-/// The kernel takes no longer string of an exec'd program's (MAX_ARG_STRLEN).
+/// The kernel accepts no longer argument string in exec (MAX_ARG_STRLEN).
 const STRING_MAX: usize = 32 * PAGE_SIZE;
 
-/// Does the range lie in the page that this thread's stack is in, behind its frames? Most arguments do, and such
-/// memory is there.
+/// Whether the range lies in the page of this thread's stack pointer, above its frames. Most arguments do, and such
+/// memory is present.
 #[inline(always)]
 fn is_beside_us(first: usize, last: usize) -> bool {
     let here = 0u8;
@@ -24,21 +24,22 @@ fn is_beside_us(first: usize, last: usize) -> bool {
     first > here && (here ^ last) < PAGE_SIZE
 }
 
-/// The last byte of `bytes` at `addr`, with the pages that may be far made present for as long as the pins live.
+/// The address of the last of `bytes` at `addr`. Pages that may be far are made present and pinned for the life of the
+/// pins.
 #[inline(always)]
 fn hold(addr: usize, bytes: usize) -> Result<(usize, Option<Pins>), Errno> {
-    // The last word of all addresses is none of the program's.
+    // The last word of the address space is never the program's.
     let last = addr.checked_add(bytes).ok_or(BAD)? - 1;
     let is_far = may_be_far(addr) || may_be_far(last);
     Ok((last, is_far.then(|| pins::pin_range(addr, bytes))))
 }
 
-/// The first byte of the next page.
+/// Address of the next page.
 fn next_page(addr: usize) -> usize {
     (addr & !(PAGE_SIZE - 1)).saturating_add(PAGE_SIZE)
 }
 
-/// Can `first..=last` be read?
+/// Whether `first..=last` is readable.
 fn can_read(first: usize, last: usize) -> bool {
     let mut at = first;
     while at <= last {
@@ -53,6 +54,7 @@ fn can_read(first: usize, last: usize) -> bool {
 /// Copies `bytes` from the program's memory.
 ///
 /// # Safety
+///
 /// `to` must have room for them, which is no memory of the program's.
 #[inline(always)]
 unsafe fn copy_in(addr: usize, to: *mut u8, bytes: usize) -> Result<(), Errno> {
@@ -63,15 +65,16 @@ unsafe fn copy_in(addr: usize, to: *mut u8, bytes: usize) -> Result<(), Errno> {
     if !is_beside_us(addr, last) && !can_read(addr, last) {
         return Err(BAD);
     }
-    // SAFETY: readable, as was just asked; copied, because other threads of the program may write to it meanwhile;
-    // `to` is the caller's promise.
+    // SAFETY: readable, as was just asked; copied, because other threads of the program may write to it meanwhile; `to`
+    // is the caller's promise.
     unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, to, bytes) };
     Ok(())
 }
 
-/// A structure of the program's.
+/// Reads a structure of the program.
 ///
 /// # Safety
+///
 /// `T` must be valid whatever its bits are.
 #[inline(always)]
 pub unsafe fn get<T: Copy>(addr: usize) -> Result<T, Errno> {
@@ -83,19 +86,20 @@ pub unsafe fn get<T: Copy>(addr: usize) -> Result<T, Errno> {
     }
 }
 
-/// Copies words of the program's.
+/// Copies words of the program.
 pub fn get_words(addr: usize, out: &mut [usize]) -> Result<(), Errno> {
     // SAFETY: `out` is ours, and as large.
     unsafe { copy_in(addr, out.as_mut_ptr().cast(), size_of_val(out)) }
 }
 
-/// Writes a structure of the program's.
+/// Writes a structure of the program.
 ///
 /// # Safety
+///
 /// `addr` must be what the program passed to a call that writes such a structure.
 #[inline(always)]
 pub unsafe fn put<T: Copy>(addr: usize, value: T) -> Result<(), Errno> {
-    // Asked for by writing: what is asked for must lie within the structure.
+    // The probe writes, so what it probes must lie within the structure.
     const { assert!(size_of::<T>() >= probe::BYTES && size_of::<T>() <= PAGE_SIZE) };
     let (last, _pins) = hold(addr, size_of::<T>())?;
     // SAFETY: the first and the last bytes of the structure, the caller's promise.
@@ -108,9 +112,10 @@ pub unsafe fn put<T: Copy>(addr: usize, value: T) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A string of the program's, without its end; of one that is longer than any call takes, the beginning.
+/// A string of the program, without its terminator; if it is longer than any call accepts, its beginning.
 ///
 /// # Safety
+///
 /// Nobody may change the string as long as the result is used.
 pub unsafe fn string<'a>(addr: usize) -> Result<&'a [u8], Errno> {
     let mut at = addr;

@@ -1,19 +1,19 @@
-//! Hints of inaccessible reservations, far from where the kernel would map them.
+//! Address hints of inaccessible reservations, far from where the kernel would map them.
 //!
-//! Most are drawn by the program (V8), which goes on with whatever place it gets: they get the window, and are managed.
-//! Some make sense at their place alone (the views of ZGC's heap, which later are mapped to a memory file). Such a
-//! program gives back what it got elsewhere, whole and as it was, and asks again at another place: from then on
-//! its hints for reservations of that size are the kernel's to honour.
+//! Most are random (V8), and the program accepts any address: such reservations go to the managed range. Some make
+//! sense only at their address (the views of ZGC's heap, later mapped to a memory file). Such a program unmaps what it
+//! got elsewhere, as a whole and unchanged, and tries again at another address: from then on its hints for reservations
+//! of that size go to the kernel.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Hints of this kind: from 4 TiB on. Lower ones are preferences (a heap that compressed pointers reach), and so are
+/// Range of such hints: from 4 TiB on. Lower ones are preferences (a heap that compressed pointers reach), and so are
 /// those near the kernel's own mappings.
 pub const RANGE: Range<usize> = 4 << 40..0x5800_0000_0000;
 
-/// The last reservation that got another place than it asked for, and what is known of such. Changes under the
-/// mapping lock.
+/// The last reservation that got another address than requested, and the size whose hints are meant. Changes only under
+/// the mapping lock.
 pub struct Wish {
     start: AtomicU32,
     end: AtomicU32,
@@ -28,12 +28,12 @@ pub static WISH: Wish = Wish {
 };
 
 impl Wish {
-    /// A reservation was put at `start..end` instead of where it was asked for.
+    /// Records that a reservation was put at `start..end` rather than at its hint.
     pub fn note(&self, start: u32, end: u32) {
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
     }
-    /// The program goes on with `start..end`.
+    /// The program uses `start..end`, so it accepted that address.
     pub fn forget(&self, start: u32, end: u32) {
         if start < self.end.load(Ordering::Relaxed) && self.start.load(Ordering::Relaxed) < end {
             self.note(0, 0);
@@ -50,7 +50,7 @@ impl Wish {
         }
         self.forget(start, end);
     }
-    /// Are hints for reservations of this size meant?
+    /// Whether hints for reservations of this size go to the kernel.
     pub fn is_meant(&self, pages: u32) -> bool {
         self.meant_pages.load(Ordering::Relaxed) == pages
     }

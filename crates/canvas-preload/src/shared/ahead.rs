@@ -1,7 +1,9 @@
-//! What comes with a shared page that is needed: pages behind it, from the store, or from its own extent beyond the pool.
+//! Read-ahead for shared pages: brings in pages behind a faulting one, from the store, or from its own extent beyond
+//! the pool.
 //!
-//! They come only where there is room for them; nothing is evicted for that. The thread that faults brings them in, and
-//! has claimed all of them meanwhile: it waits for nobody else's page, so two such threads never wait for each other.
+//! They come in only where there is room; nothing is evicted for them. The faulting thread brings them in itself and
+//! has claimed all of them meanwhile. It waits for no other thread's page, so two such threads never wait for each
+//! other.
 
 use canvas_pager::shared::ahead::{Plan, Streams, WINDOW_MAX};
 use canvas_pager::shared::word::{State, Word, load};
@@ -22,11 +24,11 @@ use crate::shared::{
 
 static STREAMS: Streams = Streams::new();
 
-/// Pages behind one that is needed, claimed with it.
+/// Pages behind a faulting one, claimed together with it.
 struct Neighbours {
     pages: [(u32, Word); WINDOW_MAX as usize],
     n: usize,
-    /// Pages behind it that were looked at.
+    /// How many pages behind it were examined.
     reach: u32,
 }
 
@@ -36,7 +38,7 @@ impl Neighbours {
     }
 }
 
-/// Brings in a claimed page that is far, and what comes with it.
+/// Brings in a claimed far page, and the pages that come with it.
 pub fn fill(page: u32, claimed: Word) -> Fill {
     let plan = STREAMS.on_fault(page);
     count(Counter::SharedAheadHits, plan.hits.into());
@@ -48,7 +50,7 @@ pub fn fill(page: u32, claimed: Word) -> Fill {
     {
         read = with_extent(page, claimed, home, &near);
     }
-    // Another copy may do for one record.
+    // If the read fails, another copy may still provide the single record.
     let (filled, mut brought) = read.unwrap_or_else(|| {
         let filled = partition().fill(&Here, page, claimed);
         let there = near.pages().filter(|(_, word)| place_of(*word).is_some());
@@ -65,8 +67,8 @@ pub fn fill(page: u32, claimed: Word) -> Fill {
     filled
 }
 
-/// One read for the page and all that lies beside it in its extent: how the page was filled, and how many others. `None`
-/// when that failed, and nothing was done.
+/// Reads the whole extent for the page and its neighbours in it. Returns how the page was filled, and how many others
+/// were; `None` if the read failed and nothing was done.
 fn with_extent(
     page: u32,
     claimed: Word,
@@ -74,7 +76,7 @@ fn with_extent(
     near: &Neighbours,
 ) -> Option<(Fill, u32)> {
     let p = partition();
-    // Before the request, as for a record: who has one waits for no working memory.
+    // Before the request, as for a record: a thread with a request never waits for working memory.
     let mut ctx = context::fill();
     let to = &mut ctx.staging[0];
     let all = tier::read_whole(home.extent, |bytes| {
@@ -85,7 +87,7 @@ fn with_extent(
                 continue;
             };
             let done = p.fill_by(&Here, page, word, || match from(bytes, page, place, to) {
-                // Who needs it asks for its record alone, and is told.
+                // A thread that needs this page will read its record alone, and get the error.
                 Fill::Damaged => Fill::Failed,
                 done => done,
             });
@@ -96,12 +98,12 @@ fn with_extent(
     all.ok()
 }
 
-/// A claimed page stays as it was.
+/// Leaves a claimed page unchanged.
 fn leave(page: u32, claimed: Word) {
     partition().fill_by(&Here, page, claimed, || Fill::Failed);
 }
 
-/// 1 when a page came, which is counted then.
+/// Counts a page that came in; returns 1 for it, else 0.
 fn came(claimed: Word, done: Fill) -> u32 {
     if done == Fill::Present {
         count_filled(claimed);
@@ -117,7 +119,7 @@ fn place_of(word: Word) -> Option<DeepPlace> {
     }
 }
 
-/// Claims what is to come with the page: what is in the store or zeros, and what lies in the page's own extent.
+/// Claims the pages that can come in with this one: those in the store, zero pages, and those in the page's own extent.
 fn claim(page: u32, plan: Plan, extent: Option<u32>) -> Neighbours {
     let mut near = Neighbours {
         pages: [(0, Word(0)); WINDOW_MAX as usize],
@@ -129,7 +131,8 @@ fn claim(page: u32, plan: Plan, extent: Option<u32>) -> Neighbours {
         return near;
     }
     let p = partition();
-    // A mapping call sees each page as claimed, or not at all. It may wait for our page: it is not waited for.
+    // The lock makes a mapping call see each page as claimed or not at all. Do not wait for it: its holder may be
+    // waiting for our page.
     let Some(g) = regions::try_lock() else {
         return near;
     };
@@ -144,7 +147,7 @@ fn claim(page: u32, plan: Plan, extent: Option<u32>) -> Neighbours {
             continue;
         }
         match p.claim(page, me() as u16) {
-            // It may have gone elsewhere by now.
+            // The page may have been stored elsewhere by now.
             Look::Claimed(word) if word.state() == State::FillingFar && is_near(word) => {
                 near.pages[near.n] = (page, word);
                 near.n += 1;

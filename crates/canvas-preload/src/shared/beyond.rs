@@ -1,7 +1,7 @@
 //! Far copies of shared pages beyond the pool: which extents they use, the requests that carry them there, and when.
 //!
-//! Slabs and requests are those of [`far::SHARED`], which is no process: they outlive each of them. All is done under the
-//! shared lock, but for reads, which are each process's own.
+//! Slabs and requests belong to [`far::SHARED`], which is no process: they outlive every process. All of this runs
+//! under the shared lock, except reads, which each process does on its own.
 
 use canvas_far::Host;
 use canvas_pager::shared::beyond::{Carried, Carrier};
@@ -30,15 +30,15 @@ use crate::shared::{
     pages::{Held, control, end, fd, is_on, map, me, note_store, partition, try_lock},
 };
 
-/// Pause after a write that failed.
+/// Pause after a failed write.
 const REST_NS: u64 = 200_000_000;
-/// Its reason is told again after so long at the earliest.
+/// Earliest time between two reports of the reason.
 const TELL_NS: u64 = 10_000_000_000;
-/// What the store may have too much before faults write it out.
+/// Excess of the store from which on faulting threads write it out.
 const BEHIND_BYTES: i64 = 4 * EXTENT_BYTES as i64;
-/// Pages that one search for copies looks at.
+/// Pages that one search for copies examines.
 const LOOK_MAX: u32 = 1 << 18;
-/// Copies of pages in memory that are given up at a time.
+/// Copies of resident pages that are dropped at a time.
 const COPIES: u32 = 64;
 
 fn uses() -> Uses<'static> {
@@ -64,7 +64,7 @@ fn slabs(f: &Far) -> impl Iterator<Item = u32> + '_ {
     (0..high).filter(|slab| is_ours(f, *slab))
 }
 
-/// A free extent, held.
+/// Takes a free extent and holds it.
 fn take_extent(f: &Far) -> Option<u32> {
     let u = uses();
     let current = u.current_slab();
@@ -78,11 +78,11 @@ fn take_extent(f: &Far) -> Option<u32> {
         })
 }
 
-/// An entry names the extent no more, or a request is through with it.
+/// Drops a use of the extent: by an entry, or by a request that has ended.
 pub fn unhold(extent: u32) {
     let u = uses();
     let slab = u.slab_of(extent);
-    // One that is empty now may be filled again soon.
+    // An empty current slab may be filled again soon.
     if u.unhold(extent)
         && slab != u.current_slab()
         && let Some(f) = far()
@@ -91,7 +91,7 @@ pub fn unhold(extent: u32) {
     }
 }
 
-/// One more entry names the extent.
+/// Adds a use of the extent by an entry.
 pub fn hold(extent: u32) {
     uses().hold(extent);
 }
@@ -102,14 +102,14 @@ fn give_back(f: &'static Far, slab: u32) {
     }
 }
 
-/// Gives back all slabs of which nothing is used: regions have ended.
+/// Frees all slabs without a use, after regions have ended.
 pub fn give_back_empty(_held: &Held) {
     if let Some(f) = far() {
         slabs(f).for_each(|slab| give_back(f, slab));
     }
 }
 
-/// After a death: forgets what is used, but for what requests under way are about, and goes on with these.
+/// After a death: recounts uses, starting from those of requests in progress, and continues these requests.
 pub fn recover() {
     let Some(f) = far() else { return };
     let u = uses();
@@ -166,12 +166,12 @@ fn place_of(entry: Entry) -> Option<Place> {
 /// Calls `on` with the buffer of a request that is in use and not with the agent.
 fn buffer<R>(f: &'static Far, i: usize, on: impl FnOnce(&mut [u8; EXTENT_BYTES]) -> R) -> R {
     let at: *mut [u8; EXTENT_BYTES] = f.buffer(far::SHARED, i).cast();
-    // SAFETY: the far area is mapped for the life of the process. The request is the lock holder's, which the caller is:
-    // claimed and not posted, or ended and not given back; and no other reference to its buffer is alive here.
+    // SAFETY: the far area is mapped for the life of the process. The request is the lock holder's, which the caller
+    // is: claimed and not posted, or ended and not given back; and no other reference to its buffer is alive here.
     on(unsafe { &mut *at })
 }
 
-/// The hash with which a record begins.
+/// The hash at the beginning of a record.
 fn head(bytes: &[u8; EXTENT_BYTES], place: DeepPlace) -> Option<Hash> {
     let from = place.offset as usize;
     bytes.get(from..)?.first_chunk::<HEADER_BYTES>().copied()
@@ -207,7 +207,7 @@ impl Carrier for Here {
                 let unit = SwapEntry(place.unit);
                 p.add(page, unit, place.bytes as u16, |to| {
                     if !shmem::read_at(fd(shared_fd::STORE), place.offset(), to) {
-                        // The hash of nothing: it is not found to be the store's.
+                        // A hash of zeros: it will not match the store's.
                         to.fill(0);
                     }
                 })
@@ -289,7 +289,7 @@ impl Carrier for Here {
     }
 }
 
-/// Is nothing written for a while, as the last write failed?
+/// Whether writing is paused, because the last write failed.
 fn rests() -> bool {
     control().rest_until_ns.load(Ordering::Relaxed) > proc::now_ns()
 }
@@ -308,13 +308,13 @@ fn writing_bytes(f: &Far) -> i64 {
     (requests(mailbox(f)).count() * EXTENT_BYTES) as i64
 }
 
-/// Is something of the store being written?
+/// Whether something of the store is being written.
 pub fn is_writing() -> bool {
     far().is_some_and(|f| writing_bytes(f) > 0)
 }
 
-/// Bytes that the store should get rid of: by what is more than a part of what the processes' pools leave to it. The
-/// same goes for each of them, so none drives the other out.
+/// Bytes by which the store should shrink: what exceeds its percentage of the room that the processes' pools leave. The
+/// pools shrink by the same rule, so neither side displaces the other.
 fn excess_bytes(f: &Far) -> i64 {
     let seg = state::seg();
     let percent = f.spill_percent.load(Ordering::Relaxed).min(100) as i64;
@@ -326,11 +326,11 @@ fn excess_bytes(f: &Far) -> i64 {
     }
 }
 
-/// Ends what has ended, and writes what the store has too much. True when something was done.
+/// Completes requests that have ended, and writes the store's excess. Returns whether anything was done.
 fn work(held: &Held, f: &Far) -> bool {
     let were_under_way = writing_bytes(f) > 0;
     let mut worked = settle() > 0;
-    // What they were about may have been freed meanwhile, and all that lay beside it.
+    // Pages in these requests, and everything beside them, may have been freed meanwhile.
     if were_under_way && writing_bytes(f) == 0 {
         give_back_empty(held);
     }
@@ -340,15 +340,15 @@ fn work(held: &Held, f: &Far) -> bool {
     worked
 }
 
-/// Ends requests that have ended; how many copies have left the store.
+/// Completes requests that have ended; returns how many copies have left the store.
 fn settle() -> u32 {
     let gone = partition().settle(&Here, || count(Counter::DeepFailure, 1));
     count(Counter::SharedSunk, gone.into());
     gone
 }
 
-/// The reclaim thread's round: copies leave the store, where it or the pool has too much. False when there is nothing to
-/// do.
+/// Runs one round of the reclaim thread's part: moves copies out of the store if it or the pool is too full. Returns
+/// false if there is nothing to do.
 pub fn background_round() -> bool {
     let Some(f) = far() else { return false };
     let m = mailbox(f);
@@ -363,7 +363,7 @@ pub fn background_round() -> bool {
     })
 }
 
-/// Pages have come into the store: what it has too much leaves now where no reclaim thread keeps up with that, or is there.
+/// After pages came into the store: writes its excess out at once if no reclaim thread exists or keeps up.
 pub fn keep_up(held: &Held) {
     if let Some(f) = far()
         && excess_bytes(f) > BEHIND_BYTES
@@ -373,15 +373,15 @@ pub fn keep_up(held: &Held) {
     }
 }
 
-/// How long the reclaim thread may sleep: what is being written leaves the store when it looks.
+/// How long the reclaim thread may sleep: copies being written leave the store when it next looks.
 pub fn idle_ns() -> u64 {
     let is_its =
         is_on() && control().carrier.load(Ordering::Relaxed) == me() as u32 + 1 && is_writing();
     if is_its { 300_000 } else { u64::MAX }
 }
 
-/// The pool is full: copies leave the store as fast as there are requests for, and those of pages in memory are given up.
-/// True when the store may have room now, or will have.
+/// Makes room in a full pool: moves copies out of the store as fast as requests allow, and drops those of resident
+/// pages. Returns true if the store has room now, or will have.
 #[cold]
 pub fn make_room(held: &Held) -> bool {
     let given = partition().give_up_copies(&Here, COPIES, LOOK_MAX, end()) > 0;

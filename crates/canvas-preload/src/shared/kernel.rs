@@ -1,4 +1,4 @@
-//! The kernel and the store of shared memory, as the states of its pages need them.
+//! Implements the kernel and the store of shared memory for the page states.
 
 use canvas_far::fetch::Lost;
 use canvas_pager::shared::word::Entry;
@@ -24,7 +24,7 @@ use crate::shared::{
     pins,
 };
 
-/// The kernel and the store, as the pages' states need them.
+/// The kernel and the store.
 pub struct Here;
 
 fn units() -> Units<'static> {
@@ -34,7 +34,7 @@ fn units() -> Units<'static> {
     }
 }
 
-/// Copies a page in, unless it is there.
+/// Copies a page in unless it is present.
 fn copy(page: u32, src: usize) -> bool {
     let mut tries = 0u32;
     loop {
@@ -67,7 +67,7 @@ impl Kernel for Here {
                 Err(Errno(libc::EINTR)) => continue,
                 _ if done.is_multiple_of(PAGE_SIZE) => break,
                 _ => {
-                    // Half a page cannot be taken back. Whoever comes next throws all of it away.
+                    // Half a page cannot be taken back. Exit: the next lock holder discards the pipe's contents.
                     report!("internal error: a page was cut in two on its way to the pipe");
                     proc::exit_group(canvas_types::exit::RUN_FAILED);
                 }
@@ -95,15 +95,15 @@ impl Kernel for Here {
     }
     fn read_pipe(&self, place: usize, offset: usize) -> usize {
         let map = map();
-        // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is
-        // alive here.
+        // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is alive
+        // here.
         let page = unsafe { map.staging(place) };
         shmem::read(fd(shared_fd::PIPE_OUT), &mut page[offset..]).unwrap_or(0)
     }
     fn drain(&self) {
         let map = map();
-        // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is
-        // alive here; nothing in the buffer is needed while nothing was taken out.
+        // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is alive
+        // here; nothing in the buffer is needed while nothing was taken out.
         let page = unsafe { map.staging(0) };
         while self.in_pipe() > 0 {
             let _ = shmem::read(fd(shared_fd::PIPE_OUT), page);
@@ -148,7 +148,7 @@ impl Kernel for Here {
             room[header..header + PAGE_SIZE].copy_from_slice(page);
             PAGE_SIZE
         });
-        // Some more than there is: what is looked for is found soon, and the file stays dense.
+        // A little more than is used: free units are found quickly, and the file stays dense.
         let end = (pages + pages / 4 + 256).min(layout::STORE_PAGES);
         control().store_end.fetch_max(end as u32, Ordering::SeqCst);
         let unit = units().take(units_of(bytes), end)?;
@@ -238,7 +238,7 @@ impl Kernel for Here {
     }
 }
 
-/// Bytes of a record that are hash and payload.
+/// Bytes of a record's hash and payload.
 pub fn stored_bytes(place: DeepPlace) -> usize {
     HEADER_BYTES + usize::from(place.len)
 }
@@ -256,7 +256,7 @@ pub fn bring(page: u32, record: &[u8], to: &mut PageBuf) -> Fill {
     }
 }
 
-/// The hash of the content that a page's copy has.
+/// The hash of the content of a page's copy.
 fn hash_of_copy(page: u32, copy: Entry) -> Option<Hash> {
     match FarCopy::of(copy.0) {
         FarCopy::Stored(place) => {
@@ -267,8 +267,8 @@ fn hash_of_copy(page: u32, copy: Entry) -> Option<Hash> {
     }
 }
 
-/// Brings a page back from its record, hash and payload; false when that is not what it was. What the hash must be is
-/// `want` where it is known otherwise.
+/// Decodes a page from its record (hash and payload); returns false if it does not verify. `want` is the expected hash
+/// if it is known from elsewhere.
 fn decode(record: &[u8], want: Option<&Hash>, to: &mut PageBuf) -> bool {
     let Some((head, payload)) = record.split_first_chunk::<HEADER_BYTES>() else {
         return false;

@@ -1,7 +1,7 @@
-//! The program's mapping calls, as they act on the partition of shared memory.
+//! The program's mapping calls on the partition of shared memory.
 //!
-//! Which regions there are, and which process has a part of which, all processes share. What of a region this
-//! process has, and how it is protected, is its own, and a fork's child inherits it.
+//! All processes share which regions exist, and which process has a part of which. What part of a region this process
+//! has, and how it is protected, is private, and inherited by a fork's child.
 
 use canvas_pager::regions::{Attr, Regions, kind};
 use canvas_pager::shared::word::load;
@@ -18,20 +18,20 @@ use crate::base::{freeze, regions, regions::Lists, state::count};
 use crate::paging::fault::Resolved;
 use crate::shared::pages::{self, Held, addr_of, control, me, page_of, partition};
 
-/// Which mapping at a region's place is the one that we have a part of, plus one.
+/// Generation, plus one, of the region that this process has a part of, by the region's index.
 static GENERATIONS: [AtomicU32; layout::REGIONS] = [const { AtomicU32::new(0) }; layout::REGIONS];
 
-/// Has this process a part of any region?
+/// Whether this process has a part of any region.
 pub fn has_any() -> bool {
     GENERATIONS.iter().any(|g| g.load(Ordering::Relaxed) != 0)
 }
 
-/// May the page be touched?
+/// Whether the page may be touched.
 pub fn is_readable(g: &Lists, page: u32) -> bool {
     g.partition.at(page).is_some_and(|r| r.attr.prot != 0)
 }
 
-/// Is nothing of ours mapped there?
+/// Whether nothing of ours is mapped there.
 pub fn is_hole(addr: usize) -> bool {
     if !pages::is_on() {
         return true;
@@ -40,7 +40,7 @@ pub fn is_hole(addr: usize) -> bool {
     regions::lock().partition.at(page_of(addr)).is_none()
 }
 
-/// In a fork's child, whose parent waits: all that the parent had.
+/// In a fork's child, whose parent waits: takes a part of all regions that the parent has.
 pub fn inherit(_held: &Held, lists: &mut Lists) -> Result<(), Errno> {
     let mine = &mut lists.partition;
     for (r, generation) in control().regions.iter().zip(&GENERATIONS) {
@@ -48,7 +48,7 @@ pub fn inherit(_held: &Held, lists: &mut Lists) -> Result<(), Errno> {
         if had == 0 {
             continue;
         }
-        // The parent was killed, and was the last one: what we would see are zeros.
+        // The parent was killed, and was the last user: the child would read zeros.
         if r.state.load(Ordering::SeqCst) != region_state::USED
             || r.generation.load(Ordering::SeqCst) != had - 1
         {
@@ -93,9 +93,10 @@ fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
     unsafe { mem::protect(addr_of(start), (end - start) as usize * PAGE_SIZE, prot) }
 }
 
-/// A mapping call that is not the window's. `None`: not ours either.
+/// Serves a mapping call outside the managed range. `None`: not on the partition either.
 ///
 /// # Safety
+///
 /// `nr` and `a` must be the program's call: its pointers are written to in its name.
 pub unsafe fn call(nr: usize, a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !pages::is_on() {
@@ -116,7 +117,7 @@ pub unsafe fn call(nr: usize, a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         libc::SYS_mlock | libc::SYS_mlock2 | libc::SYS_munlock
     );
     if rounds_down {
-        // Locked it would leave nothing to page with; unlocked it is already.
+        // Locking it would leave nothing to page with; it never is locked.
         let lock = nr as i64 != libc::SYS_munlock;
         return Some(if lock {
             Err(Errno(libc::ENOMEM))
@@ -143,7 +144,7 @@ pub unsafe fn call(nr: usize, a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     })
 }
 
-/// What nobody but forks can have.
+/// Whether this is a mapping that only forks can share.
 fn captures(prot: i32, flags: i32) -> bool {
     let not = libc::MAP_STACK
         | libc::MAP_GROWSDOWN
@@ -179,7 +180,7 @@ fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         map(&mut g, pages, prot)
     };
     let Some(start) = done else {
-        // The kernel's own is better than none.
+        // A native mapping is better than none.
         count(Counter::SharedNative, 1);
         return None;
     };
@@ -189,7 +190,7 @@ fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     Some(Ok(addr_of(start)))
 }
 
-/// A new region; its first page.
+/// Creates a region; returns its first page.
 fn map(g: &mut Lists, pages: u32, prot: i32) -> Option<u32> {
     let c = control();
     let (i, start) = {
@@ -225,7 +226,7 @@ fn map(g: &mut Lists, pages: u32, prot: i32) -> Option<u32> {
     done.then_some(start)
 }
 
-/// The first free range of so many pages. Under the shared lock.
+/// The first free range of `pages` pages. The caller holds the shared lock.
 fn gap(pages: u32) -> Option<u32> {
     let taken = |r: &&Shared| r.state.load(Ordering::Relaxed) != region_state::FREE;
     let mut start = 0u32;
@@ -234,7 +235,7 @@ fn gap(pages: u32) -> Option<u32> {
         if end as usize > SHARED_PAGES {
             return None;
         }
-        // A page apart: what runs over the end of one must not get into another.
+        // Keep one page between regions, so that an overrun of one does not get into the next.
         let over = control().regions.iter().filter(taken).find(|r| {
             r.start.load(Ordering::Relaxed) <= end && r.end.load(Ordering::Relaxed) >= start
         });
@@ -267,7 +268,7 @@ fn munmap(start: u32, end: u32) -> Result<usize, Errno> {
             libc::MADV_DONTNEED,
         )
     };
-    // A thread of ours may be filling one: it must be through before the region can end.
+    // A thread of this process may be filling a page: it must finish before the region can end.
     for w in &partition().words
         [start as usize..end.min(control().end.load(Ordering::Relaxed)).max(start) as usize]
     {
@@ -337,7 +338,7 @@ fn madvise(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
         libc::MADV_DOFORK => drop(attr(0, kind::DONTFORK)),
         libc::MADV_DONTDUMP => drop(attr(kind::DONTDUMP, 0)),
         libc::MADV_DODUMP => drop(attr(0, kind::DONTDUMP)),
-        // What one process does not need others may.
+        // Pages that one process does not need, others may.
         libc::MADV_DONTNEED
         | libc::MADV_NORMAL
         | libc::MADV_RANDOM
@@ -355,7 +356,7 @@ fn madvise(start: u32, end: u32, advice: i32) -> Result<usize, Errno> {
     done
 }
 
-/// Shrinks; growing and moving would lose the registration.
+/// Shrinks a mapping; growing and moving would lose the registration.
 fn mremap(start: u32, end: u32, a: &[usize; 6]) -> Result<usize, Errno> {
     let new = a[2].checked_next_multiple_of(PAGE_SIZE).unwrap_or(0) / PAGE_SIZE;
     if new == 0 || start == end {
@@ -377,6 +378,7 @@ fn mremap(start: u32, end: u32, a: &[usize; 6]) -> Result<usize, Errno> {
 }
 
 /// # Safety
+///
 /// `out` must be the program's buffer for a byte a page, as it passed it to the kernel.
 unsafe fn mincore(start: u32, end: u32, out: usize) -> Result<usize, Errno> {
     if !regions::lock().partition.covers(start, end) {

@@ -1,6 +1,6 @@
-//! Memory that forks share (`canvas run --shared`): one partition for all processes of the tenant, paged by
-//! whoever comes by. The states and what is done after a death are `canvas_pager::shared`; here are the lock,
-//! the processes, faults, eviction and pins. See docs/SHARED.md.
+//! Memory that forks share (`canvas run --shared`): one partition for all processes of the tenant, paged by any of
+//! them. `canvas_pager::shared` has the states and the recovery after a death; here are the lock, the processes,
+//! faults, eviction and pins. See docs/SHARED.md.
 
 use canvas_far::Whom;
 use canvas_pager::shared::beyond::Carrier;
@@ -32,13 +32,13 @@ use crate::shared::{ahead, beyond, kernel::Here, mapping};
 static ON: AtomicBool = AtomicBool::new(false);
 static CONTROL: AtomicUsize = AtomicUsize::new(0);
 static FDS: [AtomicI32; shared_fd::COUNT] = [const { AtomicI32::new(-1) }; shared_fd::COUNT];
-/// Our number among the processes, and what we write into the lock.
+/// This process's number, and what it writes into the lock.
 static ME: AtomicUsize = AtomicUsize::new(0);
 static MY_LOCK: AtomicU64 = AtomicU64::new(0);
-/// The number of those that have none yet.
+/// Number of a process that has none yet.
 const VISITOR: usize = layout::PROCS;
 
-/// Is shared memory managed here?
+/// Whether shared memory is managed here.
 #[inline(always)]
 pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
@@ -50,7 +50,7 @@ pub fn map() -> Map {
     unsafe { Map::at(CONTROL.load(Ordering::Relaxed)) }
 }
 
-/// What the processes share.
+/// The state that the processes share.
 pub fn control() -> &'static Control {
     map().control()
 }
@@ -60,12 +60,12 @@ pub fn fd(which: usize) -> i32 {
     FDS[which].load(Ordering::Relaxed)
 }
 
-/// Our number among the processes.
+/// This process's number.
 pub fn me() -> usize {
     ME.load(Ordering::Relaxed)
 }
 
-/// Our place among the processes.
+/// This process's entry.
 pub fn my_proc() -> &'static Proc {
     &control().procs[me()]
 }
@@ -75,7 +75,7 @@ pub fn end() -> u32 {
     control().end.load(Ordering::Acquire)
 }
 
-/// The pages.
+/// The partition's pages.
 pub fn partition() -> Partition<'static> {
     let c = control();
     Partition {
@@ -95,27 +95,27 @@ pub fn addr_of(page: u32) -> usize {
     shared_base() + page as usize * PAGE_SIZE
 }
 
-/// The page that holds an address of the partition.
+/// The page that contains an address of the partition.
 pub fn page_of(addr: usize) -> u32 {
     ((addr - shared_base()) / PAGE_SIZE) as u32
 }
 
-/// Pages in memory now, as the kernel counts them.
+/// Resident pages, as the kernel counts them.
 fn resident() -> i64 {
     shmem::pages(fd(shared_fd::PARTITION)).map_or(0, |n| n as i64)
 }
 
-/// Pages that may be in memory: `--shared`, or what the host's agent grants of it.
+/// Pages that may be resident: `--shared`, or what the host's agent grants of it.
 fn limit() -> i64 {
     (state::seg().shared).limit_pages(control().limit_pages.load(Ordering::Relaxed))
 }
 
-/// Joins the tenant's shared memory. Once, at start-up; without `--shared` it does nothing.
+/// Joins the tenant's shared memory. Called once, at start-up; does nothing without `--shared`.
 pub fn start() {
     let config = &state::seg().config;
     let fds = &config.shared_fds;
     let control = fds[shared_fd::CONTROL].load(Ordering::Relaxed) as i32;
-    // Programs of another run of the tenant have not got it: their shared memory is native.
+    // Programs of another run of the tenant do not have it: their shared memory is native.
     let is_there = || shmem::inode_of(control) == Ok(config.shared_inode.load(Ordering::Relaxed));
     if control == 0 || !is_there() {
         return;
@@ -139,15 +139,14 @@ pub fn start() {
     }
 }
 
-/// Maps the partition, inaccessible, with our userfaultfd, and takes a number.
+/// Maps the partition, inaccessible, registers it with our userfaultfd, and takes a number.
 fn join() -> Result<(), Errno> {
-    // What is written to the store would end the program by SIGXFSZ.
+    // Writes to the store would end the program by SIGXFSZ.
     if proc::file_size_max() != Some(u64::MAX) {
         return Err(Errno(libc::EFBIG));
     }
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
-    // SAFETY: never replaces a mapping; nothing of Rust's lies in the partition. The advices discard
-    // nothing.
+    // SAFETY: never replaces a mapping; nothing of Rust's lies in the partition. The advices discard nothing.
     unsafe {
         canvas_sys::sys6(
             libc::SYS_mmap,
@@ -158,18 +157,18 @@ fn join() -> Result<(), Errno> {
             fd(shared_fd::PARTITION) as usize,
             0,
         )?;
-        // A fork's child must have none, or one that is registered: else it would read zeros.
+        // A fork's child must have no partition, or a registered one: else it would read zeros.
         mem::advise(shared_base(), SHARED_BYTES, libc::MADV_DONTFORK)?;
         mem::advise(shared_base(), SHARED_BYTES, libc::MADV_NOHUGEPAGE)?;
         let _ = mem::advise(shared_base(), SHARED_BYTES, libc::MADV_DONTDUMP);
     }
     // SAFETY: the partition that was mapped just now; its faults come to `resolve`.
     unsafe { uffd().register(shared_base(), SHARED_BYTES, false) }?;
-    // Last: who takes over from a dead process may have to put pages back.
+    // Last: a process that takes over from a dead one may have to put pages back.
     take_number()
 }
 
-/// Takes a number among the processes. Until it has one, it holds the lock as a visitor.
+/// Takes a number among the processes. Until it has one, this process holds the lock as a visitor.
 fn take_number() -> Result<(), Errno> {
     let c = control();
     let id = life::id();
@@ -190,20 +189,20 @@ fn take_number() -> Result<(), Errno> {
     Err(Errno(libc::EAGAIN))
 }
 
-/// Settles all of process `i`, none of whose threads works on pages any more, and frees its number.
+/// Settles everything of process `i`, none of whose threads works on pages any more, and frees its number.
 fn leave(held: &Held, i: usize) {
     bury(held, i);
     control().procs[i].id.store(0, Ordering::SeqCst);
     collect(held);
 }
 
-/// The process is about to end. Nobody else is inside, and nobody comes in any more.
+/// Called when the process is about to end. No other thread is inside `freeze::enter`, and none enters any more.
 pub fn before_exit() {
     if !is_on() || state::PID.load(Ordering::Relaxed) != proc::pid() {
         return;
     }
-    // Other threads could write to what is somebody else's then: such a process is buried like one that was
-    // killed. (Our own thread writes nowhere.)
+    // Other threads could write to pages that are another process's by then: such a process is buried like one that was
+    // killed. (Canvas's own thread writes nowhere.)
     let ours = u64::from(accounting::RECLAIMER.load(Ordering::Relaxed) != 0);
     if own_threads().is_some_and(|threads| threads <= 1 + ours) {
         let _ = canvas_sys::signal::set_mask(u64::MAX);
@@ -214,10 +213,10 @@ pub fn before_exit() {
     }
 }
 
-/// Before exec, which ends our other threads where they are: none of them may be in the middle of something that
-/// only a dead process's is taken over from.
+/// Called before exec, which ends all other threads wherever they are: none of them may be in a step that others only
+/// take over from a dead process.
 pub fn before_exec() -> Option<freeze::Frozen> {
-    // A vfork child's exec ends nobody.
+    // A vfork child's exec ends no thread.
     if !is_on() || state::PID.load(Ordering::Relaxed) != proc::pid() {
         return None;
     }
@@ -227,7 +226,7 @@ pub fn before_exec() -> Option<freeze::Frozen> {
     frozen
 }
 
-/// In a fork's child: it shares what its parent shared. The parent waits until we are through.
+/// In a fork's child: takes a part of what its parent shares. The parent waits until this is done.
 pub fn after_fork_in_child(lists: &mut regions::Lists) -> Result<(), Errno> {
     if !is_on() {
         return Ok(());
@@ -238,18 +237,18 @@ pub fn after_fork_in_child(lists: &mut regions::Lists) -> Result<(), Errno> {
     if joined.is_err() {
         ON.store(false, Ordering::Release);
     }
-    // Was it killed, its place may be another's by now.
+    // If the parent was killed, its place may be another process's by now.
     let waits = parent
         .forking
         .compare_exchange(parents, 0, Ordering::SeqCst, Ordering::Relaxed);
     if waits.is_ok() {
         proc::futex_wake(&parent.forking, 1);
     }
-    // Without regions of its parent's it can do without.
+    // A child without regions of its parent does not need the partition.
     if mapping::has_any() { joined } else { Ok(()) }
 }
 
-/// Before a fork: whether [`wait_for_child`] is to be called.
+/// Called before a fork; returns whether [`wait_for_child`] must be called.
 pub fn before_fork() -> bool {
     let waits = is_on() && mapping::has_any();
     if waits {
@@ -259,8 +258,8 @@ pub fn before_fork() -> bool {
     waits
 }
 
-/// In the parent: stands still until the child has its part of all regions, so that none can end in between.
-/// `is_there` is false where there is no child.
+/// In the parent: waits until the child has its part of all regions, so that none can end in between. `is_there` is
+/// false if there is no child.
 pub fn wait_for_child(id: u64, is_there: bool) {
     let p = my_proc();
     if !is_there {
@@ -279,7 +278,7 @@ pub fn wait_for_child(id: u64, is_there: bool) {
     }
 }
 
-/// What stands in [`Proc::forking`] while this process forks.
+/// Value of [`Proc::forking`] while this process forks.
 fn fork_mark(id: u64) -> u32 {
     id as u32 | 1 << 31
 }
@@ -291,14 +290,14 @@ pub fn own_threads() -> Option<u64> {
     Stat::parse(&buf[..n]).map(|s| s.threads)
 }
 
-/// Bits of a lock's word that say which process holds it, by its place.
+/// Bits of the lock's word that hold the index of the process that has it.
 const PLACE_BITS: u32 = 16;
 
 fn lock_word(id: u64, i: usize) -> u64 {
     id << PLACE_BITS | (i as u64 + 1)
 }
 
-/// The identity in a lock's word, and the place.
+/// The identity and the index in a lock's word.
 fn holder_of(word: u64) -> (u64, usize) {
     let place = word & ((1 << PLACE_BITS) - 1);
     (word >> PLACE_BITS, (place as usize).wrapping_sub(1))
@@ -317,7 +316,7 @@ impl Drop for Held {
     }
 }
 
-/// Takes the lock if nobody has it.
+/// Takes the lock if it is free.
 pub fn try_lock() -> Option<Held> {
     control()
         .lock
@@ -331,7 +330,7 @@ pub fn try_lock() -> Option<Held> {
         .then(|| Held(()))
 }
 
-/// Takes the lock. The caller is inside, and holds no page that it claimed.
+/// Takes the lock. The caller is inside `freeze::enter`, and holds no page that it claimed.
 pub fn lock() -> Held {
     let mut spins = 0u32;
     loop {
@@ -356,7 +355,7 @@ pub fn lock() -> Held {
     }
 }
 
-/// Takes the lock of a dead holder, and ends what it has begun.
+/// Takes the lock of a dead holder, and completes what it has begun.
 fn take_over(holder: u64) -> Option<Held> {
     let mine = MY_LOCK.load(Ordering::Relaxed);
     control()
@@ -370,7 +369,7 @@ fn take_over(holder: u64) -> Option<Held> {
     Some(held)
 }
 
-/// Settles all that a dead process had begun, and lets its regions go.
+/// Settles all that a dead process had begun, and releases its regions.
 fn bury(_held: &Held, i: usize) {
     let c = control();
     let p = &c.procs[i];
@@ -388,7 +387,7 @@ fn bury(_held: &Held, i: usize) {
     }
 }
 
-/// Looks at all processes for dead ones.
+/// Checks all processes for dead ones.
 fn bury_dead(held: &Held) {
     let c = control();
     let mut any = false;
@@ -435,7 +434,7 @@ pub fn collect(held: &Held) {
     note_store(held);
 }
 
-/// Makes a page present. The caller is inside.
+/// Makes a page present. The caller is inside `freeze::enter`.
 pub fn resolve(page: u32) -> Resolved {
     let p = partition();
     let w = &p.words[page as usize];
@@ -447,7 +446,7 @@ pub fn resolve(page: u32) -> Resolved {
             State::Resident => {
                 if shmem::has_page(fd(shared_fd::PARTITION), page as usize * PAGE_SIZE) != Ok(false)
                 {
-                    // Somebody was faster.
+                    // Another thread was faster.
                     return Resolved::Present;
                 }
                 if load(w).state() == State::Resident {
@@ -462,7 +461,7 @@ pub fn resolve(page: u32) -> Resolved {
             _ => {}
         }
         let claimed = {
-            // A mapping call sees each page as claimed, or not at all.
+            // The lock makes a mapping call see each page as claimed or not at all.
             let g = regions::lock();
             if !mapping::is_readable(&g, page) {
                 return Resolved::NotOurs;
@@ -506,7 +505,7 @@ pub fn resolve(page: u32) -> Resolved {
     }
 }
 
-/// Brings a claimed page in, and what comes with it.
+/// Brings a claimed page in, and the pages that come with it.
 fn bring(page: u32, claimed: Word) -> Fill {
     match claimed.state() {
         State::FillingNew => partition().fill(&Here, page, claimed),
@@ -514,7 +513,7 @@ fn bring(page: u32, claimed: Word) -> Fill {
     }
 }
 
-/// Counts a page that was brought in, whose word this was.
+/// Counts a page that was brought in; `claimed` is its word before.
 pub fn count_filled(claimed: Word) {
     if claimed.state() == State::FillingNew {
         count(Counter::SharedNew, 1);
@@ -526,10 +525,10 @@ pub fn count_filled(claimed: Word) {
     }
 }
 
-/// A page has been busy for long: is who works on it dead?
+/// A page has been busy for long: checks whether the process that works on it is dead.
 fn look_after(owner: Option<u16>) {
     let Some(i) = owner.map(usize::from) else {
-        // It is being evicted: with the lock, that is over.
+        // It is being evicted: whoever gets the lock finds that completed.
         drop(lock());
         return;
     };
@@ -542,8 +541,8 @@ fn look_after(owner: Option<u16>) {
     }
 }
 
-/// The word says that the page is in memory, and the file does not have it: it is lost, and must not turn
-/// into zeros silently.
+/// The word says that the page is resident, but the file does not have it: it is lost, and must not silently turn into
+/// zeros.
 #[cold]
 fn vanished(page: u32) -> Resolved {
     let _held = lock();
@@ -575,7 +574,7 @@ fn gaps(limit: i64) -> (i64, i64) {
     (limit / 32, limit / 16)
 }
 
-/// Room for one more page, by eviction if need be; false when near and far memory are both full.
+/// Makes room for one more page, by eviction if necessary; returns false if local and far memory are both full.
 fn make_room() -> bool {
     let c = control();
     let (mut most, mut fruitless, mut now) = (limit(), 0, resident());
@@ -588,7 +587,7 @@ fn make_room() -> bool {
         while now >= most {
             let done = {
                 let held = lock();
-                // Somebody may have made room meanwhile.
+                // Another process may have made room meanwhile.
                 now = resident();
                 if now < most {
                     break;
@@ -602,17 +601,18 @@ fn make_room() -> bool {
             };
             if done.pages == 0 {
                 fruitless += 1;
-                // What is being written makes room when that has ended.
+                // Copies being written will make room when that has ended.
                 let waited_ns = proc::now_ns() - begun;
                 let will_be = beyond::is_writing() && waited_ns < far_area::longest_wait_ns();
                 if done.refused > 0 && fruitless > 100 && !will_be {
-                    // What the agent grants ends no program where nothing can leave: its own bound does.
+                    // Exceeding the agent's grant must not end a program from which nothing can leave; exceeding
+                    // `--shared` does.
                     if now < c.limit_pages.load(Ordering::Relaxed) {
                         break;
                     }
                     return false;
                 }
-                // Everything is pinned, or busy: it cannot be helped.
+                // Everything is pinned, or busy: there is nothing to evict.
                 if done.refused == 0 && fruitless > 4 {
                     break;
                 }
@@ -629,8 +629,8 @@ fn make_room() -> bool {
     true
 }
 
-/// Pages that may come in beside one that is needed, without an eviction: a part of what is left, as others may look at
-/// the same time.
+/// Pages that may come in beside a faulting one without an eviction: a part of the room left, because other processes
+/// may do the same.
 pub fn room() -> u32 {
     let left = limit() - resident() - 1;
     u32::try_from(left / 4).unwrap_or(0)
@@ -646,7 +646,7 @@ fn evict(held: &Held, want: usize) -> canvas_pager::shared::Evicted {
     done
 }
 
-/// Says how large the store is, and how much is in memory. Under the lock.
+/// Publishes the size of the store, and the number of resident pages. The caller holds the lock.
 pub fn note_store(_held: &Held) {
     state::seg().shared.note_used(resident());
     let pages = shmem::pages(fd(shared_fd::STORE)).map_or(0, |n| n as i64);
@@ -656,15 +656,15 @@ pub fn note_store(_held: &Held) {
     control().store_peak.fetch_max(pages, Ordering::Relaxed);
 }
 
-/// The reclaim thread's round: room ahead of need, and once a second a look for dead processes. False when
-/// there is nothing to do.
+/// Runs one round of the reclaim thread's part: makes room ahead of need, and checks for dead processes once a second.
+/// Returns false if there is nothing to do.
 pub fn background_round() -> bool {
     static DRAINS: AtomicBool = AtomicBool::new(false);
     if !is_on() {
         return false;
     }
     let now_ns = proc::now_ns();
-    // One process does it for all.
+    // One process does this for all.
     let looked = &control().looked_ns;
     let last = looked.load(Ordering::Relaxed);
     if now_ns > last + 1_000_000_000
@@ -689,7 +689,7 @@ pub fn background_round() -> bool {
     worked | sinks
 }
 
-/// The lock, unless a living process has it.
+/// Takes the lock, unless a living process has it.
 fn lock_in_background() -> Option<Held> {
     try_lock().or_else(|| {
         let holder = control().lock.load(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Pages of shared memory that system calls need: pinned by ranges, which whoever evicts looks at.
+//! Pins the pages of shared memory that system calls need, by ranges that every evicting process checks.
 
 use canvas_pager::shared::word::{State, load};
 use canvas_shm::Counter;
@@ -10,17 +10,17 @@ use crate::base::{freeze, state::count};
 use crate::paging::fault::Resolved;
 use crate::shared::pages::{self, control, is_on, me, page_of, partition, resolve};
 
-/// Pages of the partition that a system call needs, until it is dropped: one range of all that it named.
+/// Pages of the partition that a system call needs, until dropped: one range that covers all that it named.
 pub struct Pin {
     range: (u32, u32),
-    /// Which of our ranges; [`PINS`] when none was free.
+    /// Which of this process's ranges; [`PINS`] if none was free.
     at: Option<usize>,
-    /// Our number then: a fork's child has pinned nothing.
+    /// This process's number at that time: a fork's child has pinned nothing.
     owner: usize,
 }
 
 impl Pin {
-    /// None yet.
+    /// Pins nothing.
     pub const fn new() -> Pin {
         Pin {
             range: (0, 0),
@@ -28,7 +28,7 @@ impl Pin {
             owner: 0,
         }
     }
-    /// Makes the pages of `addr..addr+bytes` present, and keeps them.
+    /// Makes the pages of `addr..addr+bytes` present, and pins them.
     pub fn pin(&mut self, addr: usize, bytes: usize) -> bool {
         if !is_on() || bytes == 0 {
             return false;
@@ -70,12 +70,12 @@ impl Pin {
             let (first, end) = self.range;
             p.pins[at].store(u64::from(first) << 32 | u64::from(end), Ordering::SeqCst);
         }
-        // Whoever evicts marks its victims before it looks at this: one of the two sees the other.
+        // An evicting process marks its victims before it checks this range: at least one of the two sees the other.
         fence(Ordering::SeqCst);
     }
 }
 
-/// A fault ends the program and says so; a call fails, and somebody must be told of that as well: once.
+/// Reports full memory, once. A fault that fails ends the program with a message; a failing call needs one, too.
 #[cold]
 fn say_full() {
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -116,7 +116,7 @@ impl Drop for Pin {
     }
 }
 
-/// Does any process need the page?
+/// Whether any process needs the page.
 pub fn is_pinned(page: u32) -> bool {
     let c = control();
     c.procs[..c.procs_end.load(Ordering::SeqCst) as usize]
