@@ -1,17 +1,17 @@
-//! Builds the preload library and puts it where `src/preload.rs` includes it, so that one file is
-//! all there is to install.
+//! Builds the preload library and puts it where `src/preload.rs` includes it, so that one file has
+//! to be installed.
 //!
-//! The library is built by a cargo of its own in a target directory of its own (the outer cargo
-//! holds the lock on the usual one), always optimised: it runs inside other programs, whatever the
-//! profile of the command around it. All profiles share that directory, so it is built once.
-//! CANVAS_SKIP_PRELOAD=1 and clippy skip it and embed nothing.
+//! A separate cargo builds the library in its own target directory (the outer cargo holds the lock
+//! on the usual one), always optimised, because it runs inside other programs. All profiles share
+//! that directory, so the library is built once. With CANVAS_SKIP_PRELOAD=1, and under clippy,
+//! nothing is built or embedded.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
 const LIBRARY: &str = "libcanvas_preload.so";
-/// What the library is built from, besides its registry dependencies (Cargo.lock).
+/// Crates that the library is built from, besides its registry dependencies (Cargo.lock).
 const CRATES: [&str; 11] = [
     "canvas-preload",
     "canvas-far",
@@ -73,7 +73,7 @@ fn var(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
 }
 
-/// Checking needs no library: it only takes time.
+/// Checks do not need the library, which takes long to build.
 fn skipped() -> bool {
     let asked = env::var("CANVAS_SKIP_PRELOAD").is_ok_and(|v| v != "0");
     asked || env::var("RUSTC_WORKSPACE_WRAPPER").is_ok_and(|w| w.contains("clippy"))
@@ -97,7 +97,7 @@ fn build(root: &Path, target_dir: &Path) -> PathBuf {
         cargo.args(["--target", &target]);
         dir.push(&target);
     }
-    // What the outer cargo sets for its own compilers is not meant for this one.
+    // Variables that the outer cargo sets for its own compilers.
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };
         let ours =
@@ -119,7 +119,8 @@ fn build(root: &Path, target_dir: &Path) -> PathBuf {
             cargo.env_remove(name);
         }
     }
-    // Written to a memory file at each run: symbols are for profilers, line tables only weight.
+    // Each run writes the library to a memory file: profilers need symbols, but line tables are
+    // only weight.
     cargo.env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
     match cargo.status() {
         Ok(status) if status.success() => dir.join("release").join(LIBRARY),

@@ -1,5 +1,5 @@
-//! Memory that a tenant takes beside that of its processes: its segment, in which the buffers of
-//! far memory lie, and the agent of its own. Both are the tenant's, and no process charges them.
+//! Memory of a tenant besides that of its processes: its segment, which contains the buffers of far
+//! memory, and its own agent. No process accounts for it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,17 +11,17 @@ use nix::sys::stat::fstat;
 use crate::far::Keeper;
 use crate::tree::anon_bytes;
 
-/// How much there is at one moment.
+/// Amounts at one time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Beside {
-    /// Of the segment: counters, requests, and buffers, as far as somebody has touched them.
+    /// Of the segment: counters, requests and buffers, as far as they were touched.
     pub segment_bytes: u64,
-    /// Anonymous memory of the agent process; the host's agent is nobody's.
+    /// Anonymous memory of the run's own agent process; the host's agent does not count.
     pub agent_bytes: u64,
 }
 
 impl Beside {
-    /// The larger of each.
+    /// The larger value of each field.
     pub fn max(self, other: Beside) -> Beside {
         Beside {
             segment_bytes: self.segment_bytes.max(other.segment_bytes),
@@ -30,26 +30,26 @@ impl Beside {
     }
 }
 
-/// What to look at.
+/// Measures this memory.
 pub struct Sides {
     segment: OwnedFd,
 }
 
 impl Sides {
-    /// Of the tenant with this segment.
+    /// For the tenant with this segment.
     pub fn new(segment: &OwnedFd) -> io::Result<Sides> {
         let segment = segment.try_clone()?;
         Ok(Sides { segment })
     }
 
-    /// Which of the tenant's processes live.
+    /// Tells which of the tenant's processes are alive.
     pub fn lives(&self) -> Lives<'_> {
         Lives::of(&self.segment)
     }
 
-    /// Asks the kernel.
+    /// Reads the amounts from the kernel.
     pub fn look(&self, agent: Option<&Keeper>) -> Beside {
-        /// A file's blocks are counted in these, whatever its own are.
+        /// Unit of a file's block count, whatever the file system's block size.
         const BLOCK_BYTES: u64 = 512;
         let blocks = fstat(&self.segment).map_or(0, |s| s.st_blocks);
         Beside {

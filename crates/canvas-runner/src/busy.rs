@@ -1,8 +1,9 @@
-//! What reclaim threads cost a program in time: nothing where a processor was idle, all that they used where none was.
+//! Time that reclaim threads take from a program: none while a processor is idle, all of their time
+//! while none is.
 //!
-//! Twice a second the processors that the run may use are looked at in /proc/stat. Of the processor time that reclaim
-//! threads used meanwhile, the part counts as taken from the program in which no processor was idle, as if processors
-//! were busy independently of each other.
+//! Twice a second this module reads the run's processors in /proc/stat. Of the reclaim threads'
+//! processor time since the last sample, the part counts in which no processor was idle, under the
+//! assumption that processors are busy independently of each other.
 
 use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,10 +14,10 @@ use canvas_types::procfs::{Ticks, processors};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
-/// Time between two looks.
+/// Interval of samples.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// The processors of one run.
+/// The processors of a run.
 pub struct Processors {
     may: CpuSet,
     before: Vec<Ticks>,
@@ -25,7 +26,7 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// Those that the caller may use.
+    /// The processors that the caller may use.
     pub fn new() -> Processors {
         Processors {
             may: sched_getaffinity(Pid::from_raw(0)).unwrap_or_default(),
@@ -35,9 +36,9 @@ impl Processors {
         }
     }
 
-    /// Looks, where it is time.
+    /// Takes a sample when it is due.
     pub fn look(&mut self, segment: &Segment) {
-        // Of several runs of one tenant the one that made it.
+        // Only the run that made the tenant does this.
         let is_ours = segment.config.runner_pid.load(Relaxed) == std::process::id();
         if Instant::now() < self.next || !is_ours {
             return;
@@ -54,7 +55,7 @@ impl Processors {
     }
 }
 
-/// The part of the time between two looks in which no processor was idle; 0 when nothing is known.
+/// Part of the time between two samples in which no processor was idle; 0 if unknown.
 fn none_idle(before: &[Ticks], after: &[Ticks]) -> f64 {
     if before.len() != after.len() || after.is_empty() {
         return 0.0;

@@ -1,5 +1,6 @@
-//! Prepares the patched code of libc and the loader for all processes of a run: those that this program itself was
-//! loaded with, which most programs of the host share. Programs with others patch their own.
+//! Prepares patched code of libc and the loader for all processes of a run: those that canvas
+//! itself is loaded with, which most programs of the host use. Programs with other libraries patch
+//! their own.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,7 +12,7 @@ use canvas_patch::prepared::{Identity, Source, append};
 
 use crate::elf::{self, Library};
 
-/// Appends to the library what can be prepared. Without libc's own there is nothing to gain.
+/// Appends the prepared code to the library, if libc's can be prepared.
 pub fn append_prepared(library: &mut Vec<u8>) {
     let read: Vec<_> = loaded().iter().filter_map(|p| Loaded::read(p)).collect();
     let sources: Vec<_> = read.iter().flat_map(Loaded::sources).collect();
@@ -20,7 +21,7 @@ pub fn append_prepared(library: &mut Vec<u8>) {
     }
 }
 
-/// Paths of the libraries whose calls are patched, as far as this process has them.
+/// Paths of the loaded libraries whose calls are patched.
 fn loaded() -> BTreeSet<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let is_patched = |path: &&Path| {
@@ -42,12 +43,12 @@ struct Loaded {
     identity: Identity,
     bytes: Vec<u8>,
     library: Library,
-    /// Offsets of what is left as it is, by text.
+    /// Offsets that must not be patched, by text segment.
     never: Vec<Vec<usize>>,
 }
 
 impl Loaded {
-    /// `None` when the file changes meanwhile, or is not what it should be.
+    /// `None` if the file changes meanwhile or is not as expected.
     fn read(path: &Path) -> Option<Loaded> {
         let mut file = File::open(path).ok()?;
         let before = identity(&file)?;
@@ -60,7 +61,7 @@ impl Loaded {
         let calls = ["clone", "vfork"].map(|name| library.symbol(&bytes, name));
         let is_libc = path.file_name()?.to_str()?.starts_with("libc.so.6");
         if is_libc && calls.contains(&None) {
-            // What must not be patched is not known.
+            // The offsets that must not be patched are unknown.
             return None;
         }
         let offsets = |text: &elf::Text| {
@@ -94,7 +95,7 @@ impl Loaded {
     }
 }
 
-/// As the library in a program asks for it.
+/// The identity by which the library in a program looks for it.
 fn identity(file: &File) -> Option<Identity> {
     let m = file.metadata().ok()?;
     Some(Identity([
@@ -125,11 +126,11 @@ mod tests {
             patches.filter_map(|p| p.known).collect::<Vec<_>>()
         };
         let most = texts.iter().map(calls).max_by_key(Vec::len).unwrap();
-        // mmap, munmap, brk, mremap, execve: what memory management rests on.
+        // mmap, munmap, brk, mremap, execve: memory management needs these.
         for nr in [9, 11, 12, 25, 59] {
             assert!(most.contains(&nr), "call {nr}");
         }
-        // vfork and the return from a signal's handler must not be among them.
+        // vfork and the return from a signal handler must not be among them.
         assert!(!most.contains(&58) && !most.contains(&15));
     }
 }

@@ -1,5 +1,5 @@
-//! Containers: which runtime this process is in, and what the runtimes' default seccomp profiles
-//! refuse (docs/CONTAINERS.md).
+//! Containers: the runtime of this process, and what the runtimes' default seccomp profiles refuse
+//! (docs/CONTAINERS.md).
 
 use std::fs;
 use std::path::Path;
@@ -8,21 +8,21 @@ use canvas_sys::trial::{CALLS, Call, Refusal, refusal};
 use nix::errno::Errno;
 use serde_json::{Value, json};
 
-/// What made a container.
+/// A container runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Runtime {
     /// Docker.
     Docker,
     /// Podman.
     Podman,
-    /// Kubernetes, whatever runs its containers.
+    /// Kubernetes with any runtime.
     Kubernetes,
-    /// Some other.
+    /// Another runtime.
     Other,
 }
 
 impl Runtime {
-    /// Its name for people.
+    /// Its name for users.
     pub fn name(self) -> &'static str {
         match self {
             Runtime::Docker => "Docker",
@@ -41,7 +41,7 @@ impl Runtime {
         }
     }
 
-    /// How the profile is called by which the runtime refuses calls unless it is told otherwise.
+    /// Name of the profile that the runtime uses by default.
     pub fn default_profile(self) -> &'static str {
         match self {
             Runtime::Docker => "Docker's default profile",
@@ -51,7 +51,7 @@ impl Runtime {
         }
     }
 
-    /// The one line that allows what canvas needs; `canvas.json` is [`Runtime::profile`].
+    /// The line that allows what canvas needs; `canvas.json` is [`Runtime::profile`].
     pub fn allow(self) -> &'static str {
         match self {
             Runtime::Docker => "docker run --security-opt seccomp=canvas.json ...",
@@ -63,7 +63,7 @@ impl Runtime {
         }
     }
 
-    /// Where `canvas.json` comes from and goes to.
+    /// The command that makes `canvas.json`.
     pub fn prepare(self) -> &'static str {
         match self {
             Runtime::Docker => "canvas doctor --seccomp docker > canvas.json",
@@ -76,17 +76,17 @@ impl Runtime {
     }
 }
 
-/// The container that this process is in.
+/// The container of this process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Container {
-    /// What made it.
+    /// Its runtime.
     pub runtime: Runtime,
-    /// By what it is known.
+    /// The sign by which it was recognized.
     pub evidence: String,
 }
 
 impl Container {
-    /// Looks for signs of a container below `root`, and in the environment as `env` tells it.
+    /// Looks for signs of a container below `root` and in the environment `env`.
     pub fn detect(root: &Path, env: impl Fn(&str) -> Option<String>) -> Option<Container> {
         let found = |runtime, evidence: String| Some(Container { runtime, evidence });
         let is_there = |path: &str| root.join(path.trim_start_matches('/')).exists();
@@ -99,7 +99,7 @@ impl Container {
         if in_group("kubepods") {
             return found(Runtime::Kubernetes, "kubepods in /proc/self/cgroup".into());
         }
-        // What was told to this process is nearer to it than a file that lies about.
+        // A variable of this process is a stronger sign than a file.
         let told = env("container").filter(|name| !name.is_empty());
         match told.as_deref() {
             Some("podman") => return found(Runtime::Podman, "container=podman".into()),
@@ -131,7 +131,7 @@ impl Container {
     }
 }
 
-/// What the call is for, and what becomes of canvas without it.
+/// The call's purpose, and the effect of its absence.
 pub fn purpose(call: Call) -> (&'static str, &'static str) {
     match call {
         Call::Userfaultfd => ("faults", "nothing is managed"),
@@ -162,7 +162,7 @@ pub fn name(call: Call) -> &'static str {
     }
 }
 
-/// What is refused here, found out by trying.
+/// Tries the calls and returns those that are refused.
 pub fn refused_here() -> Vec<(Call, Refusal)> {
     let tried = CALLS.into_iter();
     tried
@@ -170,7 +170,7 @@ pub fn refused_here() -> Vec<(Call, Refusal)> {
         .collect()
 }
 
-/// How a refusal looks, for people and programs.
+/// Name of a refusal for users and programs.
 pub fn refusal_name(refusal: Refusal) -> String {
     match refusal {
         Refusal::Error(errno) => format!("{:?}", Errno::from_raw(errno)),
@@ -178,7 +178,7 @@ pub fn refusal_name(refusal: Refusal) -> String {
     }
 }
 
-/// The runtimes of the matrix, with the profile that it is about.
+/// The runtimes in the matrix, with the version of their profile.
 pub const MATRIX: [(Runtime, &str); 3] = [
     (Runtime::Docker, "moby/profiles seccomp 0.2.4"),
     (Runtime::Podman, "containers-common 0.66 (CRI-O's as well)"),
@@ -188,8 +188,8 @@ pub const MATRIX: [(Runtime, &str); 3] = [
     ),
 ];
 
-/// What a runtime's default profile answers to the call, in a container without capabilities of
-/// its own; `None`: it is allowed.
+/// The error of a runtime's default profile for the call, in a container without capabilities of
+/// its own; `None` if the call is allowed.
 pub fn default_refusal(runtime: Runtime, call: Call) -> Option<Errno> {
     let refused = match call {
         Call::Userfaultfd | Call::ProcessMadvise => true,
@@ -199,7 +199,7 @@ pub fn default_refusal(runtime: Runtime, call: Call) -> Option<Errno> {
     refused.then_some(Errno::EPERM)
 }
 
-/// `canvas doctor --containers`.
+/// Output of `canvas doctor --containers`.
 pub fn matrix_text() -> String {
     let answer = |runtime, call| {
         default_refusal(runtime, call).map_or_else(|| "yes".into(), |e| format!("{e:?}"))
@@ -230,7 +230,7 @@ pub fn matrix_text() -> String {
     text
 }
 
-/// The same for programs.
+/// Output of `canvas doctor --containers --json`.
 pub fn matrix_json() -> Value {
     let of = |(runtime, profile): (Runtime, &str)| {
         let refuses = |call: &Call| {

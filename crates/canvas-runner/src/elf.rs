@@ -1,4 +1,4 @@
-//! Code and symbols of a shared library, and programs as files.
+//! Code and symbols of shared libraries, and programs as files.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use canvas_types::elf::{self, Bytes, HEADER_BYTES, PROGRAM_HEADER_BYTES, u16_at, u32_at, u64_at};
 
-/// A file whose errors are its end.
+/// A file in which a read error counts as the end.
 pub struct OnDisk(pub File);
 
 impl Bytes for OnDisk {
@@ -34,17 +34,17 @@ impl Bytes for OnDisk {
 /// Executable code of a library.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Text {
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub offset: usize,
-    /// Where it is loaded, from the library's own beginning on.
+    /// Address relative to the library's start.
     pub address: usize,
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: usize,
 }
 
 /// A shared library for this processor.
 pub struct Library {
-    /// Its executable segments that are loaded as they are in the file.
+    /// Its executable segments that are loaded unchanged from the file.
     pub texts: Vec<Text>,
     /// Symbols and their names, in the file.
     symbols: Range<usize>,
@@ -54,11 +54,11 @@ pub struct Library {
 const PT_LOAD: u32 = 1;
 const PF_X: u32 = 1;
 const SHT_DYNSYM: u32 = 11;
-/// Bytes of an ELF64 section header, and of a symbol.
+/// Sizes of an ELF64 section header and of a symbol.
 const SECTION_BYTES: usize = 64;
 const SYMBOL_BYTES: usize = 24;
 
-/// Reads a library. `None` when `file` is none, or damaged.
+/// Parses a library. `None` if `file` is not one or is damaged.
 pub fn library(file: &[u8]) -> Option<Library> {
     let head = file.get(..HEADER_BYTES)?;
     if !elf::is_ours(head) || usize::from(u16_at(head, 54)) != PROGRAM_HEADER_BYTES {
@@ -107,14 +107,14 @@ pub fn library(file: &[u8]) -> Option<Library> {
     })
 }
 
-/// The entries of a table in the file, up to its end.
+/// The entries of a table in the file, up to the file's end.
 fn entries(file: &[u8], at: usize, bytes: usize, count: u16) -> impl Iterator<Item = &[u8]> {
     let table = file.get(at..).unwrap_or_default();
     table.chunks_exact(bytes).take(count.into())
 }
 
 impl Library {
-    /// Address of the function or object called `name`, from the library's beginning on.
+    /// Address of the function or object `name`, relative to the library's start.
     pub fn symbol(&self, file: &[u8], name: &str) -> Option<usize> {
         let names = file.get(self.names.clone())?;
         let is_called = |s: &&[u8]| {
@@ -151,7 +151,7 @@ mod tests {
             );
         }
         assert_eq!(libc.symbol(&file, "clon"), None);
-        // Cut anywhere, it is read as far as it goes, or not at all.
+        // A truncated file is parsed as far as possible, or not at all.
         for cut in [0, 3, 63, 64, 1000, 5000, file.len() / 2, file.len() - 1] {
             let _ = library(&file[..cut]).map(|l| l.symbol(&file[..cut], "clone"));
         }

@@ -1,6 +1,6 @@
-//! Why a run does not begin, or cannot go on; and why it is not changed.
+//! Errors that prevent a run from starting or continuing, or a change of it.
 //!
-//! The text of each is the sentence that its user reads.
+//! Each error's text is the sentence that users read.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::program::Unmanaged;
 /// Why `canvas run` fails.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The program's name has nothing in it.
+    /// The program's name is empty.
     #[error("the program's name is empty; write it after the flags")]
     NoName,
     /// There is no such file.
@@ -29,7 +29,7 @@ pub enum RunError {
     /// There is no such file in PATH.
     #[error("there is no program {} in PATH", .0.display())]
     NotInPath(PathBuf),
-    /// The file is there.
+    /// The file exists but cannot be executed.
     #[error("{} cannot be executed: {why}", .file.display())]
     CannotExecute {
         /// The file.
@@ -37,7 +37,7 @@ pub enum RunError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// It has to be managed, and cannot be.
+    /// The program must be managed (`--require`), and cannot be.
     #[error("{program} {why}, so it cannot be managed; leave out --require to run it all the same")]
     Unmanaged {
         /// CMD.
@@ -45,35 +45,35 @@ pub enum RunError {
         /// Why not.
         why: Unmanaged,
     },
-    /// The mode that was asked for does not work here, or none does.
+    /// The requested mode does not work here, or no mode does.
     #[error(transparent)]
     Mode(#[from] ModeError),
-    /// Memory that forks share cannot be managed in this mode.
+    /// Shared memory cannot be managed in this mode.
     #[error("{}", THREAD_MODE_SHARES_NOTHING)]
     SharedInThreadMode,
-    /// The library that was named cannot be read.
+    /// The named library cannot be read.
     #[error("{}={} cannot be read: {}", ENV_PRELOAD_SO, .path.display(), reason(.source))]
     LibraryUnreadable {
-        /// Where it was to be.
+        /// The library's path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// This binary has none.
+    /// This binary contains no library.
     #[error(
         "this binary was built without its library (CANVAS_SKIP_PRELOAD); build it again, or name one with {}",
         ENV_PRELOAD_SO
     )]
     NoLibrary,
-    /// The library cannot be put where the program finds it.
+    /// The library cannot be written to a memory file.
     #[error("the library cannot be put into memory: {}", reason(.0))]
     LibraryFile(#[source] io::Error),
-    /// Files of so many MiB may not be made.
+    /// The limit on file sizes is below this many MiB.
     #[error(
         "canvas needs memory files of {0} MiB, which the limit on file sizes forbids; raise it (ulimit -f)"
     )]
     FileLimit(u64),
-    /// A file of so many GiB may not be made.
+    /// The limit on file sizes is below this many GiB.
     #[error(
         "far memory needs a shared area of {0:.1} GiB, which the limit on file sizes forbids; raise it (ulimit -f)"
     )]
@@ -84,12 +84,12 @@ pub enum RunError {
     /// Far memory cannot be prepared.
     #[error("far memory: {what}: {}", .source.desc())]
     Far {
-        /// What fails.
+        /// What failed.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
-    /// The disk copy of far memory has no place.
+    /// The file for copies on disk cannot be made.
     #[error(
         "far memory cannot be kept in {}: {}; write another directory: --to disk:DIR",
         .dir.display(),
@@ -98,37 +98,37 @@ pub enum RunError {
     FarDir {
         /// The directory.
         dir: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is no use in the host's agent.
+    /// The host's agent cannot be used.
     #[error(
         "the agent at {} cannot be used: {source}; start one with `canvas agent`, or do without one",
         .path.display()
     )]
     Agent {
-        /// Where it listens.
+        /// Its socket.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: AgentError,
     },
-    /// The report has no place.
+    /// The report cannot be written.
     #[error("the report cannot be written to {}: {}", .path.display(), reason(.source))]
     Report {
         /// Its file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The trace has no place.
+    /// The trace cannot be written.
     #[error("the trace cannot be written to {}: {}", .path.display(), reason(.source))]
     Trace {
         /// Its file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The recordings have no place, or lie in a file that is somebody else's.
+    /// The recordings cannot be written, or their file is something else.
     #[error("-o learn={}: {why}", .path.display())]
     Learn {
         /// Its file.
@@ -136,15 +136,15 @@ pub enum RunError {
         /// What is wrong, and what to do.
         why: String,
     },
-    /// The metrics have no place.
+    /// The metrics' address cannot be listened on.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// The kernel refuses something.
+    /// A system call failed.
     #[error("{what}: {}", .source.desc())]
     System {
-        /// What does not happen for it.
+        /// What cannot be done.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
     /// The program was started, and its end cannot be waited for.
@@ -152,10 +152,10 @@ pub enum RunError {
     Wait {
         /// CMD.
         program: String,
-        /// What the system says.
+        /// The system's error.
         source: Errno,
     },
-    /// A descriptor cannot be copied.
+    /// A descriptor cannot be duplicated.
     #[error("{}", reason(.0))]
     Descriptor(#[source] io::Error),
 }
@@ -174,36 +174,36 @@ impl RunError {
 /// Why the host's agent does not serve.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// It says nothing in time.
+    /// It does not answer in time.
     #[error("it does not answer")]
     Silent,
     /// The connection has ended.
     #[error("it closed the connection")]
     HungUp,
-    /// It answers something else.
+    /// It sent an unexpected message.
     #[error("it sent an unexpected message")]
     Nonsense,
-    /// Its answer makes no sense at all.
+    /// Its message cannot be decoded.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// Its own words.
+    /// It refuses.
     #[error("{why}")]
     Refused {
-        /// One sentence.
+        /// Its reason, in one sentence.
         why: String,
         /// Another run of this user has the name.
         taken: bool,
     },
-    /// It has sent too few.
+    /// It sent too few descriptors.
     #[error("a descriptor is missing")]
     DescriptorMissing,
-    /// What it sent cannot be mapped.
+    /// The segment that it sent cannot be mapped.
     #[error("its segment: {}", .0.desc())]
     Segment(#[source] Errno),
-    /// The kernel's answer.
+    /// A system call failed.
     #[error("{}", .0.desc())]
     System(#[from] Errno),
-    /// A descriptor cannot be copied.
+    /// A descriptor cannot be duplicated.
     #[error("{}", reason(.0))]
     Descriptor(#[source] io::Error),
 }
@@ -211,33 +211,33 @@ pub enum AgentError {
 /// Why far memory of a run is not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// There is no agent at this time.
+    /// No agent is running.
     #[error("the host's agent is not running now; try again when it is")]
     Down,
-    /// It has not even read what came before.
+    /// It has not even read earlier requests.
     #[error("the host's agent does not answer; try again")]
     Busy,
-    /// It was asked and has not answered: it may do it later.
+    /// It has not answered the request: it may make the change later.
     #[error(
         "the host's agent has not answered so far ({}); the change may still be made: `canvas status` shows whether it was", .0.desc()
     )]
     Unsure(#[source] Errno),
-    /// The kernel's answer.
+    /// The request cannot be sent.
     #[error("the host's agent cannot be asked: {}", .0.desc())]
     System(#[source] Errno),
-    /// It answers something else.
+    /// It sent an unexpected message.
     #[error("the host's agent sent an unexpected message")]
     Nonsense,
-    /// Its answer makes no sense at all.
+    /// Its message cannot be decoded.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// Its own words.
+    /// It refuses; the text is its own.
     #[error("{0}")]
     Refused(String),
-    /// The run's own agent would not learn of it.
+    /// The journal, from which the run's own agent would read the change, cannot be written.
     #[error("the journal of far memory cannot be written: {}", .0.desc())]
     Journal(#[source] Errno),
-    /// The bound would be below what there is.
+    /// The limit would be below what is in use.
     #[error("more far memory has come into use since then; try again")]
     InUse,
 }

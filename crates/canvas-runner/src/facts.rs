@@ -1,4 +1,4 @@
-//! What there is to know about this host, kernel and user.
+//! Facts about this host, kernel and user.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ const CAP_SYS_ADMIN: u32 = 21;
 pub struct Seccomp {
     /// Filters can deliver SIGSYS.
     pub trap: bool,
-    /// Installing a filter needs no_new_privs (which it gets, but it lasts).
+    /// Installing a filter needs no_new_privs (which canvas sets, and which is permanent).
     pub needs_no_new_privs: bool,
     /// no_new_privs is set already.
     pub no_new_privs: bool,
@@ -36,7 +36,7 @@ pub struct Seccomp {
 /// Resource limits of this process; `None` for unlimited.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// RLIMIT_AS in bytes, hard: the library raises the soft one, and keeps to it itself.
+    /// Hard limit RLIMIT_AS in bytes: the library raises the soft limit, and observes it itself.
     pub address_space_bytes: Option<u64>,
     /// RLIMIT_NOFILE, soft.
     pub descriptors: Option<u64>,
@@ -47,11 +47,11 @@ pub struct Limits {
 /// RDMA: far memory by `rdma://`, and `canvas serve --rdma`.
 #[derive(Serialize, Clone, Debug, Default)]
 pub struct Rdma {
-    /// A device can be used.
+    /// Whether a device can be used.
     pub ok: bool,
     /// Devices with a port that is up.
     pub devices: Vec<String>,
-    /// Devices that the kernel knows, whether they can be used or not.
+    /// Devices that the kernel has, usable or not.
     pub kernel_devices: Vec<String>,
     /// One sentence: what is missing, and what to install.
     pub error: Option<String>,
@@ -69,22 +69,22 @@ impl Rdma {
     }
 }
 
-/// What there is to know.
+/// The facts.
 #[derive(Default)]
 pub struct Facts {
     /// Kernel release.
     pub kernel: String,
     /// Processor.
     pub machine: String,
-    /// Version of the glibc that this binary runs with; only [`Facts::with_glibc`] looks for it.
+    /// Version of the glibc of this binary; only [`Facts::with_glibc`] determines it.
     pub glibc: Option<String>,
-    /// The instructions that pages are hashed with; `None` when the processor has, or shows, none.
+    /// The instructions used for the hash of pages; `None` if the processor has, or shows, none.
     pub page_hash: Option<Width>,
     /// What userfaultfd allows.
     pub probe: Probe,
     /// vm.unprivileged_userfaultfd.
     pub unprivileged_userfaultfd: Option<u64>,
-    /// Is the capability in the effective set?
+    /// Whether CAP_SYS_PTRACE is in the effective set.
     pub cap_sys_ptrace: bool,
     /// System call filters.
     pub seccomp: Seccomp,
@@ -96,17 +96,17 @@ pub struct Facts {
     pub limits: Limits,
     /// Memory of the host.
     pub ram_bytes: u64,
-    /// Memory that can be had without swapping.
+    /// Memory available without swapping.
     pub available_bytes: u64,
     /// Swap space of the host.
     pub swap_bytes: u64,
-    /// The library in this binary.
+    /// Size of the library in this binary.
     pub library_bytes: usize,
-    /// Only [`Facts::with_rdma`] looks for it.
+    /// Only [`Facts::with_rdma`] determines it.
     pub rdma: Rdma,
     /// NUMA nodes.
     pub nodes: Vec<Node>,
-    /// The container that this process is in.
+    /// The container of this process.
     pub container: Option<Container>,
     /// System calls that are refused here; only [`Facts::with_trials`] tries them.
     pub refused: Vec<(Call, Refusal)>,
@@ -116,7 +116,7 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Tries userfaultfd: in a child first, where a filter may end whoever asks.
+/// Tries userfaultfd: in a child first, where a filter may kill the caller.
 pub fn probe_userfaultfd() -> Probe {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     if is_filtered(&status) && trial::refusal(Call::Userfaultfd) == Some(Refusal::Killed) {
@@ -131,19 +131,19 @@ pub fn probe_userfaultfd() -> Probe {
     uffd::probe()
 }
 
-/// Does this process, whose status this is, run under a filter of system calls?
+/// Whether the process with this status has a seccomp filter.
 fn is_filtered(status: &str) -> bool {
     field(status, "Seccomp").is_some_and(|v| v != "0")
 }
 
-/// The value of `key:` in a file of such lines.
+/// The value of `key:` in a text of such lines.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines()
         .find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))
         .map(str::trim)
 }
 
-/// A line of /proc/meminfo in bytes.
+/// A figure of /proc/meminfo in bytes.
 fn meminfo_bytes(text: &str, key: &str) -> u64 {
     procfs::memory_bytes(text.as_bytes(), key).unwrap_or(0)
 }
@@ -162,7 +162,7 @@ fn limits_of(resource: Resource) -> [Option<u64>; 2] {
     getrlimit(resource).map_or([None, None], |(soft, hard)| [soft, hard].map(bounded))
 }
 
-/// The version in the text that every glibc carries.
+/// Finds the version in the text that every glibc contains.
 fn glibc_version() -> Option<String> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps
@@ -184,7 +184,7 @@ fn version_in(libc: &[u8]) -> Option<String> {
 }
 
 impl Facts {
-    /// Asks the kernel and the host.
+    /// Collects the facts from the kernel and the host.
     pub fn gather(probe: Probe) -> Facts {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -233,14 +233,14 @@ impl Facts {
         }
     }
 
-    /// Is userfaultfd refused by a filter or a security module? This kernel has it all the same.
+    /// Whether a filter or a security module refuses userfaultfd, although this kernel has it.
     pub fn userfaultfd_is_refused(&self) -> bool {
         let errno = self.probe.user_mode_errno;
         errno == Errno::EPERM as i32
             || errno == Errno::ENOSYS as i32 && self.unprivileged_userfaultfd.is_some()
     }
 
-    /// Tries the system calls that canvas makes, too.
+    /// Also tries the system calls that canvas needs.
     pub fn with_trials(self) -> Facts {
         Facts {
             refused: container::refused_here(),
@@ -248,8 +248,8 @@ impl Facts {
         }
     }
 
-    /// Looks for glibc's version too: a search through the library, which `canvas run` need not
-    /// wait for.
+    /// Also determines glibc's version: a search through the library, for which `canvas run` need
+    /// not wait.
     pub fn with_glibc(self) -> Facts {
         Facts {
             glibc: glibc_version(),
@@ -257,7 +257,7 @@ impl Facts {
         }
     }
 
-    /// Asks for RDMA too, which opens libibverbs and every device.
+    /// Also checks RDMA, which loads libibverbs and opens every device.
     pub fn with_rdma(self) -> Facts {
         Facts {
             rdma: Rdma::look(),

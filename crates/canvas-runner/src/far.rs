@@ -1,4 +1,4 @@
-//! Far memory of a run: the file behind it, and the agent process that keeps it.
+//! Far memory of a run: its file on disk, and the process of its agent.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -33,18 +33,18 @@ use canvas_control::hello::{Change, Hello, VERSION, Wanted};
 use canvas_control::terms::Terms;
 use canvas_control::text::say;
 
-/// An agent that ends sooner has died young. After [`YOUNG_MAX`] of them in a row the next one has to
-/// wait, twice as long each time, at most this long. So has the next try after one that cannot be started.
+/// An agent that ends sooner than this has died young. After [`YOUNG_MAX`] of them in a row, and
+/// after a failed start, the next start has to wait: twice as long each time, at most this long.
 const YOUNG: Duration = Duration::from_secs(1);
 const YOUNG_MAX: u32 = 5;
-/// How long it is told that an agent was replaced.
+/// How long the replacement of an agent is reported.
 const RECENT: Duration = Duration::from_secs(5);
-/// How long the end of a run waits for its agent.
+/// Most time that the end of a run waits for its agent.
 const END_WAIT: Duration = Duration::from_secs(2);
 
-/// Who keeps far memory, as the runner sees it.
+/// The agent of far memory, from the runner's side.
 pub enum Keeper {
-    /// An agent of this run's own.
+    /// The run's own agent.
     Own(Box<AgentProcess>),
     /// The host's agent.
     Host(Box<Link>),
@@ -59,7 +59,7 @@ impl Keeper {
         }
     }
 
-    /// Looks whether the agent is gone, and has another one take over then.
+    /// Checks whether the agent is gone; if so, has another one take over.
     pub fn tend(&mut self) {
         match self {
             Keeper::Own(agent) => agent.tend(),
@@ -67,7 +67,7 @@ impl Keeper {
         }
     }
 
-    /// The agent process of this run alone.
+    /// Pid of the run's own agent.
     pub fn process(&self) -> Option<u32> {
         match self {
             Keeper::Own(agent) => agent.process.map(|pid| pid.as_raw() as u32),
@@ -75,7 +75,7 @@ impl Keeper {
         }
     }
 
-    /// What to wait for; the end of an agent of our own is a signal.
+    /// Descriptor to wait for; the end of the run's own agent is a signal instead.
     pub fn poll_fd(&self) -> Option<PollFd<'_>> {
         match self {
             Keeper::Own(_) => None,
@@ -83,7 +83,7 @@ impl Keeper {
         }
     }
 
-    /// When to look again at the latest.
+    /// Time of the next check at the latest.
     pub fn due(&self) -> Option<Instant> {
         match self {
             Keeper::Own(_) => None,
@@ -91,7 +91,7 @@ impl Keeper {
         }
     }
 
-    /// How the agent was when it last said so.
+    /// The agent's last report.
     pub fn status(&self) -> Option<AgentStatus> {
         match self {
             Keeper::Own(agent) => agent.status(),
@@ -99,7 +99,7 @@ impl Keeper {
         }
     }
 
-    /// Has an agent died a moment ago?
+    /// Whether an agent died a moment ago.
     pub fn restarts(&self) -> bool {
         match self {
             Keeper::Own(agent) => agent.restarts(),
@@ -107,7 +107,7 @@ impl Keeper {
         }
     }
 
-    /// What the tenant gets where it is not alone.
+    /// The tenant's share of contended resources.
     pub fn share(&self) -> Share {
         match self {
             Keeper::Own(agent) => agent.journal.share().unwrap_or_default(),
@@ -115,7 +115,7 @@ impl Keeper {
         }
     }
 
-    /// What of the host's pool the tenant is granted, if its agent bounds that.
+    /// The tenant's grant of the host's pool, if the agent limits that.
     pub fn pool(&self) -> Option<PoolGrant> {
         match self {
             Keeper::Own(_) => None,
@@ -123,7 +123,7 @@ impl Keeper {
         }
     }
 
-    /// What the operator of the host's agent has settled.
+    /// Terms of the host agent's operator.
     pub fn terms(&self) -> Terms {
         match self {
             Keeper::Own(_) => Terms::default(),
@@ -131,7 +131,7 @@ impl Keeper {
         }
     }
 
-    /// Where the agent can keep copies; `None` where the host's agent knows that.
+    /// Possible places of copies; `None` if only the host's agent knows them.
     pub fn places(&self) -> Option<Places> {
         match self {
             Keeper::Own(agent) => Some(agent.places),
@@ -139,7 +139,7 @@ impl Keeper {
         }
     }
 
-    /// The copies that are wanted.
+    /// The configured copies.
     pub fn copies(&self) -> Option<Policy> {
         match self {
             Keeper::Own(agent) => agent.journal.copies(),
@@ -147,8 +147,8 @@ impl Keeper {
         }
     }
 
-    /// Changes what the agent keeps: all of it, or nothing. Slabs not
-    /// to fewer than there are.
+    /// Changes what the agent enforces: all of it, or nothing. The number of slabs cannot go below
+    /// those in use.
     pub fn change(&mut self, change: Change) -> Result<(), ChangeError> {
         match self {
             Keeper::Own(agent) => agent.change(&change),
@@ -156,8 +156,8 @@ impl Keeper {
         }
     }
 
-    /// The run is over. When the tenant has no process left (`all`) its far memory is given back now;
-    /// else when the last one has ended.
+    /// Ends the run. If the tenant has no process left (`all`), its far memory is freed now,
+    /// otherwise when the last process has ended.
     pub fn end(self, all: bool) {
         match self {
             Keeper::Own(agent) => agent.end(all),
@@ -166,29 +166,30 @@ impl Keeper {
     }
 }
 
-/// The agent of a run, as its runner sees it.
+/// The run's own agent, from the runner's side.
 pub struct AgentProcess {
     far: &'static Far,
-    /// Its flags.
+    /// Its command line flags.
     flags: Vec<String>,
     segment: OwnedFd,
     journal: Journal,
     backing: Vec<File>,
     places: Places,
-    /// The agent has the other end.
+    /// This end of the agent's control pipe.
     control: File,
     control_read: OwnedFd,
     process: Option<Pid>,
     started: Instant,
-    /// Agents so far.
+    /// Number of agents started.
     starts: u32,
-    /// Agents in a row that died young, or could not be started.
+    /// Number of agents in a row that died young or could not be started.
     young: u32,
-    /// What was last said about that, while it lasts.
+    /// The last message about such agents, while the problem lasts.
     told: String,
 }
 
-/// Can the segment be made? The kernel would end this process for a file beyond its limit.
+/// Checks that the segment can be made. The kernel would kill this process for exceeding its file
+/// size limit.
 pub fn check_limits() -> Result<(), RunError> {
     let bytes = (OFFSET + FAR_BYTES) as u64;
     match getrlimit(Resource::RLIMIT_FSIZE) {
@@ -199,9 +200,9 @@ pub fn check_limits() -> Result<(), RunError> {
     }
 }
 
-/// Prepares far memory in the segment behind `segment_fd`, and has an agent keep it.
+/// Sets up far memory in the segment behind `segment_fd`, with its agent.
 ///
-/// `None` when another run has begun a tenant of the same name at the host's agent meanwhile.
+/// `None` if another run has started a tenant of this name at the host's agent meanwhile.
 pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper>, RunError> {
     let system = |what| move |source| RunError::Far { what, source };
     let far = Far::map(segment_fd).map_err(system("its area cannot be mapped"))?;
@@ -210,7 +211,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         .map_err(system("random numbers cannot be read"))?;
     far.unit_bytes.store(options.unit.number(), Relaxed);
     far.lanes.set_wanted(options.lanes);
-    // The program looks when it starts, which may be before the agent has said so.
+    // The program reads this at its start, which may be before the agent's first report.
     far.lanes
         .set_has_rdma(options.servers.iter().any(|s| s.rdma));
     let segment = segment_fd
@@ -227,7 +228,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         let link = Link::start(host.path.clone(), hello, segment, far)?;
         return Ok(link.map(|link| Keeper::Host(Box::new(link))));
     }
-    // Without the host's agent it is settled.
+    // Without the host's agent the policy is known here.
     let policy = options.policy.unwrap_or(Policy {
         donors: 0,
         disk: true,
@@ -247,13 +248,14 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         .set_copies(policy)
         .map_err(system("its journal cannot be written"))?;
     if let Some(key) = &options.key {
-        // Nobody else opens the journal by /proc, and no core has the key.
+        // No other process may open the journal through /proc, and no core dump may contain the
+        // key.
         let _ = nix::sys::prctl::set_dumpable(false);
         journal
             .set_cluster_key(&key.to_line())
             .map_err(system("its journal cannot be written"))?;
     }
-    // Where no copy is wanted there now, one may be later.
+    // Even if no copy is wanted there now, one may be later.
     let backing = match backing(&options.dirs) {
         Err(why) if policy.disk || !options.dirs.is_empty() => return Err(why),
         backing => backing.unwrap_or_default(),
@@ -285,17 +287,17 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
 }
 
 impl AgentProcess {
-    /// How the agent was when it last said so.
+    /// The agent's last report.
     fn status(&self) -> Option<AgentStatus> {
         self.journal.status()
     }
 
-    /// Has an agent died a moment ago?
+    /// Whether an agent died a moment ago.
     fn restarts(&self) -> bool {
         self.process.is_none() || self.starts > 1 && self.started.elapsed() < RECENT
     }
 
-    /// Changes what the agent keeps.
+    /// Changes what the agent enforces.
     fn change(&mut self, change: &Change) -> Result<(), ChangeError> {
         if let Some(slabs) = change.slabs {
             self.set_slabs_max(slabs as u64)?;
@@ -322,12 +324,12 @@ impl AgentProcess {
             let noted = self.journal.set_copies(copies);
             noted.map_err(ChangeError::Journal)?;
         }
-        // A closed pipe: the next agent reads the journal.
+        // If the pipe is closed, the next agent reads the journal.
         let _ = self.control.write_all(&[SHARE_CHANGED]);
         Ok(())
     }
 
-    /// Changes how many slabs the tenant may fill: not to fewer than it has.
+    /// Changes the tenant's limit on slabs, not below those in use.
     fn set_slabs_max(&self, slabs: u64) -> Result<(), ChangeError> {
         let far = self.far;
         let note = |slabs| {
@@ -335,7 +337,7 @@ impl AgentProcess {
             noted.map_err(ChangeError::Journal)
         };
         let before = far.slabs_max.load(Relaxed);
-        // The agent must never allow less than the program takes.
+        // The agent must never allow less than the program uses.
         note(slabs.max(before))?;
         far.slabs_max.store(slabs, SeqCst);
         if far.slabs_used.load(SeqCst) > slabs as i64 {
@@ -349,7 +351,7 @@ impl AgentProcess {
         self.started = Instant::now();
         self.starts += 1;
         let null = null()?;
-        // None of them lies where another one is to go.
+        // None of them may have a number that another one is to get.
         let clear = |fd: BorrowedFd, to| Ok::<_, Errno>((copy_above(fd, FDS_END)?, to));
         let mut sources = vec![
             clear(self.control_read.as_fd(), 0)?,
@@ -369,7 +371,7 @@ impl AgentProcess {
         Ok(())
     }
 
-    /// Looks whether the agent has died, and starts another one then.
+    /// Checks whether the agent has died; if so, starts another one.
     fn tend(&mut self) {
         if let Some(process) = self.process {
             let Some(how) = ended(process) else {
@@ -395,7 +397,7 @@ impl AgentProcess {
         }
         match self.spawn() {
             Ok(()) => {}
-            // What is missing is missing a moment later, too.
+            // A missing resource is still missing a moment later.
             Err(e) => {
                 self.young = self.young.max(YOUNG_MAX) + 1;
                 self.say_once(format!(
@@ -406,7 +408,7 @@ impl AgentProcess {
         }
     }
 
-    /// Says a line, unless it was the last one.
+    /// Prints a line, unless it was the last one printed.
     fn say_once(&mut self, line: String) {
         if line != self.told {
             say(&line);
@@ -414,11 +416,11 @@ impl AgentProcess {
         }
     }
 
-    /// The run is over. When the tenant has no process left the agent ends at once; else when the
-    /// last one has.
+    /// Ends the run. If the tenant has no process left, the agent ends at once, otherwise when the
+    /// last process has ended.
     fn end(mut self, all: bool) {
         if all {
-            // A closed pipe: it has died, which is an end too.
+            // If the pipe is closed, the agent has died, which will do.
             let _ = self.control.write_all(&[OVER]);
         }
         drop(self.control);
@@ -432,7 +434,7 @@ impl AgentProcess {
     }
 }
 
-/// How long after the last try the next agent is started, when `young` in a row have ended at once.
+/// Pause before the next start, after `young` agents in a row that died young.
 fn pause(young: u32) -> Duration {
     match young.checked_sub(YOUNG_MAX) {
         Some(n) => YOUNG.min(Duration::from_millis(50 << n.min(10))),
@@ -440,7 +442,7 @@ fn pause(young: u32) -> Duration {
     }
 }
 
-/// The agent's flags.
+/// The agent's command line flags.
 fn flags(options: &FarOptions, disks: usize) -> Vec<String> {
     let mut flags = vec!["--slabs".to_owned(), options.slabs.to_string()];
     for server in &options.servers {
@@ -473,7 +475,7 @@ fn null() -> Result<File, Errno> {
         .map_err(|e| errno(&e))
 }
 
-/// How a child of ours ended, if it has.
+/// How a child ended, if it has.
 fn ended(process: Pid) -> Option<String> {
     match waitpid(process, Some(WaitPidFlag::WNOHANG)) {
         Ok(WaitStatus::Exited(_, code)) => Some(format!("ended with exit code {code}")),
@@ -483,7 +485,7 @@ fn ended(process: Pid) -> Option<String> {
     }
 }
 
-/// A file in each of `dirs`, or in the default directory.
+/// Opens a file in each of `dirs`, or in the default directory.
 fn backing(dirs: &[PathBuf]) -> Result<Vec<File>, RunError> {
     let fail = |dir: &Path, source| RunError::FarDir {
         dir: dir.to_owned(),

@@ -1,6 +1,6 @@
-//! How a run begins at the host's agent: as a tenant of its own, or in one that is there.
+//! Starts a run at the host's agent: as a new tenant, or in an existing one.
 //!
-//! Programs that join share the tenant's segment, and with it all bounds.
+//! Programs that join share the tenant's segment, and so all its limits.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,16 +21,16 @@ use canvas_agent::daemon::socket::receive_within;
 use canvas_control::hello::{Answer, Ask, BYTES_MAX, Offers, Settled, Take, VERSION};
 use canvas_control::terms::Terms;
 
-/// How long the agent may take to answer.
+/// Most time for the agent's answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// Between two tries while it is busy, or being replaced.
+/// Pause before another try while the agent is busy or being replaced.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What the agent says about a tenant's name.
+/// The agent's answer about a tenant's name.
 pub enum Begun {
-    /// It is free; its operator has settled this.
+    /// The name is free; these are the operator's terms.
     Vacant(Terms),
-    /// It is there, and this run belongs to it.
+    /// The tenant exists, and this run has joined it.
     Joined(Joined),
 }
 
@@ -38,23 +38,23 @@ pub enum Begun {
 pub struct Joined {
     /// The connection.
     pub fd: OwnedFd,
-    /// Where the agent listens, and the tenant's name.
+    /// The agent's socket, and the tenant's name.
     pub host: HostOptions,
-    /// The tenant, as the agent keeps it.
+    /// The tenant's settings at the agent.
     pub settled: Settled,
     /// Its segment.
     pub segment: OwnedFd,
-    /// What the agent gave for the next one.
+    /// Descriptors for the next agent.
     pub kept: Vec<OwnedFd>,
 }
 
-/// What becomes of a run's tenant.
+/// How a run gets its tenant.
 pub enum Start {
-    /// It is made.
+    /// It makes a new one.
     New,
-    /// It is there, and others run in it or have.
+    /// It joins one in which others run or have run.
     Joined(Joined),
-    /// The agent had it prepared, and nobody has run in it.
+    /// It takes one that the agent prepared, in which nobody has run.
     Prepared(Joined),
 }
 
@@ -75,7 +75,7 @@ pub fn begin(host: HostOptions) -> Result<Begun, RunError> {
     }
 }
 
-/// What a new tenant could have at the agent that listens at `path`.
+/// What a new tenant could have at the agent at `path`.
 pub fn offers(path: &Path) -> Result<Offers, RunError> {
     let version = VERSION;
     match exchange(path, &Ask::Offers { version })?.1 {
@@ -87,7 +87,7 @@ pub fn offers(path: &Path) -> Result<Offers, RunError> {
     }
 }
 
-/// Takes a prepared tenant of the agent that listens at `path`; `None` when there is none.
+/// Takes a prepared tenant of the agent at `path`; `None` if there is none.
 pub fn take(path: &Path, take: Take) -> Result<Option<Joined>, RunError> {
     let (fd, answer, fds) = exchange(path, &Ask::Take(take))?;
     match answer {
@@ -107,7 +107,7 @@ pub fn take(path: &Path, take: Take) -> Result<Option<Joined>, RunError> {
     }
 }
 
-/// Asks the agent at `path`; the connection, its answer, and the descriptors beside that.
+/// Sends a request to the agent at `path`; returns the connection, the answer, and its descriptors.
 fn exchange(path: &Path, ask: &Ask) -> Result<(OwnedFd, Answer, Vec<OwnedFd>), RunError> {
     let fail = |why| unusable(path, why);
     let until = Instant::now() + ANSWER_WAIT;
@@ -120,7 +120,7 @@ fn exchange(path: &Path, ask: &Ask) -> Result<(OwnedFd, Answer, Vec<OwnedFd>), R
             Ok((fd, got))
         });
         match asked {
-            // It has ended, or another one has taken over, before it read the question.
+            // The agent ended, or was replaced, before it read the request.
             Ok((_, got)) if got.bytes == 0 && Instant::now() < until => {}
             Ok(asked) => break asked,
             Err(Errno::ETIMEDOUT) => return Err(fail(AgentError::Silent)),
@@ -140,7 +140,7 @@ fn exchange(path: &Path, ask: &Ask) -> Result<(OwnedFd, Answer, Vec<OwnedFd>), R
         std::thread::sleep(PAUSE);
     };
     match Answer::decode(&buf[..got.bytes]) {
-        // A descriptor of it cannot be had.
+        // A descriptor was lost.
         Ok(_) if got.cut => Err(fail(AgentError::Nonsense)),
         Ok(answer) => Ok((fd, answer, got.fds)),
         Err(why) => Err(fail(why.into())),
@@ -148,7 +148,7 @@ fn exchange(path: &Path, ask: &Ask) -> Result<(OwnedFd, Answer, Vec<OwnedFd>), R
 }
 
 impl Joined {
-    /// From what the agent sent.
+    /// From the agent's answer.
     fn new(
         fd: OwnedFd,
         host: HostOptions,
@@ -168,30 +168,30 @@ impl Joined {
         })
     }
 
-    /// What all runs of the tenant have in common ([`canvas_control::wire::Status::shared`]).
+    /// Identifies the tenant to all its runs ([`canvas_control::wire::Status::shared`]).
     pub fn id(&self) -> Option<String> {
         let stat = fstat(&self.segment).ok()?;
         Some(format!("{}:{}", stat.st_dev, stat.st_ino))
     }
 
-    /// What the tenant's processes share.
+    /// Maps the tenant's segment and far area.
     pub fn map(&self) -> Result<(&'static Segment, &'static Far), RunError> {
         let fail = |e| unusable(&self.host.path, AgentError::Segment(e));
         let segment = Segment::map(&self.segment).map_err(fail)?;
         Ok((segment, Far::map(&self.segment).map_err(fail)?))
     }
 
-    /// What the tenant gets where it is not alone.
+    /// The tenant's share of contended resources.
     pub fn share(&self) -> Share {
         share_in(&self.kept).unwrap_or_default()
     }
 
-    /// What of the host's pool it is granted, if the agent bounds that.
+    /// The tenant's grant of the host's pool, if the agent limits that.
     pub fn pool(&self) -> Option<PoolGrant> {
         pool_in(&self.kept)
     }
 
-    /// How the tenant's faults are delivered: this host must be able to.
+    /// The tenant's mode of delivering faults; an error if it does not work here.
     pub fn mode(&self) -> Result<Option<Mode>, RunError> {
         let mode = self.map()?.0.config.mode.load(Relaxed);
         let modes = [Mode::Signal, Mode::Thread];

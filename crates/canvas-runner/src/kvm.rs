@@ -1,5 +1,5 @@
-//! Which programs make virtual machines by KVM: signal mode cannot serve the processors of their guests, because
-//! these touch memory in the kernel.
+//! Detects programs that run virtual machines with KVM: signal mode cannot serve their guests'
+//! processors, whose memory accesses fault inside the kernel.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,11 +12,12 @@ use nix::fcntl::AtFlags;
 use nix::unistd::{AccessFlags, faccessat};
 
 const DEVICE: &str = "/dev/kvm";
-/// Of a program's file so much is read at a time.
+/// Bytes of a program's file read at a time.
 const STEP: usize = 1 << 20;
 
-/// Will this program use KVM? So it is taken to be where the device is there, its file names it, and, for qemu, which
-/// emulates by default, a word of the command asks for it. Our own file names it too (as here), and never uses it.
+/// Whether this program probably uses KVM: the device exists, the program's file contains its name,
+/// and, for qemu, which emulates by default, an argument requests it. Canvas's own file contains
+/// the name, too (here), but never uses it.
 pub fn is_used(program: &Path, command: &[OsString]) -> bool {
     asks(program, command) && may_open(Path::new(DEVICE)) && is_written_for_it(program)
 }
@@ -26,7 +27,7 @@ fn is_written_for_it(program: &Path) -> bool {
         && File::open(program).is_ok_and(|mut file| names(&mut file, DEVICE.as_bytes()))
 }
 
-/// Is it the file that this process runs?
+/// Whether it is the file that this process runs.
 fn is_ours(program: &Path) -> bool {
     let place = |file: &Path| file.metadata().ok().map(|m| (m.dev(), m.ino()));
     place(Path::new("/proc/self/exe")).is_some_and(|ours| place(program) == Some(ours))
@@ -37,7 +38,7 @@ fn may_open(device: &Path) -> bool {
     faccessat(nix::fcntl::AT_FDCWD, device, wanted, AtFlags::AT_EACCESS).is_ok()
 }
 
-/// Nothing in the command says that the device stays closed.
+/// Whether the command's arguments do not rule out the device.
 fn asks(program: &Path, command: &[OsString]) -> bool {
     let has = |text: &[u8]| text.windows(3).any(|part| part == b"kvm");
     let name = program.file_name().unwrap_or_default().as_bytes();
@@ -48,9 +49,9 @@ fn asks(program: &Path, command: &[OsString]) -> bool {
             .any(|word| has(&word.as_bytes().to_ascii_lowercase()))
 }
 
-/// Are these bytes anywhere in it?
+/// Whether the file contains these bytes.
 fn names(file: &mut impl Read, text: &[u8]) -> bool {
-    // The end of the last step is looked at again, with what comes after it.
+    // The end of each step is searched again together with the next one.
     let mut bytes = Vec::with_capacity(STEP + text.len());
     loop {
         let kept = bytes.len().min(text.len() - 1);
@@ -60,7 +61,7 @@ fn names(file: &mut impl Read, text: &[u8]) -> bool {
             _ => return false,
         }
         let mut rest = &bytes[..];
-        // A slash is rarer than a comparison is cheap.
+        // The first byte is rare, so searching it first is fast.
         while let Some(at) = rest.iter().position(|b| *b == text[0]) {
             if rest[at..].starts_with(text) {
                 return true;

@@ -1,4 +1,4 @@
-//! Starting CMD: descriptors that survive exec, the environment, the spawn.
+//! Starts CMD: descriptors that survive exec, the environment, the spawn.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
@@ -23,15 +23,17 @@ use crate::supervise::Signals;
 /// The loader's variable.
 const LD_PRELOAD: &str = "LD_PRELOAD";
 
-/// Gives `fd` a number that CMD cannot use or is unlikely to, which it inherits, and returns the number.
+/// Moves `fd` to a number that CMD is unable or unlikely to use, makes it inheritable, and returns
+/// the number.
 ///
-/// It stays open for the rest of this process's life: every process of the tenant finds the number
-/// in its environment or in the segment.
+/// It stays open as long as this process lives: every process of the tenant finds the number in its
+/// environment or in the segment.
 pub fn inherit(fd: OwnedFd) -> Result<RawFd, Errno> {
     canvas_sys::descriptors::moved(fd.into_raw_fd(), false).map_err(|e| Errno::from_raw(e.0))
 }
 
-/// Can files of so many bytes be made? The kernel would end this process for larger ones than are allowed.
+/// Checks that files of `bytes` bytes can be made. The kernel would kill this process for exceeding
+/// its limit.
 pub fn check_limits(bytes: u64) -> Result<(), RunError> {
     match getrlimit(Resource::RLIMIT_FSIZE) {
         Ok((soft, _)) if soft < bytes => Err(RunError::FileLimit(bytes.div_ceil(1 << 20))),
@@ -39,16 +41,17 @@ pub fn check_limits(bytes: u64) -> Result<(), RunError> {
     }
 }
 
-/// Flags of memfd_create(2) that nix does not know. Kernels before 6.3 refuse both, and allow execution
+/// Flags of memfd_create(2) that nix lacks. Kernels before 6.3 refuse both, and allow execution
 /// without them.
 const MFD_EXEC: u32 = 0x10;
-/// See [`MFD_EXEC`]. All that `vm.memfd_noexec=2` allows; the loader maps the library all the same, because
-/// mapping a file for execution takes no right to execute it.
+/// See [`MFD_EXEC`]. The only kind that `vm.memfd_noexec=2` allows; the loader can still map the
+/// library, because mapping a file for execution does not need permission to execute it.
 const MFD_NOEXEC_SEAL: u32 = 0x8;
 
-/// The library in a memfd that nobody can write to any more, opened for reading.
+/// The library in a sealed memfd, opened for reading.
 ///
-/// All processes of the tenant inherit it and run its pages, also those that give up rights.
+/// All processes of the tenant inherit it and share its pages, including those that drop
+/// privileges.
 pub fn library_file(bytes: &[u8]) -> Result<OwnedFd, RunError> {
     let fail = RunError::LibraryFile;
     let common = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
@@ -65,14 +68,14 @@ pub fn library_file(bytes: &[u8]) -> Result<OwnedFd, RunError> {
         | SealFlag::F_SEAL_GROW
         | SealFlag::F_SEAL_SEAL;
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|e| fail(e.into()))?;
-    // The loader finds the library by /proc as well, so a host without it has no use for the file.
+    // The loader finds the library through /proc, so without /proc the file is useless.
     let path = library_path(OsStr::new(&file.as_raw_fd().to_string()));
     let read_only = File::open(path).map_err(fail)?;
     Ok(read_only.into())
 }
 
-/// The environment of CMD: `vars` with the segment's and the library's numbers. With
-/// `preload` false the loader is not told, but children that find a way are.
+/// The environment of CMD: `vars`, with the numbers of the segment's and the library's descriptors.
+/// If `preload` is false, the loader does not load the library, but children can still find it.
 pub fn environment(
     vars: impl Iterator<Item = (OsString, OsString)>,
     segment: RawFd,
@@ -83,8 +86,8 @@ pub fn environment(
     let get = |vars: &[(OsString, OsString)], name: &str| {
         vars.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
     };
-    // A `canvas run` within a `canvas run` makes a tenant of its own: two libraries in one process
-    // would fight over the same window.
+    // A `canvas run` inside a `canvas run` makes its own tenant: two libraries in one process would
+    // fight over the same managed range.
     let outer = get(&vars, ENV_PRELOAD_FD).map(|n| library_path(&n));
     let before = get(&vars, LD_PRELOAD).unwrap_or_default();
     let mut preloads: Vec<&OsStr> = before
@@ -113,20 +116,21 @@ pub fn environment(
     vars
 }
 
-/// Where a process finds the library behind the descriptor with this number.
+/// Path of the library behind the descriptor with this number.
 fn library_path(number: &OsStr) -> OsString {
     let mut path = OsString::from("/proc/self/fd/");
     path.push(number);
     path
 }
 
-/// Variables by which a service manager says which process it means. CMD gets its own number where canvas was meant.
+/// Variables with the pid that a service manager means. If they name canvas, CMD gets its own pid
+/// instead.
 const PID_VARIABLES: [&str; 3] = ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"];
-/// Such by which it says that in another way (since systemd 259), which are optional.
+/// Variables that identify that process in another way (since systemd 259); they are optional.
 const PIDFD_VARIABLES: [&str; 2] = ["LISTEN_PIDFDID", "MAINPIDFDID"];
 
-/// Starts `program` with `argv` and `env`, and with the signals that this process's caller had; the kernel's answer
-/// when it refuses.
+/// Starts `program` with `argv` and `env`, and with the signal state of this process's caller;
+/// returns the kernel's error if it refuses.
 pub fn spawn(
     program: &Path,
     argv: &[OsString],
@@ -153,13 +157,13 @@ pub fn spawn(
 }
 
 /// Starts this program again with `argv`, an empty environment, no signal blocked, and `fds` under
-/// the numbers beside them.
+/// the given numbers.
 pub fn spawn_self(argv: &[&str], fds: &[(OwnedFd, RawFd)]) -> Result<Pid, Errno> {
     let argv: Vec<OsString> = argv.iter().map(OsString::from).collect();
     spawn_self_with(&argv, &[], fds)
 }
 
-/// The same with an environment.
+/// Like [`spawn_self`], with an environment.
 pub fn spawn_self_with(
     argv: &[OsString],
     env: &[(OsString, OsString)],
@@ -245,7 +249,7 @@ mod tests {
         let inherited = File::from(fd);
         assert!(inherited.write_at(b"L", 0).is_err(), "opened for reading");
         let path = library_path(OsStr::new(&inherited.as_raw_fd().to_string()));
-        // Root can open it for writing, and so can its user; that opens nothing.
+        // Root and its user can open it for writing, but cannot write.
         let opened = File::options().read(true).write(true).open(path).unwrap();
         let refused = |r: std::io::Result<()>| {
             assert_eq!(r.unwrap_err().kind(), ErrorKind::PermissionDenied);

@@ -1,4 +1,4 @@
-//! What a run has shown of its program, for the next one.
+//! Measurements of a run, for later runs of its program.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -8,24 +8,24 @@ use canvas_shm::segment::config_flag;
 
 use crate::stats::{Run, features_of, page_bytes, ratio};
 
-/// What a run has shown of its program.
+/// Measurements of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Learned {
-    /// All memory of its processes at the peak, in bytes.
+    /// Peak of all memory of its processes, in bytes.
     pub footprint_bytes: u64,
-    /// The bound on local memory at its end, in bytes; `None` without one.
+    /// Limit on local memory at its end, in bytes; `None` without one.
     pub local_limit_bytes: Option<u64>,
-    /// Local memory at the peak, in bytes.
+    /// Peak of local memory, in bytes.
     pub local_peak_bytes: u64,
     /// Page features of the whole run.
     pub features: Features,
-    /// Faults on pages that had left, by how long they were away ([`canvas_shm::segment::refault_bucket`]).
+    /// Faults on evicted pages, by reuse distance ([`canvas_shm::segment::refault_bucket`]).
     pub refaults: Vec<u64>,
 }
 
 impl Learned {
-    /// Of a run that has ended; `None` where its program was not managed, or others have run in its tenant: their
-    /// pages cannot be told from its own.
+    /// From a run that has ended; `None` if its program was not managed, or if others ran in its
+    /// tenant, whose pages cannot be told from its own.
     pub fn new(run: &Run, segment: &Segment) -> Option<Learned> {
         let has_others = segment.config.flags.load(Relaxed) & config_flag::JOINED != 0;
         if run.mode.is_none() || has_others {
@@ -33,7 +33,7 @@ impl Learned {
         }
         let footprint_bytes = page_bytes(segment.footprint_pages_peak.load(Relaxed));
         let mut features = features_of(run, segment);
-        // There are none left at the end.
+        // At the end there are none left.
         let files = run.peaks.file_bytes_peak;
         features.file_ratio = files.and_then(|f| ratio(f, f.saturating_add(footprint_bytes)));
         Some(Learned {

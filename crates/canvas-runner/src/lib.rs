@@ -1,24 +1,24 @@
-//! What `canvas run` does, once its flags have been read ([`options::Options`]).
+//! Implements `canvas run`, from its parsed flags ([`options::Options`]) on.
 //!
 //! | module | has |
 //! |---|---|
-//! | `run` | one run from its beginning to its exit code |
-//! | [`join`] | how a run begins at the host's agent: as a tenant of its own, or in one that is there |
-//! | [`facts`], [`container`] | what there is to know about this host, kernel and user |
-//! | [`mode`] | which way of delivering faults works here |
-//! | `program`, `elf` | finding CMD, and telling whether it can be managed |
+//! | `run` | one run, from its start to its exit code |
+//! | [`join`] | starting a run at the host's agent: as a new tenant, or in an existing one |
+//! | [`facts`], [`container`] | facts about this host, kernel and user |
+//! | [`mode`] | the mode of delivering faults that works here |
+//! | `program`, `elf` | finding CMD, and checking whether it can be managed |
 //! | `preload` | the preload library, which build.rs puts into this crate |
 //! | `launch` | descriptors and environment of CMD, and its start |
-//! | `supervise`, `notify` | CMD's signals, stops and end; what it says to the service manager |
-//! | `far`, `link` | who keeps far memory: an agent of the run's own, or the host's |
-//! | [`storage`] | far memory for what is no program |
+//! | `supervise`, `notify` | CMD's signals, stops and end; its messages to the service manager |
+//! | `far`, `link` | the agent of far memory: the run's own, or the host's |
+//! | [`storage`] | far memory for processes without a program, such as disks |
 //! | `control` | answers to `canvas status`, `stat` and `set` |
 //! | `reserve` | the watch over the host's memory |
-//! | `sweep`, `tree`, `beside` | how much memory there is, by samples |
-//! | `stats`, `learned` | the report of `--stats`, and what a run has shown for the next one |
-//! | [`error`] | why a run fails |
+//! | `sweep`, `tree`, `beside` | samples of memory usage |
+//! | `stats`, `learned` | the report of `--stats`, and measurements for later runs |
+//! | [`error`] | errors of a run |
 //!
-//! It stays off the data path: a program goes on when its runner is killed.
+//! The runner is not on the data path: a program goes on when its runner is killed.
 #![forbid(unsafe_code)]
 
 mod beside;

@@ -1,7 +1,8 @@
-//! A runner's connection to the host agent: its tenant is handed to whatever agent listens.
+//! A runner's connection to the host agent, which serves its tenant.
 //!
-//! When the connection ends the agent is gone, or another one has nothing of this tenant. The runner asks
-//! again until somebody serves it, with the same descriptors: pages and requests are in them.
+//! When the connection ends, the agent is gone, or a new one does not have this tenant. The runner
+//! then asks again until an agent serves the tenant, with the same descriptors, which hold pages
+//! and requests.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,48 +25,48 @@ use canvas_control::hello::{Answer, Ask, Asked, BYTES_MAX, Change, Hello, VERSIO
 use canvas_control::terms::Terms;
 use canvas_control::text::say;
 
-/// How long an agent may take to answer.
+/// Most time for an agent's answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// First and longest pause between two tries.
+/// First and longest pause between tries.
 const PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long the agent's answer to a change is waited for: who asked the run waits two seconds.
+/// Most time for the agent's answer to a change: the run's client waits two seconds.
 const CHANGE_WAIT: Duration = Duration::from_millis(1500);
-/// How long the end of a run waits until its far memory is given back.
+/// Most time that the end of a run waits until its far memory is freed.
 const END_WAIT: Duration = Duration::from_secs(2);
 
 enum State {
-    /// Nobody serves: when to ask again.
+    /// No agent serves the tenant; time of the next try.
     Down(Instant),
-    /// Asked, since then.
+    /// Requested at this time.
     Asked(OwnedFd, Instant),
     /// Served.
     Served(OwnedFd),
 }
 
-/// The connection.
+/// The connection to the host's agent.
 pub struct Link {
     far: &'static Far,
     path: PathBuf,
     hello: Hello,
     segment: OwnedFd,
-    /// What the agent gave for the next one.
+    /// Descriptors for the next agent.
     kept: Vec<OwnedFd>,
-    /// What its operator has settled.
+    /// The operator's terms.
     terms: Terms,
     state: State,
     pause: Duration,
-    /// What was last said about it; empty when all is well.
+    /// The last message about the connection; empty when all is well.
     told: String,
-    /// Changes that were asked for on any connection.
+    /// Number of changes requested, on all connections.
     changes: u64,
-    /// Those without an answer so far.
+    /// Changes without an answer so far.
     late: Vec<(u64, Change)>,
 }
 
 impl Link {
-    /// Has the tenant served by the agent at `path`; waits for its answer. `None` when another run has
-    /// begun a tenant of this name meanwhile.
+    /// Has the agent at `path` serve the tenant; waits for its answer. `None` if another run has
+    /// started a tenant of this name meanwhile.
     pub fn start(
         path: PathBuf,
         hello: Hello,
@@ -89,7 +90,7 @@ impl Link {
         loop {
             match link.step() {
                 Ok(()) => {}
-                // Its queue is full (many runs begin at once), or it is being replaced.
+                // Its queue is full (many runs start at once), or it is being replaced.
                 Err(why) if why.transient && Instant::now() < until && link.path.exists() => {}
                 Err(why) if why.is_taken() => return Ok(None),
                 Err(why) => return Err(unusable(&link.path, why.error)),
@@ -120,7 +121,7 @@ impl Link {
                 name: host.name,
                 slabs: settled.slabs,
                 copies: Some(settled.copies),
-                // The agent has noted what was asked for.
+                // The agent has recorded the requested share.
                 asked: Asked::default(),
             },
             path: host.path,
@@ -135,22 +136,23 @@ impl Link {
         })
     }
 
-    /// What the agent's operator has settled for the tenant.
+    /// The operator's terms for the tenant.
     pub fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// What the tenant gets where it is not alone: the agent says so in its journal.
+    /// The tenant's share of contended resources, from the agent's journal.
     pub fn share(&self) -> Share {
         share_in(&self.kept).unwrap_or_default()
     }
 
-    /// What of the host's pool the tenant is granted, if the agent bounds that.
+    /// The tenant's grant of the host's pool, if the agent limits that.
     pub fn pool(&self) -> Option<PoolGrant> {
         pool_in(&self.kept)
     }
 
-    /// Has the agent change the tenant; says why not. A signal for this process ends the wait for its answer.
+    /// Has the agent change the tenant; otherwise returns why not. A signal to this process ends
+    /// the wait for the answer.
     pub fn change(&mut self, change: Change) -> Result<(), ChangeError> {
         let State::Served(fd) = &self.state else {
             return Err(ChangeError::Down);
@@ -159,7 +161,7 @@ impl Link {
         let id = self.changes;
         let ask = Ask::Change(Change { id, ..change });
         pass::send(fd, &ask.encode(), &[]).map_err(|e| match e {
-            // Nothing of it is there.
+            // Nothing of the request was sent.
             Errno::EAGAIN => ChangeError::Busy,
             e => ChangeError::System(e),
         })?;
@@ -192,7 +194,7 @@ impl Link {
         let _ = poll(&mut fds, timeout);
     }
 
-    /// The copies that the agent keeps, or is asked to keep.
+    /// The copies that the agent keeps, or is requested to keep.
     pub fn copies(&self) -> Option<Policy> {
         self.hello.copies.map(Policy::from)
     }
@@ -202,18 +204,18 @@ impl Link {
         self.far
     }
 
-    /// Does an agent serve the tenant?
+    /// Whether an agent serves the tenant.
     pub fn is_served(&self) -> bool {
         matches!(self.state, State::Served(_))
     }
 
-    /// How the agent was when it last said so: it is in its journal.
+    /// The agent's last report, from its journal.
     pub fn status(&self) -> Option<AgentStatus> {
         let journal = self.kept.first()?.try_clone().ok()?;
         Journal::open(journal).ok()?.status()
     }
 
-    /// What to wait for besides [`Link::due`].
+    /// Descriptor to wait for, besides the time [`Link::due`].
     pub fn poll_fd(&self) -> Option<PollFd<'_>> {
         match &self.state {
             State::Down(_) => None,
@@ -223,7 +225,7 @@ impl Link {
         }
     }
 
-    /// When to look again without being told.
+    /// Time of the next check without an event.
     pub fn due(&self) -> Option<Instant> {
         match &self.state {
             State::Down(at) => Some(*at),
@@ -232,7 +234,7 @@ impl Link {
         }
     }
 
-    /// Looks whether the agent is there, and asks another one when it is not.
+    /// Checks whether the agent is there; if not, contacts another one.
     pub fn tend(&mut self) {
         let was_served = self.is_served();
         let stepped = self.step();
@@ -260,7 +262,7 @@ impl Link {
         }
     }
 
-    /// One step towards being served.
+    /// Takes one step towards being served.
     fn step(&mut self) -> Result<(), Why> {
         let stepped = match &self.state {
             State::Down(at) if Instant::now() < *at => return Ok(()),
@@ -272,7 +274,7 @@ impl Link {
         };
         let stepped = stepped.and_then(|()| self.hear());
         if stepped.is_err() {
-            // Their answers come no more.
+            // Their answers can no longer come.
             self.late.clear();
             self.state = State::Down(Instant::now() + self.pause);
             self.pause = (self.pause * 2).min(PAUSE_MAX);
@@ -294,7 +296,7 @@ impl Link {
         Ok(())
     }
 
-    /// What the agent says, if it says anything.
+    /// Handles the agent's messages, if there are any.
     fn hear(&mut self) -> Result<(), Why> {
         let (State::Asked(fd, _) | State::Served(fd)) = &self.state else {
             return Ok(());
@@ -311,7 +313,7 @@ impl Link {
                 if !got.fds.is_empty() {
                     self.kept = got.fds;
                 }
-                // The next agent is to do as this one does, whatever its own habit is.
+                // The next agent is to keep the same copies, whatever its default.
                 self.hello.copies = Some(settled.copies);
                 self.terms = settled.terms;
                 self.pause = PAUSE;
@@ -324,7 +326,7 @@ impl Link {
             (Ok(Answer::Refused { why, taken, .. }), _) => {
                 Err(Why::lasting(AgentError::Refused { why, taken }))
             }
-            // To a change that nobody waits for any more.
+            // The answer to a change for which nobody waits any more.
             (Ok(Answer::Changed { id, .. }), State::Served(_)) => {
                 changed(&mut self.late, &mut self.hello, id);
                 say(
@@ -341,20 +343,20 @@ impl Link {
         }
     }
 
-    /// The run is over. When the tenant has no process left its far memory is given back at once; else
-    /// when the last one has ended.
+    /// Ends the run. If the tenant has no process left, its far memory is freed at once, otherwise
+    /// when the last process has ended.
     pub fn end(self, all: bool) {
         if let (true, State::Served(fd)) = (all, &self.state) {
             let over = Ask::Over { version: VERSION };
             if pass::send(fd, &over.encode(), &[]).is_ok() {
-                // Nothing is said any more: this is the agent hanging up.
+                // No more messages come: this waits for the agent to close the connection.
                 let _ = receive_within(fd, &mut [0; BYTES_MAX], END_WAIT);
             }
         }
     }
 }
 
-/// The agent has made a change: the next one is to keep these copies.
+/// Records a change that the agent has made: the next agent is to keep these copies.
 fn changed(late: &mut Vec<(u64, Change)>, hello: &mut Hello, id: u64) {
     if let Some(at) = late.iter().position(|(late, _)| *late == id) {
         let (_, change) = late.swap_remove(at);
@@ -362,7 +364,8 @@ fn changed(late: &mut Vec<(u64, Change)>, hello: &mut Hello, id: u64) {
     }
 }
 
-/// What the agent says until then, or until this process gets a signal, which matters more.
+/// Waits for a message of the agent, until a time or until this process gets a signal, which goes
+/// first.
 fn heard(fd: &OwnedFd, until: Instant) -> Result<Answer, ChangeError> {
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let blocked = SigSet::thread_get_mask().map_err(ChangeError::Unsure)?;
@@ -387,9 +390,9 @@ fn heard(fd: &OwnedFd, until: Instant) -> Result<Answer, ChangeError> {
     }
 }
 
-/// Why nobody serves.
+/// Why no agent serves the tenant.
 struct Why {
-    /// It is in the nature of an agent that is not there (yet).
+    /// Whether this is normal while an agent is starting or absent.
     transient: bool,
     error: AgentError,
 }
@@ -407,13 +410,13 @@ impl Why {
             error,
         }
     }
-    /// Another run of this user has the name.
+    /// Whether another run of this user has the name.
     fn is_taken(&self) -> bool {
         matches!(self.error, AgentError::Refused { taken: true, .. })
     }
 }
 
-/// There is no use in that agent.
+/// The error that the agent at `path` cannot be used.
 pub fn unusable(path: &Path, source: AgentError) -> RunError {
     RunError::Agent {
         path: path.to_owned(),
@@ -421,13 +424,13 @@ pub fn unusable(path: &Path, source: AgentError) -> RunError {
     }
 }
 
-/// What a tenant gets, as its agent says in the first of these files.
+/// The tenant's share, from the journal, which is the first of these files.
 pub fn share_in(kept: &[OwnedFd]) -> Option<Share> {
     let journal = kept.first()?.try_clone().ok()?;
     Journal::open(journal).ok()?.share()
 }
 
-/// What of the host's pool it is granted, as its agent says there.
+/// The tenant's grant of the host's pool, from the same journal.
 pub fn pool_in(kept: &[OwnedFd]) -> Option<PoolGrant> {
     let journal = kept.first()?.try_clone().ok()?;
     Journal::open(journal).ok()?.pool()

@@ -1,4 +1,4 @@
-//! Which way of delivering faults works here, and why.
+//! Chooses the mode of delivering faults.
 
 use canvas_shm::Mode;
 use canvas_sys::uffd::{Probe, feature};
@@ -6,40 +6,41 @@ use nix::errno::Errno;
 
 use crate::facts::Facts;
 
-/// Address space that a managed process reserves, in bytes: the window, its mirror, the page words.
+/// Address space that a managed process reserves, in bytes: the managed range, its mirror, the page
+/// words.
 pub const RESERVED_BYTES: u64 = {
     use canvas_types::layout::{WINDOW_BYTES, WINDOW_PAGES};
     (2 * WINDOW_BYTES + 8 * WINDOW_PAGES) as u64
 };
 
-/// A mode and the reason for it.
+/// A mode, and the reason for it.
 pub type Choice = (Mode, &'static str);
 
 /// Why signal mode does not work here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SignalModeError {
-    /// A container's filter refuses userfaultfd; a default profile such as this one does.
+    /// A container's seccomp filter refuses userfaultfd, as the named default profile does.
     #[error("this container's seccomp filter refuses userfaultfd, as does {0}")]
     Container(&'static str),
-    /// A filter refuses it.
+    /// A seccomp filter refuses userfaultfd.
     #[error("a seccomp filter refuses userfaultfd, which this process inherited")]
     Filter,
-    /// No filter is there that could.
+    /// It is refused although there is no filter.
     #[error("a security module of this host refuses userfaultfd")]
     SecurityModule,
     /// The kernel was built without it.
     #[error("this kernel has no userfaultfd (CONFIG_USERFAULTFD)")]
     NoUserfaultfd,
-    /// The kernel has it for the privileged only.
+    /// The kernel has it only for privileged users.
     #[error("this kernel is older than 5.11 and has no user-mode userfaultfd")]
     NoUserMode,
-    /// Something else.
+    /// Another error.
     #[error("userfaultfd fails: {}", .0.desc())]
     Fails(Errno),
     /// Faults cannot be delivered as signals.
     #[error("this kernel's userfaultfd has no SIGBUS feature (4.14 and later have it)")]
     NoSigbus,
-    /// Calls from outside of libc could not be caught.
+    /// Calls from outside libc could not be caught.
     #[error("seccomp filters that trap are not available (CONFIG_SECCOMP_FILTER)")]
     NoTrap,
 }
@@ -51,39 +52,39 @@ pub enum SignalModeError {
 )]
 pub struct ThreadModeError;
 
-/// Why the mode that was asked for does not work here, or none does.
+/// Why the requested mode, or any mode, does not work here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ModeError {
-    /// This process may not have so many addresses; its limit, in bytes.
+    /// The limit on address space is too low.
     #[error(
         "the limit on address space (ulimit -v) is {} KiB, and canvas reserves {} TiB of addresses; raise it with `ulimit -v unlimited`",
         .limit_bytes >> 10,
         RESERVED_BYTES >> 40
     )]
     AddressSpace {
-        /// The limit.
+        /// The limit, in bytes.
         limit_bytes: u64,
     },
-    /// Userfaultfd is refused, so that thread mode fails for the same reason.
+    /// Userfaultfd is refused, so thread mode fails for the same reason.
     #[error("no mode works here: {0}; `canvas doctor` says how to allow it")]
     Refused(SignalModeError),
-    /// Neither works, each for a reason of its own.
+    /// Neither works, for different reasons.
     #[error("no mode works here: {signal}, and {thread}; see `canvas doctor`")]
     Neither {
-        /// Why signal mode does not.
+        /// The reason for signal mode.
         signal: SignalModeError,
-        /// Why thread mode does not.
+        /// The reason for thread mode.
         thread: ThreadModeError,
     },
-    /// Signal mode was asked for.
+    /// Signal mode was requested.
     #[error("signal mode does not work here: {0}; see `canvas doctor`")]
     Signal(SignalModeError),
-    /// Thread mode was asked for.
+    /// Thread mode was requested.
     #[error("{0}; use --mode signal or see `canvas doctor`")]
     Thread(ThreadModeError),
 }
 
-/// Who refuses userfaultfd.
+/// Determines who refuses userfaultfd.
 fn who_refuses(f: &Facts) -> SignalModeError {
     match (&f.container, f.seccomp.filtered) {
         (Some(c), true) => SignalModeError::Container(c.runtime.default_profile()),
@@ -92,7 +93,7 @@ fn who_refuses(f: &Facts) -> SignalModeError {
     }
 }
 
-/// Does signal mode work, and if not, why not?
+/// Checks whether signal mode works.
 fn signal_works(f: &Facts) -> Result<(), SignalModeError> {
     let (p, seccomp) = (&f.probe, &f.seccomp);
     if f.userfaultfd_is_refused() {
@@ -114,7 +115,7 @@ fn signal_works(f: &Facts) -> Result<(), SignalModeError> {
     Ok(())
 }
 
-/// Does thread mode work, and if not, why not?
+/// Checks whether thread mode works.
 pub fn thread_works(p: &Probe) -> Result<(), ThreadModeError> {
     if p.full_errno == 0 || p.device_errno == 0 {
         return Ok(());
@@ -122,7 +123,7 @@ pub fn thread_works(p: &Probe) -> Result<(), ThreadModeError> {
     Err(ThreadModeError)
 }
 
-/// The mode that a run uses that wants this one, or none in particular, and why.
+/// The mode of a run that requests `wanted`, or none in particular, and the reason.
 pub fn choose(wanted: Option<Mode>, facts: &Facts) -> Result<Choice, ModeError> {
     if let Some(limit_bytes) = facts.limits.address_space_bytes
         && limit_bytes < RESERVED_BYTES

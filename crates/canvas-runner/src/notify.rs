@@ -1,8 +1,9 @@
-//! The service manager's socket (`NOTIFY_SOCKET`, sd_notify(3)) in CMD's name.
+//! Relays messages to the service manager (`NOTIFY_SOCKET`, sd_notify(3)) on CMD's behalf.
 //!
-//! To the manager canvas is the service's main process, from which alone it accepts messages as a rule, and whose end
-//! it sees. So CMD gets a socket of ours, and what it says there canvas says to the manager. (To announce CMD as the
-//! main process would lose its exit code: it is not the manager's child.)
+//! To the manager, canvas is the service's main process, whose messages alone it usually accepts,
+//! and whose end it sees. So CMD gets a socket of canvas's, which passes messages on to the
+//! manager. (Announcing CMD as the main process would lose its exit code, because it is not the
+//! manager's child.)
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -18,20 +19,20 @@ use nix::sys::socket::{
     sendmsg, setsockopt, socket, sockopt,
 };
 
-/// Where a service finds its manager.
+/// Variable with the manager's socket.
 const ENV_NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
-/// Bytes of the longest message that systemd takes (NOTIFY_BUFFER_MAX).
+/// Most bytes of a message that systemd accepts (NOTIFY_BUFFER_MAX).
 const MESSAGE_BYTES: usize = 4096;
 
-/// The two sockets.
+/// The two sockets: CMD's and the manager's.
 pub struct Notify {
     ours: OwnedFd,
     manager: UnixAddr,
-    /// What CMD finds in its environment.
+    /// The name that CMD gets in its environment.
     name: OsString,
 }
 
-/// Puts a socket of ours in the place of the manager's in CMD's environment, where there is one.
+/// Replaces the manager's socket in CMD's environment by one of canvas's, if there is one.
 pub fn stand_in(env: &mut [(OsString, OsString)]) -> Option<Notify> {
     let (_, name) = env.iter_mut().find(|(name, _)| name == ENV_NOTIFY_SOCKET)?;
     let notify = Notify::open(name)?;
@@ -40,8 +41,8 @@ pub fn stand_in(env: &mut [(OsString, OsString)]) -> Option<Notify> {
 }
 
 impl Notify {
-    /// A socket in front of the manager's, of which the environment has `name`; `None` where that is none that canvas
-    /// can stand in for.
+    /// Opens a socket in front of the manager's, which the environment calls `name`; `None` if
+    /// canvas cannot relay to it.
     fn open(name: &OsStr) -> Option<Notify> {
         let manager = match name.as_bytes() {
             [b'@', abstract_name @ ..] => UnixAddr::new_abstract(abstract_name).ok()?,
@@ -55,7 +56,7 @@ impl Notify {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let ours = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;
         setsockopt(&ours, sockopt::PassCred, &true)?;
-        // Without a name the kernel chooses one, which goes with the socket.
+        // Without a name the kernel chooses one, which disappears with the socket.
         bind(ours.as_raw_fd(), &UnixAddr::new_unnamed())?;
         let bound: UnixAddr = getsockname(ours.as_raw_fd())?;
         let chosen = bound.as_abstract().ok_or(Errno::EADDRNOTAVAIL)?;
@@ -67,12 +68,12 @@ impl Notify {
         })
     }
 
-    /// What to wait for.
+    /// Descriptor to wait for.
     pub fn poll_fd(&self) -> PollFd<'_> {
         PollFd::new(self.ours.as_fd(), PollFlags::POLLIN)
     }
 
-    /// Passes on what has been said so far. `child` is CMD.
+    /// Passes pending messages on. `child` is CMD.
     pub fn pass_on(&self, child: u32) {
         let mut text = [0; MESSAGE_BYTES];
         while let Ok(message) = pass::receive(&self.ours, &mut text) {
@@ -87,21 +88,21 @@ impl Notify {
             if !text.is_empty() || !fds.is_empty() {
                 let (words, flags) = ([IoSlice::new(&text)], MsgFlags::MSG_NOSIGNAL);
                 let to = Some(&self.manager);
-                // When nobody listens any more, nobody misses it.
+                // If nobody listens any more, the message is not missed.
                 let _ = sendmsg(self.ours.as_raw_fd(), &words, control, flags, to);
             }
         }
     }
 }
 
-/// Is `pid` a process of the service that this process belongs to? The manager goes by control groups as well.
+/// Whether `pid` belongs to this process's service. The manager also decides by control groups.
 fn is_of_this_service(pid: u32) -> bool {
     let group = |pid: &str| fs::read(format!("/proc/{pid}/cgroup")).ok();
     group(&pid.to_string()).is_some_and(|theirs| group("self") == Some(theirs))
 }
 
-/// `text` without the lines by which CMD announces itself as the main process: the manager would follow a process whose
-/// exit code it cannot get.
+/// `text` without lines that announce CMD as the main process: the manager would follow a process
+/// whose exit code it cannot get.
 fn without_own_number(text: &[u8], child: u32) -> Vec<u8> {
     let own = format!("MAINPID={child}");
     let lines = text

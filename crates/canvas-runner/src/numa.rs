@@ -1,4 +1,4 @@
-//! NUMA nodes of this host: which have memory, and whether canvas may have it there (`--numa`).
+//! NUMA nodes of this host: which have memory, and whether canvas may use it (`--numa`).
 
 use std::fs;
 use std::path::Path;
@@ -8,29 +8,29 @@ use canvas_types::NodeBound;
 use nix::errno::Errno;
 use serde::Serialize;
 
-/// Where the kernel tells of them.
+/// The kernel's directory of nodes.
 const NODES: &str = "/sys/devices/system/node";
 
 /// Why pages cannot go to a node.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NumaError {
-    /// The kernel names none.
+    /// The kernel reports no nodes.
     #[error("this kernel reports no NUMA nodes ({}); leave out --numa", NODES)]
     NoNodes,
-    /// It is not there, or offline.
+    /// The node does not exist or is offline.
     #[error("--numa {bound}: there is no NUMA node {} here; nodes with memory are {there}", .bound.node)]
     NoNode {
-        /// As it was asked for.
+        /// The setting.
         bound: NodeBound,
-        /// What there is.
+        /// The nodes with memory.
         there: String,
     },
-    /// It has processors, or devices, alone.
+    /// The node has only processors or devices.
     #[error("--numa {bound}: NUMA node {} has no memory; nodes with memory are {there}", .bound.node)]
     NoMemory {
-        /// As it was asked for.
+        /// The setting.
         bound: NodeBound,
-        /// What there is.
+        /// The nodes with memory.
         there: String,
     },
     /// The kernel refuses.
@@ -39,9 +39,9 @@ pub enum NumaError {
         .bound.node, .why.desc(), way_out(*.why)
     )]
     Refused {
-        /// As it was asked for.
+        /// The setting.
         bound: NodeBound,
-        /// What the kernel says.
+        /// The kernel's error.
         why: Errno,
     },
 }
@@ -54,18 +54,18 @@ fn way_out(why: Errno) -> &'static str {
     }
 }
 
-/// A node that is online.
+/// An online node.
 #[derive(Serialize, Clone, PartialEq, Eq, Debug)]
 pub struct Node {
     /// The kernel's number.
     pub node: u32,
-    /// Its memory; 0 where it has none.
+    /// Its memory; 0 if it has none.
     pub memory_bytes: u64,
-    /// It has processors.
+    /// Whether it has processors.
     pub has_processors: bool,
 }
 
-/// The nodes that are online; none where the kernel does not tell.
+/// The online nodes; none if the kernel reports none.
 pub fn nodes() -> Vec<Node> {
     nodes_in(Path::new(NODES))
 }
@@ -85,7 +85,7 @@ fn nodes_in(dir: &Path) -> Vec<Node> {
     numbers(&online).into_iter().map(node).collect()
 }
 
-/// The kernel's lists: `0-2,5`.
+/// Parses the kernel's lists: `0-2,5`.
 fn numbers(list: &str) -> Vec<u32> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -96,14 +96,14 @@ fn numbers(list: &str) -> Vec<u32> {
     parts.filter_map(range).flatten().collect()
 }
 
-/// `Node 1 MemTotal:  65536 kB`.
+/// Parses `Node 1 MemTotal:  65536 kB`.
 fn total_bytes(meminfo: &str) -> u64 {
     let line = meminfo.lines().find(|l| l.contains(" MemTotal:"));
     let kib = line.and_then(|l| l.split_whitespace().rev().nth(1)?.parse::<u64>().ok());
     kib.unwrap_or(0) << 10
 }
 
-/// Can pages go to these nodes?
+/// Checks whether pages can go to these nodes.
 pub fn check(wanted: &[NodeBound]) -> Result<(), NumaError> {
     if wanted.is_empty() {
         return Ok(());

@@ -1,5 +1,5 @@
-//! `--slo`: memory that a program does not need leaves ahead of need, as far as its slowdown allows
-//! (`canvas_place::slo` decides).
+//! `--slo`: evicts memory that a program does not need, ahead of need, as far as the slowdown stays
+//! within the target (`canvas_place::slo` decides).
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::{Duration, Instant};
@@ -15,23 +15,23 @@ use canvas_types::Slo;
 use crate::control::features;
 use crate::sweep::Sample;
 
-/// Time between two looks.
+/// Interval of samples.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Of the pool, so much may be copies of pages that are in local memory, and so many bytes in any case.
+/// Most of the pool that may be copies of resident pages, as a share, and at least the bytes below.
 const COPIES_MAX: f64 = 0.125;
 const COPIES_MAX_BYTES: i64 = 2 << 20;
-/// Time between two times that processes are asked to give such copies up.
+/// Interval of asking processes to drop such copies.
 const COPIES_PERIOD: Duration = Duration::from_secs(1);
 
-/// The offload of one run.
+/// State of `--slo` for one run.
 pub struct Offload {
     controller: Controller,
     slowdown: Slowdown,
     latency: Latency,
     before: Option<Before>,
-    /// When it is to look again.
+    /// Time of the next sample.
     next: Instant,
-    /// And at copies in the pool.
+    /// Time of the next check of copies in the pool.
     next_copies: Instant,
 }
 
@@ -42,7 +42,7 @@ struct Before {
 }
 
 impl Offload {
-    /// Of a run that begins now.
+    /// For a run that starts now.
     pub fn new() -> Offload {
         Offload {
             controller: Controller::new(),
@@ -54,11 +54,11 @@ impl Offload {
         }
     }
 
-    /// Looks, where it is time and there is a target, and asks processes for pages.
+    /// If there is a target and a sample is due, takes it and requests evictions.
     pub fn look(&mut self, lives: Lives, segment: &Segment, mode: Option<Mode>) {
         let now = Instant::now();
         let slo = segment.config.slo();
-        // Of several runs of one tenant the one that made it.
+        // Only the run that made the tenant does this.
         let is_ours = segment.config.runner_pid.load(Relaxed) == std::process::id();
         if now < self.next || !slo.is_on() || !is_ours {
             return;
@@ -94,7 +94,7 @@ impl Offload {
         }
     }
 
-    /// What happened since, as a part of the target.
+    /// The measured cost since `before`, as a part of the target.
     fn measure(&mut self, before: &Before, elapsed_s: f64, slo: Slo) -> Option<f64> {
         let after = self.before.as_ref()?;
         let since = after.sums.since(&before.sums);
@@ -126,7 +126,7 @@ impl Default for Offload {
     }
 }
 
-/// The processes that run, and the pages that each has.
+/// The running processes, and the number of pages of each.
 fn held(segment: &Segment) -> impl Iterator<Item = (&ProcSlot, u64)> {
     segment
         .procs_used()
@@ -135,7 +135,7 @@ fn held(segment: &Segment) -> impl Iterator<Item = (&ProcSlot, u64)> {
         .map(|slot| (slot, slot.held_pages().max(0) as u64))
 }
 
-/// Asks each process for its part of `pages`.
+/// Requests from each process its part of `pages`.
 fn ask(segment: &Segment, pages: u64) {
     let all: u64 = held(segment)
         .map(|(_, pages)| pages)
@@ -147,7 +147,7 @@ fn ask(segment: &Segment, pages: u64) {
         let part = u128::from(pages) * u128::from(has) / u128::from(all);
         let part = u32::try_from(part).unwrap_or(u32::MAX);
         if part > 0 {
-            // What was not given since the last look is not asked for again.
+            // Overwrites what is left of the last request.
             slot.offload_wanted.store(part, Relaxed);
             slot.wake.fetch_add(1, Release);
             futex_wake(&slot.wake, 1);
@@ -156,9 +156,9 @@ fn ask(segment: &Segment, pages: u64) {
     segment.count(0, Counter::PagesOffload, pages);
 }
 
-/// Copies of pages that came back save work when these leave again, and take memory meanwhile: with a target that
-/// frees memory, each process gives up half of those that are past a small part of the pool. `stored` pages are in
-/// the pool.
+/// Copies of resident pages save work when the pages are evicted again, but take memory until then.
+/// With a target that frees memory, each process drops half of the copies beyond a small part of
+/// the pool. The pool has `stored` pages.
 fn ask_for_copies(segment: &Segment, stored: u64) {
     let far: i64 = held(segment)
         .map(|(slot, _)| slot.far_pages.load(Relaxed).max(0))
@@ -195,11 +195,11 @@ mod tests {
             ask_for_copies(segment, stored);
             slot.pool_wanted_bytes.load(Relaxed)
         };
-        // All that is stored is away; nothing is stored; a ninth is here.
+        // All stored pages are evicted; nothing is stored; a ninth is resident.
         assert_eq!(asked(32_768, 32_768), 0);
         assert_eq!(asked(100, 0), 0);
         assert_eq!(asked(16_000, 18_000), 0);
-        // Half of it is here.
+        // Half is resident.
         assert_eq!(asked(16_384, 32_768), (64 << 20) * 3 / 16);
     }
 

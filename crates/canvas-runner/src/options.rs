@@ -1,4 +1,4 @@
-//! What `canvas run` was asked, with the defaults filled in and the values checked.
+//! The options of `canvas run`, with defaults filled in and values checked.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use canvas_types::units::{Amount, Size, Span};
 use canvas_types::{AppTier, Codec, NodeBound, PAGE_SIZE, Prefetch, ReadUnit, Slo, Threshold};
 use canvas_wire::key::ClusterKey;
 
-/// A batch in whole pages.
+/// The batch in whole pages.
 pub fn batch_pages(batch: Size) -> u32 {
     (batch.bytes / PAGE_SIZE as u64) as u32
 }
@@ -24,124 +24,124 @@ pub fn batch_pages(batch: Size) -> u32 {
 pub const THREAD_MODE_SHARES_NOTHING: &str =
     "--shared works in signal mode only; leave it out, or see `canvas doctor` for signal mode";
 
-/// What `canvas run` was asked.
+/// The options of `canvas run`.
 #[derive(Debug)]
 pub struct Options {
     /// CMD and its arguments.
     pub command: Vec<OsString>,
-    /// What the run is called; `None` for CMD's name.
+    /// Name of the run; `None` for CMD's name.
     pub tenant: Option<String>,
-    /// Where metrics are offered.
+    /// Address of the metrics.
     pub metrics: Option<SocketAddr>,
-    /// What is left to the host; `None` for nothing.
+    /// Memory left to the host; `None` for nothing.
     pub host_reserve: Option<Amount>,
-    /// Bound on local memory; `None` for no bound.
+    /// Limit on local memory; `None` for no limit.
     pub local: Option<Amount>,
-    /// Bound on the pool.
+    /// Limit on the pool.
     pub pool: Size,
-    /// Swap cache at start.
+    /// Size of the swap cache at the start.
     pub swap_cache: Size,
-    /// How faults are delivered; `None` for what works best here.
+    /// How faults are delivered; `None` for the best mode here.
     pub mode: Option<Mode>,
-    /// Where the report goes.
+    /// File of the report.
     pub stats: Option<PathBuf>,
-    /// Where the trace goes.
+    /// File of the trace.
     pub trace: Option<PathBuf>,
-    /// Where recordings of resumptions are kept.
+    /// File of recordings of resumptions.
     pub learn: Option<PathBuf>,
-    /// A program that cannot be managed is an error.
+    /// Whether a program that cannot be managed is an error.
     pub require: bool,
-    /// How far pages are stored.
+    /// How evicted pages are stored.
     pub codec: Codec,
-    /// A page keeps its swap entry when it comes in.
+    /// Whether a page keeps its swap entry when it is faulted in.
     pub reservations: bool,
-    /// Native memory may leave through the host's swap.
+    /// Whether native memory may be evicted to the host's swap.
     pub native_swap: bool,
-    /// Who prefetches.
+    /// The prefetcher.
     pub prefetch: Prefetch,
     /// `app-tier`.
     pub app_tier: AppTier,
-    /// How far below the limit local memory has to be for pages to come back by themselves.
+    /// How far local memory must be below its limit for proactive swap-in.
     pub proactive_threshold: Threshold,
-    /// How much of them at a time.
+    /// Batch of proactive swap-in.
     pub proactive_batch: Size,
-    /// What paging may slow the program by.
+    /// Target for the slowdown by paging.
     pub slo: Slo,
-    /// NUMA nodes that pages go to before they go into the pool, in this order.
+    /// NUMA nodes that take evicted pages before the pool, in this order.
     pub numa: Vec<NodeBound>,
-    /// Bound on memory that forks share; `None`: it stays native.
+    /// Limit on shared memory; `None` leaves shared memory native.
     pub shared: Option<Size>,
     /// Far memory beyond the pool.
     pub far: Option<FarOptions>,
-    /// It is wanted what the run has shown of its program.
+    /// Whether the run's measurements are wanted.
     pub learns: bool,
 }
 
-/// Far memory beyond the pool.
+/// Options of far memory.
 #[derive(Debug)]
 pub struct FarOptions {
-    /// Slabs that the tenant may fill.
+    /// Most slabs of the tenant.
     pub slabs: usize,
-    /// Directories of the disk copy, on a disk each; none for the default.
+    /// Directories for copies on disk, one per disk; empty for the default.
     pub dirs: Vec<PathBuf>,
-    /// What stays free on its disk.
+    /// Space to leave free on their disks.
     pub reserve: Option<Amount>,
-    /// Longest that a fault may wait.
+    /// Longest wait of a fault.
     pub wait: Duration,
-    /// The pool's oldest pages leave it past this part of its bound (FastSwap §IV).
+    /// Part of the pool's limit above which its oldest pages are demoted (FastSwap §IV).
     pub spill_percent: u64,
-    /// What comes back with a page that is read beyond the pool.
+    /// Far read size.
     pub unit: ReadUnit,
-    /// Whether threads may read from donors by themselves.
+    /// Whether faulting threads may read directly from donors.
     pub lanes: bool,
-    /// How long the agent looks for requests before it sleeps.
+    /// How long the agent polls for requests before it sleeps.
     pub spin: Span,
-    /// What is read ahead and would come too late is not done.
+    /// Whether prefetches that would come too late are dropped.
     pub timeliness: bool,
-    /// Hosts that lend memory.
+    /// Donors.
     pub servers: Vec<Address>,
-    /// How many copies, and where; `None` for what the host agent does.
+    /// Number and places of copies; `None` for the host agent's default.
     pub policy: Option<Policy>,
-    /// The servers' key; `None` for servers on this host that have none.
+    /// The cluster key; `None` for donors on this host without one.
     pub key: Option<ClusterKey>,
-    /// Connections to each server.
+    /// Connections to each donor.
     pub links: u8,
-    /// Members of the servers' gossip.
+    /// Members of the donors' gossip.
     pub seeds: Vec<String>,
-    /// The host's agent keeps it; `None` for one of the run's own.
+    /// The host's agent; `None` for an agent of the run's own.
     pub host: Option<HostOptions>,
-    /// What of its share the tenant asks for.
+    /// The share that the tenant requests.
     pub asked: Asked,
 }
 
 /// A host agent.
 #[derive(Debug)]
 pub struct HostOptions {
-    /// Where it listens.
+    /// Its socket.
     pub path: PathBuf,
-    /// What the tenant is called there.
+    /// Name of the tenant there.
     pub name: String,
-    /// Its user named it.
+    /// Whether the user chose the name.
     pub is_named: bool,
 }
 
-/// This host's memory, of which the defaults are parts.
+/// This host's memory, from which defaults follow.
 #[derive(Clone, Copy, Debug)]
 pub struct HostMemory {
-    /// Of the machine.
+    /// Memory of the machine.
     pub ram_bytes: u64,
-    /// Of that, what the control groups of this process let it use.
+    /// The part of it that this process's control groups allow.
     pub usable_bytes: u64,
 }
 
 impl Options {
-    /// Writes what the processes of the tenant need to know, all but the mode and the trace.
+    /// Writes the configuration that the tenant's processes need, except mode and trace.
     pub fn write_to(&self, config: &Config) {
         config.pool_bytes.store(self.pool.bytes, Relaxed);
         self.write_but_pool_to(config);
     }
 
-    /// The same without the pool, of which an agent may have said something.
+    /// Like [`Options::write_to`], without the pool, on which an agent may have decided already.
     pub(crate) fn write_but_pool_to(&self, config: &Config) {
         match self.local {
             None => {}
@@ -182,7 +182,7 @@ impl Options {
     }
 }
 
-/// Where the numbers of this process's children hold; 0 when it cannot be known.
+/// Identifies the PID namespace of this process's children; 0 if unknown.
 pub fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino())
 }

@@ -1,4 +1,4 @@
-//! The preload library that this binary brings along.
+//! The preload library that is embedded in this binary.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,7 +8,7 @@ use crate::error::RunError;
 /// Environment variable that names another library, for development.
 pub const ENV_PRELOAD_SO: &str = "CANVAS_PRELOAD_SO";
 
-/// `libcanvas_preload.so` as build.rs built it; empty when it was told not to.
+/// `libcanvas_preload.so` as built by build.rs; empty if that was skipped.
 static EMBEDDED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcanvas_preload.so"));
 
 /// The library's bytes.
@@ -26,7 +26,7 @@ pub fn library(replacement: Option<OsString>) -> Result<std::borrow::Cow<'static
     Ok(EMBEDDED.into())
 }
 
-/// Bytes of the library in this binary; 0 when it was built without.
+/// Size of the embedded library; 0 if there is none.
 pub fn embedded_bytes() -> usize {
     EMBEDDED.len()
 }

@@ -1,4 +1,4 @@
-//! Finding CMD, and telling whether it can be managed.
+//! Finds CMD, and checks whether it can be managed.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -14,27 +14,28 @@ use crate::elf::OnDisk;
 use crate::error::RunError;
 use canvas_types::elf::{self, INTERPRETERS_MAX, Image, PATH_BYTES};
 
-/// Where a program is looked for when PATH is not set, as execvp(3) does.
+/// Search path when PATH is not set, as in execvp(3).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Why a program cannot be managed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Unmanaged {
-    /// No loader that could bring the library in.
+    /// It has no loader that could load the library.
     Static,
-    /// Runs with the rights of another user, so the loader ignores LD_PRELOAD.
+    /// It runs with another user's rights, so the loader ignores LD_PRELOAD.
     SetId,
-    /// For another processor, or 32-bit.
+    /// It is for another processor, or 32-bit.
     Foreign,
     /// Its loader belongs to another C library.
     OtherLibc(PathBuf),
-    /// Built with this sanitizer.
+    /// It is built with this sanitizer.
     Sanitizer(&'static str),
 }
 
 impl Unmanaged {
-    /// Would the loader of such a program complain about the library, so that it should not be in
-    /// the environment? (It stays otherwise, because the program's children can be managed.)
+    /// Whether the loader of such a program would complain about the library, so that it must not
+    /// be in the environment. (Otherwise it stays there, because the program's children can be
+    /// managed.)
     pub fn chokes_on_preload(&self) -> bool {
         match self {
             Unmanaged::Foreign | Unmanaged::OtherLibc(_) | Unmanaged::Sanitizer(_) => true,
@@ -71,8 +72,8 @@ fn may_execute(path: &Path) -> bool {
     .is_ok()
 }
 
-/// The file that `name` means: itself when it has a slash, else the first executable in `path`
-/// (PATH). 126 when there is only one that may not be executed, 127 when there is none.
+/// The file that `name` means: itself if it contains a slash, else the first executable in `path`
+/// (PATH). 126 if there is only a file that may not be executed, 127 if there is none.
 pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, RunError> {
     let cannot = |file: &Path, why| RunError::CannotExecute {
         file: file.to_owned(),
@@ -102,7 +103,7 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, RunError> {
     let path = path.map_or_else(|| OsString::from(DEFAULT_PATH), OsStr::to_owned);
     let mut refused = None;
     for dir in path.as_bytes().split(|b| *b == b':') {
-        // An empty element is the working directory.
+        // An empty element means the working directory.
         let dir = if dir.is_empty() {
             Path::new(".")
         } else {
@@ -121,18 +122,18 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, RunError> {
     Err(refused.unwrap_or_else(|| RunError::NotInPath(name.into())))
 }
 
-/// Can the loader bring our library into this program? `None` when it can, as far as the file
-/// tells.
+/// Why the loader cannot load the library into this program; `None` if it can, as far as the file
+/// shows.
 pub fn unmanaged(program: &Path) -> Option<Unmanaged> {
     let mut file = program.to_path_buf();
     for _ in 0..INTERPRETERS_MAX {
-        // A program may be executable but not readable: then only the run can tell.
+        // A program may be executable but not readable: then only running it tells.
         let opened = OnDisk(File::open(&file).ok()?);
         let mut room = [0; PATH_BYTES];
         match elf::inspect(&opened, &mut room) {
             Image::Script { interpreter } => file = OsStr::from_bytes(interpreter).into(),
             Image::Foreign => return Some(Unmanaged::Foreign),
-            // A loader run as a program honours LD_PRELOAD for the program it loads.
+            // A loader that is run as a program honours LD_PRELOAD for the program that it loads.
             Image::Static if is_glibc_loader(&file.canonicalize().ok()?) => return None,
             Image::Static => return Some(Unmanaged::Static),
             Image::Dynamic { loader } if !elf::is_glibc_loader(loader) => {
@@ -150,8 +151,8 @@ fn is_glibc_loader(path: &Path) -> bool {
     elf::is_glibc_loader(path.as_os_str().as_bytes())
 }
 
-/// Will the kernel give this program other user or group rights than ours? (Bits on scripts have no
-/// effect, so the caller asks only about the last interpreter.)
+/// Whether the kernel will change the user or group for this program. (Bits on scripts have no
+/// effect, so the caller only asks about the last interpreter.)
 fn changes_user(file: &File) -> bool {
     if nix::sys::prctl::get_no_new_privs().unwrap_or(false) {
         return false;
@@ -177,7 +178,7 @@ mod tests {
         .unwrap();
         assert_eq!(found, Path::new("/bin/sh"));
         assert_eq!(find(OsStr::new("sh"), None).unwrap(), Path::new("/bin/sh"));
-        // The tests run in the crate's directory.
+        // Tests run in the crate's directory.
         let here = find(OsStr::new("Cargo.toml"), Some(OsStr::new(":/bin"))).unwrap_err();
         assert_eq!(
             (here.code(), here.to_string().as_str()),

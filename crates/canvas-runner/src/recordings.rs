@@ -1,9 +1,10 @@
-//! The file of `learn`: recordings of resumptions, from one run to the next.
+//! The file of `learn`: recordings of resumptions, kept from one run to the next.
 //!
-//! Integers are little-endian: the name `CANVASLR`, a version and the number of recordings (4 bytes each), a checksum
-//! of what follows (8 bytes), then each recording: how useful it was, its age and how many words it has (4 bytes
-//! each), and the words (`canvas_pager::learn::chunks`). What is read is judged; what its words mean is judged again
-//! by whoever uses them, as programs can write to the segment as well.
+//! Format, with little-endian integers: the name `CANVASLR`, a version and the number of recordings
+//! (4 bytes each), a checksum of the rest (8 bytes), then each recording: its usefulness, its age
+//! and its number of words (4 bytes each), and the words (`canvas_pager::learn::chunks`). The
+//! format is checked on reading; users of the words check them again, since programs can write to
+//! the segment, too.
 
 use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
@@ -22,12 +23,12 @@ const NAME: &[u8; 8] = b"CANVASLR";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 24;
 const RECORDING_BYTES: usize = 12;
-/// No file of ours is larger.
+/// Largest size of a valid file.
 const BYTES_MAX: usize = HEADER_BYTES + RECORDINGS * (RECORDING_BYTES + 4 * WORDS);
-/// Shortest time between two saves while the program runs.
+/// Least time between two saves while the program runs.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// A recording as the file has it.
+/// A recording in the form of the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Kept {
     useful: u32,
@@ -35,19 +36,19 @@ struct Kept {
     words: Vec<u32>,
 }
 
-/// What a file's bytes are, when they are no recordings of this version.
+/// Why a file has no recordings of this version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Unfit {
-    /// Something else.
+    /// It is another kind of file.
     Foreign,
-    /// Of another version of canvas.
+    /// It is from another version of canvas.
     Version(u32),
-    /// Cut or changed.
+    /// It is truncated or changed.
     Damaged,
 }
 
 fn checksum(bytes: &[u8]) -> u64 {
-    // FNV-1a: against damage, not malice.
+    // FNV-1a: protects against damage, not malice.
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, b| {
         (sum ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3)
     })
@@ -115,8 +116,9 @@ pub struct Book {
 }
 
 impl Book {
-    /// Reads the file, and sees that it can be written. One that is damaged or of another version is told of, and
-    /// written anew; what is no file of recordings is refused, as it would be lost.
+    /// Reads the file and checks that it can be written. A damaged file, or one of another version,
+    /// is reported and overwritten; a file of another kind is refused, because it would be
+    /// overwritten.
     pub fn open(path: &Path) -> Result<Book, RunError> {
         let refuse = |why: String| RunError::Learn {
             path: path.to_owned(),
@@ -159,7 +161,7 @@ impl Book {
         Ok(book)
     }
 
-    /// Puts what the file had where the program's processes find it.
+    /// Copies the file's recordings to where the program's processes find them.
     pub fn fill(&self, all: &Recordings) {
         for (from, to) in self.loaded.iter().zip(&all.places) {
             to.write(|places| {
@@ -176,7 +178,7 @@ impl Book {
         self.saved_changes.set(newest);
     }
 
-    /// Saves what has changed, now and then.
+    /// Saves changes, at most every few seconds.
     pub fn look(&self, all: &Recordings) {
         let is_new = all.changes.load(Relaxed) != self.saved_changes.get();
         if is_new && self.saved_at.get().elapsed() >= PAUSE {
@@ -184,7 +186,7 @@ impl Book {
         }
     }
 
-    /// Saves what has changed.
+    /// Saves changes.
     pub fn save(&self, all: &Recordings) {
         let changes = all.changes.load(Relaxed);
         if changes == self.saved_changes.get() {
@@ -218,7 +220,7 @@ impl Book {
         }
     }
 
-    /// Where it is written before it takes its name.
+    /// The temporary file that is renamed at the end.
     fn place(&self) -> PathBuf {
         let mut name = self.path.as_os_str().to_owned();
         name.push(".tmp");
@@ -226,7 +228,7 @@ impl Book {
     }
 }
 
-/// Nothing, after one line of why.
+/// No recordings, after printing the reason.
 fn told(path: &Path, why: &str) -> Vec<Kept> {
     say(format_args!(
         "-o learn={}: {why}; it is overwritten, and earlier recordings are not used",
@@ -235,7 +237,7 @@ fn told(path: &Path, why: &str) -> Vec<Kept> {
     Vec::new()
 }
 
-/// The file's bytes, one more than a file of ours has at most; `None` when there is no such file.
+/// The file's bytes, at most one more than a valid file has; `None` if there is no such file.
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match fs::metadata(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
@@ -249,7 +251,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// A new file of that name; one that a run has left behind makes way.
+/// Makes a new file of that name; one that an earlier run left behind is removed.
 fn fresh(path: &Path) -> io::Result<File> {
     let make = || OpenOptions::new().write(true).create_new(true).open(path);
     match make() {
@@ -287,7 +289,7 @@ mod tests {
         let book = Book::open(&path).unwrap();
         let all = &Segment::create(false).unwrap().1.recordings;
         book.fill(all);
-        // Nothing has changed: nothing is written.
+        // Nothing has changed, so nothing is written.
         fs::remove_file(&path).unwrap();
         book.save(all);
         assert!(!path.exists());

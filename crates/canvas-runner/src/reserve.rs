@@ -1,7 +1,8 @@
-//! `host-reserve`: the watch of a run over its host's memory (`canvas_place::reserve` decides).
+//! `host-reserve`: a run's watch over its host's memory (`canvas_place::reserve` decides).
 //!
-//! The host is whatever holds the program: the machine, or a control group with a limit on memory (of version 1
-//! or 2) that the program or an ancestor is in; the one with least left above its reserve counts.
+//! "Host" is whatever limits the program: the machine, or a control group with a memory limit
+//! (version 1 or 2) that contains the program; the one with least memory left above its reserve
+//! counts.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,18 +19,19 @@ use crate::facts::ram_bytes;
 use crate::options::HostMemory;
 use canvas_control::health::HostLeft;
 
-/// Time between two looks while the tenant's steps are small and it grows, or its host has not much left; and else.
+/// Interval of samples while the tenant's steps are small and it grows, or its host has little
+/// left; and otherwise.
 const SOON: Duration = Duration::from_millis(10);
 const LATER: Duration = Duration::from_millis(50);
-/// And so long at least, however many want the next one at once.
+/// Least time between samples, however many processes want the next one at once.
 const APART: Duration = Duration::from_micros(300);
-/// A pool grows by less in [`LATER`].
+/// Pools grow by less than this in [`LATER`].
 const STEP_FOR_LATER: u64 = 64 << 20;
-/// What a run is left in any case, for its program to go on: of the pool, and of local memory.
+/// Memory that a run always keeps, so that its program can go on: of the pool, and of local memory.
 const POOL_MIN_BYTES: u64 = 1 << 20;
 const LOCAL_MIN_BYTES: u64 = LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64;
 
-/// Watches for as long as this process lives, on a thread of its own. CMD is process `child`.
+/// Watches as long as this process lives, on its own thread. CMD is process `child`.
 pub fn watch(segment: &'static Segment, reserve: Amount, child: u32) {
     let watch = move || {
         let mut guard = Guard::default();
@@ -47,7 +49,7 @@ pub fn watch(segment: &'static Segment, reserve: Amount, child: u32) {
                 let near = seen.available_bytes < seen.reserve_bytes.saturating_mul(4);
                 near || grows && seen.step_bytes() < STEP_FOR_LATER
             });
-            // Those that wanted this look, or none at all: what they ask for from here on is the next one.
+            // They wanted this sample, or none: a request from here on is for the next one.
             if wanted != answered {
                 futex_wake(&segment.host.looks, i32::MAX as u32);
                 answered = wanted;
@@ -57,7 +59,7 @@ pub fn watch(segment: &'static Segment, reserve: Amount, child: u32) {
             futex_wait(&segment.host.wanted, wanted, pause.as_nanos() as u64);
         }
     };
-    // Without the thread the program runs all the same, and the tenant's own bounds hold.
+    // Without the thread the program still runs, within the tenant's own limits.
     let _ = std::thread::Builder::new()
         .name("reserve".to_owned())
         .spawn(watch);
@@ -92,7 +94,7 @@ fn apply(segment: &Segment, guard: &mut Guard, seen: Look, now: Held) {
     }
 }
 
-/// What is told of a shortage.
+/// The shortage to report, if there is one.
 pub fn left(segment: &Segment) -> Option<HostLeft> {
     let host = &segment.host;
     host.is_short().then(|| HostLeft {
@@ -101,7 +103,7 @@ pub fn left(segment: &Segment) -> Option<HostLeft> {
     })
 }
 
-/// Memory of this host, and what of it this process's control groups let it use.
+/// The machine's memory, and the part that this process's control groups allow.
 pub fn host_memory() -> HostMemory {
     let groups = groups_of(std::process::id());
     let ram_bytes = ram_bytes();
@@ -111,12 +113,12 @@ pub fn host_memory() -> HostMemory {
     }
 }
 
-/// A limit of nothing is none that a program could run in.
+/// Ignores limits of 0, in which no program could run.
 fn smallest(machine: u64, limits: impl Iterator<Item = u64>) -> u64 {
     limits.filter(|l| *l != 0).fold(machine, u64::min)
 }
 
-/// The machine or the group with least left above its reserve.
+/// The machine or group with least memory left above its reserve.
 fn look(groups: &[Group], reserve: Amount) -> Option<Look> {
     let machine = canvas_host::HostMemory::of_machine(Path::new("/proc")).ok()?;
     let machine = (machine.total_bytes, machine.available_bytes);
@@ -130,8 +132,8 @@ fn look(groups: &[Group], reserve: Amount) -> Option<Look> {
     looks.min_by_key(|l| l.available_bytes as i128 - l.reserve_bytes as i128)
 }
 
-/// A share is one of each group's own limit; a size is kept of the machine, and of a group that is smaller no more
-/// than a quarter.
+/// A share refers to each group's own limit; a size applies to the machine, and to a smaller group
+/// as at most a quarter.
 fn reserve_of(reserve: Amount, total: u64) -> u64 {
     match reserve {
         Amount::Size(size) => size.bytes.min(total / 4),
@@ -171,7 +173,8 @@ mod tests {
                 futex_wait(&host.looks, seen, 1_000_000_000);
             }
         }
-        // In turn they would come one in `LATER`, or one in `SOON` on a machine that has little left.
+        // One after the other they would take one `LATER` each, or one `SOON` on a machine with
+        // little left.
         let took = begun.elapsed();
         assert!(took < WANTED * SOON / 2, "{took:?}");
     }

@@ -1,4 +1,4 @@
-//! One run: the tenant, CMD, and what is told at the end.
+//! One run: the tenant, CMD, and the report at the end.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -45,26 +45,26 @@ use canvas_control::names;
 use canvas_control::peers::Peers;
 use canvas_control::text::say;
 
-/// Share of the pages whose touches a trace records.
+/// Rate at which a trace samples touched pages.
 const TRACE_RATE: SampleRate = SampleRate::one_in(16);
 
-/// How a run has ended.
+/// The end of a run.
 #[derive(Debug)]
 pub struct Ended {
     /// The exit code for `canvas`.
     pub code: i32,
-    /// The signal that has ended its program.
+    /// The signal that ended its program.
     pub signal: Option<i32>,
-    /// What it has shown of its program, where that is wanted and known.
+    /// The run's measurements, if they are wanted and available.
     pub learned: Option<Learned>,
 }
 
-/// Runs a program in a tenant, and returns how it has ended; `None` when another run has begun the tenant
+/// Runs a program in a tenant, and returns how it ended; `None` if another run started the tenant
 /// meanwhile.
 pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     let place = options.stats.as_deref().map(stats_place).transpose()?;
     let book = options.learn.as_deref().map(Book::open).transpose()?;
-    // Whoever reads the flags sees to it that there is one.
+    // The parser makes sure that there is a command.
     let name = options.command.first().cloned().unwrap_or_default();
     let file = program::find(&name, std::env::var_os("PATH").as_deref())?;
     let shown = Path::new(&name).display().to_string();
@@ -74,7 +74,7 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
         Start::New | Start::Prepared(_) => options.mode,
         Start::Joined(joined) => joined.mode()?,
     };
-    // Memory that forks share is managed in signal mode only.
+    // Shared memory is managed only in signal mode.
     let guests = || options.shared.is_none() && kvm::is_used(&file, &options.command);
     let mode = mode_for(wanted, guests, unmanaged.as_ref())?;
     let mut library = preload::library(std::env::var_os(preload::ENV_PRELOAD_SO))?;
@@ -149,7 +149,7 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
             source,
         },
     )?;
-    // Who asks now is told that the run is over.
+    // From now on clients see that the run is over.
     drop(peers);
     let wall = start.elapsed();
     let lives = tenant.sides.lives();
@@ -188,7 +188,7 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     }))
 }
 
-/// Why the program cannot be managed, if so: one line says it, or it is an error where that is required.
+/// Why the program cannot be managed, if so: prints a line, or fails if management is required.
 fn unmanaged(file: &Path, shown: &str, require: bool) -> Result<Option<Unmanaged>, RunError> {
     let unmanaged = program::unmanaged(file);
     let unmanaged = match unmanaged {
@@ -204,10 +204,10 @@ fn unmanaged(file: &Path, shown: &str, require: bool) -> Result<Option<Unmanaged
     Ok(unmanaged)
 }
 
-/// A tenant's segment, and who keeps its far memory.
+/// A tenant's segment, and its agent of far memory.
 type TenantParts = (OwnedFd, &'static Segment, Option<Keeper>);
 
-/// Makes the tenant, or comes to one that is there; `None` when another run has begun it meanwhile.
+/// Makes the tenant, or joins an existing one; `None` if another run started it meanwhile.
 fn begin_tenant(
     options: &Options,
     start: Start,
@@ -250,7 +250,7 @@ fn begin_tenant(
     }
 }
 
-/// A tenant that the host's agent has given.
+/// Maps a tenant that the host's agent has passed.
 fn parts_of(joined: Joined) -> Result<TenantParts, RunError> {
     let (segment, far) = joined.map()?;
     let fd = joined.segment.try_clone().map_err(RunError::Descriptor)?;
@@ -258,14 +258,14 @@ fn parts_of(joined: Joined) -> Result<TenantParts, RunError> {
     Ok((fd, segment, Some(Keeper::Host(Box::new(link)))))
 }
 
-/// Writes what the tenant's processes need to know, but for the pool.
+/// Writes the configuration that the tenant's processes need, except the pool.
 fn settle(options: &Options, segment: &Segment, mode: Option<Mode>) -> Result<(), RunError> {
     options.write_but_pool_to(&segment.config);
     segment.config.set_bases(bases()?);
     for (book, bound) in segment.nodes.iter().zip(&options.numa) {
         book.begin(bound.node, bound.size.bytes);
     }
-    // Whoever joins it finds it complete.
+    // Written last, so that runs that join find the configuration complete.
     if let Some(mode) = mode {
         segment.config.mode.store(mode as u32, Relaxed);
     }
@@ -278,7 +278,7 @@ fn settle(options: &Options, segment: &Segment, mode: Option<Mode>) -> Result<()
     Ok(())
 }
 
-/// What manages memory that forks share, where that is asked for and can be had.
+/// The manager of shared memory, if that is requested and possible.
 fn managed_shared(
     options: &Options,
     mode: Option<Mode>,
@@ -295,8 +295,8 @@ fn managed_shared(
     Ok(files)
 }
 
-/// Gives back what the run's shared memory has beyond the pool, and its part of the host's bound, where its tenant goes
-/// on and no process has it any more.
+/// Frees the far memory of the run's shared memory and its part of the host's limit, if the tenant
+/// goes on but none of its processes uses it any more.
 fn leave_shared(files: &Files, lives: Lives, segment: &Segment, far: &Far) {
     if files.are_in_use(lives) {
         return;
@@ -308,7 +308,7 @@ fn leave_shared(files: &Files, lives: Lives, segment: &Segment, far: &Far) {
     }
 }
 
-/// What the report tells of the run beside its segment.
+/// The report's data that are not in the segment.
 fn finished(shown: &str, tenant: &Tenant, end: End, wall: Duration, peaks: Peaks) -> Run {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
     let time = |of: fn(&nix::sys::resource::Usage) -> TimeVal| {
@@ -329,33 +329,33 @@ fn finished(shown: &str, tenant: &Tenant, end: End, wall: Duration, peaks: Peaks
     }
 }
 
-/// Where the tenant's processes will have their window and gate: at random, but where the filter of a tenant
-/// that this process belongs to says.
+/// Random addresses for the managed range and the gate of the tenant's processes; inside another
+/// tenant, the addresses that its seccomp filter allows.
 fn bases() -> Result<Bases, RunError> {
     if let Some(there) = canvas_sys::seccomp::installed() {
         return Ok(there.bases);
     }
     let random = canvas_sys::proc::random()
         .map_err(|e| system("random addresses cannot be drawn")(Errno::from_raw(e.0)))?;
-    // Unreadable where /proc is not mounted; this is what most kernels have.
+    // Used where /proc is not mounted; most kernels have this value.
     const USUAL_BITS: u32 = 28;
     let bits = std::fs::read_to_string("/proc/sys/vm/mmap_rnd_bits");
     let bits = bits.ok().and_then(|text| text.trim().parse().ok());
     Ok(Bases::draw(random, bits.unwrap_or(USUAL_BITS)))
 }
 
-/// Makes what processes share about shared memory; `None`, with one line, where the kernel does not do what that
-/// needs: such memory stays native then.
+/// Makes the shared state for shared memory; `None`, with one line of output, if the kernel lacks
+/// something that it needs: such memory then stays native.
 fn shared_files(bound: Size, segment: &Segment) -> Result<Option<Files>, RunError> {
     let native = |why: &str| {
         say(format_args!("shared memory stays native: {why}"));
         Ok(None)
     };
-    // What is written to the store, which is a file to the kernel, would end the program by SIGXFSZ.
+    // The store is a file to the kernel: writing to it would end the program by SIGXFSZ.
     if !matches!(getrlimit(Resource::RLIMIT_FSIZE), Ok((RLIM_INFINITY, _))) {
         return native("the size of files is limited here (ulimit -f unlimited lifts that)");
     }
-    // Pieces of huge pages would be zeroed in place (docs/SHARED.md).
+    // Parts of huge pages would be zeroed in place (docs/SHARED.md).
     let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     let chosen = |way: &str| huge.as_ref().is_ok_and(|t| t.contains(&format!("[{way}]")));
     if ["always", "within_size", "force"].into_iter().any(chosen) {
@@ -382,7 +382,7 @@ fn shared_files(bound: Size, segment: &Segment) -> Result<Option<Files>, RunErro
     Ok(Some(files))
 }
 
-/// What other runs of the tenant had counted when this one began.
+/// Counters of the tenant's other runs when this one started.
 #[derive(Clone, Copy)]
 struct Before {
     broken: u64,
@@ -400,7 +400,7 @@ impl Before {
     }
 }
 
-/// The exit code, with a line for what the code alone does not tell.
+/// The exit code; prints a line about what the code alone does not show.
 fn judge(
     shown: &str,
     end: End,
@@ -418,7 +418,8 @@ fn judge(
     }
     let managed = now.managed != before.managed;
     let refused = now.unmanaged != before.unmanaged || segment.refused.load(Relaxed) > 0;
-    // The library says itself why it stayed out; when it was never loaded, nobody else does.
+    // The library itself reports why it manages nothing; if it was never loaded, only this line
+    // does.
     if expected && !managed && !refused && end == End::Exit(exit::OK) {
         say(format_args!(
             "{shown} ran unmanaged: its loader did not load the library (it may have file capabilities)"
@@ -430,7 +431,7 @@ fn judge(
     end.code()
 }
 
-/// Those who may ask: scrapers where that is offered, and whoever operates the run.
+/// The sockets for metrics, if requested, and for operators.
 fn asked_by(metrics: Option<SocketAddr>, tenant: &str) -> Result<Peers, RunError> {
     let mut peers = Peers::new();
     if let Some(addr) = metrics {
@@ -440,8 +441,8 @@ fn asked_by(metrics: Option<SocketAddr>, tenant: &str) -> Result<Peers, RunError
     Ok(peers)
 }
 
-/// What all runs of a tenant at the host's agent have in common. The programs cannot change this, as
-/// they can all that lies in the segment.
+/// Identifies the tenant to all its runs at the host's agent. Programs cannot change this, unlike
+/// everything in the segment.
 fn in_common(agent: &Keeper, segment: &OwnedFd) -> Option<String> {
     let Keeper::Host(_) = agent else { return None };
     let stat = fstat(segment).ok()?;
@@ -461,8 +462,8 @@ fn system(what: &'static str) -> impl Fn(Errno) -> RunError + Copy {
     move |source| RunError::System { what, source }
 }
 
-/// How faults are delivered. Children of an unmanaged program may be managed, so everything is set up
-/// for them, but what is missing is no error then.
+/// The mode of delivering faults. Everything is set up even for an unmanaged program, whose
+/// children may be managed, but then a missing feature is not an error.
 fn mode_for(
     wanted: Option<Mode>,
     guests: impl Fn() -> bool,
@@ -475,7 +476,8 @@ fn mode_for(
     }
 }
 
-/// What was asked for, or what works here; for a program with guests of KVM thread mode, if it works.
+/// The requested mode, or the one that works here; for a program with KVM guests thread mode, if it
+/// works.
 fn chosen_mode(wanted: Option<Mode>, guests: impl Fn() -> bool) -> Result<Mode, ModeError> {
     let facts = Facts::gather(probe_userfaultfd());
     let for_guests = || mode::thread_works(&facts.probe).is_ok() && guests();
@@ -504,7 +506,7 @@ fn open_trace(path: &Path, segment: &Segment) -> Result<OwnedFd, RunError> {
     };
     let open = || -> std::io::Result<File> {
         File::create(path)?;
-        // Readable too: the library looks up the rate in the header.
+        // Readable, too: the library reads the rate from the header.
         let mut file = OpenOptions::new().read(true).append(true).open(path)?;
         file.write_all(&header.encode())?;
         Ok(file)
@@ -520,7 +522,7 @@ fn open_trace(path: &Path, segment: &Segment) -> Result<OwnedFd, RunError> {
 
 fn cannot_execute(file: &Path, e: Errno) -> RunError {
     let why = match e {
-        // The file was there a moment ago: what is missing is what runs it.
+        // The file existed a moment ago, so its interpreter is missing.
         Errno::ENOENT => "the interpreter or loader that it names does not exist",
         Errno::ENOEXEC => {
             "it is neither a program nor a script with a #! line (for a shell script, write sh before it)"

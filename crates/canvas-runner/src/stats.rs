@@ -1,4 +1,4 @@
-//! The report that `canvas run --stats` writes; docs/STATS.md is its schema.
+//! The report of `canvas run --stats`; docs/STATS.md has its schema.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -29,21 +29,21 @@ use crate::sweep::Peaks;
 /// Name and version of the schema.
 pub const SCHEMA: &str = "canvas-stats/1";
 
-/// What `canvas run` knows beside the segment.
+/// The report's data that are not in the segment.
 pub struct Run {
-    /// CMD as it was written, without its arguments (they may hold secrets).
+    /// CMD as written, without its arguments (which may hold secrets).
     pub program: String,
-    /// How faults were delivered; `None` when CMD could not be managed.
+    /// How faults were delivered; `None` if CMD was not managed.
     pub mode: Option<Mode>,
     /// How CMD ended.
     pub end: End,
-    /// From CMD's start to its end.
+    /// Time from CMD's start to its end.
     pub wall: Duration,
-    /// Processor time of CMD and its children that were waited for.
+    /// User time of CMD and of its children that were waited for.
     pub user: Duration,
-    /// The same in the kernel.
+    /// System time of CMD and of its children that were waited for.
     pub system: Duration,
-    /// Largest resident set of any one of them, in bytes.
+    /// Largest resident set of one of these processes, in bytes.
     pub max_rss_bytes: u64,
     /// Samples taken while CMD ran.
     pub peaks: Peaks,
@@ -112,7 +112,7 @@ struct Limits {
     far_full: bool,
 }
 
-/// What was chosen.
+/// The settings in effect.
 #[derive(Serialize, Debug)]
 struct Policy {
     slo: Option<String>,
@@ -123,7 +123,7 @@ struct Policy {
     native_swap: bool,
 }
 
-/// A value at CMD's end and its peak.
+/// A value at CMD's end, and its peak.
 #[derive(Serialize, Debug)]
 struct Level {
     now: u64,
@@ -153,13 +153,13 @@ struct Times {
     p99: u64,
     p999: u64,
     max: u64,
-    /// (upper bound in ns, how many) of each bucket that has any.
+    /// Upper bound in ns and count of each bucket that is not empty.
     histogram: Vec<(u64, u64)>,
 }
 
 impl Times {
     fn of(sums: &[u64; BUCKETS], max_ns: u64) -> Times {
-        // A quantile is the middle of its bucket, which can lie past the largest value.
+        // A quantile is the middle of its bucket, which can exceed the largest value.
         let quantile = |per_mille| quantile_ns(sums, per_mille).min(max_ns);
         Times {
             count: sums.iter().sum(),
@@ -213,7 +213,7 @@ struct FarMemory {
     prefetch_time_ns: Times,
 }
 
-/// What lies on a NUMA node.
+/// Pages on a NUMA node.
 #[derive(Serialize, Debug)]
 struct NodeMemory {
     node: u32,
@@ -256,7 +256,7 @@ impl Learn {
     }
 }
 
-/// Memory that forks share.
+/// Managed shared memory.
 #[derive(Serialize, Debug)]
 struct SharedMemory {
     limit_bytes: u64,
@@ -283,22 +283,22 @@ impl SharedMemory {
     }
 }
 
-/// What the host's agent grants of the memory that forks share, where it bounds that.
+/// The host agent's grant of shared memory, if it limits that.
 pub fn granted_shared(segment: &Segment) -> Option<u64> {
     Some(segment.shared.bytes.load(Relaxed)).filter(|bytes| *bytes != 0)
 }
 
-/// Bytes of so many pages. The program can write where they are counted.
+/// Bytes of `pages` pages. The program can write the counter.
 pub fn page_bytes(pages: i64) -> u64 {
     (pages.max(0) as u64).saturating_mul(PAGE_SIZE as u64)
 }
 
-/// A limit that would do, in whole MiB, where the one that there is does not.
+/// A sufficient limit, in whole MiB, if the configured one is too small.
 pub fn needed_bytes(pages: i64) -> Option<u64> {
     (pages > 0).then(|| page_bytes(pages).saturating_add((1 << 20) - 1) >> 20 << 20)
 }
 
-/// Slabs used, and at most. The program can write there: both are judged.
+/// Slabs used, and the limit. The program can write there, so both are checked.
 pub fn slabs(far: &Far) -> (u64, u64) {
     let used = far.slabs_used.load(Relaxed).clamp(0, SLABS_MAX as i64);
     let most = far.slabs_max.load(Relaxed).min(SLABS_MAX as u64);
@@ -334,7 +334,7 @@ struct Class {
     peak_bytes: u64,
 }
 
-/// `part / whole` to six digits, at most 1; `None` when the whole is nothing.
+/// `part / whole` to six digits, at most 1; `None` if the whole is 0.
 pub fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole != 0).then(|| ((part as f64 / whole as f64).min(1.0) * 1e6).round() / 1e6)
 }
@@ -343,7 +343,7 @@ fn seconds(d: Duration) -> f64 {
     (d.as_secs_f64() * 1e6).round() / 1e6
 }
 
-/// A share as the user wrote it.
+/// A share as the user wrote it, in percent.
 fn percent(ppm: u64) -> f64 {
     ppm as f64 / 10_000.0
 }
@@ -392,7 +392,7 @@ impl Limits {
     }
 }
 
-/// What `proactive-threshold` comes to; `None` when it is off, or there is no limit.
+/// The size that `proactive-threshold` amounts to; `None` if it is off, or there is no limit.
 pub fn proactive_threshold_bytes(segment: &Segment) -> Option<u64> {
     let limit = segment.local_limit_pages()?;
     segment.proactive_pages(limit).map(page_bytes)
@@ -403,7 +403,7 @@ pub fn proactive_batch_bytes(segment: &Segment) -> u64 {
     page_bytes(segment.config.proactive_batch_pages.load(Relaxed).into())
 }
 
-/// A count that the program can write to.
+/// A count that the program can write, made non-negative.
 fn bytes(n: i64) -> u64 {
     n.max(0) as u64
 }
@@ -478,9 +478,9 @@ impl Prefetch {
             used,
             late: total(Counter::PrefetchLate),
             unused: total(Counter::PrefetchUnused),
-            // Canvas, section 6.3.2. Its prefetched pages wait in the swap cache, so that each
-            // use is a fault that hits; most of ours are mapped and never fault, so the hits
-            // are counted as pages found used.
+            // Canvas, section 6.3.2. Its prefetched pages wait in the swap cache, so that each use
+            // is a fault that hits. Most of ours are mapped and never fault, so we count pages
+            // found used as hits.
             contribution: ratio(used, used + demand),
             accuracy: ratio(used, total(Counter::PrefetchIssued)),
         }
@@ -507,7 +507,7 @@ impl Entries {
 pub fn features_of(run: &Run, segment: &Segment) -> Features {
     let mut sums = features::look(None, segment, run.mode, &run.peaks.fullest);
     let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
-    // Its processes have ended, and those with a slot are not all that there were.
+    // Its processes have ended, and more ran than have a slot.
     sums.cpu_ns = nanos(run.user.saturating_add(run.system));
     let ended_ns = segment.ended_stalled_ns.load(Relaxed);
     sums.stalled_ns.insert(0, ended_ns);
@@ -515,8 +515,8 @@ pub fn features_of(run: &Run, segment: &Segment) -> Features {
 }
 
 impl Report {
-    /// Reads the segment. Call it before the slots of the last processes are released, or "now" is
-    /// nothing.
+    /// Reads the segment. Must be called before the last processes' slots are released; otherwise
+    /// current values are 0.
     pub fn new(run: &Run, segment: &Segment, far: Option<&Far>, shared: Option<&Files>) -> Report {
         let total = |c| segment.total(c);
         let (last, peak) = (&run.peaks.last, &run.peaks.peak);
@@ -594,18 +594,18 @@ impl Report {
     }
 }
 
-/// A place for the report, found writable before CMD starts.
+/// The report's file, checked for writing before CMD starts.
 #[derive(Debug)]
 pub struct Place {
     file: PathBuf,
-    /// What is written to at once, because it cannot be replaced: a device, a pipe.
+    /// Written directly, because it cannot be replaced: a device or a pipe.
     special: bool,
 }
 
 impl Place {
     /// Checks that a report can be written to `file`, without changing it.
     pub fn new(file: &Path) -> io::Result<Place> {
-        // CMD's parent is us: a relative path stays right, but let it be plain in messages.
+        // A relative path would work as well, but an absolute one is clear in messages.
         let file = std::path::absolute(file)?;
         match fs::metadata(&file) {
             Ok(m) if m.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
@@ -625,7 +625,7 @@ impl Place {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }
-        // What matters is whether the directory takes a new file.
+        // What matters is whether the directory accepts a new file.
         let place = Place {
             file,
             special: false,
@@ -643,7 +643,7 @@ impl Place {
         self.file.with_file_name(name)
     }
 
-    /// Writes the report: a reader sees all of it or the file of before.
+    /// Writes the report atomically: a reader sees the whole report, or the old file.
     pub fn write(&self, text: &str) -> io::Result<()> {
         if self.special {
             return OpenOptions::new()

@@ -1,5 +1,5 @@
-//! Far memory for what is no program: a tenant with one process, this one, and who keeps what leaves its
-//! pool.
+//! Far memory for a process that is not a program, such as a disk's server: a tenant whose only
+//! process is this one, and its agent.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,9 +16,9 @@ use crate::options::{FarOptions, pid_namespace};
 
 /// Far memory of this process.
 pub struct Storage {
-    /// The tenant's bounds and counters.
+    /// The tenant's limits and counters.
     pub segment: &'static Segment,
-    /// Its requests.
+    /// The tenant's far area.
     pub far: &'static Far,
     keeper: Keeper,
     sides: Sides,
@@ -26,7 +26,8 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Begins a tenant with a pool of so many bytes; `None` when its name is taken at the host's agent.
+    /// Starts a tenant with a pool of `pool_bytes`; `None` if its name is taken at the host's
+    /// agent.
     pub fn begin(pool_bytes: u64, options: &FarOptions) -> Result<Option<Storage>, RunError> {
         far::check_limits()?;
         let (fd, segment) = Segment::create(true).map_err(|source| RunError::Far {
@@ -51,37 +52,37 @@ impl Storage {
         }))
     }
 
-    /// Looks whether the agent is gone, and has another one take over then.
+    /// Checks whether the agent is gone; if so, has another one take over.
     pub fn tend(&mut self) {
         self.keeper.tend();
     }
 
-    /// The tenant's segment, for a process that is to use it in this one's place.
+    /// The tenant's segment, for a process that replaces this one.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Who keeps it.
+    /// The tenant's agent.
     pub(crate) fn keeper(&self) -> &Keeper {
         &self.keeper
     }
 
-    /// The same, to have it change something.
+    /// The tenant's agent, for changes.
     pub(crate) fn keeper_mut(&mut self) -> &mut Keeper {
         &mut self.keeper
     }
 
-    /// Memory that it takes beside the pool.
+    /// Memory of the tenant besides the pool.
     pub(crate) fn beside(&self) -> Beside {
         self.sides.look(Some(&self.keeper))
     }
 
-    /// What to wait for, beside time.
+    /// Descriptor to wait for, besides timeouts.
     pub fn poll_fd(&self) -> Option<PollFd<'_>> {
         self.keeper.poll_fd()
     }
 
-    /// It is over: this process has left the tenant.
+    /// Ends it, after this process has left the tenant.
     pub fn end(self) {
         let all = !any_left(self.segment);
         self.keeper.end(all);

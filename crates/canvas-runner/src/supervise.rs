@@ -1,7 +1,7 @@
-//! While CMD runs: its signals, its stops, its end, and the sweep of the tenant's slots.
+//! Supervises CMD: its signals, stops and end, and the sweep of the tenant's slots.
 //!
-//! One thread, no signal handler: the signals are blocked and read from a signalfd, so nothing here
-//! can interrupt anything else here.
+//! Uses one thread and no signal handler: signals are blocked and read from a signalfd, so nothing
+//! here is interrupted.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use canvas_agent::members::{proc_state, release_dead};
 use canvas_control::peers::Peers;
 use canvas_sys::child::{self, State};
 
-/// Time between two sweeps of the slots.
+/// Interval of sweeps over the slots.
 const SWEEP: Duration = Duration::from_millis(100);
 
 /// How CMD ended.
@@ -32,7 +32,7 @@ const SWEEP: Duration = Duration::from_millis(100);
 pub enum End {
     /// By itself, with this code.
     Exit(i32),
-    /// By the signal of this number; the second field tells whether it dumped core.
+    /// By the signal with this number; the second field tells whether it dumped core.
     Signal(i32, bool),
 }
 
@@ -46,22 +46,22 @@ impl End {
     }
 }
 
-/// Our signals while CMD runs.
+/// This process's signals while CMD runs.
 pub struct Signals {
     fd: SignalFd,
-    /// The mask before, a bit for each signal, which CMD gets.
+    /// The original signal mask, one bit per signal, which CMD gets.
     pub before: u64,
-    /// The caller had SIGCHLD ignored, and so CMD has.
+    /// Whether the caller ignored SIGCHLD, so that CMD does, too.
     pub ignores_children: bool,
-    /// A stop by job control has been passed on: when CMD stops, so do we.
+    /// Whether a job control stop was passed on: when CMD stops, this process stops, too.
     passed_stop: Cell<bool>,
 }
 
 impl Signals {
-    /// Blocks all signals and opens the descriptor that they are read from.
+    /// Blocks all signals and opens the descriptor to read them from.
     pub fn open() -> Result<Signals, Errno> {
         let ignores_children = child::ignores(libc::SIGCHLD);
-        // The kernel would throw CMD's exit status away.
+        // With SIGCHLD ignored, the kernel would discard CMD's exit status.
         canvas_sys::signal::set_default(libc::SIGCHLD);
         let before = canvas_sys::signal::set_mask(u64::MAX);
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
@@ -75,18 +75,18 @@ impl Signals {
     }
 }
 
-/// CMD, and what passes between it and its caller.
+/// CMD, and its connections to its caller.
 pub struct Cmd {
-    /// Its number.
+    /// Its pid.
     pub pid: u32,
-    /// What is sent to us.
+    /// Signals sent to this process.
     pub signals: Signals,
-    /// What it says to the service manager.
+    /// Its messages to the service manager.
     pub notify: Option<Notify>,
 }
 
-/// Waits for CMD's end. `unlimited` looks at processes that charge nothing themselves; the agent is
-/// replaced when it dies; `peers` are answered between two looks.
+/// Waits for CMD's end. `unlimited` measures processes that do not account for memory themselves;
+/// an agent that dies is replaced; clients in `peers` are served meanwhile.
 pub fn supervise(
     cmd: &Cmd,
     peaks: &mut Peaks,
@@ -160,7 +160,7 @@ pub fn supervise(
     }
 }
 
-/// CMD's end, if it has ended; stops with it when it has stopped.
+/// Returns CMD's end, if it has ended; if it has stopped, stops this process.
 fn look_at_child(pid: u32, signals: &Signals) -> Result<Option<End>, Errno> {
     loop {
         match child::look(pid).map_err(|e| Errno::from_raw(e.0))? {
@@ -174,24 +174,24 @@ fn look_at_child(pid: u32, signals: &Signals) -> Result<Option<End>, Errno> {
 
 /// Stops this process as job control stopped CMD, so that the shell sees the job stop.
 ///
-/// Only when a terminal did it, or who asked canvas: a debugger or an administrator who stops CMD continues CMD and
-/// not us.
+/// Only after a stop from a terminal or by a signal to canvas: a debugger or an administrator who
+/// stops CMD will continue CMD, not canvas.
 fn stop_too(signal: i32, signals: &Signals) {
     if !STOPS.contains(&signal) {
         return;
     }
     if signals.passed_stop.take() || std::fs::File::open("/dev/tty").is_ok() {
-        // Returns when someone continues us; that SIGCONT is then read like any other.
+        // Returns when somebody continues this process; that SIGCONT is then read like any signal.
         child::stop();
     }
 }
 
-/// Stops of job control.
+/// Job control's stop signals.
 const STOPS: [i32; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// Of what the kernel sends itself, what is meant for this process alone: timers that the caller has set, and news of
-/// descriptors. All else comes from a terminal, which sends to the whole group, CMD included, or is about what this
-/// process did.
+/// Of the kernel's signals, those meant for this process alone: timers set by the caller, and
+/// events on descriptors. All others come from a terminal, which signals the whole group including
+/// CMD, or were caused by this process.
 const FROM_KERNEL: [i32; 6] = [
     libc::SIGALRM,
     libc::SIGVTALRM,
@@ -201,22 +201,23 @@ const FROM_KERNEL: [i32; 6] = [
     libc::SIGPWR,
 ];
 
-/// Passes a signal on to CMD unless CMD has it already.
+/// Passes a signal on to CMD, unless CMD has got it already.
 fn pass_on(info: &siginfo, pid: u32, signals: &Signals) {
     let signal = info.ssi_signo as i32;
-    // A positive code is the kernel's. When a terminal hangs up only the first process of the session is told.
+    // A positive code marks the kernel's signals. When a terminal hangs up, only the session leader
+    // is signalled.
     if info.ssi_code > 0 && !FROM_KERNEL.contains(&signal) {
         let hang_up = signal == libc::SIGHUP && child::leads_session();
         if !hang_up && signal != libc::SIGCONT {
             return;
         }
     }
-    // What CMD itself sent (to its group, for example) it does not want back; and SIGPIPE is our own when nobody
-    // reads what we say.
+    // A signal from CMD itself (to its group, for example) is not passed back; SIGPIPE is canvas's
+    // own, when nobody reads its output.
     if [pid, std::process::id()].contains(&info.ssi_pid) {
         return;
     }
-    // `fg` continues the whole group; then CMD runs already, and need not hear of it twice.
+    // `fg` continues the whole group; if CMD is already running, it needs no second SIGCONT.
     if signal == libc::SIGCONT && proc_state(pid).is_none_or(|s| s.state != b'T') {
         return;
     }

@@ -1,4 +1,4 @@
-//! Peaks that only a sample over all processes of a tenant can show.
+//! Peaks that need samples over all processes of a tenant.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -8,24 +8,24 @@ use canvas_shm::segment::{CLASSES_MAX, ProcSlot, Segment};
 use crate::beside::Beside;
 use crate::control::features;
 
-/// What all processes of the tenant have at one moment.
+/// Values of all processes of the tenant at one time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sample {
-    /// Pages mapped in the window; what relatives share counts once.
+    /// Pages mapped in the managed range; a page shared by related processes counts once.
     pub resident_pages: i64,
     /// Pages in the swap cache.
     pub cached_pages: i64,
-    /// Pages of anonymous memory outside the window, and metadata.
+    /// Pages of anonymous memory outside the managed range, including metadata.
     pub native_pages: i64,
-    /// Of these, canvas's own; `None` when a process's are not known.
+    /// Of these, canvas's own; `None` if a process's are unknown.
     pub metadata_pages: Option<i64>,
     /// Pages of anonymous memory in the host's swap.
     pub swapped_pages: i64,
     /// Pages that exist only as far copies.
     pub far_pages: i64,
-    /// Blocks of 2 MiB that have a page that was touched.
+    /// Blocks of 2 MiB with at least one touched page.
     pub touched_blocks: i64,
-    /// Bytes stored by class.
+    /// Bytes stored, by class.
     pub class_bytes: [i64; CLASSES_MAX],
 }
 
@@ -37,7 +37,7 @@ impl Sample {
             .saturating_add(self.far_pages)
     }
 
-    /// Adds up what the processes have now.
+    /// Adds up the processes' current values.
     pub fn take(segment: &Segment) -> Sample {
         let mut s = Sample {
             metadata_pages: Some(0),
@@ -57,7 +57,7 @@ impl Sample {
             s.touched_blocks += slot.touched_blocks.load(Relaxed);
         }
         if any_shares {
-            // Each process counts what it maps; what several map is charged once.
+            // Each process counts the pages that it maps; pages mapped by several are charged once.
             let local = segment.local_pages.load(Relaxed).max(0);
             s.native_pages = s.native_pages.clamp(0, local);
             s.cached_pages = s.cached_pages.clamp(0, local - s.native_pages);
@@ -70,32 +70,33 @@ impl Sample {
     }
 }
 
-/// The highest values of all samples, each for itself, and the last one.
+/// The peak of each value, and the last sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peaks {
-    /// Highest values.
+    /// Peak of each value.
     pub peak: Sample,
     /// The last sample.
     pub last: Sample,
-    /// The sample in which there were most pages.
+    /// The sample with most pages.
     pub fullest: Sample,
-    /// Pages of processes that charge nothing themselves.
+    /// Pages of processes that do not account for memory themselves.
     pub uncharged_pages: i64,
-    /// Highest values of what is beside the processes.
+    /// Peaks of memory besides the processes.
     pub beside_peak: Beside,
-    /// The last.
+    /// Last values of memory besides the processes.
     pub beside: Beside,
-    /// Memory of files in the processes, in bytes: its peak is wanted, which costs a look at each process.
+    /// Peak of the processes' file memory, in bytes; measuring it means reading /proc for each
+    /// process.
     pub file_bytes_peak: Option<u64>,
     /// Samples so far.
     pub samples: u32,
 }
 
-/// So seldom the memory of files is looked at, in samples.
+/// Interval of measuring file memory, in samples.
 const FILES_EVERY: u32 = 5;
 
 impl Peaks {
-    /// Takes a sample; `beside` was looked at just now.
+    /// Takes a sample; `beside` was just measured.
     pub fn sample(&mut self, lives: Lives, segment: &Segment, beside: Beside) {
         self.beside = beside;
         self.beside_peak = self.beside_peak.max(beside);

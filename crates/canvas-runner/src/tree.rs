@@ -1,5 +1,5 @@
-//! Memory of a process and its descendants as the kernel tells it: for runs without a limit, in
-//! which no process charges anything itself.
+//! Memory of a process and its descendants according to the kernel: for runs without a limit, in
+//! which processes do not account for memory themselves.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -8,27 +8,28 @@ use canvas_sys::proc::same_memory;
 use canvas_types::PAGE_SIZE;
 use canvas_types::procfs::memory_bytes;
 
-/// At most this share of the time is spent on looking: the kernel walks page tables for an answer.
+/// Pauses are at least this many times as long as a measurement, because the kernel walks page
+/// tables for one.
 const WAIT_TIMES: u32 = 20;
-/// Processes looked at.
+/// Most processes measured.
 const PROCESSES_MAX: usize = 1024;
 
-/// Looks at a tree of processes now and then.
+/// Measures a tree of processes now and then.
 pub struct Tree {
     root: u32,
     next: Instant,
 }
 
 impl Tree {
-    /// Of `root` and what it starts.
+    /// For `root` and its descendants.
     pub fn new(root: u32) -> Tree {
         Tree {
             root,
             next: Instant::now(),
         }
     }
-    /// Pages of anonymous memory that the tree has in memory now, a page that several processes
-    /// share counted once; `None` when it is too soon after the last look.
+    /// Resident anonymous pages of the tree, each shared page counted once; `None` if it is too
+    /// soon after the last measurement.
     pub fn anon_pages(&mut self) -> Option<i64> {
         let began = Instant::now();
         if began < self.next {
@@ -36,7 +37,7 @@ impl Tree {
         }
         let pids = memories(self.root);
         let bytes: u64 = match pids[..] {
-            // Nothing is shared within one process, and this answer costs no walk.
+            // Within one process nothing is shared, and this figure needs no page table walk.
             [only] => field(only, "status", "RssAnon"),
             _ => pids
                 .iter()
@@ -49,8 +50,8 @@ impl Tree {
     }
 }
 
-/// `root` and its descendants without those that have their parent's memory: a child of vfork, until its exec. Where
-/// the kernel does not tell, it has its own.
+/// `root` and its descendants, except those that use their parent's memory: children of vfork
+/// before their exec. If the kernel does not tell, a process counts as having its own.
 fn memories(root: u32) -> Vec<u32> {
     let all = descendants(root);
     let own = all
@@ -59,7 +60,7 @@ fn memories(root: u32) -> Vec<u32> {
     own.map(|(pid, _)| *pid).collect()
 }
 
-/// `root` and its descendants, each behind its parent, with that (0 of the root).
+/// `root` and its descendants, each after its parent, with the parent's pid (0 for the root).
 fn descendants(root: u32) -> Vec<(u32, u32)> {
     let mut all = vec![(root, 0)];
     let mut at = 0;
@@ -82,8 +83,8 @@ fn descendants(root: u32) -> Vec<(u32, u32)> {
     all
 }
 
-/// Anonymous memory of a process that shares none with others, in bytes; 0 when it is gone. The kernel's
-/// counter may lag behind by some pages a processor; where it alone may be read, it will do.
+/// Anonymous memory of a process that shares none, in bytes; 0 if it is gone. The kernel's counter
+/// may lag by some pages per processor; it is used if nothing else may be read.
 pub fn anon_bytes(pid: u32) -> u64 {
     match field(pid, "smaps_rollup", "Pss_Anon") {
         0 => field(pid, "status", "RssAnon"),
@@ -91,7 +92,7 @@ pub fn anon_bytes(pid: u32) -> u64 {
     }
 }
 
-/// Memory by a file of /proc/PID, in bytes; 0 when the process is gone.
+/// A memory figure of /proc/PID/`file`, in bytes; 0 if the process is gone.
 fn field(pid: u32, file: &str, name: &str) -> u64 {
     let text = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     memory_bytes(&text, name).unwrap_or(0)
@@ -109,7 +110,7 @@ mod tests {
         assert!(alone > 0);
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         assert!(descendants(me).contains(&(child.id(), me)));
-        // Until its exec it has our memory.
+        // Until its exec it uses this process's memory.
         let deadline = Instant::now() + Duration::from_secs(10);
         while !memories(me).contains(&child.id()) && Instant::now() < deadline {}
         assert!(memories(me).contains(&child.id()));
@@ -120,7 +121,7 @@ mod tests {
         assert_eq!(field(child.id(), "status", "RssAnon"), 0);
     }
 
-    /// What a child of vfork reads while it waits has its parent's memory, which counts once.
+    /// A child of vfork that waits uses its parent's memory, which counts once.
     #[test]
     fn a_child_with_our_memory_is_not_counted_again() {
         let script = "import os, sys\n\
@@ -141,7 +142,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(is_counted_once());
-        // Lets it go on.
+        // Lets it continue.
         fs::write(&fifo, b"x").unwrap();
         assert!(parent.wait().unwrap().success());
     }

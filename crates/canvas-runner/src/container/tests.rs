@@ -4,7 +4,7 @@ fn none(_: &str) -> Option<String> {
     None
 }
 
-/// The runtime that is seen with these files, variable and lines of /proc/self/cgroup.
+/// The runtime detected with these files, this variable and these lines of /proc/self/cgroup.
 fn seen(files: &[&str], variable: Option<(&str, &str)>, groups: &str) -> Option<Runtime> {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("proc/self")).unwrap();
@@ -25,7 +25,7 @@ fn containers_are_known_by_their_signs() {
     let session = "0::/user.slice/user-1000.slice/session-1.scope\n";
     for (files, variable, groups, runtime) in [
         (&[][..], None, session, None),
-        // The service is not a container of its own.
+        // The service itself is not a container.
         (&[], None, "0::/system.slice/docker.service\n", None),
         (&[".dockerenv"], None, "0::/\n", Some(Runtime::Docker)),
         (
@@ -81,8 +81,8 @@ fn containers_are_known_by_their_signs() {
     assert_eq!(Container::detect(Path::new("/nonexistent"), none), None);
 }
 
-/// What a profile answers to a call whatever its arguments are, in a container that has none of the
-/// capabilities that its rules ask for, on a kernel of today.
+/// A profile's answer to a call with any arguments, in a container without the capabilities that
+/// its rules mention, on a current kernel.
 fn answer(profile: &Value, call: &str) -> Option<i32> {
     let list = |v: &Value| v.as_array().cloned().unwrap_or_default();
     let errno = |v: &Value| v.as_i64().map_or(libc_eperm(), |n| n as i32);

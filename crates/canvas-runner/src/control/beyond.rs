@@ -1,4 +1,4 @@
-//! What lies beyond a tenant's pool, for those who ask: the same of a run and of a disk.
+//! Far memory beyond a tenant's pool in the answers to clients: for runs and disks alike.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::set::Change;
 use crate::far::Keeper;
 use crate::stats::slabs;
 
-/// Bounds on the pool and on what lies beyond it; no others.
+/// The limits on the pool and on far memory; other fields are empty.
 pub fn limits(segment: &Segment, agent: Option<&Keeper>) -> Limits {
     let area = agent.map(Keeper::far);
     let share = agent.map(Keeper::share);
@@ -37,8 +37,8 @@ pub fn limits(segment: &Segment, agent: Option<&Keeper>) -> Limits {
     }
 }
 
-/// Makes a change of the pool or of what lies beyond it, as far as the agent has not (where it grants pools, those
-/// are its own).
+/// Applies a change of the pool or of far memory, as far as the agent has not (where the agent
+/// grants pools, it applies their changes).
 pub fn apply(change: Change, segment: &Segment, area: Option<&canvas_shm::Far>, is_granted: bool) {
     match (change, area) {
         (Change::Pool(bytes), _) if !is_granted => {
@@ -48,17 +48,17 @@ pub fn apply(change: Change, segment: &Segment, area: Option<&canvas_shm::Far>, 
         (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
         (Change::Lanes(wanted), Some(a)) => a.lanes.set_wanted(wanted),
         (Change::Unit(unit), Some(a)) => a.unit_bytes.store(unit.number(), Relaxed),
-        // The agent has seen to it.
+        // The agent applies it.
         _ => {}
     }
 }
 
-/// Slabs of far memory in use, in bytes.
+/// Far memory in use, in whole slabs, in bytes.
 pub fn far_bytes(agent: &Keeper) -> u64 {
     slabs(agent.far()).0 * SLAB_BYTES as u64
 }
 
-/// What far memory has done. The program can write to its segment, and not to what the agent said.
+/// Figures of far memory. The program can write to its segment, but not to the agent's report.
 pub fn far(agent: &Keeper, said: Option<&AgentStatus>) -> Far {
     Far {
         disk_behind_bytes: said.map_or(0, |s| s.disk_behind_bytes),
@@ -66,12 +66,12 @@ pub fn far(agent: &Keeper, said: Option<&AgentStatus>) -> Far {
     }
 }
 
-/// How long ago the agent said this.
+/// Age of the agent's report.
 pub fn age(said: &AgentStatus) -> Duration {
     Duration::from_nanos(now_ns().saturating_sub(said.at_ns))
 }
 
-/// The donors that the agent knows.
+/// The donors in the agent's report.
 pub fn donors(said: AgentStatus) -> Vec<Donor> {
     let slow: Vec<_> = slow(&said.donors).map(|d| d.addr).collect();
     let donor = |d: &DonorStatus| Donor {

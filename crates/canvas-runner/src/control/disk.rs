@@ -1,4 +1,4 @@
-//! A disk as its `canvas disk` shows it, in the words of a run.
+//! Answers about a disk (`canvas disk`), in the form of those about a run.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,31 +19,31 @@ use crate::far::Keeper;
 use crate::stats::slabs;
 use crate::storage::Storage;
 
-/// What a disk is called and has, beside its far memory.
+/// State of a disk, except its far memory.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ServedDisk {
     /// Its tenant's name.
     pub name: String,
-    /// The process that serves it.
+    /// Pid of its server.
     pub pid: u32,
-    /// What its pool could take at first, and can at most.
+    /// Size of its pool at the start, which is the maximum.
     pub pool_start_bytes: u64,
-    /// Where clients reach it.
+    /// Path of its socket.
     pub socket: String,
-    /// Since it began.
+    /// Time since its start.
     pub uptime: Duration,
-    /// What its pool takes, and may take.
+    /// Memory of its pool in use.
     pub pool_bytes: u64,
-    /// The same.
+    /// Limit on its pool.
     pub pool_bytes_max: u64,
-    /// Writes found no room a moment ago.
+    /// Whether a write found no room a moment ago.
     pub is_full: bool,
-    /// The rest.
+    /// The fields that only disks have.
     pub disk: Disk,
 }
 
 impl ServedDisk {
-    /// The answer to a line.
+    /// The answer to a request.
     pub fn answer(&self, line: &[u8], storage: Option<&mut Storage>) -> String {
         wire::answer(line, |ask| match ask {
             Ask::Status => Reply::Status(Box::new(self.status(storage.as_deref()))),
@@ -55,7 +55,7 @@ impl ServedDisk {
         })
     }
 
-    /// The same where who keeps its far memory cannot be asked: nothing is changed.
+    /// The answer if the holder of its far memory cannot be reached: changes are refused.
     pub fn answer_alone(&self, line: &[u8]) -> String {
         wire::answer(line, |ask| match ask {
             Ask::Status => Reply::Status(Box::new(self.status(None))),
@@ -64,7 +64,7 @@ impl ServedDisk {
         })
     }
 
-    /// Changes all of it, or nothing.
+    /// Makes all changes or none.
     fn set(
         &self,
         pairs: &[(String, String)],
@@ -99,7 +99,7 @@ impl ServedDisk {
                 most: Size::from_bytes(self.pool_start_bytes),
             });
         }
-        // What can fail comes first.
+        // First what can fail.
         let is_granted = now.pool_grant.is_some();
         if let Some(change) = set::for_agent(&changes, is_granted) {
             storage.keeper_mut().change(change)?;
@@ -172,7 +172,7 @@ impl ServedDisk {
         }
     }
 
-    /// Its pages are counted as a program's that come and go.
+    /// Its counters: reads and writes count like a program's pages swapped in and out.
     fn stat(&self, storage: Option<&Storage>) -> Stat {
         let counters = [
             ("pages_in", self.disk.reads),

@@ -1,4 +1,4 @@
-//! What [`canvas_control::features`] follow from, of a run as it is now.
+//! Collects the sums for [`canvas_control::features`] from a running run.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,12 +16,12 @@ use canvas_types::procfs::{cpu_ticks, memory_bytes};
 
 use crate::sweep::Sample;
 
-/// Looks at the segment and, by `lives`, at what /proc says of its processes; levels are those of `sample`.
+/// Reads the segment and, through `lives`, /proc for its processes; levels are those of `sample`.
 pub fn look(lives: Option<Lives>, segment: &Segment, mode: Option<Mode>, sample: &Sample) -> Sums {
     let total = |c| segment.total(c);
     let touched = sample.touched_pages();
     let faults = total(Counter::FaultsManaged);
-    // Whoever has the fault works, or sleeps until another thread has resolved it.
+    // The faulting thread works itself, or sleeps until another thread has resolved the fault.
     let (delivery_ns, woken_ns) = match mode {
         Some(Mode::Signal) => (delivery_ns(Mode::Signal), 0),
         Some(Mode::Thread) => (0, faults.saturating_mul(delivery_ns(Mode::Thread))),
@@ -56,7 +56,7 @@ pub fn look(lives: Option<Lives>, segment: &Segment, mode: Option<Mode>, sample:
         let Some(pid) = lives.and_then(|l| l.number_at(slot)) else {
             continue;
         };
-        // Of a process that has just ended there is nothing to read.
+        // Nothing can be read of a process that has just ended.
         let read = |file| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
         let ticks = cpu_ticks(&read("stat")).unwrap_or(0);
         sums.cpu_ns = sums.cpu_ns.saturating_add(ticks.saturating_mul(tick_ns()));
@@ -65,17 +65,17 @@ pub fn look(lives: Option<Lives>, segment: &Segment, mode: Option<Mode>, sample:
     sums
 }
 
-/// Memory of files in the processes of a run, in bytes, as /proc says.
+/// File memory of a run's processes, in bytes, from /proc.
 pub fn file_bytes(lives: Lives, segment: &Segment) -> u64 {
     let of = |pid: u32| {
-        // Of a process that has just ended there is nothing to read.
+        // Nothing can be read of a process that has just ended.
         let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
         memory_bytes(&status, "RssFile").unwrap_or(0)
     };
     lives.numbers(segment).map(of).fold(0, u64::saturating_add)
 }
 
-/// A number that the program can write.
+/// A number that the program can write, made non-negative.
 fn count(n: i64) -> u64 {
     n.max(0) as u64
 }
@@ -97,8 +97,8 @@ fn tick_ns() -> u64 {
     })
 }
 
-/// What the kernel takes to deliver a fault and to go back, measured once: a signal, or waking another thread and
-/// being woken by it.
+/// Time that the kernel needs to deliver a fault and to return, measured once: for a signal, or for
+/// waking another thread and being woken by it.
 fn delivery_ns(mode: Mode) -> u64 {
     static NS: OnceLock<u64> = OnceLock::new();
     *NS.get_or_init(|| match mode {
@@ -107,7 +107,7 @@ fn delivery_ns(mode: Mode) -> u64 {
     })
 }
 
-/// Median time until a thread that waits was woken and has answered, in ns.
+/// Median time until a waiting thread is awake and has answered, in ns.
 fn wake_up_ns() -> Option<u64> {
     const ROUNDS: usize = 33;
     let (mut ours, mut theirs) = UnixStream::pair().ok()?;
@@ -128,7 +128,7 @@ fn wake_up_ns() -> Option<u64> {
         times.push(begun.elapsed().as_nanos() as u64);
     }
     drop(ours);
-    // It ends because nobody writes any more.
+    // It ends because the writing end is closed.
     let _ = other.join();
     times.sort_unstable();
     Some(times[ROUNDS / 2])

@@ -1,8 +1,9 @@
-//! A run that is looked at and changed from outside, and a disk that is looked at: each listens on a socket of
-//! its own.
+//! Control sockets: runs and disks each listen on a socket of their own for requests to show or
+//! change them.
 //!
-//! One connection is one question: a line of JSON in, a line of JSON out ([`canvas_control::wire`]). Who may connect
-//! says the directory that the socket lies in ([`canvas_control::place`]), and the kernel, which tells who did.
+//! A connection carries one request: a line of JSON in, a line of JSON out
+//! ([`canvas_control::wire`]). The permissions of the socket's directory decide who may connect
+//! ([`canvas_control::place`]), and the kernel identifies the client.
 
 pub mod beyond;
 pub mod disk;

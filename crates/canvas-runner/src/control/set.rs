@@ -1,5 +1,5 @@
-//! Changing a tenant's bounds while it runs: what was written becomes a list of changes, or
-//! nothing and the reason.
+//! Changing a tenant's settings at run time: turns requests into a list of changes, or into a
+//! reason for changing nothing.
 
 use canvas_control::hello;
 use canvas_control::settings::table::{
@@ -20,7 +20,7 @@ use canvas_types::{
 use crate::error::ChangeError;
 use crate::options::batch_pages;
 
-/// What can be changed of what a command began, for people.
+/// The settings that can be changed, as a list for users.
 pub fn keys(command: Command) -> String {
     let all = live_in(command);
     let (last, first) = all.split_last().unwrap_or((&"", &[]));
@@ -56,7 +56,7 @@ pub enum Change {
     Unit(ReadUnit),
     /// `lanes`.
     Lanes(bool),
-    /// `--numa`: bounds in bytes, by the places of the nodes; `None` for those that stay.
+    /// `--numa`: limits in bytes, by the nodes' positions; `None` for unchanged ones.
     Numa([Option<u64>; NODES_MAX]),
     /// `--copies`.
     Copies(Policy),
@@ -68,120 +68,120 @@ pub enum Change {
     SwapOut(RateLimit),
 }
 
-/// What the changes depend on.
+/// Facts that decide whether changes are possible.
 #[derive(Clone, Debug)]
 pub struct Now {
-    /// The tenant has a bound on local memory.
+    /// Whether the tenant has a limit on local memory.
     pub has_limit: bool,
     /// Bytes in the pool.
     pub pool_used: u64,
     /// Slabs of far memory: used, and at most; `None` without far memory.
     pub slabs: Option<(u64, u64)>,
-    /// Where far memory can be; `None` where the host's agent knows that.
+    /// Possible destinations of far memory; `None` if only the host's agent knows them.
     pub places: Option<Places>,
-    /// What the operator of the host's agent has settled.
+    /// Terms of the host agent's operator.
     pub terms: Terms,
-    /// What of the host's pool is granted, in bytes, where that is bounded.
+    /// The granted part of the host's pool, in bytes, if that is limited.
     pub pool_grant: Option<u64>,
-    /// Memory that forks share is managed.
+    /// Whether shared memory is managed.
     pub has_shared: bool,
-    /// The kernel's numbers of the nodes that the run began with.
+    /// The kernel's numbers of the run's nodes.
     pub nodes: Vec<u32>,
 }
 
-/// Where a run's far memory can be.
+/// Possible destinations of a run's far memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Places {
-    /// Servers that it was told of.
+    /// Number of donors named at the start.
     pub servers: usize,
-    /// It may learn of more by gossip.
+    /// Whether gossip may find more donors.
     pub gossip: bool,
-    /// There is a file on a disk of this host.
+    /// Whether there is a file on a disk of this host.
     pub disk: bool,
 }
 
 /// Why nothing is changed.
 #[derive(Debug, thiserror::Error)]
 pub enum SetError {
-    /// There are no pairs.
+    /// No setting is given.
     #[error(
         "no change is given; write KEY=VALUE, where KEY is one of {}",
         keys(Command::Run)
     )]
     Nothing,
-    /// A key is there twice.
+    /// A key is given twice.
     #[error("{0} is given twice; write it once")]
     Twice(String),
-    /// A key is none.
+    /// There is no such key.
     #[error("there is no key {0}; what can be changed is {keys}", keys = keys(Command::Run))]
     UnknownKey(String),
-    /// A value cannot be had.
+    /// A value is not possible.
     #[error("{key}={value}: {why}")]
     Value {
-        /// Of this key.
+        /// The key.
         key: String,
-        /// As it was written.
+        /// The value as written.
         value: String,
         /// What is wrong with it.
         why: ValueError,
     },
-    /// A value is more than the operator of the host's agent gives.
+    /// A value exceeds the terms of the host agent's operator.
     #[error("{key}={why}")]
     Terms {
-        /// Of this key.
+        /// The key.
         key: &'static str,
-        /// What is settled, beside what was written.
+        /// The value and the terms.
         why: TermsError,
     },
-    /// What the operator has settled makes no sense.
+    /// The operator's terms are not valid.
     #[error(transparent)]
     Settled(#[from] TermsError),
-    /// There is more far memory already.
+    /// More far memory is in use than the new limit.
     #[error("far={wanted}: {least} of far memory are in use; write {least} or more")]
     FarInUse {
-        /// What was written.
+        /// The requested limit.
         wanted: Size,
-        /// What can be had.
+        /// The least possible limit.
         least: Size,
     },
-    /// There is more in the pool already.
+    /// More of the pool is in use than the new limit, and cannot leave it.
     #[error("pool={wanted}: the pool's pages have nowhere else to go; write {least} or more")]
     PoolInUse {
-        /// What was written.
+        /// The requested limit.
         wanted: Size,
-        /// What can be had.
+        /// The least possible limit.
         least: Size,
     },
-    /// A disk's pool would grow.
+    /// A disk's pool cannot grow beyond its initial size.
     #[error(
         "pool={wanted}: a disk's pool grows no larger than it was when it began; write {most} or less"
     )]
     PoolOfDisk {
-        /// What was written.
+        /// The requested limit.
         wanted: Size,
-        /// What can be had.
+        /// The largest possible limit.
         most: Size,
     },
-    /// A disk has no such bound.
+    /// A disk does not have this setting.
     #[error("a disk has no setting {0}; what can be changed is {keys}", keys = keys(Command::Disk))]
     NotOfDisk(String),
-    /// Nothing of a disk can be changed.
+    /// The disk has no setting that can be changed.
     #[error(
         "this disk has no far memory, and its pool cannot be changed; with far memory from the start (canvas disk --far SIZE) its limits can be"
     )]
     DiskWithoutFar,
-    /// The same, as its holder has ended.
+    /// Nothing can be changed, because the disk's holder does not answer.
     #[error(
         "the `canvas disk` that holds this disk does not answer, and only that command can change its far memory; nothing was changed"
     )]
     DiskWithoutHolder,
-    /// Who keeps far memory does not do it.
+    /// The agent of far memory failed to make the change.
     #[error(transparent)]
     Far(#[from] ChangeError),
 }
 
 impl SetError {
-    /// As the answer to who asked for the change.
+    /// As the answer to the client.
     pub fn reply(&self) -> Reply {
         match self {
             SetError::Far(ChangeError::Unsure(_)) => Reply::Unsure(self.to_string()),
@@ -201,18 +201,18 @@ pub enum ValueError {
         "this run has no far memory, which must be configured at the start (canvas run --far SIZE)"
     )]
     NoFar,
-    /// It is no node with its bound.
+    /// It is not a node with a limit.
     #[error(transparent)]
     NodeBound(#[from] NodeBoundError),
-    /// The run has no such node.
+    /// The run does not use this node.
     #[error(
         "this run has no pages on node {0}, which must be named at the start (canvas run --numa N=SIZE)"
     )]
     NoNode(u32),
-    /// A node is there twice.
+    /// A node is given twice.
     #[error("node {0} is given twice; write it once")]
     NodeTwice(u32),
-    /// The run has no bound.
+    /// The run has no limit on local memory.
     #[error(
         "this run has no limit on local memory, which must be set at the start (canvas run --local SIZE)"
     )]
@@ -227,12 +227,12 @@ pub enum ValueError {
         "it needs {needed} donors and this run knows {there}; they must be named at the start (canvas run --to HOST:PORT)"
     )]
     FewServers {
-        /// How many copies there would be at donors.
+        /// Number of donors needed.
         needed: usize,
-        /// Donors that the run knows.
+        /// Number of donors known.
         there: usize,
     },
-    /// There is no file for it.
+    /// There is no file in a far directory.
     #[error(
         "this run has no file in a far directory, which must be named at the start (canvas run --to disk:DIR)"
     )]
@@ -240,7 +240,7 @@ pub enum ValueError {
 }
 
 impl Places {
-    /// Can copies be kept so?
+    /// Checks whether copies of this kind are possible.
     fn can_hold(self, policy: Policy) -> Result<(), ValueError> {
         let Policy {
             donors,
@@ -261,7 +261,7 @@ impl Places {
     }
 }
 
-/// The pairs as changes.
+/// Turns keys and values into changes.
 pub fn plan(pairs: &[(String, String)], now: &Now) -> Result<Vec<Change>, SetError> {
     if pairs.is_empty() {
         return Err(SetError::Nothing);
@@ -291,7 +291,7 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
     }
     let text = row.read(value).map_err(ValueError::Refused).map_err(bad)?;
     let mut asked = Settings::of(Command::Run);
-    // It was judged one line above.
+    // It was checked above.
     let _ = asked.give(row.name, &text, Source::CommandLine);
     let change = change_in(&asked).ok_or_else(|| SetError::UnknownKey(key.to_owned()))?;
     let terms = |why| SetError::Terms { key: row.name, why };
@@ -318,7 +318,7 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
     Ok(change)
 }
 
-/// What cannot come later has to be there from the start.
+/// Checks that what cannot be added later exists.
 fn must_be_there(key: &str, now: &Now) -> Result<(), ValueError> {
     const OF_FAR: [&str; 9] = [
         "far",
@@ -339,7 +339,7 @@ fn must_be_there(key: &str, now: &Now) -> Result<(), ValueError> {
     }
 }
 
-/// The change of the one setting that is there.
+/// The change for the only setting that is given.
 fn change_in(asked: &Settings) -> Option<Change> {
     let slab = SLAB_BYTES as u64;
     let page = PAGE_SIZE as u64;
@@ -365,7 +365,7 @@ fn change_in(asked: &Settings) -> Option<Change> {
     all.into_iter().flatten().next()
 }
 
-/// Bounds of nodes, separated by commas.
+/// Parses limits of nodes, separated by commas.
 fn numa(value: &str, nodes: &[u32]) -> Result<Change, ValueError> {
     let mut bounds = [None; NODES_MAX];
     for text in value.split(',') {
@@ -380,8 +380,8 @@ fn numa(value: &str, nodes: &[u32]) -> Result<Change, ValueError> {
     Ok(Change::Numa(bounds))
 }
 
-/// Of the changes, those that the agent of far memory makes; `None` without any. The pool's bound is one of
-/// them where the agent grants pools (`is_pool_granted`).
+/// The changes that the agent of far memory makes; `None` if there are none. The limit on the pool
+/// is one of them if the agent grants pools (`is_pool_granted`).
 pub fn for_agent(changes: &[Change], is_pool_granted: bool) -> Option<hello::Change> {
     let rate = |limit: RateLimit| Some(limit.bytes_per_s.unwrap_or(0));
     let mut all = hello::Change {
@@ -403,7 +403,7 @@ pub fn for_agent(changes: &[Change], is_pool_granted: bool) -> Option<hello::Cha
     (all != nothing).then_some(all)
 }
 
-/// Is there room for what is there already?
+/// Checks that new limits leave room for what is in use.
 fn fits(changes: &[Change], now: &Now) -> Result<(), SetError> {
     let slab = SLAB_BYTES as u64;
     let far = changes.iter().find_map(|c| match c {

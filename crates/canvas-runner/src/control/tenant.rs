@@ -1,4 +1,4 @@
-//! A run as its `canvas run` shows and changes it.
+//! Answers about a run, and its changes.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -36,22 +36,22 @@ pub struct Tenant {
     pub program: String,
     /// How faults are delivered.
     pub mode: Option<Mode>,
-    /// What its processes share.
+    /// The segment that its processes share.
     pub segment: &'static Segment,
     /// When CMD was started.
     pub start: Instant,
-    /// What all runs of a tenant that can be joined have in common, and nobody else.
+    /// Identifies the tenant to all its runs; `None` if it cannot be joined.
     pub shared: Option<String>,
-    /// The memory that forks share, where it is managed.
+    /// Managed shared memory, if any.
     pub shared_memory: Option<Files>,
-    /// What is beside its processes.
+    /// Memory besides that of its processes.
     pub sides: Sides,
     /// The file of `learn`.
     pub book: Option<Book>,
 }
 
 impl Tenant {
-    /// Answers.
+    /// The answer to a request.
     pub fn answer(&self, asked: Asked, agent: Option<&mut Keeper>) -> String {
         let line = match asked {
             Asked::Line(line) => line,
@@ -168,7 +168,7 @@ impl Tenant {
         }
     }
 
-    /// Changes all of it, or nothing.
+    /// Makes all changes or none.
     fn set(
         &self,
         pairs: &[(String, String)],
@@ -191,7 +191,7 @@ impl Tenant {
                 .collect(),
         };
         let changes = set::plan(pairs, &now)?;
-        // What can fail comes first.
+        // First what can fail.
         let is_granted = now.pool_grant.is_some();
         if let (Some(change), Some(agent)) = (set::for_agent(&changes, is_granted), agent.as_mut())
         {
@@ -203,7 +203,7 @@ impl Tenant {
                 Change::Shared(pages) => {
                     if let Some(files) = &self.shared_memory {
                         files.control().limit_pages.store(pages, Relaxed);
-                        // The host's agent looks there.
+                        // The host's agent reads the limit there.
                         let bytes = page_bytes(pages);
                         segment.config.shared_bytes.store(bytes, Relaxed);
                     }
@@ -239,13 +239,13 @@ impl Tenant {
                 | Change::SwapOut(_) => beyond::apply(change, segment, area, is_granted),
             }
         }
-        // The reclaim threads look at the bounds when they wake.
+        // The reclaim threads read the limits when they wake up.
         wake_all(segment);
         Ok(())
     }
 }
 
-/// What the tenant has on NUMA nodes.
+/// The tenant's memory on NUMA nodes.
 fn nodes(segment: &Segment) -> impl Iterator<Item = Node> {
     segment.nodes().iter().filter_map(|book| {
         Some(Node {

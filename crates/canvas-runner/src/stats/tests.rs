@@ -75,7 +75,7 @@ fn ratios_as_canvas_defines_them() {
     assert_eq!(v["prefetch"]["accuracy"], 0.75);
     assert_eq!(v["swap_cache"]["hit_ratio"], 0.5);
     assert_eq!(v["entries"]["lock_free_ratio"], 0.75);
-    // Used pages are extrapolated from a sample: by bad luck to more than were issued.
+    // The number of used pages is extrapolated from a sample, and may exceed those issued.
     s.count(1, Counter::PrefetchUsed, 1000);
     assert_eq!(json(&run(End::Exit(0)), s)["prefetch"]["accuracy"], 1.0);
 }
@@ -97,7 +97,7 @@ fn fault_times_come_from_all_stripes() {
     assert_eq!((buckets.len(), faults), (2, 8 * 101));
     let p999 = v["p999"].as_u64().unwrap();
     assert!((900_000..=1_000_007).contains(&p999), "{p999}");
-    // One value in 101 is large; the others have one bucket.
+    // One value in 101 is large; the others are in one bucket.
     let [p50, p90, p99] = ["p50", "p90", "p99"].map(|q| v[q].as_u64().unwrap());
     assert!((2560..=3584).contains(&p50), "{p50}");
     assert!(p50 < p90 && p90 < p99 && p99 <= 3584, "{p50} {p90} {p99}");
@@ -176,7 +176,7 @@ fn signals_limits_levels_and_classes() {
     assert_eq!(classes[1]["peak_bytes"], 384);
 }
 
-/// docs/STATS.md names every field that a report has, and no other counter.
+/// docs/STATS.md names every field of a report, and no other counter.
 #[test]
 fn the_schema_is_complete() {
     let doc = include_str!("../../../../docs/STATS.md");
