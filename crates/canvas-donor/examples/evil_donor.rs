@@ -1,8 +1,8 @@
-//! A donor that lies, for tests: it has the cluster key and speaks the protocol, and answers reads
-//! with something else than what was written.
+//! A lying donor, for tests: it has the cluster key and speaks the protocol, and answers reads with
+//! wrong bytes.
 //!
-//! `evil_donor --how corrupt|stale|swap|zeros|truncate|version --when FILE --listen ADDR --key-file FILE`;
-//! it lies while FILE exists. Other flags of `canvas serve` are taken and ignored.
+//! `evil_donor --how corrupt|stale|swap|zeros|truncate|version --when FILE --listen ADDR --key-file
+//! FILE`; it lies while FILE exists. Other flags of `canvas serve` are accepted and ignored.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -22,24 +22,24 @@ use canvas_wire::{EXTENT_BYTES, FRAME_BYTES_MAX, SLAB_BYTES, SLAB_EXTENTS, VERSI
 
 type Fail = Box<dyn Error + Send + Sync>;
 
-/// How it lies.
+/// Kinds of lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum How {
-    /// One bit is another.
+    /// One bit is flipped.
     Corrupt,
-    /// The first version of the extent that it ever got.
+    /// The first version of the extent that it received.
     Stale,
-    /// The same place of another extent, of whatever client.
+    /// The same place in another extent, of any client.
     Swap,
     /// Zeros.
     Zeros,
-    /// The last 16 bytes are left out.
+    /// The last 16 bytes are missing.
     Truncate,
-    /// It speaks a version that nobody asked for.
+    /// A version that was not offered.
     Version,
 }
 
-/// An extent: the first version and the newest.
+/// The first and the latest version of an extent.
 struct Extent {
     first: Box<[u8]>,
     now: Box<[u8]>,
@@ -52,7 +52,7 @@ struct Slab {
 }
 
 impl Slab {
-    /// False when the bytes do not lie within one extent of the slab.
+    /// False if the bytes do not lie within one extent of the slab.
     fn write(&mut self, offset: usize, data: &[u8]) -> bool {
         let (at, from) = (offset / EXTENT_BYTES, offset % EXTENT_BYTES);
         if at >= SLAB_EXTENTS || from + data.len() > EXTENT_BYTES {
@@ -122,7 +122,7 @@ fn main() -> Result<(), Fail> {
     Ok(())
 }
 
-/// The next message; an error when there is none any more.
+/// The next message; an error at the end of the connection.
 fn message(stream: &mut TcpStream, incoming: &mut Incoming) -> Result<Vec<u8>, Fail> {
     loop {
         if let Some(message) = incoming.message() {
@@ -158,8 +158,8 @@ impl Donor {
         }
     }
 
-    /// What a reader is told of the bytes `range` of an extent (a slab's handle, and its place there), which
-    /// are `truth`: a lie, once the file is there that asks for lies.
+    /// The answer to a read of `range` in an extent (given by a slab's handle and its place there)
+    /// whose true bytes are `truth`: a lie, once the file exists.
     fn told(
         &self,
         slabs: &HashMap<u64, Slab>,
@@ -291,7 +291,7 @@ impl Donor {
                 lent_bytes: 0,
                 pressure: false,
             })),
-            // It never says that it has RDMA, or lanes.
+            // It never offers RDMA or direct read channels.
             Request::ReadMany { .. }
             | Request::Join(_)
             | Request::Expose { .. }

@@ -1,6 +1,6 @@
-//! Why a server does not start, and why a link has no RDMA.
+//! Errors of starting a donor, and of setting up RDMA on a link.
 //!
-//! The text of each is the sentence that its user reads.
+//! Each error's text is the sentence that users read.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,10 +13,10 @@ use nix::errno::Errno;
 
 use crate::server::reason;
 
-/// Why a server does not start.
+/// Why a donor does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Without a key it would take everybody who reaches that address.
+    /// Without a key it would accept everybody who reaches that address.
     #[error(
         "without a cluster key only this host may connect; listen on 127.0.0.1, or give \
          --key-file FILE (`canvas keygen FILE` makes one) to listen on {0}"
@@ -25,58 +25,58 @@ pub enum StartError {
     /// It is to lend over RDMA, and cannot.
     #[error("{0}; without --rdma memory is lent over TCP")]
     Rdma(#[source] RdmaError),
-    /// It may lend less than the unit.
+    /// It may lend less than one slab.
     #[error(
         "--memory is less than one slab; write {min_mib}M or more",
         min_mib = SLAB_BYTES >> 20
     )]
     NoSlab,
-    /// The host does not say how much memory it has.
+    /// The host's memory cannot be determined.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// What it leaves to its host is all of the host's memory.
+    /// The reserve is as large as the host's memory.
     #[error(
         "a reserve of {reserve_mib} MiB leaves nothing of this host's {total_mib} MiB; write a \
          smaller one"
     )]
     Reserve {
-        /// What it is to leave, in MiB.
+        /// The reserve, in MiB.
         reserve_mib: u64,
-        /// What the host has, in MiB.
+        /// The host's memory, in MiB.
         total_mib: u64,
     },
-    /// It cannot listen there.
+    /// The address cannot be listened on.
     #[error("cannot listen on {addr}: {}", reason(.source))]
     Listen {
-        /// Where.
+        /// The address.
         addr: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is nothing to wake the listener's thread with.
+    /// No eventfd, to wake the listener's thread, can be made.
     #[error("no eventfd: {}", .0.desc())]
     NoEventfd(#[source] Errno),
-    /// Its names cannot be drawn.
+    /// Random identifiers cannot be drawn.
     #[error(transparent)]
     Random(#[from] RandomError),
-    /// The system gives no thread.
+    /// A thread cannot be started.
     #[error("no thread could be started: {}", reason(.0))]
     Thread(#[source] io::Error),
 }
 
-/// Why a link has no RDMA side.
+/// Why RDMA cannot be set up on a link.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JoinError {
-    /// The server is not told to.
+    /// The donor is not configured for RDMA.
     #[error("this donor lends over TCP only (canvas serve --rdma)")]
     TcpOnly,
-    /// The device does not do it.
+    /// The device fails.
     #[error(transparent)]
     Rdma(#[from] RdmaError),
-    /// The first packet's number cannot be drawn.
+    /// The number of the first packet cannot be drawn.
     #[error(transparent)]
     Random(#[from] RandomError),
-    /// The system gives no thread.
+    /// A thread cannot be started.
     #[error("no thread could be started: {}", reason(.0))]
     Thread(#[source] io::Error),
 }

@@ -1,4 +1,5 @@
-//! Connections that have not shown that they have the key, and which of them ends when there are too many.
+//! Pending connections, which have not proved yet that they have the key, and which of them to
+//! close when there are too many.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,26 +7,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::HANDSHAKES_MAX;
 use crate::outbox::Outbox;
 
-/// All of them, the oldest first.
+/// All pending connections, the oldest first.
 #[derive(Default)]
 pub struct Handshakes(Mutex<Vec<(IpAddr, Arc<Outbox>)>>);
 
-/// One of them, until it is dropped.
+/// A pending connection; it is removed when this is dropped.
 pub struct Handshake {
     all: Arc<Handshakes>,
     outbox: Arc<Outbox>,
 }
 
 impl Handshakes {
-    /// One more, from this address. When there are too many the oldest one ends of the address that has the most:
-    /// who floods from one address delays itself. True when one had to end.
+    /// Adds a connection from this address. If there are too many, closes the oldest one of the
+    /// address with the most: floods from one address only delay that address. Returns whether one
+    /// was closed.
     pub fn begin(self: &Arc<Self>, from: IpAddr, outbox: &Arc<Outbox>) -> (Handshake, bool) {
         let mut all = self.lock();
         all.push((from.to_canonical(), Arc::clone(outbox)));
         let is_full = all.len() > HANDSHAKES_MAX;
         if is_full {
             let of = |addr| all.iter().filter(|(other, _)| *other == addr).count();
-            // The first of the largest, which is its oldest.
+            // The first of the largest group, which is its oldest.
             let most = (0..all.len()).rev().max_by_key(|at| of(all[*at].0));
             if let Some(at) = most {
                 all.remove(at).1.close();
@@ -40,7 +42,7 @@ impl Handshakes {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(IpAddr, Arc<Outbox>)>> {
-        // A thread that panicked left whole values behind.
+        // A thread that panicked left consistent values behind.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

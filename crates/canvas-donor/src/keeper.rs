@@ -1,5 +1,5 @@
-//! The keeper: one thread that looks at the host's memory, ends leases, evicts, and writes the state
-//! file.
+//! The watchdog: one thread that samples the host's memory, ends leases, evicts, and writes the
+//! state file.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,23 +12,23 @@ use canvas_place::lease;
 use crate::server::Shared;
 use crate::{QUERY_TIME, TICK, TICK_NEAR, state};
 
-/// Time between two state files.
+/// Interval of writing the state file.
 const STATE_EVERY_MS: u64 = 1000;
 
-/// What the keeper remembers from one look to the next.
+/// The watchdog's state between ticks.
 pub(crate) struct Keeper {
     rng: fastrand::Rng,
-    /// An eviction that waits for clients' answers: how many slabs, and until when.
+    /// An eviction that waits for clients' answers: number of slabs, and deadline.
     query: Option<(usize, u64)>,
     state_due_ms: u64,
     available_bytes: u64,
-    /// When it last looked.
+    /// Time of the last tick.
     looked_ms: Option<u64>,
-    /// When it looks again whether more or less is to be lent.
+    /// Time of the next decision about lending more or less.
     decides_ms: u64,
-    /// How fast the host's memory goes.
+    /// Tracks how fast the host's memory shrinks.
     watch: early::Watch,
-    /// The host's memory is near its end.
+    /// Whether the host's memory is nearly used up.
     is_near: bool,
 }
 
@@ -46,7 +46,7 @@ impl Keeper {
         }
     }
 
-    /// Looks until the server has stopped.
+    /// Runs until the donor has stopped.
     pub fn run(mut self, shared: &Arc<Shared>) {
         while !shared.is_stopped() {
             self.look(shared, shared.now_ms());
@@ -55,9 +55,10 @@ impl Keeper {
         self.write_state(shared);
     }
 
-    /// One look, at this time.
+    /// One tick at this time.
     pub(crate) fn look(&mut self, shared: &Arc<Shared>, now_ms: u64) {
-        // What clients said meanwhile lies in their sockets, and links' threads may read it after this.
+        // Messages that clients sent meanwhile are in their sockets, and may be read only after
+        // this.
         let before_ms = self.looked_ms.replace(now_ms).unwrap_or(now_ms);
         if let Some(gap_ms) = lease::gap(before_ms, now_ms, TICK.as_millis() as u64) {
             shared.registry.postpone(gap_ms, now_ms);
@@ -101,7 +102,7 @@ impl Keeper {
         let memory = match shared.host.memory() {
             Ok(memory) => memory,
             Err(why) => {
-                // Blind, it must not lend; nor does it take back what it lent.
+                // Without figures it must not lend; it also does not take back what it lent.
                 shared.budget.set(0);
                 self.is_near = false;
                 shared.log.line("memory unknown", why);
@@ -112,7 +113,7 @@ impl Keeper {
         self.available_bytes = available;
         shared.set_budget(available);
         self.free_early(shared, memory, now_ms);
-        // The average is one of looks that are as far apart as these.
+        // The average is defined over samples at this interval.
         if now_ms < self.decides_ms {
             return;
         }
@@ -137,7 +138,7 @@ impl Keeper {
         }
     }
 
-    /// Frees slabs at once if the host's memory ends before clients can move them.
+    /// Frees slabs at once if the host runs out of memory before clients can move them.
     fn free_early(&mut self, shared: &Arc<Shared>, memory: HostMemory, now_ms: u64) {
         let available = memory.available_bytes;
         self.watch.look(now_ms, available);
@@ -147,7 +148,7 @@ impl Keeper {
             reserve_bytes: shared.reserve_bytes,
             fall_bytes_s: self.watch.fall_bytes_s(),
         };
-        // With nothing lent there is nothing to look for.
+        // If nothing is lent, there is nothing to free.
         self.is_near = look.is_near() && shared.registry.pong().lent_bytes > 0;
         if !look.is_short() || self.watch.is_stale(now_ms, available) {
             return;

@@ -1,12 +1,13 @@
-//! The lanes that clients have asked for: who opens one, how much it reads, what it has read.
+//! Direct read channels ("lanes") that clients requested: who may open one, its rate limit, and its
+//! figures.
 //!
-//! How much is bounded for all lanes of a tenant of a client together, by one bucket: who opens more
-//! lanes, or asks over all of them at once, reads no more.
+//! One token bucket limits all channels of a client's tenant together, so that more channels, or
+//! concurrent requests on all of them, read no more.
 //!
-//! A lane is there from its ticket to its end: by its client's word, with its client's next link 0,
-//! with its client's lease, or unopened after [`TICKET_TIME`]. A lane whose connection has ended
-//! stays, without a connection, until its client ends it or asks for more than it may have: the
-//! client wants its figures.
+//! A channel exists from its ticket to its end: by its client's request, at its client's next link
+//! 0, at the end of its client's lease, or, if unopened, after [`TICKET_TIME`]. A channel whose
+//! connection has closed stays, because its client wants its figures, until the client ends it or
+//! requests more channels than allowed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,19 +24,19 @@ pub(crate) use bucket::Bucket;
 
 mod bucket;
 
-/// Lanes of one client.
+/// Most channels of a client.
 pub const LANES_OF_A_CLIENT_MAX: usize = 256;
-/// How long a ticket is good for.
+/// Validity of a ticket.
 pub const TICKET_TIME: Duration = Duration::from_secs(10);
 
-/// A lane.
+/// A direct read channel.
 pub(crate) struct Lane {
     /// The client whose slabs it reads.
     pub client: ClientId,
-    /// Of those, the slabs of this tenant.
+    /// The tenant whose slabs it reads.
     pub tenant: [u8; 16],
     keys: Keys,
-    /// How much all lanes of the tenant may read.
+    /// Rate limit of all channels of the tenant.
     bucket: Arc<Mutex<Bucket>>,
     reads: AtomicU64,
     bytes: AtomicU64,
@@ -48,12 +49,12 @@ fn lock(bucket: &Mutex<Bucket>) -> MutexGuard<'_, Bucket> {
 }
 
 impl Lane {
-    /// How much it and the other lanes of its tenant may read.
+    /// The rate limit of its tenant.
     pub fn bucket(&self) -> MutexGuard<'_, Bucket> {
         lock(&self.bucket)
     }
 
-    /// It has read so much.
+    /// Counts a read of `bytes` bytes.
     pub fn note(&self, bytes: u64) {
         self.reads.fetch_add(1, Relaxed);
         self.bytes.fetch_add(bytes, Relaxed);
@@ -67,7 +68,7 @@ impl Lane {
     }
 }
 
-/// What a lane has read.
+/// Figures of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Used {
     pub reads: u64,
@@ -75,7 +76,7 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// As it is told to the client.
+    /// The figures as an answer to the client.
     pub fn answer<'a>(self) -> frame::Answer<'a> {
         frame::Answer::LaneUsed {
             reads: self.reads,
@@ -90,9 +91,9 @@ struct Entry {
 }
 
 enum State {
-    /// Nobody has opened it.
+    /// Not opened yet.
     Waits { ticket: Ticket, until_ms: u64 },
-    /// This connection has, or had.
+    /// Opened by this connection, which may have closed.
     Opened(Arc<Outbox>),
 }
 
@@ -100,13 +101,13 @@ enum State {
 struct Inner {
     by_number: BTreeMap<u64, Entry>,
     waiting: HashMap<Ticket, u64>,
-    /// What tenants of clients may read, for as long as they have lanes.
+    /// Rate limits of clients' tenants, as long as they have channels.
     buckets: HashMap<(ClientId, [u8; 16]), Weak<Mutex<Bucket>>>,
     last: u64,
 }
 
 impl Inner {
-    /// Its connection, if it had one, is to be fenced.
+    /// Removes a channel. The caller must fence its connection, if it has one.
     fn remove(&mut self, number: u64) -> Option<(Arc<Lane>, Option<Arc<Outbox>>)> {
         let Entry { lane, state } = self.by_number.remove(&number)?;
         Some(match state {
@@ -132,7 +133,7 @@ impl Inner {
         }
     }
 
-    /// Those of the client whose connections have ended: their figures make room for new ones.
+    /// Removes the client's channels whose connections have closed, to make room for new ones.
     fn forget_closed(&mut self, client: &ClientId) {
         self.by_number.retain(|_, e| {
             let has_ended = matches!(&e.state, State::Opened(outbox) if outbox.is_closed());
@@ -140,7 +141,7 @@ impl Inner {
         });
     }
 
-    /// The bucket of the client's tenant, which fills at this rate from now on.
+    /// The rate limit of the client's tenant, set to this rate.
     fn bucket(
         &mut self,
         client: ClientId,
@@ -167,7 +168,7 @@ impl Inner {
     }
 }
 
-/// All lanes.
+/// All direct read channels.
 #[derive(Default)]
 pub(crate) struct Lanes(Mutex<Inner>);
 
@@ -178,7 +179,7 @@ impl Lanes {
             .expect("no thread panics while it holds the lanes")
     }
 
-    /// A client wants a lane, which `ticket`, a random one, opens. Returns its number.
+    /// Adds a channel for a client, which the random `ticket` opens. Returns its number.
     pub fn ask(
         &self,
         client: ClientId,
@@ -216,8 +217,8 @@ impl Lanes {
         Ok(number)
     }
 
-    /// A connection opens a lane with this message. The ticket is used up only by one that has the
-    /// lane's keys: who has merely seen it go by cannot spoil it.
+    /// Opens a channel for a connection with this message. Only a peer with the channel's keys uses
+    /// the ticket up: an eavesdropper cannot.
     pub fn open(
         &self,
         opening: &[u8],
@@ -236,7 +237,7 @@ impl Lanes {
         Some((lane, answerer))
     }
 
-    /// The client's lane, and all others of its tenant, read so much together from now on.
+    /// Sets the rate of all channels of the tenant of the client's channel.
     pub fn set_rate(
         &self,
         client: &ClientId,
@@ -257,15 +258,15 @@ impl Lanes {
             _ => None,
         };
         drop(inner);
-        // Nobody counts what a device reads. Who joins a queue pair now looks at the rate first, and
-        // holds what this waits for.
+        // Nobody counts what a device reads. A channel that joins a queue pair now checks the rate
+        // first, and holds the lock that this waits for.
         if let Some(outbox) = devices {
             outbox.shut_devices_out();
         }
         Ok(used)
     }
 
-    /// Ends a lane of the client. Nothing more that came over it is done after this.
+    /// Ends a channel of the client. After this nothing more that came over it is done.
     pub fn end(&self, client: &ClientId, number: u64) -> Result<Used, ErrorCode> {
         let mut inner = self.lock();
         inner.owned(client, number)?;
@@ -277,7 +278,7 @@ impl Lanes {
         Ok(lane.used())
     }
 
-    /// Ends all lanes of the client.
+    /// Ends all channels of the client.
     pub fn end_all(&self, client: &ClientId) {
         let mut inner = self.lock();
         let its: Vec<u64> = inner

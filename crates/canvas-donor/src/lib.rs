@@ -1,4 +1,4 @@
-//! The memory server: lends slabs of this host's memory to clients of the far pool.
+//! The donor: lends slabs of this host's memory to clients.
 //!
 //! ```text
 //!  listener ──► a thread a link ──► slab (anonymous map, lock of its own)
@@ -8,22 +8,23 @@
 //!         └──── keeper: every 100 ms: samples memory, ends leases, evicts, writes the state file
 //! ```
 //!
-//! * [`slab`]: the memory of one slab and what of it was written;
-//! * [`registry`]: who has which slab; leases; what is on its way out. One lock, never held over a
-//!   system call that can wait, and not taken by reads and writes of slabs that a link knows;
+//! * [`slab`]: the memory of one slab, and which of its pages were written;
+//! * [`registry`]: which client has which slab; leases; slabs being evicted. One lock, never held
+//!   over a system call that can block, and not taken by reads and writes of slabs that a link
+//!   knows;
 //! * [`link`]: the thread of a link, from handshake to end;
-//! * `lanes`: who reads from programs' own connections; [`link`] has their threads as well;
-//! * [`keeper`]: the watch over memory, leases and evictions;
+//! * `lanes`: programs' direct read channels; [`link`] has their threads as well;
+//! * [`keeper`]: the watchdog over memory, leases and evictions;
 //! * [`state`], [`log`]: what an operator sees;
-//! * [`StartError`]: why there is no server.
+//! * [`StartError`]: why a donor does not start.
 //!
-//! When the host's memory ends before clients have moved what is evicted, the keeper frees slabs at once
-//! ([`canvas_place::early`]): a donor that the kernel kills loses all of them.
+//! If the host runs out of memory before clients have moved evicted slabs, the watchdog frees slabs
+//! at once ([`canvas_place::early`]): a donor killed by the kernel would lose all of them.
 //!
-//! Nothing that a client does or leaves undone blocks another one: a link that does not take its
-//! answers is not read any more, and is closed when it is silent for its lease; an eviction waits for
-//! its deadline and not for its client. A link that replaces older ones waits, before its client is
-//! welcomed, for the one message of each that is being served (`Outbox::fence`), and not for its client.
+//! No client can block another one, whatever it does. A link whose client does not read its answers
+//! is not read any more, and is closed after a silent lease. An eviction waits for its deadline,
+//! not for its client. A link that replaces older ones waits, before its client is welcomed, only
+//! for the message of each that is just being served (`Outbox::fence`), not for the client.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -50,46 +51,47 @@ pub use lanes::{LANES_OF_A_CLIENT_MAX, TICKET_TIME};
 pub use server::Server;
 pub use state::State;
 
-/// What a server is told.
+/// Configuration of a donor.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it listens.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// Most that it lends.
+    /// Limit on lent memory.
     pub memory_bytes: u64,
-    /// What it leaves to its host in any case; a tenth of the host's memory when not given.
+    /// Memory that always stays free for the host; by default a tenth of its memory.
     pub reserve_bytes: Option<u64>,
-    /// The pool's key. Without one the server takes everybody, and only on the loopback device.
+    /// The cluster key. Without one the donor accepts everybody, but listens only on the loopback
+    /// device.
     pub key: Option<ClusterKey>,
-    /// How long slabs are kept after their client's last sign of life, at most.
+    /// Longest lease: how long slabs are kept after their client's last sign of life.
     pub lease: Duration,
-    /// How long a client has to move slabs that are evicted.
+    /// Time for clients to move evicted slabs.
     pub evict_within: Duration,
-    /// How long a link's thread looks for more after traffic before it sleeps.
+    /// How long a link's thread polls after traffic before it sleeps.
     pub spin: Duration,
-    /// Where the state is written once a second.
+    /// File for the state, written once a second.
     pub state_json: Option<PathBuf>,
-    /// Where `meminfo` is, and what says of this process in which control groups it is (`/proc`).
+    /// Directory of `meminfo` and of this process's control groups (`/proc`).
     pub procfs: PathBuf,
-    /// Links at one time, without those that are still shaking hands.
+    /// Most established links.
     pub links_max: usize,
-    /// Slabs are lent over RDMA, too, to clients that ask for it.
+    /// Whether slabs are also lent over RDMA, to clients that request it.
     pub rdma: bool,
 }
 
-/// Shortest lease that a client gets, unless the server's own is shorter.
+/// Shortest lease of a client, unless the donor's own is shorter.
 pub const LEASE_MIN: Duration = Duration::from_millis(500);
-/// Links of one client.
+/// Most links of a client.
 pub const LINKS_OF_A_CLIENT_MAX: usize = 16;
-/// Links that are still shaking hands, at one time.
+/// Most pending connections.
 pub const HANDSHAKES_MAX: usize = 64;
-/// Time for handshake and Hello together.
+/// Most time for handshake and Hello together.
 pub const HANDSHAKE_TIME: Duration = Duration::from_secs(2);
-/// Time between two looks of the keeper.
+/// Interval of the watchdog's ticks.
 pub const TICK: Duration = Duration::from_millis(100);
-/// The same while the host's memory is near its end.
+/// Interval of its ticks while the host's memory is nearly used up.
 pub const TICK_NEAR: Duration = Duration::from_millis(20);
-/// How long the keeper waits for clients to say how much their slabs are used.
+/// How long the watchdog waits for clients' activity reports.
 pub const QUERY_TIME: Duration = Duration::from_millis(200);
-/// Bytes of answers that wait for a client before its requests are not read any more.
+/// Bytes of unsent answers above which a client's requests are not read.
 pub const UNSENT_BYTES_MAX: usize = 1 << 20;

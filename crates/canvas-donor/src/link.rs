@@ -1,9 +1,8 @@
 //! The thread of one link: handshake, Hello, then requests until it ends.
 //!
-//! The thread reads without blocking. After traffic it looks for more for a short time before it
-//! sleeps in poll(2): a sleeping thread answers a read tens of microseconds later than one that looks.
-//! Looking that found nothing makes the next look shorter, so that a link with rare traffic costs
-//! nothing.
+//! The thread reads without blocking. After traffic it polls for a short time before it sleeps in
+//! poll(2), because a sleeping thread answers a read tens of microseconds later. Polling in vain
+//! makes the next polling time shorter, so that links with rare traffic cost nothing.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,44 +37,44 @@ use crate::{HANDSHAKE_TIME, LEASE_MIN, UNSENT_BYTES_MAX};
 
 mod lane;
 
-/// Slabs that a link remembers; beyond, it forgets all and asks the table again.
+/// Most slabs that a link caches; beyond, it drops all and asks the table again.
 const KNOWN_MAX: usize = 4096;
-/// Each call sends a record of its own, see [`APART_BYTES_MAX`].
+/// Each call sends a record of its own; see [`APART_BYTES_MAX`].
 const APART: MsgFlags = MsgFlags::MSG_EOR.union(MsgFlags::MSG_NOSIGNAL);
-/// The shortest look for more traffic, as a part of the full one.
+/// The shortest polling time, as a fraction of the full one.
 const SPIN_PARTS: u32 = 16;
-/// How long a link that ends waits for its last words to be taken.
+/// How long an ending link waits until its last answer is taken.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// Why a link ended.
 #[derive(Debug)]
 enum End {
-    /// The client hung up.
+    /// The client closed the connection.
     HungUp,
     /// The connection failed.
     Io(std::io::Error),
-    /// The first message was not that of a peer with our key.
+    /// The first message was not from a peer with our key.
     NotAdmitted,
-    /// No handshake or Hello in time.
+    /// Handshake or Hello came too late.
     Slow,
     /// A message does not open.
     Session(SessionError),
-    /// A message of a lane is none.
+    /// A message of a direct read channel is invalid.
     Lane(canvas_lane::Bad),
-    /// A frame is none.
+    /// A frame is invalid.
     Decode(DecodeError),
-    /// A frame that has no place there.
+    /// A frame is not allowed at this point.
     Protocol(&'static str),
-    /// The client was told no.
+    /// The client was refused.
     Refused(ErrorCode),
-    /// Silent for its lease.
+    /// The client was silent for its lease.
     Silent,
-    /// Replaced by a newer link, its client's lease over, or the server ends.
+    /// Replaced by a newer link, expired with its client's lease, or the donor is shutting down.
     Closed,
 }
 
 impl End {
-    /// Whether an operator wants to know; and the kind of line it is.
+    /// Kind of the log line, if operators should see one.
     fn kind(&self) -> Option<&'static str> {
         match self {
             End::HungUp | End::Io(_) | End::Closed => None,
@@ -107,7 +106,7 @@ impl fmt::Display for End {
     }
 }
 
-/// Runs a link to its end, and says so where an operator wants to know.
+/// Runs a link to its end, and logs the end if operators should see it.
 pub(crate) fn run(
     shared: &Arc<Shared>,
     stream: TcpStream,
@@ -189,7 +188,7 @@ fn serve(
         next_call: 1,
     };
     let end = link.run();
-    // Nobody reaches a slab past the end of its link, devices included.
+    // After the link's end nobody reaches slabs over it, including devices.
     outbox.fence();
     link.wire.last_words();
     shared.registry.leave(&client, hello.link, &outbox);
@@ -197,7 +196,7 @@ fn serve(
     end
 }
 
-/// The socket and its buffers.
+/// A socket and its buffers.
 struct Wire {
     stream: TcpStream,
     incoming: Incoming,
@@ -205,8 +204,8 @@ struct Wire {
 }
 
 impl Wire {
-    /// Marks what is sent for low delay (RFC 1349): links that other traffic fills may let it pass. Where that cannot
-    /// be had it goes as all else.
+    /// Marks outgoing packets for low delay (RFC 1349), which busy links may prefer. If that is
+    /// refused, they go like any other.
     fn hurry(&self) {
         let low_delay = nix::libc::IPTOS_LOWDELAY.into();
         let v4 = setsockopt(&self.stream, Ipv4Tos, &low_delay);
@@ -217,7 +216,7 @@ impl Wire {
         self.outgoing.backlog()
     }
 
-    /// Reads once; true when something came.
+    /// Reads once; true if something arrived.
     fn read(&mut self) -> Result<bool, End> {
         match self.stream.read(self.incoming.space()) {
             Ok(0) => Err(End::HungUp),
@@ -232,7 +231,7 @@ impl Wire {
         }
     }
 
-    /// Sends what the kernel takes, apart from what was sent before; true when it took something.
+    /// Sends what the kernel takes, as a record of its own; true if it took something.
     fn send(&mut self) -> Result<bool, End> {
         let mut progress = false;
         while !self.outgoing.is_empty() {
@@ -272,8 +271,8 @@ impl Wire {
         }
     }
 
-    /// A short try to get an error's text to the client before the connection closes. What the
-    /// client still sends is read, or closing would reset the connection and lose the text.
+    /// Tries shortly to get an error's text to the client before the connection closes. Pending
+    /// input is read, because closing would otherwise reset the connection and lose the text.
     fn last_words(&mut self) {
         if self.backlog() == 0 {
             return;
@@ -299,7 +298,7 @@ impl Wire {
         }
     }
 
-    /// Waits for more, at most until `until`.
+    /// Waits for more bytes, at most until `until`.
     fn wait_until(&mut self, outbox: &Outbox, until: Instant) -> Result<(), End> {
         if outbox.is_closed() {
             return Err(End::Closed);
@@ -314,7 +313,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Waits for the next message, at most until `until`, and hands it to `take`.
+    /// Waits for the next message, at most until `until`, and passes it to `take`.
     fn next_message<T>(
         &mut self,
         outbox: &Outbox,
@@ -337,20 +336,20 @@ impl Wire {
     }
 }
 
-/// What a link begins with.
+/// An established link.
 struct Admitted {
     session: Session,
     hello: Hello,
-    /// The version that is spoken.
+    /// The agreed version.
     version: u16,
     client: Arc<Client>,
-    /// A buffer to go on with.
+    /// A buffer for reuse.
     plain: Vec<u8>,
     /// Its place among the donor's links.
     welcomed: Welcomed,
 }
 
-/// Handshake and Hello.
+/// Performs handshake and Hello.
 fn admit(
     shared: &Arc<Shared>,
     wire: &mut Wire,
@@ -396,7 +395,7 @@ fn admit(
     let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
     let links_max = shared.config.links_max;
     let most = match shared.registry.knows(&hello.client_id) {
-        // It comes back for its slabs, or has its second link now.
+        // The client comes back for its slabs, or sets up its second link.
         true => usize::MAX,
         false => links_max,
     };
@@ -418,7 +417,7 @@ fn admit(
         Err(code) => return refuse(code, sentence(code)),
     };
     if hello.link == 0 {
-        // The client has begun anew: its lanes of before are none of its any more.
+        // The client has started again: its earlier direct read channels are void.
         shared.lanes.end_all(&hello.client_id);
     }
     say(Answer::Welcome(Welcome {
@@ -439,11 +438,11 @@ fn admit(
     })
 }
 
-/// One of the donor's links, until it is dropped.
+/// A place among the donor's links, until it is dropped.
 struct Welcomed(Arc<Shared>);
 
 impl Welcomed {
-    /// One more, if it is one of the first `most`.
+    /// Takes a place, if there are fewer than `most`.
     fn within(shared: &Arc<Shared>, most: usize) -> Option<Welcomed> {
         let one_more = |n: usize| (n < most).then_some(n + 1);
         let taken = shared.welcomed.fetch_update(Relaxed, Relaxed, one_more);
@@ -457,7 +456,7 @@ impl Drop for Welcomed {
     }
 }
 
-/// What a person reads beside the code.
+/// The text for users that accompanies the code.
 fn sentence(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::NoRoom => "nothing can be lent now",
@@ -481,17 +480,17 @@ struct Link<'s> {
     /// Its number among the client's links.
     number: u32,
     version: u16,
-    /// Slabs that were looked up once. A freed one stays until it is used again.
+    /// Cache of slabs. A freed one stays until it is used again.
     known: HashMap<u64, Arc<Slab>>,
-    /// The opened message.
+    /// The decrypted message.
     plain: Vec<u8>,
-    /// The answer before it is sealed.
+    /// The answer before encryption.
     frame: Vec<u8>,
     next_call: u64,
 }
 
 impl Drop for Link<'_> {
-    /// Also when its thread panics: a queue pair would live on with the outbox.
+    /// Runs also when the thread panics: a queue pair would survive in the outbox.
     fn drop(&mut self) {
         self.outbox.fence();
     }
@@ -525,7 +524,7 @@ impl Link<'_> {
             let contention = &self.shared.contention;
             let began_ns = self.shared.now_ns();
             if !contention.is_here(began_ns) && spin.goes_on(now) {
-                // With few processors the peer may be waiting for this one.
+                // With few processors, the peer may be waiting for this one.
                 std::thread::yield_now();
                 contention.gave_way(began_ns, self.shared.now_ns());
                 continue;
@@ -541,8 +540,9 @@ impl Link<'_> {
         }
     }
 
-    /// Serves the messages that have come whole, as long as answers find room and no newer link has
-    /// replaced this one: its client may be another process by now, which has written the same bytes.
+    /// Serves complete messages, as long as there is room for answers and no newer link has
+    /// replaced this one: the client may be another process by now, which has written the same
+    /// bytes.
     fn take_messages(&mut self) -> Result<bool, End> {
         let outbox = Arc::clone(&self.outbox);
         let mut any = false;
@@ -657,7 +657,7 @@ impl Link<'_> {
     }
 
     fn join(&mut self, rdma: &mut Option<Rdma>, id: u64, peer: &QueuePair) -> Result<(), End> {
-        // The old one's slabs are hidden before a new one's are exposed.
+        // The old queue pair loses its slabs before a new one gets any.
         *rdma = None;
         let local = self.wire.stream.local_addr().map_err(End::Io)?.ip();
         match Rdma::join(self.shared, local, peer) {
@@ -741,7 +741,7 @@ impl Link<'_> {
     }
 
     fn refuse(&mut self, id: u64, handle: u64, code: ErrorCode) -> Result<(), End> {
-        // Freed or evicted: the table knows better from now on.
+        // Freed or evicted: the table is asked from now on.
         self.known.remove(&handle);
         self.shared.counters.refused.fetch_add(1, Relaxed);
         self.answer(
@@ -769,7 +769,7 @@ impl Link<'_> {
             .map_err(End::Session)
     }
 
-    /// Passes on what the keeper has to say.
+    /// Sends pending calls of the watchdog.
     fn take_calls(&mut self) -> Result<bool, End> {
         let calls = self.outbox.take();
         let any = !calls.is_empty();
@@ -790,7 +790,7 @@ impl Link<'_> {
                     handles,
                 } => {
                     let left = deadline_ms.saturating_sub(self.shared.now_ms());
-                    // None left says that they are gone.
+                    // 0 would mean that they are freed already.
                     let deadline_ms = u32::try_from(left.max(1)).unwrap_or(u32::MAX);
                     self.stop(id, deadline_ms, handles)?;
                 }
@@ -812,7 +812,7 @@ impl Link<'_> {
     }
 }
 
-/// How long to look for traffic before sleeping.
+/// How long to poll for traffic before sleeping.
 struct Spin {
     full: Duration,
     now: Duration,
@@ -828,7 +828,7 @@ impl Spin {
         }
     }
 
-    /// Traffic came while looking, or at once after a sleep.
+    /// Traffic came while polling, or at once after a sleep.
     fn hit(&mut self, now: Instant) {
         self.now = self.full;
         self.since = now;
@@ -842,7 +842,7 @@ impl Spin {
         goes_on
     }
 
-    /// After a sleep.
+    /// Called after a sleep.
     fn woke(&mut self, now: Instant) {
         self.since = now;
     }

@@ -1,12 +1,12 @@
-//! The log: one line on standard error for each thing that an operator cares about, and never so
-//! many that a peer can fill a disk.
+//! The log: one line on standard error for each event that operators care about, limited so that no
+//! peer can fill a disk.
 
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Lines of one kind in one period.
+/// Most lines of a kind per period.
 const LINES_OF_A_PERIOD: u32 = 5;
 /// The period.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -24,8 +24,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// A line. Of one kind five in ten seconds are written; the next one after that says how many
-    /// were left out.
+    /// Writes a line. After five lines of a kind in ten seconds, further ones are left out; the
+    /// next line says how many.
     pub fn line(&self, kind: &'static str, sentence: impl Display) {
         let left_out = {
             let mut kinds = self.kinds.lock().expect("no thread panics while it logs");
@@ -42,7 +42,7 @@ impl Log {
     }
 }
 
-/// Whether a line is to be written, and how many of its kind were left out before it.
+/// Whether to write a line, and how many of its kind were left out before it.
 fn admit(kinds: &mut HashMap<&'static str, Kind>, kind: &'static str, now: Instant) -> Option<u64> {
     let state = kinds.entry(kind).or_insert(Kind {
         since: now,

@@ -1,5 +1,5 @@
-//! What other threads have to say to a client, on its way to the thread of one of its links; and how
-//! they shut that thread off from the slabs.
+//! Messages of other threads for a client, queued for the thread of one of its links; and how other
+//! threads cut that thread off from the slabs.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,43 +15,43 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::rdma::Rdma;
 
-/// When so many calls wait, more questions are left out: nobody misses one, the server counts itself then.
-/// What a client must know ([`OwnedCall::Stop`], [`OwnedCall::Gone`]) is never left out, and bounded by its slabs; what answers
-/// a request is bounded by what its link reads.
+/// With this many calls queued, further activity queries are dropped: they are optional, because
+/// the donor has its own counts. Calls that clients need ([`OwnedCall::Stop`], [`OwnedCall::Gone`])
+/// are never dropped and bounded by the client's slabs; answers are bounded by what the link reads.
 const CALLS_MAX: usize = 64;
 
-/// A call, with its deadline as a point in the server's time.
+/// A call whose deadline is a point in the donor's time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum OwnedCall {
-    /// How much are these used?
+    /// How much are these slabs used?
     Query(Vec<u64>),
-    /// These go.
+    /// These slabs will be freed.
     Stop {
-        /// In milliseconds of the server's time.
+        /// Deadline in milliseconds of the donor's time.
         deadline_ms: u64,
         /// The slabs.
         handles: Vec<u64>,
     },
-    /// These are gone.
+    /// These slabs are freed.
     Gone(Vec<u64>),
     /// The answer to the client's request to expose a slab.
     Exposed {
-        /// The request's.
+        /// The request's id.
         id: u64,
-        /// What it needs to reach it, or why not.
+        /// Address and key of the slab, or the reason for the refusal.
         result: Result<Exposed, ErrorCode>,
     },
 }
 
-/// The way to one link's thread. Never blocks the sender.
+/// The queue for one link's thread. Never blocks the sender.
 #[derive(Debug)]
 pub struct Outbox {
     calls: Mutex<VecDeque<OwnedCall>>,
-    /// Something changed since the thread last looked.
+    /// Set when something has changed since the thread last took messages.
     bell: AtomicBool,
     closed: AtomicBool,
-    /// Held by the link's thread while it serves one message. The devices' way to the slabs is in it,
-    /// because they serve, too.
+    /// Held by the link's thread while it serves one message. It contains the device's access to
+    /// the slabs, since the device serves requests, too.
     serving: Mutex<Option<Rdma>>,
     wake: EventFd,
 }
@@ -69,11 +69,11 @@ impl Outbox {
 
     fn ring(&self) {
         self.bell.store(true, Release);
-        // A counter at its end is as good a wake-up.
+        // A counter at its maximum wakes as well.
         let _ = self.wake.write(1);
     }
 
-    /// Leaves a call.
+    /// Queues a call.
     pub fn send(&self, call: OwnedCall) {
         let mut calls = self
             .calls
@@ -86,46 +86,47 @@ impl Outbox {
         self.ring();
     }
 
-    /// Makes the link end.
+    /// Ends the link.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
         self.ring();
     }
 
-    /// Makes the link end. After this nothing more that came over it is done, neither by its thread
-    /// nor by devices. Waits for the one message that may be being served: not for a client, nor for the
-    /// link's thread to notice.
+    /// Ends the link. After this nothing more that came over it is done, neither by its thread nor
+    /// by devices. Waits only for the message that is just being served, not for a client, nor for
+    /// the link's thread to notice.
     pub fn fence(&self) {
         self.close();
-        // Devices are shut out before the lock is given back: whoever fences after this finds nothing
-        // left to wait for.
+        // Devices are cut off before the lock is released: a later fence finds nothing left to wait
+        // for.
         *self.serving() = None;
     }
 
-    /// Shuts devices out: what they are asked after this fails. The link or lane itself goes on.
+    /// Cuts devices off: their further requests fail. The link or channel itself goes on.
     pub fn shut_devices_out(&self) {
         *self.serving() = None;
     }
 
-    /// Whether the link is to end. For its thread.
+    /// For the link's thread: whether the link must end.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }
 
-    /// For the link's thread, to serve one message while it holds this; `None` when the link is to end.
-    /// Nothing that waits for a client may be done meanwhile.
+    /// For the link's thread: allows serving one message while the guard is held; `None` if the
+    /// link must end. While holding it, the thread must not wait for a client.
     pub(crate) fn serve(&self) -> Option<MutexGuard<'_, Option<Rdma>>> {
         let serving = self.serving();
-        // Who fences closes first. If that one had the lock before, this sees it; else it waits for us.
+        // A fence first sets closed. If it had the lock before, this sees that; otherwise it waits
+        // for this thread.
         (!self.is_closed()).then_some(serving)
     }
 
     fn serving(&self) -> MutexGuard<'_, Option<Rdma>> {
-        // A thread that panicked serves no more, which is all that the lock is about.
+        // A thread that panicked serves no more, which is all that the lock protects.
         self.serving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What waits, if anything came since the last time. For the link's thread.
+    /// For the link's thread: the queued messages, if any came since the last call.
     pub fn take(&self) -> VecDeque<OwnedCall> {
         if !self.bell.load(Relaxed) || !self.bell.swap(false, Acquire) {
             return VecDeque::new();

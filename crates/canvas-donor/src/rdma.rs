@@ -1,8 +1,8 @@
-//! The RDMA side of a link or of a lane: its queue pair, and the slabs that this one reaches.
+//! RDMA for a link or a direct read channel: its queue pair, and the slabs exposed to it.
 //!
-//! Each link has a protection domain of its own, and so has each tenant of a client for its lanes,
-//! which only read: what is exposed to one is exposed to no other. To expose a slab pins 64 MiB, which
-//! takes milliseconds: a thread of the domain's does it.
+//! Each link has its own protection domain. Direct read channels, which only read, have one per
+//! client and tenant. What is exposed in one domain is not exposed in any other. Exposing a slab
+//! pins 64 MiB, which takes milliseconds, so a thread of the domain does it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,23 +22,23 @@ use crate::outbox::{Outbox, OwnedCall};
 use crate::server::Shared;
 use crate::slab::{Refusal, Slab};
 
-/// A slab that is to be exposed, and who is answered.
+/// A slab to expose, and where the answer goes.
 struct Wanted {
     id: u64,
     slab: Arc<Slab>,
     outbox: Arc<Outbox>,
 }
 
-/// A domain, and the way to the thread that exposes slabs in it.
+/// A domain, and the channel to the thread that exposes slabs in it.
 pub(crate) struct Exposer {
     domain: Arc<Domain>,
     access: Access,
-    /// Gone with this, which ends the thread, which hides the slabs again.
+    /// Dropping this ends the thread, which revokes all slabs.
     wanted: Sender<Wanted>,
 }
 
 impl Exposer {
-    /// Opens the device that a connection over the address `local` goes through.
+    /// Opens the device of connections over the address `local`.
     fn start(shared: &Arc<Shared>, local: IpAddr, access: Access) -> Result<Exposer, JoinError> {
         if !shared.config.rdma {
             return Err(JoinError::TcpOnly);
@@ -59,10 +59,11 @@ impl Exposer {
     }
 }
 
-/// Whose lanes a domain is for: of a client, of its tenant, over this address of ours.
+/// Key of a domain: client, tenant, and this host's address.
 type Whose = (ClientId, [u8; 16], IpAddr);
 
-/// The domains of lanes. Lanes of one tenant have one, so a slab is pinned once for all of them.
+/// Domains of direct read channels. Those of one tenant share one, so that a slab is pinned only
+/// once for them.
 #[derive(Default)]
 pub(crate) struct LaneDomains(Mutex<HashMap<Whose, Weak<Exposer>>>);
 
@@ -79,21 +80,22 @@ impl LaneDomains {
     }
 }
 
-/// The RDMA side of a link or a lane.
+/// RDMA of a link or a direct read channel.
 pub(crate) struct Rdma {
-    /// Ends first: what is hidden then is reached by nobody any more.
+    /// Dropped first: after that the peer cannot reach revoked slabs.
     responder: Responder,
     exposer: Arc<Exposer>,
 }
 
 impl Rdma {
-    /// Connects a new queue pair of a link's to the peer's; `local` is this host's end of the link.
+    /// Connects a new queue pair to the peer's for a link; `local` is this host's address on the
+    /// link.
     pub fn join(shared: &Arc<Shared>, local: IpAddr, peer: &QueuePair) -> Result<Rdma, JoinError> {
         let exposer = Exposer::start(shared, local, Access::Write)?;
         Rdma::connect(Arc::new(exposer), peer)
     }
 
-    /// The same for a lane of this client and tenant.
+    /// Connects a queue pair for a direct read channel of this client and tenant.
     pub fn join_lane(
         shared: &Arc<Shared>,
         (client, tenant): (ClientId, [u8; 16]),
@@ -110,15 +112,15 @@ impl Rdma {
         Ok(Rdma { responder, exposer })
     }
 
-    /// This end, for the peer.
+    /// This end's description for the peer.
     pub fn local(&self) -> QueuePair {
         self.responder.local()
     }
 
-    /// Lets the peer's queue pair reach the slab; the answer to the request `id` comes by the outbox.
+    /// Exposes the slab to the peer's queue pair; the outbox gets the answer to request `id`.
     pub fn expose(&self, id: u64, slab: Arc<Slab>, outbox: &Arc<Outbox>) {
         let outbox = Arc::clone(outbox);
-        // The thread lives as long as this.
+        // The thread lives as long as `self`.
         let _ = self.exposer.wanted.send(Wanted { id, slab, outbox });
     }
 }
@@ -129,7 +131,7 @@ impl fmt::Debug for Rdma {
     }
 }
 
-/// The thread: exposes what is asked for, and hides it all when nobody has the domain any more.
+/// The thread: exposes slabs on request, and revokes all when the domain is no longer used.
 fn run(shared: &Shared, domain: &Arc<Domain>, access: Access, wanted: &Receiver<Wanted>) {
     let mut exposed: Vec<Weak<Slab>> = Vec::new();
     while let Ok(Wanted { id, slab, outbox }) = wanted.recv() {

@@ -1,6 +1,6 @@
-//! Who has which slab.
+//! The table of clients and their slabs.
 //!
-//! Times are milliseconds since the server's start and come from the caller, so that leases and
+//! Times are milliseconds since the donor's start and are passed by the caller, so that leases and
 //! deadlines can be tested without waiting.
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,12 +20,12 @@ use crate::LINKS_OF_A_CLIENT_MAX;
 use crate::outbox::{Outbox, OwnedCall};
 use crate::slab::Slab;
 
-/// A client that the server has heard of within its lease.
+/// A client heard of within its lease.
 #[derive(Debug)]
 pub struct Client {
-    /// Who it is.
+    /// Its id.
     pub id: ClientId,
-    /// When it was last heard of.
+    /// Time of its last sign of life.
     last_ms: AtomicU64,
     lease_ms: AtomicU64,
     links: Mutex<Links>,
@@ -36,23 +36,24 @@ pub struct Client {
 struct Links {
     /// By number.
     up: BTreeMap<u32, Arc<Outbox>>,
-    /// Replaced by newer ones, and perhaps not fenced yet.
+    /// Replaced by newer links, and possibly not fenced yet.
     replaced: Vec<Arc<Outbox>>,
 }
 
 impl Client {
-    /// It gave a sign of life.
+    /// Records a sign of life.
     pub fn heard(&self, now_ms: u64) {
         self.last_ms.fetch_max(now_ms, Relaxed);
     }
 
-    /// Time in which it could not be heard does not count; never past now.
+    /// Moves the last sign of life later by a time in which nothing could be received; never past
+    /// now.
     fn postpone(&self, gap_ms: u64, now_ms: u64) {
         let later = |last_ms: u64| Some(lease::postponed(last_ms, gap_ms, now_ms));
         let _ = self.last_ms.fetch_update(Relaxed, Relaxed, later);
     }
 
-    /// When it was last heard of.
+    /// Time of its last sign of life.
     pub fn last_ms(&self) -> u64 {
         self.last_ms.load(Relaxed)
     }
@@ -68,12 +69,12 @@ impl Client {
             .expect("no thread panics while it holds a client")
     }
 
-    /// How many links it has.
+    /// Number of its links.
     pub fn link_count(&self) -> usize {
         self.links().up.len()
     }
 
-    /// Calls it over the lowest of its links; a client without links is not called.
+    /// Queues a call on the lowest of its links; does nothing without links.
     fn call(&self, call: OwnedCall) {
         if let Some(outbox) = self.links().up.values().next() {
             outbox.send(call);
@@ -84,17 +85,17 @@ impl Client {
 struct Entry {
     slab: Arc<Slab>,
     client: Arc<Client>,
-    /// When it is freed, once it is on its way out.
+    /// Time at which it is freed, if it is being evicted.
     deadline_ms: Option<u64>,
-    /// Operations when it was last sampled.
+    /// Number of operations at the last sample.
     ops_before: u64,
-    /// What its client said it was used since; `None` until it says so.
+    /// Use since then as reported by its client; `None` without a report.
     activity: Option<u64>,
-    /// Whether it is in the sample of the present query.
+    /// Whether it is in the sample of the current query.
     queried: bool,
-    /// How much it was used before it was last sampled.
+    /// Use before the last sample.
     used_before: u64,
-    /// What it is worth to its client, as that has said.
+    /// Its value as reported by its client.
     worth: Worth,
 }
 
@@ -110,8 +111,8 @@ impl Entry {
     }
 }
 
-/// The slabs by handle. There may be very many, and the table is locked while they are walked
-/// through: tests count how often that is done.
+/// The slabs by handle. There may be very many, and the table is locked while they are traversed:
+/// tests count traversals.
 #[derive(Default)]
 struct Slabs {
     by_handle: BTreeMap<u64, Entry>,
@@ -156,11 +157,11 @@ struct Inner {
 /// The table of clients and slabs.
 pub struct Registry(Mutex<Inner>);
 
-/// A client that was not heard of for its lease.
+/// A client whose lease has expired.
 pub struct Expired {
     /// The client.
     pub client: Arc<Client>,
-    /// How many slabs were freed.
+    /// Number of slabs freed.
     pub slabs: usize,
 }
 
@@ -169,32 +170,32 @@ pub struct Expired {
 pub struct Totals {
     /// Clients.
     pub clients: usize,
-    /// Slabs that are lent.
+    /// Slabs lent.
     pub slabs: usize,
-    /// In full size.
+    /// Their full size.
     pub lent_bytes: u64,
-    /// What of them takes memory.
+    /// Memory that they occupy.
     pub touched_bytes: u64,
-    /// What takes memory of those on their way out.
+    /// Memory that slabs being evicted occupy.
     pub leaving_bytes: u64,
-    /// How many those are.
+    /// Number of slabs being evicted.
     pub leaving: usize,
-    /// Slabs of which other copies stay, as their clients have said.
+    /// Slabs whose clients reported another copy.
     pub spare: usize,
 }
 
-/// A client in the state file.
+/// A client's figures in the state file.
 pub struct ClientFigures {
     /// The client.
     pub client: Arc<Client>,
-    /// Its slabs.
+    /// Number of its slabs.
     pub slabs: usize,
-    /// What they take.
+    /// Memory that they occupy.
     pub touched_bytes: u64,
 }
 
 impl Inner {
-    /// Takes a slab out of the tables. Its memory is still there.
+    /// Removes a slab from the tables. Its memory is still there.
     fn remove(&mut self, handle: u64) -> Option<Arc<Slab>> {
         let entry = self.slabs.remove(&handle)?;
         self.by_key.remove(&(entry.client.id, entry.slab.key));
@@ -226,7 +227,7 @@ impl Inner {
     }
 }
 
-/// Gives the memory of slabs back, without the table's lock.
+/// Frees the memory of slabs, without the table's lock.
 fn release(slabs: &[Arc<Slab>]) {
     for slab in slabs {
         slab.release();
@@ -234,8 +235,8 @@ fn release(slabs: &[Arc<Slab>]) {
 }
 
 impl Registry {
-    /// An empty table. Handles count up from `first_handle`, which differs from run to run, so that a
-    /// handle of an earlier run names nothing.
+    /// An empty table. Handles count up from `first_handle`, which differs between runs, so that a
+    /// handle of an earlier run is invalid.
     pub fn new(headroom: Headroom, first_handle: u64) -> Registry {
         Registry(Mutex::new(Inner {
             clients: HashMap::new(),
@@ -254,17 +255,17 @@ impl Registry {
             .expect("no thread panics while it holds the table")
     }
 
-    /// Does this client have links or slabs, or had them within its lease?
+    /// Whether this client has links or slabs, or had them within its lease.
     pub fn knows(&self, id: &ClientId) -> bool {
         self.lock().clients.contains_key(id)
     }
 
-    /// A link of this client begins. An older link of the same number is closed: the client has
-    /// given it up. With link 0, which is a client's first, all older ones are: the client has begun anew,
-    /// perhaps as another process. Slabs that are on their way out are told again, all of them.
-    /// A server that ends takes only clients that have slabs here.
+    /// Adds a link of this client. An older link with the same number is closed: the client has
+    /// given it up. Link 0, a client's first, closes all older ones: the client has started again,
+    /// perhaps as another process. Calls for all its slabs being evicted are repeated. A donor that
+    /// is shutting down accepts only clients with slabs.
     ///
-    /// When this returns nothing more is done that comes over a link that was replaced, now or earlier.
+    /// When this returns, nothing more is done for links that were replaced, now or earlier.
     pub fn join(
         &self,
         id: ClientId,
@@ -275,7 +276,7 @@ impl Registry {
     ) -> Result<Arc<Client>, ErrorCode> {
         let mut inner = self.lock();
         let leaving = inner.leaving_of(&id);
-        // Who has slabs here comes back for them until the end: they are all on their way out.
+        // Clients with slabs may come back until the end; all their slabs are being evicted.
         if inner.ending && leaving.is_empty() {
             return Err(ErrorCode::Ending);
         }
@@ -301,7 +302,7 @@ impl Registry {
             outbox.close();
         }
         links.replaced.extend(older);
-        // Also those that another thread is fencing: it may not be there yet.
+        // Including those that another thread is fencing, which may not have finished.
         let replaced = links.replaced.clone();
         drop(links);
         client.heard(now_ms);
@@ -320,7 +321,7 @@ impl Registry {
         Ok(client)
     }
 
-    /// A link ends. What the client has stays for its lease.
+    /// Removes a link. The client's slabs stay for its lease.
     pub fn leave(&self, client: &Client, link: u32, outbox: &Arc<Outbox>) {
         let mut links = client.links();
         if links.up.get(&link).is_some_and(|o| Arc::ptr_eq(o, outbox)) {
@@ -328,10 +329,10 @@ impl Registry {
         }
     }
 
-    /// Lends a slab, or finds the one that was lent under this key.
+    /// Lends a slab, or returns the one lent under this key.
     pub fn alloc(&self, client: &Arc<Client>, key: SlabKey) -> Result<u64, ErrorCode> {
         let mut inner = self.lock();
-        // A client whose lease ended a moment ago has no place in the table any more.
+        // A client whose lease has just expired is no longer in the table.
         if !inner
             .clients
             .get(&client.id)
@@ -340,7 +341,7 @@ impl Registry {
             return Err(ErrorCode::Ending);
         }
         if let Some(&handle) = inner.by_key.get(&(client.id, key)) {
-            // Who asks for it as for a new one knows of nothing that was said of it.
+            // A client that allocates it again does not know its reported value.
             if let Some(e) = inner.slabs.get_mut(&handle) {
                 e.worth = Worth::Sole;
             }
@@ -374,7 +375,7 @@ impl Registry {
         Ok(handle)
     }
 
-    /// The slab of this handle, if it is this client's.
+    /// The slab with this handle, if it belongs to this client.
     pub fn find(&self, client: &ClientId, handle: u64) -> Option<Arc<Slab>> {
         self.lock()
             .owned(client, handle)
@@ -410,7 +411,7 @@ impl Registry {
         (page, all.next().is_some())
     }
 
-    /// How full the server is.
+    /// The donor's free and lent memory.
     pub fn pong(&self) -> Pong {
         let inner = self.lock();
         let lent_bytes = inner.lent_bytes;
@@ -426,7 +427,7 @@ impl Registry {
         }
     }
 
-    /// Takes a look at the host's memory in.
+    /// Processes a sample of the host's memory.
     pub fn observe(&self, available_bytes: u64) -> Decision {
         let mut inner = self.lock();
         let t = inner.totals();
@@ -438,7 +439,7 @@ impl Registry {
         })
     }
 
-    /// Frees everything of clients that were not heard of for their lease, and closes their links.
+    /// Frees everything of clients with expired leases, and closes their links.
     pub fn expire(&self, now_ms: u64) -> Vec<Expired> {
         let mut inner = self.lock();
         let is_over = |c: &Client| lease::is_over(c.last_ms(), c.lease_ms(), now_ms);
@@ -454,7 +455,7 @@ impl Registry {
         if gone.is_empty() {
             return Vec::new();
         }
-        // One pass, however many they are.
+        // In one pass, whatever their number.
         let mut handles = Vec::new();
         for (&handle, e) in inner.slabs.iter() {
             if let Some(of) = gone.get_mut(&e.client.id) {
@@ -473,8 +474,8 @@ impl Registry {
         gone.into_values().collect()
     }
 
-    /// This process was stopped, or slept, for `gap_ms`: nobody could be heard then, and nobody could
-    /// move a slab. Leases and deadlines are as much later.
+    /// This process was stopped, or the host slept, for `gap_ms`: clients could not be heard, and
+    /// could not move slabs. Delays leases and deadlines by that time.
     pub fn postpone(&self, gap_ms: u64, now_ms: u64) {
         let mut inner = self.lock();
         for client in inner.clients.values() {
@@ -489,8 +490,8 @@ impl Registry {
         }
     }
 
-    /// Begins an eviction of `count` slabs: samples some, and asks their clients how much they use
-    /// them. Returns how many were sampled; [`Registry::stop_least_active`] goes on.
+    /// Starts an eviction of `count` slabs: samples some, and asks their clients about their use.
+    /// Returns the number of sampled slabs; [`Registry::stop_least_active`] continues.
     pub fn query(&self, rng: &mut fastrand::Rng, count: usize) -> usize {
         let mut inner = self.lock();
         let staying: Vec<u64> = inner
@@ -512,7 +513,7 @@ impl Registry {
         sampled.len()
     }
 
-    /// A client says how much it uses a slab. Only what was asked for counts.
+    /// Records a client's report on a slab's use. Only slabs that were asked for count.
     pub fn note_activity(&self, client: &ClientId, handle: u64, ops: u64) {
         let mut inner = self.lock();
         if let Some(e) = inner.slabs.get_mut(&handle)
@@ -523,7 +524,7 @@ impl Registry {
         }
     }
 
-    /// A client says what slabs of its are worth to it.
+    /// Records a client's values of its slabs.
     pub fn value(&self, client: &ClientId, slabs: impl Iterator<Item = Valued>) {
         let mut inner = self.lock();
         for valued in slabs {
@@ -535,8 +536,8 @@ impl Registry {
         }
     }
 
-    /// The host's memory ends: frees what is due at this look, and tells the clients that it is gone.
-    /// Returns what was freed.
+    /// The host is running out of memory: frees the slabs that are due now, and informs their
+    /// clients. Returns the freed slabs.
     pub fn free_early(&self, look: &early::Look) -> Vec<early::Lent<u64>> {
         let (due, slabs) = {
             let mut inner = self.lock();
@@ -565,9 +566,9 @@ impl Registry {
             .all(|e| !e.queried || e.activity.is_some())
     }
 
-    /// Ends the query: the `count` least active of the sampled slabs become read-only, and their
-    /// clients are told to move them. Of a slab whose client has not answered, the server's own count
-    /// of operations is taken. Returns how many.
+    /// Ends the query: the `count` least active sampled slabs become read-only, and their clients
+    /// are called to move them. For clients that have not answered, the donor's own count of
+    /// operations is used. Returns the number of these slabs.
     pub fn stop_least_active(&self, count: usize, deadline_ms: u64) -> usize {
         let mut inner = self.lock();
         let mut sampled = Vec::new();
@@ -586,7 +587,7 @@ impl Registry {
         chosen.len()
     }
 
-    /// The server ends: nothing is lent any more, and all slabs are on their way out.
+    /// Shuts down: nothing more is lent, and all slabs are being evicted.
     pub fn stop_all(&self, deadline_ms: u64) -> usize {
         let mut inner = self.lock();
         inner.ending = true;
@@ -595,7 +596,7 @@ impl Registry {
         all.len()
     }
 
-    /// A client has moved a slab that was on its way out. Of others nothing happens.
+    /// A client has moved a slab that was being evicted: frees it. Other slabs are left alone.
     pub fn evict_done(&self, client: &ClientId, handle: u64) {
         let slab = {
             let mut inner = self.lock();
@@ -607,7 +608,7 @@ impl Registry {
         release(slab.as_slice());
     }
 
-    /// Frees the slabs whose deadline is over, and returns how many.
+    /// Frees the slabs whose deadline has passed, and returns their number.
     pub fn free_due(&self, now_ms: u64) -> usize {
         let slabs: Vec<Arc<Slab>> = {
             let mut inner = self.lock();
@@ -623,18 +624,18 @@ impl Registry {
         slabs.len()
     }
 
-    /// Figures.
+    /// The figures.
     pub fn totals(&self) -> Totals {
         self.lock().totals()
     }
 
-    /// The average of available memory, and the bound on lending.
+    /// The average of available memory, and the limit on lending.
     pub fn headroom(&self) -> (u64, u64) {
         let inner = self.lock();
         (inner.headroom.average_bytes(), inner.headroom.limit_bytes())
     }
 
-    /// All clients.
+    /// All clients' figures.
     pub fn clients(&self) -> Vec<ClientFigures> {
         let inner = self.lock();
         let held = held_by_client(inner.slabs.values());
@@ -688,7 +689,7 @@ impl Inner {
         }
     }
 
-    /// A client's slabs that are on their way out, by deadline.
+    /// A client's slabs that are being evicted, by deadline.
     fn leaving_of(&self, client: &ClientId) -> BTreeMap<u64, Vec<u64>> {
         let mut leaving: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for (&handle, e) in self.slabs.iter().filter(|(_, e)| e.client.id == *client) {
@@ -700,7 +701,7 @@ impl Inner {
     }
 }
 
-/// The calls that tell of slabs on their way out, as many as frames carry.
+/// Calls about slabs being evicted, split by the size of frames.
 fn stops(deadline_ms: u64, handles: &[u64]) -> impl Iterator<Item = OwnedCall> {
     let parts = handles.chunks(canvas_wire::EVICT_MAX);
     parts.map(move |part| OwnedCall::Stop {
@@ -709,7 +710,7 @@ fn stops(deadline_ms: u64, handles: &[u64]) -> impl Iterator<Item = OwnedCall> {
     })
 }
 
-/// How many slabs each client has, and what they take, in one pass.
+/// Number and memory of the slabs of each client, in one pass.
 fn held_by_client<'e>(entries: impl Iterator<Item = &'e Entry>) -> HashMap<ClientId, (usize, u64)> {
     let mut held: HashMap<ClientId, (usize, u64)> = HashMap::new();
     for e in entries {

@@ -1,4 +1,4 @@
-//! A running server: its threads, what they share, and its end.
+//! A running donor: its threads, their shared state, and its end.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
@@ -27,21 +27,21 @@ use crate::state::{Counters, State};
 use crate::{Config, link};
 use canvas_types::contention::Contention;
 
-/// Stack of a link's thread; its buffers are on the heap.
+/// Stack size of a link's thread, whose buffers are on the heap.
 const LINK_STACK_BYTES: usize = 256 << 10;
-/// Time to wait after the system refused a new connection for want of something.
+/// Pause after the system refused a new connection for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long an end waits for link threads.
+/// Most time that the end waits for link threads.
 const JOIN_TIME: Duration = Duration::from_secs(1);
 
-/// What all threads of a server know.
+/// State shared by all threads of a donor.
 pub(crate) struct Shared {
     pub config: Config,
     pub key: ClusterKey,
     pub donor_id: DonorId,
     pub listening: SocketAddr,
     pub reserve_bytes: u64,
-    /// What holds this process and its memory.
+    /// The host's memory, within this process's control groups.
     pub host: Host,
     pub registry: Registry,
     pub lanes: Lanes,
@@ -49,16 +49,16 @@ pub(crate) struct Shared {
     pub budget: Budget,
     pub counters: Counters,
     pub log: Log,
-    /// Links that are still shaking hands.
+    /// Pending connections.
     handshakes: Arc<Handshakes>,
-    /// Links that have been welcomed.
+    /// Number of established links.
     pub welcomed: AtomicUsize,
-    /// Threads of connections.
+    /// Number of connection threads.
     links: AtomicUsize,
     /// Everything that must be closed at the end.
     outboxes: Mutex<Vec<Weak<Outbox>>>,
     start: Instant,
-    /// Whether this host's other threads want its processors.
+    /// Whether other threads of this host need its processors.
     pub contention: Contention,
     ending: AtomicBool,
     stopped: Mutex<bool>,
@@ -89,7 +89,7 @@ impl Shared {
             .expect("no thread panics while it holds this")
     }
 
-    /// Sleeps, but not past the end.
+    /// Sleeps, at most until the end.
     pub fn sleep(&self, time: Duration) {
         let stopped = self
             .stopped
@@ -100,20 +100,20 @@ impl Shared {
         }
     }
 
-    /// What writes may take until the next look at the host's memory.
+    /// Sets how much memory writes may take until the next sample of the host's memory.
     pub fn set_budget(&self, available_bytes: u64) {
         self.budget
             .set(available_bytes.saturating_sub(self.reserve_bytes));
     }
 
-    /// A write found too little left: looks again.
+    /// A write found too little budget: samples the host's memory again.
     pub fn refill_budget(&self) {
         if let Ok(memory) = self.host.memory() {
             self.set_budget(memory.available_bytes);
         }
     }
 
-    /// Remembers a link, to close it at the end.
+    /// Registers a link, to close it at the end.
     pub fn watch(&self, outbox: &Arc<Outbox>) {
         let mut all = self
             .outboxes
@@ -122,21 +122,21 @@ impl Shared {
         all.retain(|o| o.strong_count() > 0);
         all.push(Arc::downgrade(outbox));
         drop(all);
-        // The end may have come between accepting and this.
+        // The end may have come between accept and this.
         if self.is_stopped() {
             outbox.close();
         }
     }
 }
 
-/// A server that runs until it is stopped or dropped.
+/// A donor that runs until it is stopped or dropped.
 pub struct Server {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Starts listening.
+    /// Starts a donor.
     pub fn start(mut config: Config) -> Result<Server, StartError> {
         if config.key.is_none() && !config.listen.ip().is_loopback() {
             return Err(StartError::NoKey(config.listen.ip()));
@@ -168,8 +168,8 @@ impl Server {
         let wake_listener = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
             .map_err(StartError::NoEventfd)?;
         let bounds = headroom::Config::new(config.memory_bytes, reserve_bytes, SLAB_BYTES as u64);
-        // Random, so that a handle of an earlier run names nothing in this one; never 0, which is
-        // where a List begins; and far from wrapping.
+        // Random, so that handles of an earlier run are invalid in this one; not 0, where a List
+        // begins; and far from overflow.
         let first_handle = u64::from_le_bytes(random_bytes()?) >> 1 | 1;
         let shared = Arc::new(Shared {
             key: config
@@ -198,7 +198,7 @@ impl Server {
             wake_listener,
             config,
         });
-        // One look before the first client, which would be told that there is no room.
+        // A first sample before the first client, which would otherwise find no room.
         shared.registry.observe(memory.available_bytes);
         shared.set_budget(memory.available_bytes);
         let seed = u64::from_le_bytes(random_bytes()?);
@@ -222,47 +222,47 @@ impl Server {
         Ok(Server { shared, threads })
     }
 
-    /// Where it listens; the port is the system's choice when it was told 0.
+    /// The listening address; the system chose the port if it was configured as 0.
     pub fn listening(&self) -> SocketAddr {
         self.shared.listening
     }
 
-    /// What it leaves to its host.
+    /// The host's reserve.
     pub fn reserve_bytes(&self) -> u64 {
         self.shared.reserve_bytes
     }
 
-    /// What it could lend and lends, in bytes.
+    /// Memory that it could lend, and memory lent, in bytes.
     pub fn free_and_lent_bytes(&self) -> (u64, u64) {
         let pong = self.shared.registry.pong();
         (pong.free_bytes, pong.lent_bytes)
     }
 
-    /// Begins the end: lends nothing any more, and tells the clients to move their slabs within this
-    /// time. Returns how many slabs are lent.
+    /// Starts the shutdown: lends nothing more, and calls clients to move their slabs within this
+    /// time. Returns the number of lent slabs.
     pub fn drain(&self, within: Duration) -> usize {
         self.shared.ending.store(true, Relaxed);
         let deadline_ms = self.shared.now_ms() + within.as_millis() as u64;
         self.shared.registry.stop_all(deadline_ms)
     }
 
-    /// Slabs that are lent now.
+    /// Number of lent slabs.
     pub fn lent_slabs(&self) -> usize {
         self.shared.registry.totals().slabs
     }
 
-    /// Reads that were asked for over sessions; what devices read is not among them.
+    /// Number of reads over sessions; reads by devices are not included.
     pub fn session_reads(&self) -> u64 {
         self.shared.counters.reads.load(Relaxed)
     }
 
-    /// How it is.
+    /// The donor's state.
     pub fn state(&self) -> State {
         let memory = self.shared.host.memory();
         crate::state::state(&self.shared, memory.map_or(0, |m| m.available_bytes))
     }
 
-    /// Ends it: closes all links and frees all memory.
+    /// Stops it: closes all links and frees all memory.
     pub fn stop(mut self) {
         self.end();
     }
@@ -313,7 +313,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         let (stream, peer) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(e) => {
-                // The peer may have gone again; want of descriptors or memory takes a while.
+                // The peer may have gone; a lack of descriptors or memory takes a while.
                 use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
                 if !matches!(e.kind(), WouldBlock | Interrupted | ConnectionAborted) {
                     shared.log.line("accept", reason(&e));
@@ -357,7 +357,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
     }
 }
 
-/// What the system says, without Rust's "(os error 2)".
+/// The system's error text, without Rust's "(os error 2)".
 pub(crate) fn reason(e: &std::io::Error) -> String {
     let text = e.to_string();
     match text.find(" (os error") {

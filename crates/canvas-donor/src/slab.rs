@@ -1,10 +1,10 @@
 //! The memory of one slab.
 //!
-//! An anonymous map of its own: it takes memory where it is written, and all of it goes back to the
-//! kernel when the slab is freed. So a slab that is lent again begins as zeros, whoever had it before.
+//! A mapping of its own: memory is taken as it is written, and all of it goes back to the kernel
+//! when the slab is freed. So a slab that is lent again starts as zeros, whoever had it before.
 //!
-//! A slab can be exposed to RDMA devices. Then all of it takes memory, and devices read and write it
-//! without asking here; when it is freed they are shut out first.
+//! A slab can be exposed to RDMA devices. Then all of it takes memory, and devices read and write
+//! it without this code; before it is freed, devices are cut off.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
@@ -14,23 +14,23 @@ use canvas_wire::SLAB_BYTES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Exposed, Range, SlabKey};
 
-/// Unit in which written memory is counted.
+/// Granularity of counting written memory.
 const PAGE_BYTES: usize = 4096;
 const WORDS: usize = SLAB_BYTES / PAGE_BYTES / 64;
 
-/// Memory that may still be taken from the host before the next look at it. Writes take from it, the
-/// keeper fills it.
+/// Memory that may be taken from the host until the next sample. Writes use it up; the watchdog
+/// refills it.
 #[derive(Debug, Default)]
 pub struct Budget(AtomicI64);
 
 impl Budget {
-    /// Sets what is left.
+    /// Sets the remaining amount.
     pub fn set(&self, bytes: u64) {
         self.0
             .store(i64::try_from(bytes).unwrap_or(i64::MAX), Relaxed);
     }
 
-    /// Takes `bytes`, if so much is left.
+    /// Takes `bytes`, if that much is left.
     pub fn take(&self, bytes: u64) -> bool {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.0
@@ -42,19 +42,19 @@ impl Budget {
 }
 
 struct Memory {
-    /// The ways of devices to it. They end before the map does: each holds the map, too.
+    /// Devices' access to it. Dropped before the mapping: each holds the mapping, too.
     regions: Vec<(Arc<Domain>, Region)>,
     map: Arc<canvas_rdma::Memory>,
     /// A bit for each page that was written.
     written: Box<[u64; WORDS]>,
 }
 
-/// Why a slab is not exposed.
+/// Why a slab cannot be exposed.
 #[derive(Debug)]
 pub enum Refusal {
-    /// The slab cannot be: it is gone, being evicted, or there is not memory enough.
+    /// The slab is freed or being evicted, or memory is short.
     Code(ErrorCode),
-    /// The device cannot.
+    /// The device fails.
     Device(RdmaError),
 }
 
@@ -64,24 +64,24 @@ impl Memory {
     }
 }
 
-/// A slab that is lent, or was.
+/// A slab that is or was lent.
 pub struct Slab {
-    /// What clients call it.
+    /// The donor's handle.
     pub handle: u64,
-    /// What its client's tenant calls it.
+    /// The client's name for it.
     pub key: SlabKey,
     /// `None` once it is freed.
     memory: RwLock<Option<Memory>>,
-    /// Reads and writes since it was lent.
+    /// Number of reads and writes since it was lent.
     ops: AtomicU64,
-    /// Bytes that were written at least once.
+    /// Bytes written at least once.
     touched_bytes: AtomicU64,
-    /// Being evicted: it may be read but not written.
+    /// Set during eviction: it may be read but not written.
     read_only: std::sync::atomic::AtomicBool,
 }
 
 impl Slab {
-    /// Maps a slab, or a part of one; it takes no memory yet. The error is the system's.
+    /// Maps a slab, or a part of one, which takes no memory yet. The error is the system's.
     pub fn new(handle: u64, key: SlabKey) -> std::io::Result<Slab> {
         let map = Arc::new(canvas_rdma::Memory::new(key.bytes())?);
         Ok(Slab {
@@ -98,8 +98,8 @@ impl Slab {
         })
     }
 
-    /// Gives the memory back to the kernel. Reads and writes that are under way end first; they take
-    /// microseconds. Devices are shut out before: what they are asked after this fails.
+    /// Frees the memory. Waits for reads and writes under way, which take microseconds. Devices are
+    /// cut off before: their further requests fail.
     pub fn release(&self) {
         let memory = self
             .memory
@@ -113,28 +113,29 @@ impl Slab {
         self.touched_bytes.store(0, Relaxed);
     }
 
-    /// Its bytes, written or not.
+    /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         self.key.bytes() as u64
     }
 
-    /// Bytes that it takes.
+    /// Memory that it occupies, in bytes.
     pub fn touched_bytes(&self) -> u64 {
         self.touched_bytes.load(Relaxed)
     }
 
-    /// Reads and writes since it was lent.
+    /// Number of reads and writes since it was lent.
     pub fn ops(&self) -> u64 {
         self.ops.load(Relaxed)
     }
 
-    /// From now on it is not written any more.
+    /// Refuses writes from now on.
     pub fn make_read_only(&self) {
         self.read_only.store(true, Relaxed);
     }
 
-    /// Lets queue pairs of a domain read the slab, or write it as well. From then on all of it takes memory, from
-    /// `budget` as in [`Slab::write`]. Pinning takes milliseconds, in which the slab is not locked.
+    /// Lets queue pairs of a domain read, or read and write, the slab. From then on all of it takes
+    /// memory, from `budget` as in [`Slab::write`]. Pinning takes milliseconds, during which the
+    /// slab is not locked.
     pub fn expose(
         &self,
         (domain, access): (&Arc<Domain>, Access),
@@ -171,7 +172,7 @@ impl Slab {
             .memory
             .write()
             .expect("no thread panics while it holds a slab");
-        // Freed meanwhile: the region ends here, and the map with it.
+        // It was freed meanwhile: the region is dropped here, and the mapping with it.
         let memory = guard
             .as_mut()
             .ok_or(Refusal::Code(ErrorCode::UnknownHandle))?;
@@ -180,7 +181,7 @@ impl Slab {
         Ok(exposed)
     }
 
-    /// Ends what [`Slab::expose`] has begun for this domain.
+    /// Revokes what [`Slab::expose`] did for this domain.
     pub fn hide(&self, domain: &Arc<Domain>) {
         let mut guard = self
             .memory
@@ -191,8 +192,8 @@ impl Slab {
         }
     }
 
-    /// Stores `data`. Pages that were never written are taken from `budget`; when that is not enough,
-    /// `more` may fill it, and then nothing is stored.
+    /// Stores `data`. Pages written for the first time are taken from `budget`; if it is too small,
+    /// calls `more`, which may refill it, or stores nothing.
     pub fn write(
         &self,
         offset: u32,
@@ -234,8 +235,8 @@ impl Slab {
         Ok(())
     }
 
-    /// Appends the bytes of these ranges to `out`. What was never written is zeros, and takes no
-    /// memory by being read.
+    /// Appends the bytes of these ranges to `out`. Bytes that were never written are zeros, and
+    /// reading them takes no memory.
     pub fn read(
         &self,
         ranges: impl Iterator<Item = Range>,
@@ -267,7 +268,7 @@ impl Slab {
 
 #[cfg(test)]
 impl Slab {
-    /// Whoever reads or writes the slab waits until this is dropped.
+    /// Blocks readers and writers of the slab until this is dropped.
     pub fn hold(&self) -> impl Drop + '_ {
         self.memory
             .write()
@@ -304,7 +305,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(30))]
-        /// Against a plain vector: contents, what is counted as written, and the budget.
+        /// Compared with a plain vector: contents, counting of written pages, and the budget.
         #[test]
         fn as_a_vector(
             ops in prop::collection::vec((0u32..70_000, 0usize..9000, any::<u8>()), 1..40),
@@ -370,7 +371,7 @@ mod tests {
         let slab = slab();
         let b = budget(0);
         assert_eq!(slab.write(0, &[1], &b, || b.set(4096)), Ok(()));
-        // Written already: it costs nothing.
+        // Written already, so it takes nothing.
         assert_eq!(slab.write(1, &[1], &b, || panic!("asked again")), Ok(()));
         assert_eq!(slab.write(5000, &[1], &b, || {}), Err(ErrorCode::NoRoom));
     }

@@ -1,4 +1,4 @@
-//! What an operator sees: counters, and the state file.
+//! What operators see: counters, and the state file.
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::server::Shared;
 
-/// Counts since the start.
+/// Counters since the start.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Requests to read.
@@ -24,35 +24,35 @@ pub struct Counters {
     pub written_bytes: AtomicU64,
     /// Requests answered with an error.
     pub refused: AtomicU64,
-    /// Links that were accepted.
+    /// Links accepted.
     pub links: AtomicU64,
-    /// Peers that did not get through the handshake.
+    /// Peers that failed the handshake.
     pub not_admitted: AtomicU64,
-    /// Links that were closed for a message or frame that was wrong.
+    /// Links closed because of an invalid message or frame.
     pub bad_peers: AtomicU64,
-    /// Slabs that were told to go.
+    /// Slabs whose clients were asked to move them.
     pub evicted_slabs: AtomicU64,
     /// Of those, slabs freed at the deadline, not by their clients.
     pub evicted_late_slabs: AtomicU64,
-    /// Slabs freed before any deadline, because the host's memory ended.
+    /// Slabs freed before their deadline because the host ran out of memory.
     pub freed_early_slabs: AtomicU64,
-    /// Of those, slabs of which no other copy was known here.
+    /// Of those, slabs without another known copy.
     pub freed_early_sole_slabs: AtomicU64,
-    /// Slabs freed because their client's lease was over.
+    /// Slabs freed because a lease expired.
     pub expired_slabs: AtomicU64,
-    /// Slabs that an RDMA link was let reach, each time.
+    /// Slabs exposed to RDMA links, counted each time.
     pub exposed_slabs: AtomicU64,
-    /// Lanes that programs have opened.
+    /// Direct read channels opened.
     pub lanes: AtomicU64,
-    /// Queue pairs that lanes have joined.
+    /// Queue pairs that joined direct read channels.
     pub lane_pairs: AtomicU64,
-    /// Reads over lanes that were answered with bytes; those that a device answered are not among them.
+    /// Direct reads that were answered with bytes, except by devices.
     pub lane_reads: AtomicU64,
-    /// Their bytes.
+    /// Bytes of these reads.
     pub lane_read_bytes: AtomicU64,
 }
 
-/// How a server is; docs/CLI.md says what the fields mean.
+/// The donor's state; docs/CLI.md describes the fields.
 #[allow(missing_docs)]
 #[derive(Serialize, Debug)]
 pub struct State {
@@ -78,11 +78,12 @@ pub struct State {
     pub counters: CounterValues,
 }
 
-/// A client of it.
+/// A client's state.
 #[allow(missing_docs)]
 #[derive(Serialize, Debug)]
 pub struct ClientState {
-    /// The first bytes of the client's id: enough to tell clients apart, not enough to be one.
+    /// The first bytes of the client's id: enough to tell clients apart, not enough to impersonate
+    /// one.
     pub id: String,
     pub links: usize,
     pub slabs: usize,
@@ -146,13 +147,13 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The state as JSON, in one line.
+/// The state as one line of JSON.
 pub(crate) fn json(shared: &Shared, host_available_bytes: u64) -> String {
     serde_json::to_string(&state(shared, host_available_bytes))
         .expect("numbers and strings always become JSON")
 }
 
-/// The state.
+/// Collects the state.
 pub(crate) fn state(shared: &Shared, host_available_bytes: u64) -> State {
     let totals = shared.registry.totals();
     let pong = shared.registry.pong();
@@ -200,8 +201,9 @@ pub(crate) fn state(shared: &Shared, host_available_bytes: u64) -> State {
     }
 }
 
-/// Replaces the file in one step, so that a reader never sees half of it. What lies in the way of the
-/// new one is removed and never written to or followed: the directory may be one that others write to.
+/// Replaces the file atomically, so that readers never see half of it. Anything at the new file's
+/// place is removed, and never written to or followed: others may have write access to the
+/// directory.
 pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
@@ -232,7 +234,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&victim).unwrap(), "dear");
         assert_eq!(fs::read_to_string(&path).unwrap(), "one\n");
         assert!(!fs::symlink_metadata(&path).unwrap().is_symlink());
-        // A hard link, what a killed server left behind, and a directory, which stays.
+        // A hard link, a killed donor's leftover, and a directory, which stays.
         let new = dir.path().join("state.json.new");
         fs::hard_link(&victim, &new).unwrap();
         write(&path, "two").unwrap();

@@ -1,4 +1,5 @@
-//! Lanes against a running donor: what they read, and what becomes of peers that break the rules.
+//! Direct read channels of a running donor: what they read, and what happens to peers that break
+//! the rules.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -56,7 +57,7 @@ fn connect(server: &Server, client: [u8; 16], link: u32) -> Link {
     Link::connect(server.listening(), config).unwrap()
 }
 
-/// A slab of this tenant, whose first bytes are `data`.
+/// A slab of this tenant that starts with `data`.
 fn slab(link: &mut Link, tenant: [u8; 16], data: &[u8]) -> u64 {
     let mut c = Completions::new();
     let key = SlabKey { tenant, slab: 0 };
@@ -90,13 +91,13 @@ fn ticket(link: &mut Link, rate: LaneRate) -> Ticket {
     }
 }
 
-/// A program's end of a lane, with its socket.
+/// A program's end of a direct read channel, with its socket.
 struct Program {
     stream: TcpStream,
     caller: Caller,
 }
 
-/// The lane is over: the donor has hung up, or reset what came too late.
+/// The channel is over: the donor closed the connection, or reset late bytes.
 #[derive(PartialEq, Eq, Debug)]
 struct Over;
 
@@ -166,7 +167,7 @@ fn used(link: &mut Link, lane: u64) -> Result<(u64, u64), ErrorCode> {
     }
 }
 
-/// The donor serves on, whatever somebody did.
+/// Checks that the donor still serves.
 fn serves(server: &Server) {
     let mut link = connect(server, [77; 16], 0);
     let mut c = Completions::new();
@@ -174,7 +175,7 @@ fn serves(server: &Server) {
     assert!(matches!(answer, Answer::Pong(_)), "{answer:?}");
 }
 
-/// Asks for what a donor without RDMA has not got.
+/// Requests a queue pair, which a donor without RDMA refuses.
 fn a_pair(program: &mut Program) -> Code {
     let pair = QueuePair {
         number: 1,
@@ -241,7 +242,7 @@ fn a_lane_reads_what_its_client_has_written_for_its_tenant() {
             if code == Code::Done { len as usize } else { 0 }
         );
     }
-    // A slab that is freed is gone for the lane, too, although it knows it.
+    // A freed slab is gone for the channel, too, although the channel knows it.
     let mut c = Completions::new();
     link.ask(&Request::Free { handle }, &mut c).unwrap();
     let answer = program.ask(handle, 5, 3).unwrap();
@@ -329,7 +330,7 @@ fn what_breaks_the_rules_ends_the_lane_and_nothing_else() {
         let mut program = Program::open(&server, &ticket).unwrap();
         assert_eq!(program.ask(handle, 0, 4).unwrap().1, b"data", "{name}");
         let bytes = breach(&mut program, read);
-        // It may be over before all is sent.
+        // The connection may end before all is sent.
         let _ = program.send(&bytes);
         assert_eq!(program.receive(1), Err(Over), "{name}");
         used(&mut link, ticket.lane).unwrap();
@@ -361,11 +362,11 @@ fn any_bytes_in_place_of_an_opening_or_a_message() {
         let _ = (&stream).write_all(&bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut rest = Vec::new();
-        // To the end of the connection, without a byte of an answer.
+        // To the end of the connection, without any answer.
         let _ = (&stream).read_to_end(&mut rest);
         assert!(rest.is_empty(), "{n}");
         if n % 40 == 0 {
-            // A new beginning of the client's: its lanes do not add up.
+            // The client starts again, so that its channels do not add up.
             link = connect(&server, CLIENT, 0);
         }
     }
@@ -396,9 +397,9 @@ fn who_ignores_the_rate_gets_no_more_than_it() {
     let most = 20_000.0 + 400_000.0 * began.elapsed().as_secs_f64();
     assert!(bytes as f64 <= most, "{bytes} bytes of {most}");
     assert!(bytes >= 20_000, "{bytes}");
-    // Nor does it cost more than it could read: each refusal is followed by a pause.
+    // Refusals cost little: a pause follows each.
     assert!(refused > 0 && refused as f64 <= most / 4000.0, "{refused}");
-    // It gets another rate while it is held back.
+    // Its rate is raised while it is held back.
     let mut c = Completions::new();
     let request = Request::LaneRate {
         lane: ticket.lane,
@@ -415,7 +416,7 @@ fn who_ignores_the_rate_gets_no_more_than_it() {
     }
 }
 
-/// A new agent begins with link 0: nothing of the old one's lanes is left, tickets neither.
+/// A new agent starts with link 0: nothing of the old one's channels is left, including tickets.
 #[test]
 fn link_0_fences_lanes() {
     let server = server();
@@ -426,10 +427,10 @@ fn link_0_fences_lanes() {
     let mut other = connect(&server, [8; 16], 0);
     let others_handle = slab(&mut other, TENANT, b"its");
     let mut others = Program::open(&server, &ticket(&mut other, AMPLE)).unwrap();
-    // Link 1 is no new beginning.
+    // Link 1 does not count as a new start.
     let _second = connect(&server, CLIENT, 1);
     assert_eq!(program.ask(handle, 0, 4).unwrap().1, b"data");
-    // Nor is the end of link 0 one: the lane serves on while there is no agent.
+    // Nor does the end of link 0: the channel is served while there is no agent.
     drop(link);
     assert_eq!(program.ask(handle, 0, 4).unwrap().1, b"data");
     let mut link = connect(&server, CLIENT, 0);

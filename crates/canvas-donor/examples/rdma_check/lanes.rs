@@ -1,4 +1,4 @@
-//! Queue pairs of lanes: what they reach, and what ends them.
+//! Queue pairs of direct read channels: what they can reach, and what ends them.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, TcpStream};
@@ -21,7 +21,7 @@ const BOUNDED: LaneRate = LaneRate {
     burst_bytes: 1 << 20,
 };
 
-/// A client's link 0, which asks for lanes of its tenants.
+/// A client's link 0, which requests direct read channels for its tenants.
 struct Client {
     link: Link,
     completions: Completions,
@@ -43,7 +43,7 @@ impl Client {
             .map_err(|e: AskError| format!("{e:?}"))
     }
 
-    /// A slab of this tenant with one page in it.
+    /// A slab of this tenant, with one page in it.
     fn slab(&mut self, tenant: u8) -> Outcome<u64> {
         let key = SlabKey {
             tenant: [tenant; 16],
@@ -75,14 +75,14 @@ impl Client {
         }
     }
 
-    /// From now on the lane reads so much.
+    /// Sets the rate of the channel.
     fn set_rate(&mut self, lane: &Lane, rate: LaneRate) -> Outcome<()> {
         let lane = lane.number;
         self.ask(&Request::LaneRate { lane, rate }).map(drop)
     }
 }
 
-/// A program's lane with a queue pair, which keeps keys and uses them as it likes.
+/// A program's direct read channel with a queue pair, which keeps keys and uses them at will.
 struct Lane {
     number: u64,
     stream: TcpStream,
@@ -111,7 +111,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// What follows the head of an answer, or its code.
+    /// The contents of an answer, or its code.
     fn answer(&mut self) -> Outcome<Result<Given, Code>> {
         let mut head = [0; HEAD_BYTES];
         self.stream.read_exact(&mut head).map_err(said)?;
@@ -143,7 +143,7 @@ impl Lane {
         Ok(self.answer()?.map(|given| exposed_from_bytes(&given)))
     }
 
-    /// A lane whose queue pair reaches the slab, and how.
+    /// A channel whose queue pair can reach the slab, and the key for that.
     fn ready(mut self, handle: u64) -> Outcome<(Lane, Exposed)> {
         same("a queue pair", self.join()?, Ok(()))?;
         let exposed = self.expose(handle)?;
@@ -163,7 +163,7 @@ impl Lane {
         done(&mut self.queue, SILENCE)
     }
 
-    /// Nobody answers any more; how long a device asks again is its own matter.
+    /// Checks that nobody answers any more; the device decides how long it retries.
     fn is_shut(&mut self, from: Exposed, why: &str) -> Outcome<()> {
         match self.reads(from) {
             Err(what) if what.contains("retry") || what == SILENT => Ok(()),
@@ -172,7 +172,7 @@ impl Lane {
     }
 }
 
-/// A lane's queue pair reads its tenant's slabs, and does nothing else.
+/// A channel's queue pair can read its tenant's slabs, and nothing else.
 pub fn reaches(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     let mut client = Client::new(server, key, 10)?;
     let (mine, others) = (client.slab(1)?, client.slab(2)?);
@@ -189,7 +189,8 @@ pub fn reaches(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
         Err(Code::UnknownHandle),
     )?;
     same("a read", lane.reads(exposed)?, true)?;
-    // Another lane of the tenant's reaches the same, by the same key; another tenant's, and the link's own, do not.
+    // Another channel of the tenant can reach the same memory by the same key; another tenant's,
+    // and the link's own, cannot.
     let (mut second, its) = client.lane(server, addr, 1)?.ready(mine)?;
     same("the key of a second lane", its, exposed)?;
     same("a second lane", second.reads(its)?, true)?;
@@ -201,7 +202,7 @@ pub fn reaches(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     )?;
     same("a write", second.writes(its)?, false)?;
     same("a read after that", lane.reads(exposed)?, true)?;
-    // Its slab is freed: the device says so.
+    // Its slab is freed: the device refuses.
     same(
         "a free",
         client.ask(&Request::Free { handle: mine })?,
@@ -210,7 +211,7 @@ pub fn reaches(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     same("a freed slab", lane.reads(exposed)?, false)
 }
 
-/// What ends a lane ends its queue pair, and so does a rate.
+/// The end of a channel ends its queue pair, and so does a rate limit.
 pub fn ends(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     let mut client = Client::new(server, key, 11)?;
     let handle = client.slab(1)?;
@@ -230,7 +231,7 @@ pub fn ends(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     lane.stream
         .shutdown(std::net::Shutdown::Both)
         .map_err(said)?;
-    // Its thread sees the end at once, but nobody can tell when that was.
+    // Its thread notices the end at once, but the time is unknown.
     let until = Instant::now() + PATIENCE;
     while lane.reads(exposed) == Ok(true) {
         if Instant::now() > until {

@@ -1,9 +1,10 @@
-//! A donor and its clients in one process, over RDMA: who may reach what, and how long a read takes
-//! beside TCP. For hosts with an RDMA device, or rdma_rxe (`tests/e2e/rdma.py` runs it in a guest).
+//! A donor and its clients in one process, over RDMA: who can reach what, and the latency of reads
+//! compared with TCP. For hosts with an RDMA device, or rdma_rxe (`tests/e2e/rdma.py` runs it in a
+//! guest).
 //!
-//! `cargo run --release -p canvas-donor --example rdma_check ADDRESS [ROUNDS]`, where
-//! ADDRESS is one of this host's that the device has. Prints a JSON object; code 1 and a sentence when
-//! something is not as it must be.
+//! `cargo run --release -p canvas-donor --example rdma_check ADDRESS [ROUNDS]`, where ADDRESS is an
+//! address of this host on the device. Prints a JSON object; on a failure prints a sentence and
+//! exits with 1.
 
 mod lanes;
 
@@ -23,17 +24,17 @@ use canvas_wire::frame::{Answer, Range, Request, SlabKey};
 use canvas_wire::key::ClusterKey;
 
 const PAGE: u32 = 4096;
-/// Longest wait for one answer.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For one that must not come; many times what one takes.
+/// Wait for an answer that must not come; many times what one takes.
 const SILENCE: Duration = Duration::from_secs(2);
-/// What is said of an operation that nobody answered.
+/// Result of an operation that nobody answered.
 const SILENT: &str = "neither done nor refused";
 
 type Outcome<T> = Result<T, String>;
 type Client = Box<dyn Transport>;
 
-/// The sentence of an error.
+/// An error's text.
 fn said(e: impl Display) -> String {
     e.to_string()
 }
@@ -63,7 +64,7 @@ fn client(server: &Server, key: &ClusterKey, id: u8, link: u32, rdma: bool) -> O
     connect(&Address { addr, rdma }, config).map_err(said)
 }
 
-/// What came of one request.
+/// Result of a request.
 #[derive(Debug, PartialEq)]
 enum Came {
     Handle(u64),
@@ -74,7 +75,7 @@ enum Came {
     Other,
 }
 
-/// Asks, and waits for the answer; with the link's error when it broke.
+/// Sends a request and waits for the answer; also returns the link's error if it broke.
 fn ask(link: &mut Client, request: &Request<'_>) -> Outcome<(Came, Option<LinkError>)> {
     link.submit(1, request).map_err(said)?;
     let mut completions = Completions::new();
@@ -149,7 +150,7 @@ fn read(link: &mut Client, handle: u64, page: u32) -> Outcome<()> {
     same("a read", came, Came::Data(content(page)))
 }
 
-/// Waits until the slab's pages go one-sided: reads that the donor does not count.
+/// Waits until the slab's pages are read one-sided, which the donor does not count.
 fn one_sided(server: &Server, link: &mut Client, handle: u64, page: u32) -> Outcome<()> {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
@@ -163,7 +164,7 @@ fn one_sided(server: &Server, link: &mut Client, handle: u64, page: u32) -> Outc
     Err("the slab was never exposed".to_owned())
 }
 
-/// An operation that the device must refuse, and with it the link.
+/// An operation that the device must refuse, which breaks the link.
 fn refused(link: &mut Client, handle: u64, what: &str) -> Outcome<()> {
     let range = range(0);
     let (came, error) = ask(link, &Request::Read { handle, range })?;
@@ -174,7 +175,7 @@ fn refused(link: &mut Client, handle: u64, what: &str) -> Outcome<()> {
     }
 }
 
-/// Data is right, one-sided and over the session alike.
+/// Data are correct, one-sided and over the session.
 fn data_is_right(server: &Server, key: &ClusterKey) -> Outcome<()> {
     let mut a = client(server, key, 1, 0, true)?;
     let mut tcp = client(server, key, 1, 1, false)?;
@@ -188,7 +189,7 @@ fn data_is_right(server: &Server, key: &ClusterKey) -> Outcome<()> {
         write(&mut tcp, handle, page)?;
         read(&mut a, handle, page)?;
     }
-    // The end of a slab is the end: the donor, not the device, says so, and the link lives.
+    // Beyond the slab's end the donor refuses, not the device, and the link survives.
     let beyond = Range {
         offset: SLAB_BYTES as u32 - 16,
         len: 32,
@@ -230,20 +231,20 @@ fn data_is_right(server: &Server, key: &ClusterKey) -> Outcome<()> {
     )
 }
 
-/// A key opens nothing once its slab is freed.
+/// A key is useless once its slab is freed.
 fn a_freed_slab_is_shut(server: &Server, key: &ClusterKey) -> Outcome<()> {
     let mut a = client(server, key, 2, 0, true)?;
     let mut tcp = client(server, key, 2, 1, false)?;
     let handle = alloc(&mut a, 0)?;
     write(&mut a, handle, 0)?;
     one_sided(server, &mut a, handle, 0)?;
-    // Behind the back of the link that has the key.
+    // Without the knowledge of the link that has the key.
     let freed = ask(&mut tcp, &Request::Free { handle })?.0;
     same("a free", freed, Came::Done)?;
     refused(&mut a, handle, "a read of a freed slab")
 }
 
-/// A key opens nothing for another client, nor for another link of the same one.
+/// A key is useless for another client, and for another link of the same client.
 fn a_key_is_its_links_own(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     let mut owner = Thief::new(server, key, addr, 3, 0)?;
     let secret = owner.secret()?;
@@ -256,15 +257,15 @@ fn a_key_is_its_links_own(server: &Server, key: &ClusterKey, addr: IpAddr) -> Ou
     same("its own link again", owner.fetch(secret)?, true)
 }
 
-/// What its client has begun anew shuts the older links, whoever still has their queue pairs.
+/// When the client starts again, older links are cut off, whoever still has their queue pairs.
 fn a_replaced_link_is_shut(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     for (old, new) in [(0, 0), (1, 1), (1, 0)] {
         let mut older = Thief::new(server, key, addr, 7, old)?;
         let secret = older.secret()?;
         same("an older link", older.fetch(secret)?, true)?;
         let newer = client(server, key, 7, new, false)?;
-        // At once, without a look at its session. Nobody answers any more; how long a device asks again
-        // is its own matter.
+        // At once, without its session being read. Nobody answers any more; the device decides how
+        // long it retries.
         match older.fetch_within(secret, SILENCE) {
             Err(why) if why.contains("retry") || why == SILENT => {}
             other => return Err(format!("link {old}, replaced by {new}: {other:?}")),
@@ -274,7 +275,7 @@ fn a_replaced_link_is_shut(server: &Server, key: &ClusterKey, addr: IpAddr) -> O
     Ok(())
 }
 
-/// With the lease the memory is shut, whoever still has a queue pair.
+/// When the lease expires, memory is cut off, whoever still has a queue pair.
 fn the_lease_ends_it(key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     let server = server(addr, key, Duration::from_millis(600))?;
     let mut a = client(&server, key, 5, 0, true)?;
@@ -298,7 +299,7 @@ fn quantile(times: &mut [Duration], q: f64) -> f64 {
     times[(times.len() as f64 * q) as usize].as_nanos() as f64 / 1000.0
 }
 
-/// Times of 4 KiB reads, one at a time, in microseconds: p50 and p99.
+/// Times of single 4 KiB reads, in microseconds: p50 and p99.
 fn times(link: &mut Client, handle: u64, rounds: usize) -> Outcome<(f64, f64)> {
     let mut completions = Completions::new();
     let mut times = Vec::new();
@@ -319,7 +320,7 @@ fn times(link: &mut Client, handle: u64, rounds: usize) -> Outcome<(f64, f64)> {
     Ok((quantile(&mut times, 0.5), quantile(&mut times, 0.99)))
 }
 
-/// RDMA and TCP in turns, so that what else goes on hits both.
+/// RDMA and TCP alternate, so that other load affects both.
 fn latency(server: &Server, key: &ClusterKey, rounds: usize) -> Outcome<String> {
     let mut rdma = client(server, key, 6, 0, true)?;
     let mut tcp = client(server, key, 6, 1, false)?;
@@ -337,14 +338,14 @@ fn latency(server: &Server, key: &ClusterKey, rounds: usize) -> Outcome<String> 
     Ok(format!("[{}]", lines.join(", ")))
 }
 
-/// The donor's device did not let the operation through.
+/// Whether the donor's device refused the operation.
 fn is_refused(e: &RdmaError) -> bool {
-    // By its key, or by what its queue pair may do.
+    // Because of its key, or of its queue pair's access.
     let says = ["remote access error", "remote invalid request error"];
     matches!(e, RdmaError::Failed(status) if says.iter().any(|s| status.contains(s)))
 }
 
-/// A client that may break the rules: it keeps keys and uses them as it likes.
+/// A client that breaks the rules: it keeps keys and uses them at will.
 struct Thief {
     link: Link,
     queue: Initiator,
@@ -367,7 +368,7 @@ impl Thief {
         Ok(Thief { link, queue })
     }
 
-    /// How its link reaches a slab of its own: address and key.
+    /// Address and key of a slab of its own.
     fn secret(&mut self) -> Outcome<(u64, u32)> {
         let mut completions = Completions::new();
         let key = SlabKey {
@@ -384,7 +385,7 @@ impl Thief {
         }
     }
 
-    /// Whether a page can be read so.
+    /// Whether a page can be read with this key.
     fn fetch(&mut self, secret: (u64, u32)) -> Outcome<bool> {
         self.fetch_within(secret, PATIENCE)
     }
@@ -396,7 +397,7 @@ impl Thief {
     }
 }
 
-/// Whether the device does what it was asked, or refuses it; an error when nobody answers.
+/// Whether the device performs or refuses the operation; an error if nobody answers.
 fn done(queue: &mut Initiator, patience: Duration) -> Outcome<bool> {
     let until = Instant::now() + patience;
     while Instant::now() < until {

@@ -1,27 +1,27 @@
-//! How much the lanes of a tenant read: a bucket of bytes, which fills at their rate up to its burst.
+//! Rate limit of a tenant's direct read channels: a token bucket of bytes.
 
 use canvas_lane::READ_BYTES_MAX;
 use canvas_wire::frame::LaneRate;
 
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// Times are nanoseconds of the server's, and may stand still.
+/// Times are nanoseconds of the donor's clock, and may stand still.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     rate_bytes: u64,
     burst_bytes: u64,
     level_bytes: u64,
-    /// When the level was right. Parts of a byte that have come since lie between this and now.
+    /// Time at which the level was computed. Later fractions of a byte are in the time since then.
     at_ns: u64,
 }
 
-/// Less could never be read.
+/// The least burst; with less, the largest read could never happen.
 fn burst_of(rate: LaneRate) -> u64 {
     u64::from(rate.burst_bytes).max(READ_BYTES_MAX as u64)
 }
 
 impl Bucket {
-    /// A full one.
+    /// A full bucket.
     pub fn new(rate: LaneRate, now_ns: u64) -> Bucket {
         Bucket {
             rate_bytes: rate.rate_bytes,
@@ -31,7 +31,7 @@ impl Bucket {
         }
     }
 
-    /// May the lane read as much as it can?
+    /// Whether there is no limit.
     pub fn is_unbounded(&self) -> bool {
         let LaneRate {
             rate_bytes,
@@ -48,12 +48,12 @@ impl Bucket {
             self.at_ns = self.at_ns.max(now_ns);
         } else if gained > 0 {
             self.level_bytes += gained as u64;
-            // Rounded up: a byte never comes before its time.
+            // Rounded up, so that a byte never comes early.
             self.at_ns += (gained * SECOND_NS).div_ceil(rate) as u64;
         }
     }
 
-    /// It fills so fast from now on. What is in it stays, up to the new burst.
+    /// Sets a new rate. The level stays, up to the new burst.
     pub fn set(&mut self, rate: LaneRate, now_ns: u64) {
         self.fill(now_ns);
         self.at_ns = self.at_ns.max(now_ns);
@@ -62,7 +62,7 @@ impl Bucket {
         self.level_bytes = self.level_bytes.min(self.burst_bytes);
     }
 
-    /// Takes so much, if it is there.
+    /// Takes `bytes`, if they are there.
     pub fn take(&mut self, bytes: u64, now_ns: u64) -> bool {
         self.fill(now_ns);
         let fits = bytes <= self.level_bytes;
@@ -72,7 +72,7 @@ impl Bucket {
         fits
     }
 
-    /// Time until the largest read fits.
+    /// Time until the largest read is possible.
     pub fn wait_ns(&mut self, now_ns: u64) -> u64 {
         self.fill(now_ns);
         let missing = (READ_BYTES_MAX as u64).saturating_sub(self.level_bytes);
@@ -116,9 +116,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
-        /// In no time does it give more than its burst and what comes in that time; what it refuses
-        /// would have been more, by an oracle with exact fractions; and after the wait that it tells
-        /// the largest read fits.
+        /// In no period does it give more than its burst and its gain in that period; what it
+        /// refuses would exceed the limit, by an oracle with exact fractions; and after the
+        /// announced wait the largest read is possible.
         #[test]
         fn as_an_exact_one(
             rate_bytes in prop_oneof![1u64..2000, 1_000_000u64..2_000_000_000],
@@ -139,7 +139,7 @@ mod tests {
                     prop_assert!(wants <= level, "more than there is");
                     level -= wants;
                 } else {
-                    // Rounding keeps less than one byte back, and never for good.
+                    // Rounding withholds less than one byte, and only for a while.
                     prop_assert!(wants + 2 * SECOND_NS + u128::from(rate_bytes) > level);
                 }
             }

@@ -30,7 +30,7 @@ fn a_ticket_opens_one_lane_once() {
     let lanes = Lanes::default();
     let ticket = [9; 16];
     let number = lanes.ask([1; 16], &asked(3), ticket, 0, 0).unwrap();
-    // Who has seen it and has no key does not spoil it.
+    // An eavesdropper without the key cannot use it up.
     assert!(lanes.open(&opening(4, &ticket), &outbox(), 0).is_none());
     assert!(lanes.open(&opening(3, &[8; 16]), &outbox(), 0).is_none());
     let first = outbox();
@@ -74,18 +74,19 @@ fn a_client_has_so_many_lanes() {
     let more = |now_ms| lanes.ask([1; 16], &asked(1), ticket(1000), now_ms, 0);
     assert_eq!(more(0), Err(ErrorCode::NoLane));
     lanes.ask([2; 16], &asked(1), ticket(2000), 0, 0).unwrap();
-    // Those whose connections have ended make room.
+    // Channels whose connections have closed make room.
     let ended = outbox();
     assert!(lanes.open(&opening(1, &ticket(5)), &ended, 0).is_some());
     assert_eq!(more(0), Err(ErrorCode::NoLane));
     ended.close();
     assert!(more(0).is_ok());
     assert_eq!(more(0), Err(ErrorCode::NoLane));
-    // Tickets that nobody used do not count for ever.
+    // Unused tickets expire.
     assert!(more(TICKET_TIME.as_millis() as u64 + 1).is_ok());
 }
 
-/// Who opens many lanes reads no more over all of them than over one; another tenant, or another client, reads its own.
+/// Many channels of a tenant read no more than one; another tenant, or another client, has its own
+/// limit.
 #[test]
 fn lanes_of_a_tenant_share_a_bucket() {
     let lanes = Lanes::default();
@@ -112,7 +113,7 @@ fn lanes_of_a_tenant_share_a_bucket() {
         all.iter().map(|(_, lane)| takes(lane)).sum::<u64>()
     };
     assert_eq!(taken(0), burst);
-    // One more lane brings no more either, nor does one that has ended.
+    // Another channel adds nothing, and neither does one that has ended.
     let (number, more) = open(9, 1, 3);
     assert!(!more.bucket().take(1, 0));
     lanes.end(&[1; 16], number).unwrap();
@@ -120,7 +121,7 @@ fn lanes_of_a_tenant_share_a_bucket() {
     for lane in &others {
         assert!(lane.bucket().take(burst, 0));
     }
-    // A rate that is told of one of them is that of all.
+    // A rate set for one of them applies to all.
     let slow = frame::LaneRate {
         rate_bytes: 10 << 10,
         ..RATE
@@ -149,7 +150,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Against a list: who opens what, and whose connections are closed.
+    /// Compared with a list: who opens which channel, and whose connections are closed.
     #[test]
     fn as_a_list(ops in prop::collection::vec(op(), 1..60)) {
         struct Known { client: u8, there: bool, opened: Option<Arc<Outbox>> }

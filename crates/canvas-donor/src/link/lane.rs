@@ -1,4 +1,5 @@
-//! The thread of a lane's connection ([`canvas_lane`]), and what a link is asked about lanes.
+//! The thread of a direct read channel's connection ([`canvas_lane`]), and a link's requests about
+//! such channels.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,31 +27,31 @@ use crate::rdma::Rdma;
 use crate::server::Shared;
 use crate::slab::Slab;
 
-/// A donor tells the two kinds of connections apart by the length of the first message.
+/// A donor distinguishes the two kinds of connections by the length of the first message.
 const _: () = assert!(MESSAGE_BYTES != HANDSHAKE_BYTES);
-/// How long a lane that is over its rate sleeps at most before it looks at its rate again.
+/// Longest sleep of a channel that exceeds its rate before it checks its rate again.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// How long a lane sleeps at most; nothing comes of its waking.
+/// Longest sleep of a channel; it has nothing to do periodically.
 const SLEEP: Duration = Duration::from_secs(60);
 
-/// A connection of a lane.
+/// A connection of a direct read channel.
 pub(super) struct Lane<'s> {
     shared: &'s Arc<Shared>,
     wire: Wire,
     outbox: Arc<Outbox>,
     lane: Arc<lanes::Lane>,
     answerer: Answerer,
-    /// Slabs that were looked up once. A freed one stays until it is used again.
+    /// Cache of slabs. A freed one stays until it is used again.
     known: HashMap<u64, Arc<Slab>>,
     /// The answer.
     answer: Vec<u8>,
-    /// It asked for more than its rate allows; nothing is read of it until the largest read fits.
+    /// A request exceeded the rate; nothing more is read until the largest read is possible.
     is_over_rate: bool,
-    /// A slab is being exposed to its queue pair; the answer is due.
+    /// A slab is being exposed to its queue pair; the answer is pending.
     is_exposing: bool,
 }
 
-/// Whether the connection is a lane's, and then the lane that it opens; the answer is on its way.
+/// If the connection is a direct read channel's, opens the channel; the answer is pending.
 pub(super) fn admit<'s>(
     shared: &'s Arc<Shared>,
     mut wire: Wire,
@@ -88,7 +89,7 @@ impl Lane<'_> {
             Ok(end) | Err(end) => end,
         };
         self.outbox.close();
-        // The lane's figures stay, and with them the outbox.
+        // The channel's figures stay, and with them the outbox.
         self.outbox.shut_devices_out();
         end
     }
@@ -105,7 +106,7 @@ impl Lane<'_> {
                 continue;
             }
             let mut progress = self.take_exposed()?;
-            // The next request comes after the answer was taken: nothing is read before.
+            // A peer sends the next request after it has taken the answer: nothing is read before.
             if self.wire.backlog() == 0 {
                 progress |= self.wire.read()?;
                 progress |= self.take_message()?;
@@ -120,7 +121,7 @@ impl Lane<'_> {
             let contention = &self.shared.contention;
             let is_due = waited_ns < look.limit_ns() || progress;
             if is_due && !contention.is_here(now_ns) {
-                // Also after an answer: who waits for it may want this processor.
+                // Also after an answer: its receiver may need this processor.
                 std::thread::yield_now();
                 contention.gave_way(now_ns, self.shared.now_ns());
             } else if !progress {
@@ -129,7 +130,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Sleeps until the largest read fits, the rate may have changed, or the lane ends.
+    /// Sleeps until the largest read is possible, the rate may have changed, or the channel ends.
     fn pause(&mut self) -> Result<(), End> {
         self.wire.send()?;
         let wait = Duration::from_nanos(self.lane.bucket().wait_ns(self.shared.now_ns()));
@@ -148,7 +149,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Answers the request, if it has come whole.
+    /// Answers the request, if it is complete.
     fn take_message(&mut self) -> Result<bool, End> {
         let incoming = &mut self.wire.incoming;
         let is_odd = |len| ![MESSAGE_BYTES, JOIN_BYTES, EXPOSE_BYTES].contains(&len);
@@ -169,7 +170,7 @@ impl Lane<'_> {
             ));
         }
         let outbox = Arc::clone(&self.outbox);
-        // Who fences waits for this one message.
+        // A thread that fences this connection waits for this one message.
         let Some(mut serving) = outbox.serve() else {
             return Err(End::Closed);
         };
@@ -191,9 +192,9 @@ impl Lane<'_> {
         Ok(true)
     }
 
-    /// Connects a queue pair, which only reads, to the program's.
+    /// Connects a read-only queue pair to the program's.
     fn join(&mut self, serving: &mut Option<Rdma>, peer: &QueuePair) -> Result<QueuePair, Code> {
-        // The lane's last one, if it had one.
+        // The channel's earlier queue pair, if any.
         *serving = None;
         if !self.lane.bucket().is_unbounded() {
             return Err(Code::NoPair);
@@ -208,7 +209,7 @@ impl Lane<'_> {
         Ok(serving.insert(joined).local())
     }
 
-    /// Answers for a slab that was to be exposed, when that is done.
+    /// Answers the request to expose a slab once that is done.
     fn take_exposed(&mut self) -> Result<bool, End> {
         let mut any = false;
         for call in self.outbox.take() {
@@ -226,7 +227,7 @@ impl Lane<'_> {
         Ok(any)
     }
 
-    /// Answers with what follows the head, or says why not.
+    /// Answers with `given`, or with the reason for the refusal.
     fn give(&mut self, given: Result<Given, Code>) -> Result<(), End> {
         match given {
             Ok(given) => {
@@ -259,7 +260,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Puts what is asked for behind the answer's head.
+    /// Appends the requested bytes to the answer's head.
     fn read(&mut self, read: Read) -> Code {
         let Read {
             handle,
@@ -287,14 +288,14 @@ impl Lane<'_> {
             }
             Err(ErrorCode::OutOfRange) => Code::OutOfRange,
             Err(_) => {
-                // Freed: the table knows better from now on.
+                // Freed: the table is asked from now on.
                 self.known.remove(&handle);
                 Code::UnknownHandle
             }
         }
     }
 
-    /// The slab, if it is the lane's client's and tenant's.
+    /// The slab, if it belongs to the channel's client and tenant.
     fn slab(&mut self, handle: u64) -> Option<Arc<Slab>> {
         if let Some(slab) = self.known.get(&handle) {
             return Some(Arc::clone(slab));
@@ -312,7 +313,7 @@ impl Lane<'_> {
 }
 
 impl Link<'_> {
-    /// A request about lanes.
+    /// Serves a request about direct read channels.
     pub(super) fn lanes(&mut self, id: u64, request: Request<'_>) -> Result<(), End> {
         if self.version < VERSION_LANES || self.number != 0 {
             return Err(End::Protocol(

@@ -6,7 +6,7 @@ use super::*;
 const MIB: u64 = 1 << 20;
 const SLAB: u64 = SLAB_BYTES as u64;
 
-/// A table that may lend so many slabs, on a host with plenty.
+/// A table that may lend `slabs` slabs, on a host with plenty of memory.
 fn registry(slabs: u64) -> Registry {
     let config = headroom::Config::new(slabs * SLAB, 1000 * MIB, SLAB);
     let mut headroom = Headroom::new(config);
@@ -60,7 +60,7 @@ fn parts_of_slabs_take_their_part_of_what_is_lent() {
     let part = |slab| SlabKey::part([1; 16], slab, 4);
     let whole = r.alloc(&ours, key(0)).unwrap();
     let parts: Vec<u64> = (0..4).map(|n| r.alloc(&ours, part(n)).unwrap()).collect();
-    // The part of a slab is another thing than the slab.
+    // A part of a slab differs from the whole slab.
     assert!(!parts.contains(&whole));
     assert_eq!(r.alloc(&ours, part(3)), Ok(parts[3]));
     assert_eq!(r.totals().lent_bytes, 2 * SLAB);
@@ -86,7 +86,7 @@ fn links_of_a_client_are_bounded_and_replaced_by_number() {
     let (client, newer) = join(&r, 1, 3, 0);
     assert!(outboxes[3].is_closed());
     assert!(!newer.is_closed());
-    // The older link's end does not take the newer one out.
+    // The older link's end does not remove the newer one.
     r.leave(&client, 3, &outboxes[3]);
     assert_eq!(client.link_count(), LINKS_OF_A_CLIENT_MAX);
     r.leave(&client, 3, &newer);
@@ -102,10 +102,10 @@ fn with_its_first_link_a_client_begins_anew() {
     assert!(older.iter().all(|o| o.is_closed() && o.serve().is_none()));
     assert!(!newer.is_closed() && !other.is_closed());
     assert_eq!(client.link_count(), 1);
-    // Its next links replace nobody.
+    // Its next links replace none.
     let (_, second) = join(&r, 1, 1, 0);
     assert!(!newer.is_closed() && !second.is_closed());
-    // A client with all links that it can have begins anew, too.
+    // A client with the maximum of links can start again, too.
     for link in 2..LINKS_OF_A_CLIENT_MAX as u32 {
         join(&r, 1, link, 0);
     }
@@ -113,7 +113,7 @@ fn with_its_first_link_a_client_begins_anew() {
     assert_eq!(client.link_count(), 1);
 }
 
-/// Also one that replaces a link which is still waiting for the one that it replaced.
+/// Also for a link that replaces one which is still waiting for the link that it replaced.
 #[test]
 fn newer_links_wait_for_what_an_older_one_is_doing() {
     let r = registry(1);
@@ -135,7 +135,7 @@ fn newer_links_wait_for_what_an_older_one_is_doing() {
             });
         }
         until(|| older.is_closed());
-        // Time to do it wrong in; it is never long enough to fail when it is right.
+        // Time for a wrong implementation to fail; a right one never fails here.
         std::thread::sleep(std::time::Duration::from_millis(100));
         said.lock().unwrap().push("served");
         drop(serving);
@@ -169,7 +169,7 @@ fn leases_end_one_by_one() {
     // Its thread may not have noticed yet.
     assert_eq!(r.alloc(&early, key(1)), Err(ErrorCode::Ending));
     assert_eq!(r.totals().slabs, 1);
-    // It comes back as a new client, with a new slab of the same key.
+    // It comes back as a new client, with a new slab under the same key.
     let (again, _o) = join(&r, 1, 0, 2000);
     assert_ne!(r.alloc(&again, key(0)).unwrap(), gone);
 }
@@ -190,7 +190,7 @@ fn clients_are_called_over_their_lowest_link_and_answers_of_others_do_not_count(
     assert_eq!(b0.take(), [OwnedCall::Query(vec![theirs])]);
     for &h in &ours {
         r.note_activity(&a.id, h, 10);
-        // Not its own slab to speak for.
+        // Not its own slab.
         r.note_activity(&b.id, h, 0);
     }
     r.note_activity(&a.id, theirs, 0);
@@ -204,7 +204,7 @@ fn clients_are_called_over_their_lowest_link_and_answers_of_others_do_not_count(
     };
     assert_eq!(b0.take(), [stop]);
     assert!(a1.take().is_empty());
-    // Nobody else can free it, and the deadline does.
+    // Only the deadline frees it, not another client.
     r.evict_done(&a.id, theirs);
     r.evict_done(&a.id, ours[0]);
     assert_eq!(r.free_due(699), 0);
@@ -227,7 +227,7 @@ fn what_a_silent_client_uses_is_counted_by_the_server() {
     for _ in 0..5 {
         read(idle, &mut out);
     }
-    // What was before the last question does not count in the next.
+    // Use before the last query does not count in the next.
     let mut rng = fastrand::Rng::with_seed(1);
     r.query(&mut rng, 0);
     r.stop_least_active(0, 700);
@@ -243,7 +243,7 @@ fn what_a_silent_client_uses_is_counted_by_the_server() {
     assert!(r.find(&a.id, busy).is_some());
 }
 
-/// A box holds a bounded number of questions, and every slab that must go.
+/// A queue holds a bounded number of queries, but every slab that must be moved.
 #[test]
 fn no_slab_that_must_go_is_left_out() {
     let count = 2 * EVICT_MAX as u64 + 7;
@@ -262,7 +262,7 @@ fn no_slab_that_must_go_is_left_out() {
         stopped.sort_unstable();
         stopped
     };
-    // Evictions of one slab each, and of a link that takes none of the calls.
+    // Evictions of one slab each, on a link that takes no calls.
     for n in 0..200 {
         r.query(&mut rng, 1);
         assert_eq!(r.stop_least_active(1, 700 + n), 1);
@@ -274,14 +274,15 @@ fn no_slab_that_must_go_is_left_out() {
     assert_eq!(stops.count(), 200);
     let (_, again) = join(&r, 1, 0, 0);
     assert_eq!(stopped(&again).len(), 200);
-    // All at once: as few calls as can carry them.
+    // All at once: in as few calls as possible.
     r.stop_all(5000);
     assert_eq!(stopped(&again).len(), handles.len() - 200);
     let (_, third) = join(&r, 1, 0, 0);
     assert_eq!(stopped(&third), handles);
 }
 
-/// Each client is told of its own, and nobody finds what is gone, also who knew it before.
+/// Each client is informed of its own, and freed slabs cannot be found, even by those who knew
+/// them.
 #[test]
 fn what_is_freed_at_once_is_told() {
     let r = registry(8);
@@ -326,7 +327,7 @@ fn what_is_freed_at_once_is_told() {
     assert_eq!(read, Err(ErrorCode::UnknownHandle));
     assert!(r.find(&a.id, sole).is_none());
     assert_ne!(r.alloc(&a, key(0)).unwrap(), sole);
-    // A client without a link is not told, and finds out when it is back.
+    // A client without a link is not informed, and finds out when it is back.
     r.leave(&a, 0, &a0);
     fill(&a, 1);
     assert_eq!(r.free_early(&look).len(), 1);
@@ -376,7 +377,7 @@ fn what_clients_hold_is_told_and_freed_in_one_pass() {
         let n = usize::from(figures.client.id[0]) - 1;
         assert_eq!(figures.slabs, n % 4);
     }
-    // All of them are gone at once, and what they had with them.
+    // All of them expire at once, with everything they had.
     assert_eq!(r.expire(100_000).len(), clients.len());
     assert_eq!(passes(&r), 1);
     assert_eq!(r.totals().slabs, 0);

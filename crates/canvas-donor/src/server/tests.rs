@@ -1,4 +1,4 @@
-//! What only a look inside tells of a running server.
+//! Tests that inspect a running donor from inside.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -49,7 +49,7 @@ fn try_connect(server: &Server, link: u32, client: [u8; 16]) -> Result<Link, Lin
     Link::connect(server.listening(), config)
 }
 
-/// Connections that say nothing take no place of a client's, and a client that is there is never locked out.
+/// Silent connections take no client's place, and a client with slabs is never locked out.
 #[test]
 fn who_is_new_is_refused_with_a_sentence_when_all_links_are_there() {
     let server = server();
@@ -98,8 +98,8 @@ fn read(link: &mut Link, handle: u64) -> Vec<u8> {
     }
 }
 
-/// What a client had sent before it died is not done once the one that follows it was welcomed: the
-/// successor may have written the same bytes, which would then be those of before.
+/// Requests of a client that died are not done once its successor was welcomed: the successor may
+/// have written the same bytes, which would be overwritten with old ones.
 #[test]
 fn a_late_write_of_an_older_link_is_not_done() {
     for (old, new) in [(0, 0), (1, 1), (1, 0)] {
@@ -119,7 +119,7 @@ fn a_late_write_of_an_older_link_is_not_done() {
         let outbox = server.shared.outboxes.lock().unwrap()[0].upgrade().unwrap();
         let slab = server.shared.registry.find(&CLIENT, handle).unwrap();
 
-        // One write is being done, and those that came with it wait in the same buffer.
+        // One write is being done, and those sent with it wait in the same buffer.
         let held = slab.hold();
         for data in [b"old1", b"old2", b"old3"] {
             let request = Request::Write {
@@ -141,12 +141,12 @@ fn a_late_write_of_an_older_link_is_not_done() {
                 newer
             });
             until(|| outbox.is_closed());
-            // Time to do it wrong in; it is never long enough to fail when it is right.
+            // Time for a wrong implementation to fail; a right one never fails here.
             std::thread::sleep(Duration::from_millis(100));
             assert!(!welcomed.load(Relaxed), "welcomed while a write is done");
             drop(held);
             let mut newer = newer.join().unwrap();
-            // The older link's thread has ended with this.
+            // This ends the older link's thread.
             while older.poll(&mut completions, LONG).is_ok() {}
             assert_eq!(read(&mut newer, handle), b"new!", "links {old} and {new}");
         });
@@ -154,8 +154,8 @@ fn a_late_write_of_an_older_link_is_not_done() {
     }
 }
 
-/// In that time nobody could be heard, nor move anything: what clients have said since lies in their
-/// sockets, and their links' threads may not have read it yet.
+/// While the process was stopped, clients could neither be heard nor move slabs: their messages are
+/// in their sockets, and their links' threads may not have read them yet.
 #[test]
 fn leases_and_deadlines_do_not_run_while_the_process_is_stopped() {
     let server = server();
@@ -181,7 +181,7 @@ fn leases_and_deadlines_do_not_run_while_the_process_is_stopped() {
     now_ms += lease_ms;
     keeper.look(shared, now_ms);
     assert_eq!(slabs(), 1, "stopped past the deadline");
-    // A deadline that passes while it is up is one; a lease, too.
+    // Deadlines and leases that pass while it runs do count.
     now_ms += 100;
     keeper.look(shared, now_ms);
     assert_eq!(slabs(), 0);
