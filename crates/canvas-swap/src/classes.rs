@@ -1,19 +1,17 @@
 //! The sizes in which far pages are stored.
 //!
-//! A slab of [`SLAB_BYTES`] is cut into slots of one class. The bounds are the slab's size divided
-//! by whole numbers, rounded down to 16, so that the tail of a slab wastes nearly nothing, and step
-//! by 8–14 %, so that a slot wastes little. See the table in [`CLASS_BYTES`] for what finer classes
-//! are worth.
+//! A slab of [`SLAB_BYTES`] is cut into slots of one class. The slot sizes are the slab's size divided by whole
+//! numbers, rounded down to 16, so that the tail of a slab wastes almost nothing, and step by 8–14 %, so that a slot
+//! wastes little. The table at [`CLASS_BYTES`] shows what finer classes save.
 //!
-//! The last class is a whole page and holds pages that do not shrink enough to fit the class below
-//! it: they are kept raw, which also saves decompression. Their headers lie apart, in a strip of
-//! [`RAW_HEADERS_BYTES`] a slab behind the region's slabs; with the header inside, only seven raw
-//! pages would fit into a slab instead of eight.
+//! The last class is a whole page, for pages that do not shrink enough to fit the class below it: they are stored raw,
+//! which also saves decompression. Their headers are separate, in a strip of [`RAW_HEADERS_BYTES`] for each slab after
+//! the region's slabs; with the header inside, only seven raw pages would fit into a slab instead of eight.
 
 use canvas_types::PAGE_SIZE;
 
-/// Bytes in a slab. 16 KiB would leave a gap of 25 % below the whole-page class; 64 KiB would tie
-/// more memory down in partly filled slabs.
+/// Bytes in a slab. 16 KiB would leave a gap of 25 % below the whole-page class; 64 KiB would waste more memory in
+/// partly filled slabs.
 pub const SLAB_BYTES: usize = 32 << 10;
 /// Number of classes.
 pub const CLASSES: usize = 25;
@@ -21,8 +19,8 @@ pub const CLASSES: usize = 25;
 pub const HEADER_BYTES: usize = 16;
 /// Bytes of a slot, by class, ascending.
 ///
-/// Share of the pool beyond an exact fit, slab tails included, lz4 on made-up heaps
-/// (`tests/class_waste.rs` prints and holds it):
+/// Share of the pool beyond an exact fit, slab tails included, with lz4 on synthetic heaps (`tests/class_waste.rs`
+/// prints and checks it):
 ///
 /// | pages | mean payload, bytes | FastSwap's 512/1024/2048/4096 | 13 classes | these 25 |
 /// |---|---|---|---|---|
@@ -38,11 +36,11 @@ pub const CLASS_BYTES: [u16; CLASSES] = [
 pub const RAW_CLASS: usize = CLASSES - 1;
 /// Raw slots in a slab.
 pub const RAW_SLOTS: usize = SLAB_BYTES / PAGE_SIZE;
-/// Bytes of a raw slot's header: the hash, where the copy lies beyond the pool, 8 unused.
+/// Bytes of a raw slot's header: the hash, the copy's place in far memory, 8 unused.
 pub const RAW_HEADER_BYTES: usize = 2 * HEADER_BYTES;
-/// Bytes of raw headers a slab.
+/// Bytes of raw headers for each slab.
 pub const RAW_HEADERS_BYTES: usize = RAW_SLOTS * RAW_HEADER_BYTES;
-/// Longest compressed payload that is kept; anything longer is stored raw.
+/// Longest compressed payload that is kept; longer ones are stored raw.
 pub const COMPRESSED_MAX: usize = CLASS_BYTES[RAW_CLASS - 1] as usize - HEADER_BYTES;
 /// Most slots in a slab.
 pub const SLOTS_MAX: usize = SLAB_BYTES / CLASS_BYTES[0] as usize;

@@ -1,9 +1,9 @@
-//! What a page is and how it is stored.
+//! Classification of pages and their stored form.
 //!
 //! A far copy is `[content hash, 16 B][payload]`; the payload's length is in the entry
-//! ([`crate::entry::Record::Stored`]), and a payload as long as a page is the page itself. The hash
-//! ([`crate::hash`]) is of the *uncompressed* content: it tells a clean page from a dirty one at swap-out
-//! without any help from the page tables, and proves at swap-in that the page is what it was.
+//! ([`crate::entry::Record::Stored`]), and a payload as long as a page is the page itself. The hash ([`crate::hash`])
+//! is of the *uncompressed* content: it tells a clean page from a dirty one at swap-out without the page tables, and
+//! proves at swap-in that the page is unchanged.
 
 use canvas_types::{Codec, PAGE_SIZE, PageBuf};
 
@@ -15,7 +15,7 @@ pub struct LzScratch(pub [u8; LZ_SCRATCH_BYTES]);
 pub const LZ_SCRATCH_BYTES: usize = 16448;
 
 impl LzScratch {
-    /// Working memory of zeros, as the compressor wants it at first.
+    /// Zeroed working memory, as the compressor needs it at first.
     pub const fn new() -> LzScratch {
         LzScratch([0; LZ_SCRATCH_BYTES])
     }
@@ -27,21 +27,21 @@ impl Default for LzScratch {
     }
 }
 
-/// A compressor of pages. It allocates nothing and keeps no state between calls.
+/// A page compressor. It allocates nothing and keeps no state between calls.
 pub trait Lz {
     /// Compresses `src` into `dst`; the number of bytes written, or `None` when they do not fit.
     fn compress(&self, src: &PageBuf, dst: &mut [u8], scratch: &mut LzScratch) -> Option<usize>;
-    /// Decompresses all of `src` into exactly one page; false when `src` is not the compressed form
-    /// of one. `src` may be damaged in any way: this must not panic or read outside of it.
+    /// Decompresses all of `src` into exactly one page; false when `src` is not the compressed form of one. `src` may
+    /// be damaged in any way: this must not panic or read outside it.
     fn decompress(&self, src: &[u8], dst: &mut PageBuf) -> bool;
 }
 
-/// A compressor that is used, or not: without one every page of data is stored as it is.
+/// A compressor that may be switched off: then every page of data is stored uncompressed.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen<L> {
-    /// Compresses where `codec` says so, and decompresses in any case.
+    /// Compresses where `codec` says so, and always decompresses.
     pub lz: L,
-    /// Whether it is used for what is stored from now on. What is compressed can be read either way.
+    /// Whether it compresses what is stored from now on. Compressed pages can be read either way.
     pub codec: Codec,
 }
 
@@ -59,18 +59,18 @@ impl<L: Lz> Lz for Chosen<L> {
     }
 }
 
-/// What a page's content asks for.
+/// The kind of a page's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
     /// Only zeros: nothing is stored, not even an entry.
     Zero,
     /// One 64-bit value (native byte order), repeated.
     SameFilled(u64),
-    /// Bytes that differ: to be compressed.
+    /// Other data, to be compressed.
     Data,
 }
 
-/// Looks at a page; a page of data is usually known after its first and last words.
+/// Classifies a page; a page of data is usually recognised by its first and last words.
 #[inline]
 pub fn classify(page: &PageBuf) -> Content {
     let (words, _) = page.as_chunks::<8>();

@@ -1,25 +1,24 @@
-//! Which extents are worth emptying when no more slabs are to be had, and which slab when few extents are kept.
+//! Which extents are worth emptying when no more slabs are available, and which slab when few extents are in use.
 //!
-//! An extent is free when its last page has left it, so pages that are rewritten at random leave many
-//! extents with a few pages each. Their pages are brought back into the pool, and leave it again together.
-//! Extents that are emptiest are worth most: one that kept `k` of `n` pages gives room for `n - k` more. The
-//! hand takes those that kept half or less, and when a whole round finds none, a little more each time, to
-//! three quarters: beyond, what is moved is more than three times what is won, pages that were rewritten once
-//! are moved for those that soon will be, and far memory counts as full.
+//! An extent is free when its last page has left it, so random rewrites leave many extents with a few pages each. Their
+//! pages are promoted to the pool, and demoted again together. The emptiest extents gain most: emptying one that kept
+//! `k` of `n` pages frees room for `n - k` more. The hand takes those that kept half or less, and when a whole round
+//! finds none, a little more each time, up to three quarters: beyond that, more than three times as much is moved as
+//! gained, pages that were rewritten once are moved for those that soon will be, and far memory counts as full.
 //!
-//! A slab is given up with its last extent. Where the pages that are left would fill a part of the slabs only, the
-//! slab with the fewest of them is *emptied*: its pages are moved, and extents are taken from other slabs meanwhile.
+//! A slab is given up with its last extent. Where the remaining pages would fill only a part of the slabs, the slab
+//! with the fewest of them is *emptied*: its pages are moved, and extents are taken from other slabs meanwhile.
 
 use canvas_types::sync::{AtomicU32, Ordering};
 
 use crate::extents::{ExtentBook, Slabs};
 
-/// Part of an extent's pages that it may have kept, in sixteenths, that the hand begins with.
+/// Sixteenths of its pages that an extent may have kept, at the start of a search,
 const PART_START: u32 = 8;
-/// And ends with.
+/// and at the end.
 const PART_MAX: u32 = 12;
 
-/// The hand. It is moved under the book's lock.
+/// The hand of the search. It moves under the book's lock.
 pub struct CompactionHand {
     /// The next extent.
     at: AtomicU32,
@@ -29,7 +28,7 @@ pub struct CompactionHand {
 }
 
 impl CompactionHand {
-    /// At the first extent.
+    /// Starts at the first extent.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> CompactionHand {
@@ -39,7 +38,7 @@ impl CompactionHand {
             found: AtomicU32::new(0),
         }
     }
-    /// At the first extent.
+    /// Starts at the first extent.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> CompactionHand {
@@ -50,7 +49,7 @@ impl CompactionHand {
         }
     }
 
-    /// A round has ended; false when there is nothing that would be worth it.
+    /// Ends a round; false when nothing is worth emptying.
     fn round_ended(&self) -> bool {
         let (part, found) = (
             self.part.load(Ordering::Relaxed),
@@ -66,20 +65,20 @@ impl CompactionHand {
     }
 }
 
-/// What a look came to.
+/// The result of a search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
     /// This extent is worth emptying. It is held once, for the caller.
     Found(u32),
-    /// None so far: the look goes on from here.
+    /// None so far: the next search continues from here.
     NotYet,
     /// None in a whole round.
     None,
 }
 
 impl ExtentBook<'_> {
-    /// The next extent that is worth emptying: durable, mostly empty, and used anew by nobody but us when it
-    /// is empty. Looks at about `look_max` extents.
+    /// The next extent worth emptying: durable, mostly empty, and reusable only by this process when it is empty.
+    /// Visits about `look_max` extents.
     pub fn sparse(&self, hand: &CompactionHand, look_max: u32, slabs: &impl Slabs) -> Look {
         let _held = self.state.taking.lock(self.yield_now);
         let n = self.slab_extents;
@@ -116,8 +115,8 @@ impl ExtentBook<'_> {
         look
     }
 
-    /// Gives up the slabs of which no extent is kept: also the one that extents are taken from, and slabs that a thread
-    /// emptied while another one took an extent.
+    /// Gives up all slabs without extents in use: including the one from which extents are taken, and slabs that a
+    /// thread emptied while another one took an extent.
     pub fn give_up_empty(&self, slabs: &impl Slabs) {
         let Some(_held) = self.state.taking.try_lock() else {
             return;
@@ -131,8 +130,8 @@ impl ExtentBook<'_> {
         self.each_slab(slabs.high(), |slab| self.drop_if_empty(slab, slabs));
     }
 
-    /// Chooses the slab to empty: the one whose pages would fill the fewest extents, among those that no other process
-    /// refers to. False when all pages that are kept would fill more than `part` sixteenths of the other slabs.
+    /// Chooses the slab to empty: the one whose pages would fill the fewest extents, among those to which no other
+    /// process refers. False when all far pages would fill more than `part` sixteenths of the other slabs.
     pub fn begin_emptying(&self, part: u64, slabs: &impl Slabs) -> bool {
         let Some(_held) = self.state.taking.try_lock() else {
             return false;
@@ -159,7 +158,7 @@ impl ExtentBook<'_> {
         true
     }
 
-    /// Extents that the pages of a slab would fill, by some of its extents.
+    /// Extents that the pages of a slab would fill, estimated from some of its extents.
     fn extents_needed(&self, slab: u32) -> u32 {
         const LOOK_AT: u32 = 128;
         let (first, n) = (slab * self.slab_extents, self.slab_extents);
@@ -178,18 +177,18 @@ impl ExtentBook<'_> {
         }
     }
 
-    /// The slab that is emptied.
+    /// The slab that is being emptied.
     pub fn emptied(&self) -> Option<u32> {
         self.state.emptied.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// The slab is emptied no more, if it was.
+    /// Ends the emptying of this slab, if it is under way.
     pub fn end_emptying(&self, slab: u32) {
         let emptied = &self.state.emptied;
         let _ = emptied.compare_exchange(slab + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The next extent of the slab, from its `from`th on, whose pages can be moved, and which one of the slab it is. The
+    /// The next extent of the slab, from its `from`th on, whose pages can be moved, and its index in the slab. The
     /// extent is held once, for the caller.
     pub fn next_kept(&self, slab: u32, from: u32, slabs: &impl Slabs) -> Option<(u32, u32)> {
         let _held = self.state.taking.lock(self.yield_now);
@@ -203,7 +202,7 @@ impl ExtentBook<'_> {
         })
     }
 
-    /// Has the extent kept some, and so many sixteenths at most, of the pages that it was written with?
+    /// Whether the extent has kept some, and at most `part` sixteenths, of the pages with which it was written.
     fn kept_at_most(&self, extent: u32, part: u32) -> bool {
         let live = u32::from(self.arrays.live[extent as usize].load(Ordering::Acquire));
         let written = u32::from(self.arrays.written[extent as usize].load(Ordering::Acquire));

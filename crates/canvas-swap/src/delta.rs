@@ -1,8 +1,7 @@
-//! Payloads of pages that changed a little: the compressed page of before, and the words that differ.
+//! Payloads of slightly changed pages: the previous compressed page, and the words that differ.
 //!
-//! To decompress a page takes a quarter of the time that it takes to compress one, and many pages leave
-//! with a few words changed: a counter, the time of the last access, marks of a collector. So the payload
-//! of a compressed page is
+//! Decompressing a page takes a quarter of the time of compressing one, and many pages are evicted with a few words
+//! changed: a counter, the time of the last access, marks of a collector. So the payload of a compressed page is
 //!
 //! ```text
 //! ┌───────────────────┬──────────────────────────────────┬───┐
@@ -10,15 +9,15 @@
 //! └───────────────────┴──────────────────────────────────┴───┘
 //! ```
 //!
-//! where the words, by their index in the page, take the place of those of the compressed page. Words
-//! are always against the compressed page, never against each other, so a page that comes and goes many
-//! times is read in two steps all the same. The hash before a payload is of the whole page as it is now.
+//! where the words, by their index in the page, replace those of the compressed page. Words always refer to the
+//! compressed page, never to each other, so a page that is swapped many times is still read in two steps. The hash
+//! before a payload is of the whole current page.
 
 use canvas_types::{PAGE_SIZE, PageBuf};
 
-/// Words that may differ; with more the page is compressed anew.
+/// Most words that may differ; with more the page is compressed again.
 pub const WORDS_MAX: usize = 16;
-/// Bytes behind the compressed page when no word differs.
+/// Bytes after the compressed page when no word differs.
 pub const COUNT_BYTES: usize = 1;
 const INDEX_BYTES: usize = 2;
 const WORD_BYTES: usize = 8;
@@ -26,7 +25,7 @@ const WORD_BYTES: usize = 8;
 const WORD_STEP_BYTES: usize = INDEX_BYTES + WORD_BYTES;
 const LINE_BYTES: usize = 64;
 
-/// Where two pages differ.
+/// The words in which two pages differ.
 pub struct Delta {
     at: [u16; WORDS_MAX],
     count: usize,
@@ -76,7 +75,7 @@ impl Delta {
         self.count * WORD_STEP_BYTES + COUNT_BYTES
     }
 
-    /// Writes the words of `page` into `tail`, which is as long as [`Delta::bytes`] says.
+    /// Writes the words of `page` into `tail`, which has [`Delta::bytes`] bytes.
     pub fn write(&self, page: &PageBuf, tail: &mut [u8]) {
         let words = page.as_chunks::<WORD_BYTES>().0;
         for (at, step) in self.at[..self.count]
@@ -97,7 +96,7 @@ pub fn write_none(tail: &mut [u8]) {
     tail.fill(0);
 }
 
-/// The compressed page and the words of a payload; `None` when it is none. The payload may be damaged in
+/// Splits a payload into the compressed page and the words; `None` when it is invalid. The payload may be damaged in
 /// any way.
 pub fn split(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     let (count, rest) = payload.split_last()?;
@@ -105,8 +104,8 @@ pub fn split(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(rest.len().checked_sub(words)?)
 }
 
-/// The page of a payload that is shorter than one; false when it is damaged. `decompress` makes exactly one
-/// page of compressed bytes, or says that they are none.
+/// Restores the page of a payload that is shorter than one; false when it is damaged. `decompress` makes exactly one
+/// page of compressed bytes, or returns false.
 pub fn expand(
     payload: &[u8],
     page: &mut PageBuf,
@@ -116,7 +115,7 @@ pub fn expand(
         .is_some_and(|(compressed, words)| decompress(compressed, page) && apply(words, page))
 }
 
-/// Puts the words of a payload into the decompressed page; false when they are damaged.
+/// Applies the words of a payload to the decompressed page; false when they are damaged.
 fn apply(words: &[u8], page: &mut PageBuf) -> bool {
     let (steps, []) = words.as_chunks::<WORD_STEP_BYTES>() else {
         return false;
@@ -144,7 +143,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// A payload of `page` over `base`, whose compressed form is stood for by three bytes.
+    /// A payload of `page` over `base`, with three bytes in place of the compressed form.
     fn payload(base: &PageBuf, page: &PageBuf) -> Option<Vec<u8>> {
         let delta = Delta::between(base, page)?;
         let mut out = vec![0xaa; 3 + delta.bytes()];

@@ -1,11 +1,11 @@
-//! Content hashes of pages that are local and have their far copy beyond the pool: what tells at the next
-//! swap-out that such a page has not changed, so that it need not be compressed, stored and written again.
+//! Content hashes of local pages whose far copy is in far memory: they show at the next swap-out that such a page has
+//! not changed, so that it need not be compressed, stored and written again.
 //!
-//! A cache of fixed size over memory that the caller provides: a hash that was pushed out by others costs
-//! one needless write, no more. Each place holds an entry's number and 96 bits of a hash in two words
-//! (a changed page has those of the old one with a probability of 2^-96), which are read and written without
-//! a lock. What two threads leave behind that use one place at a time matches neither of them, as the second
-//! word is mixed with the entry's number, too. Nothing here depends on a hash but the answer: hashes are secret.
+//! A cache of fixed size over memory that the caller provides: an evicted hash costs one needless write, no more. Each
+//! place holds an entry's number and 96 bits of a hash in two words (a changed page has those of the old one with a
+//! probability of 2^-96), which are read and written without a lock. If two threads write one place at the same time,
+//! the result matches neither of them, because the second word is also mixed with the entry's number. Nothing here
+//! depends on a hash except the answer: hashes are secret.
 //!
 //! ```text
 //! bucket   4 places of 2 words (one cache line)
@@ -25,21 +25,20 @@ pub const BUCKET_WORDS: usize = 2 * WAYS;
 /// 2^64 divided by the golden ratio: spreads consecutive numbers (Knuth, TAOCP 6.4).
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Words for a process that may have so many pages in local memory: two places for each, so that few are
-/// pushed out.
+/// Words for a process that may have `local_pages` in local memory: two places for each, so that few are evicted.
 pub const fn words_for(local_pages: usize) -> usize {
     (2 * local_pages / WAYS + 1).next_power_of_two() * BUCKET_WORDS
 }
 
-/// The hashes. See the module's text.
+/// The cache of hashes. The module's documentation describes it.
 #[derive(Clone, Copy)]
 pub struct Digests<'a> {
     words: &'a [AtomicU64],
 }
 
 impl<'a> Digests<'a> {
-    /// Over `words`, all zero at first; as many buckets are used as are a power of two. Without a bucket
-    /// nothing is ever known.
+    /// Over `words`, all zero at first; the largest power of two of buckets that fits is used. Without a bucket no hash
+    /// is ever known.
     pub fn new(words: &'a [AtomicU64]) -> Digests<'a> {
         let buckets = words.len() / BUCKET_WORDS;
         let used = (buckets + 1).next_power_of_two() / 2;
@@ -48,7 +47,7 @@ impl<'a> Digests<'a> {
         }
     }
 
-    /// The copy that the entry names has this hash. The entry's owner calls it.
+    /// Records the hash of the copy that the entry names. Only the entry's owner calls it.
     pub fn put(&self, entry: SwapEntry, hash: &Hash) {
         let Some(bucket) = self.bucket(entry) else {
             return;
@@ -58,7 +57,7 @@ impl<'a> Digests<'a> {
             .chunks_exact(2)
             .find(|p| holds(p) == entry.0)
             .or_else(|| bucket.chunks_exact(2).find(|p| holds(p) == 0))
-            // Any; not by the hash, which would tell of it.
+            // Any place, but not chosen by the hash, which would reveal it.
             .unwrap_or_else(|| {
                 let way = spread(entry) as usize % WAYS;
                 &bucket[2 * way..2 * way + 2]
@@ -69,7 +68,7 @@ impl<'a> Digests<'a> {
         place[0].store(first, Ordering::Release);
     }
 
-    /// The copy is another one from now on, or none. The entry's owner calls it.
+    /// Forgets the entry's hash, because its copy changes. Only the entry's owner calls it.
     pub fn forget(&self, entry: SwapEntry) {
         let places = self.bucket(entry).unwrap_or_default().chunks_exact(2);
         for place in places {
@@ -79,7 +78,7 @@ impl<'a> Digests<'a> {
         }
     }
 
-    /// Is this known to be the hash of the copy that the entry names?
+    /// Whether this is known to be the hash of the copy that the entry names.
     pub fn is(&self, entry: SwapEntry, hash: &Hash) -> bool {
         let Some(bucket) = self.bucket(entry) else {
             return false;

@@ -1,9 +1,9 @@
 //! The table of swap entries and its lock-protected allocator (Canvas §5.1).
 //!
-//! One `u64` an entry, in memory that the caller provides and that is zero at start; index 0 is no
-//! entry. Memory is touched only as entries are handed out: fresh entries come from a high-water
-//! mark, freed ones from a list threaded through their own words. It is a list of chains, each of what
-//! one thread gave back at once: under the lock only the word of a chain's head is touched.
+//! One `u64` for each entry, in memory that the caller provides and that is zero at start; index 0 is no entry. Memory
+//! is touched only as entries are allocated: new entries come from a high-water mark, freed ones from a list threaded
+//! through their own words. It is a list of chains, each of which one thread freed at once: under the lock only the
+//! word of a chain's head is touched.
 //!
 //! ```text
 //!  63                                                    4 3   0
@@ -17,11 +17,10 @@
 //! head of a chain: next chain << 33 (31) | next of its own >> 2 << 4 (29) | 8 | its low bits (2)
 //! ```
 //!
-//! A page needs [`EntryTable::alloc`] once, at its first swap-out; from then on its owner works on the
-//! entry with plain loads and stores. The lock is taken for [`BATCH`] entries at a time: a thread
-//! takes and gives back single ones at its shelf of a [`Stock`]. Nobody is told that there is no
-//! entry while one lies on a shelf; up to `BATCH` may be on their way there in each thread that has
-//! just taken the lock.
+//! A page needs [`EntryTable::alloc`] once, at its first swap-out; from then on its owner uses plain loads and stores
+//! on the entry. The lock is taken for [`BATCH`] entries at a time: a thread allocates and frees single ones from its
+//! magazine of a [`Stock`]. Allocation never fails while an entry is in a magazine; up to `BATCH` may be on their way
+//! there in each thread that has just taken the lock.
 
 use canvas_types::stock::Stock;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, Threads};
@@ -29,28 +28,28 @@ use canvas_types::{DeepPlace, SwapEntry};
 
 use crate::slots::SlotId;
 
-/// Bytes of a place beyond the pool, kept with a slot.
+/// Bytes of a place in far memory, stored with a slot.
 pub const HOME_BYTES: usize = 8;
 
 const TAG_BITS: u32 = 4;
 const TAG_MASK: u64 = (1 << TAG_BITS) - 1;
 const TAG_FREE: u64 = 1;
 const TAG_EMPTY: u64 = 2;
-/// Pattern is the field, sign-extended from 60 bits: small numbers, -1.
+/// The pattern is the field, sign-extended from 60 bits: small numbers, -1.
 const TAG_SAME_LOW: u64 = 3;
-/// Pattern is the field shifted left by 4: most floating-point constants.
+/// The pattern is the field shifted left by 4: most floating-point constants.
 const TAG_SAME_HIGH: u64 = 4;
-/// Pattern is the field's 32 bits, twice: repeated bytes, halfwords and words.
+/// The pattern is the field's 32 bits, twice: repeated bytes, halfwords and words.
 const TAG_SAME_TWICE: u64 = 5;
 const TAG_STORED: u64 = 6;
 const TAG_DEEP: u64 = 7;
-/// The copy is damaged: a tag that no other word of an entry has, and a field that a free word has not.
+/// The copy is damaged: a combination of tag and field that no other word has.
 const WORD_LOST: u64 = 1 << TAG_BITS;
 
-/// The head of a chain of free entries: this bit of the tag, with any of the lower ones.
+/// Marks the head of a chain of free entries: this bit of the tag, with any of the lower ones.
 const TAG_HEAD: u64 = 8;
 const CHAIN_SHIFT: u32 = 33;
-/// Indices that a head can name.
+/// Most entries that a head can name.
 const ENTRIES_MAX: usize = 1 << 31;
 
 /// The word of a chain's head: the next entry of the chain, and the next chain; 0 for none.
@@ -61,7 +60,7 @@ fn head_word(next: u32, chain: u32) -> u64 {
     (u64::from(chain) << CHAIN_SHIFT) | (high << TAG_BITS) | TAG_HEAD | low
 }
 
-/// The next entry of the chain, in the word of its head.
+/// The next entry of the chain, from the word of its head.
 #[inline]
 fn after_head(word: u64) -> u32 {
     let high = (word & ((1 << CHAIN_SHIFT) - 1)) >> TAG_BITS;
@@ -87,23 +86,23 @@ pub enum Record {
     Empty,
     /// The page is this 64-bit value, repeated; nothing else is stored.
     SameFilled(u64),
-    /// The far copy lies in a slot.
+    /// The far copy is in a slot.
     Stored {
         /// The slot of the pool that holds the bytes.
         slot: SlotId,
         /// Bytes of payload, without the header; a whole page means it is not compressed.
         len: u16,
-        /// The same copy lies beyond the pool, too: where, is kept with the slot.
+        /// The same copy is in far memory as well; its place is stored with the slot.
         home: bool,
     },
-    /// The far copy lies beyond the pool, in an extent.
+    /// The far copy is in far memory, in an extent.
     Deep(DeepPlace),
     /// There was a far copy, and it is damaged.
     Lost,
 }
 
 impl Record {
-    /// The word for this record; `None` for [`Record::Free`] and for patterns that do not fit.
+    /// Encodes this record; `None` for [`Record::Free`] and for patterns that do not fit.
     #[inline]
     fn encode(self) -> Option<u64> {
         match self {
@@ -139,12 +138,12 @@ impl Record {
             }
         }
     }
-    /// The word of the table for this record.
+    /// The table word of this record.
     #[inline]
     pub(crate) fn word(self) -> Option<u64> {
         self.encode()
     }
-    /// The record in a word of the table.
+    /// Decodes a word of the table.
     #[inline]
     pub fn decode(word: u64) -> Record {
         let field = word >> TAG_BITS;
@@ -167,13 +166,13 @@ impl Record {
             _ => Record::Free,
         }
     }
-    /// A place beyond the pool, as it is kept with a slot.
+    /// Encodes a place in far memory, to be stored with a slot.
     #[inline]
     pub fn home_bytes(place: DeepPlace) -> [u8; HOME_BYTES] {
         let word = Record::Deep(place).encode().unwrap_or_default();
         word.to_le_bytes()
     }
-    /// The place in such bytes.
+    /// Decodes such bytes.
     #[inline]
     pub fn home_of(bytes: [u8; HOME_BYTES]) -> Option<DeepPlace> {
         match Record::decode(u64::from_le_bytes(bytes)) {
@@ -181,22 +180,22 @@ impl Record {
             _ => None,
         }
     }
-    /// True when a page filled with `pattern` needs no slot.
+    /// Whether a page filled with `pattern` needs no slot.
     #[inline]
     pub fn pattern_fits(pattern: u64) -> bool {
         Record::SameFilled(pattern).encode().is_some()
     }
 }
 
-/// Entries that go from the list to a shelf, and back, under one lock.
+/// Entries that move between the list and a magazine under one lock.
 pub const BATCH: usize = if cfg!(feature = "shuttle") { 2 } else { 16 };
 
-/// An entry that was just allocated.
+/// A newly allocated entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Allocated {
     /// The entry, [`Record::Empty`].
     pub entry: SwapEntry,
-    /// The lock was taken for it; else it lay on a shelf.
+    /// The lock was taken for it; otherwise it came from a magazine.
     pub locked: bool,
 }
 
@@ -206,13 +205,13 @@ pub struct EntryTable<'a> {
     lock: RawSpin,
     /// Head of the first chain of free entries, 0 when there is none; guarded by `lock`, as is `high`.
     free_head: AtomicU32,
-    /// Entries that were ever allocated or on a shelf: no index beyond this one has been touched.
+    /// Entries that were ever allocated or in a magazine: no index beyond this one has been touched.
     high: AtomicU32,
     /// Entries in chains.
     chained: AtomicU64,
-    /// Fresh entries up to this one may be handed out.
+    /// New entries may be allocated up to this one.
     capacity: AtomicU32,
-    /// Free entries, without a lock.
+    /// Magazines of free entries, without a lock.
     stock: Stock<BATCH>,
     threads: Threads,
 }
@@ -232,7 +231,7 @@ impl<'a> EntryTable<'a> {
             threads,
         }
     }
-    /// Only the first `words` words may be written to, until more are.
+    /// Allows writes to the first `words` words only, until the next call.
     pub fn allow(&self, words: usize) {
         let usable = words.min(self.words.len()).saturating_sub(1);
         self.capacity
@@ -250,7 +249,7 @@ impl<'a> EntryTable<'a> {
             let index = self.stock.take_any(me)?;
             return Some(self.hand_out(index, true));
         };
-        // Others of this thread's number may have filled the shelf meanwhile.
+        // Other threads with this thread's number may have filled the magazine meanwhile.
         let kept = rest.iter().take_while(|i| self.stock.put(me, **i)).count();
         if kept < rest.len() {
             self.give_back(&rest[kept..]);
@@ -264,18 +263,18 @@ impl<'a> EntryTable<'a> {
             locked,
         }
     }
-    /// Takes the entry of this number, for an owner who numbers all entries of the table himself: none is
-    /// allocated or freed then. It is empty at first; one that was taken before stays as it is. False when
-    /// there is no such entry.
+    /// Takes the entry with this number, for an owner that numbers all entries of the table itself: no entry may be
+    /// allocated or freed then. It is empty at first; one that was taken before stays unchanged. False when there is no
+    /// such entry.
     pub fn claim(&self, entry: SwapEntry) -> bool {
         let Some(word) = self.word(entry) else {
             return false;
         };
-        // Words of free entries that were allocated once are not zero: they are left alone.
+        // Words of free entries that were allocated once are not zero: they stay unchanged.
         let _ = word.compare_exchange(0, TAG_EMPTY, Ordering::Relaxed, Ordering::Relaxed);
         true
     }
-    /// Takes a chain of free entries, or fresh ones; returns how many.
+    /// Takes a chain of free entries, or new ones; returns how many.
     fn take_batch(&self, batch: &mut [u32; BATCH + 1]) -> usize {
         let (head, word) = {
             let _held = self.lock.lock(self.threads.yield_now);
@@ -295,7 +294,7 @@ impl<'a> EntryTable<'a> {
             self.free_head.store(chain, Ordering::Relaxed);
             (head, word)
         };
-        // The chain is this thread's now.
+        // The chain belongs to this thread now.
         batch[0] = head;
         let (mut n, mut next) = (1, after_head(word));
         while next != 0 {
@@ -306,7 +305,7 @@ impl<'a> EntryTable<'a> {
         self.chained.fetch_sub(n as u64, Ordering::Relaxed);
         n
     }
-    /// Puts free entries, [`BATCH`] and one at most, onto the list as a chain.
+    /// Puts free entries, at most [`BATCH`] + 1, onto the list as a chain.
     fn give_back(&self, batch: &[u32]) {
         let Some((head, rest)) = batch.split_first() else {
             return;
@@ -324,8 +323,8 @@ impl<'a> EntryTable<'a> {
         self.words[*head as usize].store(head_word(next, chain), Ordering::Relaxed);
         self.free_head.store(*head, Ordering::Relaxed);
     }
-    /// Gives an entry back; its slot, if any, must have been freed before. False, with nothing
-    /// changed, when the entry is not allocated.
+    /// Frees an entry; its slot, if any, must have been freed before. False, with nothing changed, when the entry is
+    /// not allocated.
     pub fn free(&self, entry: SwapEntry) -> bool {
         let Some(word) = self.word(entry) else {
             return false;
@@ -342,7 +341,7 @@ impl<'a> EntryTable<'a> {
         }
         let me = (self.threads.number)();
         if !self.stock.put(me, entry.0) {
-            // The shelf is full: all of it goes, for one lock.
+            // The magazine is full: return all of it under one lock.
             let mut batch = [entry.0; BATCH + 1];
             let mut n = 1;
             while n < batch.len()
@@ -355,7 +354,7 @@ impl<'a> EntryTable<'a> {
         }
         true
     }
-    /// What the entry holds. Lock-free; stable only for the entry's owner.
+    /// The entry's record. Lock-free; stable only for the entry's owner.
     #[inline]
     pub fn get(&self, entry: SwapEntry) -> Record {
         match self.word(entry) {
@@ -363,23 +362,22 @@ impl<'a> EntryTable<'a> {
             None => Record::Free,
         }
     }
-    /// Is the entry's word one that its owner never wrote? For who numbers all entries himself
-    /// ([`EntryTable::claim`]), and found the table as another one left it.
+    /// Whether the entry's word is one that its owner never wrote. For an owner that numbers all entries itself
+    /// ([`EntryTable::claim`]), and took over the table of a predecessor.
     pub(crate) fn is_nonsense(&self, entry: SwapEntry) -> bool {
         self.word(entry).is_some_and(|w| {
             let word = w.load(Ordering::Relaxed);
             word != 0 && Record::decode(word) == Record::Free
         })
     }
-    /// Makes the entry one whose copy is damaged, whatever its word is.
+    /// Marks the entry's copy as damaged, whatever its word is.
     pub(crate) fn lose(&self, entry: SwapEntry) {
         if let Some(word) = self.word(entry) {
             word.store(WORD_LOST, Ordering::Release);
         }
     }
-    /// Changes what an allocated entry holds; only its owner may. False, with nothing changed, when
-    /// the record cannot be encoded ([`Record::Free`], or a pattern too wide) or there is no such
-    /// entry.
+    /// Sets the record of an allocated entry; only its owner may. False, with nothing changed, when the record cannot
+    /// be encoded ([`Record::Free`], or a pattern too wide) or there is no such entry.
     #[inline]
     pub fn set(&self, entry: SwapEntry, record: Record) -> bool {
         match (self.word(entry), record.encode()) {
@@ -399,22 +397,22 @@ impl<'a> EntryTable<'a> {
             None
         }
     }
-    /// Entries allocated now; not of one moment while other threads are at it.
+    /// Allocated entries; not a consistent number while other threads allocate.
     pub fn live(&self) -> u64 {
         self.high_water()
             .saturating_sub(self.chained.load(Ordering::Relaxed))
             .saturating_sub(u64::from(self.stock.len()))
     }
-    /// Entries that were ever allocated or on a shelf: at most so many words are in use.
+    /// Entries that were ever allocated or in a magazine: at most this many words are in use.
     pub fn high_water(&self) -> u64 {
         self.high.load(Ordering::Relaxed) as u64
     }
-    /// How often the lock was found taken, modulo 2^32.
+    /// Contended acquisitions of the lock, modulo 2^32.
     pub fn lock_waits(&self) -> u32 {
         self.lock.waits()
     }
-    /// Keeps the list still across a fork, so that the child's copy of the lock is its own. The
-    /// shelves need no lock: what lies there is whole at any moment.
+    /// Locks the list across a fork, so that the child's copy is consistent. Magazines need no lock: they are
+    /// consistent at any moment.
     pub fn fork_guard(&self) -> RawGuard<'_> {
         self.lock.lock(self.threads.yield_now)
     }

@@ -1,5 +1,5 @@
-//! The form of far pages beyond the pool: *extents*, batches of pages in the form in which the pool
-//! stored them (FastSwap §IV: still compressed, in batches).
+//! *Extents*: the form of pages in far memory, batches of pages as the pool stored them (FastSwap §IV: still
+//! compressed, in batches).
 //!
 //! ```text
 //! 0         16                16 + 16n  +16                                      32 KiB
@@ -12,9 +12,9 @@
 //! record     content hash (16), payload, zeros up to 16, room for a tag (16)
 //! ```
 //!
-//! All numbers are little-endian. Records begin at multiples of 16. The tags are the agent's: it seals
-//! directory and records one by one, so that one page can be read, and verified, without the rest.
-//! Whoever reads a directory judges it: it may have been written by anybody.
+//! All numbers are little-endian. Records begin at multiples of 16. The tags are the agent's: it seals directory and
+//! records individually, so that one page can be read, and verified, without the rest. Readers must validate a
+//! directory: anybody may have written it.
 
 use canvas_types::{DeepPlace, SwapEntry};
 
@@ -22,7 +22,7 @@ use crate::classes::HEADER_BYTES;
 
 /// Bytes of an extent.
 pub const EXTENT_BYTES: usize = 32 << 10;
-/// Bytes left for the tag of the directory and of each record.
+/// Bytes reserved for the tag of the directory and of each record.
 pub const TAG_BYTES: usize = 16;
 /// Most records of an extent.
 pub const RECORDS_MAX: usize = 128;
@@ -44,9 +44,9 @@ pub const fn directory_bytes(records: usize) -> usize {
 /// One line of a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Line {
-    /// Whose page it is.
+    /// The page's number.
     pub page: u32,
-    /// The entry that named it when it was packed.
+    /// The entry that named the page when it was packed.
     pub entry: SwapEntry,
     /// First byte of the record.
     pub offset: u32,
@@ -55,11 +55,11 @@ pub struct Line {
 }
 
 impl Line {
-    /// Where the record lies, tag included.
+    /// The range of the record, tag included.
     pub fn range(&self) -> core::ops::Range<usize> {
         self.offset as usize..self.offset as usize + record_bytes(self.len as usize)
     }
-    /// As an entry names it.
+    /// The record's place, as an entry names it.
     pub fn place(&self, extent: u32) -> DeepPlace {
         DeepPlace {
             extent,
@@ -69,7 +69,7 @@ impl Line {
     }
 }
 
-/// Can a record lie there?
+/// Whether a record can be at this place.
 pub fn is_place(place: DeepPlace) -> bool {
     let end = place.offset as usize + record_bytes(place.len.into());
     usize::from(place.len) <= canvas_types::PAGE_SIZE && end <= EXTENT_BYTES
@@ -79,12 +79,12 @@ pub fn is_place(place: DeepPlace) -> bool {
 pub struct Packer<'b> {
     bytes: &'b mut [u8; EXTENT_BYTES],
     records: usize,
-    /// First byte that is taken by a record.
+    /// First byte used by a record.
     floor: usize,
 }
 
 impl<'b> Packer<'b> {
-    /// An empty extent in `bytes`.
+    /// Starts an empty extent in `bytes`.
     pub fn new(bytes: &'b mut [u8; EXTENT_BYTES]) -> Packer<'b> {
         bytes[..UNIT].fill(0);
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -94,7 +94,7 @@ impl<'b> Packer<'b> {
             floor: EXTENT_BYTES,
         }
     }
-    /// Goes on filling one that [`Packer::new`] began; `None` when `bytes` are none.
+    /// Continues an extent that [`Packer::new`] started; `None` when `bytes` are not one.
     pub fn resume(bytes: &'b mut [u8; EXTENT_BYTES]) -> Option<Packer<'b>> {
         let records = records(&bytes[..])?;
         let floor = match records.checked_sub(1) {
@@ -107,8 +107,8 @@ impl<'b> Packer<'b> {
             floor,
         })
     }
-    /// Adds a record: `stored` is given `HEADER_BYTES + len` bytes to fill with hash and payload.
-    /// Without room for it nothing changes, and `stored` is not called.
+    /// Adds a record: `stored` gets `HEADER_BYTES + len` bytes to fill with hash and payload. Without room for it
+    /// nothing changes, and `stored` is not called.
     pub fn add(
         &mut self,
         page: u32,
@@ -147,14 +147,14 @@ impl<'b> Packer<'b> {
     pub fn records(&self) -> usize {
         self.records
     }
-    /// Ends the extent: what is not used is zero.
+    /// Ends the extent: unused bytes become zero.
     pub fn finish(self) -> usize {
         self.bytes[directory_bytes(self.records)..self.floor].fill(0);
         self.records
     }
 }
 
-/// The number of records of an extent; `None` when `bytes`, an extent's first 16, are no header.
+/// The number of records of an extent; `None` when `bytes`, an extent's first 16, are no valid header.
 pub fn records(bytes: &[u8]) -> Option<usize> {
     let header = bytes.first_chunk::<UNIT>()?;
     let n = u16::from_le_bytes([header[4], header[5]]) as usize;
@@ -162,9 +162,8 @@ pub fn records(bytes: &[u8]) -> Option<usize> {
         .then_some(n)
 }
 
-/// Line `i` of an extent with `records` records; `None` when it makes no sense: a payload that is
-/// longer than a page, a record outside of the extent or over the directory. Records may overlap
-/// each other.
+/// Line `i` of an extent with `records` records; `None` when it is invalid: a payload that is longer than a page, a
+/// record outside the extent or over the directory. Records may overlap each other.
 pub fn line(extent: &[u8], records: usize, i: usize) -> Option<Line> {
     let at = directory_bytes(i);
     let d = extent.get(at..at + UNIT)?.first_chunk::<UNIT>()?;
@@ -195,7 +194,7 @@ mod tests {
         let mut packer = Packer::new(&mut bytes);
         let mut want = [None; RECORDS_MAX];
         let mut n = 0;
-        // A raw page first, then ever smaller ones, until the extent is full.
+        // A raw page first, then smaller and smaller ones, until the extent is full.
         while let Some(line) = {
             let len = (4096 >> (n / 2).min(8)).max(40) as u16;
             packer.add(n as u32 + 7, SwapEntry(n as u32 + 1), len, |b| {

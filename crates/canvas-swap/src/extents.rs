@@ -1,16 +1,16 @@
-//! Which extents of the far space one process uses, and which it may use anew.
+//! Which far extents one process uses, and which it may reuse.
 //!
-//! Extents lie in slabs. A process *owns* the slabs that it took: it alone writes there. A fork's
-//! child *reads* what its parent has, and owns nothing. An extent that the owner needs no longer may be
-//! needed by a child still, so each extent remembers the first and the last fork that it lived through
-//! ([`Span`]), and each process the forks that what it inherited stems from. Where the two do not meet,
-//! the child never knew the extent. An extent that lived through no fork is nobody else's, ever.
+//! Extents are in slabs. A process *owns* the slabs that it took: it alone writes there. A fork's child *reads* its
+//! parent's slabs, and owns nothing. A child may still need an extent that the owner no longer needs, so each extent
+//! records the first and the last fork that happened while it was in use ([`Span`]), and each process the forks from
+//! which its inherited extents stem. If the two do not overlap, the child never had the extent. An extent without forks
+//! in its lifetime belongs to no other process.
 //!
-//! A reader that is the only one left that refers to a slab becomes its owner.
+//! A reader that is the only process left that refers to a slab becomes its owner.
 
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, RawSpin};
 
-/// Forks, numbered in the order in which they happened in the tenant, from 1; both ends belong to it.
+/// A range of forks, numbered in the order in which they happened in the tenant, from 1; both ends inclusive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Number of the first fork of the range.
@@ -20,28 +20,28 @@ pub struct Span {
 }
 
 impl Span {
-    /// All forks: for processes of which nothing is known.
+    /// All forks: for processes with unknown history.
     pub const ALL: Span = Span {
         first: 0,
         last: u32::MAX,
     };
-    /// Is a fork in both?
+    /// Whether the two ranges overlap.
     pub fn meets(self, other: Span) -> bool {
         self.first <= other.last && other.first <= self.last
     }
-    /// From [`Span::raw`]; `None` for 0.
+    /// Decodes [`Span::raw`]; `None` for 0.
     pub fn of(raw: u64) -> Option<Span> {
         (raw != 0).then_some(Span {
             first: (raw >> 32) as u32,
             last: raw as u32,
         })
     }
-    /// In one word.
+    /// Encodes it as one word.
     pub fn raw(self) -> u64 {
         u64::from(self.first) << 32 | u64::from(self.last)
     }
-    /// The child's, from the parent's: what the parent inherited stems from those forks, and all of it
-    /// goes through this one.
+    /// The child's range, from the parent's: what the parent inherited stems from the earlier forks, and all of it goes
+    /// through this one.
     pub fn of_child(parent: Option<Span>, fork: u32) -> Span {
         Span {
             first: parent.map_or(fork, |p| p.first),
@@ -50,20 +50,20 @@ impl Span {
     }
 }
 
-/// What the processes of a tenant share, as one of them sees it.
+/// The tenant's slabs, as one process sees them.
 pub trait Slabs {
-    /// One past the highest slab that may be ours.
+    /// One past the highest slab that may be this process's.
     fn high(&self) -> u32;
-    /// A slab that was nobody's, ours from now on; `None` at the tenant's bound.
+    /// Takes a free slab; `None` at the tenant's limit.
     fn take(&self) -> Option<u32>;
-    /// We refer to the slab no more.
+    /// Ends this process's reference to the slab.
     fn give_up(&self, slab: u32);
-    /// Calls `on` for each other process that refers to the slab. False when there may be more of them
-    /// in a moment: a child on its way.
+    /// Calls `on` for each other process that refers to the slab. False when there may be more of them in a moment,
+    /// because a child is on its way.
     fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool;
 }
 
-/// How a slab is ours: see the module's text.
+/// This process's role for a slab: the module's documentation describes them.
 mod role {
     pub const NONE: u32 = 0;
     pub const READER: u32 = 1;
@@ -73,35 +73,35 @@ mod role {
 /// The book's arrays, all zero at first.
 #[derive(Clone, Copy)]
 pub struct BookArrays<'a> {
-    /// Reasons to keep each extent.
+    /// Number of reasons to keep each extent.
     pub live: &'a [AtomicU8],
-    /// Pages that each extent was written with; 0 until it is durable.
+    /// Pages with which each extent was written; 0 until it is durable.
     pub written: &'a [AtomicU8],
-    /// Forks that each extent lived through.
+    /// Forks in each extent's lifetime.
     pub spans: &'a [AtomicU64],
-    /// Extents kept, by slab.
+    /// Extents in use, by slab.
     pub slab_live: &'a [AtomicU32],
-    /// How each slab is ours.
+    /// This process's role, by slab.
     pub roles: &'a [AtomicU32],
 }
 
 /// The book's other state.
 pub struct BookState {
-    /// Extents are taken, and slabs given up, by one thread at a time.
+    /// Serialises taking extents and giving up slabs.
     pub(crate) taking: RawSpin,
     /// Where extents are taken.
     pub(crate) search: Search,
-    /// The slab that is emptied so that it can be given up ([`crate::compaction`]), plus one.
+    /// The slab being emptied so that it can be given up ([`crate::compaction`]), + 1.
     pub(crate) emptied: AtomicU32,
 }
 
 /// Where extents are taken.
 pub(crate) struct Search {
-    /// The slab that extents are taken from, plus one.
+    /// The slab from which extents are taken, + 1.
     pub(crate) current: AtomicU32,
-    /// Where in it the search goes on.
+    /// Where the search in it continues.
     next: AtomicU32,
-    /// Where the search for a slab with room goes on.
+    /// Where the search for a slab with room continues.
     look: AtomicU32,
 }
 
@@ -125,7 +125,7 @@ impl Search {
 }
 
 impl BookState {
-    /// Nothing taken yet.
+    /// No extents taken.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> BookState {
@@ -135,7 +135,7 @@ impl BookState {
             emptied: AtomicU32::new(0),
         }
     }
-    /// Nothing taken yet.
+    /// No extents taken.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> BookState {
@@ -147,12 +147,12 @@ impl BookState {
     }
 }
 
-/// Other processes that one look at a slab tells apart; more of them count as one.
+/// Most other processes of a slab that one check distinguishes; more of them count as one.
 const OTHERS_MAX: usize = 32;
-/// Slabs with room that one search looks through.
+/// Slabs with room that one search visits.
 const LOOK_MAX: usize = 16;
 
-/// Who else may know extents of a slab.
+/// Which other processes may know extents of a slab.
 pub(crate) struct Others {
     spans: [Span; OTHERS_MAX],
     n: usize,
@@ -186,7 +186,7 @@ impl Others {
     }
 }
 
-/// The book of one process. Calls may come from several threads, except where they say otherwise.
+/// The book of one process. Several threads may call it at once, unless noted otherwise.
 #[derive(Clone, Copy)]
 pub struct ExtentBook<'a> {
     /// Arrays by extent and by slab, in memory of the process.
@@ -200,14 +200,13 @@ pub struct ExtentBook<'a> {
 }
 
 impl ExtentBook<'_> {
-    /// One more reason to keep the extent: an entry that names it, its writing, its fetching. There must
-    /// be one already.
+    /// Adds a reason to keep the extent: an entry that names it, a write or a fetch. There must be one already.
     pub fn hold(&self, extent: u32) {
         let before = self.arrays.live[extent as usize].fetch_add(1, Ordering::AcqRel);
         debug_assert!(before != 0, "an extent is held first by whoever takes it");
     }
 
-    /// The same, unless there is none.
+    /// As [`ExtentBook::hold`]; false when there is no reason yet.
     pub(crate) fn hold_if_kept(&self, extent: u32) -> bool {
         let live = &self.arrays.live[extent as usize];
         let more = |n: u8| if n == 0 { None } else { n.checked_add(1) };
@@ -215,13 +214,14 @@ impl ExtentBook<'_> {
             .is_ok()
     }
 
-    /// The same, unless there is none, or the extent is not durable: it is being written, or is another one by now.
+    /// As [`ExtentBook::hold`]; false when there is no reason yet, or the extent is not durable, because it is being
+    /// written or was reused.
     pub fn hold_if_durable(&self, extent: u32, slabs: &impl Slabs) -> bool {
         let is_durable = || self.pages_written(extent) > 0;
         if !is_durable() || !self.hold_if_kept(extent) {
             return false;
         }
-        // Held now, so it stays what it is.
+        // It is held now, so it stays the same extent.
         if !is_durable() {
             self.unhold(extent, slabs);
             return false;
@@ -229,25 +229,25 @@ impl ExtentBook<'_> {
         true
     }
 
-    /// Pages that the extent was written with; 0 until it is durable.
+    /// Pages with which the extent was written; 0 until it is durable.
     pub fn pages_written(&self, extent: u32) -> u32 {
         self.arrays.written[extent as usize]
             .load(Ordering::Acquire)
             .into()
     }
 
-    /// The extent, which the caller keeps, is durable, with so many pages.
+    /// Records that the extent, which the caller holds, is durable, with `pages` pages.
     pub fn written(&self, extent: u32, pages: u64) {
         let pages = pages.min(u64::from(u8::MAX)) as u8;
         self.arrays.written[extent as usize].store(pages, Ordering::Release);
     }
 
-    /// Extents of the slab that are kept.
+    /// Extents of the slab in use.
     pub(crate) fn extents_kept(&self, slab: u32) -> u32 {
         self.arrays.slab_live[slab as usize].load(Ordering::Acquire)
     }
 
-    /// Extents of the slabs that we refer to, and how many of them are not kept.
+    /// Extents of this process's slabs, and how many of them are free.
     pub fn room(&self, high: u32) -> (u64, u64) {
         let (mut all, mut free) = (0, 0);
         self.each_slab(high, |slab| {
@@ -258,8 +258,8 @@ impl ExtentBook<'_> {
         (all, free)
     }
 
-    /// One reason less. The last one frees the extent, and with its slab's last the slab is given up,
-    /// unless extents are taken from it.
+    /// Removes a reason. The last one frees the extent, and with a slab's last extent the slab is given up, unless
+    /// extents are taken from it.
     pub fn unhold(&self, extent: u32, slabs: &impl Slabs) {
         let a = &self.arrays;
         if a.live[extent as usize].fetch_sub(1, Ordering::AcqRel) != 1 {
@@ -269,12 +269,12 @@ impl ExtentBook<'_> {
         if a.slab_live[slab as usize].fetch_sub(1, Ordering::AcqRel) == 1
             && let Some(_held) = self.state.taking.try_lock()
         {
-            // Without the lock: whoever has it may be about to use the slab, and else finds it later.
+            // If the lock is taken, its holder may be about to use the slab, and otherwise finds it empty later.
             self.drop_if_empty(slab, slabs);
         }
     }
 
-    /// With the lock.
+    /// The caller holds the lock.
     pub(crate) fn drop_if_empty(&self, slab: u32, slabs: &impl Slabs) {
         let a = &self.arrays;
         if self.state.search.current.load(Ordering::Relaxed) != slab + 1
@@ -286,7 +286,7 @@ impl ExtentBook<'_> {
         }
     }
 
-    /// A free extent, held once; `None` when there is none and no slab to be had.
+    /// Takes a free extent, held once; `None` when there is none and no slab is available.
     pub fn take(&self, slabs: &impl Slabs) -> Option<u32> {
         let _held = self.state.taking.lock(self.yield_now);
         let current = &self.state.search.current;
@@ -307,7 +307,7 @@ impl ExtentBook<'_> {
                 return Some(e);
             }
         }
-        // An eighth free is worth going back to; less only when there is no fresh slab.
+        // A slab that is an eighth free is worth going back to; a fuller one only when there is no fresh slab.
         if let Some(e) = self.find_again(self.slab_extents / 8, slabs) {
             return Some(e);
         }
@@ -316,13 +316,13 @@ impl ExtentBook<'_> {
             return self.find_in(search, slab, 0, slabs);
         }
         self.find_again(1, slabs).or_else(|| {
-            // The slab that is emptied has the only room.
+            // Only the slab being emptied has room.
             self.end_emptying(self.emptied()?);
             self.find_again(1, slabs)
         })
     }
 
-    /// In a slab that is ours already and has so many extents that are not kept.
+    /// Searches this process's slabs with at least `free_min` free extents.
     fn find_again(&self, free_min: u32, slabs: &impl Slabs) -> Option<u32> {
         let a = &self.arrays;
         let search = &self.state.search;
@@ -353,8 +353,8 @@ impl ExtentBook<'_> {
         self.arrays.roles[slab as usize].store(role::OWNER, Ordering::Release);
     }
 
-    /// Who else may know extents of the slab, if it is ours to write: taken, or inherited and nobody else's any
-    /// more. With the lock.
+    /// Which other processes may know extents of the slab, if this process may write to it: because it took the slab,
+    /// or inherited it and no other process refers to it any more. The caller holds the lock.
     pub(crate) fn writable(&self, slab: u32, slabs: &impl Slabs) -> Option<Others> {
         let role = self.arrays.roles[slab as usize].load(Ordering::Acquire);
         if role == role::NONE {
@@ -369,7 +369,7 @@ impl ExtentBook<'_> {
         Some(others)
     }
 
-    /// May one of the others need the extent?
+    /// Whether one of the others may need the extent.
     pub(crate) fn known_to(&self, others: &Others, extent: u32) -> bool {
         let lived = self.arrays.spans[extent as usize].load(Ordering::Relaxed);
         others.may_know(Span::of(lived))
@@ -386,7 +386,7 @@ impl ExtentBook<'_> {
         let extent = (from..n).chain(0..from).map(|i| first + i).find(|e| {
             a.live[*e as usize].load(Ordering::Acquire) == 0 && !self.known_to(&others, *e)
         })?;
-        // Only here does one that is not kept become kept, and we have the lock.
+        // Only here does a free extent become used, and the caller holds the lock.
         a.written[extent as usize].store(0, Ordering::Relaxed);
         a.live[extent as usize].store(1, Ordering::Release);
         a.spans[extent as usize].store(0, Ordering::Relaxed);
@@ -396,13 +396,13 @@ impl ExtentBook<'_> {
         Some(extent)
     }
 
-    /// In the successor of a process that owned the slab, before any other call: it is ours.
+    /// In the successor of a process that owned the slab, before any other call: takes it over.
     pub fn take_over(&self, slab: u32) {
         self.own(slab);
     }
 
-    /// Then, for each entry that names an extent: it is durable, and this is one reason more to keep it. False, with
-    /// nothing changed, when the extent is in no slab of ours, or there are too many reasons.
+    /// Then, for each entry that names an extent: records that the extent is durable, and one more reason to keep it.
+    /// False, with nothing changed, when the extent is in no slab of this process, or has too many reasons.
     pub fn take_over_extent(&self, extent: u32) -> bool {
         let a = &self.arrays;
         let slab = (extent / self.slab_extents) as usize;
@@ -422,13 +422,13 @@ impl ExtentBook<'_> {
         true
     }
 
-    /// In the end, when all entries were seen: slabs that none of them needs are given up.
+    /// At the end, after all entries: gives up slabs that none of them needs.
     pub fn taken_over(&self, slabs: &impl Slabs) {
         let _held = self.state.taking.lock(self.yield_now);
         self.each_slab(slabs.high(), |slab| self.drop_if_empty(slab, slabs));
     }
 
-    /// Calls `on` with each slab that we refer to.
+    /// Calls `on` with each slab to which this process refers.
     pub fn each_slab(&self, high: u32, mut on: impl FnMut(u32)) {
         for slab in 0..high {
             if self.arrays.roles[slab as usize].load(Ordering::Relaxed) != role::NONE {
@@ -437,7 +437,7 @@ impl ExtentBook<'_> {
         }
     }
 
-    /// In a process about to fork, with no other call under way: what is kept lives through this fork.
+    /// In a process about to fork, with no other call under way: records the fork for all extents in use.
     pub fn forks(&self, fork: u32, high: u32) {
         let a = &self.arrays;
         for slab in 0..high {
@@ -457,8 +457,8 @@ impl ExtentBook<'_> {
         }
     }
 
-    /// In the child, with no other call under way, once it refers to what its parent refers to: it is a
-    /// reader, and gives up what it has no need of.
+    /// In the child, with no other call under way, once it refers to its parent's slabs: makes it a reader, which gives
+    /// up what it does not need.
     pub fn forked(&self, slabs: &impl Slabs) {
         self.state.search.current.store(0, Ordering::Relaxed);
         self.state.emptied.store(0, Ordering::Relaxed);

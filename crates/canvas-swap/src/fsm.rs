@@ -1,22 +1,22 @@
-//! When a page has a swap entry: the state machine of Canvas fig. 7, and the decisions in it.
+//! When a page has a swap entry: the state machine of Canvas fig. 7, and its decisions.
 //!
-//! Pages start with a reservation for life: the entry allocated at the first swap-out stays the
-//! page's, so later swap-outs take no lock (space for time). Past [`PRESSURE_ENTER_PERCENT`] of the
-//! far limit, *hot* resident pages lose theirs (time for space).
+//! Pages start with a lifelong reservation: the entry allocated at the first swap-out stays the page's, so later
+//! swap-outs take no lock (space for time). Past [`PRESSURE_ENTER_PERCENT`] of the far limit, *hot* resident pages lose
+//! theirs (time for space).
 //!
-//! The pager keeps no state of this machine: it follows from the page word (resident or far, entry
-//! or none, hot or not). The decisions are [`on_swap_out`], [`on_swap_in`] and [`on_pass`]; [`step`]
-//! is the whole machine, built on them.
+//! The pager stores no state of this machine: it follows from the page word (resident or far, with or without an entry,
+//! hot or not). The decisions are [`on_swap_out`], [`on_swap_in`] and [`on_pass`]; [`step`] is the whole machine, built
+//! on them.
 //!
-//! Beyond the figure, a page may give its entry up as it comes in: where far memory is nearly full,
-//! and always with reservations switched off, which is how Linux allocates entries and what Canvas
-//! compares itself with (§3, fig. 4; table 4).
+//! Beyond the figure, a page may release its entry as it comes in: where far memory is nearly full, and always with
+//! reservations switched off, which is how Linux allocates entries and what Canvas compares itself with (§3, fig. 4;
+//! table 4).
 
-/// Share of the far limit, in percent, at which hot pages begin to lose their entries (§5.1).
+/// Percent of the far limit at which hot pages begin to lose their entries (§5.1).
 pub const PRESSURE_ENTER_PERCENT: u64 = 75;
-/// Share at which that ends; lower, so that one freed slab does not end it.
+/// Percent at which that ends; lower, so that one freed slab does not end it.
 pub const PRESSURE_LEAVE_PERCENT: u64 = 70;
-/// Share beyond which a page that comes in gives its far copy up.
+/// Percent above which a page that comes in releases its far copy.
 pub const NEARLY_FULL_PERCENT: u64 = 90;
 
 /// The states of fig. 7, with its numbers.
@@ -45,12 +45,12 @@ impl PageState {
         PageState::ColdWithEntry,
     ];
 
-    /// True where the page owns an entry. (A page of zeros is remote without one; the machine
-    /// treats that as a swap-in without an entry.)
+    /// Whether the page owns an entry. (A page of zeros is remote without one; the machine treats that as a swap-in
+    /// without an entry.)
     pub fn has_entry(self) -> bool {
         matches!(self, PageState::InRemote | PageState::ColdWithEntry)
     }
-    /// True while the page is in local memory.
+    /// Whether the page is in local memory.
     pub fn is_local(self) -> bool {
         self != PageState::InRemote
     }
@@ -66,7 +66,7 @@ pub enum Event {
     SwapIn {
         /// The page came back from an entry.
         has_entry: bool,
-        /// It may keep it: reservations are on, and far memory is not nearly full.
+        /// Whether it may keep it: reservations are on, and far memory is not nearly full.
         reserve: bool,
     },
     /// Reclaim passed over the resident page.
@@ -78,16 +78,16 @@ pub enum Event {
     },
 }
 
-/// What is to be done on an event.
+/// What to do on an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Nothing is to be done.
+    /// Nothing.
     None,
     /// Allocate an entry and write the page there; one allocation in a batch takes the lock.
     SwapOutLocked,
     /// Write the page to the entry it owns.
     SwapOutReserved,
-    /// Take the entry away and free it, with its far copy.
+    /// Remove the entry and free it, with its far copy.
     DropReservation,
 }
 
@@ -100,7 +100,7 @@ pub enum Alloc {
     Reserved,
 }
 
-/// What becomes of a resident page's reservation.
+/// What happens to a resident page's reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reservation {
     /// It stays as it is.
@@ -119,7 +119,7 @@ pub fn on_swap_out(has_entry: bool) -> Alloc {
     }
 }
 
-/// What becomes of the entry that a page came in from. `reserve`: it may be kept.
+/// What happens to the entry from which a page came in. `reserve`: it may be kept.
 #[inline]
 pub fn on_swap_in(has_entry: bool, reserve: bool) -> Reservation {
     if has_entry && !reserve {
@@ -129,7 +129,7 @@ pub fn on_swap_in(has_entry: bool, reserve: bool) -> Reservation {
     }
 }
 
-/// What becomes of the reservation of a resident page that reclaim passes over.
+/// What happens to the reservation of a resident page that reclaim passes over.
 #[inline]
 pub fn on_pass(hot: bool, pressure: bool, has_entry: bool) -> Reservation {
     if hot && pressure && has_entry {
@@ -139,7 +139,7 @@ pub fn on_pass(hot: bool, pressure: bool, has_entry: bool) -> Reservation {
     }
 }
 
-/// Is far memory under pressure, given whether it was, with `used` of `limit` (any one unit)?
+/// Whether far memory is under pressure, given whether it was, with `used` of `limit` (any one unit).
 #[inline]
 pub fn pressure(was: bool, used: u64, limit: u64) -> bool {
     let percent = if was {
@@ -150,7 +150,7 @@ pub fn pressure(was: bool, used: u64, limit: u64) -> bool {
     used as u128 * 100 >= limit as u128 * percent as u128
 }
 
-/// Is far memory nearly full, with `used` of `limit`?
+/// Whether far memory is nearly full, with `used` of `limit`.
 #[inline]
 pub fn nearly_full(used: u64, limit: u64) -> bool {
     used as u128 * 100 > limit as u128 * NEARLY_FULL_PERCENT as u128
@@ -174,8 +174,8 @@ pub fn step(state: PageState, event: Event) -> Option<(PageState, Action)> {
         Event::Pass { hot, pressure } if state.is_local() => {
             match on_pass(hot, pressure, state.has_entry()) {
                 Reservation::Drop => Some((HotNoEntry, Action::DropReservation)),
-                // A hot page that went cold waits for eviction like a new one; one that owns an entry,
-                // hot or not, has nothing to lose without pressure.
+                // A hot page that went cold waits for eviction like a new one; one that owns an entry, hot or not,
+                // loses nothing without pressure.
                 Reservation::Keep => Some((
                     if state == HotNoEntry && !hot {
                         ColdNoEntry

@@ -1,9 +1,9 @@
-//! The hash of a page's content, under a key.
+//! The keyed hash of a page's content.
 //!
-//! It decides whether a page has changed since its far copy was made, and whether what comes back is what
-//! was stored. Programs hold bytes that strangers chose, so the hash must hold against content that is made
-//! for it: nobody may find two pages with one hash, not even who knows both pages and this text. Hence a key
-//! of random bytes, as long as a page, which stays in the memory of the processes that hash with it.
+//! It decides whether a page has changed since its far copy was made, and whether a page that is read back is the
+//! stored one. Programs hold bytes that attackers chose, so the hash must resist crafted content: nobody may find two
+//! pages with one hash, even knowing both pages and this text. Hence a key of random bytes, as long as a page, which
+//! stays in the memory of the processes that hash with it.
 //!
 //! A page is 256 blocks m of 128 bits, and the key is 256 blocks k. Blocks are elements of GF(2^128)
 //! (modulo x^128 + x^7 + x^2 + x + 1; the first byte holds the lowest powers), and
@@ -17,14 +17,14 @@
 //! depend on the key: the products of two key blocks cancel. Some block of d is not zero; it multiplies one
 //! block of the key, which is uniform and independent of all the others, and multiplication by a nonzero
 //! element of a field is a permutation. So the difference is uniform, and zero with probability 2^-128.
-//! Of a part of n bits of the hash (linear in it) the same holds with 2^-n. Who only learns, guess by guess,
-//! that hashes differ succeeds within q guesses with a probability of q * 2^-128 at most. Who sees hashes learns
-//! equations of the key: they are as secret as the key is.
+//! For any n bits of the hash (it is linear) the probability is 2^-n. An attacker who learns only, guess by guess, that
+//! hashes differ succeeds within q guesses with a probability of at most q * 2^-128. One who sees hashes learns
+//! equations of the key, so hashes are as secret as the key.
 //!
-//! A pair costs three carry-less products of 64 bits (Karatsuba), and the reduction is done once a page:
-//! sums of unreduced products are what [`Products`] computes. `canvas_sys::clmul` does that by the
-//! processor's instructions; [`portable`] gives the same anywhere. None of this branches or indexes by a
-//! secret, so its time tells nothing.
+//! A pair costs three carry-less products of 64 bits (Karatsuba), and the reduction is done once for each page:
+//! [`Products`] computes the sums of unreduced products. `canvas_sys::clmul` does that with the processor's
+//! instructions; [`portable`] gives the same result anywhere. None of this branches on or indexes by a secret, so its
+//! time reveals nothing.
 
 use canvas_types::{PAGE_SIZE, PageBuf};
 
@@ -37,7 +37,7 @@ pub type Hash = [u8; HEADER_BYTES];
 /// (low(a) + high(a)) * (low(b) + high(b)) and high(a) * high(b): carry-less products of 64 bits.
 pub type Products = fn(page: &PageBuf, key: &PageBuf) -> [u128; 3];
 
-/// Bytes between the two blocks of a pair: four pairs lie side by side, as wide as a register can be.
+/// Bytes between the two blocks of a pair: four pairs are adjacent, as wide as a register can be.
 const STRIDE: usize = 64;
 
 /// Hashes pages under a key.
@@ -48,7 +48,7 @@ pub struct PageHash<'k> {
 }
 
 impl<'k> PageHash<'k> {
-    /// `key` is random, and nobody else's. `products` may be any that computes what [`portable`] does.
+    /// `key` is random and secret. `products` must compute what [`portable`] does.
     pub const fn new(key: &'k PageBuf, products: Products) -> PageHash<'k> {
         PageHash { key, products }
     }
@@ -60,25 +60,24 @@ impl<'k> PageHash<'k> {
     }
 }
 
-/// Are the two equal? Both are secret: it takes the same time wherever they differ.
+/// Whether the two are equal. Both are secret: the time does not depend on where they differ.
 #[inline]
 pub fn same(a: &Hash, b: &Hash) -> bool {
     u128::from_ne_bytes(*a) ^ u128::from_ne_bytes(*b) == 0
 }
 
-/// Joins the three sums into one polynomial of 255 bits, and takes that modulo
-/// x^128 + x^7 + x^2 + x + 1.
+/// Joins the three sums into one polynomial of 255 bits, and reduces it modulo x^128 + x^7 + x^2 + x + 1.
 fn reduce([low, cross, high]: [u128; 3]) -> u128 {
     let cross = cross ^ low ^ high;
     let low = low ^ cross << 64;
     let high = high ^ cross >> 64;
-    // x^128 = x^7 + x^2 + x + 1; what that shifts out once more has few bits.
+    // x^128 = x^7 + x^2 + x + 1; what that shifts out again has few bits.
     let out = high >> 127 ^ high >> 126 ^ high >> 121;
     let fold = |v: u128| v ^ v << 1 ^ v << 2 ^ v << 7;
     low ^ fold(high) ^ fold(out)
 }
 
-/// [`Products`] without instructions for it: slow (some microseconds a page), and the same everywhere.
+/// [`Products`] without special instructions: slow (some microseconds a page), and the same everywhere.
 pub fn portable(page: &PageBuf, key: &PageBuf) -> [u128; 3] {
     let mut sums = [Sum::default(); 3];
     for at in (0..PAGE_SIZE).step_by(16) {
@@ -106,9 +105,9 @@ fn keyed_word(page: &PageBuf, key: &PageBuf, at: usize) -> u64 {
     word(page) ^ word(key)
 }
 
-/// A sum of carry-less products by ordinary multiplication, which must not carry from one bit that counts
-/// to another: with each fifth bit of both factors, a column sums 13 products at most, which fit into the
-/// bits up to the next column. `columns[i]` is right in the bits that are i modulo 5.
+/// A sum of carry-less products by ordinary multiplication, in which no carry may reach another significant bit: with
+/// each fifth bit of both factors, a column sums at most 13 products, which fit into the bits up to the next column.
+/// `columns[i]` is right in the bits that are i modulo 5.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     columns: [u128; 5],

@@ -1,9 +1,9 @@
 //! The local compressed pool: far pages in this process's own memory, compressed.
 //!
-//! It joins the entry table, the slot allocator and the codec. All calls take `&self` and may run in
-//! several threads at once, on different entries; the calls on one entry must be one at a time,
-//! which the page word's busy states ensure. The pool must not be forked in the middle of a call
-//! that changes it: hold [`LocalPool::fork_guard`] over the fork with no store under way.
+//! It combines the entry table, the slot allocator and the codec. All calls take `&self` and may run in several threads
+//! at once, on different entries; calls on one entry must be serialised, which the page word's busy states ensure. The
+//! pool must not be forked in the middle of a call that changes it: hold [`LocalPool::fork_guard`] over the fork with
+//! no store under way.
 //!
 //! ```
 //! use canvas_swap::pool::{EntryFrom, Kind, LocalPool, PoolArrays, Scratch, SlotMem};
@@ -15,7 +15,7 @@
 //! use canvas_types::{PageBuf, SwapEntry};
 //! use std::sync::Mutex;
 //!
-//! struct Region(Mutex<Vec<u8>>); // in earnest: a lazily backed mapping
+//! struct Region(Mutex<Vec<u8>>); // in practice: a lazily backed mapping
 //! impl SlotMem for Region {
 //!     fn copy_out(&self, off: usize, dst: &mut [u8]) {
 //!         dst.copy_from_slice(&self.0.lock().unwrap()[off..off + dst.len()]);
@@ -23,9 +23,9 @@
 //!     fn copy_in(&self, off: usize, src: &[u8]) {
 //!         self.0.lock().unwrap()[off..off + src.len()].copy_from_slice(src);
 //!     }
-//!     fn release(&self, _off: usize, _len: usize) {} // in earnest: madvise(MADV_DONTNEED)
+//!     fn release(&self, _off: usize, _len: usize) {} // in practice: madvise(MADV_DONTNEED)
 //! }
-//! struct NoLz; // in earnest: lz4
+//! struct NoLz; // in practice: lz4
 //! impl Lz for NoLz {
 //!     fn compress(&self, _: &PageBuf, _: &mut [u8], _: &mut LzScratch) -> Option<usize> { None }
 //!     fn decompress(&self, _: &[u8], _: &mut PageBuf) -> bool { false }
@@ -38,8 +38,8 @@
 //! const SLABS: usize = 2;
 //! let entries: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 //! let slab_words = [const { AtomicU64::new(0) }; SLABS * SLAB_WORDS];
-//! let class_bytes = [const { AtomicI64::new(0) }; 32]; // in earnest: the segment's
-//! let key: PageBuf = core::array::from_fn(|i| i as u8 ^ 0x5a); // in earnest: random
+//! let class_bytes = [const { AtomicI64::new(0) }; 32]; // in practice: the segment's
+//! let key: PageBuf = core::array::from_fn(|i| i as u8 ^ 0x5a); // in practice: random
 //! let pool = LocalPool::new(
 //!     PoolArrays {
 //!         entries: &entries,
@@ -47,13 +47,13 @@
 //!         class_bytes: &class_bytes,
 //!         digests: &[], // nothing lies beyond this pool
 //!     },
-//!     PageHash::new(&key, portable), // in earnest: by the processor's instructions
+//!     PageHash::new(&key, portable), // in practice: by the processor's instructions
 //!     NoLz,
 //!     Region(Mutex::new(vec![0; region_bytes(SLABS)])),
 //!     NoBound,
 //!     Threads {
-//!         yield_now: std::thread::yield_now, // in earnest: a short sleep
-//!         number: || 0, // in earnest: one that differs between threads
+//!         yield_now: std::thread::yield_now, // in practice: a short sleep
+//!         number: || 0, // in practice: one that differs between threads
 //!     },
 //! );
 //! let mut scratch = Scratch::new(); // one for each working thread
@@ -91,15 +91,14 @@ use canvas_types::layout::NODES_MAX;
 use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, RawGuard, Threads};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
-/// The region of memory that holds the slots: at least
-/// [`crate::classes::region_bytes`] of the pool's slabs, backed only where it is written.
-/// Ranges that different calls touch at one time never overlap.
+/// The region of memory that holds the slots: at least [`crate::classes::region_bytes`] for the pool's slabs, backed
+/// only where it is written. Ranges in use by concurrent calls never overlap.
 pub trait SlotMem {
     /// Copies `dst.len()` bytes out, from offset `off`.
     fn copy_out(&self, off: usize, dst: &mut [u8]);
     /// Copies `src` in, at offset `off`.
     fn copy_in(&self, off: usize, src: &[u8]);
-    /// The range holds nothing any more and may be discarded (madvise). Multiple of a slab.
+    /// The range is unused and may be discarded (madvise). Multiple of a slab.
     fn release(&self, off: usize, len: usize);
 }
 
@@ -111,7 +110,7 @@ impl<M: SlotMem> SlabRelease for Releaser<'_, M> {
     }
 }
 
-/// The budget, past its bound.
+/// The budget, allowing charges past its limit.
 struct PastBound<'b, B>(&'b B);
 
 impl<B: PoolBudget> PoolBudget for PastBound<'_, B> {
@@ -128,7 +127,7 @@ impl<B: PoolBudget> PoolBudget for PastBound<'_, B> {
 pub struct Scratch {
     /// Working memory of the compressor.
     pub lz: LzScratch,
-    /// The page that a stored copy was compressed from.
+    /// The page from which a stored copy was compressed.
     base: PageBuf,
     /// Header and payload, as stored.
     stored: [u8; STORED_MAX],
@@ -138,7 +137,7 @@ pub struct Scratch {
 const STORED_MAX: usize = (HEADER_BYTES + COMPRESSED_MAX).next_multiple_of(64);
 
 impl Scratch {
-    /// Working memory of zeros.
+    /// Zeroed working memory.
     pub const fn new() -> Scratch {
         Scratch {
             lz: LzScratch::new(),
@@ -154,22 +153,21 @@ impl Default for Scratch {
     }
 }
 
-/// Why a page did not come back.
+/// Why a page could not be loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LoadError {
-    /// The stored bytes are not what was stored. The output holds unspecified bytes.
+    /// The stored bytes are damaged. The output holds unspecified bytes.
     Verify,
     /// The entry holds no far copy (reserved only, or not allocated): a bug of the caller.
     NoCopy,
-    /// The copy is not in the pool: whoever reads extents brings it, and [`LocalPool::decode`] ends
-    /// the load.
+    /// The copy is not in the pool: the caller reads the extent, and completes the load with [`LocalPool::decode`].
     Deep(DeepPlace),
 }
 
 /// How a page was stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// The far copy was still right: nothing was compressed or written.
+    /// The far copy was current: nothing was compressed or written.
     Clean,
     /// Zeros: nothing is stored, and there is no entry.
     Zero,
@@ -177,18 +175,18 @@ pub enum Kind {
     SameFilled,
     /// The page was compressed.
     Compressed,
-    /// Words that differ were put behind the compressed page of before ([`crate::delta`]).
+    /// Differing words were appended to the previous compressed page ([`crate::delta`]).
     Delta,
-    /// As it is, because it does not shrink enough.
+    /// Uncompressed, because it does not shrink enough.
     Raw,
-    /// As it is, in memory of a node ([`NodeSlabs`]).
+    /// Uncompressed, in memory of a node ([`NodeSlabs`]).
     OnNode,
 }
 
-/// Where the entry of a page that was stored came from.
+/// Where the entry of a stored page came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EntryFrom {
-    /// There is none.
+    /// There is no entry.
     Nowhere,
     /// The page had it: Canvas's reservation, without a lock.
     Page,
@@ -207,8 +205,8 @@ pub struct Outcome {
     pub kind: Kind,
     /// Where the entry came from.
     pub entry_from: EntryFrom,
-    /// A slot of the pool was allocated, under its class's lock; else the copy lies where the one
-    /// before it lay, or needs no slot.
+    /// A slot of the pool was allocated, under its class's lock; otherwise the copy is where the previous one was, or
+    /// needs no slot.
     pub slot_taken: bool,
 }
 
@@ -217,25 +215,25 @@ pub struct Outcome {
 pub enum StoreError {
     /// The far limit is reached.
     Full {
-        /// The page's earlier far copy, stale by now, was dropped: the page word must not claim one.
+        /// The page's earlier far copy, by now stale, was dropped: the page word must not claim one.
         copy_dropped: bool,
     },
     /// All entries are in use. The page had none.
     NoEntry,
 }
 
-/// What became of a copy that was a cache only ([`LocalPool::spare`]).
+/// What happened to a copy that was only a cache ([`LocalPool::spare`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spared {
     /// Nothing: it has no slot in the pool.
     Nothing,
-    /// It is left beyond the pool; so many bytes of slots are free.
+    /// The copy in far memory is left; this many bytes of slots were freed.
     Sunk(usize),
-    /// There is no far copy any more, the entry stays reserved; so many bytes of slots are free.
+    /// There is no far copy any more, the entry stays reserved; this many bytes of slots were freed.
     Dropped(usize),
 }
 
-/// Figures of a pool, each read by itself.
+/// Statistics of a pool, each read by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PoolStats {
     /// Entries allocated, reserved ones included.
@@ -252,27 +250,26 @@ pub struct PoolStats {
     pub slabs_empty: u64,
     /// Bytes charged to the budget.
     pub charged_bytes: i64,
-    /// Of the stored pages, those on nodes: bytes of their slots, which the figures of slots and slabs and the
-    /// charge above leave out.
+    /// Bytes of the slots on nodes, which the slot and slab statistics and the charge above leave out.
     pub node_slot_bytes: i64,
-    /// Bytes charged to the nodes' bounds.
+    /// Bytes charged to the nodes' limits.
     pub node_charged_bytes: i64,
 }
 
-/// The arrays a pool works on, all zero at first.
+/// The arrays of a pool, all zero at first.
 #[derive(Clone, Copy)]
 pub struct PoolArrays<'a> {
-    /// One word a swap entry; the first is unused.
+    /// One word for each swap entry; the first is unused.
     pub entries: &'a [AtomicU64],
-    /// [`crate::slots::SLAB_WORDS`] words a slab.
+    /// [`crate::slots::SLAB_WORDS`] words for each slab.
     pub slab_words: &'a [AtomicU64],
     /// Bytes in slots, by class; may be shared with other pools.
     pub class_bytes: &'a [AtomicI64],
-    /// Hashes of what lies beyond the pool ([`crate::digests::words_for`]).
+    /// Hashes of copies in far memory ([`crate::digests::words_for`]).
     pub digests: &'a [AtomicU64],
 }
 
-/// The pool. See the module's text.
+/// The pool. The module's documentation describes it.
 pub struct LocalPool<'a, L, M, B> {
     entries: EntryTable<'a>,
     slots: SlotPool<'a>,
@@ -280,9 +277,9 @@ pub struct LocalPool<'a, L, M, B> {
     digests: Digests<'a>,
     hash: PageHash<'a>,
     stored_bytes: AtomicI64,
-    /// The copy of before stays where there is no room for the new one.
+    /// The previous copy stays where there is no room for the new one.
     keeps_old: bool,
-    /// Copies that are being written over others.
+    /// Copies that are being overwritten.
     journal: Journal<'a>,
     /// Where pages change by more than a few words, by groups of entries.
     rewrites: [AtomicU8; write::REWRITES],
@@ -292,7 +289,7 @@ pub struct LocalPool<'a, L, M, B> {
 }
 
 impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
-    /// An empty pool, whose pages are told by `hash`.
+    /// An empty pool, which compares pages by `hash`.
     pub fn new(
         arrays: PoolArrays<'a>,
         hash: PageHash<'a>,
@@ -317,35 +314,34 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Only the first `words` words of the entries may be written to, until more are: a pool whose memory is opened as
-    /// it is needed.
+    /// Allows writes to the first `words` words of the entries only, until the next call: for a pool whose memory is
+    /// opened as needed.
     pub fn allow_entries(&self, words: usize) {
         self.entries.allow(words);
     }
 
-    /// The same pool, for an owner who has a page nowhere else: a store that finds no room leaves the copy
-    /// of before as it is ([`StoreError::Full`] says `copy_dropped: false`).
+    /// This pool, for an owner that has a page nowhere else: a store that finds no room leaves the previous copy
+    /// unchanged ([`StoreError::Full`] says `copy_dropped: false`).
     pub fn keeping_old(mut self) -> Self {
         self.keeps_old = true;
         self
     }
 
-    /// The same pool, which can be told whole again from its entries, its region and this journal, at whatever
-    /// instruction its process ends ([`LocalPool::adopt`]): `words` are as many times [`JOURNAL_WORDS`] as
-    /// threads store at one time, and lie where entries and region do.
+    /// This pool, such that it can be recovered from its entries, its region and this journal, at whatever instruction
+    /// its process ends ([`LocalPool::adopt`]). `words` has [`JOURNAL_WORDS`] for each thread that stores concurrently,
+    /// in the same memory as entries and region.
     pub fn journaled(mut self, words: &'a [AtomicU64]) -> Self {
         self.journal = Journal::new(words);
         self
     }
 
-    /// The entry of this number, for an owner who numbers all entries himself ([`EntryTable::claim`]):
-    /// he neither stores pages without an entry nor pages of zeros, and releases none.
+    /// Takes the entry with this number, for an owner that numbers all entries itself ([`EntryTable::claim`]): it
+    /// neither stores pages without an entry nor pages of zeros, and releases none.
     pub fn claim(&self, entry: SwapEntry) -> bool {
         self.entries.claim(entry)
     }
 
-    /// Brings a page back. No entry means a page of zeros. The far copy stays. After an error, `out`
-    /// holds unspecified bytes.
+    /// Loads a page. No entry means a page of zeros. The far copy stays. After an error, `out` holds unspecified bytes.
     pub fn load(
         &self,
         entry: SwapEntry,
@@ -373,8 +369,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Brings a page back from the bytes of its record, hash and payload, as [`LocalPool::copy_stored`]
-    /// gave them. They may be damaged in any way. The hash is remembered for the next store.
+    /// Loads a page from the bytes of its record, hash and payload, as [`LocalPool::copy_stored`] returned them. They
+    /// may be damaged in any way. The hash is remembered for the next store.
     pub fn decode(
         &self,
         entry: SwapEntry,
@@ -436,9 +432,9 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Makes `page` the far copy of the page that owns `reserved` (which may be none).
-    /// `has_far_copy`: the entry holds an earlier copy of the same page; if it is equal, nothing is
-    /// compressed or written. The page must not change during the call.
+    /// Stores `page` as the far copy of the page that owns `reserved` (which may be none). `has_far_copy`: the entry
+    /// holds an earlier copy of the same page; if it is equal, nothing is compressed or written. The page must not
+    /// change during the call.
     pub fn store(
         &self,
         reserved: SwapEntry,
@@ -505,7 +501,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// The page's entry, or a fresh one: where Canvas's one-to-one reservation saves the allocator.
+    /// The page's entry, or a new one: here Canvas's one-to-one reservation saves an allocation.
     fn take_entry(&self, reserved: SwapEntry) -> Result<(SwapEntry, EntryFrom), StoreError> {
         match on_swap_out(reserved.is_some()) {
             Alloc::Reserved => Ok((reserved, EntryFrom::Page)),
@@ -517,10 +513,10 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// A slot for a page of `class`, for an entry that holds `old`: the old one if it serves, without a
-    /// lock, else a new one. The old copy may be written over at once: while its page's new content
-    /// lies in the swap cache, that is what everybody reads, and the old one is stale. On `None` the entry is
-    /// empty; but with [`LocalPool::keeping_old`] it is as it was.
+    /// A slot for a page of `class`, for an entry that holds `old`: the old slot if it is suitable, without a lock,
+    /// otherwise a new one. The old copy may be overwritten at once: while its page's new content is in the swap cache,
+    /// everybody reads that, and the old copy is stale. On `None` the entry is empty; but with
+    /// [`LocalPool::keeping_old`] it is unchanged.
     fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<Placed> {
         let reused = match old {
             Record::Stored { slot, len, .. }
@@ -535,7 +531,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         {
             return Some(Placed::Beside(slot));
         }
-        // Without a slab for the right size, a larger slot will do, or one on a node: the old one, or any.
+        // Without a slab for the right size, use a larger slot, or one on a node: the old one, or any.
         let reused = reused.or(match old {
             Record::Stored { slot, len, .. } if slot.class() >= class => Some((slot, len)),
             _ => None,
@@ -548,7 +544,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         if self.keeps_old {
             return self.slots.alloc_larger(class).map(Placed::Beside);
         }
-        // The stale copy may have been its slab's last: then the slab serves the new class.
+        // The stale copy may have been its slab's last: then the slab can serve the new class.
         self.entries.set(entry, Record::Empty);
         self.free_slot(old);
         self.slots
@@ -574,7 +570,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Where the place beyond the pool is kept with a slot.
+    /// Offset at which the place in far memory is stored with a slot.
     fn home_offset(&self, slot: SlotId, len: u16) -> usize {
         if slot.class() == RAW_CLASS {
             self.slots.raw_header_offset(slot) + HEADER_BYTES
@@ -583,7 +579,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Where a copy in the pool lies beyond it, too.
+    /// The place in far memory of a copy in the pool, if it has one.
     fn home(&self, record: Record) -> Option<DeepPlace> {
         let Record::Stored {
             slot,
@@ -604,20 +600,20 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         Record::home_of(bytes)
     }
 
-    /// What the entry held is needed no more.
+    /// The entry's record is no longer needed.
     fn drop_record(&self, entry: SwapEntry, old: Record) {
         self.forget_deep(entry, old);
         self.free_slot(old);
     }
 
-    /// The digest of the entry's copy beyond the pool is needed no more, where it has one.
+    /// Forgets the digest of the entry's copy in far memory, if it has one.
     fn forget_deep(&self, entry: SwapEntry, old: Record) {
         if matches!(old, Record::Deep(_) | Record::Stored { home: true, .. }) {
             self.digests.forget(entry);
         }
     }
 
-    /// The entry's copy is about to change: one beyond the pool is stale. What it holds then.
+    /// The entry's copy is about to change: forgets one in far memory, which is stale. Returns the remaining record.
     fn only_here(&self, entry: SwapEntry, old: Record) -> Record {
         self.forget_deep(entry, old);
         let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
@@ -633,7 +629,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         alone
     }
 
-    /// Is `old`, the entry's copy, one of a page with this hash, as far as is known here?
+    /// Whether `old`, the entry's copy, is known to be of a page with this hash.
     fn is_copy(&self, entry: SwapEntry, old: Record, digest: &Hash) -> bool {
         match old {
             Record::Stored { .. } => self.stored_hash(old).is_some_and(|h| same(&h, digest)),
@@ -664,12 +660,12 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Where a copy in the pool lies beyond it, too; `None` when it does not.
+    /// The place in far memory of a copy in the pool; `None` when it has none.
     pub fn home_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
         self.home(self.entries.get(entry))
     }
 
-    /// Where a copy beyond the pool lies; `None` when the entry has none there.
+    /// The place of a copy that is only in far memory; `None` when the entry has none there.
     pub fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
         match self.entries.get(entry) {
             Record::Deep(place) => Some(place),
@@ -677,8 +673,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Copies a copy in the pool out as it is stored, hash and payload: [`LocalPool::stored_len`] and
-    /// [`HEADER_BYTES`] bytes. False when the entry has none of this length.
+    /// Copies a copy in the pool as it is stored, hash and payload: [`LocalPool::stored_len`] and [`HEADER_BYTES`]
+    /// bytes. False when the entry has none of this length.
     pub fn copy_stored(&self, entry: SwapEntry, out: &mut [u8]) -> bool {
         let Record::Stored { slot, len, .. } = self.entries.get(entry) else {
             return false;
@@ -697,8 +693,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         true
     }
 
-    /// The copy in the pool lies at `place` as well, with this hash: it goes down, its slot is free.
-    /// False, with nothing changed, when the entry holds another copy by now.
+    /// Demotes the copy in the pool, which is at `place` as well, with this hash: frees its slot. False, with nothing
+    /// changed, when the entry holds another copy by now.
     pub fn demote(&self, entry: SwapEntry, digest: &Hash, place: DeepPlace) -> bool {
         let old = self.entries.get(entry);
         if !matches!(old, Record::Stored { len, .. } if len == place.len)
@@ -711,8 +707,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         true
     }
 
-    /// Frees the slot of a copy that lies beyond the pool, too, so that this one is left. The bytes of
-    /// the slot; `None`, with nothing changed, when there is no other copy.
+    /// Frees the slot of a copy that is also in far memory, so that only that one is left. Returns the bytes of the
+    /// slot; `None`, with nothing changed, when there is no other copy.
     pub fn demote_home(&self, entry: SwapEntry) -> Option<usize> {
         let old = self.entries.get(entry);
         let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
@@ -731,8 +727,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         Some(CLASS_BYTES[slot.class()] as usize)
     }
 
-    /// Frees the slot of a page that is in local memory. What lies beyond the pool takes none of it and
-    /// stays, so that the page goes on being known as clean.
+    /// Frees the slot of a page that is in local memory. A copy in far memory stays, since it takes no slot, so that
+    /// the page is still known to be clean.
     pub fn spare(&self, entry: SwapEntry) -> Spared {
         if let Some(bytes) = self.demote_home(entry) {
             return Spared::Sunk(bytes);
@@ -746,17 +742,17 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         Spared::Dropped(CLASS_BYTES[slot.class()] as usize)
     }
 
-    /// Takes the copy at `place` back into the pool; `stored` is what lies there, hash and payload.
-    /// `keeps`: the entry goes on naming the place as well, so that the copy can leave the pool again
-    /// without being written ([`LocalPool::demote_home`]).
-    /// False, with nothing changed, when the entry holds another copy by now, or the pool is full.
+    /// Promotes the copy at `place` into the pool; `stored` is its content, hash and payload. `keeps`: the entry keeps
+    /// naming the place as well, so that the copy can leave the pool again without a write
+    /// ([`LocalPool::demote_home`]). False, with nothing changed, when the entry holds another copy by now, or the pool
+    /// is full.
     pub fn promote(&self, entry: SwapEntry, place: DeepPlace, stored: &[u8], keeps: bool) -> bool {
         self.promote_on(&self.budget, entry, place, stored, keeps)
     }
 
-    /// The copy at `place`, of a page that is far, is to be there no more: it comes back as with
-    /// [`LocalPool::promote`], or the one in the pool is left. `past_bound`: even if the pool has no room.
-    /// False, with nothing changed, when the entry has no copy there by now, or the pool is full.
+    /// Removes the copy at `place`, of a page that is far: promotes it as [`LocalPool::promote`] does, or keeps only
+    /// the one in the pool. `past_bound`: even if the pool has no room. False, with nothing changed, when the entry has
+    /// no copy there by now, or the pool is full.
     pub fn vacate(
         &self,
         entry: SwapEntry,
@@ -836,8 +832,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// The same for a copy that takes room here and is nowhere else: what lies beyond the pool would have to be sent
-    /// there anew.
+    /// As [`LocalPool::drop_copy`], for a copy that is only in the pool: one in far memory would have to be written
+    /// there again.
     pub fn drop_pooled_copy(&self, entry: SwapEntry) -> bool {
         matches!(self.entries.get(entry), Record::Stored { home: false, .. })
             && self.drop_copy(entry)
@@ -854,33 +850,34 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Gives all empty slabs back, the nodes' too; for quiet moments and for pressure on the tenant's far limit.
+    /// Gives all empty slabs back, including those on nodes; for quiet moments and for pressure on the tenant's far
+    /// limit.
     pub fn trim(&self) {
         self.slots.trim(&self.budget, &Releaser(&self.mem));
         self.trim_nodes();
     }
 
-    /// Bytes of the budget that empty slabs hold, which [`LocalPool::trim`] gives back.
+    /// Bytes charged for empty slabs, which [`LocalPool::trim`] gives back.
     pub fn empty_bytes(&self) -> i64 {
         self.slots.slabs_empty() as i64 * SLAB_CHARGE_BYTES
     }
 
-    /// Bytes charged to the budget now.
+    /// Bytes charged to the budget.
     pub fn charged_bytes(&self) -> i64 {
         self.slots.charged_bytes()
     }
 
-    /// The memory that the pool was given.
+    /// The pool's memory.
     pub fn mem(&self) -> &M {
         &self.mem
     }
 
-    /// What an entry holds, for tools and tests.
+    /// The entry's record, for tools and tests.
     pub fn record(&self, entry: SwapEntry) -> Record {
         self.entries.get(entry)
     }
 
-    /// What the pool holds now; not of one moment while other threads store.
+    /// The pool's statistics; not consistent while other threads store.
     pub fn stats(&self) -> PoolStats {
         PoolStats {
             entries_live: self.entries.live(),
@@ -897,7 +894,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// How often locks of the allocators were found taken, modulo 2^32.
+    /// Contended acquisitions of the allocators' locks, modulo 2^32.
     pub fn lock_waits(&self) -> u32 {
         let entries = self.entries.lock_waits();
         let nodes = self.nodes.used().iter().map(SlotPool::lock_waits);
@@ -907,10 +904,9 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         )
     }
 
-    /// Keeps the allocators still across a fork. No store, drop or release may be under way in
-    /// another thread, or the child's copy of that entry is lost to it (its slot stays in use).
-    /// Afterwards the child must charge [`PoolStats::charged_bytes`] for its copy, and call
-    /// [`LocalPool::publish_class_bytes`].
+    /// Locks the allocators across a fork. No store, drop or release may be under way in another thread, or the child
+    /// loses its copy of that entry (its slot stays in use). Afterwards the child must charge
+    /// [`PoolStats::charged_bytes`] for its copy, and call [`LocalPool::publish_class_bytes`].
     pub fn fork_guard(&self) -> PoolForkGuard<'_> {
         PoolForkGuard {
             _entries: self.entries.fork_guard(),
@@ -934,11 +930,11 @@ fn stored_len(payload: u16) -> i64 {
 /// Where a page's new copy goes.
 #[derive(Clone, Copy)]
 enum Placed {
-    /// To a slot of its own; the old copy is there until the entry names the new one.
+    /// To a new slot; the old copy is there until the entry names the new one.
     Beside(SlotId),
     /// Over the old copy.
     Over(SlotId),
-    /// To a slot of its own; the old copy is gone.
+    /// To a new slot; the old copy is gone.
     Instead(SlotId),
 }
 

@@ -1,20 +1,19 @@
 //! Slots for compressed pages: a size-class allocator over slabs of one region (FastSwap §III).
 //!
-//! FastSwap keeps four pools of 4 KiB pages with a header (BUD) and a full and a free list each.
-//! Here a slab is [`SLAB_BYTES`], there are [`CLASSES`] classes, and the free list is four lists by
-//! fullness, so that new pages go to the fullest slab and the emptiest drain; full slabs are on no
-//! list, because a slot's id names its slab.
+//! FastSwap keeps four pools of 4 KiB pages with a header (BUD) and a full and a free list each. Here a slab is
+//! [`SLAB_BYTES`], there are [`CLASSES`] classes, and the free list is four lists by fullness, so that new pages go to
+//! the fullest slab and the emptiest slabs drain; full slabs are on no list, because a slot's id names its slab.
 //!
-//! The allocator deals in offsets only; it never touches the region. Its metadata are
-//! [`SLAB_WORDS`] words (48 B) a slab, 0.15 % of the pool, and charged to it; they are touched slab
-//! by slab, lowest index first. (Outside of the pool a page costs 16 B: its word and its entry.)
+//! The allocator handles only offsets and never touches the region. Its metadata are [`SLAB_WORDS`] words (48 B) for
+//! each slab, 0.15 % of the pool, and charged to it; they are touched slab by slab, lowest index first. (Outside the
+//! pool a page costs 16 B: its word and its entry.)
 //!
-//! Empty slabs are kept, still charged, for any class up to [`EMPTY_KEEP`]; beyond that half of them
-//! are given back in one batch through [`SlabRelease`]. [`SlotPool::trim`] gives all back.
+//! Up to [`EMPTY_KEEP`] empty slabs are kept, still charged, for any class; beyond that half of them are given back in
+//! one batch through [`SlabRelease`]. [`SlotPool::trim`] gives all back.
 //!
-//! Several of them can share a region: the pool's own, and one a node ([`SlotPool::part`]).
+//! Several allocators can share a region: the pool's own, and one for each node ([`SlotPool::part`]).
 //!
-//! Locks: one a class, then one for the slabs; none is held while memory is released.
+//! Locks: one for each class, then one for the slabs; none is held while memory is released.
 
 use core::ops::Range;
 
@@ -26,13 +25,13 @@ use crate::classes::{
     slots_per_slab,
 };
 
-/// Words of metadata a slab.
+/// Words of metadata for each slab.
 pub const SLAB_WORDS: usize = BITMAP_WORDS + 2;
-/// Empty slabs that are kept for reuse (512 KiB); with more than these, half are given back.
+/// Most empty slabs kept for reuse (512 KiB); with more, half are given back.
 pub const EMPTY_KEEP: u32 = 16;
-/// What a slab is charged: its bytes, its part of the strip of raw headers, its metadata.
+/// The charge for a slab: its bytes, its part of the strip of raw headers, its metadata.
 pub const SLAB_CHARGE_BYTES: i64 = (SLAB_BYTES + RAW_HEADERS_BYTES + SLAB_WORDS * 8) as i64;
-/// Slabs that ids can name: 4 TiB of pool.
+/// Most slabs that ids can name: 4 TiB of pool.
 pub const SLABS_MAX: usize = 1 << SLAB_BITS;
 
 const BITMAP_WORDS: usize = SLOTS_MAX / 64;
@@ -40,14 +39,14 @@ const LINK: usize = BITMAP_WORDS;
 const INFO: usize = BITMAP_WORDS + 1;
 /// Slabs given back in one batch.
 const BATCH: usize = 16;
-/// Lists of partly filled slabs, by quarters of fullness.
+/// Number of lists of partly filled slabs, by quarters of fullness.
 const GROUPS: usize = 4;
 
 const INDEX_BITS: u32 = 8;
 const SLAB_BITS: u32 = 27;
 
-/// A slot: its index in the slab (8 bits), the slab (27), the class (5). The class is part of the id
-/// so that a load needs no slab metadata.
+/// A slot: its index in the slab (8 bits), the slab (27), the class (5). The class is part of the id so that a load
+/// needs no slab metadata.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId(pub u64);
 
@@ -65,7 +64,7 @@ impl SlotId {
     pub fn index(self) -> usize {
         (self.0 & ((1 << INDEX_BITS) - 1)) as usize
     }
-    /// Number of the slab that the slot lies in.
+    /// Number of its slab.
     #[inline(always)]
     pub fn slab(self) -> usize {
         ((self.0 >> INDEX_BITS) & ((1 << SLAB_BITS) - 1)) as usize
@@ -90,50 +89,49 @@ impl SlotId {
 const _: () =
     assert!(SLOTS_MAX <= 1 << INDEX_BITS && CLASSES <= 32 && SLOTS_MAX.is_multiple_of(64));
 
-/// Offset of a raw slot's header in a region of so many slabs; the header of any other slot is at its
-/// start.
+/// Offset of a raw slot's header in a region of `slabs` slabs; the header of any other slot is at its start.
 #[inline(always)]
 pub fn raw_header_offset(slabs: usize, slot: SlotId) -> usize {
     debug_assert!(slot.class() == RAW_CLASS);
     slabs * SLAB_BYTES + slot.slab() * RAW_HEADERS_BYTES + slot.index() * RAW_HEADER_BYTES
 }
 
-/// The bound on pool memory, shared with other pools.
+/// The limit on pool memory, shared with other pools.
 pub trait PoolBudget {
-    /// Changes the charge by `bytes` (a slab's worth, up or down). False, with nothing charged, when
-    /// that would pass the bound; never for a decrease. Called under a lock: must not block.
+    /// Changes the charge by `bytes` (a slab's worth, up or down). False, with nothing charged, when that would exceed
+    /// the limit; never for a decrease. Called under a lock: must not block.
     fn charge(&self, bytes: i64) -> bool;
-    /// The same, past the bound if need be; a budget that cannot be passed keeps to it.
+    /// As [`PoolBudget::charge`], past the limit if necessary; a budget with a hard limit enforces it.
     fn charge_past_bound(&self, bytes: i64) -> bool {
         self.charge(bytes)
     }
-    /// The region's slab of this number, and its metadata, are about to be used for the first time; false when there is
-    /// no memory for it. Called under a lock: must not block.
+    /// The region's slab with this number, and its metadata, are about to be used for the first time; false when there
+    /// is no memory for it. Called under a lock: must not block.
     fn open_slab(&self, slab: u32) -> bool {
         let _ = slab;
         true
     }
-    /// A copy beyond the pool is no longer needed. Not called under a lock.
+    /// A copy in far memory is no longer needed. Not called under a lock.
     fn deep_gone(&self, place: DeepPlace) {
         let _ = place;
     }
-    /// [`PoolBudget::charge`] of a slab on a node, one of those that the pool was given, by its place among them.
+    /// As [`PoolBudget::charge`], for a slab on a node, by the node's index among the pool's nodes.
     fn charge_node(&self, node: usize, bytes: i64) -> bool {
         let _ = (node, bytes);
         false
     }
-    /// Is more charged on the node than its bound, which was lowered?
+    /// Whether the node is charged more than its limit, because that was lowered.
     fn node_is_over(&self, node: usize) -> bool {
         let _ = node;
         false
     }
-    /// The first page of a slab that was just charged to a node is written, at offset `off` of the region: does it
-    /// lie there? Not called under a lock.
+    /// The first page of a slab that was just charged to a node is written, at offset `off` of the region: whether its
+    /// memory is on that node. Not called under a lock.
     fn lies_on_node(&self, node: usize, off: usize) -> bool {
         let _ = (node, off);
         true
     }
-    /// A page was brought back from a node.
+    /// A page was loaded from a node.
     fn loaded_from_node(&self) {}
 }
 
@@ -164,21 +162,21 @@ impl<T: PoolBudget + ?Sized> PoolBudget for &T {
     }
 }
 
-/// Takes region memory back from empty slabs.
+/// Releases region memory of empty slabs.
 pub trait SlabRelease {
-    /// The bytes `off..off + len` of the region hold nothing any more. Called without a lock; the
-    /// range stays out of use until it returns.
+    /// The bytes `off..off + len` of the region are unused. Called without a lock; the range stays out of use until it
+    /// returns.
     fn release_range(&self, off: usize, len: usize);
 }
 
-/// Whether a slot was put into use.
+/// Result of claiming a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Claimed {
-    /// Yes.
+    /// The slot is in use now.
     Yes,
-    /// It was in use.
+    /// It was already in use.
     Before,
-    /// There is no such slot in its slab.
+    /// Its slab has no such slot.
     Never,
 }
 
@@ -191,17 +189,17 @@ struct Class {
     live: AtomicU64,
 }
 
-/// The allocator. See the module's text.
+/// The allocator. The module's documentation describes it.
 pub struct SlotPool<'a> {
     meta: &'a [AtomicU64],
-    /// Its first slab in the region, and how many it has.
+    /// Its first slab in the region, and its number of slabs.
     first: u32,
     slabs: u32,
     /// Slabs of the region.
     region_slabs: u32,
     class_bytes: &'a [AtomicI64],
     classes: [Class; CLASSES],
-    /// Guards what follows.
+    /// Guards the following fields.
     lock: RawSpin,
     /// Empty slabs still charged and backed by memory.
     empty_head: AtomicU32,
@@ -217,10 +215,9 @@ pub struct SlotPool<'a> {
 }
 
 impl<'a> SlotPool<'a> {
-    /// A pool of `meta.len() / SLAB_WORDS` slabs over a region of
-    /// [`crate::classes::region_bytes`]. `meta` must be all zero. `class_bytes[class]` is kept at
-    /// the bytes of that class's slots in use; it may be shared with other pools, and shorter than
-    /// [`CLASSES`] or empty. `yield_now` is called while waiting long for a lock.
+    /// A pool of `meta.len() / SLAB_WORDS` slabs over a region of [`crate::classes::region_bytes`]. `meta` must be all
+    /// zero. `class_bytes[class]` is kept at the bytes of that class's slots in use; it may be shared with other pools,
+    /// and shorter than [`CLASSES`] or empty. `yield_now` is called while waiting long for a lock.
     pub fn new(
         meta: &'a [AtomicU64],
         class_bytes: &'a [AtomicI64],
@@ -231,7 +228,8 @@ impl<'a> SlotPool<'a> {
     }
 
     /// A pool over the slabs `range` of this one's region, with their part of its metadata; `class_bytes` as for
-    /// [`SlotPool::new`]. Only of a pool that was never used: it must not be used again, and parts must be apart.
+    /// [`SlotPool::new`]. Only for a pool that was never used: it must not be used afterwards, and parts must not
+    /// overlap.
     pub fn part(&self, range: Range<usize>, class_bytes: &'a [AtomicI64]) -> SlotPool<'a> {
         let end = range.end.min(self.region_slabs as usize);
         let first = range.start.min(end);
@@ -270,19 +268,18 @@ impl<'a> SlotPool<'a> {
         }
     }
 
-    /// Takes a slot of `class`. `None` when it needs a new slab and the budget or the region is
-    /// exhausted.
+    /// Allocates a slot of `class`. `None` when it needs a new slab and the budget or the region is exhausted.
     pub fn alloc(&self, class: usize, budget: &impl PoolBudget) -> Option<SlotId> {
         self.take(class, || self.take_slab(budget))
     }
 
-    /// Takes a free slot of the smallest larger class that has one in a slab already charged: room
-    /// that is left when the budget is not.
+    /// Allocates a free slot of the smallest larger class that has one in a slab already charged: room that is left
+    /// when the budget is exhausted.
     pub fn alloc_larger(&self, class: usize) -> Option<SlotId> {
         (class + 1..CLASSES).find_map(|c| self.take(c, || None))
     }
 
-    /// Takes a slot from the fullest slab that has one, or from a new one.
+    /// Allocates a slot from the fullest slab that has one, or from a new one.
     fn take(&self, class: usize, new_slab: impl FnOnce() -> Option<u32>) -> Option<SlotId> {
         let c = &self.classes[class];
         let slots = slots_per_slab(class);
@@ -297,7 +294,7 @@ impl<'a> SlotPool<'a> {
             Some(linked) => linked - 1,
             None => {
                 let slab = new_slab()?;
-                // A slab comes back with all bits clear, so only class and count need setting.
+                // A slab is returned with all bits clear, so only class and count need setting.
                 self.set_info(slab, class, 0);
                 self.link(c, 0, slab);
                 c.slabs
@@ -315,11 +312,11 @@ impl<'a> SlotPool<'a> {
         Some(SlotId::new(class, self.first + slab, index))
     }
 
-    /// Gives a slot back, in constant time but for the release of empty slabs. False, with nothing
-    /// changed, when it is not in use.
+    /// Frees a slot, in constant time except for the release of empty slabs. False, with nothing changed, when it is
+    /// not in use.
     pub fn free(&self, slot: SlotId, budget: &impl PoolBudget, memory: &impl SlabRelease) -> bool {
         let (class, index) = (slot.class(), slot.index());
-        // Below the first one it wraps, and is too large.
+        // Below the first slab this wraps around to a number that is too large.
         let slab = (slot.slab() as u32).wrapping_sub(self.first);
         if class >= CLASSES || slab >= self.slabs || index >= slots_per_slab(class) {
             return false;
@@ -360,14 +357,14 @@ impl<'a> SlotPool<'a> {
         true
     }
 
-    /// Is there such a slot?
+    /// Whether there is such a slot.
     pub(crate) fn has(&self, slot: SlotId) -> bool {
         let (class, index) = (slot.class(), slot.index());
         let slab = (slot.slab() as u32).wrapping_sub(self.first);
         class < CLASSES && slab < self.slabs && index < slots_per_slab(class)
     }
 
-    /// Puts a slot into use that an entry names, before [`SlotPool::settle`] and with no other call under way.
+    /// Claims a slot that an entry names, before [`SlotPool::settle`] and with no other call under way.
     pub(crate) fn claim_slot(&self, slot: SlotId) -> Claimed {
         if !self.has(slot) {
             return Claimed::Never;
@@ -386,7 +383,7 @@ impl<'a> SlotPool<'a> {
         Claimed::Yes
     }
 
-    /// The opposite.
+    /// Reverts [`SlotPool::claim_slot`].
     pub(crate) fn disclaim_slot(&self, slot: SlotId) {
         if !self.has(slot) {
             return;
@@ -401,8 +398,8 @@ impl<'a> SlotPool<'a> {
         }
     }
 
-    /// Makes lists and sums of the slots that were claimed, and charges their slabs. All other slabs are free and
-    /// their memory is given back.
+    /// Rebuilds lists and sums from the claimed slots, and charges their slabs. All other slabs become free and their
+    /// memory is released.
     pub(crate) fn settle(&self, budget: &impl PoolBudget, memory: &impl SlabRelease) {
         let mut high = 0;
         for slab in 0..self.slabs {
@@ -418,7 +415,7 @@ impl<'a> SlotPool<'a> {
             }
         };
         release(high, self.slabs);
-        // Highest first, so that the lists hand out the lowest.
+        // Highest first, so that the lists yield the lowest.
         let mut end = high;
         for slab in (0..high).rev() {
             let used = self.used(slab);
@@ -472,7 +469,7 @@ impl<'a> SlotPool<'a> {
             }
             self.charge(budget, -(n as i64) * SLAB_CHARGE_BYTES);
             let _held = self.lock.lock(self.yield_now);
-            // Highest first, so that the list hands out the lowest and the pool stays dense.
+            // Highest first, so that the list yields the lowest and the pool stays dense.
             for &slab in batch.iter().rev() {
                 self.push(&self.clean_head, slab);
             }
@@ -480,7 +477,7 @@ impl<'a> SlotPool<'a> {
         }
     }
 
-    /// An empty slab for any class: one still backed, else one given back, else a fresh one.
+    /// An empty slab for any class: one still backed, otherwise a released one, otherwise a new one.
     fn take_slab(&self, budget: &impl PoolBudget) -> Option<u32> {
         let _held = self.lock.lock(self.yield_now);
         let empties = self.empties.load(Ordering::Relaxed);
@@ -643,20 +640,20 @@ impl<'a> SlotPool<'a> {
     pub fn charged_bytes(&self) -> i64 {
         self.charged.load(Ordering::Relaxed)
     }
-    /// Adds this pool's slots to `class_bytes` (`sign` 1) or takes them out (`sign` -1): a forked
-    /// child must add its copy, a process that ends must take its own out.
+    /// Adds this pool's slots to `class_bytes` (`sign` 1) or removes them (`sign` -1): a forked child must add its
+    /// copy, a process that ends must remove its own.
     pub fn publish_class_bytes(&self, sign: i64) {
         for class in 0..CLASSES {
             self.count_class(class, sign * self.class_live(class) as i64);
         }
     }
-    /// How often a lock was found taken, modulo 2^32.
+    /// Contended acquisitions of the locks, modulo 2^32.
     pub fn lock_waits(&self) -> u32 {
         let classes = self.classes.iter().map(|c| c.lock.waits());
         classes.fold(self.lock.waits(), u32::wrapping_add)
     }
-    /// Keeps the allocator still across a fork: takes all locks, with no slab on its way back to the
-    /// system. Dropping it in the parent and in the child opens each one's own copy.
+    /// Locks the allocator across a fork, with no slab being released. Dropping the guard in the parent and in the
+    /// child unlocks each one's own copy.
     pub fn fork_guard(&self) -> SlotForkGuard<'_> {
         let mut spins = 0;
         loop {

@@ -1,6 +1,6 @@
-//! The store of shared pages: a file of which pieces of [`UNIT_BYTES`] are given out, as many in a row
-//! as a compressed page needs. One bit a piece, in memory that processes share; whoever calls holds their lock.
-//! The bits can be made anew from the entries of all pages.
+//! The store of shared pages: a file from which pieces of [`UNIT_BYTES`] are allocated, as many in a row as a
+//! compressed page needs. One bit for each piece, in memory that processes share; the caller holds their lock. The bits
+//! can be rebuilt from the entries of all pages.
 
 use canvas_types::sync::{AtomicU32, Ordering};
 use canvas_types::{DeepPlace, PAGE_SIZE};
@@ -11,7 +11,7 @@ use crate::classes::HEADER_BYTES;
 pub const UNIT_BYTES: usize = 128;
 /// Units in a page of the file: the bits of a word.
 pub const PAGE_UNITS: usize = PAGE_SIZE / UNIT_BYTES;
-/// Units that the longest record takes.
+/// Units of the longest record.
 pub const UNITS_MAX: usize = (PAGE_SIZE + HEADER_BYTES).div_ceil(UNIT_BYTES);
 
 const _: () = assert!(PAGE_UNITS == u32::BITS as usize);
@@ -19,28 +19,28 @@ const _: () = assert!(PAGE_UNITS == u32::BITS as usize);
 /// Bits of a record's payload length.
 const LENGTH_BITS: u32 = 13;
 
-/// Where a record lies: its first unit, and the bytes of its payload (1 to a page).
+/// Where a record is: its first unit, and the bytes of its payload (1 to a page).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// Number of its first unit in the store.
     pub unit: u32,
-    /// Bytes behind the header.
+    /// Bytes after the header.
     pub bytes: usize,
 }
 
 impl Place {
-    /// As a number below 2^44, and not 0.
+    /// Encodes it as a number below 2^44, and not 0.
     pub fn number(self) -> u64 {
         u64::from(self.unit) << LENGTH_BITS | self.bytes as u64
     }
-    /// The place that [`Place::number`] made this number of.
+    /// Decodes [`Place::number`].
     pub fn of(number: u64) -> Place {
         Place {
             unit: (number >> LENGTH_BITS) as u32,
             bytes: (number & ((1 << LENGTH_BITS) - 1)) as usize,
         }
     }
-    /// Units that it takes.
+    /// Number of its units.
     pub fn units(self) -> usize {
         units_of(self.bytes)
     }
@@ -50,23 +50,23 @@ impl Place {
     }
 }
 
-/// Where the far copy of a shared page lies.
+/// Where the far copy of a shared page is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FarCopy {
     /// In the store.
     Stored(Place),
-    /// Beyond the pool, in a record of an extent.
+    /// In far memory, in a record of an extent.
     Beyond(DeepPlace),
 }
 
-/// The bit of [`FarCopy::number`] that says that the copy lies beyond the pool.
+/// The bit of [`FarCopy::number`] that marks a copy in far memory.
 const BEYOND: u64 = 1 << 49;
-/// Bits of a record's place in its extent, in sixteens of bytes, and of its payload's length less one.
+/// Bits of a record's offset in its extent, in units of 16 bytes, and of its payload's length minus one.
 const SIXTEENS_BITS: u32 = 11;
 const LESS_ONE_BITS: u32 = 12;
 
 impl FarCopy {
-    /// As a number below 2^50, and not 0.
+    /// Encodes it as a number below 2^50, and not 0.
     pub fn number(self) -> u64 {
         match self {
             FarCopy::Stored(place) => place.number(),
@@ -77,7 +77,7 @@ impl FarCopy {
             }
         }
     }
-    /// The copy that [`FarCopy::number`] made this number of.
+    /// Decodes [`FarCopy::number`].
     pub fn of(number: u64) -> FarCopy {
         if number & BEYOND == 0 {
             return FarCopy::Stored(Place::of(number));
@@ -91,7 +91,7 @@ impl FarCopy {
     }
 }
 
-/// Units of a record with such a payload.
+/// Units of a record with a payload of `payload` bytes.
 pub fn units_of(payload: usize) -> usize {
     (HEADER_BYTES + payload).div_ceil(UNIT_BYTES)
 }
@@ -99,18 +99,18 @@ pub fn units_of(payload: usize) -> usize {
 /// The units of a file.
 #[derive(Clone, Copy)]
 pub struct Units<'a> {
-    /// One word a page of the file, one bit a unit.
+    /// One word for each page of the file, one bit for each unit.
     pub used: &'a [AtomicU32],
-    /// Unit from which on the next one is looked for.
+    /// The unit at which the next search starts.
     pub next: &'a AtomicU32,
 }
 
 impl Units<'_> {
-    /// Takes `n` units in a row in the first `pages` pages of the file.
+    /// Allocates `n` consecutive units in the first `pages` pages of the file.
     pub fn take(&self, n: usize, pages: usize) -> Option<u32> {
         let end = pages.min(self.used.len()) * PAGE_UNITS;
         let next = (self.next.load(Ordering::Relaxed) as usize).min(end);
-        // What begins before `next` may end behind it.
+        // A run that begins before `next` may end after it.
         let unit = self
             .find(n, next, end)
             .or_else(|| self.find(n, 0, (next + n).min(end)))?;
@@ -145,7 +145,7 @@ impl Units<'_> {
             w.store(now | bits, Ordering::Relaxed);
         });
     }
-    /// Frees units; calls `empty` with each page of the file that has none left.
+    /// Frees units; calls `empty` with each page of the file without units in use.
     pub fn free(&self, unit: u32, n: usize, mut empty: impl FnMut(usize)) {
         let mut page = unit as usize / PAGE_UNITS;
         self.each_word(unit, n, |w, bits| {
@@ -157,7 +157,7 @@ impl Units<'_> {
             page += 1;
         });
     }
-    /// Nothing is used.
+    /// Marks all units of `pages` pages as free.
     pub fn forget(&self, pages: usize) {
         for w in &self.used[..pages.min(self.used.len())] {
             w.store(0, Ordering::Relaxed);

@@ -1,21 +1,21 @@
-//! Which extents beyond the pool hold copies of shared pages: a count each, in memory that processes share. Whoever
-//! calls holds their lock. The counts can be made anew from the entries of all pages and the writes under way.
+//! Which far extents hold copies of shared pages: a count for each, in memory that processes share. The caller holds
+//! their lock. The counts can be rebuilt from the entries of all pages and the writes under way.
 
 use canvas_types::sync::{AtomicU8, AtomicU32, Ordering};
 
 /// Counts of extents, by their numbers, in slabs of `slab_extents`.
 #[derive(Clone, Copy)]
 pub struct Uses<'a> {
-    /// How many entries name each extent; a write of it that is under way counts as one.
+    /// How many entries name each extent; a write of it under way counts as one.
     pub counts: &'a [AtomicU8],
-    /// Extent from which on the next one is looked for.
+    /// The extent at which the next search starts.
     pub next: &'a AtomicU32,
     /// Extents of a slab.
     pub slab_extents: u32,
 }
 
 impl Uses<'_> {
-    /// One more entry names the extent.
+    /// Adds an entry that names the extent.
     pub fn hold(&self, extent: u32) {
         if let Some(count) = self.counts.get(extent as usize) {
             let now = count.load(Ordering::Relaxed);
@@ -23,7 +23,7 @@ impl Uses<'_> {
             count.store(now.saturating_add(1), Ordering::Relaxed);
         }
     }
-    /// One entry less does. True when the extent is free now.
+    /// Removes an entry. True when the extent is free now.
     pub fn unhold(&self, extent: u32) -> bool {
         self.counts.get(extent as usize).is_some_and(|count| {
             let now = count.load(Ordering::Relaxed);
@@ -36,7 +36,7 @@ impl Uses<'_> {
     pub fn slab_of(&self, extent: u32) -> u32 {
         extent / self.slab_extents
     }
-    /// The slab in which extents were taken last.
+    /// The slab in which the last extent was taken.
     pub fn current_slab(&self) -> u32 {
         self.slab_of(self.next.load(Ordering::Relaxed))
     }
@@ -45,13 +45,12 @@ impl Uses<'_> {
         let from = (slab as usize).saturating_mul(n);
         self.counts.get(from..from + n).unwrap_or(&[])
     }
-    /// Is nothing of the slab in use?
+    /// Whether no extent of the slab is in use.
     pub fn is_empty(&self, slab: u32) -> bool {
         let counts = self.of_slab(slab);
         counts.iter().all(|c| c.load(Ordering::Relaxed) == 0)
     }
-    /// Takes a free extent of the slab and holds it: in the slab in which the last one was taken, behind that one
-    /// first.
+    /// Takes a free extent of the slab and holds it: in the slab of the last one, starting after it.
     pub fn take(&self, slab: u32) -> Option<u32> {
         let counts = self.of_slab(slab);
         let first = slab * self.slab_extents;
@@ -66,12 +65,12 @@ impl Uses<'_> {
             .find(is_free)?;
         let extent = first + i as u32;
         self.hold(extent);
-        // Not into the next slab: which one is current must not change by that.
+        // Not into the next slab, because that would change which slab is current.
         let after = (i as u32 + 1) % self.slab_extents;
         self.next.store(first + after, Ordering::Relaxed);
         Some(extent)
     }
-    /// Nothing of the slab is in use.
+    /// Marks all extents of the slab as free.
     pub fn forget(&self, slab: u32) {
         for count in self.of_slab(slab) {
             if count.load(Ordering::Relaxed) != 0 {

@@ -1,10 +1,10 @@
-//! Copies that are being written over others, kept whole until they are there.
+//! A journal of copies that are being overwritten, kept until the new ones are complete.
 //!
-//! A process that ends in the middle leaves a slot that holds neither the old copy nor the new one. With a
-//! journal whoever comes after it writes the new one once more.
+//! A process that ends in the middle leaves a slot that holds neither the old copy nor the new one. With a journal its
+//! successor writes the new one again.
 //!
-//! A note is words: what state it is in, the entry, its word to be, hash and payload. The state says last
-//! that the others are right, and first that they are needed no more.
+//! A note consists of words: its state, the entry, its new word, hash and payload. The state is written last when the
+//! others are valid, and first when they are no longer needed.
 
 use canvas_types::sync::{AtomicU64, Ordering, backoff};
 use canvas_types::{PAGE_SIZE, SwapEntry};
@@ -14,7 +14,7 @@ use crate::entry::Record;
 use crate::hash::Hash;
 
 const FREE: u64 = 0;
-/// A thread fills it.
+/// A thread is filling it.
 const TAKEN: u64 = 1;
 const VALID: u64 = 2;
 
@@ -25,17 +25,17 @@ const BYTES: usize = 3;
 /// Words of one note.
 pub const JOURNAL_WORDS: usize = (BYTES + (HEADER_BYTES + PAGE_SIZE) / 8).next_multiple_of(8);
 
-/// The journal. Empty, it notes nothing.
+/// The journal. Without words it records nothing.
 pub(super) struct Journal<'a> {
     words: &'a [AtomicU64],
 }
 
-/// A note that is valid until it is done with; it stays valid when its thread ends before.
+/// A note that is valid until the copy is complete; it stays valid when its thread ends before.
 #[must_use]
 pub(super) struct Noted<'j>(Option<&'j AtomicU64>);
 
 impl Noted<'_> {
-    /// The copy is there, and its entry names it.
+    /// The copy is complete, and its entry names it.
     pub(super) fn done(self) {
         if let Some(state) = self.0 {
             state.store(FREE, Ordering::Release);
@@ -44,7 +44,7 @@ impl Noted<'_> {
 }
 
 impl<'a> Journal<'a> {
-    /// Over words that are zero, or that another one left.
+    /// Over words that are zero, or that a predecessor left.
     pub(super) fn new(words: &'a [AtomicU64]) -> Journal<'a> {
         Journal { words }
     }
@@ -53,7 +53,7 @@ impl<'a> Journal<'a> {
         self.words.chunks_exact(JOURNAL_WORDS)
     }
 
-    /// Notes that the entry is about to become `record`, in the slot that it names already.
+    /// Records that the entry is about to become `record`, in the slot that it already names.
     pub(super) fn note(
         &self,
         entry: SwapEntry,
@@ -72,7 +72,7 @@ impl<'a> Journal<'a> {
             };
             match self.notes().find(take) {
                 Some(note) => break note,
-                // More threads than notes: one is free as soon as a page is copied.
+                // More threads than notes: one becomes free as soon as a page is copied.
                 None => backoff(&mut spins, core::hint::spin_loop),
             }
         };
@@ -109,7 +109,7 @@ impl<'a> Journal<'a> {
     }
 }
 
-/// Writes bytes to words, the last one filled up with zeros.
+/// Writes bytes to words, the last one padded with zeros.
 fn put(words: &[AtomicU64], bytes: &[u8]) {
     for (word, chunk) in words.iter().zip(bytes.chunks(8)) {
         let mut whole = [0; 8];

@@ -1,5 +1,5 @@
-//! Pages in memory of NUMA nodes: as they are, in slots of the raw class, in slabs above the pool's own. They go there
-//! first, as long as a node's bound allows it; who owns the pool sinks the oldest of them into it.
+//! Pages in memory of NUMA nodes: uncompressed, in slots of the raw class, in slabs above the pool's own. Pages go
+//! there first, as far as a node's limit allows; the pool's owner demotes the oldest of them to the pool.
 
 use core::cell::Cell;
 
@@ -14,34 +14,34 @@ use crate::hash::Hash;
 use crate::slots::{SLAB_CHARGE_BYTES, SlotForkGuard, SlotId, SlotPool};
 use crate::{Lz, PoolBudget};
 
-/// Which slabs of the region lie on nodes: those from `first` on, `each` for every node, in order.
+/// Which slabs of the region are on nodes: those from `first` on, `each` for every node, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeSlabs {
     /// The first slab of the first node; those below are the pool's own.
     pub first: usize,
     /// Slabs of a node.
     pub each: usize,
-    /// How many nodes there are, up to [`NODES_MAX`].
+    /// Number of nodes, up to [`NODES_MAX`].
     pub count: usize,
 }
 
-/// A page's part of what its slab is charged.
+/// A page's part of the charge for its slab.
 pub const NODE_PAGE_BYTES: i64 = SLAB_CHARGE_BYTES / RAW_SLOTS as i64;
 
-/// What became of a page that was to leave a node ([`LocalPool::sink_node`]).
+/// Result of demoting a page from a node ([`LocalPool::sink_node`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sank {
-    /// It lies in the pool.
+    /// It is in the pool now.
     Yes,
     /// The pool has no room for it: it stays.
     NoRoom,
-    /// It lies on no node, or is damaged, which its load will tell.
+    /// It is on no node, or is damaged, which its load will report.
     NotThis,
 }
 
 /// The slots on nodes.
 pub(super) struct Nodes<'a> {
-    /// The first node's first slab; none is as high where there are no nodes.
+    /// The first node's first slab; above all slabs where there are no nodes.
     first: usize,
     each: usize,
     count: usize,
@@ -64,7 +64,7 @@ impl<'a> Nodes<'a> {
     pub(super) fn used(&self) -> &[SlotPool<'a>] {
         &self.slots[..self.count]
     }
-    /// The node that a slot lies on.
+    /// The node of a slot.
     #[inline(always)]
     pub(super) fn of(&self, slot: SlotId) -> Option<usize> {
         (slot.slab() >= self.first).then(|| (slot.slab() - self.first) / self.each)
@@ -77,11 +77,11 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// The bound of one node.
+/// The limit of one node.
 struct OfNode<'b, B> {
     budget: &'b B,
     node: usize,
-    /// A slab was charged.
+    /// Whether a slab was charged.
     charged: Cell<bool>,
 }
 
@@ -97,7 +97,7 @@ impl<B: PoolBudget> PoolBudget for OfNode<'_, B> {
 }
 
 impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
-    /// The same pool, of whose slabs some lie on nodes. Only for one that has stored nothing yet.
+    /// This pool, with some of its slabs on nodes. Only for a pool that has stored nothing yet.
     pub fn with_nodes(mut self, nodes: NodeSlabs, class_bytes: &'a [AtomicI64]) -> Self {
         let (first, each) = (nodes.first, nodes.each.max(1));
         let count = nodes.count.min(NODES_MAX);
@@ -123,7 +123,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Gives a slot back, wherever it lies.
+    /// Frees a slot, on a node or not.
     pub(super) fn free(&self, slot: SlotId) -> bool {
         let memory = Releaser(&self.mem);
         match self.nodes.of(slot) {
@@ -136,14 +136,14 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Gives the nodes' empty slabs back.
+    /// Releases the nodes' empty slabs.
     pub fn trim_nodes(&self) {
         for (node, slots) in self.nodes.used().iter().enumerate() {
             slots.trim(&self.of_node(node), &Releaser(&self.mem));
         }
     }
 
-    /// The node that the entry's copy lies on, by its place among those that the pool was given.
+    /// The node of the entry's copy, by its index among the pool's nodes.
     #[inline]
     pub fn node_of(&self, entry: SwapEntry) -> Option<usize> {
         if !self.nodes.are_there() {
@@ -155,13 +155,13 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// What is charged to a node, in bytes.
+    /// Bytes charged to a node.
     pub fn node_charged_bytes(&self, node: usize) -> i64 {
         let slots = self.nodes.used().get(node);
         slots.map_or(0, SlotPool::charged_bytes)
     }
 
-    /// Of that, what holds no page.
+    /// Part of that charge that holds no page.
     pub fn node_free_bytes(&self, node: usize) -> i64 {
         self.nodes.used().get(node).map_or(0, |slots| {
             let pages = slots.class_live(RAW_CLASS) as i64;
@@ -169,7 +169,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         })
     }
 
-    /// Writes a page whose entry holds `old` to a node: where it lies already, else to the first that takes it. Says
+    /// Writes a page whose entry holds `old` to a node: where it is already, otherwise to the first with room. Returns
     /// whether a slot was allocated; `None`, with nothing changed, when no node has room.
     pub(super) fn write_to_node(
         &self,
@@ -203,7 +203,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         let slot = slots.alloc(RAW_CLASS, &budget)?;
         self.put_raw(slot, page, digest);
         if budget.charged.get() && !self.budget.lies_on_node(node, slot.offset()) {
-            // Its memory goes at once: it is this host's ordinary one.
+            // Release its memory at once, because it is ordinary memory of this host.
             slots.free(slot, &budget, &Releaser(&self.mem));
             slots.trim(&budget, &Releaser(&self.mem));
             return None;

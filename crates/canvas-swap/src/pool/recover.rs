@@ -1,12 +1,12 @@
-//! A pool whose process ended at any instruction, told whole again by its successor.
+//! Recovery of a pool whose process ended at any instruction, by its successor.
 //!
-//! What counts is what the entries name: all else of the pool's state is made anew from them. That holds
-//! because a copy is in its slot before its entry names it, because no slot is free before its entry names
-//! another one, and because what is written over an old copy is in the journal first. So an entry names its
-//! copy of before or its new one, and never another's.
+//! Only what the entries name counts: all other state of the pool is rebuilt from them. That is correct because a copy
+//! is in its slot before its entry names it, because no slot is free before its entry names another one, and because an
+//! overwrite of an old copy is first recorded in the journal. So an entry names its previous copy or its new one, and
+//! never another's.
 //!
-//! [`LocalPool::redo`], then [`LocalPool::adopt`] for each entry, then [`LocalPool::settle`]; nothing else
-//! may be called before.
+//! Call [`LocalPool::redo`], then [`LocalPool::adopt`] for each entry, then [`LocalPool::settle`]; nothing else may be
+//! called before.
 
 use canvas_types::sync::Ordering;
 use canvas_types::{DeepPlace, PAGE_SIZE, SwapEntry};
@@ -18,32 +18,32 @@ use crate::extent::is_place;
 use crate::slots::{Claimed, SlotId};
 use crate::{Lz, PoolBudget};
 
-/// What was found in an entry.
+/// What an entry contained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adopted {
     /// No copy.
     Nothing,
     /// One repeated value.
     SameFilled,
-    /// A copy in the pool, and where it lies beyond it as well.
+    /// A copy in the pool, and its place in far memory, if it has one there as well.
     Here(Option<DeepPlace>),
-    /// A copy beyond the pool.
+    /// A copy in far memory.
     Beyond(DeepPlace),
-    /// What names no copy: it is [`Record::Lost`] from now on.
+    /// Nothing valid: it is [`Record::Lost`] from now on.
     Lost,
-    /// The slot of an entry that was adopted before: this one is [`Record::Lost`] from now on, and as nobody
-    /// can tell whose copy it is, the other one is to be, too ([`LocalPool::disown`]).
+    /// The slot of an entry that was adopted before: this one is [`Record::Lost`] from now on, and since nobody can
+    /// tell whose copy it is, the other one must be, too ([`LocalPool::disown`]).
     Twice(SlotId),
 }
 
 impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
-    /// Ends what was being written over old copies.
+    /// Completes the overwrites in the journal.
     pub fn redo(&self) {
         self.journal.take_all(|entry, record, digest, payload| {
             let Record::Stored { slot, len, .. } = record else {
                 return;
             };
-            // Else it is no note of this pool's.
+            // Otherwise it is no note of this pool.
             let is_over = |r: Record| matches!(r, Record::Stored { slot: now, .. } if now == slot);
             if !is_over(self.entries.get(entry)) || !self.makes_sense(slot, len, false) {
                 return;
@@ -58,7 +58,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         });
     }
 
-    /// Takes an entry over as it was left.
+    /// Adopts an entry as it was left.
     pub fn adopt(&self, entry: SwapEntry) -> Adopted {
         let lost = || {
             self.entries.lose(entry);
@@ -99,7 +99,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         }
     }
 
-    /// The entry's copy is not to be told from another's ([`Adopted::Twice`]), or lies where nothing is.
+    /// Marks the entry as lost: its copy cannot be told from another's ([`Adopted::Twice`]), or is at an invalid place.
     pub fn disown(&self, entry: SwapEntry) {
         if let Record::Stored { slot, len, .. } = self.entries.get(entry) {
             self.slots.disclaim_slot(slot);
@@ -109,13 +109,13 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         self.entries.lose(entry);
     }
 
-    /// All entries are adopted: what none of them names is free, and holds nothing.
+    /// All entries are adopted: everything that none of them names becomes free.
     pub fn settle(&self) {
         self.slots
             .settle(&PastBound(&self.budget), &Releaser(&self.mem));
     }
 
-    /// Can a copy of so many bytes lie in such a slot?
+    /// Whether a copy of `len` bytes can be in this slot.
     fn makes_sense(&self, slot: SlotId, len: u16, home: bool) -> bool {
         let len = usize::from(len);
         let more = if home { HOME_BYTES } else { 0 };

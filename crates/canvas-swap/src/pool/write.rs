@@ -1,4 +1,4 @@
-//! The form in which a page is written to its slot, and read from it.
+//! Writes pages to their slots, and reads them.
 
 use canvas_types::sync::Ordering;
 use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry, score};
@@ -11,14 +11,14 @@ use crate::hash::Hash;
 use crate::slots::SlotId;
 use crate::{Lz, LzScratch, PoolBudget};
 
-/// Scores of how often pages change by more than a few words, and neighbouring entries of one score: they
-/// were allocated one after the other, so their pages left together and lie together.
+/// Scores of how often pages change by more than a few words, and the number of neighbouring entries of one score: they
+/// were allocated consecutively, so their pages were evicted together and are stored together.
 pub(super) const REWRITES: usize = 1024;
 const REWRITES_ENTRIES: usize = 256;
-/// To look for words that differ in vain takes half of what it saves when they are few.
+/// A vain search for differing words costs half of what it saves when they are few.
 const DELTA_WEIGHT: u8 = 2;
 
-/// The payload of a page that [`LocalPool::compress`] and the like have made in `stored`.
+/// The payload of a page that [`LocalPool::compress`] and similar functions have made in `stored`.
 fn payload<'s>(
     kind: Kind,
     len: usize,
@@ -32,14 +32,13 @@ fn payload<'s>(
 }
 
 impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
-    /// The page of a payload that is shorter than one; false when it is damaged.
+    /// Restores the page of a payload that is shorter than one; false when it is damaged.
     pub(super) fn expand(&self, payload: &[u8], out: &mut PageBuf) -> bool {
         delta::expand(payload, out, |from, to| self.lz.decompress(from, to))
     }
 
-    /// Writes a page whose entry holds `old`: as a few words behind the copy of before, else compressed
-    /// anew; says whether a slot was allocated. On `None` (full) the entry is empty, or as it was
-    /// ([`LocalPool::keeping_old`]).
+    /// Writes a page whose entry holds `old`: as a few words after the previous copy, or compressed again. Returns
+    /// whether a slot was allocated. On `None` (full) the entry is empty, or unchanged ([`LocalPool::keeping_old`]).
     pub(super) fn write(
         &self,
         entry: SwapEntry,
@@ -74,7 +73,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                     len: len as u16,
                     home: false,
                 };
-                // What lies there is neither the one nor the other while it is written.
+                // While it is written, the slot holds neither the old copy nor the new one.
                 let payload = payload(kind, len, page, stored);
                 let noted = self.journal.note(entry, record, digest, payload);
                 put(stored);
@@ -82,7 +81,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             }
             Placed::Beside(_) => {
                 put(stored);
-                // Named by nobody only now: whoever gets the slot may write to it at once.
+                // Free it only now that no entry names it: its next owner may write to it at once.
                 self.free_slot(old);
             }
             Placed::Instead(_) => put(stored),
@@ -91,8 +90,8 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         Some((kind, !in_place))
     }
 
-    /// Writes the form of a page that [`LocalPool::compress`] and the like have made in `stored`, `len` bytes of payload,
-    /// to a slot, and lets the entry name it.
+    /// Writes the form of a page that [`LocalPool::compress`] and similar functions have made in `stored`, `len` bytes
+    /// of payload, to a slot, and lets the entry name it.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn put(
         &self,
@@ -116,7 +115,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         self.names(entry, slot, len as u16);
     }
 
-    /// The entry's copy lies in `slot` from now on.
+    /// From now on the entry's copy is in `slot`.
     pub(super) fn names(&self, entry: SwapEntry, slot: SlotId, len: u16) {
         let stored = Record::Stored {
             slot,
@@ -128,7 +127,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             .fetch_add(stored_len(len), Ordering::Relaxed);
     }
 
-    /// Compresses a page behind the header in `stored`, if it shrinks enough: bytes of payload.
+    /// Compresses a page after the header in `stored`, if it shrinks enough; returns the bytes of payload.
     pub(super) fn compress(
         &self,
         page: &PageBuf,
@@ -147,10 +146,10 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         }
     }
 
-    /// Makes a payload of the copy of before and the words that differ from it, behind the header in
-    /// `scratch`; its length. A raw copy that differs little is a page that does not shrink still: its
-    /// length is that of a page. `None` when there is no such copy, too much differs, that is to be
-    /// expected, or the slot has no room for the words: a larger one would cost what memory is for.
+    /// Makes a payload of the previous copy and the words that differ from it, after the header in `scratch`; returns
+    /// its length. A raw copy that differs little is of a page that still does not shrink: its length is that of a
+    /// page. `None` when there is no such copy, too much differs, that is expected, or the slot has no room for the
+    /// words: a larger one would cost the memory that compression saves.
     fn difference(
         &self,
         entry: SwapEntry,
@@ -161,16 +160,16 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         let Record::Stored { slot, len, .. } = old else {
             return None;
         };
-        // What is raw there may shrink.
+        // A raw copy on a node may be of a page that shrinks.
         if self.nodes.of(slot).is_some() {
             return None;
         }
         let rewrites = &self.rewrites[entry.0 as usize / REWRITES_ENTRIES % REWRITES];
-        // The first byte of the page: any number will do that changes with the page.
+        // The first byte of the page: any number that changes with the page.
         if score::is_high(rewrites) && !score::is_probe(entry.0, page[0]) {
             return None;
         }
-        // A damaged copy is needed no more, so nobody need be told.
+        // A damaged copy is no longer needed, so nobody need know of it.
         let base_len = self.base(slot, usize::from(len), scratch)?;
         let Some(words) = Delta::between(&scratch.base, page) else {
             score::raise(rewrites, 1);
@@ -195,8 +194,8 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         Some(len)
     }
 
-    /// Reads the page that a copy was compressed from into the scratch, where its compressed form stays
-    /// behind the header: of so many bytes, none when the copy is raw. `None` when it is damaged.
+    /// Reads the page from which a copy was compressed into the scratch, where its compressed form stays after the
+    /// header; returns that form's length, none when the copy is raw. `None` when it is damaged.
     fn base(&self, slot: SlotId, len: usize, scratch: &mut Scratch) -> Option<Option<usize>> {
         if len == PAGE_SIZE {
             self.mem.copy_out(slot.offset(), &mut scratch.base);
