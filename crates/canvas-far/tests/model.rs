@@ -1,6 +1,6 @@
-//! The far tier against a map of what each page holds: pages go out, leave the pool, come back, are rewritten and
-//! given up in any order, while an agent answers in any order, with failures, late or never. After each step no page
-//! is lost or another's, and each extent is kept by exactly those that need it.
+//! The far tier against a map of what each page holds: pages are evicted, demoted, promoted, rewritten and freed in any
+//! order, while an agent answers in any order, with failures, late or never. After each step no page is lost or
+//! another's, and each extent is kept by exactly those that need it.
 #![cfg(not(feature = "shuttle"))]
 
 mod toy;
@@ -116,7 +116,7 @@ fn carry_out(toy: &Toy, oracle: &mut Oracle, op: &Op) {
     let w = toy.w;
     match *op {
         Op::Write(page, content) => {
-            // As a program would: what is far comes in first.
+            // As a program would: far pages are faulted in first.
             let _ = toy.swap_in(page, oracle.of(page), content.seed % 2 == 0, false);
             if toy.write(page, content) {
                 oracle.0.insert(page, content);
@@ -173,7 +173,7 @@ fn carry_out(toy: &Toy, oracle: &mut Oracle, op: &Op) {
     }
 }
 
-/// In the end the agent is well again: everything comes back, and nothing stays behind.
+/// At the end the agent works again: everything can be read, and nothing is left behind.
 fn wind_up(toy: &Toy, oracle: &mut Oracle) {
     let w = toy.w;
     w.agent.lock().unwrap().mood = Mood::Well;
@@ -197,7 +197,7 @@ fn wind_up(toy: &Toy, oracle: &mut Oracle) {
 
 #[test]
 fn no_page_is_lost_and_none_becomes_another() {
-    // What must have happened somewhere, or the model would say nothing of it.
+    // These must have happened at least once, or the model would prove nothing about them.
     let mut seen: HashMap<&str, u64> = HashMap::new();
     let counters = [
         ("demoted", Counter::PagesSunk),
@@ -236,7 +236,7 @@ fn no_page_is_lost_and_none_becomes_another() {
         let mut all = counters.iter().map(|(name, _)| *name).chain(["ahead"]);
         all.find(|name| *name != "compacted" && seen.get(name).is_none_or(|n| *n == 0))
     };
-    // Some of it happens in one case of twenty: more cases as long as something is missing.
+    // Some of these happen in one case of twenty: run more cases as long as one is missing.
     run_until(64, &plan, case, || missing().is_none());
     println!("{:?}", seen.borrow());
     assert_eq!(missing(), None, "never happened");

@@ -1,4 +1,4 @@
-//! The far tier under shuttle's scheduler: `cargo test -p canvas-far --features shuttle`. Threads of a program end
+//! The far tier under shuttle's scheduler: `cargo test -p canvas-far --features shuttle`. Threads of a program complete
 //! requests, wait for extents and rewrite pages while the agent answers; the toy fails when two use one buffer.
 #![cfg(feature = "shuttle")]
 
@@ -32,7 +32,7 @@ fn check(times: usize, f: impl Fn() + Send + Sync + 'static) {
 fn a_job_is_ended_once_and_with_its_own_answer() {
     check(2000, || {
         let mailbox = Arc::new(Mailbox::new());
-        // One place, used again and again by whoever finds it free. Its buffer is a word.
+        // One place, reused by any thread that finds it free. Its buffer is a word.
         let (job, buffer) = (Arc::new(Job::new()), Arc::new(AtomicU32::new(0)));
         let ended = Arc::new(AtomicU32::new(0));
         const ANSWER: u32 = 1 << 31;
@@ -59,7 +59,7 @@ fn a_job_is_ended_once_and_with_its_own_answer() {
                     let mut next = 2 * t;
                     while ended.load(Ordering::Acquire) < 6 {
                         if let Some(end) = job.end(|| mailbox.ended(0)) {
-                            // The answer in the buffer is the one to what the job is about.
+                            // The answer in the buffer is the one for the job's extent.
                             assert_eq!(end.bytes, i64::from(end.extent));
                             let answer = buffer.load(Ordering::Relaxed);
                             assert_eq!(answer, end.extent | ANSWER, "another job's answer");
@@ -100,7 +100,7 @@ fn page(n: u32) -> Content {
 
 const PAGES: u32 = 16;
 
-/// A world that holds its pages past its mark, in the pool.
+/// A world with its pages in the pool, past its mark.
 fn world() -> World {
     World::new(PAGES as usize, 2 * SLAB_CHARGE_BYTES)
 }
@@ -112,16 +112,16 @@ fn fill(toy: &Toy) {
     assert!(spill::background_round(toy), "it is past its mark");
 }
 
-/// Answers until it is over.
+/// Answers until the end.
 fn agent(world: &World, over: &AtomicU32) {
     while over.load(Ordering::Acquire) == 0 {
-        // Nobody else has it while threads run.
+        // Nobody else holds it while threads run.
         world.agent.try_lock().unwrap().step(world);
         thread::yield_now();
     }
 }
 
-/// Ends requests of those in `among` until there are none.
+/// Completes the requests in `among` until there are none.
 fn ends(toy: &Toy, among: u64) {
     while toy.w.mailbox.in_use() & among != 0 {
         completion::finish_all(toy);

@@ -1,4 +1,4 @@
-//! The far tier step by step: what leaves the pool when, what comes back, and what is done when no answer comes.
+//! The far tier step by step: what is demoted when, what is promoted, and what happens when no answer comes.
 #![cfg(not(feature = "shuttle"))]
 
 mod toy;
@@ -29,7 +29,7 @@ fn out(toy: &Toy, from: u32, to: u32) {
     }
 }
 
-/// Answers what the agent has, the oldest first, and ends it; rounds until nothing happens.
+/// Answers the agent's requests, the oldest first, and completes them; rounds until nothing happens.
 fn settle(toy: &Toy) {
     for _ in 0..200 {
         spill::background_round(toy);
@@ -47,7 +47,7 @@ fn beyond_at(toy: &Toy, page: u32) -> canvas_types::DeepPlace {
     toy.pool.deep_place(toy.word(page).entry()).unwrap()
 }
 
-/// 60 pages, of which these are beyond the pool, which has room again.
+/// 60 pages, of which these are in far memory, and a pool with room again.
 fn some_beyond(toy: &Toy) -> Vec<u32> {
     out(toy, 0, 60);
     settle(toy);
@@ -69,7 +69,7 @@ fn a_pool_past_its_mark_writes_its_oldest_and_keeps_them_until_that_is_durable()
     assert!(spill::background_round(&toy));
     assert!(beyond(&toy).is_empty() && under_way(&toy, JobKind::Spill) > 0);
     assert_eq!(spill::idle_ns(&toy), 300_000, "its end is looked for");
-    // Rewritten while it is being written: the new one stays.
+    // Rewritten while it is being written: the new copy stays.
     toy.swap_in(0, page(0), true, false).unwrap();
     assert!(toy.write(0, page(99)) && toy.swap_out(0));
     settle(&toy);
@@ -118,7 +118,7 @@ fn copies_of_local_pages_that_are_too_few_are_not_looked_for_again_at_once() {
     let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
     let toy = w.toy();
     let gone = some_beyond(&toy);
-    // A page comes back to local memory and keeps its copy in the pool, and the one beyond.
+    // A page comes back to local memory and keeps its copies in the pool and in far memory.
     let keeps_both = |n: usize| {
         toy.swap_in(gone[n], page(gone[n]), true, true).unwrap();
         let entry = toy.word(gone[n]).entry();
@@ -129,7 +129,7 @@ fn copies_of_local_pages_that_are_too_few_are_not_looked_for_again_at_once() {
     w.bound.store(0, Relaxed);
     spill::background_round(&toy);
     assert!(toy.pool.home_place(first).is_none(), "it goes for nothing");
-    // The next one is alone, too, and worth no round over all pages while others can be written.
+    // The next one is also alone, and not worth a pass over all pages while others can be written.
     w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
     let second = keeps_both(1);
     out(&toy, 60, 64);
@@ -155,11 +155,11 @@ fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
         gone[1],
         beyond_at(&toy, gone[1])
     ));
-    // A second wish for it is the same.
+    // A second request for it is the same one.
     fetch::fetch(&toy, place.extent);
     assert_eq!(under_way(&toy, JobKind::Fetch), 1);
     w.passes(7_000_000);
-    // Who needs one of them waits for the extent, and does not read it alone.
+    // A thread that needs one of them waits for the extent, and does not read it alone.
     toy.swap_in(gone[1], page(gone[1]), true, false).unwrap();
     assert_eq!(w.counted(Counter::FaultDeep), 1);
     assert!(w.counted(Counter::PagesRaised) > 1);
@@ -182,12 +182,12 @@ fn a_page_that_is_read_ahead_alone_comes_into_the_pool_without_its_neighbours() 
         gone[2],
         beyond_at(&toy, gone[2])
     ));
-    // The second is discarded meanwhile, and written anew by others.
+    // The second is freed meanwhile, and its number reused.
     toy.discard(gone[1]);
     settle(&toy);
     assert_eq!(w.counted(Counter::PagesRaised), 1);
     assert!(!beyond(&toy).contains(&gone[0]) && beyond(&toy).contains(&gone[2]));
-    // Who needs one that is on its way waits for it, and does not ask again.
+    // A thread that needs one that is on its way waits for it, and does not request it again.
     assert!(toy.read_ahead(gone[2]));
     toy.swap_in(gone[2], page(gone[2]), true, false).unwrap();
     assert_eq!(w.counted(Counter::FaultDeep), 0);
@@ -200,7 +200,7 @@ fn a_page_that_is_read_ahead_alone_comes_into_the_pool_without_its_neighbours() 
     });
 }
 
-/// A page whose neighbours are all used up is not read beyond the pool each time.
+/// A page whose neighbours are all used up is not read from far memory each time.
 #[test]
 fn a_page_that_was_read_alone_is_in_the_pool_from_then_on_if_that_has_room() {
     for has_room in [true, false] {
@@ -236,7 +236,7 @@ fn what_came_back_and_did_not_change_leaves_the_pool_unwritten() {
     assert!(w.counted(Counter::PagesRaised) > 0);
     let stayed = beyond(&toy);
     let raised: Vec<u32> = gone.into_iter().filter(|n| !stayed.contains(n)).collect();
-    // So little that the hand comes round to those that came back, which it passes over once.
+    // So little that the hand comes round to the promoted ones, which it passes over once.
     w.bound.store(SLAB_CHARGE_BYTES, Relaxed);
     settle(&toy);
     let now = beyond(&toy);
@@ -278,7 +278,7 @@ fn without_an_answer_a_page_stays_far_and_comes_later() {
     assert_eq!(came(Mood::Away), Err(Lost::Unreachable));
     assert_eq!(came(Mood::Says(Status::Corrupt)), Err(Lost::Damaged));
     assert_eq!(came(Mood::Says(Status::Lost)), Err(Lost::Gone));
-    // One that waits for its extent gives that up and asks for the page alone.
+    // A thread that waits for its extent gives up and requests the page alone.
     let place = toy.pool.deep_place(toy.word(n).entry()).unwrap();
     fetch::fetch(&toy, place.extent);
     assert_eq!(came(Mood::Away), Err(Lost::Unreachable));
@@ -293,7 +293,7 @@ fn without_an_answer_a_page_stays_far_and_comes_later() {
 fn a_full_pool_waits_for_its_writes_but_not_for_ever() {
     let w = World::new(200, 4 * SLAB_CHARGE_BYTES);
     let toy = w.toy();
-    // More than it holds: each that finds it full waits until some have left it.
+    // More than it holds: each store that finds it full waits until some pages were demoted.
     out(&toy, 0, 150);
     assert!(beyond(&toy).len() > 20);
     w.agent.lock().unwrap().mood = Mood::Away;
@@ -304,20 +304,20 @@ fn a_full_pool_waits_for_its_writes_but_not_for_ever() {
     assert!(n < 200 && room::is_stalled(&toy));
     let waited_ns = w.now_ns.load(Relaxed) - from;
     assert!((20_000_000..60_000_000).contains(&waited_ns), "{waited_ns}");
-    // Nobody waits again meanwhile.
+    // No thread waits again meanwhile.
     let from = w.now_ns.load(Relaxed);
     assert!(!toy.swap_out(n));
     assert!(w.now_ns.load(Relaxed) - from < 1_000_000);
     toy.check(|k| if k <= n { page(k) } else { toy::ZEROS });
-    // One answer, and it goes on.
+    // After one answer it continues.
     w.agent.lock().unwrap().mood = Mood::Well;
     answer(&toy, Status::Ok);
     completion::finish_all(&toy);
     assert!(!room::is_stalled(&toy) && toy.swap_out(n));
 }
 
-/// Others may use every page while one looks for some that nobody used: that the pool is full is said of it when that is
-/// so for long, not at once.
+/// Other threads may use every page while one searches for unused ones: the pool is reported full only when that lasts,
+/// not at once.
 #[test]
 fn a_look_that_finds_all_pages_in_use_is_not_the_last_one() {
     let w = World::new(200, 4 * SLAB_CHARGE_BYTES);
@@ -328,7 +328,7 @@ fn a_look_that_finds_all_pages_in_use_is_not_the_last_one() {
     w.all_used.store(20, Relaxed);
     assert!(spill::make_room(&toy));
     settle(&toy);
-    // Where it is always so nobody waits for ever.
+    // Where it is always so, no thread waits forever.
     w.all_used.store(u64::MAX, Relaxed);
     assert!(!spill::make_room(&toy));
 }
@@ -355,14 +355,14 @@ fn compaction_brings_the_rest_of_sparse_extents_together_and_keeps_everything() 
     toy.check(|n| if kept(n) { page(n) } else { toy::ZEROS });
 }
 
-/// What is left of several slabs comes together in fewer, and the others are given back; the one that extents are taken
-/// from as well when nothing is left of it.
+/// What is left of several slabs is gathered in fewer, and the others are given back; so is the slab from which extents
+/// are taken, when nothing is left of it.
 #[test]
 fn slabs_of_which_little_is_left_are_given_back() {
     let w = World::new(400, 3 * SLAB_CHARGE_BYTES);
     let toy = w.toy();
     let slabs = || w.taken.lock().unwrap().len();
-    // Long enough for several looks.
+    // Long enough for several searches.
     let time_passes = || {
         for _ in 0..20 {
             settle(&toy);
@@ -381,8 +381,8 @@ fn slabs_of_which_little_is_left_are_given_back() {
     assert_eq!(slabs(), 0);
 }
 
-/// Too few donors answer: nobody waits for a write, what lies beyond the pool too leaves it, and no page in local memory
-/// loses the copy without which it could not leave.
+/// Too few donors answer: no thread waits for a write, pages that are also in far memory are demoted, and no page in
+/// local memory loses the copy without which it could not be evicted.
 #[test]
 fn where_nothing_can_be_written_only_what_lies_beyond_too_leaves_the_pool() {
     let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
@@ -416,7 +416,7 @@ fn where_nothing_can_be_written_only_what_lies_beyond_too_leaves_the_pool() {
     let left = beyond(&toy).len() - stayed.len();
     assert!(left + 1 >= raised, "{left} of {raised}");
     toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
-    // One write that succeeds ends it.
+    // One successful write ends it.
     w.passes(1_000_000_000);
     settle(&toy);
     assert!(!room::is_closed(&toy));

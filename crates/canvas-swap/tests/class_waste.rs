@@ -1,4 +1,4 @@
-//! What finer classes are worth: prints the table quoted at `CLASS_BYTES`, and holds it.
+//! What finer classes save: prints the table quoted at `CLASS_BYTES`, and checks it.
 #![cfg(not(feature = "shuttle"))]
 
 use canvas_swap::classes::*;
@@ -47,7 +47,7 @@ fn waste(
             .map(|&c| c as usize)
             .find(|&c| c >= slot)
             .unwrap_or(PAGE_SIZE + HEADER_BYTES);
-        // Against what an exact fit would take: keeping a page raw that shrinks a little counts too.
+        // Compared with an exact fit: storing a page raw that shrinks a little counts as waste too.
         held += (HEADER_BYTES + p.min(PAGE_SIZE)) as f64;
         taken += slab as f64 / (slab / class) as f64 + (bytes - slot) as f64;
     }
@@ -59,7 +59,7 @@ fn lz4(page: &[u8]) -> usize {
     lz4_flex::block::compress_into(page, &mut out).unwrap()
 }
 
-/// Payload sizes of made-up heaps.
+/// Payload sizes of synthetic heaps.
 fn heaps() -> Vec<(&'static str, Vec<usize>)> {
     let mut rng = Rng(0x1234_5678_9abc_def1);
     let words: Vec<Vec<u8>> = (0..400)
@@ -134,7 +134,7 @@ fn finer_classes_waste_less() {
     let mut sums = [0.0; 3];
     for (name, payloads) in heaps() {
         let mean = payloads.iter().sum::<usize>() / payloads.len();
-        // FastSwap stores a page's metadata apart, so its classes are not charged for the header.
+        // FastSwap stores a page's metadata separately, so its classes are not charged for the header.
         let coarse = waste(&payloads, PAGE_SIZE, &four, PAGE_SIZE - HEADER_BYTES, true);
         let half = waste(
             &payloads,
@@ -155,7 +155,7 @@ fn finer_classes_waste_less() {
         sums = [sums[0] + coarse, sums[1] + half, sums[2] + fine];
     }
     assert!(sums[2] * 3.0 < sums[0] && sums[2] < sums[1]);
-    // Raw headers apart, or in the slot.
+    // Raw headers separate, or in the slot.
     let raw = [PAGE_SIZE; 8];
     let apart = waste(&raw, SLAB_BYTES, &CLASS_BYTES, COMPRESSED_MAX, true);
     let inside = waste(&raw, SLAB_BYTES, &CLASS_BYTES, COMPRESSED_MAX, false);
@@ -165,7 +165,7 @@ fn finer_classes_waste_less() {
         inside * 100.0
     );
     assert!(apart < 0.001 && inside > 0.12);
-    // Slabs of 16 KiB: the class bounds that divide them leave a gap below a page.
+    // Slabs of 16 KiB: the class sizes that divide them leave a gap below a page.
     let small: Vec<u16> = (4..=128u16)
         .rev()
         .map(|k| (16384 / k) & !15)

@@ -1,8 +1,8 @@
-//! Pages that are made to be taken for others: a write must never count as none.
+//! Pages crafted to be taken for others: a write must never go unnoticed.
 //!
-//! For XXH3-128 without a seed, whose secret is public, two contents with one hash can be written down. Of each
-//! 8 bytes it multiplies the halves, after XOR with the secret, and adds the product to one of its
-//! sums and the 8 bytes to another. tests/c/crafted.c does the same with a whole program.
+//! For XXH3-128 without a seed, whose secret is public, two contents with one hash can be constructed. Of each 8 bytes
+//! it multiplies the halves, after XOR with the secret, and adds the product to one of its sums and the 8 bytes to
+//! another. tests/c/crafted.c does this with a whole program.
 
 mod pools;
 
@@ -35,8 +35,8 @@ fn product(stripe: usize, word: u64) -> u64 {
     (keyed & LOW) * (keyed >> 32)
 }
 
-/// A page before and after a write: low halves like the secret's, so that products are zero, and what one
-/// high half gains the other loses.
+/// A page before and after a write: low halves like the secret's, so that products are zero, and what one high half
+/// gains the other loses.
 fn own_write(seed: u64) -> (PageBuf, PageBuf) {
     let mut rng = Rng(seed);
     let mut before = page_of(rng.next(), 2000);
@@ -55,8 +55,8 @@ fn own_write(seed: u64) -> (PageBuf, PageBuf) {
     (before, after)
 }
 
-/// A page before and after a known write of somebody else to its first word; four words of an attacker
-/// keep both sums as they were.
+/// A page before and after a known write of another party to its first word; four words of an attacker keep both sums
+/// unchanged.
 fn neighbours_write(seed: u64) -> (PageBuf, PageBuf) {
     let mut rng = Rng(seed);
     let mut before = page_of(rng.next(), 2000);
@@ -145,7 +145,7 @@ fn nor_is_one_whose_copy_lies_beyond_the_pool() {
     }
 }
 
-/// The other use of the hash: what is stored for one page is refused as another, whatever was made.
+/// The other use of the hash: what is stored for one page is rejected as another's, however it was crafted.
 #[test]
 fn a_crafted_copy_in_anothers_place_is_refused() {
     for (before, after) in pairs() {

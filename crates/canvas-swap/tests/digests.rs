@@ -1,4 +1,4 @@
-//! Hashes of pages beyond the pool against a map.
+//! Hashes of pages in far memory against a map.
 #![cfg(not(feature = "shuttle"))]
 
 use canvas_swap::digests::{BUCKET_WORDS, Digests, words_for};
@@ -20,7 +20,7 @@ fn hash_of(n: u64) -> Hash {
 }
 
 proptest! {
-    /// Against a map: what is said to be known is the last hash that was put.
+    /// Against a map: a hash that is reported as known is the last one that was put.
     #[test]
     fn never_an_old_or_foreign_hash(
         ops in prop::collection::vec((1..60u32, prop::option::weighted(0.8, 0..4u64)), 1..300),
@@ -53,7 +53,7 @@ fn nearly_all_local_pages_are_known() {
     let n = 10_000;
     let memory = words(words_for(n));
     let digests = Digests::new(&memory);
-    // Entries as a stream leaves them: in order, and long after each other.
+    // Entries as a stream leaves them: consecutive, and long after each other.
     let entries = || (1..=n as u32).map(|i| SwapEntry(7 * i));
     for e in entries() {
         digests.put(e, &hash_of(u64::from(e.0)));
@@ -70,7 +70,7 @@ fn halves_of_two_writers_match_neither() {
     let digests = Digests::new(&memory);
     let (a, b) = (SwapEntry(3), SwapEntry(4));
     let (old, new) = (hash_of(1), hash_of(2));
-    // A's first word over B's second, as when both put at one time; then A has B's content.
+    // A's first word over B's second, as when both put at the same time; then A has B's content.
     let other = words(BUCKET_WORDS);
     digests.put(a, &old);
     Digests::new(&other).put(b, &new);

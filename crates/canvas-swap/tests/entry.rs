@@ -1,4 +1,4 @@
-//! The entry table against a naive oracle.
+//! The entry table against a naive model.
 #![cfg(not(feature = "shuttle"))]
 
 mod common;
@@ -22,7 +22,7 @@ const THREADS: Threads = Threads {
 #[derive(Clone, Debug)]
 enum Op {
     Alloc,
-    /// Another thread goes on.
+    /// Another thread continues.
     Thread(usize),
     Free(prop::sample::Index),
     Set(prop::sample::Index, Record),
@@ -159,7 +159,7 @@ fn one_of_a_batch_takes_the_lock() {
     let all: Vec<_> = (0..160).map(|_| table.alloc().unwrap()).collect();
     let locked = all.iter().filter(|a| a.locked).count();
     assert_eq!(locked, 160 / BATCH);
-    // What one thread gives back it gets again without the lock; a thread that has nothing does not.
+    // A thread gets back without the lock what it freed; a thread that has freed nothing does not.
     assert!(table.free(all[0].entry));
     THREAD.set(1);
     assert!(table.alloc().unwrap().locked);
@@ -177,7 +177,7 @@ fn no_entry_is_out_of_reach_on_another_shelf() {
         assert!(table.alloc().is_some(), "after {n}");
     }
     assert!(table.alloc().is_none());
-    // All that is free lies on one shelf, and counts as free.
+    // All free entries are in one magazine, and count as free.
     assert!((1..=10).all(|e| table.free(SwapEntry(e))));
     assert!(!table.free(SwapEntry(1)), "freed twice");
     assert_eq!(table.live(), 20);

@@ -1,5 +1,5 @@
-//! The book of extents against an oracle that knows of every process which extents it refers to: forks
-//! and ends in any order, at any moment, and no extent is ever written that somebody refers to.
+//! The book of extents against a model that knows which extents every process uses: forks and ends in any order, at any
+//! moment, and no extent in use is ever written.
 #![cfg(not(feature = "shuttle"))]
 
 use std::cell::RefCell;
@@ -50,7 +50,7 @@ impl Memory {
             born: None,
         }
     }
-    /// The child's, as fork copies it. The state is overwritten by the child.
+    /// The child's book, as fork copies it. The state is overwritten by the child.
     fn copy(&self) -> Memory {
         let c = Memory::new();
         let all = |to: &[AtomicU32], from: &[AtomicU32]| {
@@ -117,14 +117,14 @@ impl Slabs for View {
 struct Process {
     id: usize,
     memory: Memory,
-    /// The oracle: reasons to keep, by extent.
+    /// The model: reasons to keep, by extent.
     held: Vec<u32>,
-    /// On its way since this fork: refers to nothing in the tenant's books yet.
+    /// On its way since this fork: not yet in the tenant's books.
     fork: Option<u32>,
 }
 
 impl Process {
-    /// One of the extents that it refers to, and its place among them.
+    /// One of the extents that it uses, by index.
     fn held_at(&self, i: usize) -> Option<(usize, u32)> {
         let at = i.checked_rem(self.held.len())?;
         Some((at, self.held[at]))
@@ -136,18 +136,18 @@ enum Op {
     Take(usize),
     Hold(usize, usize),
     Drop(usize, usize),
-    /// One of those that are held becomes durable, with so many pages.
+    /// One of the held extents becomes durable, with this many pages.
     Written(usize, usize, u64),
-    /// The next extent that is worth emptying.
+    /// Takes the next extent worth emptying.
     Sparse(usize, u32),
-    /// A slab is chosen to be emptied, and its next extent to be moved.
+    /// Chooses a slab to empty, and moves its next extent.
     Empty(usize, u64, u32),
-    /// Empty slabs are given up.
+    /// Gives up empty slabs.
     GiveUp(usize),
     Fork(usize),
     Arrive(usize),
     End(usize),
-    /// The only process is killed, and another one takes over what it had.
+    /// The only process is killed, and another one takes over its slabs.
     Killed,
 }
 
@@ -266,7 +266,7 @@ impl World {
         self.all.push(child);
     }
 
-    /// Its successor knows which slabs were its own, and from its entries which extents.
+    /// Its successor knows which slabs it had, and from its entries which extents.
     fn killed(&mut self, p: usize) {
         let view = self.view(self.all[p].id);
         let this = &mut self.all[p];
@@ -350,8 +350,8 @@ impl World {
         let Look::Found(e) = looked else { return };
         let kept = this.held.iter().filter(|h| **h == e).count();
         let written = this.memory.written[e as usize].load(Relaxed);
-        // To empty it is of use: it is ours, fewer pages are left than were written, and nobody else needs
-        // it, or it would not be free afterwards.
+        // Emptying it is useful: it belongs to this process, fewer pages are left than were written, and nobody else
+        // needs it, or it would not be free afterwards.
         assert!(kept > 0 && kept * 4 <= usize::from(written) * 3);
         self.moves(p, e);
     }
@@ -371,7 +371,7 @@ impl World {
         }
     }
 
-    /// The extent is held once more to be moved, and needed by nobody else.
+    /// The extent is held once more to be moved, and nobody else needs it.
     fn moves(&mut self, p: usize, e: u32) {
         let id = self.all[p].id;
         for other in self.all.iter().filter(|o| o.id != id) {
@@ -381,7 +381,7 @@ impl World {
         self.all[p].held.push(e);
     }
 
-    /// What is referred to is never given up.
+    /// An extent in use is never given up.
     fn check(&self) {
         let t = self.tenant.borrow();
         for q in self.all.iter().filter(|q| q.fork.is_none()) {
@@ -391,7 +391,7 @@ impl World {
         }
     }
 
-    /// Everybody arrives, drops everything and ends: all slabs can be had again, but lost ones.
+    /// Every process arrives, drops everything and ends: all slabs can be taken again, except lost ones.
     fn finish(mut self) {
         for p in 0..self.all.len() {
             self.arrive(p);
@@ -431,7 +431,7 @@ proptest! {
     }
 }
 
-/// A parent whose children overlap without end stays within a few slabs.
+/// A parent whose children overlap endlessly stays within a few slabs.
 #[test]
 fn overlapping_children_do_not_use_up_the_slabs() {
     let tenant = Rc::new(RefCell::new(Tenant::default()));
@@ -470,15 +470,15 @@ fn overlapping_children_do_not_use_up_the_slabs() {
     }
 }
 
-/// Of one process's extents, whatever their state, those that kept half or less are found within one round, and
-/// fuller ones later; what is full, is being written or is free never.
+/// Of one process's extents, in any state, those that kept half or less are found within one round, and fuller ones
+/// later; full, unwritten and free ones never.
 #[test]
 fn the_emptiest_extents_are_found_first() {
     let tenant = Rc::new(RefCell::new(Tenant::default()));
     tenant.borrow_mut().born.insert(0, None);
     let memory = Memory::new();
     let (book, view) = (memory.book(), View(tenant.clone(), 0));
-    // Of 16 pages each, so many are left; 0 is an extent that is being written.
+    // Of 16 pages each, this many are left; 0 is an extent that is being written.
     let left = [16, 8, 3, 0, 9, 12, 13, 1];
     let extents: Vec<u32> = left
         .iter()
@@ -501,7 +501,7 @@ fn the_emptiest_extents_are_found_first() {
             Look::Found(e) => {
                 let i = extents.iter().position(|x| *x == e).unwrap();
                 found.push(left[i]);
-                // Emptied: all pages, and our hold.
+                // Emptied: all pages, and the hold.
                 for _ in 0..=left[i] {
                     book.unhold(e, &view);
                 }

@@ -1,4 +1,4 @@
-//! Canvas fig. 7 as a table, and against an oracle that knows only pages and entries.
+//! Canvas fig. 7 as a table, and against a model that knows only pages and entries.
 #![cfg(not(feature = "shuttle"))]
 
 mod common;
@@ -36,7 +36,7 @@ fn figure_7() {
     use Action::*;
     use PageState::*;
     let table = [
-        // A brand-new page that is evicted takes the lock, once.
+        // A new page that is evicted takes the lock, once.
         (Init, Event::Evict, Some((InRemote, SwapOutLocked))),
         (Init, BACK, Option::None),
         (Init, HOT, Some((Init, None))),
@@ -101,7 +101,7 @@ fn a_page_without_entry_pays_the_lock_and_only_then() {
     common::runner(500)
         .run(&prop::collection::vec(event, 1..200), |events| {
             let mut state = PageState::Init;
-            // The oracle: is the page local, and does it own an entry?
+            // The model: is the page local, and does it own an entry?
             let (mut local, mut owns) = (true, false);
             for event in events {
                 let result = step(state, event);

@@ -1,4 +1,4 @@
-//! The content hash against arithmetic in the field, bit by bit, and against other keys.
+//! The content hash against field arithmetic, bit by bit, and against other keys.
 #![cfg(not(feature = "shuttle"))]
 
 mod common;
@@ -22,7 +22,7 @@ fn times(mut a: u128, mut b: u128) -> u128 {
     product
 }
 
-/// What the module's text says.
+/// The definition in the module's documentation.
 fn by_definition(page: &PageBuf, key: &PageBuf) -> Hash {
     let keyed: Vec<u128> = page
         .chunks(16)
@@ -60,7 +60,7 @@ fn is_the_sum_of_products_in_the_field() {
         .unwrap();
 }
 
-/// Computed by a program in another language from the definition: the form does not change by accident.
+/// Computed by a program in another language from the definition: the hash must not change by accident.
 #[test]
 fn known_answers() {
     let key = noise(1);
@@ -82,7 +82,7 @@ fn known_answers() {
 fn any_flipped_bit_changes_it() {
     let mut page = page_from(&[(7, 1), (100, u64::MAX)], 0x0123_4567_89ab_cdef);
     let key = page_from(&[(3, 77), (300, 5)], 0xfedc_ba98_0246_8ace);
-    // Not so under any key: where a pair's other block is that of the key, its own bytes count for nothing.
+    // This must not hold under any key: where a pair's other block equals the key's, its own bytes count for nothing.
     let whole = hash(&page, &key);
     for bit in 0..PAGE_SIZE * 8 {
         page[bit / 8] ^= 1 << (bit % 8);
@@ -92,7 +92,7 @@ fn any_flipped_bit_changes_it() {
     assert!(same(&hash(&page, &key), &whole));
 }
 
-/// Who knows a key can make as many pages of one hash as he likes. Under another key they are nothing special.
+/// An attacker who knows a key can make any number of pages with one hash. Under another key they are nothing special.
 #[test]
 fn pages_that_are_made_for_one_key_differ_under_another() {
     common::runner(100)

@@ -1,4 +1,4 @@
-//! Corruption, giving back, full pools, and threads.
+//! Corruption, giving memory back, full pools, and threads.
 
 mod pools;
 
@@ -62,8 +62,8 @@ fn any_flipped_bit_is_found() {
             for bit in bits {
                 world.mem.flip(off, bit);
                 let got = pool.load(entry, &mut out, &mut scratch);
-                // lz4 has more than one spelling of some pages (an offset into a run of equal
-                // bytes, say); a load may succeed only if the content is right all the same.
+                // lz4 has more than one encoding of some pages (an offset into a run of equal bytes, say); a load may
+                // succeed only if the content is right all the same.
                 assert!(
                     got == Err(LoadError::Verify) || (got == Ok(()) && out == page),
                     "offset {off} bit {bit}"
@@ -81,7 +81,7 @@ fn any_flipped_bit_is_found() {
 
 #[test]
 fn a_swapped_copy_is_found() {
-    // Two pages of one size whose slots change places: each is well-formed, and wrong.
+    // Two pages of one size whose slots are swapped: each is well-formed, and wrong.
     let world = World::new(10, 4, i64::MAX);
     let pool = world.pool();
     let mut scratch = Box::new(Scratch::new());
@@ -133,7 +133,7 @@ fn memory_is_given_back() {
     }
     let full = pool.stats();
     assert!(full.slabs_in_use > 100);
-    // Little is tied up beyond what is stored.
+    // Little is allocated beyond what is stored.
     assert!(
         full.charged_bytes < full.stored_bytes * 112 / 100 + 25 * SLAB_CHARGE_BYTES,
         "{full:?}"
@@ -221,7 +221,7 @@ fn full_keeps_what_is_there() {
         pool.load(*entry, &mut out, &mut scratch).unwrap();
         assert!(out == *page);
     }
-    // Room again as soon as a page dies.
+    // Room again as soon as a page is freed.
     pool.release(stored[1].1);
     assert_eq!(
         put(&pool, &page_of(99, PAGE_SIZE), &mut scratch).kind,
@@ -408,7 +408,7 @@ fn a_page_that_is_nowhere_else_outlives_a_full_pool() {
         assert!(pool.claim(SwapEntry(number)));
         pool.store(SwapEntry(number), has_copy, page, &mut scratch)
     };
-    // One page that shrinks takes the only slab; what does not shrink finds none.
+    // One page that shrinks takes the only slab; one that does not shrink finds none.
     let (small, large) = (page_of(1, 100), page_of(2, PAGE_SIZE));
     assert_eq!(store(3, false, &small).unwrap().entry, SwapEntry(3));
     let full = Err(StoreError::Full {
@@ -420,7 +420,7 @@ fn a_page_that_is_nowhere_else_outlives_a_full_pool() {
     pool.load(SwapEntry(3), &mut out, &mut scratch).unwrap();
     assert_eq!(out, small);
     assert_eq!(pool.record(SwapEntry(4)), Record::Empty);
-    // Its own slot, or a larger one, serves what is as small.
+    // Its own slot, or a larger one, is suitable for a page of that size or less.
     let other = page_of(5, 90);
     pool.store(SwapEntry(3), true, &other, &mut scratch)
         .unwrap();
@@ -431,7 +431,7 @@ fn a_page_that_is_nowhere_else_outlives_a_full_pool() {
         .unwrap();
     pool.load(SwapEntry(4), &mut out, &mut scratch).unwrap();
     assert_eq!(out, large);
-    // An entry that was claimed before stays as it is, and there is none beyond the table.
+    // An entry that was claimed before stays unchanged, and there is none past the table's end.
     assert!(pool.claim(SwapEntry(4)) && !pool.claim(SwapEntry(41)) && !pool.claim(SwapEntry::NONE));
     pool.load(SwapEntry(4), &mut out, &mut scratch).unwrap();
     assert_eq!(out, large);

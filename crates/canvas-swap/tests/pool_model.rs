@@ -23,7 +23,7 @@ enum Content {
         seed: u64,
         random: usize,
     },
-    /// As it was, but for so many words.
+    /// As before, except for this many words.
     Changed {
         seed: u64,
         words: usize,
@@ -50,7 +50,7 @@ impl Content {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Swap the page out with this content, or with the content it has.
+    /// Swap the page out with this content, or with its current content.
     Store {
         page: usize,
         content: Option<Content>,
@@ -60,38 +60,37 @@ enum Op {
     Release(usize),
     Trim,
     Limit(i64),
-    /// The copy in the pool goes down to an extent of its own; `late`: it was read out before the
-    /// page was last stored.
+    /// Demotes the copy in the pool to an extent of its own; `late`: it was read out before the page was last stored.
     Sink {
         page: usize,
         late: bool,
     },
-    /// It comes back up, and `keeps` its extent or not.
+    /// Promotes it, and `keeps` its extent or not.
     Raise {
         page: usize,
         keeps: bool,
     },
-    /// Its extent is emptied: it comes back up, past the bound if need be, or only leaves its extent.
+    /// Its extent is emptied: it is promoted, past the limit if necessary, or only leaves its extent.
     Vacate {
         page: usize,
         past_bound: bool,
     },
-    /// The copy in the pool goes, if there is one below.
+    /// Drops the copy in the pool, if there is one in far memory.
     SinkHome(usize),
-    /// The copy in the pool goes in any case.
+    /// Drops the copy in the pool in any case.
     Spare(usize),
-    /// The copy on a node goes into the pool.
+    /// Demotes the copy on a node to the pool.
     SinkNode(usize),
-    /// The bound of a node.
+    /// Changes the limit of a node.
     NodeLimit {
         node: usize,
         slabs: i64,
     },
-    /// Whether what is new on nodes lies elsewhere.
+    /// Whether new slabs on nodes are placed elsewhere.
     Elsewhere(bool),
 }
 
-/// What the pager would know of a page.
+/// What the pager would know about a page.
 #[derive(Clone)]
 struct Page {
     /// What the program wrote; the copy in memory when `far` is false.
@@ -102,7 +101,7 @@ struct Page {
     read_out: Vec<u8>,
 }
 
-/// What lies in extents: one page each.
+/// The content of extents: one page each.
 type Extents = BTreeMap<u32, Vec<u8>>;
 
 const PAGES: usize = 60;
@@ -145,7 +144,7 @@ fn op(nodes: bool) -> BoxedStrategy<Op> {
     .boxed()
 }
 
-/// Which ends of a store the test has seen: a run that misses one proves little.
+/// Which results of a store the test has seen: a run that misses one proves little.
 type Seen = RefCell<BTreeSet<String>>;
 
 fn store(
@@ -222,7 +221,7 @@ fn store(
                     prop_assert!(on_node && whole);
                 }
             }
-            // Nothing is written twice, unless it lies beyond the pool and its hash is not known.
+            // Nothing is written twice, unless it is in far memory and its hash is not known.
             prop_assert!(
                 !(had.has_copy && unchanged && entry.is_some()) || kind == Kind::Clean || was_deep
             );
@@ -248,7 +247,7 @@ fn store(
     Ok(())
 }
 
-/// The copy in the pool as it is stored, nothing when there is none.
+/// The copy in the pool as it is stored; empty when there is none.
 fn read_out(pool: &Pool<'_>, entry: SwapEntry) -> Vec<u8> {
     let Some(len) = pool.stored_len(entry) else {
         return Vec::new();
@@ -259,7 +258,7 @@ fn read_out(pool: &Pool<'_>, entry: SwapEntry) -> Vec<u8> {
     bytes
 }
 
-/// A load that follows the entry beyond the pool.
+/// A load that follows the entry to far memory.
 fn load(
     pool: &Pool<'_>,
     entry: SwapEntry,
@@ -273,7 +272,7 @@ fn load(
             assert_eq!(bytes.len(), 16 + place.len as usize);
             let at = place.extent as usize % bytes.len();
             bytes[at] ^= 0x10;
-            // One wrong bit is one too many.
+            // A single wrong bit is noticed.
             assert_eq!(pool.decode(entry, &bytes, out), Err(LoadError::Verify));
             bytes[at] ^= 0x10;
             pool.decode(entry, &bytes, out)
@@ -282,7 +281,7 @@ fn load(
     }
 }
 
-/// The pool, and what the pager would know of its pages.
+/// The pool, and what the pager would know about its pages.
 struct Model<'a> {
     world: &'a World,
     pool: Pool<'a>,
@@ -381,7 +380,7 @@ impl<'a> Model<'a> {
         let now = self.pool.record(p.entry);
         let stored = matches!(now, Record::Stored { .. }) && (p.entry, now) != had;
         if stored && self.pool.node_of(p.entry) != node {
-            // What is on a node that is over its bound may stay where nothing else takes it.
+            // A page on a node that is over its limit may stay where nothing else takes it.
             let stays = match (had.1, now) {
                 (Record::Stored { slot: a, .. }, Record::Stored { slot: b, .. }) => a == b,
                 _ => false,
@@ -391,7 +390,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// The copy on a node goes into the pool, as it is.
+    /// Demotes the copy on a node to the pool unchanged.
     fn sink_node(&mut self, i: usize) -> Result<(), TestCaseError> {
         let p = &self.pages[i];
         let (node, record) = (self.pool.node_of(p.entry), self.pool.record(p.entry));
@@ -440,7 +439,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// The copy goes down.
+    /// Demotes the copy.
     fn sink(&mut self, page: usize, late: bool) -> Result<(), TestCaseError> {
         let p = &mut self.pages[page];
         let earlier = p.read_out.clone();
@@ -452,7 +451,7 @@ impl<'a> Model<'a> {
                 offset: 16 * (self.next_extent % 2048),
                 len: payload.len() as u16,
             };
-            // What was stored since keeps its place, unless it is the same again.
+            // A copy stored since then keeps its place, unless it is the same again.
             let sunk = self.pool.demote(p.entry, hash, place);
             prop_assert_eq!(sunk, bytes == p.read_out);
             self.seen.borrow_mut().insert(format!("sunk {sunk}"));
@@ -464,7 +463,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// It comes back up.
+    /// Promotes it.
     fn raise(&mut self, page: usize, keeps: bool) -> Result<(), TestCaseError> {
         let entry = self.pages[page].entry;
         if let Record::Deep(place) = self.pool.record(entry) {
@@ -513,7 +512,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// The copy in the pool goes, if there is one below.
+    /// Drops the copy in the pool, if there is one in far memory.
     fn sink_home(&mut self, i: usize) -> Result<(), TestCaseError> {
         let entry = self.pages[i].entry;
         let (record, bytes) = (self.pool.record(entry), read_out(&self.pool, entry));
@@ -528,7 +527,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// The copy in the pool goes in any case.
+    /// Drops the copy in the pool in any case.
     fn spare(&mut self, i: usize) -> Result<(), TestCaseError> {
         let entry = self.pages[i].entry;
         let (record, before) = (self.pool.record(entry), self.pool.stats());
@@ -560,7 +559,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// What must hold after each operation.
+    /// The invariants after each operation.
     fn check(&mut self) -> Result<(), TestCaseError> {
         for extent in self.world.budget.deep_gone.lock().unwrap().drain(..) {
             prop_assert!(self.extents.remove(&extent).is_some(), "told of twice");
@@ -616,7 +615,7 @@ impl<'a> Model<'a> {
         self.check_nodes(stats)
     }
 
-    /// The same of nodes: what lies there is charged there, slab by slab.
+    /// The invariants of nodes: pages there are charged there, slab by slab.
     fn check_nodes(&self, stats: PoolStats) -> Result<(), TestCaseError> {
         let (mut pages, mut used) = (0, 0);
         for node in 0..NODES {
@@ -634,7 +633,7 @@ impl<'a> Model<'a> {
     }
 
     fn finish(mut self) -> Result<(), TestCaseError> {
-        // Every page is still what it was, and all of it can be given back.
+        // Every page is unchanged, and all of them can be freed.
         for i in 0..self.pages.len() {
             if self.pages[i].has_copy {
                 self.load(i)?;
@@ -658,7 +657,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Runs the pool against the map. Stores, and what else may end in several ways, end in `all` of these, and in no other.
+/// Runs the pool against the map. Stores, and other operations with several results, end in `all` of these, and in no
+/// other.
 fn check(codec: Codec, nodes: bool, all: &[&str]) {
     let seen = Seen::default();
     let case = |ops| {
@@ -682,7 +682,7 @@ fn check(codec: Codec, nodes: bool, all: &[&str]) {
 const KEPT: &str = "Full { copy_dropped: false }";
 const DROPPED: &str = "Full { copy_dropped: true }";
 
-/// What happens with compression and without nodes.
+/// The results with compression and without nodes.
 const COMPRESSED: [&str; 21] = [
     "Clean",
     "Clean below",

@@ -1,4 +1,4 @@
-//! A pool that is cut while it copies, wherever, with another thread's store in between; and the one that is made anew
+//! A pool that is interrupted while it copies, anywhere, with another thread's store in between; and the one recovered
 //! from its entries, against a map of what was acknowledged.
 
 mod pools;
@@ -22,7 +22,7 @@ use pools::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
-/// A step that was cut: its entry, and what it would have become.
+/// An interrupted step: its entry, and what it would have become.
 type Open = Option<(u32, (u8, u64))>;
 
 const ENTRIES: u32 = 70;
@@ -34,12 +34,12 @@ struct Step {
     content: (u8, u64),
     /// Another thread stores this in the middle of it, before copy number .0.
     other: Option<(u32, u32, (u8, u64))>,
-    /// It ends at copy number .0, of which so many bytes are made.
+    /// It ends at copy number .0, of which this many bytes are made.
     cut: Option<(u32, usize)>,
 }
 
 fn content() -> impl Strategy<Value = (u8, u64)> {
-    // Most of them of few sizes, so that they come to lie where others lay.
+    // Most of them have few sizes, so that they reuse each other's slots.
     (
         prop_oneof![1 => 0..2u8, 5 => Just(2), 6 => 3..6u8],
         any::<u64>(),
@@ -59,7 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     })
 }
 
-/// The page that a step is about; `None` is one that is dropped.
+/// The page of a step; `None` is one that is dropped.
 fn page((kind, seed): (u8, u64), before: Option<&PageBuf>) -> Option<PageBuf> {
     match kind {
         0 => None,
@@ -91,7 +91,7 @@ struct Hooked<'w> {
     other: Mutex<(Sender<()>, Receiver<()>)>,
 }
 
-/// How a cut unwinds.
+/// The panic of an interruption.
 struct Ended;
 
 impl SlotMem for Hooked<'_> {
@@ -140,7 +140,7 @@ fn words(n: usize) -> Vec<AtomicU64> {
 }
 
 impl Disk {
-    /// Stores what a step is about; `None` when there is no room.
+    /// Stores a step's page; `None` when there is no room.
     fn store(&self, pool: &Cut, entry: u32, content: (u8, u64)) -> Option<()> {
         let before = self.acknowledged.lock().unwrap().get(&entry).copied();
         let page = page(content, before.as_ref());
@@ -166,7 +166,7 @@ impl Disk {
         Some(())
     }
 
-    /// Reads all pages of a pool that was made anew: `open` was under way.
+    /// Reads all pages of a recovered pool: `open` was under way.
     fn check(&self, pool: &Cut, open: Option<(u32, (u8, u64))>) -> TestCaseResult {
         let mut acknowledged = self.acknowledged.lock().unwrap();
         for entry in 1..=ENTRIES {
@@ -198,7 +198,8 @@ impl Disk {
         Ok(())
     }
 
-    /// A pool over what the last one left, until a step is cut; how many steps it took, and the one that was.
+    /// A pool over what the last one left, until a step is interrupted; returns the number of steps, and the
+    /// interrupted one.
     fn live(
         &self,
         steps: &[Step],

@@ -18,7 +18,7 @@ const THREADS: Threads = Threads {
 };
 
 shuttle::thread_local! {
-    /// Which shelf a thread uses.
+    /// Which magazine a thread uses.
     static THREAD: Cell<usize> = Cell::new(0);
 }
 
@@ -44,7 +44,7 @@ fn an_entry_has_one_owner() {
             .map(|me| {
                 let (table, owners) = (table.clone(), owners.clone());
                 thread::spawn(move || {
-                    // Two share a shelf.
+                    // Two threads share a magazine.
                     THREAD.with(|t| t.set(me as usize / 2));
                     for round in 0..3u64 {
                         let Some(a) = table.alloc() else { continue };
@@ -67,7 +67,7 @@ fn an_entry_has_one_owner() {
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!(table.live(), 0);
-        // The free list is whole: all four can be had, each once.
+        // The free list is complete: all four can be allocated, each once.
         let mut all: Vec<u32> = (0..4).map(|_| table.alloc().unwrap().entry.0).collect();
         all.sort_unstable();
         assert_eq!(all, [1, 2, 3, 4]);
@@ -152,7 +152,7 @@ fn a_slot_has_one_owner_and_slabs_come_back() {
                 })
             })
             .collect();
-        // A fork may come at any moment, and must find everything at rest.
+        // A fork may come at any moment, and must find a consistent state.
         {
             let _still = pool.fork_guard();
             let charged = (pool.slabs_in_use() + pool.slabs_empty()) as i64 * SLAB_CHARGE_BYTES;
@@ -165,7 +165,7 @@ fn a_slot_has_one_owner_and_slabs_come_back() {
             (pool.charged_bytes(), budget.0.load(Ordering::SeqCst)),
             (0, 0)
         );
-        // Nothing was lost on the way.
+        // Nothing was lost meanwhile.
         assert_eq!(
             (0..2 * RAW_SLOTS)
                 .filter_map(|_| pool.alloc(RAW_CLASS, &*budget))

@@ -1,4 +1,4 @@
-//! The slot allocator against a naive oracle; give-back; what classes waste.
+//! The slot allocator against a naive model; giving memory back; waste of the classes.
 #![cfg(not(feature = "shuttle"))]
 
 mod common;
@@ -30,7 +30,7 @@ impl PoolBudget for Budget {
     }
 }
 
-/// Notes which slabs were given back.
+/// Records which slabs were given back.
 #[derive(Default)]
 struct Released(Mutex<Vec<(usize, usize)>>);
 
@@ -49,7 +49,7 @@ enum Op {
     Trim,
 }
 
-/// What holds between any two operations.
+/// The invariants between any two operations.
 fn hold(
     pool: &SlotPool<'_>,
     live: &BTreeMap<usize, SlotId>,
@@ -69,8 +69,8 @@ fn hold(
     Ok(())
 }
 
-/// There is really no room: no empty slab is left, no slab may be charged, and no slab of this or a larger
-/// class has a free slot.
+/// There is really no room: no empty slab is left, no slab may be charged, and no slab of this or a larger class has a
+/// free slot.
 fn is_full_for(
     pool: &SlotPool<'_>,
     live: &BTreeMap<usize, SlotId>,

@@ -42,7 +42,7 @@ proptest! {
                 prop_assert_eq!(word >> (i % PAGE_UNITS) & 1 == 1, *used);
             }
         }
-        // Made anew from what is held, they are the same.
+        // Rebuilt from what is held, they are the same.
         let before: Vec<u32> = words.iter().map(|w| w.load(Ordering::Relaxed)).collect();
         units.forget(PAGES);
         for (unit, n) in held {

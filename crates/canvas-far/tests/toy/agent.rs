@@ -1,4 +1,4 @@
-//! The agent's side: keeps extents in a map, and answers in any order, with any status, or never.
+//! The agent: keeps extents in a map, and answers in any order, with any status, or never.
 
 use std::collections::HashMap;
 
@@ -9,16 +9,16 @@ use canvas_types::DeepPlace;
 
 use super::World;
 
-/// What it does by itself when somebody waits.
+/// What it does by itself when a thread waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mood {
     /// Answers all, the newest first.
     Well,
     /// Answers nothing.
     Away,
-    /// Answers some, with failures among them.
+    /// Answers some, with some failures.
     Odd,
-    /// Answers all with this.
+    /// Answers all with this status.
     Says(Status),
 }
 
@@ -48,7 +48,7 @@ impl Agent {
         (self.seed >> 33) as usize % n
     }
 
-    /// Takes what was posted.
+    /// Takes the posted requests.
     pub fn collect(&mut self, w: &World) {
         let (posted, _) = w.mailbox.news();
         for i in (0..REQUESTS).filter(|i| posted & 1 << i != 0) {
@@ -58,8 +58,7 @@ impl Agent {
         }
     }
 
-    /// The extent that request `i` is about, if somebody waits for it; an answer that nobody has looked at yet
-    /// counts.
+    /// The extent of request `i`, if a thread waits for it; an answer that nobody has seen yet counts.
     pub fn at_work_on(&self, w: &World, i: usize) -> Option<u32> {
         let at = self.at_work.iter().find(|(k, _)| *k == i);
         match at {
@@ -78,7 +77,7 @@ impl Agent {
         Some(self.extents.get(&place.extent)?[at..at + len].to_vec())
     }
 
-    /// Answers one of the requests that it has, if it has any.
+    /// Answers one of its requests, if there is any.
     pub fn answer(&mut self, w: &World, which: usize, status: Status) {
         self.collect(w);
         if self.at_work.is_empty() {
@@ -92,7 +91,7 @@ impl Agent {
                 (Kind::Write, Status::Ok) => {
                     self.extents.insert(ask.extent, buffer.clone());
                 }
-                // Half of it may have come there.
+                // Half of it may have been written.
                 (Kind::Write, _) => {
                     self.extents
                         .insert(ask.extent, Box::new([0xee; EXTENT_BYTES]));
@@ -111,7 +110,7 @@ impl Agent {
         w.mailbox.complete(i, status);
     }
 
-    /// A moment passes while somebody waits.
+    /// Time passes while a thread waits.
     pub fn step(&mut self, w: &World) {
         self.collect(w);
         let last = self.at_work.len().saturating_sub(1);

@@ -1,5 +1,5 @@
-//! Shared by the tests of the far tier: an owner whose pages are a vector, a pool over plain memory, and an agent
-//! that answers when and how it is told.
+//! Shared by the tests of the far tier: an owner whose pages are a vector, a pool over plain memory, and an agent that
+//! answers when and how the test wants.
 #![allow(dead_code)]
 
 pub mod agent;
@@ -30,14 +30,14 @@ use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
 use agent::Agent;
 
-/// Slabs that the pool can have.
+/// Most slabs of the pool.
 const POOL_SLABS: usize = 32;
-/// Slabs beyond it, and extents of each.
+/// Far slabs, and extents of each.
 pub const SLABS: usize = 8;
 pub const PER_SLAB: usize = 6;
 const EXTENTS: usize = SLABS * PER_SLAB;
 
-/// What is in a page: `len` bytes that a number gives, then zeros. 0 for a page of zeros.
+/// A page's content: `len` bytes determined by a number, then zeros. 0 for a page of zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Content {
     pub seed: u64,
@@ -54,14 +54,14 @@ impl Content {
             at = at
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            // None of them is zero, so that the length is seen.
+            // None of them is zero, so that the length can be seen.
             *byte = (at >> 56) as u8 | 1;
         }
         page
     }
 }
 
-/// Leaves the zeros at the end away.
+/// Strips the zeros at the end.
 pub struct Short;
 
 impl Lz for Short {
@@ -80,7 +80,7 @@ impl Lz for Short {
     }
 }
 
-/// The pool's memory; what is released is filled with junk.
+/// The pool's memory; released ranges are filled with junk.
 pub struct Mem(Mutex<Vec<u8>>);
 
 impl SlotMem for &Mem {
@@ -139,19 +139,19 @@ pub struct World {
     slab_live: Vec<AtomicU32>,
     roles: Vec<AtomicU32>,
     book: BookState,
-    /// Slabs that are ours.
+    /// This process's slabs.
     pub taken: Mutex<Vec<u32>>,
     pub slabs_max: Plain,
     words: Vec<AtomicU64>,
-    /// What lies in local memory.
+    /// The content of local memory.
     local: Vec<Mutex<Content>>,
     hand: Plain,
-    /// So many looks for the oldest pages find that all were used meanwhile.
+    /// Number of searches for the oldest pages that find all of them used.
     pub all_used: Plain,
     copy_hand: Plain,
     pub state: State,
     pub mailbox: Mailbox,
-    /// A buffer that is not free when somebody wants it is used by two: that fails the test.
+    /// A buffer that is busy when a thread wants it has two users: that fails the test.
     pub buffers: Vec<Mutex<Box<[u8; EXTENT_BYTES]>>>,
     pub now_ns: Plain,
     pub bound: AtomicI64,
@@ -160,11 +160,11 @@ pub struct World {
     pub told: Mutex<Vec<Status>>,
     pub ahead_ns: Mutex<Vec<u64>>,
     pub agent: Mutex<Agent>,
-    /// The extent that each request was about that was answered last.
+    /// By request, the extent of its last answer.
     pub answered: Vec<std::sync::atomic::AtomicU32>,
-    /// Pages that come in keep their entries.
+    /// Whether pages that come in keep their entries.
     pub keeps: bool,
-    /// The read unit that was asked for, and the one that was learned.
+    /// The configured far read size, and the learned one.
     pub unit_bytes: Plain,
     pub unit_learned: Plain,
 }
@@ -261,7 +261,7 @@ impl World {
     pub fn passes(&self, ns: u64) {
         self.now_ns.fetch_add(ns, Relaxed);
     }
-    /// A moment in which others work: the agent, or (under shuttle) other threads.
+    /// Lets others work: the agent, or (under shuttle) other threads.
     fn moment(&self, ns: u64) {
         self.passes(ns);
         #[cfg(feature = "shuttle")]
@@ -302,7 +302,7 @@ impl Slabs for OurSlabs<'_> {
     }
 }
 
-/// The pool's bound.
+/// The pool's limit.
 pub struct Budget<'a>(&'a World);
 
 impl PoolBudget for Budget<'_> {
@@ -392,7 +392,7 @@ impl Pages for Toy<'_> {
         }
     }
     fn with_copies(&self, _: usize, mut take: impl FnMut(u32, Word) -> bool) {
-        // A round over many pages takes its time.
+        // A search over many pages takes its time.
         self.w.passes(1_000_000);
         let n = self.w.words.len();
         for _ in 0..n {
@@ -522,7 +522,7 @@ impl Toy<'_> {
         self.look(page).unwrap()
     }
 
-    /// A page of local memory is written to. True when it was local, or new.
+    /// Writes to a page of local memory. True when it was local, or new.
     pub fn write(&self, page: u32, content: Content) -> bool {
         let seen = self.word(page);
         let busy = match seen.state() {
@@ -543,7 +543,7 @@ impl Toy<'_> {
         true
     }
 
-    /// A local page leaves local memory. False when it is not there, or no room can be made for it.
+    /// Evicts a local page. False when it is not local, or no room can be made for it.
     pub fn swap_out(&self, page: u32) -> bool {
         let seen = self.word(page);
         if seen.state() != LOCAL || !self.claim(page, seen) {
@@ -575,8 +575,8 @@ impl Toy<'_> {
         true
     }
 
-    /// A far page is needed: it must be `want`. `keep`: it keeps its entry. `neighbours`: and what the read unit says
-    /// comes after it. An error when far memory did not give it this time.
+    /// Reads a far page, which must be `want`. `keep`: it keeps its entry. `neighbours`: also fetch by the far read
+    /// size. An error when far memory did not deliver it this time.
     pub fn swap_in(
         &self,
         page: u32,
@@ -606,7 +606,7 @@ impl Toy<'_> {
                 Err(LoadError::Deep(place)) if channel::is_on_its_way(self, page, place) => {
                     self.publish(page, seen, Becomes::AsBefore);
                     fetch::arrives(self, page, place);
-                    // Another thread may be ending it.
+                    // Another thread may be completing it.
                     yield_now();
                     continue;
                 }
@@ -642,7 +642,7 @@ impl Toy<'_> {
         }
     }
 
-    /// A page beyond the pool is read ahead of its need, alone. True when it was asked for.
+    /// Prefetches a page from far memory alone. True when it was requested.
     pub fn read_ahead(&self, page: u32) -> bool {
         let seen = self.word(page);
         if seen.state() != FAR || !self.claim(page, seen) {
@@ -654,7 +654,7 @@ impl Toy<'_> {
         asked
     }
 
-    /// A page is given up, wherever it is.
+    /// Frees a page, wherever it is.
     pub fn discard(&self, page: u32) {
         let seen = self.word(page);
         if matches!(seen.state(), LOCAL | FAR) && self.claim(page, seen) {
@@ -663,9 +663,8 @@ impl Toy<'_> {
         }
     }
 
-    /// Looks at everything, while nobody works: each page is where its word says and has its content; each extent is
-    /// kept by those that name it, and by what is under way of it; no entry is lost, and the bound knows what is
-    /// charged.
+    /// Checks everything, while no thread works: each page is where its word says and has its content; each extent is
+    /// kept by the entries that name it, and by its requests under way; no entry is lost, and the charge is right.
     pub fn check(&self, contents: impl Fn(u32) -> Content) {
         let agent = &mut *self.w.agent.lock().unwrap();
         agent.collect(self.w);

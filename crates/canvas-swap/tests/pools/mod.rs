@@ -26,7 +26,7 @@ impl Lz for Lz4 {
     }
 }
 
-/// Slot memory whose released ranges are filled with junk, as no one may read them.
+/// Slot memory whose released ranges are filled with junk, since nobody may read them.
 pub struct Mem(pub Vec<AtomicU8>, pub AtomicU64);
 
 impl Mem {
@@ -62,16 +62,16 @@ impl SlotMem for &Mem {
     }
 }
 
-/// A bound in bytes.
+/// A limit in bytes.
 pub struct Budget {
     pub used: AtomicI64,
     pub limit: AtomicI64,
-    /// Extents of copies beyond the pool that are needed no more, one a page.
+    /// Extents of far copies that are no longer needed, one for each page.
     pub deep_gone: Mutex<Vec<u32>>,
-    /// The same of nodes.
+    /// The limits of nodes.
     pub node_used: [AtomicI64; NODES],
     pub node_limit: [AtomicI64; NODES],
-    /// Slabs that are new on a node lie elsewhere.
+    /// New slabs on a node are placed elsewhere.
     pub elsewhere: AtomicBool,
     /// Loads from nodes.
     pub node_loads: AtomicU64,
@@ -161,7 +161,7 @@ impl World {
             own_slabs: None,
         }
     }
-    /// The same, with nodes of no bound yet above so many slabs.
+    /// As above, with nodes without a limit yet above this many slabs.
     pub fn with_nodes(entries: usize, slabs: usize, budget_bytes: i64) -> World {
         let all = slabs + NODES * NODE_SLABS;
         World {
@@ -200,7 +200,7 @@ impl World {
     }
 }
 
-/// A small generator, so that a page is a number.
+/// A small generator, so that a number stands for a page.
 pub struct Rng(pub u64);
 
 impl Rng {

@@ -46,7 +46,7 @@ proptest! {
         prop_assert_eq!(at, range.end.max(range.start));
     }
 
-    /// Shards are written forward, and whole when the extent is.
+    /// Shards are written forward, and completely when the extent is.
     #[test]
     fn shards_grow_with_the_extent(code in codes(), a in 0..=EXTENT, b in 0..=EXTENT) {
         let (a, b) = (a.min(b), a.max(b));
@@ -56,8 +56,8 @@ proptest! {
         prop_assert!(b == EXTENT || to(b) < code.shard_bytes(EXTENT));
     }
 
-    /// What is gathered is enough whenever enough can be had, whoever fails or is late; of a healthy slab
-    /// nobody is asked who is not needed, and never more than one besides those that are needed.
+    /// Gathering succeeds whenever enough shards can be had, whoever fails or is late; for a healthy slab no unneeded
+    /// donor is asked, and never more than one besides the needed ones.
     #[test]
     fn enough_is_gathered_where_there_is_enough(
         code in codes(),
@@ -121,7 +121,7 @@ proptest! {
             }
             let Some((which, what)) = answers.pop().filter(|_| !awaited.is_empty()) else {
                 if awaited.is_empty() {
-                    // Whoever could have given something was asked.
+                    // Every donor that could have given something was asked.
                     let left = (0..donors.len()).filter(|d| can_give(*d) && !bit(failed, *d));
                     let shards = left.fold(0u32, |bits, d| bits | 1 << slab.replicas[d].shard);
                     prop_assert!((shards.count_ones() as usize) < data && wants & !shards != 0);
@@ -152,7 +152,7 @@ proptest! {
     }
 }
 
-/// A slab in shards is judged by its shards: two of one are not two.
+/// A slab in shards is judged by its shards: two copies of one shard do not count as two.
 #[test]
 fn two_donors_of_one_shard_count_once() {
     let code = Code::new(2, 1).unwrap();
@@ -180,7 +180,7 @@ fn two_donors_of_one_shard_count_once() {
     let policy = Policy::coded(code);
     assert!(!slab.due(&donors[..], policy, 0).degraded);
     donors[1] = view(false);
-    // It is away: its shard is what is lacking.
+    // It is away: its shard is missing.
     assert_eq!(slab.next_shard(&donors[..]), 1);
     assert_eq!(slab.to_ask(&donors[..], policy, 0), 1);
     let mut again = Replica::whole(3, [0; 16], 1);
@@ -197,7 +197,7 @@ fn two_donors_of_one_shard_count_once() {
     assert_eq!(slab.let_go(&donors[..], policy, || true, 0), None);
 }
 
-/// What is there in copies when shards come to be wanted stays in copies, so many that as many donors may die.
+/// A slab in copies stays in copies when the policy changes to shards, with enough of them that as many donors may die.
 #[test]
 fn a_slab_stays_in_the_form_in_which_it_was_begun() {
     let coded = Policy::named("4+2").unwrap();
@@ -216,7 +216,7 @@ fn a_slab_stays_in_the_form_in_which_it_was_begun() {
 }
 
 proptest! {
-    /// What is given up of a slab in shards leaves every shard that was whole, unless its time is over.
+    /// Releasing a replica of a slab in shards leaves every shard that was complete, unless its deadline is over.
     #[test]
     fn no_shard_is_given_up_that_is_the_only_one(
         code in codes(),

@@ -26,7 +26,7 @@ fn slab_at(donors: usize) -> Slab {
     }
 }
 
-/// Tells what is to be told, and has it confirmed.
+/// Sends what is due, and has it confirmed.
 fn settle(entry: &mut Slab, number: u32, donors: &[DonorView], policy: Policy) -> Vec<Worth> {
     for _ in 0..4 {
         for (donor, _, worth) in entry.worths(number, donors, policy, 0) {
@@ -49,7 +49,7 @@ fn one_of_two_copies_is_kept_and_each_donor_has_some_to_free() {
     let policy = Policy::new(2, false);
     let donors = [view(true), view(true)];
     let mut entry = slab_at(2);
-    // After another agent, the spare one is told only when the kept one has heard it.
+    // After a new agent took over, the spare one's donor is told only when the kept one's has confirmed.
     let mut anew = slab_at(2);
     for replica in &mut anew.replicas {
         replica.told = Told::unknown();
@@ -63,7 +63,7 @@ fn one_of_two_copies_is_kept_and_each_donor_has_some_to_free() {
     assert_eq!(entry.worths(0, &away[..], policy, 0), [(1, 101, Sole)]);
     entry.replicas[0].leaving = Some((1, 1000));
     assert_eq!(settle(&mut entry, 0, &donors, policy), [Spare, Sole]);
-    // One that lacks something is as good as none.
+    // One that lacks something does not count.
     let mut entry = slab_at(2);
     entry.replicas[0].lacks(7);
     assert_eq!(settle(&mut entry, 0, &donors, policy), [Spare, Sole]);
@@ -114,7 +114,7 @@ fn as_many_shards_are_kept_as_the_code_needs() {
     assert_eq!(told[..4], [Worth::Sole; 4]);
 }
 
-/// A donor that refuses is not asked without end.
+/// A donor that refuses is not asked endlessly.
 #[test]
 fn who_refuses_is_told_again_later() {
     let mut entry = slab_at(2);
@@ -136,17 +136,17 @@ fn who_refuses_is_told_again_later() {
 #[derive(Clone, Debug)]
 enum Step {
     Tick,
-    /// What is under way to a donor comes there, and its answer back.
+    /// A message to a donor arrives, and its answer does, too.
     Heard(usize),
-    /// It comes there, and the answer is lost.
+    /// It arrives, and the answer is lost.
     Unconfirmed(usize),
-    /// It never comes there.
+    /// It never arrives.
     Lost(usize),
     Up(usize, bool),
     Leaving(usize, bool),
     /// Another agent takes over.
     Anew,
-    /// Copies are wanted on the disk, too, or not any more.
+    /// Copies are wanted on the disk, too, or no longer.
     Disk(bool),
     /// The disk has all of it.
     Copied,
@@ -168,8 +168,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever is lost on the way, and whoever is away: if at any moment all donors freed what they believe
-    /// to be spare, what is left gives everything back.
+    /// Whatever is lost on the way, and whoever is away: if at any moment all donors freed what they believe to be
+    /// spare, what is left restores everything.
     #[test]
     fn what_all_donors_may_free_is_never_everything(
         steps in steps(), n in 2..5usize, is_coded: bool, number in 0..9u32,
@@ -220,7 +220,7 @@ proptest! {
             let on_disk = entry.may_be_on_disk && entry.disk.is_none();
             prop_assert!(on_disk || left >= entry.needed(), "{:?}", believes);
         }
-        // When all is well again, all that can be is spare.
+        // When all is well again, every possible replica is spare.
         donors.fill(view(true));
         for d in 0..n {
             entry.replicas[d].leaving = None;
