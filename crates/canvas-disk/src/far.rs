@@ -1,9 +1,9 @@
-//! What lies beyond the pool: how a disk stands under [`canvas_far`].
+//! Far memory of a disk: its implementation of the traits of [`canvas_far`].
 //!
-//! A disk with far memory is a tenant with one process, this one: it has a segment with bounds and counters,
-//! a mailbox for requests, and an agent that keeps what left the pool. Its pages are all far, in the pool or
-//! beyond it; which to move is said by a hand that goes over them, and passes those that were used since it
-//! came by last.
+//! A disk with far memory is a tenant with one process, this one: it has a segment with limits and
+//! counters, a mailbox for requests, and an agent that keeps pages demoted from the pool. All its
+//! pages are far, in the pool or beyond it. A clock hand selects pages to demote, and skips those
+//! used since its last pass.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -26,20 +26,21 @@ use canvas_types::{DeepPlace, SwapEntry};
 
 use crate::pool::{Lz4, PoolStore, Slots, entry_of, has_copy, pause, thread_number};
 
-/// Bits of a page's state. A thread works on the page.
+/// Bits of a page's state. A thread is working on the page.
 pub(crate) const BUSY: u8 = 1;
-/// It is likely to lie beyond the pool, or takes no room in it.
+/// The page is probably beyond the pool, or takes no space in it.
 pub(crate) const BEYOND: u8 = 2;
-/// It was used since the hand came by.
+/// The page was used since the hand's last pass.
 pub(crate) const USED: u8 = 4;
-/// It came back into the pool beside another one, and was not needed yet.
+/// The page was promoted along with another one, and has not been used yet.
 pub(crate) const CAME: u8 = 8;
-/// It was asked for ahead, as its request needs it.
+/// The page was prefetched for the current request, which will use it.
 pub(crate) const ASKED: u8 = 16;
-/// It was written once: the entry of one that never was is not looked at, as that would take memory for it.
+/// The page was written once. Entries of other pages are not read, because that would take memory
+/// for them.
 pub(crate) const KNOWN: u8 = 32;
 
-/// The tenant that a disk is.
+/// The tenant of a disk.
 pub struct Tenant {
     segment: &'static Segment,
     far: &'static Far,
@@ -54,7 +55,7 @@ pub struct Tenant {
     lanes: Lanes,
 }
 
-/// A place among a tenant's processes, and the mailbox that goes with it.
+/// An entry among a tenant's processes, with its mailbox.
 #[derive(Clone, Copy)]
 pub struct Place {
     segment: &'static Segment,
@@ -63,7 +64,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Takes one for this process, of the tenant with the segment in `fd`.
+    /// Takes an entry for this process, in the tenant with the segment in `fd`.
     pub fn take(
         fd: impl AsFd,
         segment: &'static Segment,
@@ -80,8 +81,8 @@ impl Place {
         Ok(Place { segment, far, slot })
     }
 
-    /// Takes the place of process `pid`, with all that it had beyond the pool: of one that has ended, and was
-    /// started by this one, or of the one that started this one. `None` when it has none.
+    /// Takes over the entry of process `pid` with all its far memory: of a process that has ended
+    /// and was started by this one, or of the one that started this one. `None` if it has none.
     pub fn take_from(
         fd: impl AsFd,
         segment: &'static Segment,
@@ -96,7 +97,7 @@ impl Place {
         Some(Place { segment, far, slot })
     }
 
-    /// Gives it back, and what it had.
+    /// Releases the entry and its far memory.
     pub fn leave(&self) {
         let gone = |index| {
             self.far.drop_process(index);
@@ -111,7 +112,7 @@ fn live_in(fd: impl AsFd, segment: &Segment) -> Result<u64, Errno> {
 }
 
 impl Tenant {
-    /// Takes a place among the tenant's processes.
+    /// Takes an entry among the tenant's processes.
     pub fn enter(
         fd: impl AsFd,
         segment: &'static Segment,
@@ -120,7 +121,7 @@ impl Tenant {
         Tenant::at(Place::take(fd, segment, far)?)
     }
 
-    /// The tenant at a place that is taken.
+    /// The tenant at an entry that was taken.
     pub fn at(place: Place) -> Result<Tenant, Errno> {
         let Place { segment, far, slot } = place;
         let index = segment.index_of(slot);
@@ -139,12 +140,12 @@ impl Tenant {
         })
     }
 
-    /// What its pool may take now.
+    /// The current limit on its pool.
     pub fn pool_bytes_max(&self) -> u64 {
         self.segment.pool_bound().max(0) as u64
     }
 
-    /// It is over: nothing is waited for any more, and the place is given back.
+    /// Ends it: stops waiting for far memory, and releases the entry.
     pub fn leave(&self) {
         self.far.wait_ms_max.store(0, Relaxed);
         self.lanes.close(&Ours);
@@ -152,7 +153,7 @@ impl Tenant {
         Place { segment, far, slot }.leave();
     }
 
-    /// Begins to take over what another process had at this place.
+    /// Starts to take over what another process had at this entry.
     pub(crate) fn take_over(&self) {
         self.far.mailboxes[self.index].reset();
         let charged = self.slot.pool_bytes.load(Relaxed);
@@ -163,37 +164,37 @@ impl Tenant {
         }
     }
 
-    /// An entry names a copy there; false when there can be none.
+    /// Records that an entry names a copy there; false if there can be none.
     pub(crate) fn keep(&self, place: DeepPlace) -> bool {
         self.book().take_over_extent(place.extent)
     }
 
-    /// It does not name it any more.
+    /// Records that the entry does not name it any more.
     pub(crate) fn keep_not(&self, place: DeepPlace) {
         self.book().unhold(place.extent, &OurSlabs(self));
     }
 
-    /// All entries were seen. What the agent is writing still for the other process is free as well: it ends that
-    /// before it begins to write an extent anew.
+    /// All entries were read. Extents that the agent is still writing for the other process count
+    /// as free, too: it finishes that before it reuses an extent.
     pub(crate) fn taken_over(&self) {
         self.book().taken_over(&OurSlabs(self));
     }
 
-    /// Extents that are kept, for whatever reason.
+    /// Number of extents kept for any reason.
     #[cfg(test)]
     pub(crate) fn kept_extents(&self) -> u64 {
         let (all, free) = self.book().room(OurSlabs(self).high());
         all - free
     }
 
-    /// Bytes that it has beyond the pool, and may have.
+    /// Far memory in use, and its limit, in bytes.
     pub fn far_bytes(&self) -> (u64, u64) {
         let slab = (EXTENT_BYTES * SLAB_EXTENTS) as u64;
         let used = self.far.slabs_used.load(Relaxed).max(0) as u64;
         (used * slab, self.far.slabs_max.load(Relaxed) * slab)
     }
 
-    /// Pages that were read from donors without the agent.
+    /// Number of pages read directly from donors.
     pub fn lane_reads(&self) -> u64 {
         self.far.stats.lane_reads.load(Relaxed)
     }
@@ -226,10 +227,10 @@ impl Drop for Tenant {
     }
 }
 
-/// A tenant has places for so many processes only (EAGAIN).
+/// A tenant has a limited number of process entries (EAGAIN).
 const NO_PLACE: Errno = Errno(11);
 
-/// This process, as its lanes to donors need it.
+/// This process, as needed by direct read channels.
 struct Ours;
 
 impl Process for Ours {
@@ -247,11 +248,11 @@ impl Process for Ours {
     fn has_own_fds(&self) -> bool {
         false
     }
-    /// Nobody else's time is told apart from it.
+    /// Sleep is not accounted for here.
     fn note_slept(&self, _: u64) {}
 }
 
-/// The tenant's slabs, as this process sees them.
+/// The tenant's slabs, from this process's view.
 pub(crate) struct OurSlabs<'t>(&'t Tenant);
 
 impl Slabs for OurSlabs<'_> {
@@ -269,22 +270,23 @@ impl Slabs for OurSlabs<'_> {
     }
     fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool {
         self.0.far.others(slab, self.0.index, |born| {
-            // One that inherited nothing, and refers to our slab: it cannot be.
+            // A process that inherited nothing cannot refer to our slab; if one does, assume the
+            // whole span.
             on(Span::of(born).unwrap_or(Span::ALL));
         })
     }
 }
 
-/// The bound on a disk's pool.
+/// The limit on a disk's pool.
 pub enum Bound<'m> {
-    /// Its own.
+    /// The disk's own limit.
     Own {
-        /// It.
+        /// The limit.
         bytes: i64,
-        /// What of it is taken.
+        /// Memory in use.
         charged: AtomicI64,
     },
-    /// Its tenant's.
+    /// The tenant's limit.
     Tenant(&'m Tenant),
 }
 
@@ -323,11 +325,11 @@ impl PoolBudget for Bound<'_> {
     }
 }
 
-/// The hand that goes over the pages.
+/// The clock hand.
 #[derive(Default)]
 pub(crate) struct Hand(AtomicU32);
 
-/// A page as it was looked at.
+/// A snapshot of a page.
 #[derive(Clone, Copy)]
 pub struct Seen {
     page: u32,
@@ -357,7 +359,7 @@ impl Pages for PoolStore<'_> {
             false => Whereabouts::Other,
         }
     }
-    /// What is stored may be another page by now, which whoever moves it looks at, too.
+    /// The stored page may have changed; the code that moves it checks that as well.
     fn claim(&self, page: u32, seen: Seen) -> bool {
         let state = &self.states[page as usize];
         let busy = seen.state | BUSY;
@@ -378,7 +380,7 @@ impl Pages for PoolStore<'_> {
     }
     fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Seen) -> bool) {
         let pages = self.high.load(Relaxed);
-        // Once to forget that they were used, once more to take them.
+        // One pass clears their use, a second one takes them.
         let looks = 2 * pages as usize;
         for _ in 0..look_max.unwrap_or(looks).min(looks) {
             let at = self.hand.0.load(Relaxed);
@@ -390,7 +392,7 @@ impl Pages for PoolStore<'_> {
                 if seen.state & USED != 0 {
                     let passed = seen.state & !USED;
                     let state = &self.states[page as usize];
-                    // Who works on it meanwhile uses it.
+                    // A thread working on it meanwhile counts as use.
                     let _ = state.compare_exchange(seen.state, passed, Relaxed, Relaxed);
                 } else if !take(page, seen) {
                     self.hand.0.store(page, Relaxed);
@@ -400,7 +402,7 @@ impl Pages for PoolStore<'_> {
             self.hand.0.store(page + 1, Relaxed);
         }
     }
-    /// No page lies anywhere but here.
+    /// There are no resident copies.
     fn with_copies(&self, _: usize, _: impl FnMut(u32, Seen) -> bool) {}
 }
 
@@ -433,7 +435,7 @@ impl Host for PoolStore<'_> {
     fn keeps_places(&self) -> bool {
         true
     }
-    /// It is alone.
+    /// There is no other process.
     fn ask_for_pool(&self, _: Whom) -> bool {
         false
     }
@@ -454,7 +456,7 @@ impl<'m> Owner for PoolStore<'m> {
     }
 }
 
-/// A disk, and its tenant.
+/// A disk with its tenant.
 pub(crate) struct DiskFar<'s, 'm> {
     pub(crate) store: &'s PoolStore<'m>,
     pub(crate) tenant: &'m Tenant,
@@ -532,11 +534,11 @@ impl<'m> Beyond for DiskFar<'_, 'm> {
     }
 }
 
-/// Pages that are asked for ahead of one request's reads, at most.
+/// Most pages prefetched for one request.
 const EXPECT_MAX: usize = 16;
 
-/// Asks for those of the pages that lie beyond the pool, all at once: pages of one extent with it, others alone.
-/// The first one alone is read anyway.
+/// Prefetches the pages that are beyond the pool, all at once: several pages of an extent with one
+/// request, others alone. The first page alone is read anyway.
 pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
     let mut before = None;
     for (i, page) in pages.take(EXPECT_MAX).enumerate() {

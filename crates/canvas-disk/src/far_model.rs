@@ -1,4 +1,5 @@
-//! A disk with far memory against plain memory: a real agent keeps what leaves a pool that is far too small.
+//! A disk with far memory compared with plain memory: a real agent keeps what a far too small pool
+//! demotes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -27,12 +28,12 @@ use crate::pool::{POOL_BYTES_MIN, entry_of};
 use crate::recover_model::{compare_servers, kill_again_and_again};
 use crate::{DiskError, DiskMemory, PageStore, PoolStore, Scratch, span};
 
-/// A word of an entry has its tag below.
+/// Bits of an entry's word below its value: the tag.
 const TAG_BITS: u32 = 4;
-/// Part of the pool past which pages leave it, in percent.
+/// Part of the pool above which pages are demoted, in percent.
 const SPILL_AT: u64 = 30;
 
-/// Ends an agent.
+/// Ends an agent when dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -41,7 +42,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Does something with a tenant whose far memory an agent keeps in a file.
+/// Calls a function with a tenant whose agent keeps far memory in a file.
 fn with_agent<R>(
     slabs: usize,
     on: impl FnOnce(BorrowedFd<'_>, &'static Segment, &'static Far) -> R,
@@ -69,7 +70,7 @@ fn with_agent<R>(
             let disk = Disk::new(vec![file], None, Waker(far)).unwrap();
             Agent::new(setup, disk).serve(Dispatch::new(), || over.load(Relaxed));
         });
-        // Also when something is found wrong.
+        // Also when a check fails.
         let _ends = Ends(&over);
         on(fd.as_fd(), segment, far)
     })
@@ -89,7 +90,7 @@ fn a_disk_with_far_memory_is_a_disk() {
             let memory = memory(fd, segment, far);
             let stats = compare(&memory, &ops, &seen)?;
             memory.leave();
-            // What its extents took is free, but for the slab that is being filled.
+            // The space of its extents is free, except the slab that is being filled.
             prop_assert!(far.slabs_used.load(Relaxed) <= 1);
             Ok(stats)
         })?;
@@ -105,16 +106,16 @@ fn a_disk_with_far_memory_is_a_disk() {
     assert!(complete(), "{:?}", seen.borrow());
 }
 
-/// The place that this process has, as its next server takes it.
+/// This process's entry, as its next server takes it over.
 fn here(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'static Far) -> Place {
     Place::take_from(fd, segment, far, std::process::id()).unwrap()
 }
 
-/// Once the process that had it last is gone.
+/// After the last process that had it is gone.
 fn all_is_free_in_the_end(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'static Far) {
     here(fd, segment, far).leave();
     assert_eq!(segment.pool_bytes.load(Relaxed), 0);
-    // As whoever is there next does.
+    // As the next process does.
     far.mailboxes[0].reset();
     let began = Instant::now();
     let in_use = |slab: &Slab| slab.state.load(Relaxed) != slab_state::FREE;
@@ -131,11 +132,11 @@ fn all_is_free_in_the_end(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'
     }
 }
 
-/// Servers are killed, whatever they are at, beyond the pool as well.
+/// Servers are killed at any point, also while they demote or promote.
 #[test]
 fn a_killed_server_loses_nothing_beyond_the_pool() {
     with_agent(6, |fd, segment, far| {
-        // It goes from one to the next.
+        // It is passed from one server to the next.
         Place::take(fd, segment, far).unwrap();
         let test = "far_model::a_killed_server_loses_nothing_beyond_the_pool";
         kill_again_and_again(test, Some(fd));
@@ -145,7 +146,7 @@ fn a_killed_server_loses_nothing_beyond_the_pool() {
     });
 }
 
-/// A place beyond the pool where nothing can be is damage of that page, and of no other.
+/// An invalid place beyond the pool damages only its page.
 #[test]
 fn entries_that_name_no_extent_are_damage() {
     with_agent(4, |fd, segment, far| {
@@ -168,7 +169,7 @@ fn entries_that_name_no_extent_are_damage() {
         }
         let entries = file.entries().unwrap();
         let word = |page: u32| &entries.all()[page as usize + 1];
-        // In a slab of nobody's, in none, too long, and beyond the end of its extent.
+        // In a slab of no process, in no slab, too long, and beyond the end of its extent.
         let wrong = [
             (3, 6144 << TAG_BITS),
             (4, 0xffff_ffff << TAG_BITS),
@@ -227,7 +228,7 @@ fn a_disk_with_far_memory_goes_on_where_its_last_server_ended() {
     assert!(complete(), "{:?}", seen.borrow());
 }
 
-/// Where far memory is full, too, what finds no room is refused, and nothing is lost.
+/// When far memory is full, too, writes without room are refused, and nothing is lost.
 #[test]
 fn far_memory_that_is_full_refuses_and_keeps() {
     with_agent(0, |fd, segment, far| {
@@ -248,7 +249,7 @@ fn far_memory_that_is_full_refuses_and_keeps() {
     });
 }
 
-/// Threads write, read and discard, each its own pages, while another moves them out.
+/// Threads write, read and discard, each its own pages, while another demotes them.
 #[test]
 fn threads_meet_the_one_that_moves_pages() {
     let base = seed();
@@ -276,7 +277,7 @@ fn threads_meet_the_one_that_moves_pages() {
                         *version = None;
                     }
                     _ => {
-                        // Alone, or with others, which are asked for ahead.
+                        // Alone, or with others, which are prefetched.
                         let n = ((at >> 50) % 6 + 1).min(PAGES - page) as usize;
                         let mut some = vec![0; n * PAGE_SIZE];
                         let start = page * PAGE_SIZE as u64;

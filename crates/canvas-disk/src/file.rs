@@ -1,4 +1,4 @@
-//! The memory file of a disk whose server may be killed: what the next server needs to go on.
+//! The memory file of a disk whose server may be killed: everything that the next server needs.
 //!
 //! ```text
 //! ┌────────┬─────┬─────────┬─────────┬───────┐
@@ -6,8 +6,8 @@
 //! └────────┴─────┴─────────┴─────────┴───────┘
 //! ```
 //!
-//! The file is made once, by whoever outlives the servers, and takes memory where something was written.
-//! Everything else that a server has is made anew from the entries.
+//! The process that outlives the servers makes the file, which takes memory where it is written.
+//! Servers rebuild all other state from the entries.
 
 use std::fs::File;
 use std::ops::Range;
@@ -28,18 +28,19 @@ use std::sync::atomic::AtomicU64;
 
 use crate::pool::{MemoryError, check, slabs_of};
 
-/// Changes with the layout.
+/// Identifies the layout; changes with it.
 const MAGIC: u64 = u64::from_le_bytes(*b"cnvdisk1");
-/// Threads that store at one time are fewer: queues, clients, and who moves pages.
+/// More than the threads that store at the same time: queues, clients, and the one that moves
+/// pages.
 const NOTES: usize = 64;
 const WORD: usize = size_of::<u64>();
 
-/// The file.
+/// The memory file.
 pub struct DiskFile {
     file: File,
     /// Pages of the disk.
     pub pages: u64,
-    /// The bound on its pool.
+    /// Limit on its pool.
     pub pool_bytes: u64,
 }
 
@@ -52,7 +53,7 @@ fn number(e: &std::io::Error) -> MemoryError {
 }
 
 impl DiskFile {
-    /// A file of an empty disk, under a new key.
+    /// Makes a file for an empty disk, with a new key.
     pub fn create(pages: u64, pool_bytes: u64) -> Result<DiskFile, MemoryError> {
         check(pages, pool_bytes)?;
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
@@ -63,7 +64,7 @@ impl DiskFile {
             pool_bytes,
         };
         let bytes = disk.bytes() as u64;
-        // The kernel would end this process for a file beyond its limit.
+        // The kernel would kill this process for exceeding its file size limit.
         if let Ok((most, _)) = getrlimit(Resource::RLIMIT_FSIZE)
             && most < bytes
         {
@@ -81,7 +82,7 @@ impl DiskFile {
         Ok(disk)
     }
 
-    /// The file that another process made, with what is there.
+    /// Opens a file that another process made, with its contents.
     pub fn open(fd: OwnedFd) -> Result<DiskFile, MemoryError> {
         let file = File::from(fd);
         let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(system)?;
@@ -96,7 +97,7 @@ impl DiskFile {
             pages,
             pool_bytes,
         };
-        // It stays as long as it is: nothing beyond its end is ever touched.
+        // The file cannot shrink: accesses to it never fail.
         let stays = SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_SHRINK);
         if magic != MAGIC || check(pages, pool_bytes).is_err() || !stays || !disk.is_whole() {
             return Err(MemoryError::Foreign);
@@ -109,7 +110,7 @@ impl DiskFile {
         there.is_ok_and(|there| there == self.bytes() as u64)
     }
 
-    /// Its descriptor.
+    /// The file's descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -125,7 +126,7 @@ impl DiskFile {
     fn entries_at(&self) -> usize {
         (self.journal_at() + NOTES * JOURNAL_WORDS * WORD).next_multiple_of(PAGE_SIZE)
     }
-    /// One more than there are pages: the first is none.
+    /// One more than the pages: entry 0 is unused.
     fn entries_count(&self) -> usize {
         self.pages as usize + 1
     }
@@ -148,7 +149,7 @@ impl DiskFile {
         let bytes = region_bytes(slabs_of(self.pool_bytes));
         Ok(LazyBytes::of_file(self.part(self.slots_at()), bytes)?)
     }
-    /// A copy of the key, which is not shared.
+    /// A private copy of the key.
     pub(crate) fn key(&self) -> Result<LazyPage, MemoryError> {
         let read = |key: &mut PageBuf| {
             let read = self.file.read_exact_at(key, PAGE_SIZE as u64);
@@ -157,7 +158,7 @@ impl DiskFile {
         Ok(LazyPage::new(read)?)
     }
 
-    /// The entries that may be other than never used: to look at the others would take memory for them.
+    /// Ranges of entries that may have been used: reading others would take memory for them.
     pub(crate) fn touched(&self) -> Result<Vec<Range<u32>>, MemoryError> {
         let (start, end) = (self.entries_at() as i64, self.slots_at() as i64);
         let entry = |at: i64| ((at - start) as usize / WORD) as u32;
@@ -168,7 +169,7 @@ impl DiskFile {
                 Ok(_) | Err(Errno::ENXIO) => break,
                 Err(e) => return Err(system(e)),
             };
-            // Behind the last data there always is a hole.
+            // There is always a hole after the last data.
             at = lseek(&self.file, data, Whence::SeekHole).map_err(system)?;
             let to = entry(at.min(end)).min(self.entries_count() as u32);
             all.push(entry(data).max(1)..to);

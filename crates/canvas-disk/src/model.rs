@@ -1,4 +1,5 @@
-//! The store against plain memory, with a pool so small that it is often full; and several threads.
+//! The store compared with plain memory, with a pool so small that it is often full; also with
+//! several threads.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,7 +17,7 @@ use crate::{DiskError, DiskMemory, DiskStats, PageStore, PoolStore, Scratch, spa
 pub const PAGES: u64 = 600;
 const BYTES: u64 = PAGES * PAGE_SIZE as u64;
 
-/// A page: so many random bytes, and the rest repeated.
+/// A page of `random` random bytes, and a repeated rest.
 pub fn page_of(seed: u64, random: usize) -> PageBuf {
     let mut state = seed;
     let mut next = move || {
@@ -45,7 +46,7 @@ pub enum Op {
         page: u64,
         byte: u8,
     },
-    /// A few bytes of the page change.
+    /// Change a few bytes of the page.
     Touch {
         page: u64,
         seed: u64,
@@ -125,7 +126,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// What was written before the page that found no room is written.
+    /// Pages before the one that found no room are written.
     fn write_span(&mut self, offset: u64, bytes: &[u8]) -> Result<&'static str, TestCaseError> {
         let got = span::write(&self.store, offset, bytes, &mut self.scratch);
         if got != Err(DiskError::Full) {
@@ -150,7 +151,7 @@ impl Pair<'_> {
         Ok("span full")
     }
 
-    /// At its edges it may find no room: each page is as before, or as it is to be.
+    /// Its first and last page may find no room: each is unchanged or as requested.
     fn zero_span(&mut self, offset: u64, bytes: u64) -> TestCaseResult {
         let got = span::zero(&self.store, offset, bytes, &mut self.scratch);
         let before = RamStore::new(PAGES);
@@ -249,10 +250,11 @@ impl Pair<'_> {
     }
 }
 
-/// What has happened.
+/// Events that have occurred.
 pub type Seen = RefCell<BTreeSet<&'static str>>;
 
-/// Operations on a fresh disk, which is compared with plain memory all the while; what it has done.
+/// Performs operations on a new disk and compares it with plain memory throughout; returns its
+/// statistics.
 pub fn compare(memory: &DiskMemory, ops: &[Op], seen: &Seen) -> Result<DiskStats, TestCaseError> {
     let mut pair = Pair {
         store: PoolStore::new(memory, Codec::Lz4),
@@ -263,7 +265,7 @@ pub fn compare(memory: &DiskMemory, ops: &[Op], seen: &Seen) -> Result<DiskStats
         seen.borrow_mut().insert(pair.apply(op)?);
     }
     pair.check_all()?;
-    // Nothing takes room once everything is discarded.
+    // After everything is discarded, nothing takes space.
     span::discard(&pair.store, 0, BYTES).unwrap();
     pair.store.trim();
     let stats = pair.store.stats();
@@ -278,7 +280,7 @@ pub fn compare(memory: &DiskMemory, ops: &[Op], seen: &Seen) -> Result<DiskStats
 fn the_store_is_a_disk() {
     let seen = Seen::default();
     let case = |ops: Vec<Op>| {
-        // Memory that is taken at once behaves as that which comes and goes.
+        // Preallocated memory behaves like memory allocated on demand.
         let memory = match ops.len() % 2 {
             0 => DiskMemory::new(PAGES, POOL_BYTES_MIN),
             _ => DiskMemory::taken(PAGES, POOL_BYTES_MIN),
@@ -323,7 +325,7 @@ fn threads_on_neighbouring_pages_do_not_meet() {
     assert_eq!(stats.stored_pages, 512);
 }
 
-/// Smaller sectors of one page, each of another thread's.
+/// Sectors smaller than a page, each written by another thread.
 #[test]
 fn parts_of_a_page_are_written_in_one_step() {
     let memory = DiskMemory::new(1, POOL_BYTES_MIN).unwrap();
@@ -377,7 +379,7 @@ fn what_cannot_be_a_disk_is_told() {
         wrong(1, u64::MAX),
         Some(MemoryError::PoolTooLarge(u64::MAX))
     );
-    // The largest disk takes addresses only.
+    // The largest disk only takes addresses.
     let memory = DiskMemory::new(PAGES_MAX, 1 << 30).unwrap();
     let store = PoolStore::new(&memory, Codec::Lz4);
     let mut scratch = Box::<Scratch>::default();

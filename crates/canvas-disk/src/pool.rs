@@ -1,4 +1,4 @@
-//! Pages of a disk in a compressed pool of this process.
+//! A disk's pages in a compressed pool of this process.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -28,17 +28,17 @@ use crate::file::DiskFile;
 use crate::recover::Found;
 use crate::{DiskError, PageStore};
 
-/// Pages of the largest disk: the words of an entry table but one.
+/// Pages of the largest disk: one less than an entry table has words.
 pub const PAGES_MAX: u64 = (1 << 31) - 1;
-/// Time between two rounds in the background, where there is nothing beyond the pool, and where there is.
+/// Interval of background work, without far memory and with it.
 const IDLE: Duration = Duration::from_secs(1);
 const WATCHFUL: Duration = Duration::from_millis(20);
-/// Bytes of the smallest pool that can be worked with.
+/// Size of the smallest useful pool.
 pub const POOL_BYTES_MIN: u64 = 1 << 20;
-/// Bytes of the largest pool.
+/// Size of the largest pool.
 pub const POOL_BYTES_MAX: u64 = SLABS_MAX as u64 * SLAB_CHARGE_BYTES as u64;
 
-/// Why there is no disk.
+/// Why a disk cannot be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MemoryError {
     /// It would have no page.
@@ -50,18 +50,18 @@ pub enum MemoryError {
     /// No page would find room.
     #[error("a pool of {0} bytes is too small: the least is {POOL_BYTES_MIN}")]
     PoolTooSmall(u64),
-    /// More than slots can be numbered.
+    /// It would need more slots than can be numbered.
     #[error("a pool of {0} bytes is too large: the most is {POOL_BYTES_MAX}")]
     PoolTooLarge(u64),
-    /// The kernel does not give addresses or random bytes.
+    /// The kernel provides no address space or random bytes.
     #[error("the kernel refused memory for the disk (error {0})")]
     Kernel(i32),
-    /// Files may not be as long as its memory file.
+    /// The limit on file sizes is too low for its memory file.
     #[error(
         "the limit on file sizes forbids the disk's memory file of {0} MiB; raise it (ulimit -f), or write -o restarts=0"
     )]
     FileLimit(u64),
-    /// What should be the memory file of a disk is none.
+    /// The file is not the memory file of a disk.
     #[error("the memory file is not one of this version of canvas's")]
     Foreign,
 }
@@ -72,7 +72,7 @@ impl From<Errno> for MemoryError {
     }
 }
 
-/// Can there be such a disk?
+/// Checks the sizes of a disk.
 pub(crate) fn check(pages: u64, pool_bytes: u64) -> Result<(), MemoryError> {
     match (pages, pool_bytes) {
         (0, _) => Err(MemoryError::NoPage),
@@ -83,49 +83,50 @@ pub(crate) fn check(pages: u64, pool_bytes: u64) -> Result<(), MemoryError> {
     }
 }
 
-/// Slabs of a pool: a quarter more than its bound, which what comes back to empty an extent may pass.
+/// Slabs for a pool: a quarter more than its limit, which pages promoted to compact extents may
+/// exceed.
 pub(crate) fn slabs_of(pool_bytes: u64) -> usize {
     let slabs = least_slabs(pool_bytes);
     (slabs + slabs / 4).min(SLABS_MAX)
 }
 
-/// Those of a pool that nothing comes back to.
+/// Slabs for a pool without far memory.
 fn least_slabs(pool_bytes: u64) -> usize {
     (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize
 }
 
-/// The memory of a disk: given by the kernel as it is used.
+/// The memory of a disk, allocated by the kernel as it is used.
 pub struct DiskMemory {
     pool_bytes: u64,
-    /// A byte a page.
+    /// One byte per page.
     states: LazyArray<AtomicU8>,
     entries: LazyArray<AtomicU64>,
     slab_words: LazyArray<AtomicU64>,
     class_bytes: [AtomicI64; CLASSES],
     slots: LazyBytes,
-    /// It was taken as a whole, and none of it is given back.
+    /// Whether it was preallocated, and none of it is freed.
     is_kept: bool,
-    /// The key of the content hash.
+    /// Key of the content hash.
     key: LazyPage,
-    /// Of a disk that outlives its server, what is being written over something.
+    /// For a disk that outlives its server: writes in place under way.
     journal: Option<LazyArray<AtomicU64>>,
-    /// Entries that its last server may have used.
+    /// Entries that the last server may have used.
     touched: Vec<Range<u32>>,
-    /// A disk uses it, or did.
+    /// Whether a disk uses it, or did.
     used: AtomicBool,
-    /// What has far memory.
+    /// The tenant that has far memory.
     tenant: Option<Tenant>,
 }
 
 impl DiskMemory {
-    /// Memory of a disk with so many pages, whose pool takes so many bytes at most. Beside the pool it takes
-    /// 9 bytes a page that was ever written.
+    /// Memory for a disk with `pages` pages and a pool of up to `pool_bytes`. Besides the pool it
+    /// takes 9 bytes per page that was ever written.
     pub fn new(pages: u64, pool_bytes: u64) -> Result<Box<DiskMemory>, MemoryError> {
         DiskMemory::with_slabs(pages, pool_bytes, slabs_of(pool_bytes))
     }
 
-    /// The same, of a disk without far memory that takes all of it now, and gives none of it back: what is stored
-    /// needs no memory of the kernel's.
+    /// Memory for a disk without far memory, all of it allocated now and none of it freed, so that
+    /// storing pages needs no memory from the kernel.
     pub fn taken(pages: u64, pool_bytes: u64) -> Result<Box<DiskMemory>, MemoryError> {
         let mut memory = DiskMemory::with_slabs(pages, pool_bytes, least_slabs(pool_bytes))?;
         memory.states.take_all()?;
@@ -136,7 +137,7 @@ impl DiskMemory {
         Ok(memory)
     }
 
-    /// What [`DiskMemory::taken`] takes.
+    /// Size of the memory that [`DiskMemory::taken`] allocates.
     pub fn taken_bytes(pages: u64, pool_bytes: u64) -> u64 {
         let slabs = least_slabs(pool_bytes);
         9 * pages + (8 * slabs * SLAB_WORDS + region_bytes(slabs)) as u64
@@ -151,7 +152,7 @@ impl DiskMemory {
         Ok(Box::new(DiskMemory {
             pool_bytes,
             states: LazyArray::new(pages as usize)?,
-            // The first entry is none.
+            // Entry 0 is unused.
             entries: LazyArray::new(pages as usize + 1)?,
             slab_words: LazyArray::new(slabs * SLAB_WORDS)?,
             class_bytes: [const { AtomicI64::new(0) }; CLASSES],
@@ -165,7 +166,7 @@ impl DiskMemory {
         }))
     }
 
-    /// Memory in a file, with the disk that is there. No other process may use it.
+    /// Memory in a file, with the disk in it. No other process may use it.
     pub fn of_file(file: &DiskFile) -> Result<Box<DiskMemory>, MemoryError> {
         Ok(Box::new(DiskMemory {
             pool_bytes: file.pool_bytes,
@@ -183,23 +184,23 @@ impl DiskMemory {
         }))
     }
 
-    /// The same, of a disk that has far memory beyond the pool.
+    /// Adds the tenant of a disk with far memory beyond the pool.
     pub fn with_tenant(mut self: Box<DiskMemory>, tenant: Tenant) -> Box<DiskMemory> {
         self.tenant = Some(tenant);
         self
     }
 
-    /// The bound on the pool that was asked for.
+    /// The configured limit on the pool.
     pub fn pool_bytes_max(&self) -> u64 {
         self.pool_bytes
     }
 
-    /// Is there far memory?
+    /// Whether there is far memory.
     pub fn has_tenant(&self) -> bool {
         self.tenant.is_some()
     }
 
-    /// The disk is over, for what it has beyond the pool: nothing is waited for any more.
+    /// Ends the use of far memory: nothing waits for it any more.
     pub fn leave(&self) {
         if let Some(tenant) = &self.tenant {
             tenant.leave();
@@ -219,7 +220,7 @@ impl Lz for Lz4 {
     }
 }
 
-/// The bytes of the slots; whether none of them are given back.
+/// The slots' bytes; whether their memory is never freed.
 pub struct Slots<'m>(&'m LazyBytes, bool);
 
 impl SlotMem for Slots<'_> {
@@ -236,42 +237,42 @@ impl SlotMem for Slots<'_> {
     }
 }
 
-/// What a disk holds and has done.
+/// A disk's figures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DiskStats {
     /// Pages of the disk.
     pub pages: u64,
-    /// Pages that are stored: neither never written, nor discarded, nor zeros.
+    /// Pages stored: written, and neither discarded nor zeros.
     pub stored_pages: u64,
-    /// Of those, pages of one repeated value, which take no room.
+    /// Of those, pages of one repeated value, which take no space.
     pub same_pages: u64,
-    /// What the other ones take as they are stored, with their hashes.
+    /// Size of the other ones as stored, with their hashes.
     pub stored_bytes: u64,
-    /// What the pool takes, slabs that are not full included.
+    /// Memory of the pool in use, including partly filled slabs.
     pub pool_bytes: u64,
-    /// What it may take.
+    /// Limit on the pool.
     pub pool_bytes_max: u64,
     /// Pages read.
     pub reads: u64,
     /// Pages written.
     pub writes: u64,
-    /// Of those, pages that had the same content before.
+    /// Of those, pages with unchanged contents.
     pub clean_writes: u64,
-    /// Pages discarded or overwritten with zeros by a range.
+    /// Pages discarded, or overwritten with zeros as a range.
     pub discards: u64,
-    /// Pages that found no room.
+    /// Writes refused because there was no room.
     pub refused: u64,
     /// Reads of damaged pages.
     pub damaged: u64,
-    /// Pages that a client waited for beyond the pool, those aside that came ahead.
+    /// Pages that a client waited for from beyond the pool, without prefetched ones.
     pub far_reads: u64,
-    /// Pages that were read from donors without the agent, by whichever server of the disk.
+    /// Pages read directly from donors, by all servers of the disk.
     pub lane_reads: u64,
-    /// Of the pages waited for, reads that found no copy within the time.
+    /// Of the pages waited for, reads that found no copy in time.
     pub unreachable: u64,
     /// Far memory in use.
     pub far_bytes: u64,
-    /// What of it may be used.
+    /// Limit on far memory.
     pub far_bytes_max: u64,
 }
 
@@ -287,12 +288,12 @@ pub(crate) struct Counts {
     damaged: AtomicU64,
     far_reads: AtomicU64,
     unreachable: AtomicU64,
-    /// Why pages cannot leave the pool.
+    /// Why pages cannot be demoted.
     stuck: Mutex<Option<Status>>,
 }
 
 impl Counts {
-    /// Pages cannot leave the pool.
+    /// Records that pages cannot be demoted.
     pub(crate) fn note_stuck(&self, why: Status) {
         *self.stuck.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
     }
@@ -302,7 +303,7 @@ fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// A disk's pages in a pool. Page `n` owns entry `n + 1`.
+/// A disk's pages in a pool. Page `n` has entry `n + 1`.
 pub struct PoolStore<'m> {
     pub(crate) pool: LocalPool<'m, Chosen<Lz4>, Slots<'m>, Bound<'m>>,
     pub(crate) states: &'m [AtomicU8],
@@ -317,10 +318,10 @@ pub struct PoolStore<'m> {
 }
 
 impl<'m> PoolStore<'m> {
-    /// A disk over `memory`: an empty one, or the one that lies in its file.
+    /// A disk over `memory`: an empty one, or the one in its file.
     ///
     /// # Panics
-    /// When the memory has served another disk, whose pages would be in the way.
+    /// If the memory has served another disk, whose pages would be in the way.
     pub fn new(memory: &'m DiskMemory, codec: Codec) -> PoolStore<'m> {
         assert!(!memory.used.swap(true, Relaxed), "memory of another disk");
         let arrays = PoolArrays {
@@ -368,12 +369,12 @@ impl<'m> PoolStore<'m> {
         store
     }
 
-    /// What was on the disk when this began.
+    /// What was on the disk when this was made.
     pub fn found(&self) -> Found {
         self.found
     }
 
-    /// What it holds and has done; not of one moment while others read and write.
+    /// The disk's figures; not a consistent snapshot while others read and write.
     pub fn stats(&self) -> DiskStats {
         let pool = self.pool.stats();
         let counts = &self.counts;
@@ -402,19 +403,19 @@ impl<'m> PoolStore<'m> {
         }
     }
 
-    /// Gives the kernel the memory of slabs that hold nothing; for quiet moments.
+    /// Frees the memory of empty slabs; for idle times.
     pub fn trim(&self) {
         self.pool.trim();
     }
 
-    /// Why pages could not leave the pool since this was last asked.
+    /// Why pages could not be demoted since the last call.
     pub fn stuck(&self) -> Option<Status> {
         let stuck = self.counts.stuck.lock();
         stuck.unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// A round of work in the background: ends what is under way, and moves what the pool has too much beyond
-    /// it. How long to wait for the next one.
+    /// Does background work: completes what is under way, and demotes pages if the pool is above
+    /// its mark. Returns how long to wait before the next call.
     pub fn background_round(&self) -> Duration {
         let Some(b) = self.far() else {
             return IDLE;
@@ -437,7 +438,7 @@ impl<'m> PoolStore<'m> {
         Ok(entry_of(page as u32))
     }
 
-    /// What a page's entry holds; nothing of one that was never written is touched.
+    /// What a page's entry holds; for a page that was never written, its memory is not touched.
     pub(crate) fn record(&self, entry: SwapEntry) -> Record {
         match self.states[entry.0 as usize - 1].load(Relaxed) & KNOWN {
             0 => Record::Free,
@@ -445,7 +446,7 @@ impl<'m> PoolStore<'m> {
         }
     }
 
-    /// Takes a page into this thread's hands: the calls on one entry are one at a time.
+    /// Claims a page for this thread: calls on one entry must not overlap.
     fn hold(&self, entry: SwapEntry, waited: bool) -> Held<'_> {
         let state = &self.states[entry.0 as usize - 1];
         let mut spins = 0;
@@ -459,8 +460,8 @@ impl<'m> PoolStore<'m> {
         }
     }
 
-    /// Does something with a page that is in this thread's hands. What it has to wait for, it waits for with
-    /// the page in nobody's.
+    /// Calls a function with a page claimed by this thread. While it must wait, the page is
+    /// released.
     fn with_page(
         &self,
         page: u64,
@@ -492,7 +493,7 @@ impl<'m> PoolStore<'m> {
         }
     }
 
-    /// Reads a page that is held, wherever it lies.
+    /// Reads a claimed page, wherever it is.
     fn load(&self, held: &Held<'_>, out: &mut PageBuf, scratch: &mut Scratch) -> Result<(), Stop> {
         let entry = held.entry;
         let place = match self.pool.load(entry, out, scratch) {
@@ -517,7 +518,8 @@ impl<'m> PoolStore<'m> {
         let Some(b) = self.far() else {
             return Err(self.damaged());
         };
-        // It comes alone or with its whole extent: into the pool, or it is read now after all.
+        // It is being promoted, alone or with its whole extent: it either arrives in the pool, or
+        // is read afterwards.
         if !held.waited && channel::is_on_its_way(&b, entry.0 - 1, place) {
             return Err(Stop::Comes(place));
         }
@@ -546,7 +548,7 @@ impl<'m> PoolStore<'m> {
         Stop::Error(DiskError::Damaged)
     }
 
-    /// Stores a page that is held.
+    /// Stores a claimed page.
     fn store(&self, held: &Held<'_>, from: &PageBuf, scratch: &mut Scratch) -> Result<(), Stop> {
         let entry = held.entry;
         held.set(KNOWN);
@@ -565,7 +567,7 @@ impl<'m> PoolStore<'m> {
             }
         }
         let after = self.pool.record(entry);
-        // What is the same as before may lie beyond the pool still.
+        // Unchanged contents may still be beyond the pool.
         if !matches!(after, Record::Deep(_)) {
             held.clear(BEYOND);
         }
@@ -577,7 +579,7 @@ impl<'m> PoolStore<'m> {
         Ok(())
     }
 
-    /// Keeps the sums.
+    /// Updates the sums.
     fn note(&self, before: Record, after: Record) {
         let of = |record: Record| {
             let same = matches!(record, Record::SameFilled(_));
@@ -597,12 +599,12 @@ impl PageStore for PoolStore<'_> {
     fn read(&self, page: u64, out: &mut PageBuf, scratch: &mut Scratch) -> Result<(), DiskError> {
         let entry = self.entry(page)?;
         add(&self.counts.reads);
-        // Nothing of such a page is touched; what is written meanwhile is written afterwards.
+        // Memory of such a page is not touched; a concurrent write counts as later.
         if !has_copy(self.record(entry)) {
             out.fill(0);
             return Ok(());
         }
-        // By these two the host's agent divides its pool.
+        // The host's agent divides its pool by these two counters.
         self.count(Counter::PagesIn, 1);
         self.with_page(page, |held| self.load(held, out, scratch))
     }
@@ -635,7 +637,7 @@ impl PageStore for PoolStore<'_> {
     fn discard(&self, page: u64) -> Result<(), DiskError> {
         let entry = self.entry(page)?;
         add(&self.counts.discards);
-        // Ranges are mostly empty; what is written meanwhile is written afterwards.
+        // Ranges are mostly empty; a concurrent write counts as later.
         if !has_copy(self.record(entry)) {
             return Ok(());
         }
@@ -648,11 +650,11 @@ impl PageStore for PoolStore<'_> {
     }
 }
 
-/// A page in a thread's hands.
+/// A page claimed by a thread.
 struct Held<'s> {
     entry: SwapEntry,
     state: &'s AtomicU8,
-    /// This thread has waited for what was on its way.
+    /// Whether this thread has already waited for a transfer of the page.
     waited: bool,
 }
 
@@ -674,16 +676,16 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Why a page in a thread's hands is given back with nothing done.
+/// Why a claimed page is released with nothing done.
 enum Stop {
     Error(DiskError),
-    /// It is on its way from there.
+    /// The page is being promoted from there.
     Comes(DeepPlace),
     /// The pool is full.
     Full,
 }
 
-/// While another thread has a page for long.
+/// Pauses while another thread keeps a page for long.
 pub(crate) fn pause() {
     std::thread::sleep(Duration::from_micros(20));
 }
@@ -697,7 +699,7 @@ pub(crate) fn has_copy(record: Record) -> bool {
     !matches!(record, Record::Free | Record::Empty)
 }
 
-/// A number of the calling thread's, for the allocators' shelves.
+/// A number for the calling thread, for the allocators' magazines.
 pub(crate) fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     thread_local! {

@@ -1,4 +1,4 @@
-//! The oracle: pages in plain memory.
+//! A test oracle: pages in plain memory.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

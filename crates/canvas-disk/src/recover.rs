@@ -1,4 +1,4 @@
-//! A disk as a killed server left it.
+//! Takes over a disk from a killed server.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,15 +14,15 @@ use crate::pool::PoolStore;
 /// What was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Found {
-    /// Pages that are stored.
+    /// Pages stored.
     pub stored: u64,
-    /// Of those, pages whose copy is damaged: reads of them fail.
+    /// Of those, pages with damaged copies: reads of them fail.
     pub lost: u64,
 }
 
 impl PoolStore<'_> {
-    /// Makes everything anew from the entries, of which none outside of these ranges was ever used. Nobody may
-    /// use the disk meanwhile.
+    /// Rebuilds everything from the entries; entries outside these ranges were never used. Nobody
+    /// may use the disk meanwhile.
     pub(crate) fn take_over(&self, touched: &[Range<u32>]) -> Found {
         self.pool.redo();
         if let Some(tenant) = self.tenant {

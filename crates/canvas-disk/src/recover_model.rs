@@ -1,5 +1,5 @@
-//! A disk whose servers end between requests, against plain memory; and servers that are killed at any
-//! instruction, by several threads of which each knows what was acknowledged.
+//! A disk whose servers end between requests, compared with plain memory; and servers killed at any
+//! instruction, with several threads, each of which records what was acknowledged.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -28,7 +28,7 @@ use crate::pool::{POOL_BYTES_MIN, entry_of};
 use crate::ram::RamStore;
 use crate::{DiskError, DiskMemory, DiskStats, PageStore, PoolStore, Scratch, span};
 
-/// What is kept beyond the pool is what entries name, and nothing else.
+/// Far memory keeps exactly what entries name.
 fn check_extents(store: &PoolStore<'_>) {
     let Some(tenant) = store.tenant else {
         return;
@@ -44,7 +44,7 @@ fn check_extents(store: &PoolStore<'_>) {
     assert_eq!(tenant.kept_extents(), named.len() as u64);
 }
 
-/// Servers of one disk, one after the other, against plain memory; each has the memory that `take` makes of it.
+/// Successive servers of a disk, compared with plain memory; `take` makes each one's memory.
 pub fn compare_servers(
     servers: &[Vec<Op>],
     seen: &Seen,
@@ -54,7 +54,7 @@ pub fn compare_servers(
     let mut before = None;
     let mut last = DiskStats::default();
     for ops in servers {
-        // A server that was killed gives nothing back.
+        // A killed server frees nothing.
         let memory: &'static DiskMemory = Box::leak(take());
         let mut pair = Pair {
             store: PoolStore::new(memory, Codec::Lz4),
@@ -95,7 +95,7 @@ fn a_disk_goes_on_where_its_last_server_ended() {
     assert!(complete(), "{:?}", seen.borrow());
 }
 
-/// Whatever stands in the file, each page is right or an error.
+/// Whatever the file contains, each page is right or an error.
 #[test]
 fn entries_that_name_nothing_or_one_slot_twice_are_damage_and_never_another_page() {
     let file = DiskFile::create(64, 2 << 20).unwrap();
@@ -111,10 +111,10 @@ fn entries_that_name_nothing_or_one_slot_twice_are_damage_and_never_another_page
     write(0..64, &mut scratch);
     let entries = file.entries().unwrap();
     let word = |page: u32| &entries.all()[page as usize + 1];
-    // Raw pages: one that names another's slot would read as that page.
+    // Raw pages: if one names another's slot, it would read as that page.
     word(3).store(word(7).load(Relaxed), Relaxed);
-    // What no server writes: a word of no meaning, a slab outside, a payload that is too long, a slab of
-    // another class.
+    // Words that no server writes: an invalid one, a slab out of range, a payload that is too long,
+    // a slab of another class.
     word(9).store(8 | 5 << 4, Relaxed);
     word(10).store(word(10).load(Relaxed) | 0xff_ffff << 12, Relaxed);
     word(11).store(word(11).load(Relaxed) | 0x1fff << 44, Relaxed);
@@ -137,7 +137,7 @@ fn entries_that_name_nothing_or_one_slot_twice_are_damage_and_never_another_page
             );
         }
     }
-    // A part of such a page cannot be written, a whole one can, and what is discarded is zeros.
+    // Part of such a page cannot be written, a whole page can, and a discarded one reads as zeros.
     let part = store.write_part(3, 0, &[1], &mut scratch);
     assert_eq!(part, Err(DiskError::Damaged));
     for page in damaged {
@@ -158,7 +158,7 @@ fn entries_that_name_nothing_or_one_slot_twice_are_damage_and_never_another_page
     );
 }
 
-/// A note of a write that was cut is followed, one that was not complete is not.
+/// A complete note of an interrupted write is followed, an incomplete one is not.
 #[test]
 fn what_was_being_written_over_an_old_copy_is_ended() {
     let file = DiskFile::create(8, 1 << 20).unwrap();
@@ -176,7 +176,7 @@ fn what_was_being_written_over_an_old_copy_is_ended() {
     serve(Some(&old), &mut scratch).unwrap();
     let journal = file.journal().unwrap();
     assert_eq!(journal.all()[0].load(Relaxed), 0);
-    // It was written in place, so the note is there still.
+    // It was written in place, so its note is still there.
     serve(Some(&new), &mut scratch).unwrap();
     assert_eq!(
         (
@@ -195,7 +195,7 @@ fn what_was_being_written_over_an_old_copy_is_ended() {
     journal.all()[0].store(2, Relaxed);
     assert!(serve(None, &mut scratch).unwrap() == new);
     assert_eq!(journal.all()[0].load(Relaxed), 0);
-    // One that belongs to another page, or to none, changes nothing.
+    // A note that belongs to another page, or to none, changes nothing.
     for (at, value) in [(1, 5), (1, 99), (2, 0), (2, u64::MAX)] {
         let before = journal.all()[at].swap(value, Relaxed);
         journal.all()[0].store(2, Relaxed);
@@ -211,15 +211,15 @@ fn what_was_being_written_over_an_old_copy_is_ended() {
     }
 }
 
-/// Pages of the disk that is killed; of the first ones each sector is written by itself.
+/// Pages of the disk whose servers are killed; in the first ones each sector is written separately.
 const KILLED_PAGES: u64 = 420;
 const IN_SECTORS: u64 = 40;
 const SECTORS: u64 = 8;
 const THREADS: u64 = 3;
-/// Names the descriptors of the file and of the log to the server, and the seed.
+/// Passes the descriptors of file and log, and the seed, to the server.
 const SERVE: &str = "CANVAS_TEST_DISK_SERVE";
 
-/// For each page, or sector of a page: the version that is being written, and the last one acknowledged.
+/// For each page, or sector of a page: the version being written, and the last one acknowledged.
 struct Log(LazyArray<AtomicU64>);
 
 impl Log {
@@ -239,12 +239,12 @@ impl Log {
     }
 }
 
-/// What a version of a page is.
+/// Contents of a version of a page.
 fn version(page: u64, version: u64) -> PageBuf {
     match (version, version % 9) {
         (0, _) | (_, 0) => [0; PAGE_SIZE],
         (_, 1) => [(version % 255) as u8 + 1; PAGE_SIZE],
-        // Of one size, so that it is written over the one before; then a few words changed.
+        // Of equal size, so that it overwrites the one before; later versions change a few words.
         (_, 2..=4) => page_of((page << 32) | version, 4096),
         (_, 5 | 6) => {
             let mut few = page_of((page << 32) | (version / 9), 2000);
@@ -277,7 +277,7 @@ pub struct Far {
     pub from: u32,
 }
 
-/// The disk in the file, with what lies beyond its pool. It is never given back.
+/// The disk in the file, with its far memory. It is never freed.
 fn taken_over(file: &DiskFile, far: Option<&Far>) -> PoolStore<'static> {
     let mut memory = DiskMemory::of_file(file).unwrap();
     if let Some(Far { fd, from }) = far {
@@ -324,7 +324,7 @@ fn serve_until_killed(file: i32, log: i32, seed: u64, far: Option<Far>) -> ! {
     unreachable!("its threads do not end")
 }
 
-/// A request about one page, which is the calling thread's alone.
+/// A request about one page, which belongs to the calling thread alone.
 fn serve_one(store: &PoolStore<'_>, log: &Log, page: u64, random: u64, scratch: &mut Scratch) {
     let part = page < IN_SECTORS;
     let which = (random >> 20) % SECTORS;
@@ -335,7 +335,7 @@ fn serve_one(store: &PoolStore<'_>, log: &Log, page: u64, random: u64, scratch: 
     };
     let last = words[1].load(SeqCst);
     if (random >> 50).is_multiple_of(3) {
-        // With neighbours, which are asked for ahead.
+        // With neighbours, which are prefetched.
         let mut out = [0; 3 * PAGE_SIZE];
         let pages = (KILLED_PAGES - page).min(3) as usize;
         let out = &mut out[..pages * PAGE_SIZE];
@@ -362,7 +362,8 @@ fn serve_one(store: &PoolStore<'_>, log: &Log, page: u64, random: u64, scratch: 
     }
 }
 
-/// Reads everything as the next server does: each version is the acknowledged one, or the one under way.
+/// Reads everything as the next server does: each version must be the acknowledged one, or the one
+/// being written.
 fn judge(store: &PoolStore<'_>, log: &Log) -> (u64, u64) {
     assert_eq!(store.found().lost, 0);
     check_extents(store);
@@ -405,8 +406,8 @@ fn judge(store: &PoolStore<'_>, log: &Log) -> (u64, u64) {
     (acknowledged, cut)
 }
 
-/// Kills servers of one disk, which the test of this name starts, again and again, whatever their threads are at. The
-/// last one who had the disk is this process.
+/// Kills servers of one disk, which the test of this name starts, again and again at any point. The
+/// last process that had the disk is this one.
 pub fn kill_again_and_again(test: &str, far: Option<BorrowedFd<'_>>) {
     let number = |n: u64| i32::try_from(n).unwrap();
     if let Ok(words) = std::env::var(SERVE) {
@@ -417,7 +418,7 @@ pub fn kill_again_and_again(test: &str, far: Option<BorrowedFd<'_>>) {
         });
         serve_until_killed(number(words[0]), number(words[1]), words[2], far);
     }
-    // So small that it is full most of the time: pages are written over.
+    // So small that it is usually full: pages are overwritten.
     let file = DiskFile::create(KILLED_PAGES, POOL_BYTES_MIN).unwrap();
     let log_file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
     ftruncate(&log_file, 1 << 20).unwrap();
@@ -437,7 +438,7 @@ pub fn kill_again_and_again(test: &str, far: Option<BorrowedFd<'_>>) {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // Some work, and then to any instruction.
+        // Some work, and then on to any instruction.
         let sum = || -> u64 {
             log.0
                 .all()
@@ -475,7 +476,7 @@ pub fn kill_again_and_again(test: &str, far: Option<BorrowedFd<'_>>) {
     );
 }
 
-/// All that was acknowledged is there, and what was not is as before or as it was to be.
+/// Everything acknowledged is there, and everything else is unchanged or as requested.
 #[test]
 fn a_killed_server_loses_nothing_that_it_acknowledged() {
     let test = "recover_model::a_killed_server_loses_nothing_that_it_acknowledged";

@@ -1,4 +1,4 @@
-//! Where a disk is served: a UNIX socket of the user's own, or of a group.
+//! The UNIX socket of a disk, for one user or for a group.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
@@ -15,50 +15,51 @@ use nix::sys::socket::{
 };
 use nix::unistd::{Gid, Group, chown};
 
-/// Clients that wait to be accepted.
+/// Most clients that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Why nothing is listened on.
+/// Why a socket cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another process listens there.
     #[error("{} is in use: another process listens there; write another path", .0.display())]
     InUse(PathBuf),
-    /// There is something that is not to be overwritten.
+    /// There is a file that must not be overwritten.
     #[error("{} exists and is not a socket; write another path", .0.display())]
     NoSocket(PathBuf),
     /// There is no such group.
     #[error("there is no group {0}; name one that `getent group` lists")]
     Group(String),
-    /// The system refuses.
+    /// A system call failed.
     #[error("{} cannot be listened on: {}", .path.display(), .errno.desc())]
     System {
         /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         errno: Errno,
     },
 }
 
-/// A socket that is listened on, and its lock. It is removed when this is dropped, by whoever it belongs to.
+/// A listening socket and its lock. The owner removes it when this is dropped.
 pub struct Socket {
-    /// Takes clients; it does not block.
+    /// Accepts clients; it does not block.
     pub listener: UnixListener,
     path: PathBuf,
-    /// Held as long as somebody listens: what is left behind without it is nobody's.
+    /// Held while somebody listens: a socket without it is a leftover.
     lock: Lock,
 }
 
 enum Lock {
-    /// Ours.
+    /// This process's own.
     Own(Flock<File>),
-    /// Of the process that started us, which has this number: ours as well, and ours alone once it is gone.
+    /// Shared with the process that started this one, which has this pid; once that is gone, this
+    /// process's own.
     Held(OwnedFd, u32),
 }
 
 impl Socket {
-    /// Listens at `path`, for this user, and for the members of `group` if there is one. A socket that a
-    /// killed server left there is replaced.
+    /// Listens at `path`, for this user and for the members of `group`, if given. A socket left
+    /// behind by a killed server is replaced.
     pub fn open(path: &Path, group: Option<&str>) -> Result<Socket, SocketError> {
         let group = group.map(group_of).transpose()?;
         let fail = |errno| SocketError::System {
@@ -66,7 +67,7 @@ impl Socket {
             errno,
         };
         let other = |e: io::Error| fail(Errno::from_raw(e.raw_os_error().unwrap_or(0)));
-        // Before anything is made: a path that is too long.
+        // First of all: the path may be too long.
         UnixAddr::new(path).map_err(fail)?;
         match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
@@ -87,7 +88,8 @@ impl Socket {
         })
     }
 
-    /// The socket at `path` that process `parent` listens on and holds, as one that it started was given it.
+    /// The socket at `path` that process `parent` listens on and owns, from the descriptors that it
+    /// passed.
     pub fn held(listener: OwnedFd, lock: OwnedFd, path: &Path, parent: u32) -> Socket {
         Socket {
             listener: listener.into(),
@@ -96,7 +98,7 @@ impl Socket {
         }
     }
 
-    /// The descriptors that another process needs for [`Socket::held`]: listener and lock.
+    /// Descriptors that another process needs for [`Socket::held`]: listener and lock.
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
         let lock = match &self.lock {
             Lock::Own(lock) => lock.as_fd(),
@@ -105,7 +107,7 @@ impl Socket {
         [self.listener.as_fd(), lock]
     }
 
-    /// Where it is.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -118,18 +120,18 @@ impl Drop for Socket {
         {
             return;
         }
-        // Under the lock, so neither is another's.
+        // Under the lock, so both are this process's.
         let _ = fs::remove_file(&self.path);
         let _ = fs::remove_file(lock_path(&self.path));
     }
 }
 
-/// Listens at a path where nothing is.
+/// Listens at a path where there is nothing.
 fn listener(path: &Path, group: Option<Gid>) -> io::Result<UnixListener> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-    // Nobody connects before there is a backlog, so nobody slips in under the process's umask.
+    // Nobody can connect before listen(2), so the process's umask does not matter.
     permit(path, group)?;
     listen(&fd, Backlog::new(BACKLOG)?)?;
     Ok(fd.into())
@@ -159,7 +161,7 @@ fn lock_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// The lock beside a socket; `None` when another process holds it.
+/// Takes the lock next to a socket; `None` if another process holds it.
 fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
     let name = lock_path(path);
     loop {
@@ -175,7 +177,7 @@ fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
             Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
             Err((_, e)) => return Err(e.into()),
         };
-        // Its last holder may have removed it, between the two calls above.
+        // Its last holder may have removed it between the two calls above.
         let number = |there: io::Result<fs::Metadata>| there.map(|m| (m.dev(), m.ino())).ok();
         if number(lock.metadata()) == number(fs::symlink_metadata(&name)) {
             return Ok(Some(lock));
@@ -239,7 +241,8 @@ mod tests {
                 while !ended.load(Relaxed) {
                     let before = gone.load(SeqCst);
                     match UnixStream::connect(&path) {
-                        // One that ended between the kernel's look at its name and the connection refuses rightly.
+                        // A listener that ended between the kernel's lookup of its name and the
+                        // connection rightly refuses.
                         Err(_) if gone.load(SeqCst) != before => {}
                         Err(e) if e.kind() == ErrorKind::ConnectionRefused => refused += 1,
                         Ok(_) => seen += 1,
@@ -250,7 +253,7 @@ mod tests {
             });
             for _ in 0..2000 {
                 let socket = Socket::open(&path, None).unwrap();
-                // Its name goes before it does, as with any end that is not a kill.
+                // The name disappears first, as at any end except a kill.
                 gone.fetch_add(1, SeqCst);
                 fs::remove_file(&path).unwrap();
                 drop(socket);

@@ -1,4 +1,4 @@
-//! Ranges of bytes of a disk, in steps of pages. A part of a page is changed in one step
+//! Byte ranges of a disk, processed page by page. Part of a page is changed atomically
 //! ([`PageStore::write_part`]), so that clients with smaller sectors lose nothing.
 
 use canvas_types::{PAGE_SIZE, PageBuf};
@@ -7,12 +7,12 @@ use crate::{DiskError, PageStore, Scratch};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Bytes of the disk.
+/// Size of the disk in bytes.
 pub fn disk_bytes(store: &impl PageStore) -> u64 {
     store.pages() * PAGE
 }
 
-/// Says whether a range lies on the disk.
+/// Checks whether a range is on the disk.
 pub fn check(store: &impl PageStore, offset: u64, bytes: u64) -> Result<(), DiskError> {
     match offset.checked_add(bytes) {
         Some(end) if end <= disk_bytes(store) => Ok(()),
@@ -20,13 +20,13 @@ pub fn check(store: &impl PageStore, offset: u64, bytes: u64) -> Result<(), Disk
     }
 }
 
-/// The part of a page that a range begins with.
+/// The part of a range in its first page.
 fn first_part(offset: u64, bytes: usize) -> (u64, usize, usize) {
     let at = (offset % PAGE) as usize;
     (offset / PAGE, at, bytes.min(PAGE_SIZE - at))
 }
 
-/// Says that a range is about to be read in parts.
+/// Hints that a range is about to be read in parts.
 pub fn expect(store: &impl PageStore, offset: u64, bytes: usize) {
     let pages = offset / PAGE..offset.saturating_add(bytes as u64).div_ceil(PAGE);
     if pages.end > pages.start + 1 {
@@ -44,7 +44,7 @@ pub fn read(
     read_until(store, offset, out, scratch).1
 }
 
-/// Reads a range from its start on: how many of its bytes were read, and why no more.
+/// Reads a range from its start: returns how many bytes were read, and the error, if any.
 pub fn read_until(
     store: &impl PageStore,
     offset: u64,
@@ -75,7 +75,7 @@ pub fn read_until(
     (done, Ok(()))
 }
 
-/// Writes a range. After an error the pages before the one that failed are written.
+/// Writes a range. After an error, the pages before the failed one are written.
 pub fn write(
     store: &impl PageStore,
     mut offset: u64,
@@ -95,18 +95,18 @@ pub fn write(
     Ok(())
 }
 
-/// Whole pages of a range.
+/// The whole pages of a range.
 fn whole_pages(offset: u64, bytes: u64) -> std::ops::Range<u64> {
     offset.div_ceil(PAGE)..(offset + bytes) / PAGE
 }
 
-/// Discards the whole pages of a range: parts of others are left as they are.
+/// Discards the whole pages of a range; partly covered pages are left alone.
 pub fn discard(store: &impl PageStore, offset: u64, bytes: u64) -> Result<(), DiskError> {
     check(store, offset, bytes)?;
     whole_pages(offset, bytes).try_for_each(|page| store.discard(page))
 }
 
-/// Makes all of a range zeros; whole pages take no room any more.
+/// Fills a range with zeros; whole pages then take no space.
 pub fn zero(
     store: &impl PageStore,
     offset: u64,
@@ -118,7 +118,7 @@ pub fn zero(
     let pages = whole_pages(offset, bytes);
     let (start, end) = (pages.start * PAGE, pages.end * PAGE);
     if start >= end {
-        // Within one page, or in two that are not whole.
+        // Within one page, or in two partly covered ones.
         let first = bytes.min(PAGE - offset % PAGE);
         write(store, offset, &zeros[..first as usize], scratch)?;
         let rest = (bytes - first) as usize;

@@ -1,15 +1,16 @@
-//! The disk as a block device of this host ([`canvas_sys::ublk`]), on which the host's own kernel may swap.
+//! The disk as a block device of this host ([`canvas_sys::ublk`]), on which the host's own kernel
+//! may swap.
 //!
-//! Each queue has a thread, which serves its requests one after another. From its first request on it takes no
-//! memory: the kernel may be out of it, and wait for this thread.
+//! Each queue has a thread, which serves its requests in order. From its first request on it
+//! allocates no memory, since the kernel may be out of memory and waiting for this thread.
 
 use canvas_sys::Errno;
 use canvas_sys::ublk::{Kind, Queue};
 
 use crate::{DiskError, PageStore, Scratch, span};
 
-/// Serves a queue in this thread until its device is stopped. `began` is told whether it does; the device is to be
-/// started afterwards.
+/// Serves a queue in this thread until its device is stopped. Sends to `began` whether it does; the
+/// device must be started afterwards.
 pub fn serve(
     mut queue: Queue,
     store: &impl PageStore,
@@ -28,7 +29,7 @@ pub fn serve(
     Ok(())
 }
 
-/// Does what a request wants of a range, with its data; otherwise an error number.
+/// Performs a request on a range with its data; otherwise returns an error number.
 fn perform(
     (kind, offset, bytes): (Kind, u64, u64),
     data: Option<&mut [u8]>,
@@ -41,7 +42,7 @@ fn perform(
         Kind::Write => span::write(store, offset, data?, scratch),
         Kind::Discard => span::discard(store, offset, bytes),
         Kind::Zero => span::zero(store, offset, bytes, scratch),
-        // Nothing outlives this process that it could be written out to.
+        // There is no storage behind this process to flush to.
         Kind::Flush => Ok(()),
         Kind::Other => return Err(number::EOPNOTSUPP),
     };
@@ -52,7 +53,7 @@ fn perform(
     })
 }
 
-/// Error numbers of Linux.
+/// Linux's error numbers.
 mod number {
     use nix::errno::Errno;
 
@@ -87,7 +88,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever ranges the kernel asks for, the disk is an array of bytes, and says what it does not do.
+        /// For any ranges that the kernel requests, the disk behaves like an array of bytes, and
+        /// refuses what it does not support.
         #[test]
         fn requests_read_and_change_bytes(
             plan in prop::collection::vec((kind(), 0..PAGES + 2, 0..5u64, any::<u8>()), 1..80),

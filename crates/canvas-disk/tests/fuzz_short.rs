@@ -1,4 +1,4 @@
-//! This crate's fuzz targets, shortly ([`short`]).
+//! Short runs of this crate's fuzz targets ([`short`]).
 
 mod common;
 #[path = "common/ring.rs"]

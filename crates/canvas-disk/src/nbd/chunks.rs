@@ -1,4 +1,5 @@
-//! Reads that are answered in chunks: what is read is sent before the rest is, and an error says where.
+//! Structured replies to reads: data are sent in chunks as they are read, and an error has its
+//! offset.
 
 use std::io::{self, Write};
 
@@ -6,18 +7,18 @@ use super::proto::{CHUNK_HEAD, Request, chunk, chunk_head, error_chunk, flag};
 use super::session::number_of;
 use crate::{PageStore, Scratch, span};
 
-/// Bytes of a chunk at most, unless there is to be one only.
+/// Most bytes of a chunk, unless only one is allowed.
 const STEP_BYTES: usize = 64 << 10;
 const PAGE: u64 = canvas_types::PAGE_SIZE as u64;
-/// An offset is first.
+/// Size of the offset at the start of a chunk.
 const OFFSET: usize = size_of::<u64>();
 
-/// Answers a request by an error of the whole of it.
+/// Answers a request with an error for all of it.
 pub fn refuse(stream: &mut impl Write, cookie: u64, number: u32) -> io::Result<()> {
     stream.write_all(&error_chunk(cookie, number, "", None))
 }
 
-/// Answers a read that is in order by itself. What lies before an error is sent, too.
+/// Answers a valid read. Data before an error are sent, too.
 pub fn read(
     stream: &mut impl Write,
     store: &impl PageStore,
@@ -37,7 +38,7 @@ pub fn read(
     while left > 0 {
         let len = match in_one {
             true => left,
-            // To the end of a page, so that no page is read twice.
+            // Up to the end of a page, so that no page is read twice.
             false => left.min(STEP_BYTES - (offset % PAGE) as usize),
         };
         let end = CHUNK_HEAD + OFFSET + len;
@@ -64,8 +65,8 @@ pub fn read(
     }
 }
 
-/// Sends so many bytes, which lie in the buffer behind room for what comes before them: zeros as a hole, unless
-/// they must be there.
+/// Sends `bytes` bytes of the buffer, which has room for the header before them: zeros as a hole,
+/// unless holes are not allowed.
 fn send(
     stream: &mut impl Write,
     buffer: &mut [u8],

@@ -1,4 +1,5 @@
-//! Clients that are this host's own kernel: a device of its driver, /dev/nbdN, which a program has attached.
+//! Detects clients that are this host's own kernel: a program has attached a device of its driver,
+//! /dev/nbdN.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -9,13 +10,13 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use crate::{DiskError, PageStore, Scratch};
 
-/// Where the kernel tells of its block devices.
+/// Directory of the kernel's block devices.
 const DEVICES: &str = "/sys/block";
 
-/// What such a client gets: as many pages as there are, each of which fails. Were it cut off instead, requests that are
-/// under way would stay so, and whoever waits for them would wait for ever.
+/// The store that such a client gets: it has the disk's pages, but each access fails. If the client
+/// were disconnected instead, pending requests would remain, and their issuers would wait for ever.
 pub struct Nothing {
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }
 
@@ -37,21 +38,22 @@ impl PageStore for Nothing {
     }
 }
 
-/// The device that was attached by the process at the other end, if it is there by now. The kernel notes a device's
-/// process before it sends the first request. Of a process in another PID namespace nothing is seen.
+/// The device attached by the process at the other end, if there is one by now. The kernel records
+/// a device's process before it sends the first request. A process in another PID namespace cannot
+/// be seen.
 pub fn device_of(stream: &UnixStream) -> Option<String> {
     let peer = getsockopt(stream, PeerCredentials).ok()?;
     device_by(Path::new(DEVICES), peer.pid())
 }
 
-/// The device whose requests go through this process's connection.
+/// The device whose requests go through a connection of process `pid`.
 fn device_by(devices: &Path, pid: i32) -> Option<String> {
     for entry in fs::read_dir(devices).ok()?.flatten() {
         let name = entry.file_name().into_string().ok()?;
         if !name.starts_with("nbd") {
             continue;
         }
-        // It is there while the device is attached.
+        // The file exists while the device is attached.
         let noted = fs::read_to_string(entry.path().join("pid"));
         if noted.is_ok_and(|text| text.trim().parse() == Ok(pid)) {
             return Some(name);

@@ -1,7 +1,7 @@
 //! The disk over NBD, on a UNIX socket: for guests and virtual machine monitors of any kind.
 //!
-//! Each client has a thread, which serves its requests one after another. There is no flush: nothing that
-//! is stored outlives the process, so there is nothing to wait for.
+//! Each client has a thread, which serves its requests in order. There is no flush: no stored data
+//! outlive the process, so there is nothing to wait for.
 
 mod chunks;
 mod kernel;
@@ -24,30 +24,30 @@ use crate::socket::Socket;
 use crate::{PageStore, Scratch, span};
 use session::End;
 
-/// Clients at one time.
+/// Most clients at one time.
 pub const CLIENTS_MAX: usize = 16;
 /// Pause after a client could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// How long the handshake may stand still.
+/// Most time without progress in the handshake.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
 
-/// What clients have done.
+/// Statistics of clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ClientStats {
-    /// Clients now.
+    /// Clients connected.
     pub clients: u64,
-    /// Clients that were accepted.
+    /// Clients accepted.
     pub accepted: u64,
-    /// Clients that were turned away because there were too many.
+    /// Clients refused because there were too many.
     pub turned_away: u64,
-    /// Sessions that ended because the client sent what is no NBD.
+    /// Sessions ended because the client broke the NBD protocol.
     pub nonsense: u64,
 }
 
 /// Serves a disk to NBD clients.
 pub struct Server {
     socket: Socket,
-    /// Those who are served.
+    /// The connected clients.
     clients: Mutex<BTreeMap<u64, UnixStream>>,
     accepted: AtomicU64,
     turned_away: AtomicU64,
@@ -56,7 +56,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Nobody is served yet.
+    /// A server without clients.
     pub fn new(socket: Socket) -> Server {
         Server {
             socket,
@@ -73,7 +73,7 @@ impl Server {
         self.socket.listener.as_fd()
     }
 
-    /// Takes the clients that wait; each gets a thread of the scope.
+    /// Accepts waiting clients; each gets a thread of the scope.
     pub fn accept<'scope, S: PageStore>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -84,7 +84,7 @@ impl Server {
                 Ok((stream, _)) => stream,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(_) => {
-                    // Who has gone meanwhile is none. Where descriptors are short, the client waits.
+                    // The client has gone; or descriptors are short, and the client waits.
                     std::thread::sleep(ACCEPT_PAUSE);
                     return;
                 }
@@ -109,15 +109,15 @@ impl Server {
         }
     }
 
-    /// Ends all sessions, so that their threads end.
+    /// Ends all sessions, and so their threads.
     pub fn hang_up(&self) {
         for stream in self.clients().values() {
-            // Who is gone already needs none.
+            // Fails if the client is already gone.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// What clients have done.
+    /// Statistics of clients.
     pub fn stats(&self) -> ClientStats {
         ClientStats {
             clients: self.clients().len() as u64,
@@ -127,7 +127,7 @@ impl Server {
         }
     }
 
-    /// Why a client was cut off, since this was last asked: one of them.
+    /// Why a client was disconnected, since the last call: one of the reasons.
     pub fn complaint(&self) -> Option<String> {
         let complaint = self.complaint.lock();
         complaint.unwrap_or_else(PoisonError::into_inner).take()
@@ -149,7 +149,7 @@ impl Server {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A client's number, if there is room for it.
+    /// A number for the client, if there is room for it.
     fn enter(&self, stream: &UnixStream) -> Option<u64> {
         let mut clients = self.clients();
         let copy = stream.try_clone().ok();
@@ -162,10 +162,10 @@ impl Server {
         Some(number)
     }
 
-    /// Serves one client to its end.
+    /// Serves one client until it ends.
     fn serve(&self, mut stream: UnixStream, store: &impl PageStore) -> End {
         let bytes = span::disk_bytes(store);
-        // The listener does not block, its clients' threads do.
+        // The listener does not block, but its clients' threads do.
         let ready = stream
             .set_nonblocking(false)
             .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_WAIT)))
@@ -180,7 +180,7 @@ impl Server {
             Err(end) => return end,
         };
         let mut scratch = Box::<Scratch>::default();
-        // Who has made the connection hands it to the kernel before there is a request.
+        // The program that made the connection passes it to the kernel before the first request.
         let is_asked = || {
             let first = recv(stream.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK);
             first.is_ok_and(|n| n > 0)

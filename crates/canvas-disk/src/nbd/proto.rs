@@ -1,24 +1,25 @@
-//! Messages of NBD's fixed newstyle, as far as this server speaks it
-//! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>). All numbers are big-endian.
+//! Messages of NBD's fixed newstyle, as far as this server supports it
+//! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>). All numbers are
+//! big-endian.
 //!
-//! Decoders take what they are given and never panic; they believe no length.
+//! Decoders accept any input without panicking, and trust no length.
 
-/// What the server says first.
+/// The server's greeting.
 pub const GREETING: [u64; 2] = [0x4e42_444d_4147_4943, MAGIC_OPTION];
-/// Begins an option of the client's.
+/// Starts an option of the client.
 pub const MAGIC_OPTION: u64 = 0x4948_4156_454f_5054;
-/// Begins the answer to an option.
+/// Starts the answer to an option.
 pub const MAGIC_OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
-/// Begins a request.
+/// Starts a request.
 pub const MAGIC_REQUEST: u32 = 0x2560_9513;
-/// Begins a simple reply.
+/// Starts a simple reply.
 pub const MAGIC_REPLY: u32 = 0x6744_6698;
-/// Begins a chunk of a structured reply.
+/// Starts a chunk of a structured reply.
 pub const MAGIC_CHUNK: u32 = 0x668e_33ef;
 
 /// Handshake flags of both sides.
 pub mod handshake {
-    /// Unknown options are answered.
+    /// Unknown options get an answer.
     pub const FIXED_NEWSTYLE: u16 = 1;
     /// No 124 zeros follow the answer to `EXPORT_NAME`.
     pub const NO_ZEROES: u16 = 2;
@@ -30,13 +31,13 @@ pub mod option {
     pub const EXPORT_NAME: u32 = 1;
     /// Ends the session.
     pub const ABORT: u32 = 2;
-    /// Asks for names of exports.
+    /// Requests the names of exports.
     pub const LIST: u32 = 3;
-    /// Asks about an export.
+    /// Requests information about an export.
     pub const INFO: u32 = 6;
-    /// The same, and ends the handshake.
+    /// Requests information about an export, and ends the handshake.
     pub const GO: u32 = 7;
-    /// Reads are to be answered by structured replies.
+    /// Requests structured replies to reads.
     pub const STRUCTURED_REPLY: u32 = 8;
 }
 
@@ -46,11 +47,11 @@ pub mod answer {
     pub const ACK: u32 = 1;
     /// An export's name.
     pub const SERVER: u32 = 2;
-    /// Something about the export.
+    /// Information about the export.
     pub const INFO: u32 = 3;
-    /// The option is not known.
+    /// The option is unknown.
     pub const ERR_UNSUP: u32 = 1 << 31 | 1;
-    /// The option's data are wrong.
+    /// The option's data are invalid.
     pub const ERR_INVALID: u32 = 1 << 31 | 3;
     /// There is no export of this name.
     pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
@@ -58,7 +59,7 @@ pub mod answer {
     pub const ERR_TOO_BIG: u32 = 1 << 31 | 9;
 }
 
-/// Kinds of what is told about an export.
+/// Kinds of information about an export.
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
@@ -66,16 +67,16 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// How reads are answered.
+/// Forms of replies to reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Replies {
-    /// By all that was asked for, or by an error.
+    /// All data, or an error.
     Simple,
-    /// In chunks ([`chunk`]), of which one can be an error.
+    /// Chunks ([`chunk`]), one of which may be an error.
     Structured,
 }
 
-/// Transmission flags: what the server can.
+/// Transmission flags: the server's features.
 pub fn transmission(replies: Replies) -> u16 {
     const HAS_FLAGS: u16 = 1;
     const SEND_TRIM: u16 = 1 << 5;
@@ -92,23 +93,23 @@ pub fn transmission(replies: Replies) -> u16 {
 
 /// Flags of requests.
 pub mod flag {
-    /// `WRITE_ZEROES`: no hole; there is nothing that a hole would lack here.
+    /// `WRITE_ZEROES`: make no hole; here a hole lacks nothing.
     pub const NO_HOLE: u16 = 2;
-    /// `READ`: one chunk of data at most.
+    /// `READ`: at most one chunk of data.
     pub const DF: u16 = 4;
-    /// `WRITE_ZEROES`: only if it is fast; it always is.
+    /// `WRITE_ZEROES`: only if it is fast, which it always is.
     pub const FAST_ZERO: u16 = 16;
 }
 
 /// Kinds of chunks.
 pub mod chunk {
-    /// In the flags of a reply's last one.
+    /// Flag of a reply's last chunk.
     pub const DONE: u16 = 1;
-    /// Nothing.
+    /// No contents.
     pub const NONE: u16 = 0;
-    /// An offset, and bytes from there on.
+    /// An offset and the bytes there.
     pub const DATA: u16 = 1;
-    /// An offset, and how many zeros lie from there on.
+    /// An offset and the number of zeros there.
     pub const HOLE: u16 = 2;
     /// An error of the whole request.
     pub const ERROR: u16 = 1 << 15 | 1;
@@ -116,11 +117,11 @@ pub mod chunk {
     pub const ERROR_OFFSET: u16 = 1 << 15 | 2;
 }
 
-/// Numbers of errors.
+/// Error numbers.
 pub mod error {
     /// The stored page is damaged.
     pub const EIO: u32 = 5;
-    /// The request is wrong.
+    /// The request is invalid.
     pub const EINVAL: u32 = 22;
     /// There is no room.
     pub const ENOSPC: u32 = 28;
@@ -128,18 +129,18 @@ pub mod error {
     pub const EOVERFLOW: u32 = 75;
 }
 
-/// The smallest block that clients are told of: sectors of any size work.
+/// The smallest block announced to clients: sectors of any size work.
 pub const BLOCK_MIN: u32 = 1;
-/// The block that clients are told to prefer.
+/// The preferred block announced to clients.
 pub const BLOCK_PREFERRED: u32 = 4096;
-/// The most that one request reads or writes. What clients may assume that have not asked.
+/// Most bytes of a request: the limit that clients may assume if they have not asked.
 pub const BLOCK_MAX: u32 = 32 << 20;
-/// Data of an option that is read, at most: two names of the longest, and more.
+/// Most bytes of an option's data that are read: more than two of the longest names.
 pub const OPTION_MAX: u32 = 16 << 10;
 
-/// Bytes of the head of an option.
+/// Size of the head of an option.
 pub const OPTION_HEAD: usize = 16;
-/// Bytes of a request without data.
+/// Size of a request without data.
 pub const REQUEST: usize = 28;
 
 /// The head of an option.
@@ -152,7 +153,7 @@ pub struct OptionHead {
 }
 
 impl OptionHead {
-    /// `None` when it is no option.
+    /// `None` if it is not an option.
     pub fn decode(bytes: &[u8; OPTION_HEAD]) -> Option<OptionHead> {
         let mut from = Bytes(bytes);
         let magic = from.u64()?;
@@ -169,12 +170,12 @@ impl OptionHead {
 pub struct Asked<'a> {
     /// Name of the export; empty for the default.
     pub name: &'a [u8],
-    /// What is asked for ([`info`]).
+    /// The requested kinds ([`info`]).
     pub infos: Vec<u16>,
 }
 
 impl Asked<'_> {
-    /// `None` when the data are wrong.
+    /// `None` if the data are invalid.
     pub fn decode(data: &[u8]) -> Option<Asked<'_>> {
         let mut from = Bytes(data);
         let len = from.u32()?;
@@ -186,40 +187,40 @@ impl Asked<'_> {
     }
 }
 
-/// What a request asks for.
+/// The command of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
     /// Bytes of the disk.
     Read,
-    /// Data follow, which are to be the bytes.
+    /// Write the data that follow.
     Write,
-    /// The end of the session; not answered.
+    /// End the session; there is no answer.
     Disconnect,
-    /// The bytes are needed no more.
+    /// Discard the bytes.
     Trim,
-    /// The bytes are to be zeros.
+    /// Fill the bytes with zeros.
     WriteZeroes,
-    /// Something else, without data.
+    /// Another command, without data.
     Other,
 }
 
 /// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// What it asks for.
+    /// Its command.
     pub command: Command,
     /// Its flags ([`flag`]).
     pub flags: u16,
-    /// The client's name for it.
+    /// The client's identifier for it.
     pub cookie: u64,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub len: u32,
 }
 
 impl Request {
-    /// `None` when it is no request.
+    /// `None` if it is not a request.
     pub fn decode(bytes: &[u8; REQUEST]) -> Option<Request> {
         let mut from = Bytes(bytes);
         if from.u32()? != MAGIC_REQUEST {
@@ -243,8 +244,8 @@ impl Request {
         })
     }
 
-    /// The error that the request is answered with whatever the disk holds; `None` when it is in order. That
-    /// it lies on the disk is not asked.
+    /// The error for an invalid request, whatever the disk holds; `None` if it is valid. Does not
+    /// check whether the range is on the disk.
     pub fn wrong(&self, replies: Replies) -> Option<u32> {
         let known = match (self.command, replies) {
             (Command::WriteZeroes, _) => flag::NO_HOLE | flag::FAST_ZERO,
@@ -260,7 +261,7 @@ impl Request {
     }
 }
 
-/// A simple reply, which the data of a successful read follow.
+/// A simple reply; the data of a successful read follow.
 pub fn reply(cookie: u64, error: u32) -> [u8; 16] {
     let mut out = [0; 16];
     out[..4].copy_from_slice(&MAGIC_REPLY.to_be_bytes());
@@ -269,10 +270,10 @@ pub fn reply(cookie: u64, error: u32) -> [u8; 16] {
     out
 }
 
-/// Bytes of the head of a chunk.
+/// Size of the head of a chunk.
 pub const CHUNK_HEAD: usize = 20;
 
-/// The head of a chunk, which so many bytes follow.
+/// The head of a chunk with `len` bytes of data.
 pub fn chunk_head(flags: u16, kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_HEAD] {
     let mut out = [0; CHUNK_HEAD];
     out[..4].copy_from_slice(&MAGIC_CHUNK.to_be_bytes());
@@ -283,7 +284,8 @@ pub fn chunk_head(flags: u16, kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_HE
     out
 }
 
-/// A chunk with an error, of the whole request or at an offset, and words for people; the last one of its reply.
+/// The last chunk of a reply, with an error of the whole request or at an offset, and a text for
+/// users.
 pub fn error_chunk(cookie: u64, error: u32, words: &str, offset: Option<u64>) -> Vec<u8> {
     let words = &words.as_bytes()[..words.len().min(usize::from(u16::MAX))];
     let kind = match offset {
@@ -303,7 +305,7 @@ pub fn error_chunk(cookie: u64, error: u32, words: &str, offset: Option<u64>) ->
     .concat()
 }
 
-/// What the server says first.
+/// The server's greeting.
 pub fn greeting() -> Vec<u8> {
     let [first, second] = GREETING.map(u64::to_be_bytes);
     let flags = handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES;
@@ -332,7 +334,7 @@ pub fn export_info(disk_bytes: u64, replies: Replies) -> Vec<u8> {
     .concat()
 }
 
-/// The answer to `EXPORT_NAME`, without zeros behind it.
+/// The answer to `EXPORT_NAME`, without padding.
 pub fn export(disk_bytes: u64, replies: Replies) -> [u8; 10] {
     let mut out = [0; 10];
     out[..8].copy_from_slice(&disk_bytes.to_be_bytes());
@@ -346,7 +348,7 @@ pub fn block_info() -> Vec<u8> {
     [&info::BLOCK_SIZE.to_be_bytes()[..], &sizes.concat()].concat()
 }
 
-/// What is left of a message.
+/// The rest of a message.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

@@ -1,7 +1,7 @@
-//! One client's session: the handshake, then requests one after another.
+//! One client's session: the handshake, then requests in order.
 //!
-//! Whatever the client sends, a session ends or goes on; it takes no more memory than the longest
-//! request, and what it was not told about the disk stays as it is.
+//! Whatever the client sends, the session ends or goes on; it takes no more memory than the longest
+//! request, and invalid input does not change the disk.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -13,18 +13,18 @@ use super::proto::{
 };
 use crate::{DiskError, PageStore, Scratch, span};
 
-/// Data of writes that are taken at a time.
+/// Most data of a write that are read at a time.
 const STEP_BYTES: usize = 64 << 10;
-/// A larger buffer is given back after its request.
+/// A larger buffer is freed after its request.
 const KEPT_BYTES: usize = 1 << 20;
 const PAGE: usize = canvas_types::PAGE_SIZE;
 
 /// How a session ended.
 #[derive(Debug)]
 pub enum End {
-    /// The client is done, or gone.
+    /// The client ended the session or is gone.
     Done,
-    /// The client sent what is no NBD.
+    /// The client broke the NBD protocol.
     Nonsense(&'static str),
     /// The connection failed.
     Failed(io::Error),
@@ -41,7 +41,7 @@ impl From<io::Error> for End {
     }
 }
 
-/// The handshake: how reads are to be answered. `Err` when no requests are to follow.
+/// Performs the handshake; returns the form of replies to reads. `Err` if no requests follow.
 pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<Replies, End> {
     stream.write_all(&greeting())?;
     let flags = u32::from_be_bytes(take(stream)?);
@@ -69,7 +69,7 @@ pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<
                 return Err(End::Done);
             }
             option::LIST if data.is_empty() => {
-                // One export, whose name is empty.
+                // There is one export, with an empty name.
                 say(answer::SERVER, &0u32.to_be_bytes())?;
                 say(answer::ACK, &[])?;
             }
@@ -98,13 +98,13 @@ pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<
     Err(End::Nonsense("an option was expected"))
 }
 
-/// An option and its data; `None` when it is none.
+/// The next option and its data; `None` if it is not an option.
 fn next_option(stream: &mut (impl Read + Write)) -> Result<Option<(u32, Vec<u8>)>, End> {
     let Some(OptionHead { option, len }) = OptionHead::decode(&take::<OPTION_HEAD>(stream)?) else {
         return Ok(None);
     };
     if len > OPTION_MAX {
-        // It may be gigabytes, which nobody waits for.
+        // It may be gigabytes, for which the server does not wait.
         stream.write_all(&option_reply(option, answer::ERR_TOO_BIG, &[]))?;
         return Err(End::Nonsense("an option is too long"));
     }
@@ -173,7 +173,7 @@ fn serve_one(
         }
         _ if wrong.is_some() => Ok(()),
         Command::Read => {
-            // The reply begins with whether it is one.
+            // A reply starts with a header that says whether it succeeded.
             buffer.clear();
             buffer.resize(16 + length, 0);
             span::read(store, offset, &mut buffer[16..], scratch)
@@ -192,7 +192,7 @@ fn serve_one(
     Ok(())
 }
 
-/// Takes the data of a write, all of them, and writes them where they are wanted.
+/// Reads all data of a write, and writes them if the request is valid.
 fn take_data(
     stream: &mut impl Read,
     store: &impl PageStore,
@@ -205,21 +205,21 @@ fn take_data(
     let mut result = Ok(());
     buffer.resize(STEP_BYTES, 0);
     while left > 0 {
-        // To the end of a page, so that no page is written in two steps.
+        // Up to the end of a page, so that no page is written in two steps.
         let room = STEP_BYTES - (offset % PAGE as u64) as usize;
         let part = &mut buffer[..left.min(room)];
         stream.read_exact(part)?;
         if is_wanted && result.is_ok() {
             result = span::write(store, offset, part, scratch);
         }
-        // Where it is not wanted it may be anywhere.
+        // For an invalid request it may be anything.
         offset = offset.wrapping_add(part.len() as u64);
         left -= part.len();
     }
     Ok(result)
 }
 
-/// The number of an error of a request.
+/// The error number for a failed request.
 pub(super) fn number_of(e: DiskError, command: Command) -> u32 {
     match e {
         DiskError::Outside if command == Command::Read || command == Command::Trim => error::EINVAL,

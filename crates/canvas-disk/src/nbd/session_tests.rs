@@ -8,7 +8,7 @@ use super::*;
 use crate::ram::RamStore;
 use crate::{DiskMemory, PoolStore};
 
-/// A client that has said everything before it listens.
+/// A client that sends everything before it receives.
 struct Talk {
     said: Cursor<Vec<u8>>,
     heard: Vec<u8>,
@@ -189,18 +189,18 @@ fn served_by(store: &impl PageStore, said: &[Vec<u8>], replies: Replies) -> (End
     (end, stream.heard)
 }
 
-/// What a client makes of the answer to a read.
+/// A client's view of the answer to a read.
 #[derive(PartialEq, Eq, Debug, Default)]
 struct Chunks {
     /// By offset.
     data: Vec<(u64, Vec<u8>)>,
     holes: Vec<(u64, u32)>,
-    /// Number, words, and where.
+    /// Number, text and offset.
     error: Option<(u32, String, Option<u64>)>,
 }
 
 impl Chunks {
-    /// Takes one answer off the front of what was heard, or panics.
+    /// Removes one answer from the front of the received bytes; panics if there is none.
     fn take(heard: &mut &[u8], cookie: u64) -> Chunks {
         let mut chunks = Chunks::default();
         loop {
@@ -238,7 +238,7 @@ impl Chunks {
         }
     }
 
-    /// The bytes of a read, each of which is there once, up to its error.
+    /// The bytes of a read up to its error, each received exactly once.
     fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
         let data = self.data.iter().map(|(at, data)| (*at, data.clone()));
         let holes = self.holes.iter().map(|(at, n)| (*at, vec![0; *n as usize]));
@@ -258,7 +258,7 @@ impl Chunks {
     }
 }
 
-/// A store one of whose pages is damaged.
+/// A store with one damaged page.
 struct Damaged(RamStore, u64);
 
 impl PageStore for Damaged {
@@ -302,12 +302,12 @@ impl PageStore for Damaged {
 fn chunks_of_a_read_are_all_of_it_and_say_where_it_failed() {
     let store = Damaged(RamStore::new(64), 40);
     let said = [
-        // Some pages, and none in the middle.
+        // Some pages at both ends, and none in the middle.
         request(1, 0, 1, 1000, 70_000, &[7; 70_000]),
         request(0, 0, 2, 500, 160_000, &[]),
         // As one chunk.
         request(0, flag::DF, 3, 500, 160_000, &[]),
-        // Page 40 begins in the third chunk, and in the middle of the only one.
+        // Page 40 starts in the third chunk, and in the middle of the only one.
         request(0, 0, 4, 500, 200_000, &[]),
         request(0, flag::DF, 5, 500, 200_000, &[]),
         request(0, 0, 6, 40 * 4096 + 9, 3, &[]),
@@ -358,7 +358,7 @@ fn chunks_of_a_read_are_all_of_it_and_say_where_it_failed() {
         (refused(error::EINVAL), refused(error::EOVERFLOW))
     );
     assert_eq!(take(10), Chunks::default());
-    // What has no data is answered as before.
+    // Requests without data get the same answers as before.
     assert_eq!(heard, reply(11, error::EINVAL));
 }
 
@@ -455,7 +455,7 @@ fn what_is_no_request_ends_the_session() {
         assert!(matches!(end, End::Nonsense(_)), "{end:?}");
         assert!(heard.is_empty());
     }
-    // Data that end early are not written past what came.
+    // Incomplete data are not written beyond what arrived.
     let (end, heard) = served(&store, &[request(1, 0, 0, 0, 8192, &[7; 5000])]);
     assert!(matches!(end, End::Done), "{end:?}");
     assert!(heard.is_empty());
@@ -478,7 +478,7 @@ fn any_request() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
-    /// Nothing that a client says makes a session panic or read what it did not say.
+    /// No input makes a session panic, or read beyond what was sent.
     #[test]
     fn a_hostile_client_ends_only_its_session(
         noise in prop::collection::vec(any::<u8>(), 0..200),

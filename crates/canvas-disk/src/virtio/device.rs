@@ -1,4 +1,4 @@
-//! The device as a virtual machine monitor sees it: features, queues, the guest's memory.
+//! The device from a virtual machine monitor's view: features, queues, the guest's memory.
 
 use std::fmt::Display;
 use std::io;
@@ -32,9 +32,9 @@ use super::request::{self, Work};
 use super::ring::Ring;
 use crate::{PageStore, span};
 
-/// Requests that a queue holds, at most.
+/// Most requests in a queue.
 const QUEUE_SIZE: usize = 256;
-/// Queues, at most.
+/// Most queues.
 pub const QUEUES_MAX: u16 = 32;
 
 /// A guest's memory.
@@ -44,9 +44,10 @@ type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 pub struct Device<S: 'static> {
     store: &'static S,
     queues: u16,
-    /// The guest's memory, once it is known to stay; what its monitor gave last is used in no other way.
+    /// The guest's memory, once it is known to be permanent; memory set since then is not used
+    /// otherwise.
     memory: RwLock<Option<Arc<GuestMemoryMmap>>>,
-    /// It was told that a guest's memory is refused, whose monitor may go on trying.
+    /// Whether the operator was told that a guest's memory is refused; its monitor may keep trying.
     told: AtomicBool,
     event_idx: AtomicBool,
     work: Vec<Mutex<Box<Work>>>,
@@ -56,7 +57,7 @@ pub struct Device<S: 'static> {
 }
 
 impl<S: PageStore + Send> Device<S> {
-    /// A device with so many queues; `say` tells the operator.
+    /// A device with `queues` queues; `say` reports to the operator.
     pub fn new(store: &'static S, queues: u16, say: fn(&dyn Display)) -> Arc<Device<S>> {
         Arc::new(Device {
             store,
@@ -71,7 +72,7 @@ impl<S: PageStore + Send> Device<S> {
         })
     }
 
-    /// Monitors that are connected (one at most), and that ever were.
+    /// Monitors connected (at most one), and connected ever.
     pub fn clients(&self) -> (u64, u64) {
         (self.clients.load(Relaxed), self.accepted.load(Relaxed))
     }
@@ -85,7 +86,7 @@ impl<S: PageStore + Send> Device<S> {
         *self.memory.write().unwrap_or_else(PoisonError::into_inner) = memory;
     }
 
-    /// Serves what the guest has put into a queue.
+    /// Serves the guest's requests in a queue.
     fn drain(&self, vring: &Ring, work: &mut Work) {
         let Some(memory) = self.memory() else {
             return;
@@ -102,10 +103,10 @@ impl<S: PageStore + Send> Device<S> {
                 .add_used(&*memory, head, written)
                 .and_then(|()| queue.needs_notification(&*memory));
             match told {
-                // A call that cannot be made is its monitor's.
+                // If the notification fails, it is the monitor's problem.
                 Ok(true) => drop(state.signal_used_queue()),
                 Ok(false) => {}
-                // Its rings are no rings: nothing of it is served any more until they are set anew.
+                // Its rings are invalid: nothing of it is served until they are set again.
                 Err(_) => return,
             }
         }
@@ -206,10 +207,10 @@ impl<S: PageStore + Send> VhostUserBackend for Device<S> {
             return Ok(());
         }
         loop {
-            // What comes while this works on the queue needs no call.
+            // Requests that arrive while this works on the queue need no notification.
             let _ = vring.disable_notification();
             self.drain(vring, &mut work);
-            // Something came between the last look and now.
+            // Something arrived between the last check and now.
             if !matches!(vring.enable_notification(), Ok(true)) {
                 vring.tell_at_first();
                 return Ok(());
@@ -218,7 +219,7 @@ impl<S: PageStore + Send> VhostUserBackend for Device<S> {
     }
 }
 
-/// Serves one monitor after the other, each until it hangs up.
+/// Serves one monitor after the other, each until it disconnects.
 pub fn serve<S: PageStore + Send>(
     listener: UnixListener,
     device: &Arc<Device<S>>,
@@ -232,7 +233,7 @@ pub fn serve<S: PageStore + Send>(
         daemon.start(&mut listener).map_err(other)?;
         device.accepted.fetch_add(1, Relaxed);
         device.clients.store(1, Relaxed);
-        // However it ended, the next one is welcome.
+        // However it ended, the next one may connect.
         let _ = daemon.wait();
         device.set_memory(None);
         device.clients.store(0, Relaxed);

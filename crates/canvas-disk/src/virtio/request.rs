@@ -1,7 +1,7 @@
 //! Requests of a guest's virtio block driver (Virtual I/O Device 1.2, section 5.2).
 //!
-//! What lies in the guest's memory may change while it is read. So each value is read once, and each page is
-//! copied once before anything looks at it.
+//! The guest's memory may change while it is read. So each value is read only once, and each page
+//! is copied once before it is processed.
 
 use std::io::{Read, Write};
 use std::ops::Deref;
@@ -12,13 +12,13 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::{DiskError, PageStore, Scratch, span};
 
-/// Bytes of a sector of requests, whatever the disk's block is.
+/// Size of a sector in requests, whatever the disk's block size.
 pub const SECTOR: u64 = 512;
-/// Data of one request, at most.
+/// Most data of a request.
 pub const DATA_MAX: usize = 32 << 20;
-/// Segments of one request to discard or zero, at most.
+/// Most segments of a request to discard or zero.
 pub const SEGMENTS_MAX: usize = 256;
-/// What the disk calls itself.
+/// The disk's identification.
 const ID: &[u8; 20] = b"canvas-disk\0\0\0\0\0\0\0\0\0";
 
 /// Kinds of requests.
@@ -30,33 +30,33 @@ mod kind {
     pub const WRITE_ZEROES: u32 = 13;
 }
 
-/// The last byte of each request: how it went.
+/// The last byte of each request: its status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Status {
     /// Done.
     Ok = 0,
-    /// Not done.
+    /// Failed.
     IoError = 1,
-    /// Nothing that this disk does.
+    /// Not supported by this disk.
     Unsupported = 2,
 }
 
 impl From<DiskError> for Status {
-    /// The protocol has one error.
+    /// The protocol has only one error.
     fn from(_: DiskError) -> Status {
         Status::IoError
     }
 }
 
-/// What a thread works with.
+/// A thread's buffers.
 pub struct Work {
     scratch: Scratch,
     page: PageBuf,
 }
 
 impl Work {
-    /// Of zeros.
+    /// Filled with zeros.
     pub fn new() -> Box<Work> {
         Box::new(Work {
             scratch: Scratch::new(),
@@ -65,8 +65,8 @@ impl Work {
     }
 }
 
-/// Serves the request in a chain of descriptors; how many bytes were written to it. A chain without room for a
-/// status, or one that leaves the guest's memory, is given back as it is.
+/// Serves the request in a chain of descriptors; returns the number of bytes written to the chain.
+/// A chain without room for a status, or one that leaves the guest's memory, is returned unchanged.
 pub fn serve<M>(
     chain: DescriptorChain<M>,
     memory: &GuestMemoryMmap,
@@ -118,7 +118,7 @@ fn start(sector: u64) -> Result<u64, Status> {
     sector.checked_mul(SECTOR).ok_or(Status::IoError)
 }
 
-/// The length of a request's data, if it can be one.
+/// The length of a request's data, if it is valid.
 fn length(store: &impl PageStore, offset: u64, bytes: usize) -> Result<usize, Status> {
     if bytes > DATA_MAX || !bytes.is_multiple_of(SECTOR as usize) {
         return Err(Status::IoError);
@@ -137,7 +137,7 @@ fn read(
     span::expect(store, offset, left);
     while left > 0 {
         let part = &mut work.page[..left.min(to_page_end(offset))];
-        // Verified here, before the guest sees anything of it.
+        // Verified here, before the guest sees any of it.
         span::read(store, offset, part, &mut work.scratch)?;
         to.write_all(part).map_err(|_| Status::IoError)?;
         (offset, left) = (offset + part.len() as u64, left - part.len());
@@ -165,7 +165,7 @@ fn to_page_end(offset: u64) -> usize {
     PAGE_SIZE - (offset % PAGE_SIZE as u64) as usize
 }
 
-/// Discards ranges, or makes them zeros.
+/// Discards ranges, or fills them with zeros.
 fn ranges(
     from: &mut Reader,
     kind: u32,

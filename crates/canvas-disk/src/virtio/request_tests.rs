@@ -14,7 +14,7 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 const MEMORY: u64 = 4 << 20;
 const PAGES: u64 = 64;
-/// Where heads, data and the last byte lie in the guest.
+/// Addresses of heads, data and status in the guest.
 const HEAD: u64 = 0x1_0000;
 const DATA: u64 = 0x10_0000;
 const LAST: u64 = 0x2_0000;
@@ -29,10 +29,11 @@ fn put_head(guest: &GuestMemoryMmap, kind: u32, sector: u64) {
     guest.write_slice(&[9], GuestAddress(LAST)).unwrap();
 }
 
-/// Address, length, flags and next of descriptors, from the first one on.
+/// Address, length, flags and next of a descriptor.
 type Given = (u64, u32, u16, u16);
 
-/// Serves the chain that begins with the first of these; what was written, and the last byte.
+/// Serves the chain that starts with the first of these; returns the length written, and the
+/// status.
 fn serve_raw(guest: &GuestMemoryMmap, store: &impl PageStore, given: &[Given]) -> (u32, u8) {
     let ring = MockSplitQueue::new(guest, 16);
     for (i, (addr, len, flags, next)) in (0..).zip(given) {
@@ -49,7 +50,7 @@ fn serve_raw(guest: &GuestMemoryMmap, store: &impl PageStore, given: &[Given]) -
     (written, last[0])
 }
 
-/// A request in good order: its data in parts of these lengths, side by side.
+/// Serves a valid request whose data are in adjacent parts of these lengths.
 fn serve_parts(
     guest: &GuestMemoryMmap,
     store: &impl PageStore,
@@ -95,7 +96,7 @@ fn pages_go_out_and_come_back_in_any_parts() {
         (back, &data(&guest, 1024)[..]),
         ((1025, 0), &bytes[512..1536])
     );
-    // One range is discarded, of the other the middle becomes zeros.
+    // One range is discarded; the middle of the other becomes zeros.
     let ranges = |ranges: &[(u64, u32, u32)]| -> Vec<u8> {
         let one = |(sector, count, flags): &(u64, u32, u32)| {
             [
@@ -158,7 +159,7 @@ fn requests_that_cannot_be_are_refused() {
         let (_, last) = serve_parts(&guest, &store, (kind, sector), &[len]);
         assert_eq!(last, want as u8, "{kind} {sector} {len}");
     }
-    // What is written to is refused where it cannot be written, and nothing of it is.
+    // A read into memory that cannot be written is refused, and writes nothing.
     guest.write_slice(&[5; 4096], GuestAddress(DATA)).unwrap();
     serve_parts(&guest, &store, (kind::OUT, end - 4), &[4096]);
     assert_eq!(store.page(PAGES - 1), [0; 4096]);
@@ -225,7 +226,7 @@ fn crafted_chains_are_given_back() {
         put_head(&guest, kind::IN, 0);
         assert_eq!(serve_raw(&guest, &store, &given), want, "{what}");
     }
-    // A loop ends after as many descriptors as there are.
+    // A loop ends after as many descriptors as the table has.
     put_head(&guest, kind::IN, 0);
     let looped = [
         head,
@@ -234,7 +235,7 @@ fn crafted_chains_are_given_back() {
     ];
     let (written, _) = serve_raw(&guest, &store, &looped);
     assert!(written <= 16 * 512, "{written}");
-    // More data than one request may have.
+    // More data than a request may have.
     let huge: Vec<Given> = (1..15)
         .map(|i| (DATA, 3 << 20, NEXT | WRITE, i + 1))
         .collect();
@@ -245,7 +246,7 @@ fn crafted_chains_are_given_back() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
-    /// Whatever lies in the ring, nothing panics, and a good request works after it.
+    /// Whatever is in the ring, nothing panics, and a valid request works afterwards.
     #[test]
     fn no_ring_does_harm(
         kind in prop_oneof![0..14u32, any::<u32>()],

@@ -1,8 +1,9 @@
-//! A queue of a monitor's, which may have been another server's before.
+//! A queue of a monitor, which another server may have served before.
 //!
-//! Requests of a queue are served in order, so those that a killed server left are what lies between the used and the
-//! available index of the guest's ring, whatever the monitor says of it; each can be served once more. Nobody
-//! kicks for them again, and the guest may not have been told of the last ones that were done.
+//! Requests of a queue are served in order, so those that a killed server left are between the used
+//! and the available index of the guest's ring, whatever the monitor says; each can be served once
+//! more. Nobody kicks the queue for them again, and the guest may not have been notified of the
+//! last completed ones.
 
 use std::fs::File;
 use std::io;
@@ -18,22 +19,22 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 
-/// A queue that is looked at as soon as it is started, and whose guest is told then, too.
+/// A queue that is processed as soon as it is started, and whose guest is notified then, too.
 #[derive(Clone)]
 pub struct Ring {
     inner: VringMutex,
-    /// Its guest was not told of anything yet.
+    /// Whether its guest has not been notified yet.
     is_new: Arc<AtomicBool>,
-    /// It is known where it lies.
+    /// Whether the ring's address is known.
     is_placed: Arc<AtomicBool>,
 }
 
 impl Ring {
-    /// Tells the guest to look at what was used, the first time after the start.
+    /// Notifies the guest of used requests, the first time after the start.
     pub fn tell_at_first(&self) {
         let state = self.inner.get_ref();
         if state.get_call().is_some() && self.is_new.swap(false, Relaxed) {
-            // A call that cannot be made is its monitor's.
+            // If the notification fails, it is the monitor's problem.
             let _ = state.signal_used_queue();
         }
     }
@@ -85,8 +86,8 @@ impl VringT<Memory> for Ring {
     fn queue_next_avail(&self) -> u16 {
         self.inner.queue_next_avail()
     }
-    /// What was used last tells where to go on, as requests are served in order; a monitor that knows says the
-    /// same, before or after it says where the ring lies.
+    /// Continues after the last used request, since requests are served in order; a monitor that
+    /// knows sets the same index, before or after it sets the ring's address.
     fn set_queue_next_avail(&self, base: u16) {
         let used = self.inner.queue_used_idx().ok();
         let known = used.filter(|_| self.is_placed.load(Relaxed));
@@ -125,8 +126,8 @@ impl VringT<Memory> for Ring {
     }
 }
 
-/// Makes the event happen that whoever waits for `file` waits for. Something that would have to be waited for is no
-/// event, and its monitor's loss.
+/// Triggers the event that `file` stands for. A file on which this would block is not an event,
+/// which is the monitor's fault.
 fn kick(file: &File) {
     let mut ready = [PollFd::new(file.as_fd(), PollFlags::POLLOUT)];
     if poll(&mut ready, PollTimeout::ZERO) == Ok(1) {
@@ -144,7 +145,7 @@ mod tests {
     use virtio_queue::QueueT;
     use vm_memory::{Bytes, GuestAddress};
 
-    /// Two ends of what stands for an event.
+    /// Two ends of a stand-in for an event.
     fn event() -> (impl FnMut() -> bool, impl Fn() -> Option<File>) {
         let (mut read, write) = UnixStream::pair().unwrap();
         read.set_nonblocking(true).unwrap();
@@ -182,7 +183,7 @@ mod tests {
         assert!(called());
     }
 
-    /// Whatever the monitor says of it, and in whatever order.
+    /// Whatever the monitor says, and in whatever order.
     #[test]
     fn it_goes_on_behind_what_was_used() {
         let indices = |ring: &Ring| {

@@ -1,4 +1,5 @@
-//! What clients of a disk may send: whatever it is, the session ends or goes on, and the disk is whole after it.
+//! What clients of a disk may send: with any input, the session ends or goes on, and the disk stays
+//! intact.
 
 use std::io::{self, Read, Write};
 
@@ -10,7 +11,7 @@ use canvas_types::Codec;
 
 const PAGES: u64 = 64;
 
-/// A client that says these bytes, and keeps what it hears, of data the beginning only.
+/// A client that sends these bytes, and keeps what it receives, but only the beginning of data.
 struct Client<'a> {
     said: &'a [u8],
     heard: Vec<u8>,
@@ -33,7 +34,7 @@ impl Write for Client<'_> {
     }
 }
 
-/// A request of NBD's: command, offset, length and data.
+/// An NBD request: command, offset, length and data.
 fn request(command: u16, offset: u64, len: u32, data: &[u8]) -> Vec<u8> {
     let mut out = 0x2560_9513_u32.to_be_bytes().to_vec();
     out.extend([0; 2]);
@@ -45,8 +46,8 @@ fn request(command: u16, offset: u64, len: u32, data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Any bytes as a client's: the handshake and requests, or requests at once, with either kind of replies, where the first
-/// byte is odd.
+/// Any bytes from a client: the handshake and requests, or, if the first byte is odd, requests at
+/// once, with either kind of replies.
 pub fn nbd_any(bytes: &[u8]) {
     let Some((first, said)) = bytes.split_first() else {
         return;
@@ -66,7 +67,7 @@ pub fn nbd_any(bytes: &[u8]) {
     if let Some(replies) = replies {
         let _ = transmit(&mut client, &store, &mut scratch, replies);
     }
-    // What was not said is nowhere.
+    // Bytes that were not sent are nowhere.
     let mut page = [0; 4096];
     for n in 0..PAGES {
         span::read(&store, n * 4096, &mut page, &mut scratch).unwrap();

@@ -1,5 +1,5 @@
-//! What a guest's driver may put into a queue: whatever lies in its memory, the disk serves it or gives it back, and is
-//! whole after it.
+//! What a guest's driver may put into a queue: with any memory contents, the disk serves or returns
+//! it, and stays intact.
 
 use canvas_disk::pool::POOL_BYTES_MIN;
 use canvas_disk::virtio::request::{Status, Work, serve};
@@ -10,11 +10,11 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 const PAGES: u64 = 64;
 const MEMORY: usize = 128 << 10;
-/// Places of a queue of 16, in the guest: descriptors, what is available, what was used.
+/// Addresses of a queue of 16 in the guest: descriptors, available ring, used ring.
 const TABLE: u64 = 0;
 const AVAILABLE: u64 = 0x100;
 const USED: u64 = 0x200;
-/// Requests whose own answers may make further ones are ended after so many.
+/// Requests whose answers make further ones are stopped after this many.
 const SERVED_MAX: usize = 1_000;
 
 fn guest(image: &[u8]) -> GuestMemoryMmap {
@@ -24,7 +24,7 @@ fn guest(image: &[u8]) -> GuestMemoryMmap {
     guest
 }
 
-/// Serves all that is in the queue; how many requests that were.
+/// Serves everything in the queue; returns the number of requests.
 fn serve_all(guest: &GuestMemoryMmap, store: &impl PageStore) -> usize {
     let mut queue = Queue::new(16).unwrap();
     queue.set_desc_table_address(Some(TABLE as u32), Some(0));
@@ -46,7 +46,8 @@ fn serve_all(guest: &GuestMemoryMmap, store: &impl PageStore) -> usize {
     served
 }
 
-/// The memory of a guest that asks for one thing: page 1 written (1) or read (0), its data behind the head.
+/// The memory of a guest with one request: page 1 is written (1) or read (0), with the data after
+/// the head.
 fn page_1(kind: u32, data: &[u8; 4096]) -> Vec<u8> {
     const HEAD: u64 = 0x400;
     const DATA: u64 = 0x1000;
@@ -74,12 +75,12 @@ fn page_1(kind: u32, data: &[u8; 4096]) -> Vec<u8> {
     image
 }
 
-/// Any bytes as the beginning of a guest's memory, with a queue in it.
+/// Any bytes as the start of a guest's memory, with a queue in it.
 pub fn ring_any(image: &[u8]) {
     let memory = DiskMemory::new(PAGES, POOL_BYTES_MIN).unwrap();
     let store = PoolStore::new(&memory, Codec::Lz4);
     serve_all(&guest(image), &store);
-    // The next guest is served as if nothing had been.
+    // The next guest is served normally.
     for (kind, data) in [(1, [9; 4096]), (0, [0; 4096])] {
         let guest = guest(&page_1(kind, &data));
         assert_eq!(serve_all(&guest, &store), 1);
