@@ -1,9 +1,9 @@
-//! Numbers of system calls that patching treats apart (x86-64).
+//! Numbers of system calls that patching treats specially (x86-64).
 
 /// Highest system call number that can have a hook.
 pub const NR_MAX: usize = 512;
 
-/// Bytes of the instruction in front of where a trampoline goes on after the call: a `syscall`.
+/// Bytes of the `syscall` instruction just before the address at which a trampoline continues after the call.
 pub const NATIVE_BYTES: usize = 2;
 
 pub(crate) const CLONE: i32 = 56;

@@ -1,7 +1,7 @@
-//! How the system calls of a library are led elsewhere: which sites can be, what takes their place, and code that is
+//! Redirects the system calls of a library: which sites can be redirected, what replaces them, and code that is
 //! prepared once for all processes of a run.
 //!
-//! Works on slices alone: whoever has the code in memory, or is to map it, does that.
+//! Works on slices alone: the caller reads or maps the code.
 #![forbid(unsafe_code)]
 
 pub mod calls;

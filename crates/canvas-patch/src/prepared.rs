@@ -1,13 +1,13 @@
-//! Code that is prepared once: the patched pages of libc and the loader, and their trampolines, behind the library in
-//! its sealed file.
+//! Code that is prepared once: the patched pages of libc and the loader, and their trampolines, stored behind the
+//! library in its sealed file.
 //!
 //! All processes of a run map these pages instead of each patching its own. The file is made before the program starts,
-//! and nobody can write to it any more, whoever runs in the tenant. The last page is the *directory*:
-//! what was prepared, and where in the file it lies. A text is taken only for the very file that it was prepared
-//! from, unchanged since ([`Identity`]), and if all that was patched is there as it was then ([`Patch`]).
+//! and then nobody can write to it, not even the tenant's processes. Its last page is the *directory*: what was
+//! prepared, and where in the file it lies. Prepared code is used only for the very file that it was prepared from,
+//! unchanged since ([`Identity`]), and only if all patched bytes are as they were then ([`Patch`]).
 //!
-//! Trampolines lie at a fixed distance before their text, so that the code fits wherever the loader puts it:
-//! a page that each process has for itself, which begins with the address to jump to, and then the trampolines.
+//! Trampolines lie at a fixed distance before their text, so that the code fits wherever the loader puts it. Their area
+//! begins with a page that is private to each process and starts with the address to jump to.
 
 use core::ops::Range;
 
@@ -16,13 +16,13 @@ use crate::sites::{Code, JUMP_BYTES, TRAMPOLINE_BYTES};
 const PAGE_BYTES: usize = 4096;
 /// Bytes of the directory, which ends the file.
 pub const DIRECTORY_BYTES: usize = PAGE_BYTES;
-/// The area of trampolines begins so far before its text: beyond all libraries, as a rule.
+/// Distance from the start of the trampolines' area to its text: usually beyond all libraries.
 pub const AREA_BEFORE_TEXT: usize = 1 << 30;
-/// Where trampolines begin in their area.
+/// Offset of the trampolines in their area.
 pub const AREA_HEAD_BYTES: usize = PAGE_BYTES;
-/// Bytes of a [`Patch`] in the file.
+/// Bytes of an encoded [`Patch`].
 const PATCH_BYTES: usize = 16;
-/// Texts that there can be.
+/// Maximum number of texts.
 const TEXTS_MAX: usize = 8;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"canvcode");
@@ -32,7 +32,7 @@ const HEAD_WORDS: usize = 4;
 const TEXT_WORDS: usize = 13;
 const _: () = assert!((HEAD_WORDS + TEXTS_MAX * TEXT_WORDS) * 8 <= DIRECTORY_BYTES);
 
-/// Which file, and in which state: device, inode, size, and the times of its last change of content and of anything
+/// Identifies a file and its state: device, inode, size, and the times of its last change of content and of anything
 /// (seconds, then nanoseconds).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Identity(pub [u64; 7]);
@@ -40,7 +40,7 @@ pub struct Identity(pub [u64; 7]);
 /// Where in the file the prepared code of one text lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prepared {
-    /// The library that it is of.
+    /// The library that it belongs to.
     pub identity: Identity,
     /// Address of the text in its library, a whole number of pages.
     pub address: usize,
@@ -52,21 +52,21 @@ pub struct Prepared {
     trampolines_at: usize,
     /// Offset of the patches.
     patches_at: usize,
-    /// How many patches there are.
+    /// Number of patches.
     patches: usize,
 }
 
 impl Prepared {
-    /// The patched pages, in the file.
+    /// Range of the patched pages in the file.
     pub fn code(&self) -> Range<usize> {
         self.code_at..self.code_at + self.text_bytes.next_multiple_of(PAGE_BYTES)
     }
-    /// The trampolines, in the file: whole pages.
+    /// Range of the trampolines in the file: whole pages.
     pub fn trampolines(&self) -> Range<usize> {
         let bytes = (self.patches * TRAMPOLINE_BYTES).next_multiple_of(PAGE_BYTES);
         self.trampolines_at..self.trampolines_at + bytes
     }
-    /// The patches, in the file; [`Patch::read_all`] reads them.
+    /// Range of the patches in the file; [`Patch::read_all`] reads them.
     pub fn patches(&self) -> Range<usize> {
         self.patches_at..self.patches_at + self.patches * PATCH_BYTES
     }
@@ -88,7 +88,7 @@ impl Prepared {
         words
     }
 
-    /// `None` when it does not fit a file of so many bytes.
+    /// Decodes an entry; `None` if it does not fit a file of `file_bytes` bytes.
     fn decode(words: &[u64], file_bytes: usize) -> Option<Prepared> {
         let mut identity = Identity::default();
         identity.0.copy_from_slice(words.get(..7)?);
@@ -113,7 +113,7 @@ impl Prepared {
     }
 }
 
-/// The directory of a file of so many bytes. `None` when there is none, or it is damaged.
+/// Reads the directory of a file of `file_bytes` bytes. `None` if there is none, or it is damaged.
 pub fn directory(page: &[u8], file_bytes: usize) -> Option<impl Iterator<Item = Prepared> + use<>> {
     if page.len() != DIRECTORY_BYTES {
         return None;
@@ -134,7 +134,7 @@ pub fn directory(page: &[u8], file_bytes: usize) -> Option<impl Iterator<Item = 
     all_good.then(|| (0..count).filter_map(all))
 }
 
-/// Against accidents, not against forgers: nobody can write to the file.
+/// Protects against accidents, not against forgers: nobody can write to the file.
 fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| {
         (sum ^ word).wrapping_mul(0x100_0000_01b3).rotate_left(29)
@@ -146,9 +146,9 @@ fn checksum(words: &[u64]) -> u64 {
 pub struct Patch {
     /// Offset in the text.
     pub from: usize,
-    /// Number of the call, where the code says it.
+    /// Number of the call, if the code shows it.
     pub known: Option<i32>,
-    /// What was there before.
+    /// The bytes before patching.
     pub before: [u8; JUMP_BYTES],
 }
 
@@ -160,7 +160,7 @@ impl Patch {
         bytes[8..8 + JUMP_BYTES].copy_from_slice(&self.before);
         bytes
     }
-    /// The patches in `bytes`, which are the file's at [`Prepared::patches`].
+    /// Decodes the patches in `bytes`, the file's contents at [`Prepared::patches`].
     pub fn read_all(bytes: &[u8]) -> impl Iterator<Item = Patch> {
         bytes.chunks_exact(PATCH_BYTES).map(|b| {
             let number = |at: usize| i32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
@@ -173,7 +173,7 @@ impl Patch {
             }
         })
     }
-    /// Is the text still what was patched?
+    /// Whether the text still has the bytes from before patching.
     pub fn fits(&self, text: &[u8]) -> bool {
         text.get(self.from..self.from + JUMP_BYTES) == Some(&self.before)
     }
@@ -181,22 +181,23 @@ impl Patch {
 
 /// A text to prepare.
 pub struct Source<'a> {
-    /// The library that it is of.
+    /// The library that it belongs to.
     pub identity: Identity,
     /// Its address in the library, a whole number of pages.
     pub address: usize,
-    /// The text, and whatever of the file follows on its last page.
+    /// The text, and whatever follows in the file on its last page.
     pub pages: &'a [u8],
     /// Bytes of the text alone.
     pub text_bytes: usize,
-    /// Offsets of functions that are left as they are ([`Code::new`]).
+    /// Offsets of functions that must not be patched ([`Code::new`]).
     pub never: &'a [usize],
 }
 
-/// Appends to a library's file what is prepared of `sources`, and the directory.
+/// Appends the prepared code of `sources`, and the directory, to a library's file.
 ///
 /// # Panics
-/// When a source is not what it should be: pages that are not whole, or shorter than their text.
+///
+/// If a source's pages are not whole, or shorter than its text.
 pub fn append(file: &mut Vec<u8>, sources: &[Source<'_>]) {
     let mut texts = Vec::new();
     for source in sources.iter().take(TEXTS_MAX) {
@@ -213,7 +214,7 @@ pub fn append(file: &mut Vec<u8>, sources: &[Source<'_>]) {
     file.extend(words.iter().flat_map(|w| w.to_le_bytes()));
 }
 
-/// Begins a new page of the file; its offset.
+/// Starts a new page of the file; returns its offset.
 fn start_page(file: &mut Vec<u8>) -> usize {
     file.resize(file.len().next_multiple_of(PAGE_BYTES), 0);
     file.len()
@@ -224,7 +225,7 @@ fn append_text(file: &mut Vec<u8>, source: &Source<'_>) -> Option<Prepared> {
     assert!(source.address.is_multiple_of(PAGE_BYTES));
     let code = &source.pages[..source.text_bytes];
     let mut marks = vec![0; Code::marks_for(code.len())];
-    // Any place will do, as long as both fit.
+    // Any addresses will do, as long as both fit.
     let text = 1usize << 40;
     let area = text - AREA_BEFORE_TEXT;
     let mut patched = source.pages.to_vec();

@@ -1,19 +1,19 @@
-//! Which `syscall` instructions of a library's code can be led elsewhere, and how.
+//! Which `syscall` instructions of a library's code can be redirected, and how.
 //!
-//! Every site is found by its bytes, where an instruction begins, and only patched in ways that hold for every path to
-//! it:
-//! * `syscall` and the instructions after it, as many as five bytes need, when they do not depend
-//!   on their address and no jump leads to them; they run in the trampoline.
-//! * otherwise `mov eax, imm32; syscall`: the mov's five bytes become a jump; the syscall stays in
-//!   place for a path that jumps past the mov.
+//! Every site is found by its bytes, where an instruction begins, and patched only in ways that are correct for every
+//! path to it:
+//!
+//! * `syscall` and the instructions after it, as many as five bytes need, if they do not depend on their address and no
+//!   jump leads to them; they run in the trampoline.
+//! * otherwise `mov eax, imm32; syscall`: the mov's five bytes become a jump; the syscall stays in place for a path
+//!   that jumps past the mov.
 //! * otherwise `mov eax, reg; syscall; jmp near`, a thread's exit: the three become one jump.
-//! * otherwise `syscall; ret` with padding behind it, and pops before the return: that is made in the
-//!   trampoline.
+//! * otherwise `syscall; ret`, followed by padding, perhaps with pops before the return: it runs in the trampoline.
 //!
-//! The trampoline has a `syscall` of its own in front of what it does after the call: the hook can have the call
-//! made there, which takes no stack. A new thread comes back on another one.
+//! The trampoline has a `syscall` of its own before the instructions that it runs after the call: the hook can let the
+//! call happen there, which uses no stack. A new thread returns from it on another stack.
 //!
-//! glibc 2.36 has 526 sites; what is left out are the ones that must be (`vfork`, and `rt_sigreturn`).
+//! glibc 2.36 has 526 sites; only those are left out that must be (`vfork`, and `rt_sigreturn`).
 
 use core::ops::Range;
 
@@ -25,16 +25,16 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const RET: u8 = 0xc3;
 /// `pop` of one of the first eight registers.
 const POPS: core::ops::RangeInclusive<u8> = 0x58..=0x5f;
-/// Bytes of an instruction's longest encoding.
+/// Bytes of the longest instruction.
 const INSTRUCTION_MAX: usize = 15;
-/// Bytes that one trampoline may take.
+/// Maximum bytes of one trampoline.
 pub const TRAMPOLINE_BYTES: usize = 64;
 /// Bytes of a jump to a trampoline.
 pub const JUMP_BYTES: usize = 5;
-/// Bytes of a function from its beginning on in which nothing is patched ([`Code::new`]).
+/// Bytes at the beginning of a function in which nothing is patched ([`Code::new`]).
 const NEVER_BYTES: usize = 0x70;
 
-/// A library's code, and what in it looks like a jump.
+/// A library's code, and everything in it that looks like a jump.
 pub struct Code<'a> {
     bytes: &'a [u8],
     far: FarJumps<'a>,
@@ -42,30 +42,31 @@ pub struct Code<'a> {
 }
 
 impl<'a> Code<'a> {
-    /// Numbers that [`Code::new`] wants for so many bytes of code.
+    /// Length of the marks that [`Code::new`] needs for `bytes` bytes of code.
     pub fn marks_for(bytes: usize) -> usize {
         bytes / 64 + 1
     }
 
-    /// `marks` are zeros. The functions at the offsets `never` are left as they are, because their child uses what the
-    /// parent's stack has, but for calls of clone and of exit.
+    /// Prepares to patch `bytes`; `marks` are zeros. The functions at the offsets `never` are not patched, because
+    /// their child uses the parent's stack, except for calls of clone and of exit.
     ///
     /// # Panics
-    /// When `marks` are fewer than [`Code::marks_for`] says.
+    ///
+    /// If there are fewer `marks` than [`Code::marks_for`] returns.
     pub fn new(bytes: &'a [u8], marks: &'a mut [u64], never: &'a [usize]) -> Code<'a> {
         assert!(marks.len() >= Code::marks_for(bytes.len()));
         let far = FarJumps::of(bytes, marks);
         Code { bytes, far, never }
     }
 
-    /// How many `syscall` instructions there may be at most.
+    /// Maximum number of `syscall` instructions.
     pub fn count(bytes: &[u8]) -> usize {
         memchr::memmem::find_iter(bytes, &SYSCALL).count()
     }
 
-    /// Calls `f` for each, with what takes its place, or with its offset when it has to be left as it is.
+    /// Calls `f` for each site, with its replacement, or with its offset if it must be left unpatched.
     pub fn each(&self, mut f: impl FnMut(Result<Replacement, usize>)) {
-        // End of the last jump: no other one may run into it.
+        // End of the last jump: no other jump may overlap it.
         let mut taken = 0;
         for at in memchr::memmem::find_iter(self.bytes, &SYSCALL) {
             let new = Site::of(self.bytes, at)
@@ -82,15 +83,15 @@ impl<'a> Code<'a> {
     }
 }
 
-/// Does a jump in the neighbourhood lead into `targets`? The code around is decoded from far enough
-/// before that the decoder has found the instruction borders by then; far jumps (cold parts of a
-/// function) are looked for by their bytes, where an accidental match is as good as impossible.
+/// Whether a jump nearby leads into `targets`. The surrounding code is decoded from far enough before that the decoder
+/// is in step with the instruction borders by then. Far jumps (cold parts of a function) are searched for by their
+/// bytes, where an accidental match is practically impossible.
 fn jumped_to(code: &[u8], far: &FarJumps<'_>, targets: core::ops::Range<usize>) -> bool {
     let hits = |to: u64| to >= targets.start as u64 && to < targets.end as u64;
     let from = targets.start.saturating_sub(200);
     let to = (targets.end + 140).min(code.len());
-    // Decoding costs a hundred times what this look does: where no byte that may end a branch's opcode has a distance
-    // behind it that leads there, no instruction does.
+    // Decoding costs a hundred times as much as this check: unless some byte that may end a branch's opcode is followed
+    // by a distance that leads there, no instruction does.
     let leads = |i: usize| {
         let after = |n: usize| code.get(i + 1..i + 1 + n);
         let to = match code[i] {
@@ -120,8 +121,7 @@ fn jumped_to(code: &[u8], far: &FarJumps<'_>, targets: core::ops::Range<usize>) 
     far.lead_into(targets)
 }
 
-/// Everything in a text that looks like a jump with a 32-bit distance of at most 64 KiB: a bit for each byte that one
-/// leads to.
+/// Everything in a text that looks like a jump with a 32-bit distance of at most 64 KiB: one bit per target byte.
 struct FarJumps<'a>(&'a [u64]);
 
 impl<'a> FarJumps<'a> {
@@ -146,8 +146,7 @@ impl<'a> FarJumps<'a> {
     }
 }
 
-/// Length of the instructions at `code[at..]` that cover `need` bytes, when all of them can run
-/// at another address.
+/// Length of the instructions at `code[at..]` that cover `need` bytes, if all of them can run at another address.
 fn movable(code: &[u8], at: usize, need: usize) -> Option<usize> {
     let mut len = 0;
     while len < need {
@@ -163,7 +162,7 @@ fn movable(code: &[u8], at: usize, need: usize) -> Option<usize> {
         {
             return None;
         }
-        // A second syscall must not be carried away unhooked.
+        // A second syscall must not be moved without a hook.
         if bytes.starts_with(&SYSCALL) {
             return None;
         }
@@ -172,7 +171,7 @@ fn movable(code: &[u8], at: usize, need: usize) -> Option<usize> {
     Some(len)
 }
 
-/// For `mov eax, reg; syscall; jmp near`, entered at its beginning only: where the jump leads.
+/// For `mov eax, reg; syscall; jmp near`, entered only at its beginning: where the jump leads.
 fn ends_in_a_jump(code: &[u8], far: &FarJumps<'_>, site: usize) -> Option<usize> {
     let start = site.checked_sub(2)?;
     let whole = code.get(start..site + 4)?;
@@ -187,8 +186,9 @@ fn ends_in_a_jump(code: &[u8], far: &FarJumps<'_>, site: usize) -> Option<usize>
     usize::try_from(to).ok().filter(|to| *to < code.len())
 }
 
-/// For `syscall; ret` at a function's end, with nothing but padding behind it: one past the return. Since glibc 2.41 all
-/// calls that can be cancelled come by one of these, or, in a program of one thread, by one that pops a register first.
+/// For `syscall; ret` at a function's end, followed only by padding: one past the return. Since glibc 2.41 all calls
+/// that can be cancelled go through one of these or, in a program with one thread, through one that pops a register
+/// first.
 fn ends_in_a_return(code: &[u8], far: &FarJumps<'_>, site: usize) -> Option<usize> {
     let end = code.get(site + SYSCALL.len()..site + JUMP_BYTES)?;
     let pops = end.iter().take_while(|b| POPS.contains(b)).count();
@@ -203,10 +203,10 @@ fn ends_in_a_return(code: &[u8], far: &FarJumps<'_>, site: usize) -> Option<usiz
     is_one.then_some(behind)
 }
 
-/// Does an instruction begin at `at`? Decoded from far enough before to be in step by then.
+/// Whether an instruction begins at `at`. Decodes from far enough before to be in step by then.
 fn is_border(code: &[u8], at: usize) -> bool {
     let from = at.saturating_sub(200);
-    // What begins before `at` may end behind it.
+    // An instruction that begins before `at` may end after it.
     let bytes = &code[from..(at + INSTRUCTION_MAX).min(code.len())];
     let mut d = Decoder::with_ip(64, bytes, from as u64, DecoderOptions::NONE);
     while d.can_decode() && d.ip() < at as u64 {
@@ -222,7 +222,7 @@ struct Site {
     known: Option<i32>,
 }
 
-/// What takes the place of `from..to` of a text.
+/// The replacement of `from..to` of a text.
 #[derive(Clone, Debug)]
 pub struct Replacement {
     from: usize,
@@ -230,12 +230,12 @@ pub struct Replacement {
     /// What the trampoline does before the call.
     before: [u8; 5],
     before_len: usize,
-    /// The instructions that it makes after the call.
+    /// The instructions that it runs after the call.
     after: Range<usize>,
     known: Option<i32>,
 }
 
-/// `mov eax, nr`.
+/// Encodes `mov eax, nr`.
 fn load_number(nr: i32) -> [u8; 5] {
     let mut mov = [0xb8, 0, 0, 0, 0];
     mov[1..].copy_from_slice(&nr.to_le_bytes());
@@ -243,7 +243,7 @@ fn load_number(nr: i32) -> [u8; 5] {
 }
 
 impl Site {
-    /// The one at `at`; `None` for those that are none of ours.
+    /// The site at `at`; `None` if it must not be patched.
     fn of(code: &[u8], at: usize) -> Option<Site> {
         // `mov rax, 15; syscall`: the signal frame must lie at the stack pointer.
         if at >= 7 && code[at - 7..at] == [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0] {
@@ -278,8 +278,8 @@ impl Site {
             r.before[..before.len()].copy_from_slice(before);
             Some(r)
         };
-        // Behind the call, where all paths to it come together, if that can be; else before it: no path
-        // enters the mov in its middle, and one that skips it finds the syscall in place, unhooked.
+        // After the call, where all paths to it come together, if possible. Otherwise before it: no path enters the mov
+        // in its middle, and one that skips it finds the syscall in place, unhooked.
         if let Some(len) = movable(code, at + 2, 3)
             && !jumped_to(code, far, at + 2..at + 2 + len)
         {
@@ -291,7 +291,7 @@ impl Site {
             return instead(at - 5, to, &load_number(nr), to..to);
         }
         if let Some(to) = ends_in_a_jump(code, far, at) {
-            // The jump behind the call is the trampoline's own.
+            // The trampoline has a jump of its own after the call.
             return instead(at - 2, to, &code[at - 2..at], to..to);
         }
         if let Some(behind) = ends_in_a_return(code, far, at) {
@@ -307,11 +307,11 @@ impl Replacement {
     pub fn from(&self) -> usize {
         self.from
     }
-    /// Number of the call, where the code says it.
+    /// Number of the call, if the code shows it.
     pub fn known(&self) -> Option<i32> {
         self.known
     }
-    /// The jump of a text at `text` to its trampoline.
+    /// The jump from a text at `text` to its trampoline.
     pub fn jump(&self, text: usize, trampoline: usize) -> [u8; JUMP_BYTES] {
         let mut jump = [0xe9, 0, 0, 0, 0];
         let after = text + self.from + JUMP_BYTES;
@@ -319,8 +319,8 @@ impl Replacement {
         jump[1..].copy_from_slice(&rel.to_le_bytes());
         jump
     }
-    /// The trampoline at `at`, for `code` at `text`, with the address to jump to at `area`. Only the distances
-    /// between the three count.
+    /// The trampoline at `at`, for `code` at `text`, with the address to jump to at `area`. Only the distances between
+    /// the three matter.
     pub fn trampoline(&self, code: &[u8], text: usize, at: usize, area: usize) -> Trampoline {
         let mut t = Trampoline {
             at,
@@ -334,17 +334,17 @@ impl Replacement {
     }
 }
 
-/// `lea rcx, [rip + rel32]`, and its bytes with the distance.
+/// `lea rcx, [rip + rel32]`, and its length with the distance.
 const LEA: [u8; 3] = [0x48, 0x8d, 0x0d];
 const LEA_BYTES: usize = 7;
-/// `jmp [rip + rel32]`, likewise.
+/// `jmp [rip + rel32]`, and its length with the distance.
 const JUMP_BY_AREA: [u8; 2] = [0xff, 0x25];
 const JUMP_BY_AREA_BYTES: usize = 6;
-/// Where behind them the call is.
+/// Offset of the call after these two.
 const CALL: usize = LEA_BYTES + JUMP_BY_AREA_BYTES;
 
-/// Where in a library the `syscall; ret` was whose trampoline is `code`, at `start`; `None` for other trampolines and
-/// for what is none.
+/// Address in a library of the `syscall; ret` whose trampoline is `code`, at `start`; `None` for other trampolines and
+/// for other code.
 pub fn returning_at(code: &[u8; TRAMPOLINE_BYTES], start: usize) -> Option<usize> {
     /// `syscall; ret; jmp`, before the distance.
     const LAST: [u8; 4] = [SYSCALL[0], SYSCALL[1], RET, 0xe9];
@@ -357,7 +357,7 @@ pub fn returning_at(code: &[u8; TRAMPOLINE_BYTES], start: usize) -> Option<usize
     is_one.then(|| to.wrapping_sub(JUMP_BYTES))
 }
 
-/// Is `at` in a trampoline of [`returning_at`] an instruction that comes before the call, or the call?
+/// Whether `at`, in a trampoline of [`returning_at`], is the call or an instruction before it.
 pub fn is_before_return(at: usize) -> bool {
     matches!(at % TRAMPOLINE_BYTES, 0 | LEA_BYTES | CALL)
 }
@@ -381,7 +381,7 @@ impl Trampoline {
     fn rel32(&self, target: usize, bytes_after: usize) -> [u8; 4] {
         ((target as i64 - (self.at + self.len + 4 + bytes_after) as i64) as i32).to_le_bytes()
     }
-    /// `lea rcx, [back]; jmp [area]; syscall; back: moved instructions; jmp to`.
+    /// Appends `lea rcx, [back]; jmp [area]; syscall; back: moved instructions; jmp to`.
     fn finish(&mut self, area: usize, moved: &[u8], to: usize) {
         let back = self.at + self.len + CALL + SYSCALL.len();
         self.push(&LEA);

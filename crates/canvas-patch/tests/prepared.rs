@@ -1,4 +1,4 @@
-//! Code that is prepared once: what is taken from a file, and what is refused.
+//! Code that is prepared once: what is read from a file, and what is refused.
 
 use canvas_patch::calls::NATIVE_BYTES;
 use canvas_patch::prepared::{
@@ -83,7 +83,7 @@ fn a_trampoline_goes_where_the_area_says_and_comes_back() {
     let file = file(&code, &[]);
     let one = read(&file).unwrap()[0];
     let t = &file[one.trampolines()];
-    // lea rcx, [back]; jmp [area]; syscall; back: cmp rax, -4096; jmp behind it.
+    // lea rcx, [back]; jmp [area]; syscall; back: cmp rax, -4096; jmp back to the text.
     assert_eq!(&t[..3], [0x48, 0x8d, 0x0d]);
     assert_eq!(i32::from_le_bytes(t[3..7].try_into().unwrap()), 8);
     assert_eq!(&t[7..9], [0xff, 0x25]);
@@ -100,19 +100,19 @@ fn a_trampoline_goes_where_the_area_says_and_comes_back() {
 
 #[test]
 fn some_calls_stay_as_they_are() {
-    // In a function whose child comes back on another stack; the return from a signal's handler.
+    // In a function whose child returns on another stack; the return from a signal handler.
     let mut code = text(&[100, 1000]);
     code[2000..2007].copy_from_slice(&[0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
     let one = read(&file(&code, &[990])).unwrap()[0];
     assert_eq!(one.patches().len() / 16, 1);
-    // But for clone there, and the exit of its child.
+    // Except clone there, and the exit of its child.
     code[1000..1005].copy_from_slice(&[0xb8, 56, 0, 0, 0]);
     let one = read(&file(&code, &[990])).unwrap()[0];
     assert_eq!(one.patches().len() / 16, 2);
     code[1001] = 60;
     let one = read(&file(&code, &[990])).unwrap()[0];
     assert_eq!(one.patches().len() / 16, 2);
-    // A jump right behind the call, and no number before it: there is no way in.
+    // A jump right after the call, and no number before it: it cannot be patched.
     let mut code = vec![0xc3; 300];
     code[100..102].copy_from_slice(&SYSCALL);
     code[102..104].copy_from_slice(&[0xeb, 0xf0]);
@@ -159,7 +159,7 @@ fn a_damaged_directory_is_refused() {
     assert!(read(b"too short").is_none());
 }
 
-/// glibc 2.41's newlocale has it: the distance of `je` is 0x50f, whose bytes are those of `syscall`.
+/// From glibc 2.41's newlocale: the distance of `je` is 0x50f, whose bytes are those of `syscall`.
 #[test]
 fn bytes_within_another_instruction_are_no_call() {
     let mut code = vec![0x90; 600];
@@ -167,7 +167,7 @@ fn bytes_within_another_instruction_are_no_call() {
         0x48, 0x85, 0xc0, 0x0f, 0x84, 0x0f, 0x05, 0, 0, 0x48, 0x8d, 0x80, 0xe8, 0, 0, 0,
     ];
     code[300..300 + je_and_lea.len()].copy_from_slice(&je_and_lea);
-    // A call whose number is not known, as libc's syscall(2) has it.
+    // A call whose number is unknown, as in libc's syscall(2).
     code[400..405].copy_from_slice(&[0x0f, 0x05, 0x48, 0x89, 0xc3]);
     let mut marks = vec![0; Code::marks_for(code.len())];
     let mut found = Vec::new();
@@ -175,17 +175,17 @@ fn bytes_within_another_instruction_are_no_call() {
     assert_eq!(found, [Err(305), Ok(400)]);
 }
 
-/// glibc 2.41's __syscall_cancel_arch ends so, with padding up to the next function: read, write, sendmsg and all others
-/// that can be cancelled come by it.
+/// The end of glibc 2.41's __syscall_cancel_arch, with padding up to the next function: read, write, sendmsg and all
+/// other calls that can be cancelled go through it.
 #[test]
 fn a_call_that_only_padding_follows_returns_from_its_trampoline() {
     let mut code = vec![0x90; 600];
     code[300..318].copy_from_slice(&[
         0x4c, 0x89, 0x5c, 0x24, 0x08, 0x0f, 0x05, 0xc3, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0,
     ]);
-    // Here another function begins behind it.
+    // Here another function follows.
     code[400..408].copy_from_slice(&[0x0f, 0x05, 0xc3, 0x53, 0x48, 0x89, 0xfb, 0xc3]);
-    // In a program of one thread __internal_syscall_cancel makes the call itself.
+    // In a program with one thread __internal_syscall_cancel makes the call itself.
     code[500..516].copy_from_slice(&[
         0x48, 0x8b, 0x44, 0x24, 0x10, 0x0f, 0x05, 0x5b, 0xc3, 0x0f, 0x1f, 0x80, 0, 0, 0, 0,
     ]);
@@ -199,7 +199,7 @@ fn a_call_that_only_padding_follows_returns_from_its_trampoline() {
     let trampoline = returns.trampoline(&code, 0x10000, 0x20000, 0x30000);
     // `lea rcx`, `jmp [area]`, `syscall`, and the return.
     assert_eq!(trampoline.bytes()[7 + 6..][..3], [0x0f, 0x05, 0xc3]);
-    // From which one finds the place in the library.
+    // From the trampoline, the place in the library can be found.
     let mut whole = [0; TRAMPOLINE_BYTES];
     whole[..trampoline.bytes().len()].copy_from_slice(trampoline.bytes());
     assert_eq!(returning_at(&whole, 0x20000), Some(0x10000 + 305));

@@ -1,7 +1,6 @@
-//! The buckets of histograms of nanoseconds: log-linear, four a power of two, so a value is known to within a
-//! quarter.
+//! Buckets for histograms of nanoseconds: log-linear, four per power of two, so a value is known to within a quarter.
 
-/// Buckets: four for each of 40 powers of two (up to 2^40 ns, about 18 minutes).
+/// Number of buckets: four for each of 40 powers of two (up to 2^40 ns, about 18 minutes).
 pub const BUCKETS: usize = 160;
 
 /// The bucket that counts `ns`.

@@ -1,30 +1,30 @@
-//! Whether others want the processors, for threads that look for something instead of sleeping.
+//! Detects contention for CPUs, for threads that poll instead of sleeping.
 //!
-//! Looking is faster than sleeping while a processor is free. Where all are wanted it is slower: who gives its
-//! processor up by sched_yield(2) has, since Linux 6.18, had its whole slice, and waits for those of all others, milliseconds
-//! each. Who sleeps keeps its claim and runs soon after it is woken. So a look that took long is the last one for a
-//! while, and for twice as long when the next one takes long as well.
+//! Polling is faster than sleeping while a CPU is free, and slower when all are wanted: since Linux 6.18, a thread that
+//! gives up its CPU by sched_yield(2) has used up its slice, and waits for those of all other threads, milliseconds
+//! each. A sleeping thread keeps its claim and runs soon after it is woken. So after a poll that took long, threads
+//! sleep for a while, and twice as long if the next poll takes long, too.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A look that takes longer has let others have a slice. Answers of near donors take less, and so do turns with threads
-/// that have little to do.
+/// A poll that takes longer than this has let other threads run for a slice. Replies of near donors take less, and so
+/// does yielding to threads that have little to do.
 pub const CONTENDED_NS: u64 = 2_000_000;
-/// How long nobody looks after the first such look, in ns.
+/// How long threads do not poll after the first slow poll, in ns.
 pub const PAUSE_NS_MIN: u64 = 4_000_000;
-/// How long nobody looks after many such looks, in ns.
+/// How long threads do not poll after many slow polls, in ns.
 pub const PAUSE_NS_MAX: u64 = 128_000_000;
 
-/// What a process knows of contention for its processors. Times are of one monotonic clock of the caller's.
+/// What a process knows about contention for its CPUs. All times are from one monotonic clock of the caller.
 #[derive(Debug, Default)]
 pub struct Contention {
     until_ns: AtomicU64,
-    /// The last pause; 0: none of late.
+    /// The last pause; 0: none recently.
     pause_ns: AtomicU64,
 }
 
 impl Contention {
-    /// Nobody else, as far as is known.
+    /// Starts without known contention.
     pub const fn new() -> Contention {
         Contention {
             until_ns: AtomicU64::new(0),
@@ -32,8 +32,7 @@ impl Contention {
         }
     }
 
-    /// A thread has given its processor up from `began_ns` to `now_ns`. Of threads that say so at the same time one
-    /// may be forgotten.
+    /// Records that a thread yielded its CPU from `began_ns` to `now_ns`. Concurrent calls may be lost.
     pub fn gave_way(&self, began_ns: u64, now_ns: u64) {
         let pause = self.pause_ns.load(Ordering::Relaxed);
         let until = self.until_ns.load(Ordering::Relaxed);
@@ -43,12 +42,12 @@ impl Contention {
             self.until_ns
                 .store(now_ns.saturating_add(pause), Ordering::Relaxed);
         } else if pause > 0 && now_ns > until.saturating_add(pause) {
-            // For as long as that nobody has waited.
+            // No thread has waited for as long as the pause.
             self.pause_ns.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Should a thread sleep rather than look?
+    /// Whether a thread should sleep rather than poll.
     pub fn is_here(&self, now_ns: u64) -> bool {
         now_ns < self.until_ns.load(Ordering::Relaxed)
     }
@@ -71,9 +70,9 @@ mod tests {
         let now = 5 * LONG;
         contention.gave_way(now - LONG, now);
         assert!(contention.is_here(now));
-        // A short look says nothing of those that were long.
+        // A short poll does not outweigh slow ones.
         contention.gave_way(now, now + 1);
-        // Clocks of two processors may differ a little.
+        // Clocks of two CPUs may differ a little.
         contention.gave_way(now, now - 1);
         assert!(contention.is_here(now + PAUSE_NS_MIN - 1));
         assert!(!contention.is_here(now + PAUSE_NS_MIN));

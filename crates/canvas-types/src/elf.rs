@@ -1,8 +1,8 @@
 //! Just enough of ELF to tell whether a program can be managed.
 
-/// A file, read anywhere.
+/// A file that can be read at any offset.
 pub trait Bytes {
-    /// Reads from `at` on as much as there is, up to the buffer's size; how much that was.
+    /// Reads from offset `at` into `buf`; returns how many bytes there were.
     fn read_at(&self, at: u64, buf: &mut [u8]) -> usize;
 }
 
@@ -15,7 +15,7 @@ impl Bytes for [u8] {
     }
 }
 
-/// What kind of executable a file is.
+/// Kind of an executable file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Image<'a> {
     /// A program for this processor that its loader (PT_INTERP) links at start.
@@ -47,31 +47,31 @@ pub const HEADER_BYTES: usize = 64;
 pub const PROGRAM_HEADER_BYTES: usize = 56;
 /// The kernel reads this much of a `#!` line (BINPRM_BUF_SIZE).
 const SCRIPT_LINE_BYTES: usize = 256;
-/// How deep interpreters of interpreters go in the kernel.
+/// How many levels of interpreters the kernel follows.
 pub const INTERPRETERS_MAX: usize = 5;
 /// Bytes of the longest path (PATH_MAX).
 pub const PATH_BYTES: usize = 4096;
 
-/// The number of the processor that this is compiled for.
+/// ELF number of the processor that this is compiled for.
 #[cfg(target_arch = "x86_64")]
 pub const MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
 pub const MACHINE: u16 = 183;
 
-/// The number at a place that is there.
+/// The little-endian number at offset `at`, which must be in bounds.
 pub fn u16_at(b: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([b[at], b[at + 1]])
 }
-/// See [`u16_at`].
+/// The little-endian number at offset `at`, which must be in bounds.
 pub fn u32_at(b: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
-/// See [`u16_at`].
+/// The little-endian number at offset `at`, which must be in bounds.
 pub fn u64_at(b: &[u8], at: usize) -> u64 {
     u64::from(u32_at(b, at)) | u64::from(u32_at(b, at + 4)) << 32
 }
 
-/// Is `head` that of a file for this processor?
+/// Whether `head` begins a file for this processor.
 pub fn is_ours(head: &[u8]) -> bool {
     head.len() >= HEADER_BYTES
         && head.starts_with(b"\x7fELF")
@@ -81,7 +81,7 @@ pub fn is_ours(head: &[u8]) -> bool {
 }
 
 /// What kind of executable `file` is; `room` is for a path. A damaged file is [`Image::Unknown`]: the kernel's answer
-/// to it is the one that counts.
+/// to it is the one that matters.
 pub fn inspect<'a>(file: &(impl Bytes + ?Sized), room: &'a mut [u8; PATH_BYTES]) -> Image<'a> {
     let mut head = [0; SCRIPT_LINE_BYTES];
     let len = file.read_at(0, &mut head);
@@ -131,7 +131,8 @@ fn script<'a>(line: &[u8], room: &'a mut [u8; PATH_BYTES]) -> Image<'a> {
     }
 }
 
-/// Is this the path of glibc's loader? Debian's is ld-linux-x86-64.so.2; unusual prefixes (Nix, Guix) keep the name.
+/// Whether this is the path of glibc's loader. Debian's is ld-linux-x86-64.so.2; unusual prefixes (Nix, Guix) keep the
+/// name.
 pub fn is_glibc_loader(path: &[u8]) -> bool {
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     name.starts_with(b"ld-linux") || (name.starts_with(b"ld-2.") && name.ends_with(b".so"))
@@ -144,7 +145,7 @@ struct ProgramHeaders<'a, F: ?Sized> {
 }
 
 impl<'a, F: Bytes + ?Sized> ProgramHeaders<'a, F> {
-    /// `head` is the file's header.
+    /// Finds the program headers; `head` is the file's header.
     fn of(file: &'a F, head: &[u8]) -> Option<ProgramHeaders<'a, F>> {
         (usize::from(u16_at(head, 54)) == PROGRAM_HEADER_BYTES).then(|| ProgramHeaders {
             file,
@@ -160,7 +161,7 @@ impl<'a, F: Bytes + ?Sized> ProgramHeaders<'a, F> {
     fn all(&self) -> impl Iterator<Item = [u8; PROGRAM_HEADER_BYTES]> {
         (0..self.count).map_while(|i| self.get(i))
     }
-    /// Where in the file lies what is loaded at `address`.
+    /// Offset in the file of what is loaded at `address`.
     fn offset(&self, address: u64) -> Option<u64> {
         self.all().find_map(|ph| {
             let within = address.checked_sub(u64_at(&ph, 16))?;
@@ -200,8 +201,8 @@ const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 
-/// The sanitizer that the program in `file` is built with, if it is: such a program places its own memory and demands
-/// to be the first of all libraries.
+/// The sanitizer that the program in `file` is built with, if any: such a program places its own memory and must be the
+/// first of all libraries.
 pub fn sanitizer(file: &(impl Bytes + ?Sized)) -> Option<&'static str> {
     let mut head = [0; HEADER_BYTES];
     file.read_at(0, &mut head);
@@ -211,7 +212,7 @@ pub fn sanitizer(file: &(impl Bytes + ?Sized)) -> Option<&'static str> {
     let headers = ProgramHeaders::of(file, &head)?;
     let dynamic = headers.all().find(|ph| u32_at(ph, 0) == PT_DYNAMIC)?;
     let (start, bytes) = (u64_at(&dynamic, 8), u64_at(&dynamic, 32));
-    // Tag and value; a tag of 0 ends them.
+    // Pairs of tag and value; a tag of 0 ends them.
     let entries = || {
         (0..bytes / 16).map_while(move |i| {
             let mut entry = [0; 16];
@@ -244,7 +245,7 @@ pub fn sanitizer(file: &(impl Bytes + ?Sized)) -> Option<&'static str> {
     built_in.map(|(name, ..)| *name)
 }
 
-/// The symbols that a program has for others.
+/// The symbols that a program exports.
 struct Symbols<'a, F: ?Sized> {
     file: &'a F,
     hash: u64,
@@ -262,7 +263,7 @@ impl<F: Bytes + ?Sized> Symbols<'_, F> {
         self.find(name).is_some()
     }
 
-    /// Through the GNU hash table: a header of four numbers, the filter, the buckets, the chains.
+    /// Searches the GNU hash table: a header of four numbers, the filter, the buckets, the chains.
     fn find(&self, name: &str) -> Option<()> {
         let hash = name
             .bytes()
@@ -360,7 +361,7 @@ mod tests {
         let line = maps.lines().find(|l| l.contains("/libc.so.6")).unwrap();
         let libc = std::fs::read(&line[line.find('/').unwrap()..]).unwrap();
         assert_eq!(sanitizer(&libc[..]), None);
-        // The hash table answers for what is there: libc has it all.
+        // The hash table covers what is there: libc has all of them.
         let mut renamed = libc.clone();
         let name = b"\0malloc_usable_size\0";
         assert!(renamed.windows(name.len()).any(|w| w == name));

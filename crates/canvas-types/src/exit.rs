@@ -1,6 +1,6 @@
 //! Exit codes of the `canvas` command (documented in docs/CLI.md).
 
-/// The command did what was asked.
+/// The command did what it was asked to do.
 pub const OK: i32 = 0;
 /// The command ran, and its answer is negative (for example `doctor` found that nothing works).
 pub const NEGATIVE: i32 = 1;

@@ -1,12 +1,12 @@
 //! Where canvas lives in a managed program's address space.
 //!
-//! All far memory lies in one window of addresses, so "is this ours?" is one comparison and page
-//! metadata is a flat array. Everything else that is canvas's lies at a fixed distance from the
-//! window, but for the gate page. Where both are is drawn for each tenant ([`Bases`]) and is the same
-//! in all its processes, because a seccomp filter survives `execve` and must mean the same there.
+//! All far memory lies in one managed range (the window), so "is this ours?" is one comparison and page metadata is a
+//! flat array. Everything else that belongs to canvas lies at a fixed offset from the window, except the gate page. The
+//! addresses of both are drawn at random for each tenant ([`Bases`]) and are equal in all its processes, because a
+//! seccomp filter survives `execve` and must mean the same there.
 //!
-//! They lie above the native heap (a break that moves up is what malloc expects), below `mmap_base`,
-//! and clear of ZGC's heap views.
+//! They lie above the native heap (malloc expects a break that moves up), below `mmap_base`, and clear of ZGC's heap
+//! views.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -17,52 +17,51 @@ pub const WINDOW_BYTES: usize = 0x0800_0000_0000;
 /// Pages in the window.
 pub const WINDOW_PAGES: usize = WINDOW_BYTES / PAGE_SIZE;
 
-/// From the window's first byte to what canvas keeps behind it: swap cache buffers, the pool.
+/// Offset from the window's first byte to what canvas keeps behind it: swap cache buffers, the pool.
 pub const STORE_OFFSET: usize = WINDOW_BYTES;
 
-/// From the window's first byte to the partition of shared memory (`canvas run --shared`).
+/// Offset from the window's first byte to the partition of shared memory (`canvas run --shared`).
 pub const SHARED_OFFSET: usize = 0x0f00_0000_0000;
 /// Bytes in the partition.
 pub const SHARED_BYTES: usize = 0x0080_0000_0000;
 /// Pages in the partition.
 pub const SHARED_PAGES: usize = SHARED_BYTES / PAGE_SIZE;
 
-/// From the window's first byte to the page words, one `u64` a page of the window, and other tables.
+/// Offset from the window's first byte to the page words (one `u64` per page of the window) and other tables.
 pub const WORDS_OFFSET: usize = 0x1000_0000_0000;
 /// Bytes of the words and of all other tables.
 pub const META_BYTES: usize = 0x40_0000_0000;
-/// From the window's first byte to the end of all that lies at a fixed distance from it.
+/// Offset from the window's first byte to the end of everything at a fixed offset from it.
 pub const SPAN_BYTES: usize = WORDS_OFFSET + META_BYTES;
 
-/// Pages of swap cache at most (128 MiB): its metadata is touched all over, so it is bounded too.
+/// Maximum pages of swap cache (128 MiB): its metadata is touched all over, so it is bounded, too.
 pub const CACHE_SLOTS_MAX: usize = 1 << 15;
-/// Slabs of the pool's region, 32 KiB each: the pool's own, then each node's.
+/// Slabs of the pool's range, 32 KiB each: the pool's own, then each node's.
 pub const POOL_SLABS: usize = POOL_OWN_SLABS + NODES_MAX * NODE_SLABS;
-/// Slabs of the compressed pool: 2 TiB at most.
+/// Slabs of the compressed pool: at most 2 TiB.
 pub const POOL_OWN_SLABS: usize = 1 << 26;
 /// NUMA nodes that a tenant can have pages on (`canvas run --numa`).
 pub const NODES_MAX: usize = 4;
-/// Slabs of the pool's region that lie on one node: 256 GiB at most.
+/// Slabs of the pool's range that lie on one node: at most 256 GiB.
 pub const NODE_SLABS: usize = 1 << 23;
-/// Among the tables, the list of the window's regions, up to an empty one, and that of the process's parts of the
-/// partition of shared memory.
+/// Offset in the tables of the list of the window's regions, ended by an empty one.
 pub const REGIONS: usize = 0x12_0000_0000;
-/// The second of the two.
+/// Offset in the tables of the list of the process's parts of the partition of shared memory.
 pub const PARTITION_REGIONS: usize = REGIONS + 0x8000_0000;
-/// Regions that the window can have.
+/// Maximum regions of the window.
 pub const REGIONS_MAX: usize = 1 << 20;
-/// Parts of the partition that a process can have.
+/// Maximum parts of the partition that a process can have.
 pub const PARTITION_REGIONS_MAX: usize = 8192;
-/// Among the tables, the swap cache's: states of its slots, then their pages, a `u32` each, and more.
+/// Offset in the tables of the swap cache's metadata: states of its slots, then their pages, a `u32` each, and more.
 pub const CACHE_META: usize = 0x13_0000_0000;
-/// Among the tables, swap entries, one `u64` each.
+/// Offset in the tables of the swap entries, one `u64` each.
 pub const ENTRIES: usize = 0x18_0000_0000;
-/// Among the tables, the key of the content hash of the process's own pages, then that of shared ones.
+/// Offset in the tables of the key of the content hash for private pages, followed by the key for shared ones.
 pub const KEYS: usize = 0x3d_0000_0000;
-/// Entries that the table can have.
+/// Maximum entries of the table.
 pub const ENTRIES_MAX: usize = 1 << 31;
 
-/// The break area starts the window and has this size; a program that needs more gets it by mmap.
+/// Size of the break area, which starts the window; a program that needs more gets it by mmap.
 pub const BRK_BYTES: usize = 64 << 30;
 
 /// Pages of one accounting block (2 MiB), the unit in which the clock hand skips empty space.
@@ -70,28 +69,27 @@ pub const BLOCK_PAGES: usize = 512;
 /// Blocks in the window.
 pub const WINDOW_BLOCKS: usize = WINDOW_PAGES / BLOCK_PAGES;
 
-/// What the window's address is a multiple of.
+/// Alignment of the window.
 const WINDOW_ALIGN: usize = BLOCK_PAGES * PAGE_SIZE;
 
-/// Addresses that are a tenant's own.
+/// Addresses that are specific to a tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bases {
     /// First byte of the window.
     pub window: usize,
-    /// The page that holds the syscall instruction which the filter lets through.
+    /// The page with the syscall instruction that the filter lets through.
     pub gate: usize,
 }
 
 impl Bases {
-    /// Where a tenant lies that has drawn nothing.
+    /// The addresses of a tenant that has not drawn any.
     pub const DEFAULT: Bases = Bases {
         window: 0x6000_0000_0000,
         gate: GATE_FIRST,
     };
 
-    /// The addresses that `random` bits choose, on a host whose kernel moves programs and mappings by
-    /// up to 2^`rnd_bits` pages (vm.mmap_rnd_bits). Where these leave no room to choose from, only the
-    /// gate's address is drawn.
+    /// The addresses chosen by `random` bits, on a host whose kernel moves programs and mappings by up to 2^`rnd_bits`
+    /// pages (vm.mmap_rnd_bits). If that leaves the window no choice, only the gate's address is drawn.
     pub const fn draw(random: [u64; 2], rnd_bits: u32) -> Bases {
         let (low, high) = window_range(rnd_bits);
         let window = if low < high {
@@ -103,7 +101,7 @@ impl Bases {
         Bases { window, gate }
     }
 
-    /// Are these addresses that [`Bases::draw`] can give? (The segment is the tenant's to write to.)
+    /// Whether [`Bases::draw`] can return these addresses. (The tenant can write to the segment.)
     pub const fn are_valid(self) -> bool {
         self.window.is_multiple_of(WINDOW_ALIGN)
             && self.window >= WINDOW_FIRST
@@ -113,8 +111,8 @@ impl Bases {
             && self.gate < GATE_FIRST + GATES * PAGE_SIZE
     }
 
-    /// The same as numbers of as many bits as [`Bases::PARTS`] parts of `BITS` bits can hold, for a
-    /// channel that carries small numbers only.
+    /// Part `i` of the addresses, encoded as [`Bases::PARTS`] numbers of [`Bases::PART_BITS`] bits for a channel that
+    /// carries only small numbers.
     pub const fn part(self, i: usize) -> u32 {
         let window = ((self.window - WINDOW_FIRST) / WINDOW_ALIGN) as u64;
         let gate = ((self.gate - GATE_FIRST) / PAGE_SIZE) as u64;
@@ -122,7 +120,7 @@ impl Bases {
         (all >> (i * Bases::PART_BITS)) as u32 & ((1 << Bases::PART_BITS) - 1)
     }
 
-    /// What [`Bases::part`] was made from.
+    /// Decodes the addresses from the numbers of [`Bases::part`].
     pub fn of_parts(mut part: impl FnMut(usize) -> Option<u32>) -> Option<Bases> {
         let mut all = 0u64;
         for i in 0..Bases::PARTS {
@@ -137,35 +135,36 @@ impl Bases {
 
     /// Bits of a part.
     pub const PART_BITS: usize = 11;
-    /// How many numbers of [`Bases::PART_BITS`] bits the addresses are told in ([`Bases::part`]).
+    /// How many numbers of [`Bases::PART_BITS`] bits encode the addresses ([`Bases::part`]).
     pub const PARTS: usize = 5;
 }
 
-/// The window begins here at the lowest.
+/// Lowest address of the window.
 const WINDOW_FIRST: usize = 0x5800_0000_0000;
 /// The window begins below this.
 const WINDOW_LAST: usize = 0x6800_0000_0000;
-/// The gate lies here at the lowest: below all windows, above programs and their native breaks.
+/// Lowest address of the gate: below all windows, above programs and their native breaks.
 const GATE_FIRST: usize = 0x5700_0000_0000;
 const GATE_BITS: usize = 28;
-/// Pages that the gate is one of.
+/// Number of pages that the gate is chosen from.
 const GATES: usize = 1 << GATE_BITS;
 
 /// The kernel's ELF_ET_DYN_BASE: the lowest address of a position-independent program.
 const PROGRAM_FIRST: usize = 0x5555_5555_4000;
-/// What a program and its native break may take above its address.
+/// Space that a program and its native break may take above its address.
 const PROGRAM_BYTES: usize = 0x80_0000_0000;
 /// The end of user addresses.
 const USER_END: usize = 0x8000_0000_0000;
-/// What lies between that and the first mapping (stack, its own random offset), and the room that
-/// native mappings are left, which grow downwards.
+/// Space between that and the first mapping (stack, its own random offset), plus the room that is left for native
+/// mappings, which grow downwards.
 const NATIVE_BYTES: usize = 0x0200_0000_0000;
 
-/// Where the allocators of AddressSanitizer and LeakSanitizer end, which have a fixed place: programs built with them run
-/// without the library, but below a managed one with its filter, which takes pointers into the window for far ones.
+/// End of the allocators of AddressSanitizer and LeakSanitizer, which have fixed addresses. Programs built with them
+/// run without the library, but if a managed program started them they run with its filter, which takes pointers into
+/// the window for far ones.
 const SANITIZERS_END: usize = 0x6400_0000_0000;
 
-/// Where a window can begin that no program and no native mapping comes into.
+/// Range of addresses for the window that no program and no native mapping can reach.
 const fn window_range(rnd_bits: u32) -> (usize, usize) {
     let moves = PAGE_SIZE << (if rnd_bits < 32 { rnd_bits } else { 32 });
     let low = (PROGRAM_FIRST + moves + PROGRAM_BYTES).next_multiple_of(WINDOW_ALIGN);
@@ -180,7 +179,7 @@ const fn window_range(rnd_bits: u32) -> (usize, usize) {
     } else {
         WINDOW_LAST
     };
-    // Where that leaves no choice, it is not heeded.
+    // Ignored if it leaves no choice.
     let low = if low < SANITIZERS_END && SANITIZERS_END < high {
         SANITIZERS_END
     } else {
@@ -193,8 +192,8 @@ static WINDOW: AtomicUsize = AtomicUsize::new(Bases::DEFAULT.window);
 static GATE: AtomicUsize = AtomicUsize::new(Bases::DEFAULT.gate);
 static PLACED: AtomicBool = AtomicBool::new(false);
 
-/// Says where this process has the window and the gate. Once, before anything is mapped there: later
-/// calls change nothing, and answer false.
+/// Sets the addresses of the window and the gate in this process. Called once, before anything is mapped there: later
+/// calls change nothing, and return false.
 pub fn place(bases: Bases) -> bool {
     if !bases.are_valid() || PLACED.swap(true, Ordering::Relaxed) {
         return false;
@@ -204,7 +203,7 @@ pub fn place(bases: Bases) -> bool {
     true
 }
 
-/// Where this process has the window and the gate.
+/// The addresses of the window and the gate in this process.
 pub fn bases() -> Bases {
     Bases {
         window: window_base(),
@@ -224,20 +223,20 @@ pub fn window_end() -> usize {
     window_base() + WINDOW_BYTES
 }
 
-/// Swap cache buffers: one page a slot.
+/// Address of the swap cache buffers: one page per slot.
 #[inline(always)]
 pub fn cache_buffers() -> usize {
     window_base() + STORE_OFFSET
 }
 
-/// The compressed pool.
+/// Address of the compressed pool.
 #[inline(always)]
 pub fn pool() -> usize {
     window_base() + STORE_OFFSET + (1 << 40)
 }
 
-/// Whose slab's bytes, or raw headers, lie at this offset of the pool's region (`slab_bytes` of each slab come first, then
-/// `header_bytes` of each): a node's, by its place, or the pool's own, `None`.
+/// The owner of the slab whose bytes, or raw headers, lie at this offset of the pool's range (`slab_bytes` of each slab
+/// come first, then `header_bytes` of each): a node, by its index in the tenant, or `None` for the pool itself.
 pub const fn node_at(offset: usize, slab_bytes: usize, header_bytes: usize) -> Option<usize> {
     let slab = match offset.checked_sub(POOL_SLABS * slab_bytes) {
         None => offset / slab_bytes,
@@ -249,7 +248,7 @@ pub const fn node_at(offset: usize, slab_bytes: usize, header_bytes: usize) -> O
     }
 }
 
-/// Address of a table; at 0 lie the page words.
+/// Address of a table; the page words are at offset 0.
 #[inline(always)]
 pub fn tables(offset: usize) -> usize {
     window_base() + WORDS_OFFSET + offset
@@ -267,25 +266,25 @@ pub fn shared_end() -> usize {
     shared_base() + SHARED_BYTES
 }
 
-/// The page that holds the syscall instruction which the filter lets through.
+/// The page with the syscall instruction that the filter lets through.
 pub fn gate_page() -> usize {
     GATE.load(Ordering::Relaxed)
 }
 
-/// True when `addr` lies in the window.
+/// Whether `addr` lies in the window.
 #[inline(always)]
 pub fn in_window(addr: usize) -> bool {
     addr.wrapping_sub(window_base()) < WINDOW_BYTES
 }
 
-/// True when `addr` lies in the partition of shared memory.
+/// Whether `addr` lies in the partition of shared memory.
 #[inline(always)]
 pub fn in_partition(addr: usize) -> bool {
     addr.wrapping_sub(shared_base()) < SHARED_BYTES
 }
 
-/// True for all addresses of the window and the partition, and for none of the program's other ones: between
-/// the two lies what is canvas's own.
+/// Whether `addr` may lie in the window or the partition: true for all of their addresses, and for none of the
+/// program's other ones, because only memory of canvas lies between the two.
 #[inline(always)]
 pub fn may_be_far(addr: usize) -> bool {
     addr.wrapping_sub(window_base()) < SHARED_OFFSET + SHARED_BYTES

@@ -1,4 +1,4 @@
-//! Vocabulary shared by every canvas crate. No I/O, no allocation, no unsafe.
+//! Vocabulary shared by all canvas crates. No I/O, no allocation, no unsafe.
 #![no_std]
 #![forbid(unsafe_code)]
 

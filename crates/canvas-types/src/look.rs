@@ -1,37 +1,37 @@
-//! How long a thread looks for what it waits for before it sleeps.
+//! How long a thread polls for an event before it sleeps.
 //!
-//! Who sleeps is woken some tens of microseconds late, more where the processor has halted. Who looks
-//! takes a processor, for nothing where it looks in vain. So a thread looks for twice as long as what it
-//! waits for has mostly taken to come, and not at all where that is too long.
+//! A sleeping thread wakes tens of microseconds late, more if its CPU has halted; a polling thread occupies a CPU, and
+//! wastes it if nothing arrives. So a thread polls for twice as long as its events usually took to arrive, and not at
+//! all if that is too long.
 //!
-//! Two ends that wait for each other and both sleep are slow for no other reason than that, and might
-//! take each other for too slow to be looked for. So now and then some waits in a row are looked to
-//! their end all the same: then the other end sees that it is asked more often, and looks too.
+//! Two ends that wait for each other and both sleep are slow for that reason alone, and could take each other for too
+//! slow to poll for. So now and then, some waits in a row poll to the end: then the other end sees faster requests, and
+//! polls, too.
 
-/// No shortest look is longer: 1 s.
+/// Upper bound of the shortest poll: 1 s.
 const LEAST_MAX: u64 = 1_000_000_000;
-/// The longest look is so many times the shortest.
+/// The longest poll is this many times the shortest.
 const MOST: u64 = 8;
-/// Of so many waits
+/// In every EPOCH waits, the first TRIES poll to the end, however long earlier waits took.
 const EPOCH: u32 = 1024;
-/// so many are looked through, whatever the others took.
+/// Number of these polls.
 const TRIES: u32 = 16;
-/// One wait counts as one part of so many.
+/// Weight of one wait in the average: one part in this many.
 const SMOOTH: u64 = 8;
 
-/// What a thread knows of its waits for one thing. Times are in ns.
+/// A thread's statistics of its waits for one kind of event. Times are in ns.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// The shortest look; 0: none ever.
+    /// The shortest poll; 0: never poll.
     least: u64,
-    /// How long what is waited for takes to come, smoothed.
+    /// How long the event takes to arrive, smoothed.
     usual: u64,
-    /// Waits of this epoch.
+    /// Waits in this epoch.
     waits: u32,
 }
 
 impl Look {
-    /// Looks for at least `least_ns` where it looks at all, and at most eight times as long; never where that is 0.
+    /// Polls for at least `least_ns` if at all, and at most eight times as long; never if `least_ns` is 0.
     pub const fn new(least_ns: u64) -> Look {
         Look {
             least: if least_ns > LEAST_MAX {
@@ -48,7 +48,7 @@ impl Look {
         self.least * MOST
     }
 
-    /// How long to look in the wait that begins; 0: not at all.
+    /// How long to poll in the wait that begins; 0: not at all.
     pub fn limit_ns(&self) -> u64 {
         if self.waits < TRIES {
             self.most()
@@ -59,9 +59,9 @@ impl Look {
         }
     }
 
-    /// A wait is over, after so long.
+    /// Records a wait that ended after `took_ns`.
     pub fn came(&mut self, took_ns: u64) {
-        // A stop of the whole machine is no more than a long wait.
+        // A suspend of the whole machine counts no more than a long wait.
         let took = took_ns.min(2 * self.most());
         self.usual = (self.usual * (SMOOTH - 1) + took) / SMOOTH;
         self.waits = (self.waits + 1) % EPOCH;
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(looked.count() as u32, TRIES);
     }
 
-    /// An end that sleeps answers 100 us later; the way and the work take 210 us.
+    /// An end that sleeps answers 100 us later; transfer and work take 210 us.
     #[test]
     fn two_that_sleep_for_each_other_find_out() {
         let mut ends = [after(1_000_000, 50), after(1_000_000, 50)];

@@ -1,4 +1,4 @@
-//! A NUMA node and what may lie there (`--numa N=SIZE`).
+//! A NUMA node and how much may lie there (`--numa N=SIZE`).
 
 use core::fmt;
 use core::str::FromStr;
@@ -6,30 +6,30 @@ use core::str::FromStr;
 use crate::layout::NODE_SLABS;
 use crate::units::{Size, UnitError};
 
-/// The least that a node is worth.
+/// Minimum limit of a node.
 pub const NODE_MIN: Size = Size::from_bytes(1 << 20);
-/// The most that canvas can number: the slabs of a node, 32 KiB each.
+/// Maximum limit of a node: canvas numbers this many slabs per node, 32 KiB each.
 pub const NODE_MAX: Size = Size::from_bytes((NODE_SLABS as u64) << 15);
 
-/// A node with its bound.
+/// A node with its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeBound {
     /// The kernel's number of the node.
     pub node: u32,
-    /// How much may lie there; 0 for nothing any more.
+    /// How much may lie there; 0: nothing any more.
     pub size: Size,
 }
 
-/// It is no node with its bound.
+/// Why a text is not a node with its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodeBoundError {
-    /// There is no number of a node in front of a `=`.
+    /// It does not begin with a node's number and `=`.
     Form,
-    /// What stands behind it is no size.
+    /// The limit is not a size.
     Size(UnitError),
-    /// It is less than [`NODE_MIN`], but not 0.
+    /// The limit is less than [`NODE_MIN`], but not 0.
     TooLittle,
-    /// It is more than [`NODE_MAX`].
+    /// The limit is more than [`NODE_MAX`].
     TooMuch,
 }
 
@@ -63,9 +63,9 @@ impl fmt::Display for NodeBoundError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NodeBoundError::Form => {
-                f.write_str("it is no node with its bound; write N=SIZE, such as 1=16G")
+                f.write_str("it is not a node with its limit; write N=SIZE, such as 1=16G")
             }
-            NodeBoundError::Size(why) => write!(f, "its bound cannot be read: {why}"),
+            NodeBoundError::Size(why) => write!(f, "its limit cannot be read: {why}"),
             NodeBoundError::TooLittle => {
                 write!(f, "its limit is too small; write {NODE_MIN} or more")
             }

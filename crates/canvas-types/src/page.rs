@@ -17,7 +17,7 @@ pub type PageBuf = [u8; PAGE_SIZE];
 pub struct PageId(pub u32);
 
 impl PageId {
-    /// The page that holds `addr`, which must lie in the window.
+    /// The page that contains `addr`, which must lie in the window.
     #[inline(always)]
     pub fn of_addr(addr: usize) -> PageId {
         debug_assert!(layout::in_window(addr));
@@ -33,12 +33,12 @@ impl PageId {
     pub fn each(numbers: Range<u32>) -> impl Iterator<Item = PageId> {
         numbers.map(PageId)
     }
-    /// The page that lies `pages` behind this one.
+    /// The page `pages` after this one.
     #[inline(always)]
     pub fn plus(self, pages: usize) -> PageId {
         PageId(self.0 + pages as u32)
     }
-    /// How many pages lie between `start`, which is not behind this one, and this one.
+    /// Number of pages from `start`, which must not be after this one, to this one.
     #[inline(always)]
     pub fn since(self, start: PageId) -> usize {
         (self.0 - start.0) as usize
@@ -50,26 +50,26 @@ impl PageId {
     }
 }
 
-/// A swap entry: an index into the tenant process's entry table. Zero means "no entry".
+/// A swap entry: an index into the process's entry table. Zero means "no entry".
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SwapEntry(pub u32);
 
 impl SwapEntry {
     /// The entry of a page that has none.
     pub const NONE: SwapEntry = SwapEntry(0);
-    /// True when this names an entry.
+    /// Whether this names an entry.
     #[inline(always)]
     pub fn is_some(self) -> bool {
         self.0 != 0
     }
 }
 
-/// Where a page's copy lies beyond the pool: a record of an extent.
+/// Location of a page's copy beyond the pool: a record of an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DeepPlace {
-    /// Extent, a number of the tenant's far space.
+    /// The extent, a number of the tenant's far space.
     pub extent: u32,
-    /// First byte of the record within the extent, a multiple of 16.
+    /// First byte of the record in the extent, a multiple of 16.
     pub offset: u32,
     /// Bytes of payload.
     pub len: u16,

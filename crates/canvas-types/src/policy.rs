@@ -1,25 +1,24 @@
-//! What a user can choose, as it is kept in the tenant segment: a number, so that every process of
-//! a tenant reads the same.
+//! Choices of the user, stored in the tenant segment as numbers, so that every process of a tenant reads the same ones.
 
 /// How far pages are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Codec {
-    /// Compressed with lz4 where that saves enough.
+    /// Compressed with lz4 if that saves enough.
     Lz4 = 0,
-    /// As they are. Pages of one repeated value store nothing all the same.
+    /// Uncompressed. Pages of one repeated value are still stored without data.
     None = 1,
 }
 
 impl Codec {
-    /// The codec with this number; [`Codec::Lz4`] for a number that is none.
+    /// The codec with this number; [`Codec::Lz4`] for an unknown number.
     pub fn from_number(n: u32) -> Codec {
         match n {
             1 => Codec::None,
             _ => Codec::Lz4,
         }
     }
-    /// As flags and reports call it.
+    /// Name in flags and reports.
     pub fn name(self) -> &'static str {
         match self {
             Codec::Lz4 => "lz4",
@@ -28,25 +27,25 @@ impl Codec {
     }
 }
 
-/// Who decides which pages are brought in besides the one that faulted.
+/// Which prefetcher decides what is brought in besides the faulting page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Prefetch {
-    /// Canvas's own: streams of each thread, gated by measured accuracy.
+    /// Canvas's own: streams per thread, limited by measured accuracy.
     Streams = 0,
-    /// Leap (ATC '20): the majority of the last fault deltas of the process.
+    /// Leap (ATC '20): the majority of the process's last fault deltas.
     Leap = 1,
-    /// Linux's swap_vma_readahead: a window around the fault, by the hits of the last one.
+    /// Linux's swap_vma_readahead: a window around the fault, sized by the hits on the last one.
     Readahead = 2,
-    /// Nobody: only the page that faulted.
+    /// None: only the faulting page comes in.
     None = 3,
-    /// The streams, and where a fault belongs to none, the pages beside it in regions where these
-    /// are measured to be used.
+    /// Streams; for faults outside any stream, the pages beside them in regions where such pages are measured to be
+    /// used.
     Auto = 4,
 }
 
 impl Prefetch {
-    /// All of them, in the order of their numbers.
+    /// All values, in the order of their numbers.
     pub const ALL: [Prefetch; 5] = [
         Prefetch::Streams,
         Prefetch::Leap,
@@ -54,14 +53,14 @@ impl Prefetch {
         Prefetch::None,
         Prefetch::Auto,
     ];
-    /// The one with this number; [`Prefetch::Streams`] for a number that is none.
+    /// The prefetcher with this number; [`Prefetch::Streams`] for an unknown number.
     pub fn from_number(n: u32) -> Prefetch {
         Prefetch::ALL
             .get(n as usize)
             .copied()
             .unwrap_or(Prefetch::Streams)
     }
-    /// As flags and reports call it.
+    /// Name in flags and reports.
     pub fn name(self) -> &'static str {
         match self {
             Prefetch::Streams => "streams",
@@ -73,30 +72,30 @@ impl Prefetch {
     }
 }
 
-/// What is tried for faults that the prefetcher of [`Prefetch`] has nothing for (Canvas §5.2, the application tier).
+/// What is tried for faults for which the chosen [`Prefetch`] has no plan (Canvas §5.2, the application tier).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u32)]
 pub enum AppTier {
-    /// As [`AppTier::Refs`], as long as the program is measured to be faster with it.
+    /// Like [`AppTier::Refs`], as long as the program is measured to be faster with it.
     #[default]
     Auto = 0,
     /// Nothing.
     Off = 1,
     /// Deltas by thread and array.
     Threads = 2,
-    /// The same and, for what lies beyond the pool, links and references that have proven themselves.
+    /// Also, for pages beyond the pool, links and references that have proven themselves.
     Refs = 3,
 }
 
 impl AppTier {
-    /// All of them, in the order of their numbers.
+    /// All values, in the order of their numbers.
     pub const ALL: [AppTier; 4] = [AppTier::Auto, AppTier::Off, AppTier::Threads, AppTier::Refs];
-    /// The one with this number; [`AppTier::Off`] for a number that is none.
+    /// The value with this number; [`AppTier::Off`] for an unknown number.
     pub fn from_number(n: u32) -> AppTier {
         let of = |t: &AppTier| *t as u32 == n;
         AppTier::ALL.into_iter().find(of).unwrap_or(AppTier::Off)
     }
-    /// As flags and reports call it.
+    /// Name in flags and reports.
     pub fn name(self) -> &'static str {
         match self {
             AppTier::Auto => "auto",
@@ -105,11 +104,11 @@ impl AppTier {
             AppTier::Refs => "refs",
         }
     }
-    /// Are links followed?
+    /// Whether links are followed.
     pub fn has_links(self) -> bool {
         matches!(self, AppTier::Auto | AppTier::Refs)
     }
-    /// Are references followed?
+    /// Whether references are followed.
     pub fn has_refs(self) -> bool {
         matches!(self, AppTier::Auto | AppTier::Refs)
     }

@@ -1,17 +1,17 @@
-//! From when on pages are brought back before they are touched (proactive swap-in): a setting, kept in the
-//! tenant segment as one number.
+//! The threshold of proactive swap-in, which brings pages back before they are touched. Stored in the tenant segment as
+//! one number.
 
 use core::fmt;
 use core::str::FromStr;
 
 use crate::units::{Amount, Share, Size, UnitError};
 
-/// How far below the limit local memory has to stay for pages to come back, and stays while they do.
+/// How far below the limit local memory must be for pages to come back, and must stay while they do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Threshold {
-    /// They do not come back by themselves.
+    /// Pages do not come back unasked.
     Off,
-    /// By so much, or by this share of the limit.
+    /// By this size, or by this share of the limit.
     At(Amount),
 }
 
@@ -20,10 +20,10 @@ const SHARE: u64 = 1 << 63;
 const WHOLE_PPM: u128 = 1_000_000;
 
 impl Threshold {
-    /// Of 5 % of the limit.
+    /// The default: 5 % of the limit.
     pub const DEFAULT_PPM: u64 = 50_000;
 
-    /// The threshold with this number; a number that is none is off.
+    /// The threshold with this number; off for an unknown number.
     pub fn from_number(n: u64) -> Threshold {
         let amount = match n {
             0 => None,
@@ -36,7 +36,7 @@ impl Threshold {
         amount.map_or(Threshold::Off, Threshold::At)
     }
 
-    /// As a number. A size of nothing is one byte.
+    /// Encodes the threshold as a number. A size of nothing is one byte.
     pub fn number(self) -> u64 {
         match self {
             Threshold::Off => 0,
@@ -45,8 +45,7 @@ impl Threshold {
         }
     }
 
-    /// What it comes to where the limit is `limit`, in the limit's unit of `unit` bytes, rounded up; `None` when
-    /// it is off.
+    /// The threshold for a limit of `limit` units of `unit` bytes, in these units, rounded up; `None` if it is off.
     pub fn of(self, limit: u64, unit: u64) -> Option<u64> {
         match self {
             Threshold::Off => None,

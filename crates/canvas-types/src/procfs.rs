@@ -1,38 +1,37 @@
-//! What files of /proc say. Their readers hand over the bytes: a process may have any name, and
-//! text that is not UTF-8 is in its files then.
+//! Parsers for files of /proc. They take bytes rather than text, because a process may have any name, and that need not
+//! be UTF-8.
 
 use core::str::FromStr;
 
-/// Field 3 of /proc/PID/stat, the first behind the name.
+/// Field 3 of /proc/PID/stat, the first after the name.
 const STATE: usize = 3;
 const PARENT: usize = 4;
 const GROUP: usize = 5;
 const USER_TICKS: usize = 14;
-/// In the kernel; of children that were waited for, in user mode and in the kernel.
+/// The fields from USER_TICKS to this one: user and kernel mode, then the same of children that were waited for.
 const LAST_TICKS: usize = 17;
 const THREADS: usize = 20;
 const START_TICKS: usize = 22;
 
-/// What /proc/PID/stat says of a process (proc_pid_stat(5)).
+/// What /proc/PID/stat says about a process (proc_pid_stat(5)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stat {
     /// Letter of its state: R, S, D, T; Z is a zombie.
     pub state: u8,
-    /// Process number of its parent; 0 for one that the namespace does not show.
+    /// Process number of its parent; 0 for one outside the namespace.
     pub parent: u32,
     /// Number of its process group.
     pub group: u32,
-    /// Threads that are left.
+    /// Remaining threads.
     pub threads: u64,
-    /// When it started, in clock ticks since boot: with the pid, its identity.
+    /// When it started, in clock ticks since boot: together with the pid, its identity.
     pub start_ticks: u64,
 }
 
 impl Stat {
-    /// Reads the line. `None` when it is cut short, and for a process that is being reaped, whose
-    /// group is -1.
+    /// Parses the line. `None` if it is cut short, and for a process that is being reaped, whose group is -1.
     pub fn parse(line: &[u8]) -> Option<Stat> {
-        // The name may hold anything, so the last parenthesis counts.
+        // The name may contain anything, so the last parenthesis counts.
         let end = line.iter().rposition(|b| *b == b')')?;
         let rest = &line[end + 1..];
         let field = |n: usize| words(rest).nth(n - STATE);
@@ -46,10 +45,10 @@ impl Stat {
     }
 }
 
-/// Processor time of the process and of the children that it waited for, in clock ticks, by the line of
-/// /proc/PID/stat; `None` when that is cut short.
+/// CPU time of the process and of the children that it waited for, in clock ticks, from the line of /proc/PID/stat;
+/// `None` if that is cut short.
 pub fn cpu_ticks(line: &[u8]) -> Option<u64> {
-    // The name may hold anything, so the last parenthesis counts.
+    // The name may contain anything, so the last parenthesis counts.
     let end = line.iter().rposition(|b| *b == b')')?;
     let mut all = words(&line[end + 1..]).skip(USER_TICKS - STATE);
     let mut sum: u64 = 0;
@@ -59,8 +58,8 @@ pub fn cpu_ticks(line: &[u8]) -> Option<u64> {
     Some(sum)
 }
 
-/// The line "NAME:   N kB" of /proc/meminfo, /proc/PID/status or smaps, in bytes; `None` when there
-/// is none.
+/// The value of the line "NAME: N kB" of /proc/meminfo, /proc/PID/status or smaps, in bytes; `None` without such a
+/// line.
 pub fn memory_bytes(text: &[u8], name: &str) -> Option<u64> {
     let value = text
         .split(|b| *b == b'\n')
@@ -69,25 +68,25 @@ pub fn memory_bytes(text: &[u8], name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Time of one processor since the start of the host, in clock ticks.
+/// Time of one CPU since the start of the host, in clock ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticks {
-    /// Without work, also while somebody waits for a disk.
+    /// Idle time, including waits for I/O.
     pub idle: u64,
-    /// All of it.
+    /// Total time.
     pub all: u64,
 }
 
-/// The processors of /proc/stat (proc_stat(5)) for whose numbers `may` is true, in the file's order.
+/// The CPUs of /proc/stat (proc_stat(5)) for whose numbers `may` returns true, in the file's order.
 pub fn processors(stat: &[u8], may: impl Fn(usize) -> bool) -> impl Iterator<Item = Ticks> {
     let of = move |line: &[u8]| {
-        // The line of all processors together has a blank there.
+        // In the line of all CPUs together, a blank follows.
         let rest = line.strip_prefix(b"cpu")?;
         let mut words = words(rest.first().filter(|b| b.is_ascii_digit()).map(|_| rest)?);
         if !may(number(words.next()?)?) {
             return None;
         }
-        // User, nice, system, idle, waiting for I/O; what guests use is in the first two.
+        // User, nice, system, idle, I/O wait; guests' time is included in the first two.
         let mut times = [0u64; 8];
         let mut known = 0;
         for (time, word) in times.iter_mut().zip(words) {
@@ -107,16 +106,16 @@ pub fn processors(stat: &[u8], may: impl Fn(usize) -> bool) -> impl Iterator<Ite
 pub struct Mapping<'a> {
     /// Its first byte.
     pub start: usize,
-    /// One past its last.
+    /// One past its last byte.
     pub end: usize,
-    /// Writes to it are the process's own.
+    /// Whether writes to it are private to the process.
     pub is_private: bool,
-    /// Its file, or what it is for, up to the first blank; empty for most of anonymous memory.
+    /// Its file, or its purpose, up to the first blank; empty for most anonymous memory.
     pub name: &'a [u8],
 }
 
 impl<'a> Mapping<'a> {
-    /// Reads the line.
+    /// Parses the line.
     pub fn parse(line: &'a [u8]) -> Option<Mapping<'a>> {
         let hex = |digits| usize::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok();
         let mut words = words(line);
@@ -127,7 +126,7 @@ impl<'a> Mapping<'a> {
             start: hex(&range[..dash])?,
             end: hex(&range[dash + 1..])?,
             is_private: rights.get(3) == Some(&b'p'),
-            // Behind offset, device and number of the file.
+            // Skip the file's offset, device and inode.
             name: words.nth(3).unwrap_or(b""),
         })
     }

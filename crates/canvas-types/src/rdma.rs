@@ -1,9 +1,9 @@
-//! Ends of connections between RDMA devices, and what one reaches, as the two sides tell each other.
+//! Ends of connections between RDMA devices, and exposed memory, as the two sides describe them to each other.
 
-/// Bytes of a [`QueuePair`] as it is sent.
+/// Bytes of an encoded [`QueuePair`].
 pub const QUEUE_PAIR_BYTES: usize = 28;
 
-/// One end of a connection between RDMA devices, as its device calls it.
+/// One end of a connection between RDMA devices, in the device's terms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueuePair {
     /// The queue pair's number.
@@ -23,14 +23,14 @@ pub struct QueuePair {
 /// A slab as a queue pair reaches it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exposed {
-    /// Of the slab's first byte.
+    /// Address of the slab's first byte.
     pub address: u64,
-    /// The key that goes with it (`rkey`); it ends with the slab, or with the link or lane.
+    /// The key for it (`rkey`), valid as long as the slab, and the link or direct read channel, exist.
     pub key: u32,
 }
 
 impl QueuePair {
-    /// As it is sent: number, first packet, address, local identifier, payload, reads; little endian.
+    /// Encodes it: number, first packet, address, local identifier, payload, reads; little endian.
     pub fn to_bytes(&self) -> [u8; QUEUE_PAIR_BYTES] {
         let mut bytes = [0; QUEUE_PAIR_BYTES];
         bytes[..4].copy_from_slice(&self.number.to_le_bytes());
@@ -41,7 +41,7 @@ impl QueuePair {
         bytes
     }
 
-    /// What was sent; `None` for what is none.
+    /// Decodes it; `None` if the bytes are no queue pair.
     pub fn from_bytes(bytes: &[u8; QUEUE_PAIR_BYTES]) -> Option<QueuePair> {
         let number = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -59,7 +59,7 @@ impl QueuePair {
         end.is_within().then_some(end)
     }
 
-    /// Numbers have 24 bits, and an MTU is one of five.
+    /// Whether the numbers fit 24 bits, and the MTU is one of five.
     pub fn is_within(&self) -> bool {
         self.number < 1 << 24 && self.psn < 1 << 24 && (1..=5).contains(&self.mtu)
     }

@@ -1,31 +1,31 @@
-//! What tends to happen in one place, in one byte: a score that some events raise and others lower.
+//! A one-byte score of what tends to happen in one place: some events raise it and others lower it.
 //!
-//! From [`HIGH`] on the score says "expect it". It goes a little further, so that a few events to the
-//! contrary do not change the judgement. Where something is expected and therefore not tried, one
-//! attempt in 16 is a [probe](is_probe) all the same, to find out when that ends.
+//! From [`HIGH`] on the event is expected. The score can rise a little further, so that a few events to the contrary do
+//! not change the judgement. If an expected event is therefore avoided, one attempt in 16 is a [probe](is_probe) that
+//! does not avoid it, to find out when the expectation ends.
 //!
-//! Two threads at one time may lose a step of each other's.
+//! Two threads at the same time may lose one of their updates.
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// From here on the score says "expect it".
+/// From this score on, the event is expected.
 pub const HIGH: u8 = 16;
 const MAX: u8 = 20;
 
-/// Is it to be expected?
+/// Whether the event is expected.
 #[inline]
 pub fn is_high(score: &AtomicU8) -> bool {
     score.load(Ordering::Relaxed) >= HIGH
 }
 
-/// It happened.
+/// Records that it happened.
 #[inline]
 pub fn raise(score: &AtomicU8, by: u8) {
     let now = score.load(Ordering::Relaxed);
     score.store(now.saturating_add(by).min(MAX), Ordering::Relaxed);
 }
 
-/// It could have happened, and did not.
+/// Records that it could have happened, and did not.
 #[inline]
 pub fn lower(score: &AtomicU8, by: u8) {
     let now = score.load(Ordering::Relaxed);
@@ -34,7 +34,7 @@ pub fn lower(score: &AtomicU8, by: u8) {
     }
 }
 
-/// One in 16, whichever thing and turn it is.
+/// True for one in 16 combinations of item and turn.
 #[inline]
 pub fn is_probe(which: u32, turn: u8) -> bool {
     (which ^ u32::from(turn) << 24).wrapping_mul(0x9e37_79b1) >> 28 == 0

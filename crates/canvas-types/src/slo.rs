@@ -1,43 +1,43 @@
-//! What a program may be slowed by (`--slo`): a target, kept in the tenant segment as one number.
+//! How much a program may be slowed down (`--slo`): a target, stored in the tenant segment as one number.
 
 use core::fmt;
 use core::str::FromStr;
 
 use crate::units::{Share, Span, UnitError};
 
-/// How much memory is taken from a program that can keep more: as much as this allows.
+/// How much memory is taken from a program that could keep more: as much as the target allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Slo {
     /// Nothing is taken ahead of need.
     #[default]
     Off,
-    /// Paging takes at most this share of the time that the program would need without, in parts per million.
+    /// Paging takes at most this share of the time that the program would need without it, in parts per million.
     Slowdown(u32),
-    /// 99 of 100 faults take at most so long, in ns.
+    /// 99 of 100 faults take at most this long, in ns.
     P99(u64),
 }
 
 /// Set in the number of a time.
 const TIME: u64 = 1 << 63;
-/// What can be asked for.
+/// Accepted ranges.
 const SLOWDOWN_PPM: core::ops::RangeInclusive<u32> = 1_000..=500_000;
 const P99_NS: core::ops::RangeInclusive<u64> = 1_000..=10_000_000_000;
 
 /// Why a text is no target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SloError {
-    /// No share.
+    /// Not a valid share.
     Share(UnitError),
-    /// No time.
+    /// Not a valid time.
     Time(UnitError),
-    /// More or less than can be kept.
+    /// A share out of range.
     Slowdown,
-    /// The same of a time.
+    /// A time out of range.
     P99,
 }
 
 impl Slo {
-    /// The target with this number; a number that is none is off.
+    /// The target with this number; off for an unknown number.
     pub fn from_number(n: u64) -> Slo {
         match n {
             n if n & TIME != 0 && P99_NS.contains(&(n & !TIME)) => Slo::P99(n & !TIME),
@@ -48,7 +48,7 @@ impl Slo {
         }
     }
 
-    /// As a number.
+    /// Encodes the target as a number.
     pub fn number(self) -> u64 {
         match self {
             Slo::Off => 0,
@@ -57,7 +57,7 @@ impl Slo {
         }
     }
 
-    /// Is there a target?
+    /// Whether there is a target.
     pub fn is_on(self) -> bool {
         self != Slo::Off
     }
@@ -99,8 +99,8 @@ impl fmt::Display for SloError {
         match self {
             SloError::Share(e) => write!(f, "{e}, a time as in p99=300us, or off"),
             SloError::Time(e) => e.fmt(f),
-            SloError::Slowdown => f.write_str("it cannot be kept; write a share of 0.1% to 50%"),
-            SloError::P99 => f.write_str("it cannot be kept; write p99=1us to p99=10s"),
+            SloError::Slowdown => f.write_str("it is out of range; write a share of 0.1% to 50%"),
+            SloError::P99 => f.write_str("it is out of range; write p99=1us to p99=10s"),
         }
     }
 }

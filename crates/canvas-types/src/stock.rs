@@ -1,25 +1,25 @@
-//! Small stocks of what an allocator hands out, so that few calls take its lock.
+//! Magazines: small stocks of numbers in front of an allocator, so that few calls take its lock.
 //!
-//! Numbers (of entries, of slots) lie on shelves, each a cache line that mostly one thread uses.
-//! Putting one down and taking one up is a compare-and-swap or an exchange of one cell: no lock, and
-//! nothing that a thread can leave half done. Anybody may take from any shelf, so what lies here is
-//! out of nobody's reach; where a thread looks first only decides how far a cache line travels.
+//! Numbers (of entries, of slots) lie on shelves, the magazines: each is a cache line that usually one thread uses.
+//! Putting a number on a shelf, or taking one, is a compare-and-swap or an exchange of one cell: it takes no lock, and
+//! a thread cannot leave it half done. Any thread may take from any shelf, so no number here is out of reach; the order
+//! of search only decides how far a cache line travels.
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// Shelves; threads are spread over them by number.
+/// Number of shelves; threads are spread over them by number.
 pub const SHELVES: usize = 16;
 
 #[repr(align(128))]
 struct Shelf<const CELLS: usize>([AtomicU32; CELLS]);
 
-/// [`SHELVES`] shelves of `CELLS` numbers each. A number is not 0, and it lies here once at most.
+/// [`SHELVES`] shelves of `CELLS` numbers each. A number is not 0, and is in the stock at most once.
 pub struct Stock<const CELLS: usize> {
     shelves: [Shelf<CELLS>; SHELVES],
 }
 
 impl<const CELLS: usize> Stock<CELLS> {
-    /// Nothing on any shelf.
+    /// Creates an empty stock.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Stock<CELLS> {
@@ -27,7 +27,7 @@ impl<const CELLS: usize> Stock<CELLS> {
             shelves: [const { Shelf([const { AtomicU32::new(0) }; CELLS]) }; SHELVES],
         }
     }
-    /// Nothing on any shelf.
+    /// Creates an empty stock.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> Stock<CELLS> {
@@ -36,7 +36,7 @@ impl<const CELLS: usize> Stock<CELLS> {
         }
     }
 
-    /// Puts `number` on the shelf of `thread`; false when that is full.
+    /// Puts `number` on the shelf of `thread`; returns false if that is full.
     #[inline]
     pub fn put(&self, thread: usize, number: u32) -> bool {
         debug_assert!(number != 0);
@@ -62,13 +62,12 @@ impl<const CELLS: usize> Stock<CELLS> {
         })
     }
 
-    /// Takes a number from any shelf, that of `thread` first. `None`: each cell was empty when it was
-    /// looked at.
+    /// Takes a number from any shelf, starting with that of `thread`. `None`: each cell was empty when it was checked.
     pub fn take_any(&self, thread: usize) -> Option<u32> {
         (0..SHELVES).find_map(|i| self.take(thread.wrapping_add(i)))
     }
 
-    /// Numbers on all shelves; not of one moment while other threads are at it.
+    /// Numbers on all shelves; approximate while other threads use the stock.
     pub fn len(&self) -> u32 {
         self.shelves
             .iter()
@@ -77,7 +76,7 @@ impl<const CELLS: usize> Stock<CELLS> {
             .sum()
     }
 
-    /// True when no shelf has a number.
+    /// Whether no shelf has a number.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -94,7 +93,7 @@ mod tests {
         assert!(stock.put(3, 7) && stock.put(3, 8) && !stock.put(3, 9));
         assert!(stock.put(3 + 2 * SHELVES + 1, 9));
         assert_eq!(stock.len(), 3);
-        // Another thread's shelf is empty, but nothing is out of its reach.
+        // The other thread's own shelf is empty, but it can reach all others.
         assert_eq!(stock.take(5), None);
         let mut all: [u32; 3] = core::array::from_fn(|_| stock.take_any(5).unwrap());
         all.sort_unstable();

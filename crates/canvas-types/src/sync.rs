@@ -9,8 +9,8 @@ pub use shuttle::sync::atomic::{
     AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
-/// One step of waiting for another thread: spins first, then calls `yield_now` (a
-/// short sleep in the preload; pure crates make no syscalls of their own).
+/// One step of waiting for another thread: spins first, then calls `yield_now` (a short sleep in the preload library;
+/// pure crates make no system calls themselves).
 #[inline]
 pub fn backoff(spins: &mut u32, yield_now: fn()) {
     *spins = spins.saturating_add(1);
@@ -27,25 +27,25 @@ pub fn backoff(spins: &mut u32, yield_now: fn()) {
     }
 }
 
-/// What an allocator asks of threads; the pure crates know none.
+/// What an allocator needs of threads; the pure crates have no access to them.
 #[derive(Clone, Copy)]
 pub struct Threads {
-    /// Called while waiting long for a lock.
+    /// Called during a long wait for a lock.
     pub yield_now: fn(),
-    /// A number of the calling thread's. Threads that share one stay correct, and share cache lines.
+    /// A number for the calling thread. Threads that share one stay correct, but share cache lines.
     pub number: fn() -> usize,
 }
 
-/// A lock without data: it guards state that is itself made of atomics, so it needs no unsafe code.
-/// Never held across a system call or a fault.
+/// A lock without data: it guards state that itself consists of atomics, so it needs no unsafe code. Never held across
+/// a system call or a fault.
 pub struct RawSpin {
     held: AtomicU32,
-    /// How often it was found taken; written by its holder.
+    /// How often it was contended; written by its holder.
     waits: AtomicU32,
 }
 
 impl RawSpin {
-    /// An open lock.
+    /// Creates a free lock.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> RawSpin {
@@ -54,7 +54,7 @@ impl RawSpin {
             waits: AtomicU32::new(0),
         }
     }
-    /// An open lock.
+    /// Creates a free lock.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> RawSpin {
@@ -87,7 +87,7 @@ impl RawSpin {
         let mut spins = 0;
         loop {
             backoff(&mut spins, yield_now);
-            // Looking does not take the cache line from its holder.
+            // A plain load does not take the cache line from the holder.
             if self.held.load(Ordering::Relaxed) == 0
                 && let Some(g) = self.try_lock()
             {

@@ -1,4 +1,4 @@
-//! How much comes back with a page that is read beyond the pool (`unit`): the read unit, as a number of bytes.
+//! The far read size (`unit`): how many bytes come back with a page that is read from beyond the pool.
 
 use core::fmt;
 use core::str::FromStr;
@@ -6,26 +6,26 @@ use core::str::FromStr;
 use crate::PAGE_SIZE;
 use crate::units::Size;
 
-/// Bytes of an extent, the smallest unit of more than a page, and the most.
+/// Bytes of an extent, the smallest far read size of more than a page, and the largest one.
 const EXTENT_BYTES: u64 = 32 << 10;
 const BYTES_MAX: u64 = 2 << 20;
 
-/// The read unit.
+/// The far read size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ReadUnit {
-    /// As each process learns from what it needs of what comes.
+    /// Each process learns it from how much of what comes in it uses.
     #[default]
     Auto,
-    /// The page alone, or so many bytes: a power of two.
+    /// The page alone, or this many bytes: a power of two.
     Bytes(u64),
 }
 
-/// It is none of the units.
+/// The text is no far read size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadUnitError;
 
 impl ReadUnit {
-    /// The unit with this number; any other is the next smaller one.
+    /// The size with this number; other numbers are rounded down to a valid size.
     pub fn from_number(n: u64) -> ReadUnit {
         match n {
             0 => ReadUnit::Auto,
@@ -34,7 +34,7 @@ impl ReadUnit {
         }
     }
 
-    /// As a number: bytes, 0 for those that are learned.
+    /// Encodes the size as a number: bytes, or 0 for the learned size.
     pub fn number(self) -> u64 {
         match self {
             ReadUnit::Auto => 0,
@@ -93,7 +93,7 @@ mod tests {
         for text in ["", "0", "5%", "8K", "48K", "4M", "-1", "Auto"] {
             assert_eq!(text.parse::<ReadUnit>(), Err(ReadUnitError), "{text}");
         }
-        // A segment can say anything.
+        // A segment can contain anything.
         assert_eq!(ReadUnit::from_number(u64::MAX).to_string(), "2M");
         assert_eq!(ReadUnit::from_number(33 << 10).to_string(), "32K");
         assert_eq!(ReadUnit::from_number(1).to_string(), "4K");

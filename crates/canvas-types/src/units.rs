@@ -1,8 +1,8 @@
 //! Sizes, shares, durations and rates as people write them: `4G`, `25%`, `10ms`, `200M/s`.
 //!
-//! A unit is a power of 1024 (`K` and `KiB` mean the same), as in ulimit, docker and the JVM.
-//! `KB` and `MB` mean 1000 to some and 1024 to others, so they are refused rather than guessed.
-//! Arithmetic is in whole numbers; what cannot be represented exactly is rounded down.
+//! A unit is a power of 1024 (`K` and `KiB` mean the same), as in ulimit, docker and the JVM. `KB` and `MB` mean 1000
+//! to some and 1024 to others, so they are refused rather than guessed. Arithmetic is in whole numbers; what cannot be
+//! represented exactly is rounded down.
 
 use core::fmt;
 use core::str::FromStr;
@@ -27,7 +27,7 @@ pub struct Span {
     pub ns: u64,
 }
 
-/// A bound given either as a size or as a share.
+/// A limit given either as a size or as a share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Amount {
     /// A fixed number of bytes.
@@ -36,14 +36,14 @@ pub enum Amount {
     Share(Share),
 }
 
-/// A bound on how much goes through in a second.
+/// A limit on throughput.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct RateLimit {
-    /// Bytes in a second; `None` for no bound.
+    /// Bytes per second; `None` for no limit.
     pub bytes_per_s: Option<u64>,
 }
 
-/// What was to be read; decides the advice in the error.
+/// What the text should be; selects the advice in the error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Quantity {
     /// The text should be a [`Size`], such as `4G`.
@@ -61,41 +61,41 @@ pub enum Quantity {
 /// What is wrong with the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Nothing was written.
+    /// The text is empty.
     Empty,
     /// It does not start with a number.
     NoNumber,
     /// It starts with a minus sign.
     Negative,
-    /// There is space in it.
+    /// It contains white space.
     Space,
     /// A point without digits on both sides.
     BadFraction,
-    /// The number is not followed by a unit that is known.
+    /// The number is followed by an unknown unit.
     UnknownUnit,
     /// `KB` and the like.
     AmbiguousUnit,
     /// The number has no unit but needs one.
     NoUnit,
-    /// More than 64 bits hold.
+    /// It does not fit 64 bits.
     TooLarge,
     /// Less than the smallest step, but not zero.
     TooFine,
     /// A share of nothing.
     ZeroShare,
-    /// A share of more than everything.
+    /// A share of more than the whole.
     ShareOverWhole,
-    /// A size that is not "in a second".
+    /// A rate without `/s`.
     NoSecond,
-    /// A rate at which nothing ever gets through.
+    /// A rate of zero.
     ZeroRate,
 }
 
-/// Why a text is not the quantity that it should be; its `Display` is one sentence that says what
-/// is wrong and what to write instead.
+/// Why a text is not the expected quantity; its `Display` is one sentence that says what is wrong and what to write
+/// instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnitError {
-    /// What was to be read.
+    /// What the text should be.
     pub quantity: Quantity,
     /// What is wrong.
     pub fault: Fault,
@@ -139,7 +139,7 @@ struct Number {
     scale: u32,
 }
 
-/// Most digits that are read; more would not fit the arithmetic below.
+/// Maximum number of digits; more would not fit the arithmetic below.
 const DIGITS_MAX: usize = 24;
 
 /// Splits `text` into its number and the rest.
@@ -200,7 +200,7 @@ impl Number {
 
 fn size(text: &str) -> Result<Size, Fault> {
     let (number, unit) = number(text)?;
-    // Longest accepted: "KiB".
+    // The longest accepted unit is "KiB".
     let shift = match unit {
         "" | "B" | "b" => 0,
         "K" | "k" | "KiB" | "Ki" => 10,
@@ -272,7 +272,7 @@ fn rate_limit(text: &str) -> Result<RateLimit, Fault> {
         return Ok(RateLimit::NONE);
     }
     let per_second = text.strip_suffix("/s");
-    // What is wrong with the size itself goes first.
+    // Report faults of the size itself first.
     let size = size(per_second.unwrap_or(text))?;
     match (per_second, size.bytes) {
         (None, _) => Err(Fault::NoSecond),
@@ -301,9 +301,9 @@ from_str!(Amount, amount);
 from_str!(RateLimit, rate_limit);
 
 impl RateLimit {
-    /// Any number of bytes a second may go.
+    /// No limit.
     pub const NONE: RateLimit = RateLimit { bytes_per_s: None };
-    /// This many bytes in a second.
+    /// This many bytes per second.
     pub const fn bytes_per_s(bytes: u64) -> RateLimit {
         RateLimit {
             bytes_per_s: Some(bytes),
@@ -323,7 +323,7 @@ impl Size {
 }
 
 impl Share {
-    /// This many parts per million; `None` unless it is more than nothing and at most the whole.
+    /// This many parts per million; `None` unless that is more than nothing and at most the whole.
     pub const fn from_ppm(ppm: u32) -> Option<Share> {
         if ppm == 0 || ppm > 1_000_000 {
             None
@@ -337,7 +337,7 @@ impl Share {
     }
 }
 
-/// The largest unit that divides the value, so that reading the text back gives the same value.
+/// Uses the largest unit that divides the value, so that parsing the text gives the same value.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
@@ -369,7 +369,7 @@ impl From<Span> for core::time::Duration {
     }
 }
 
-/// The largest unit that divides the value, so that reading the text back gives the same value.
+/// Uses the largest unit that divides the value, so that parsing the text gives the same value.
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (ns, unit) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")] {
@@ -390,7 +390,7 @@ impl fmt::Display for Amount {
     }
 }
 
-/// Reading the text back gives the same value.
+/// Parsing the text gives the same value.
 impl fmt::Display for RateLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.bytes_per_s {

@@ -205,7 +205,7 @@ proptest! {
         prop_assert_eq!(text.parse::<Size>().map(|s| u128::from(s.bytes)), Ok(want));
     }
 
-    /// Whatever is written, the answer is a value or one sentence, never a panic.
+    /// Any text gives a value or a one-sentence error, never a panic.
     #[test]
     fn any_text_is_answered(text in "[0-9.%KkMGTiBbnsuµmh \\-+x]{0,30}|.{0,12}") {
         for error in [
