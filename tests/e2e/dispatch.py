@@ -87,14 +87,14 @@ def dispatch(r):
     # Nothing is known: what the agent does for everybody.
     told = place.prepared(work, ("prepared", "1+disk"))
     r.same((told["runs"], told["need_bytes"]), (0, None), f"{told}")
-    r.require("nothing is known of it" in place.ask("--dry-run", "--", *work).stdout, "for people")
+    r.require("the program has no earlier runs" in place.ask("--dry-run", "--", *work).stdout, "for people")
     r.require(not os.path.exists(place.state), "--dry-run notes nothing")
 
     # What is learned: its pages come back at random, and 24 MiB are too little.
     open(end, "w").close()
     r.same(place.ask("--", *work, CANVAS_LOCAL="24M", CANVAS_OPTIONS="mode=signal,require=on,pool=8M").stdout, "right\n", "the program's answer")
     told = place.prepared(work, ("prepared", "1+disk"))
-    r.require(told["runs"] == 1 and "at random" in told["why"], f"{told}")
+    r.require(told["runs"] == 1 and "refaults are random" in told["why"], f"{told}")
     r.require(26 * MIB < told["need_bytes"] < 100 * MIB and told["pool_bytes"] < 128 * MIB, f"{told}")
 
     # The same of one that reads in order, and of sort(1): its answer is right, too.
@@ -118,7 +118,7 @@ def sorts(r, place):
     r.same(got.stdout == want, True, "what sort prints")
     told = place.told(*sort)
     r.note(f"sort: copies={told['copies']}, {told['why']}")
-    r.require("come back" in told["why"], f"{told}")
+    r.require("refaults are" in told["why"], f"{told}")
 
 
 def joins(r, place, work, end):
@@ -147,7 +147,7 @@ def joins(r, place, work, end):
 def switched(r, place, work, end):
     """A prepared tenant's copies are switched to what is wanted, and its program's pages are there."""
     told = place.prepared(work, ("switch", "disk"))
-    r.require("one after the other" in told["why"], f"{told}")
+    r.require("sequential" in told["why"], f"{told}")
     child = place.begin(*work, CANVAS_LOCAL="24M", CANVAS_FAR="256M",
                         CANVAS_OPTIONS="mode=signal,require=on,pool=4M")
     r.same(child.stdout.readline(), "right\n", "answer")

@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(
             locked(&known).followers.len(),
             1,
-            "who has ended is forgotten"
+            "a tenant that has ended is forgotten"
         );
         assert_eq!(second.changed(), list(&[2, 3]));
         let mut third = Found::follow(&known, Waker(far));

@@ -109,7 +109,7 @@ pub struct Seat {
     roused: bool,
     /// When it last notified without work.
     vain: Instant,
-    /// It notified without work too often: it is not polled until then.
+    /// It notified without work too often: it is not polled before this time.
     barred: Option<Instant>,
     /// Time that this thread worked for it in this round.
     time: Duration,

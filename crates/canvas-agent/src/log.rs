@@ -63,7 +63,7 @@ impl Log {
         self.kinds.insert(about, (now, 0));
         match held_back {
             0 => (self.say)(&format!("far memory: {text}")),
-            n => (self.say)(&format!("far memory: {text} ({n} more like it before)")),
+            n => (self.say)(&format!("far memory: {text} ({n} more like it suppressed)")),
         }
     }
 }
@@ -87,7 +87,7 @@ mod tests {
             [
                 "far memory: a",
                 "far memory: c",
-                "far memory: d (1 more like it before)"
+                "far memory: d (1 more like it suppressed)"
             ]
         );
     }

@@ -96,16 +96,16 @@ pub enum WorkerError {
         source: Errno,
     },
     /// No thread or no descriptor could be created.
-    #[error("far memory: no thread: {}", reason(.0))]
+    #[error("far memory: cannot start a thread: {}", reason(.0))]
     Thread(#[source] std::io::Error),
     /// There is neither a donor nor a disk.
-    #[error("far memory: its flags: there is neither a server nor a disk")]
+    #[error("far memory: the agent has neither a donor nor a disk; name one with --to")]
     NoPlace,
     /// The journal's key is invalid.
-    #[error("far memory: the key of the servers: {0}")]
+    #[error("far memory: the donors' key: {0}")]
     Key(#[source] LineError),
     /// The gossip could not start.
-    #[error("far memory: its gossip: {0}")]
+    #[error("far memory: gossip: {0}")]
     Gossip(#[source] GossipError),
 }
 
@@ -127,7 +127,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
     let control = fd(0, "the pipe of its runner")?;
     let mut keep = vec![segment_fd.as_fd(), journal.file().as_fd(), control.as_fd()];
     keep.extend(backing.iter().map(AsFd::as_fd));
-    alone(&keep).map_err(fail("it cannot be alone"))?;
+    alone(&keep).map_err(fail("it cannot detach from its runner"))?;
 
     let waker = Waker(far);
     let again = || {

@@ -41,7 +41,7 @@ struct GiveBack {
 
 impl Compaction {
     new!(
-        "At the first extent.",
+        "Starts at the first extent.",
         Compaction {
             hand: CompactionHand::new(),
             rests_until_ns: AtomicU64::new(0),

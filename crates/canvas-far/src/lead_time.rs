@@ -39,7 +39,7 @@ fn places() -> [AtomicU64; PLACES] {
 
 impl LeadTime {
     new!(
-        "Nothing asked for.",
+        "Without requests.",
         LeadTime {
             asked: places(),
             pages: AtomicI64::new(PAGES_MIN),

@@ -55,7 +55,7 @@ fn jobs() -> [Job; REQUESTS] {
 
 impl State {
     new!(
-        "Nothing is under way, and nothing was learned yet.",
+        "Nothing is under way, and nothing is learned yet.",
         State {
             jobs: jobs(),
             contention: Contention::new(),

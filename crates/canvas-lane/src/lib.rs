@@ -92,7 +92,7 @@ impl fmt::Display for Bad {
 
 impl core::error::Error for Bad {}
 
-/// The two keys of a lane.
+/// The two keys of a channel.
 #[derive(Clone)]
 pub struct Keys {
     /// Key of the program's messages.

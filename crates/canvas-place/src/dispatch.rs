@@ -145,41 +145,35 @@ fn need(known: &Known) -> Option<u64> {
 fn copies(known: Option<&Known>, host: &Host) -> (Policy, String) {
     let default = |why: &str| (host.copies, why.to_owned());
     let Some(known) = known else {
-        return default("nothing is known of it");
+        return default("the program has no earlier runs");
     };
     let disk = Policy::new(0, true);
     let donor = Policy { donors: 1, ..disk };
     if ![disk, donor].contains(&host.copies) {
-        return default("no other place keeps as much as the default does");
+        return default("no other place is as durable as the default");
     }
     let percent = |part: f64| format!("{:.0}%", part * 100.0);
     let (wanted, can, why) = match (known.file_ratio, known.sequential_ratio) {
         (Some(files), _) if files >= MOST => (
             disk,
             host.has_disk,
-            format!("{} of its memory are files", percent(files)),
+            format!("{} of its memory is files", percent(files)),
         ),
         (_, Some(streams)) if streams >= MOST => (
             disk,
             host.has_disk,
-            format!(
-                "{} of its pages come back one after the other",
-                percent(streams)
-            ),
+            format!("{} of its refaults are sequential", percent(streams)),
         ),
         (_, Some(streams)) => (
             donor,
             host.has_donors && host.has_disk,
-            format!(
-                "{} of its pages come back at random",
-                percent(1.0 - streams)
-            ),
+            format!("{} of its refaults are random", percent(1.0 - streams)),
         ),
-        (_, None) => return default("no page of it came back"),
+        (_, None) => return default("it had no refaults"),
     };
     match can {
         true => (wanted, why),
-        false => (host.copies, format!("{why}, and there is only this place")),
+        false => (host.copies, format!("{why}, but there is no other place")),
     }
 }
 
@@ -290,16 +284,13 @@ mod tests {
             has_donors: false,
             ..host()
         };
-        let want = "100% of its pages come back at random, and there is only this place";
+        let want = "100% of its refaults are random, but there is no other place";
         assert_eq!(
             of(Some(&random), alone),
             ("disk".to_owned(), want.to_owned())
         );
-        assert_eq!(of(None, host()).1, "nothing is known of it");
-        assert_eq!(
-            of(Some(&known(0.2, None)), host()).1,
-            "no page of it came back"
-        );
+        assert_eq!(of(None, host()).1, "the program has no earlier runs");
+        assert_eq!(of(Some(&known(0.2, None)), host()).1, "it had no refaults");
         for kept in ["2", "3", "1", "1+disk-async"] {
             let host = Host {
                 copies: policy(kept),

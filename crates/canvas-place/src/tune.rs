@@ -1,6 +1,6 @@
 //! What `canvas tune` changes of a run, and why: where its far memory is, and how much of it fits into the pool.
 //!
-//! The sensor is the number and the duration of faults on pages beyond the pool. Nothing is changed while they cost the
+//! The sensor is the number and the duration of faults on pages in far memory. Nothing is changed while they cost the
 //! program less than [`COST_MIN`]. Otherwise, in this order:
 //!
 //! * **the pool grows**, while this host has memory to spare: compressed pages come back in microseconds;
@@ -14,7 +14,7 @@
 
 use crate::replicas::Policy;
 
-/// Part of the program's time that reads beyond the pool must take before anything is changed.
+/// Part of the program's time that far reads must take before anything is changed.
 pub const COST_MIN: f64 = 0.01;
 /// Factor by which another place must be faster,
 pub const BETTER: f64 = 1.2;
@@ -39,7 +39,7 @@ const GROWS_MIN: u64 = 1 << 20;
 pub struct Look {
     /// Length of the period, in seconds.
     pub elapsed_s: f64,
-    /// Reads beyond the pool for which faults waited.
+    /// Far reads for which faults waited.
     pub reads: u64,
     /// The sum of their times, in ns.
     pub read_ns: u64,
@@ -143,13 +143,13 @@ impl Tuner {
         self.held_s = (self.held_s - look.elapsed_s).max(0.0);
         let keep = |why: String| Verdict { change: None, why };
         let Some(copies) = look.copies else {
-            return self.pool(look).unwrap_or_else(|| {
-                keep("there is no far memory beyond the pool (--far)".to_owned())
-            });
+            return self
+                .pool(look)
+                .unwrap_or_else(|| keep("there is no far memory (--far)".to_owned()));
         };
         if look.reads < READS_MIN {
             self.better = 0;
-            return keep("hardly a page was read beyond the pool".to_owned());
+            return keep("there were too few reads beyond the pool to judge by".to_owned());
         }
         let cost = look.read_ns as f64 / 1e9 / look.elapsed_s.max(1e-3);
         let read_ns = look.read_ns as f64 / look.reads as f64;
@@ -169,7 +169,7 @@ impl Tuner {
         }
         let Some(place) = place else {
             return keep(format!(
-                "copies={copies} has no other place that keeps as much"
+                "copies={copies} has no other place that is as durable"
             ));
         };
         if !look.is_whole {
@@ -207,7 +207,7 @@ impl Tuner {
         Some(Verdict {
             change: Some(Change::Pool(to)),
             why: format!(
-                "pages come back from beyond the pool, and this host has {} MiB to spare",
+                "pages are read beyond the pool, and this host has {} MiB to spare",
                 look.spare_bytes >> 20
             ),
         })
@@ -230,7 +230,7 @@ impl Tuner {
             self.before_ns = None;
             if read_ns * BETTER > before_ns {
                 let why = format!(
-                    "{} takes {} us a read, and {} took {}: it did not pay",
+                    "{} takes {} us a read, and {} took {}: the move did not pay off",
                     place.name(),
                     us(read_ns),
                     other.name(),
@@ -261,7 +261,7 @@ impl Tuner {
         self.better += 1;
         if self.better < PERIODS || self.held_s > 0.0 {
             return keep(format!(
-                "{} seems faster than {}; waits until that is sure",
+                "{} seems faster than {}; waiting for more measurements",
                 other.name(),
                 place.name()
             ));
@@ -313,7 +313,8 @@ mod tests {
         }
     }
 
-    /// Periods with a disk and a donor that take so long; how often each place was read, and how often it moved.
+    /// Periods with a disk and a donor of these latencies; how often each place was read, and how often far memory
+    /// moved.
     fn run(
         tuner: &mut Tuner,
         periods: u32,

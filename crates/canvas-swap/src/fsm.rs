@@ -103,7 +103,7 @@ pub enum Alloc {
 /// What happens to a resident page's reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reservation {
-    /// It stays as it is.
+    /// It stays unchanged.
     Keep,
     /// It is removed.
     Drop,

@@ -45,7 +45,7 @@
 //!         entries: &entries,
 //!         slab_words: &slab_words,
 //!         class_bytes: &class_bytes,
-//!         digests: &[], // nothing lies beyond this pool
+//!         digests: &[], // without far memory
 //!     },
 //!     PageHash::new(&key, portable), // in practice: by the processor's instructions
 //!     NoLz,
@@ -233,7 +233,7 @@ pub enum Spared {
     Dropped(usize),
 }
 
-/// Statistics of a pool, each read by itself.
+/// Statistics of a pool; not read atomically together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PoolStats {
     /// Entries allocated, reserved ones included.

@@ -13,7 +13,7 @@ use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 use pools::*;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// XXH3_kSecret at 8k: beside the first word of stripe k.
+/// XXH3_kSecret at 8k: XORed with the first word of stripe k.
 const SECRET: [u64; 7] = [
     0xbe4b_a423_396c_feb8,
     0x1cad_21f7_2c81_017c,

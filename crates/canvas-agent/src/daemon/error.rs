@@ -273,7 +273,7 @@ pub enum AdmissionError {
         there: usize,
     },
     /// The name belongs to another user.
-    #[error("tenant {0} is another user's; write another name after --tenant")]
+    #[error("tenant {0} belongs to another user; write another name after --tenant")]
     Anothers(String),
     /// The name is in use.
     #[error("there is a tenant {0} already; write another name after --tenant")]
@@ -297,7 +297,7 @@ pub enum AdmissionError {
     Shared(Size),
     /// Less far memory is left than the tenant wants.
     #[error(
-        "{left_mib} MiB of far memory are left of what this agent gives (--far), and {name} wants {wanted_mib}"
+        "{left_mib} MiB of far memory are left of this agent's --far, and {name} wants {wanted_mib}"
     )]
     Room {
         /// What is left, in MiB.
@@ -308,7 +308,7 @@ pub enum AdmissionError {
         wanted_mib: usize,
     },
     /// There is no tenant that the operator could end.
-    #[error("there is no tenant {0}, nor another one")]
+    #[error("there is no tenant {0}, nor any other")]
     Nobody(String),
     /// There is no tenant of this name, but there are others.
     #[error("there is no tenant {name}; there is {others}")]
@@ -319,11 +319,11 @@ pub enum AdmissionError {
         others: String,
     },
     /// The tenant has a run.
-    #[error("tenant {0} has a run, which ends it when it ends itself; end that one first")]
+    #[error("tenant {0} has a run; end that run, which ends the tenant too")]
     HasRun(String),
     /// The tenant has processes.
     #[error(
-        "tenant {name} has processes ({pids}); end them first, or write --force: they lose what is far"
+        "tenant {name} has processes ({pids}); end them first, or write --force: they lose their far pages"
     )]
     HasProcesses {
         /// Its name.

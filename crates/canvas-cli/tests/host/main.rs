@@ -354,7 +354,7 @@ fn an_operator_ends_a_tenant_that_no_run_has_any_more() {
     };
     refused("db", &[], "there is no tenant db; there is web");
     refused("a b", &[], "it is not a tenant's name");
-    refused("web", &["--force"], "end that one first");
+    refused("web", &["--force"], "end that run");
     run.child.kill().unwrap();
     // Waiting closes the program's input.
     let input = run.child.stdin.take().unwrap();
@@ -364,7 +364,7 @@ fn an_operator_ends_a_tenant_that_no_run_has_any_more() {
         assert!(Instant::now() < until, "{:?}", end("web", &[]));
     }
     assert_eq!(end("web", &["--force"]), (Some(0), String::new()));
-    refused("web", &["--force"], "nor another one");
+    refused("web", &["--force"], "nor any other");
     // Its resources are free.
     let mut next = host.run("short", &["--far", "64M", "--tenant", "web"]);
     assert!(next.child.wait().unwrap().success(), "{}", next.stderr());

@@ -70,7 +70,7 @@ fn the_socket_is_for_its_user_and_a_group_that_was_named() {
     run.wait_for("ready");
     let out = as_nobody(&host, &words).unwrap();
     let err = String::from_utf8_lossy(&out.stderr);
-    assert!(err.contains("tenant web is another user's"), "{err}");
+    assert!(err.contains("tenant web belongs to another user"), "{err}");
     let dir = host.dir.path().join("theirs");
     fs::create_dir(&dir).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();

@@ -78,7 +78,7 @@ fn parts(code: Code, range: Range<usize>) -> Vec<Part> {
     let apart: usize = places.iter().map(|p| p.range.len()).sum();
     let shards = places.len();
     let together = part(code, places.clone());
-    // As one part they would be mostly bytes that nobody wants.
+    // As one part they would mostly be bytes that nobody wants.
     if 2 * apart <= shards * together.window.len() {
         return places.into_iter().map(|p| part(code, vec![p])).collect();
     }

@@ -49,7 +49,7 @@ fn one_of_two_copies_is_kept_and_each_donor_has_some_to_free() {
     let policy = Policy::new(2, false);
     let donors = [view(true), view(true)];
     let mut entry = slab_at(2);
-    // After a new agent took over, the spare one's donor is told only when the kept one's has confirmed.
+    // After a new agent took over, the spare one's donor is notified only when the kept one's has confirmed.
     let mut anew = slab_at(2);
     for replica in &mut anew.replicas {
         replica.told = Told::unknown();
