@@ -1,5 +1,5 @@
-//! Starting a program as its caller would have started it, and learning how it ends: for the command, which has
-//! std. The library does without.
+//! Starts a program as its caller would have started it, and reports how it ends. For the command, which has std; the
+//! library does not use this.
 
 extern crate std;
 
@@ -11,8 +11,8 @@ use crate::gate::{Errno, sys1, sys2, sys3, sys4, sys6};
 use crate::proc;
 use crate::signal::{self, KernelSigaction};
 
-/// What Rust's runtime changes before `main`: which of the standard streams the caller had closed, a bit each (the
-/// runtime opens /dev/null there), and whether it ignores SIGPIPE.
+/// What Rust's runtime changes before `main`: which of the standard streams the caller had closed, one bit each (the
+/// runtime opens /dev/null there), and whether the caller ignored SIGPIPE.
 static CALLERS: AtomicU32 = AtomicU32::new(0);
 const STREAMS: i32 = 3;
 const PIPE_IGNORED: u32 = 1 << STREAMS;
@@ -35,7 +35,7 @@ extern "C" fn note_callers() {
     CALLERS.store(found, Ordering::Relaxed);
 }
 
-/// Does this process ignore `signal`?
+/// Whether this process ignores `signal`.
 pub fn ignores(signal: i32) -> bool {
     let mut now = KernelSigaction::default();
     let at = &raw mut now as usize;
@@ -52,20 +52,20 @@ pub struct Start<'a> {
     pub argv: &'a [&'a CStr],
     /// Its environment, "NAME=value".
     pub env: &'a [&'a CStr],
-    /// Variables of `env` that get the number of the new process for a value.
+    /// Variables of `env` that are set to the number of the new process.
     pub pids: &'a [&'a str],
-    /// Signals that it has blocked, a bit each.
+    /// Signals that it starts with blocked, one bit each.
     pub mask: u64,
-    /// It ignores SIGCHLD.
+    /// Whether it ignores SIGCHLD.
     pub ignores_children: bool,
 }
 
-/// Bytes of the largest number of a process, and a zero.
+/// Bytes of the largest process number and a terminator.
 const DIGITS: usize = 11;
 
 impl Start<'_> {
-    /// Starts it with the standard streams and the SIGPIPE that this process got from its own caller; the number of
-    /// the new process, or the kernel's answer when it refuses.
+    /// Starts it with the standard streams and the SIGPIPE action that this process got from its own caller. Returns
+    /// the number of the new process, or the kernel's error.
     pub fn spawn(&self) -> Result<u32, Errno> {
         let mut named: Vec<(usize, Vec<u8>)> = Vec::new();
         for (i, var) in self.env.iter().enumerate() {
@@ -90,7 +90,7 @@ impl Start<'_> {
         let at = pipe.as_mut_ptr() as usize;
         // SAFETY: room for two descriptors.
         unsafe { sys2(libc::SYS_pipe2, at, libc::O_CLOEXEC as usize) }?;
-        // By libc's, as an outer `canvas run` expects it of a program.
+        // By libc's fork, as an outer `canvas run` expects of a program.
         // SAFETY: the child has a copy of all memory, goes on right here, and does what is safe in a signal handler.
         let forked = match unsafe { libc::fork() } {
             // SAFETY: the thread's own errno.
@@ -117,7 +117,7 @@ impl Start<'_> {
         answer
     }
 
-    /// In the child: other threads of the parent may have held any lock, so that nothing here allocates.
+    /// In the child: other threads of the parent may have held any lock, so nothing here allocates.
     fn become_it(
         &self,
         argv: &[*const c_char],
@@ -150,7 +150,7 @@ impl Start<'_> {
     }
 }
 
-/// Writes a number and a zero; `room` has [`DIGITS`] bytes.
+/// Writes a number and a terminator; `room` has [`DIGITS`] bytes.
 fn write_number(room: &mut [u8], mut number: u32) {
     let mut at = room.len() - 1;
     room[at] = 0;
@@ -162,18 +162,18 @@ fn write_number(room: &mut [u8], mut number: u32) {
     room.copy_within(at.., 0);
 }
 
-/// How a child is, as wait4(2) says it.
+/// State of a child, as reported by wait4(2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// It has ended by itself, with this code.
+    /// It has exited with this code.
     Exited(i32),
-    /// This signal has ended it; the second field tells whether it dumped core.
+    /// It was ended by this signal; the second field says whether it dumped core.
     Killed(i32, bool),
-    /// This signal has stopped it.
+    /// It was stopped by this signal.
     Stopped(i32),
 }
 
-/// What is new of the child `pid`; `None` when nothing is.
+/// The new state of the child `pid`; `None` if nothing has changed.
 pub fn look(pid: u32) -> Result<Option<State>, Errno> {
     let mut status = 0i32;
     let (at, flags) = (&raw mut status as usize, libc::WNOHANG | libc::WUNTRACED);
@@ -187,8 +187,8 @@ pub fn look(pid: u32) -> Result<Option<State>, Errno> {
     Ok((found != 0).then_some(state))
 }
 
-/// Takes away the children that have ended, but for those that somebody else here waits for: init's work, and that of
-/// whoever became this program while it had children.
+/// Reaps children that have ended, except those that other code waits for: the work of init, and of a process that
+/// exec'ed this program while it had children.
 pub fn reap_all_but(waited_for: &[u32]) {
     const ID_ALL: usize = libc::P_ALL as usize;
     let flags = (libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) as usize;
@@ -207,7 +207,7 @@ pub fn reap_all_but(waited_for: &[u32]) {
     }
 }
 
-/// Sends `signal` to `pid`: with what its sender queued along, if it did.
+/// Forwards `signal` to `pid`, with the value that its sender queued, if any.
 pub fn pass(pid: u32, signal: i32, info: &libc::signalfd_siginfo) {
     if info.ssi_code == libc::SI_QUEUE {
         // The kernel's siginfo_t: signal, error, code, a gap, sender, user, value.
@@ -228,8 +228,8 @@ pub fn pass(pid: u32, signal: i32, info: &libc::signalfd_siginfo) {
     let _ = unsafe { sys2(libc::SYS_kill, pid as usize, signal as usize) };
 }
 
-/// Ends this process by `signal`, without a core dump of its own; returns where that is not how it ends: in the first
-/// process of a namespace, or when the signal ends nothing.
+/// Ends this process by `signal`, without a core dump of its own. Returns if the signal does not end it: in the first
+/// process of a namespace, or if the signal's default action is not to end it.
 pub fn end_by(signal: i32) {
     // SAFETY: a plain number.
     let _ = unsafe { proc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
@@ -238,13 +238,13 @@ pub fn end_by(signal: i32) {
     proc::raise(signal);
 }
 
-/// Stops this process until somebody continues it.
+/// Stops this process until it is continued.
 pub fn stop() {
     // SAFETY: no memory.
     let _ = unsafe { sys2(libc::SYS_kill, proc::pid() as usize, libc::SIGSTOP as usize) };
 }
 
-/// Is this process the first of its session, so that it alone hears when the terminal hangs up?
+/// Whether this process is its session's leader, so that it alone gets SIGHUP when the terminal hangs up.
 pub fn leads_session() -> bool {
     // SAFETY: no memory.
     unsafe { sys1(libc::SYS_getsid, 0) }.is_ok_and(|session| session == proc::pid() as usize)

@@ -1,11 +1,11 @@
-//! Sums of carry-less products over a page: the costly part of the content hash
-//! (`canvas_swap::hash`, which says what is summed and has the same in portable form).
+//! Sums of carry-less products over a page: the costly part of the content hash (`canvas_swap::hash`, which defines the
+//! sum and has a portable implementation).
 //!
-//! PCLMULQDQ multiplies two polynomials over GF(2) of degree 63, VPCLMULQDQ two or four pairs of them at a
-//! time. Which of them the processor has, and the kernel lets us use, is looked up once, when the
-//! library starts. The wide forms are assembly. They leave the upper halves of registers zero, as code that was
-//! compiled without AVX likes them, and as keeps the kernel's own saving of registers cheap. Rust has stable names
-//! for VPCLMULQDQ since 1.89: whether compiled code is as fast, and leaves registers so, has not been measured.
+//! PCLMULQDQ multiplies two polynomials over GF(2) of degree 63, VPCLMULQDQ two or four pairs of them at a time. Which
+//! of them the processor has, and the kernel enables, is looked up once, when the library starts. The wide forms are
+//! assembly. They leave the upper halves of registers zero, as code compiled without AVX expects, and as keeps the
+//! kernel's saving of registers cheap. Rust has stable intrinsics for VPCLMULQDQ since 1.89; whether compiled code is
+//! as fast, and leaves registers so, has not been measured.
 
 use canvas_types::{PAGE_SIZE, PageBuf};
 use core::arch::asm;
@@ -14,8 +14,7 @@ use core::arch::x86_64::{
     _mm_unpackhi_epi64, _mm_unpacklo_epi64, _mm_xor_si128, _xgetbv, CpuidResult,
 };
 
-/// A function that sums the products of a page's blocks under a key, as `canvas_swap::hash` defines
-/// them.
+/// A function that sums the products of a page's blocks under a key, as `canvas_swap::hash` defines them.
 pub type Products = fn(page: &PageBuf, key: &PageBuf) -> [u128; 3];
 
 /// How wide the processor multiplies.
@@ -30,7 +29,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// From narrow to wide.
+    /// All widths, from narrow to wide.
     pub const ALL: [Width; 3] = [Width::Bits128, Width::Bits256, Width::Bits512];
 
     /// The function, if this processor has the instructions.
@@ -44,7 +43,7 @@ impl Width {
     }
 }
 
-/// The fastest that this processor has; `None` for one without PCLMULQDQ.
+/// The fastest function for this processor; `None` without PCLMULQDQ.
 pub fn fastest() -> Option<Products> {
     widest()?.products()
 }
@@ -64,7 +63,7 @@ pub fn widest() -> Option<Width> {
     let saved = unsafe { saved_registers() };
     let more = cpuid(7);
     let (avx2, avx512f, vpclmulqdq) = (has(more.ebx, 5), has(more.ebx, 16), has(more.ecx, 10));
-    // SSE's and AVX's registers; of AVX-512 masks, upper halves and upper registers besides.
+    // Registers of SSE and AVX; for AVX-512 also masks, upper halves and upper registers.
     let (ymm, zmm) = (0b110, 0b1110_0110);
     Some(match () {
         _ if vpclmulqdq && avx512f && saved & zmm == zmm => Width::Bits512,
@@ -73,16 +72,17 @@ pub fn widest() -> Option<Width> {
     })
 }
 
-/// What the processor says of itself (the crate `cpufeatures` knows VPCLMULQDQ with AVX-512 only).
+/// Processor features (the crate `cpufeatures` knows VPCLMULQDQ only together with AVX-512).
 #[allow(unused_unsafe)] // A safe function since Rust 1.94 or so.
 fn cpuid(leaf: u32) -> CpuidResult {
     // SAFETY: every processor of 64 bits has the instruction.
     unsafe { __cpuid_count(leaf, 0) }
 }
 
-/// XCR0.
+/// Reads XCR0.
 ///
 /// # Safety
+///
 /// The kernel has enabled XGETBV (OSXSAVE).
 #[target_feature(enable = "xsave")]
 unsafe fn saved_registers() -> u64 {
@@ -91,7 +91,7 @@ unsafe fn saved_registers() -> u64 {
 }
 
 fn by_128(page: &PageBuf, key: &PageBuf) -> [u128; 3] {
-    // SAFETY: `Width::products` alone gives this function away, to who has PCLMULQDQ.
+    // SAFETY: `Width::products` alone gives this function away, and only on a processor with PCLMULQDQ.
     unsafe { products_128(page, key) }
 }
 
@@ -118,17 +118,17 @@ fn products_128(page: &PageBuf, key: &PageBuf) -> [u128; 3] {
     sums.map(|s| unsafe { core::mem::transmute::<__m128i, u128>(s) })
 }
 
-/// The function `$name` over registers `$r` ("ymm" or "zmm") of `$bytes` bytes: `$load` and `$xor` are their
-/// instructions, `$at` the places in a round of `$round` bytes where the first blocks of pairs begin.
+/// Defines the function `$name` over registers `$r` ("ymm" or "zmm") of `$bytes` bytes: `$load` and `$xor` are their
+/// instructions, `$at` the offsets in a round of `$round` bytes at which the first blocks of pairs begin.
 macro_rules! wide {
     ($name:ident, $r:literal, $bytes:literal, $load:literal, $xor:literal, $round:literal, $($at:literal)*) => {
         fn $name(page: &PageBuf, key: &PageBuf) -> [u128; 3] {
             const _: () = assert!(PAGE_SIZE.is_multiple_of($round));
             let mut sums = [[0u128; $bytes / 16]; 3];
-            // SAFETY: `Width::products` alone gives this function away, to who has instructions and
-            // registers. Each round reads what lies in `page` and `key` at `at` and the next `$round`
-            // bytes, until `at` is PAGE_SIZE; the three stores fill `sums`. Named as changed are the
-            // registers that are written and, for `vzeroupper`, all that have an upper half of those.
+            // SAFETY: `Width::products` alone gives this function away, and only where instructions and registers
+            // exist. Each round reads what lies in `page` and `key` at `at` and the next `$round` bytes, until `at` is
+            // PAGE_SIZE; the three stores fill `sums`. Named as changed are the registers that are written and, for
+            // `vzeroupper`, all that have an upper half of those.
             unsafe {
                 asm!(
                     concat!($xor, " ", $r, "0, ", $r, "0, ", $r, "0"),
@@ -136,7 +136,7 @@ macro_rules! wide {
                     concat!($xor, " ", $r, "2, ", $r, "2, ", $r, "2"),
                     "2:",
                     $(
-                        // a, b, and of each pair the sums of a's halves and of b's in one register.
+                        // a, b, and for each pair the sums of a's halves and of b's halves in one register.
                         concat!($load, " ", $r, "3, [{page} + {at} + ", $at, "]"),
                         concat!($load, " ", $r, "4, [{page} + {at} + ", $at, " + 64]"),
                         concat!($xor, " ", $r, "3, ", $r, "3, [{key} + {at} + ", $at, "]"),

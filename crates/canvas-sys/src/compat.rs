@@ -1,19 +1,19 @@
-//! Functions of glibc under versions that glibc 2.31 has too.
+//! Functions of glibc under symbol versions that glibc 2.31 also has.
 //!
-//! A linker binds to the newest version of each function that the C library it links with has, and the loader of an
-//! older system refuses such a program or library. glibc 2.33 gave stat(2) and its like symbols, 2.34 moved the threads
-//! and dlopen(3) into libc with new versions. Here each has its old version, or is made of the system call; nothing
-//! differs but the name that the loader looks up. (`portable` in tests/e2e holds what is left.)
+//! A linker binds to the newest version of each function in the C library that it links with, and the loader of an
+//! older system refuses such a program or library. glibc 2.33 introduced symbols for stat(2) and the like; 2.34 moved
+//! the threads and dlopen(3) into libc with new versions. Here each function gets its old version, or is implemented by
+//! the system call; only the name that the loader looks up differs. (`portable` in tests/e2e checks the rest.)
 //!
-//! Each function is hidden: nobody outside sees it, the program below the library least of all. Those that older systems
-//! have in libraries of their own are weak: the library calls none of them, and is loaded where they are missing.
+//! Each function is hidden: nothing outside sees it, least of all the program that loads the library. Functions that older
+//! systems have in separate libraries are weak: canvas's library never calls them, and can be loaded without them.
 
 use core::arch::global_asm;
 use core::ffi::{c_char, c_int};
 
 use crate::gate::sys4;
 
-/// NAME, which jumps to NAME@VERSION, or returns `$missing` where that is not there.
+/// Defines NAME, which jumps to NAME@VERSION, or returns `$missing` if that does not exist.
 macro_rules! old {
     ($($name:literal, $version:literal, $missing:literal;)*) => {
         $(global_asm!(
@@ -62,8 +62,8 @@ old! {
     "pthread_sigmask", "GLIBC_2.2.5", "38";
 }
 
-// The program's start. Since glibc 2.34 crt1.o hands no `init` over, by which older ones run the constructors: then ours
-// does.
+// The program's start. Since glibc 2.34 crt1.o passes no `init`, through which older versions run the constructors:
+// then ours runs them.
 #[cfg(feature = "command")]
 global_asm!(
     ".pushsection .text.compat_start,\"ax\",@progbits",
@@ -105,7 +105,7 @@ extern "C" fn constructors(count: c_int, arguments: *mut *mut c_char, vars: *mut
     }
 }
 
-/// A hidden function in front of one of ours.
+/// Defines a hidden function in front of one of ours.
 macro_rules! ours {
     ($($name:literal = $function:path;)*) => {
         $(global_asm!(
@@ -129,7 +129,7 @@ ours! {
     "fstatat64" = fstatat;
 }
 
-// The library does without what newer systems have, so that it can say on older ones why it stays out.
+// The library avoids what only newer systems have, so that on older ones it can still report why it stays out.
 #[cfg(not(feature = "command"))]
 ours! {
     "gettid" = gettid;
@@ -147,7 +147,7 @@ extern "C" fn statx(_: c_int, _: *const c_char, _: c_int, _: u32, _: usize) -> c
     fail(libc::ENOSYS)
 }
 
-/// Nothing of the library's is to run when a thread of the program's ends.
+/// Nothing of the library must run when a thread of the program ends.
 #[cfg(not(feature = "command"))]
 extern "C" fn at_thread_exit(_: usize, _: usize, _: usize) -> c_int {
     0
@@ -159,7 +159,7 @@ fn fail(error: c_int) -> c_int {
     -1
 }
 
-/// The kernel's structure is libc's.
+/// The kernel's structure is the same as libc's.
 extern "C" fn fstatat(dir: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int {
     let (dir, flags) = (dir as usize, flags as usize);
     // SAFETY: the kernel reads the path and writes the structure; a bad address is an error.
@@ -179,7 +179,7 @@ extern "C" fn fstat(fd: c_int, to: *mut libc::stat) -> c_int {
     fstatat(fd, c"".as_ptr(), to, libc::AT_EMPTY_PATH)
 }
 
-/// Has the linker take this module, whose functions come too late to be looked for otherwise.
+/// Makes the linker include this module; its functions would otherwise be seen too late to be linked.
 #[inline(never)]
 pub fn keep() {
     core::hint::black_box(());

@@ -1,4 +1,4 @@
-//! What the kernel needs to deliver a fault as a signal, which the one who is delivered to cannot see.
+//! Measures the kernel's time to deliver a fault as a signal, which the recipient itself cannot see.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,15 +12,15 @@ const PAGE_BYTES: usize = 4096;
 /// A page of our own that faults.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes the page accessible, so that the access is repeated.
+/// Makes the page accessible, so that the access succeeds when repeated.
 unsafe extern "C" fn open(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the page holds nothing that anybody relies on.
     let _ = unsafe { mem::protect(PAGE.load(Ordering::Relaxed), PAGE_BYTES, libc::PROT_READ) };
 }
 
-/// The time from an access that faults to its handler and from there back, in ns: the median of some; `None` where
-/// it cannot be measured. A page is made inaccessible and touched; what it takes to make it accessible is taken off.
-/// Other threads must not have faults of their own handled by SIGSEGV meanwhile.
+/// Time in ns from a faulting access to its handler and back: the median of several; `None` if it cannot be measured. A
+/// page is made inaccessible and touched; the time to make it accessible is subtracted. Meanwhile, other threads must
+/// not rely on SIGSEGV to handle faults of their own.
 pub fn signal_ns() -> Option<u64> {
     let page = mem::map_lazy(0, PAGE_BYTES, libc::PROT_READ).ok()?;
     let measured = measure(page);
@@ -29,7 +29,7 @@ pub fn signal_ns() -> Option<u64> {
     measured
 }
 
-/// The handler of before comes back when it is dropped.
+/// Restores the previous handler when dropped.
 struct Before(KernelSigaction);
 
 impl Drop for Before {
@@ -41,7 +41,7 @@ impl Drop for Before {
 
 fn measure(page: usize) -> Option<u64> {
     PAGE.store(page, Ordering::Relaxed);
-    // Who reads its signals from a descriptor has this one blocked, and the kernel would end it.
+    // A program that reads its signals from a descriptor has this one blocked, and the kernel would end it.
     let _unblocked = Unblocked::segv();
     // SAFETY: a fault of another thread's is not expected meanwhile, and is made again for ever.
     let _before = Before(unsafe { install(libc::SIGSEGV, open, 0) }.ok()?);
@@ -66,7 +66,7 @@ fn measure(page: usize) -> Option<u64> {
     faults[ROUNDS / 2].checked_sub(calls[ROUNDS / 2])
 }
 
-/// SIGSEGV is not blocked in this thread, until dropped.
+/// SIGSEGV is unblocked in this thread until this is dropped.
 struct Unblocked {
     mask: u64,
 }
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(set_mask(mask), bit(libc::SIGSEGV));
         assert!(ns > 0, "{ns}");
         assert_eq!(handler(), before);
-        // Where it cannot be measured, too: what is not mapped cannot be protected.
+        // Even if it cannot be measured: an unmapped page cannot be protected.
         let page = mem::map_lazy(0, PAGE_BYTES, libc::PROT_READ).unwrap();
         // SAFETY: ours alone.
         unsafe { mem::unmap(page, PAGE_BYTES) }.unwrap();

@@ -1,11 +1,12 @@
-//! Numbers for descriptors that the program did not open: above its limit, so that it can open as many as without.
+//! Numbers for descriptors that the program did not open: above its limit, so that it can open as many as without
+//! canvas.
 
 use crate::gate::{Errno, sys2, sys3, sys4};
 
-/// The kernel's table of descriptors reaches up to the highest, and each fork copies it: above a larger limit than this
-/// no number is sought.
+/// The kernel's descriptor table reaches up to the highest number, and each fork copies it: no number above a larger
+/// limit than this is used.
 const LIMIT_MAX: u64 = 4096;
-/// Where they lie within a larger limit.
+/// Where these descriptors go within a larger limit.
 const WITHIN: i32 = 1008;
 /// Numbers above the limit.
 pub const ROOM: u64 = 64;
@@ -33,7 +34,7 @@ fn limit(new: Option<&Limit>) -> Result<Limit, Errno> {
     .map(|_| old)
 }
 
-/// The limit was raised; it becomes what it was when this is dropped.
+/// The limit was raised; dropping this restores it.
 struct Raised(Limit);
 
 impl Drop for Raised {
@@ -42,7 +43,7 @@ impl Drop for Raised {
     }
 }
 
-/// Raises the soft limit to [`ROOM`] above `least` or above itself, and the hard one where that takes it and is allowed.
+/// Raises the soft limit to [`ROOM`] above itself or `least`, and the hard one if that is necessary and permitted.
 fn raise(least: u64) -> Option<Raised> {
     let now = limit(None).ok()?;
     let soft = now.soft.max(least).checked_add(ROOM)?;
@@ -56,12 +57,12 @@ fn raise(least: u64) -> Option<Raised> {
     higher.then_some(Raised(now))
 }
 
-/// Makes a descriptor of ours by `make`, which gets the least number that it should have and fails as the kernel does
-/// when there is none. Other threads can open more than they may meanwhile, for some microseconds.
+/// Makes a descriptor of ours by `make`, which gets the lowest number that it should have and fails like the kernel if
+/// there is none. For some microseconds, other threads can open more files than they may.
 pub fn out_of_the_way<T>(mut make: impl FnMut(i32) -> Result<T, Errno>) -> Result<T, Errno> {
     let soft = limit(None).map_or(0, |l| l.soft);
     if soft <= LIMIT_MAX {
-        // A program that lowered its limit still knows the numbers that it opened above: out of their way as well.
+        // A program that lowered its limit may still use numbers that it opened above: stay out of their way, too.
         for least in [soft.max(WITHIN as u64), soft] {
             if let Some(_raised) = raise(least)
                 && let Ok(made) = make(least as i32)
@@ -82,7 +83,8 @@ pub fn floor() -> i32 {
     within(limit(None).map_or(0, |l| l.soft))
 }
 
-/// Has `open` open what is closed again at once, also where the program has opened all that it may.
+/// Calls `open`, which opens something that is closed again at once, even if the program has opened as many files as it
+/// may.
 pub fn with_room<T>(mut open: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     match open() {
         Err(Errno(libc::EMFILE)) => match raise(0) {
@@ -93,8 +95,7 @@ pub fn with_room<T>(mut open: impl FnMut() -> Result<T, Errno>) -> Result<T, Err
     }
 }
 
-/// Moves a descriptor out of the program's way; exec closes it where `cloexec` says so. The old number is free in any
-/// case.
+/// Moves a descriptor out of the program's way; exec closes it if `cloexec`. The old number is free in any case.
 pub fn moved(fd: i32, cloexec: bool) -> Result<i32, Errno> {
     let command = match cloexec {
         true => libc::F_DUPFD_CLOEXEC,

@@ -1,10 +1,10 @@
-//! What the kernel says of a file.
+//! What the kernel reports about a file.
 
 use crate::gate::{Errno, sys2, sys4};
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 
-/// Which file, and in which state: device, inode, size, and the times of its last change of content and of anything
+/// Identifies a file and its state: device, inode, size, and the times of its last change of content and of anything
 /// (seconds, then nanoseconds).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileState(pub [u64; 7]);

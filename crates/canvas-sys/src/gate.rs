@@ -1,9 +1,9 @@
 //! Raw system calls.
 //!
-//! Every call that canvas makes in a managed program goes through one `syscall` instruction on a
-//! page of its own ([`layout::gate_page`]). The seccomp filter lets that instruction through
-//! unexamined, and because a filter survives `execve`, the address is the same in every process of
-//! the tenant. Before [`open`] (and in the `canvas` command) a local instruction serves.
+//! Every call that canvas makes in a managed program goes through one `syscall` instruction on a page of its own
+//! ([`layout::gate_page`]). The seccomp filter lets that instruction through unexamined, and because a filter survives
+//! `execve`, the address is equal in all processes of the tenant. Before [`open`] (and in the `canvas` command) a local
+//! instruction is used.
 
 use crate::mem::{Place, map_code};
 use canvas_types::layout;
@@ -37,14 +37,15 @@ fn gate() -> usize {
 /// Makes a system call and returns the kernel's raw answer (negative: an error number).
 ///
 /// # Safety
-/// The call with these arguments must not break memory safety: it must not unmap, move or
-/// overwrite memory that Rust code relies on.
+///
+/// The call with these arguments must not break memory safety: it must not unmap, move or overwrite memory that Rust
+/// code relies on.
 #[inline(always)]
 pub unsafe fn raw(nr: usize, a: [usize; 6]) -> isize {
     let ret: isize;
-    // SAFETY: the gate is `syscall; ret`: it clobbers only rax, rcx and r11 besides what the call
-    // itself does, for which the caller answers. The return address is pushed, so the red zone
-    // must not be in use: asm! without `nostack` sees to that.
+    // SAFETY: the gate is `syscall; ret`: it clobbers only rax, rcx and r11 besides what the call itself does, for
+    // which the caller answers. The return address is pushed, so the red zone must not be in use: asm! without
+    // `nostack` sees to that.
     unsafe {
         asm!(
             "call {gate}",
@@ -63,10 +64,11 @@ pub unsafe fn raw(nr: usize, a: [usize; 6]) -> isize {
     ret
 }
 
-/// [`raw`] as long as `word` is `seen`, which is looked at in the last instruction before the call. Else, and where
-/// [`interrupt`] ends the wait, the answer is EINTR, and the call was not made.
+/// Like [`raw`], while `word` is `seen`, which the last instruction before the call checks. Otherwise, and if
+/// [`interrupt`] ends the wait, returns EINTR without making the call.
 ///
 /// # Safety
+///
 /// As for [`raw`].
 #[inline(always)]
 pub unsafe fn raw_while(word: &AtomicU32, seen: u32, nr: usize, a: [usize; 6]) -> isize {
@@ -110,10 +112,11 @@ unsafe extern "C" fn checked() {
 const CHECKED_BACK: usize = 9;
 const CHECKED_END: usize = 10;
 
-/// A signal has come while a thread was at `ip`, with `sp` as its stack pointer. If the thread was about to make the
-/// call of [`raw_while`], or waits in it and would go on to wait: has the call answer EINTR instead.
+/// Handles a signal that came while a thread was at `ip`, with `sp` as its stack pointer. If the thread was about to
+/// make the call of [`raw_while`], or waits in it and would continue to wait: makes the call return EINTR instead.
 ///
 /// # Safety
+///
 /// `ip` and `sp` must be those of a thread of this process that this signal has interrupted.
 pub unsafe fn interrupt(ip: &mut usize, sp: &mut usize) -> bool {
     let start = checked as *const () as usize;
@@ -169,7 +172,7 @@ pub fn open() -> Result<(), Errno> {
     Ok(())
 }
 
-/// What the kernel takes for the place of our calls: the address behind the `syscall`.
+/// The instruction pointer that the kernel reports for canvas's calls: the address after the `syscall`.
 pub fn return_address() -> usize {
     gate() + 2
 }
@@ -177,18 +180,17 @@ pub fn return_address() -> usize {
 /// Threads in [`wait`].
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
-/// Gives up the processor for a moment; the `yield_now` of every spin loop.
+/// Gives up the CPU for a moment; the `yield_now` of every spin loop.
 ///
-/// By a short sleep, and not by sched_yield(2): since Linux 6.6 threads that yield in a loop keep the
-/// processors busy among themselves, and whoever they wait for hardly runs.
+/// Uses a short sleep rather than sched_yield(2): since Linux 6.6 threads that yield in a loop keep the CPUs busy among
+/// themselves, and the thread that they wait for hardly runs.
 pub fn yield_now() {
     wait(0);
 }
 
-/// Sleeps for `ns` and 50 us (the kernel's timer slack), times the threads that wait so: however many
-/// they are, they take no more than some percent of a processor. (Measured on two processors, 300
-/// threads that each looked every 55 us for pages that were being read: the reader's process did not
-/// run once in ten seconds.)
+/// Sleeps for `ns` plus 50 us (the kernel's timer slack), times the number of threads that wait like this: however many
+/// there are, they use no more than a few percent of a CPU. (Measured on two CPUs with 300 threads that each polled
+/// every 55 us for pages being read: the reader's process did not run once in ten seconds.)
 pub fn wait(ns: u64) {
     const SLACK_NS: u64 = 50_000;
     let before = u64::from(WAITING.fetch_add(1, Ordering::Relaxed));
@@ -196,8 +198,8 @@ pub fn wait(ns: u64) {
     WAITING.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Lets another thread have this processor, for waits of some ten microseconds by one thread or two: by
-/// sched_yield(2), see [`yield_now`].
+/// Yields this CPU to another thread, for waits of some ten microseconds by one or two threads. Uses sched_yield(2);
+/// see [`yield_now`].
 pub fn give_way() {
     // SAFETY: sched_yield touches no memory.
     let _ = unsafe { sys0(libc::SYS_sched_yield) };
@@ -245,7 +247,7 @@ mod tests {
         };
         assert_eq!(at(start, &other), Some((CHECKED_END, 0)));
         assert_eq!(at(gate(), &stack), Some((CHECKED_END, 8)));
-        // Another's call, and one that was made.
+        // A call by other code, and one that was already made.
         assert_eq!(at(gate(), &other), None);
         assert_eq!(at(gate() + 2, &stack), None);
         assert_eq!(at(start + CHECKED_BACK, &other), None);

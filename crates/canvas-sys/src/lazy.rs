@@ -1,10 +1,9 @@
-//! Memory that the kernel gives page by page as it is touched, for code that has no `unsafe`: private memory of
-//! this process's own, or a part of a memory file, which another process may hold and go on with.
+//! Memory that the kernel provides page by page as it is touched, for code without `unsafe`: private memory of this
+//! process, or a part of a memory file, which another process may hold and continue to use.
 //!
-//! [`LazyArray`] is read and written as atomics. [`LazyBytes`] are only copied in and out: there is never a
-//! reference into them, and a copy is one instruction of the processor. Copies of several threads that
-//! overlap therefore leave a mixture of both, and nothing worse, and so do another process's. [`LazyPage`] is
-//! private and filled once. None of it is in core
+//! [`LazyArray`] is accessed as atomics. [`LazyBytes`] are only copied in and out: there is never a reference into
+//! them, and a copy is one instruction of the processor. So overlapping copies, by several threads or by another
+//! process, leave a mixture of both, and nothing worse. [`LazyPage`] is private and filled once. None of it is in core
 //! dumps.
 
 use core::arch::asm;
@@ -16,7 +15,7 @@ use canvas_types::{PAGE_SIZE, PageBuf};
 use crate::gate::Errno;
 use crate::mem;
 
-/// A part of a file in memory that cannot become shorter.
+/// A part of a memory file that cannot become shorter.
 #[derive(Clone, Copy)]
 pub struct Part {
     /// The file's descriptor.
@@ -25,17 +24,17 @@ pub struct Part {
     pub offset: usize,
 }
 
-/// A private anonymous mapping, or one of a file in memory, unmapped when it is dropped.
+/// A private anonymous mapping, or one of a memory file; unmapped when dropped.
 struct Mapping {
     addr: usize,
     bytes: usize,
-    /// What gives pages back to the kernel.
+    /// The advice that returns pages to the kernel.
     discard: i32,
 }
 
 impl Mapping {
     fn new(bytes: usize) -> Result<Mapping, Errno> {
-        // The kernel maps no range without a byte.
+        // The kernel refuses mappings of zero bytes.
         let bytes = bytes.max(1);
         let addr = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
         Ok(Mapping::of(addr, bytes, libc::MADV_DONTNEED))
@@ -44,7 +43,7 @@ impl Mapping {
     fn of_file(part: Part, bytes: usize) -> Result<Mapping, Errno> {
         let bytes = bytes.max(1);
         let addr = mem::map_shared(part.fd, part.offset, bytes)?;
-        // Out of the file as well.
+        // Discards from the file as well.
         Ok(Mapping::of(addr, bytes, libc::MADV_REMOVE))
     }
 
@@ -54,7 +53,7 @@ impl Mapping {
             bytes,
             discard,
         };
-        // A huge page would take memory that nobody touched.
+        // A huge page would use memory that was not touched.
         for advice in [libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
             // SAFETY: neither changes contents.
             let _ = unsafe { mem::advise(addr, bytes, advice) };
@@ -64,7 +63,7 @@ impl Mapping {
 }
 
 impl Mapping {
-    /// Has the kernel give all of it now (Linux 5.14).
+    /// Allocates all of it now (Linux 5.14).
     fn take_all(&self) -> Result<(), Errno> {
         // SAFETY: the range is the mapping; contents stay.
         unsafe { mem::advise(self.addr, self.bytes, libc::MADV_POPULATE_WRITE) }
@@ -78,9 +77,10 @@ impl Drop for Mapping {
     }
 }
 
-/// A number that may be shared between threads, and that any bits are one of.
+/// A number that threads may share, and for which any bits are valid.
 ///
 /// # Safety
+///
 /// Zeros, and all other bits, are a valid value, and nothing is to be done when one is forgotten.
 pub unsafe trait Atomic {}
 // SAFETY: integers.
@@ -90,7 +90,7 @@ unsafe impl Atomic for AtomicU32 {}
 // SAFETY: integers.
 unsafe impl Atomic for AtomicU64 {}
 
-/// Numbers, all zero at first; those of a file are what lies there.
+/// An array of numbers, initially zero, or what the file contains.
 pub struct LazyArray<T> {
     mapping: Mapping,
     count: usize,
@@ -98,12 +98,12 @@ pub struct LazyArray<T> {
 }
 
 impl<T: Atomic> LazyArray<T> {
-    /// So many numbers. They take memory once they are touched.
+    /// Creates `count` numbers. They use memory once they are touched.
     pub fn new(count: usize) -> Result<LazyArray<T>, Errno> {
         LazyArray::over(Mapping::new(bytes_of::<T>(count)?)?, count)
     }
 
-    /// So many numbers of a file, which has them.
+    /// Maps `count` numbers of a file, which must be that long.
     pub fn of_file(part: Part, count: usize) -> Result<LazyArray<T>, Errno> {
         LazyArray::over(Mapping::of_file(part, bytes_of::<T>(count)?)?, count)
     }
@@ -116,7 +116,7 @@ impl<T: Atomic> LazyArray<T> {
         })
     }
 
-    /// Takes the memory of all of them now.
+    /// Allocates the memory of all of them now.
     pub fn take_all(&self) -> Result<(), Errno> {
         self.mapping.take_all()
     }
@@ -125,8 +125,8 @@ impl<T: Atomic> LazyArray<T> {
     #[inline]
     pub fn all(&self) -> &[T] {
         let start = core::ptr::with_exposed_provenance(self.mapping.addr);
-        // SAFETY: the mapping starts on a page, holds `count` numbers (any bits are one), is writable, and lives
-        // as long as `self`; this process uses it as atomics only, and another one's changes are like theirs.
+        // SAFETY: the mapping starts on a page, holds `count` numbers (any bits are one), is writable, and lives as
+        // long as `self`; this process uses it as atomics only, and another one's changes are like theirs.
         unsafe { core::slice::from_raw_parts(start, self.count) }
     }
 }
@@ -142,7 +142,7 @@ pub struct LazyPage {
 }
 
 impl LazyPage {
-    /// Of zeros that `fill` makes something of.
+    /// Creates a page of zeros and lets `fill` fill it.
     pub fn new(fill: impl FnOnce(&mut PageBuf) -> Result<(), Errno>) -> Result<LazyPage, Errno> {
         let mapping = Mapping::new(PAGE_SIZE)?;
         let start = core::ptr::with_exposed_provenance_mut::<PageBuf>(mapping.addr);
@@ -160,26 +160,26 @@ impl LazyPage {
     }
 }
 
-/// Bytes, all zero at first, that are copied in and out; those of a file are what lies there.
+/// Bytes that are copied in and out; initially zero, or what the file contains.
 pub struct LazyBytes {
     mapping: Mapping,
     bytes: usize,
 }
 
 impl LazyBytes {
-    /// So many bytes. They take memory once they are touched.
+    /// Creates `bytes` bytes. They use memory once they are touched.
     pub fn new(bytes: usize) -> Result<LazyBytes, Errno> {
         let mapping = Mapping::new(bytes)?;
         Ok(LazyBytes { mapping, bytes })
     }
 
-    /// So many bytes of a file, which has them.
+    /// Maps `bytes` bytes of a file, which must be that long.
     pub fn of_file(part: Part, bytes: usize) -> Result<LazyBytes, Errno> {
         let mapping = Mapping::of_file(part, bytes)?;
         Ok(LazyBytes { mapping, bytes })
     }
 
-    /// Takes the memory of all of them now.
+    /// Allocates the memory of all of them now.
     pub fn take_all(&self) -> Result<(), Errno> {
         self.mapping.take_all()
     }
@@ -187,7 +187,8 @@ impl LazyBytes {
     /// Copies `dst.len()` bytes out, from offset `at`.
     ///
     /// # Panics
-    /// When the range leaves the memory.
+    ///
+    /// If the range exceeds the memory.
     #[inline]
     pub fn copy_out(&self, at: usize, dst: &mut [u8]) {
         let from = self.place(at, dst.len());
@@ -198,7 +199,8 @@ impl LazyBytes {
     /// Copies `src` in, at offset `at`.
     ///
     /// # Panics
-    /// When the range leaves the memory.
+    ///
+    /// If the range exceeds the memory.
     #[inline]
     pub fn copy_in(&self, at: usize, src: &[u8]) {
         let to = self.place(at, src.len());
@@ -206,17 +208,18 @@ impl LazyBytes {
         unsafe { copy(src.as_ptr(), to, src.len()) }
     }
 
-    /// Gives the whole pages of a range back to the kernel: they are zeros from now on.
+    /// Returns the whole pages of a range to the kernel: they read as zeros from now on.
     ///
     /// # Panics
-    /// When the range leaves the memory.
+    ///
+    /// If the range exceeds the memory.
     pub fn discard(&self, at: usize, bytes: usize) {
         let page = PAGE_SIZE;
         let start = (self.place(at, bytes) as usize).next_multiple_of(page);
         let end = (self.mapping.addr + at + bytes) / page * page;
         if start < end {
-            // SAFETY: the range is inside the mapping (`place`). Nobody relies on its contents by a
-            // reference, and zeros are bytes like others to who copies them.
+            // SAFETY: the range is inside the mapping (`place`). Nobody relies on its contents by a reference, and to a
+            // reader that copies them zeros are bytes like others.
             let _ = unsafe { mem::advise(start, end - start, self.mapping.discard) };
         }
     }
@@ -224,15 +227,16 @@ impl LazyBytes {
     fn place(&self, at: usize, bytes: usize) -> *mut u8 {
         assert!(
             at <= self.bytes && bytes <= self.bytes - at,
-            "outside of the memory"
+            "outside the memory"
         );
         core::ptr::with_exposed_provenance_mut(self.mapping.addr + at)
     }
 }
 
-/// Copies bytes by one instruction, so that who writes to either range meanwhile leaves a mixture only.
+/// Copies bytes by one instruction, so that concurrent writes to either range leave only a mixture.
 ///
 /// # Safety
+///
 /// Both ranges are mapped, and the second is writable; no reference to its bytes is alive but the caller's.
 #[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
@@ -311,7 +315,7 @@ mod tests {
         bytes.copy_in(3 * 4096, &some[..5]);
         bytes.copy_out(4090, &mut out);
         assert_eq!(out, some);
-        // Of whole pages only the second is in the range.
+        // Only the second whole page lies in the range.
         bytes.discard(4000, 2 * 4096);
         bytes.copy_out(4090, &mut out);
         assert_eq!(out[..6], some[..6]);
@@ -356,13 +360,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "outside of the memory")]
+    #[should_panic(expected = "outside the memory")]
     fn nothing_is_copied_outside() {
         LazyBytes::new(4096).unwrap().copy_in(4090, &[0; 7]);
     }
 
     #[test]
-    #[should_panic(expected = "outside of the memory")]
+    #[should_panic(expected = "outside the memory")]
     fn nothing_is_discarded_outside() {
         LazyBytes::new(4096).unwrap().discard(1, usize::MAX);
     }

@@ -1,8 +1,8 @@
 //! The kernel as canvas uses it.
 //!
-//! Raw system calls through one instruction at a fixed address, userfaultfd, memory, signals,
-//! seccomp, lz4's block functions and carry-less products. Nothing here calls libc or allocates: all of it may run
-//! between a fault and the moment the faulting thread goes on.
+//! Raw system calls through one instruction at a fixed address, userfaultfd, memory, signals, seccomp, lz4's block
+//! functions and carry-less products. Nothing here calls libc or allocates, because all of it may run between a fault
+//! and the moment the faulting thread continues.
 #![no_std]
 
 #[cfg(feature = "command")]

@@ -1,4 +1,4 @@
-//! Locks on single bytes of a file (fcntl(2)), which the kernel drops when who holds them is gone.
+//! Locks on single bytes of a file (fcntl(2)), which the kernel releases when their holder is gone.
 
 use crate::gate::{Errno, sys3};
 
@@ -25,47 +25,47 @@ fn call(fd: i32, command: i32, lock: &mut libc::flock) -> Result<(), Errno> {
     .map(drop)
 }
 
-/// Locks a byte, together with others who do so, as long as the file behind `fd` is open or mapped as it was opened
-/// now.
+/// Locks a byte, shared with other such locks, as long as the open file description behind `fd` is open or mapped.
 pub fn hold_with_file(fd: i32, at: u64) -> Result<(), Errno> {
     call(fd, libc::F_OFD_SETLK, &mut byte(libc::F_RDLCK, at, 1))
 }
 
-/// The same, as long as this process has its descriptors and closes none of this file.
+/// Locks a byte, shared with other such locks, as long as this process keeps its descriptors and closes none of this
+/// file.
 pub fn hold_with_process(fd: i32, at: u64) -> Result<(), Errno> {
     call(fd, libc::F_SETLK, &mut byte(libc::F_RDLCK, at, 1))
 }
 
-/// Locks a byte for this process alone, as long as it has its descriptors and closes none of this file; EAGAIN or EACCES
-/// while another process has it.
+/// Locks a byte for this process alone, as long as it keeps its descriptors and closes none of this file; EAGAIN or
+/// EACCES while another process has it.
 pub fn take_with_process(fd: i32, at: u64) -> Result<(), Errno> {
     call(fd, libc::F_SETLK, &mut byte(libc::F_WRLCK, at, 1))
 }
 
-/// Gives up this process's own locks on `bytes` bytes from `at` on; 0 for all.
+/// Releases this process's own locks on `bytes` bytes from `at` on; 0 for all.
 pub fn give_up(fd: i32, at: u64, bytes: i64) {
     let _ = call(fd, libc::F_SETLK, &mut byte(libc::F_UNLCK, at, bytes));
 }
 
-/// Has anybody locked the byte?
+/// Whether the byte is locked.
 pub fn is_held(fd: i32, at: u64) -> Result<bool, Errno> {
     let mut lock = byte(libc::F_WRLCK, at, 1);
     call(fd, libc::F_OFD_GETLK, &mut lock)?;
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Who has locked the byte.
+/// The holder of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
-    /// Nobody, but perhaps the process that asks.
+    /// None, unless it is the calling process.
     Nobody,
-    /// The process with this number here.
+    /// The process with this number in our PID namespace.
     Process(u32),
-    /// One that has no number here: of another PID namespace.
+    /// A process without a number here: in another PID namespace.
     Elsewhere,
 }
 
-/// What process has locked the byte by [`hold_with_process`].
+/// Which process has locked the byte by [`hold_with_process`].
 pub fn holder(fd: i32, at: u64) -> Result<Holder, Errno> {
     let mut lock = byte(libc::F_WRLCK, at, 1);
     call(fd, libc::F_GETLK, &mut lock)?;

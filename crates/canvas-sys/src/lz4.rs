@@ -1,5 +1,5 @@
-//! lz4's block format through the reference C library, with the caller's memory for state: the
-//! library neither allocates nor keeps thread-local data in the functions used here.
+//! lz4's block format through the reference C library, with the caller's memory for state: the library neither
+//! allocates nor keeps thread-local data in the functions used here.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -34,7 +34,7 @@ unsafe extern "C" {
 // lz4-sys builds and links the C library; its Rust items are not needed.
 use lz4_sys as _;
 
-/// [`compress`] with another acceleration than 1: more of it is faster and finds less.
+/// Like [`compress`], with another acceleration than 1: a higher one is faster and compresses less.
 #[inline]
 pub fn compress_faster(
     src: &[u8],
@@ -49,8 +49,8 @@ pub fn compress_faster(
     } else {
         LZ4_compress_fast_extState_fastReset
     };
-    // SAFETY: the pointers and lengths are those of live slices; the state is large enough and
-    // aligned (asserted, and `state_size_is_as_assumed` pins the library's own figure).
+    // SAFETY: the pointers and lengths are those of live slices; the state is large enough and aligned (asserted, and
+    // `state_size_is_as_assumed` pins the library's own figure).
     let n = unsafe {
         f(
             state.as_mut_ptr().cast(),
@@ -64,14 +64,14 @@ pub fn compress_faster(
     (n > 0).then_some(n as usize)
 }
 
-/// Compresses `src`; returns the compressed length, or `None` when it does not fit `dst`.
-/// `state` may hold anything that an earlier call left, or zeros; it must be 8-aligned.
+/// Compresses `src`; returns the compressed length, or `None` if it does not fit `dst`. `state` may contain anything
+/// that an earlier call left, or zeros; it must be 8-aligned.
 #[inline]
 pub fn compress(src: &[u8], dst: &mut [u8], state: &mut [u8], fresh: bool) -> Option<usize> {
     compress_faster(src, dst, state, fresh, 1)
 }
 
-/// Decompresses `src` into exactly `dst`; false when the data is not a block of that length.
+/// Decompresses `src` into exactly `dst`; returns false if the data is not a block of that length.
 #[inline]
 pub fn decompress(src: &[u8], dst: &mut [u8]) -> bool {
     // SAFETY: LZ4_decompress_safe never reads past src or writes past dst, whatever the data.
@@ -86,7 +86,7 @@ pub fn decompress(src: &[u8], dst: &mut [u8]) -> bool {
     n >= 0 && n as usize == dst.len()
 }
 
-/// The library's own figure for its state, in bytes.
+/// The library's own size of its state, in bytes.
 pub fn state_bytes() -> usize {
     // SAFETY: no arguments, no memory.
     unsafe { LZ4_sizeofState() as usize }

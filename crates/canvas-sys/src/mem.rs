@@ -1,9 +1,9 @@
-//! Mapping memory for canvas's own use, and advising about it.
+//! Maps memory for canvas's own use, and advises about it.
 
 use crate::gate::{Errno, sys2, sys3, sys6};
 
-/// Maps private anonymous memory that is not charged until touched. `addr` 0 lets the kernel
-/// choose; any other address is required (and must be free).
+/// Maps private anonymous memory that is not charged until touched. `addr` 0 lets the kernel choose; any other address
+/// is required (and must be free).
 pub fn map_lazy(addr: usize, bytes: usize, prot: i32) -> Result<usize, Errno> {
     let fixed = if addr == 0 {
         0
@@ -42,7 +42,7 @@ pub fn map_shared(fd: i32, offset: usize, bytes: usize) -> Result<usize, Errno> 
     }
 }
 
-/// Maps `bytes` of a file from `offset` on, anywhere, so that it stays open: they cannot be read.
+/// Maps `bytes` of a file from `offset` on, anywhere and inaccessible, only to keep the file open.
 pub fn map_file_shared(fd: i32, offset: usize, bytes: usize) -> Result<usize, Errno> {
     let (prot, flags) = (libc::PROT_NONE as usize, libc::MAP_SHARED as usize);
     // SAFETY: never replaces an existing mapping.
@@ -56,9 +56,10 @@ pub fn map_file(fd: i32, offset: usize, bytes: usize, prot: i32) -> Result<usize
     unsafe { sys6(libc::SYS_mmap, 0, bytes, prot, flags, fd as usize, offset) }
 }
 
-/// Maps `bytes` of a file from `offset` on, private, in the place of what is at `addr`.
+/// Maps `bytes` of a file from `offset` on, private, replacing what is at `addr`.
 ///
 /// # Safety
+///
 /// What is at `addr` is the caller's to replace: nothing may rely on it but on what the file has there.
 pub unsafe fn map_file_over(
     addr: usize,
@@ -86,19 +87,20 @@ pub unsafe fn map_file_over(
 /// Where [`map_code`] puts its code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// At this address, at which nothing may lie.
+    /// At this address, which must be free.
     Free(usize),
-    /// In the place of what is at this address.
+    /// Replacing what is at this address.
     Over(usize),
 }
 
-/// Maps a copy of `code`, which can be executed and not be written to. It was never both: who denies that
-/// (PR_SET_MDWE, MemoryDenyWriteExecute= of systemd) allows this.
+/// Maps a copy of `code` that can be executed and not written. It never was both, so policies that forbid that
+/// (PR_SET_MDWE, systemd's MemoryDenyWriteExecute=) permit it.
 ///
 /// # Safety
+///
 /// What [`Place::Over`] replaces must be the caller's to replace: code that runs there finds the same in the copy.
 pub unsafe fn map_code(place: Place, code: &[u8]) -> Result<(), Errno> {
-    /// Flag of memfd_create(2) for what may be executed. Kernels before 6.3 refuse it, and allow that without.
+    /// Flag of memfd_create(2) for executable files. Kernels before 6.3 refuse it, and allow execution without it.
     const MFD_EXEC: usize = 0x10;
     let (name, flags) = (c"canvas-code".as_ptr() as usize, libc::MFD_CLOEXEC as usize);
     // SAFETY: the name lives across the calls.
@@ -117,7 +119,7 @@ pub unsafe fn map_code(place: Place, code: &[u8]) -> Result<(), Errno> {
             // SAFETY: replaces nothing, or what the caller has promised.
             let mapped = unsafe { sys6(libc::SYS_mmap, at, code.len(), prot, flags, fd, 0) };
             break mapped.and_then(|there| {
-                // Before Linux 4.17 a place is a wish.
+                // Before Linux 4.17 the address is only a hint.
                 (there == at).then_some(()).ok_or(Errno(libc::EEXIST))
             });
         }
@@ -135,6 +137,7 @@ pub unsafe fn map_code(place: Place, code: &[u8]) -> Result<(), Errno> {
 /// `madvise`.
 ///
 /// # Safety
+///
 /// MADV_DONTNEED and its like discard contents: the range must hold nothing that is still used.
 pub unsafe fn advise(addr: usize, bytes: usize, advice: i32) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
@@ -144,6 +147,7 @@ pub unsafe fn advise(addr: usize, bytes: usize, advice: i32) -> Result<(), Errno
 /// `mprotect`.
 ///
 /// # Safety
+///
 /// Code that relies on the range's access must not run on.
 pub unsafe fn protect(addr: usize, bytes: usize, prot: i32) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
@@ -159,14 +163,15 @@ pub unsafe fn unmap(addr: usize, bytes: usize) -> Result<(), Errno> {
     unsafe { sys2(libc::SYS_munmap, addr, bytes) }.map(|_| ())
 }
 
-/// Our own process as a pidfd (Linux 6.14).
+/// This process itself as a pidfd (Linux 6.14).
 const PIDFD_SELF_PROCESS: i32 = -10001;
 
-/// Discards the contents of many ranges with one TLB flush (process_madvise on ourselves, Linux
-/// 6.13); false when this kernel cannot, with nothing or only some ranges discarded (discarding
-/// twice is harmless while the caller owns the pages).
+/// Discards the contents of many ranges with one TLB flush (process_madvise on this process, Linux 6.13). Returns false
+/// if the kernel cannot, with none or only some ranges discarded (discarding twice is harmless while the caller owns
+/// the pages).
 ///
 /// # Safety
+///
 /// As [`advise`] with MADV_DONTNEED, for every range.
 pub unsafe fn discard_many(pidfd: i32, ranges: &[libc::iovec]) -> bool {
     let want: usize = ranges.iter().map(|r| r.iov_len).sum();

@@ -1,32 +1,32 @@
-//! Connections of a process's own (socket(2), tcp(7)): made without blocking, and read with a limit of time.
+//! A process's own connections (socket(2), tcp(7)): made without blocking, and read with a time limit.
 
 use crate::gate::{Errno, sys3, sys6};
 use crate::{proc, uffd};
 use core::mem::size_of;
 
-/// An IP address: IPv4 in the first four bytes, or IPv6, in the network's order.
+/// An IP address: IPv4 in the first four bytes, or IPv6, in network order.
 #[derive(Clone, Copy, Debug)]
 pub struct Address {
     /// Its bytes.
     pub ip: [u8; 16],
     /// Port.
     pub port: u16,
-    /// IPv6.
+    /// Whether it is IPv6.
     pub is_v6: bool,
 }
 
-/// Tells a socket from all others that this host has or will have (`SO_COOKIE`).
+/// Distinguishes a socket from all others that this host has or will have (`SO_COOKIE`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cookie(u64);
 
-/// A TCP socket. It is not closed when it is dropped: its number may be another file's by then.
+/// A TCP socket. Dropping it does not close it, because its number may be another file's by then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stream {
     fd: i32,
     cookie: Cookie,
 }
 
-/// Algorithms that do not pace what they send; the first that this host has is taken in place of BBR.
+/// Congestion control algorithms that do not pace; the first available one replaces BBR.
 const UNPACED: [&[u8]; 2] = [b"cubic", b"reno"];
 
 fn set(fd: i32, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
@@ -55,7 +55,7 @@ fn get(fd: i32, level: i32, name: i32, value: &mut [u8]) -> Result<usize, Errno>
     Ok((len as usize).min(value.len()))
 }
 
-/// The socket behind a descriptor; an error when that is none.
+/// The cookie of the socket behind a descriptor; an error if there is no socket.
 fn cookie(fd: i32) -> Result<Cookie, Errno> {
     let mut bytes = [0; 8];
     get(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut bytes)?;
@@ -63,7 +63,7 @@ fn cookie(fd: i32) -> Result<Cookie, Errno> {
 }
 
 impl Stream {
-    /// A socket at or above descriptor `floor`, which an exec closes, and which begins to connect. It does not wait.
+    /// Creates a socket at or above descriptor `floor`, which exec closes, and starts to connect it. Does not wait.
     pub fn begin(to: Address, floor: i32) -> Result<Stream, Errno> {
         let family = if to.is_v6 {
             libc::AF_INET6
@@ -91,7 +91,7 @@ impl Stream {
         self.fd
     }
 
-    /// Is the socket behind its descriptor, in this thread?
+    /// Whether the descriptor, in this thread, still refers to the socket.
     pub fn is_here(&self) -> bool {
         cookie(self.fd) == Ok(self.cookie)
     }
@@ -103,7 +103,7 @@ impl Stream {
         let len = get(self.fd, tcp, libc::TCP_CONGESTION, &mut name).unwrap_or(0);
         if name[..len].starts_with(b"bbr") {
             let takes = |name: &&[u8]| set(self.fd, tcp, libc::TCP_CONGESTION, name).is_ok();
-            // It is slower, and right, on a host that has none of them.
+            // Without any of them it works, but slower.
             let _ = UNPACED.iter().any(takes);
         }
         Ok(())
@@ -140,7 +140,7 @@ impl Stream {
         }
     }
 
-    /// From now on [`Stream::receive`] waits so long at most, if it is told to wait.
+    /// Limits how long [`Stream::receive`] waits if it is asked to.
     pub fn set_patience(&self, ns: u64) -> Result<(), Errno> {
         let mut value = [0; 16];
         value[..8].copy_from_slice(&(ns / 1_000_000_000).to_ne_bytes());
@@ -151,7 +151,7 @@ impl Stream {
         unsafe { sys3(libc::SYS_fcntl, self.fd as usize, set_flags, 0) }.map(drop)
     }
 
-    /// Sends all of it, or nothing: `false` when there is no room, or no connection yet. It does not wait.
+    /// Sends all of `bytes`, or nothing: returns `false` if there is no room, or no connection yet. Does not wait.
     pub fn send(&self, bytes: &[u8]) -> Result<bool, Errno> {
         let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
         let (at, len) = (bytes.as_ptr() as usize, bytes.len());
@@ -159,14 +159,15 @@ impl Stream {
         let sent = unsafe { sys6(libc::SYS_sendto, self.fd as usize, at, len, flags, 0, 0) };
         match sent {
             Ok(n) if n == len => Ok(true),
-            // A part of a message is of no use.
+            // A part of a message is useless.
             Ok(_) => Err(Errno(libc::EMSGSIZE)),
             Err(Errno(libc::EAGAIN | libc::EINTR)) => Ok(false),
             Err(e) => Err(e),
         }
     }
 
-    /// Receives some bytes; 0 when there are none, after the patience if it `waits`. The peer's end is an error.
+    /// Receives some bytes; returns 0 if there are none (if `waits`, after the time limit). The end of the stream is an
+    /// error.
     pub fn receive(&self, to: &mut [u8], waits: bool) -> Result<usize, Errno> {
         let flags = if waits { 0 } else { libc::MSG_DONTWAIT };
         let (at, len) = (to.as_mut_ptr() as usize, to.len());
@@ -189,7 +190,7 @@ impl Stream {
         }
     }
 
-    /// The address of ours that it goes from, if it is connected.
+    /// The local address of the connection, if there is one.
     pub fn local(&self) -> Option<Address> {
         let mut name = [0u8; size_of::<libc::sockaddr_in6>()];
         let mut len = name.len() as u32;
@@ -211,7 +212,7 @@ impl Stream {
         })
     }
 
-    /// Closes it, if it is still behind its descriptor.
+    /// Closes the socket, if its descriptor still refers to it.
     pub fn close(&self) {
         if self.is_here() {
             proc::close(self.fd);

@@ -1,31 +1,31 @@
-//! Where the kernel takes memory from: NUMA nodes.
+//! NUMA nodes: where the kernel takes memory from.
 
 use crate::gate::{Errno, sys6};
 use crate::mem;
 use canvas_types::PAGE_SIZE;
 
-/// The kernel's MPOL_PREFERRED: from this node, and where it has none left, from another.
+/// The kernel's MPOL_PREFERRED: from this node or, if it has no memory left, from another.
 const PREFERRED: usize = 1;
-/// Flags of get_mempolicy, MPOL_F_NODE and MPOL_F_ADDR: the node, of the page at an address.
+/// Flags of get_mempolicy, MPOL_F_NODE and MPOL_F_ADDR: return the node of the page at an address.
 const F_NODE: usize = 1 << 0;
 const F_ADDR: usize = 1 << 1;
 const _: () = assert!(PREFERRED == libc::MPOL_PREFERRED as usize);
 const _: () = assert!(libc::SYS_mbind == 237 && libc::SYS_get_mempolicy == 239);
 
-/// Nodes that a mask here can name: the kernel's largest CONFIG_NODES_SHIFT is 10.
+/// Nodes that a mask here can contain: the kernel's largest CONFIG_NODES_SHIFT is 10.
 pub const NODES: u32 = 1024;
 const WORDS: usize = NODES as usize / 64;
 const _: () = assert!(NODES.is_multiple_of(64));
 
-/// What is touched of `bytes` from `addr` on comes from this node from now on, as long as it has memory. Changes no
-/// contents, nor where pages lie that are there.
+/// Makes the kernel take memory for `bytes` from `addr` on from this node, while it has any. Changes neither contents
+/// nor where present pages lie.
 pub fn prefer(addr: usize, bytes: usize, node: u32) -> Result<(), Errno> {
     let mut mask = [0u64; WORDS];
     let Some(word) = mask.get_mut(node as usize / 64) else {
         return Err(Errno(libc::EINVAL));
     };
     *word |= 1 << (node % 64);
-    // The kernel looks at one bit less than it is told of.
+    // The kernel uses one bit less than the number it gets.
     // SAFETY: reads the mask; only where later pages come from is changed.
     unsafe {
         sys6(
@@ -41,7 +41,7 @@ pub fn prefer(addr: usize, bytes: usize, node: u32) -> Result<(), Errno> {
     .map(|_| ())
 }
 
-/// The node that the page at `addr` lies on; it must be there, or the kernel brings it in.
+/// The node of the page at `addr`, which is brought in if it is absent.
 pub fn node_of(addr: usize) -> Result<u32, Errno> {
     let mut node = 0i32;
     // SAFETY: writes the number to `node`.
@@ -59,8 +59,8 @@ pub fn node_of(addr: usize) -> Result<u32, Errno> {
     Ok(node as u32)
 }
 
-/// Does the kernel do this for us? It does not in containers whose seccomp profile refuses it, nor for a node that the
-/// cpuset leaves out.
+/// Checks whether the kernel does this here. It does not in containers whose seccomp profile refuses it, nor for a node
+/// that the cpuset excludes.
 pub fn check(node: u32) -> Result<(), Errno> {
     let at = mem::map_lazy(0, PAGE_SIZE, libc::PROT_READ | libc::PROT_WRITE)?;
     let bound = prefer(at, PAGE_SIZE, node);

@@ -1,4 +1,4 @@
-//! Which pages of a process are there: /proc/PID/pagemap.
+//! Which pages of a process are present: /proc/PID/pagemap.
 
 use crate::gate::{Errno, sys3};
 use crate::proc::File;
@@ -6,13 +6,13 @@ use canvas_types::PAGE_SIZE;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 
-/// Of an entry: the page is there.
+/// Bit of an entry: the page is present.
 pub const PRESENT: u64 = 1 << 63;
-/// Of an entry: the page is swapped out.
+/// Bit of an entry: the page is swapped out.
 pub const SWAPPED: u64 = 1 << 62;
-/// Of an entry: the page is one of a file's, or of shared memory.
+/// Bit of an entry: the page belongs to a file, or to shared memory.
 pub const OF_FILE: u64 = 1 << 61;
-/// Of an entry: nobody else maps the page.
+/// Bit of an entry: no other process maps the page.
 pub const EXCLUSIVE: u64 = 1 << 56;
 
 /// PAGEMAP_SCAN: _IOWR('f', 16, struct pm_scan_arg).
@@ -25,7 +25,7 @@ mod category {
     pub const ZERO: u64 = 1 << 5;
 }
 
-/// Pages in a row: the kernel's `struct page_region`.
+/// Adjacent pages: the kernel's `struct page_region`.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Run {
@@ -35,7 +35,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// So many pages from `start` on.
+    /// A run of `pages` pages from `start` on.
     pub fn new(start: usize, pages: usize) -> Run {
         Run {
             start: start as u64,
@@ -47,7 +47,7 @@ impl Run {
     pub fn start(self) -> usize {
         self.start as usize
     }
-    /// How many pages it has.
+    /// Number of pages.
     pub fn pages(self) -> usize {
         (self.end - self.start) as usize / PAGE_SIZE
     }
@@ -72,44 +72,43 @@ struct ScanArg {
 
 const _: () = assert!(size_of::<ScanArg>() == 96 && size_of::<Run>() == 24);
 
-/// The file, open.
+/// The open file.
 pub struct Pagemap(File);
 
-/// What a look at a range has found.
+/// Result of a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// How many runs.
+    /// Number of runs.
     pub runs: usize,
-    /// Where the look ended: the range's end, or the page at which there was no room for more.
+    /// Where the scan ended: the range's end, or the page at which there was no room for more.
     pub until: usize,
 }
 
 impl Pagemap {
-    /// That of this process; `None` without /proc.
+    /// Opens that of this process; `None` without /proc.
     pub fn open() -> Option<Pagemap> {
         File::open(c"/proc/self/pagemap").ok().map(Pagemap)
     }
-    /// That of a process; it takes the right to read the process's memory.
+    /// Opens that of a process, which requires the right to read its memory.
     pub fn of_process(pid: u32) -> Result<Pagemap, Errno> {
         let path = crate::proc::path_of(pid, b"pagemap");
         let path = core::ffi::CStr::from_bytes_until_nul(&path).map_err(|_| Errno(libc::EINVAL))?;
         File::open(path).map(Pagemap)
     }
-    /// Its descriptor, moved out of the program's way and open for good; exec closes it.
+    /// Moves the descriptor out of the program's way and keeps it open for good; exec closes it.
     pub fn moved(self) -> Option<i32> {
         crate::descriptors::moved(self.0.into_fd() as i32, true).ok()
     }
-    /// What [`Pagemap::moved`] gave. It stays open when the last of these is gone.
+    /// Wraps a descriptor from [`Pagemap::moved`], which is never closed.
     pub fn of(fd: i32) -> ManuallyDrop<Pagemap> {
         ManuallyDrop::new(Pagemap(File::of(fd as usize)))
     }
-    /// The entries of the pages from `addr` on; returns how many the kernel gave.
+    /// Reads the entries of the pages from `addr` on; returns how many the kernel gave.
     pub fn read(&self, addr: usize, entries: &mut [u64]) -> usize {
         self.0.read_entries(addr / PAGE_SIZE, entries).unwrap_or(0)
     }
-    /// The runs of private pages that are there, from `start` to before `end`, with `pages_max` pages at most.
-    /// Empty space costs no time, however large it is. An error where the kernel has no such call (before Linux
-    /// 6.7).
+    /// Finds the runs of present private pages in `start..end`, with at most `pages_max` pages. Empty space costs no
+    /// time, however large it is. An error on kernels without this call (before Linux 6.7).
     pub fn private_runs(
         &self,
         start: usize,
@@ -120,7 +119,7 @@ impl Pagemap {
         let not = category::FILE | category::ZERO;
         self.scan(start..end, pages_max, category::PRESENT, not, runs)
     }
-    /// The runs of pages that are swapped out, from `start` to before `end`, as [`Pagemap::private_runs`] has them.
+    /// Finds the runs of swapped-out pages in `start..end`, like [`Pagemap::private_runs`].
     pub fn swapped_runs(
         &self,
         start: usize,
@@ -130,7 +129,7 @@ impl Pagemap {
     ) -> Result<Found, Errno> {
         self.scan(start..end, pages_max, category::SWAPPED, 0, runs)
     }
-    /// The runs of pages that are in one category, and in none of others.
+    /// Finds the runs of pages that are in one category, and in none of others.
     fn scan(
         &self,
         range: Range<usize>,
@@ -153,8 +152,8 @@ impl Pagemap {
             category_anyof_mask: 0,
             return_mask: of,
         };
-        // SAFETY: the kernel reads and writes `arg`, and writes at most `vec_len` entries to `runs`; both live
-        // across the call.
+        // SAFETY: the kernel reads and writes `arg`, and writes at most `vec_len` entries to `runs`; both live across
+        // the call.
         let n = unsafe { sys3(libc::SYS_ioctl, self.0.fd(), SCAN, &raw mut arg as usize) }?;
         Ok(Found {
             runs: n.min(runs.len()),
@@ -170,7 +169,7 @@ mod tests {
 
     const BYTES: usize = 1 << 40;
 
-    /// A terabyte of addresses in which the pages of `touched` are there.
+    /// Maps a terabyte of addresses in which only the pages of `touched` are present.
     fn sparse(touched: &[usize]) -> usize {
         let rw = libc::PROT_READ | libc::PROT_WRITE;
         let at = mem::map_lazy(0, BYTES, rw).unwrap();
@@ -180,7 +179,7 @@ mod tests {
             // SAFETY: inside the mapping made just now, which nothing else uses.
             unsafe { ((at + page * PAGE_SIZE) as *mut u8).write_volatile(1) };
         }
-        // Read only: the kernel's page of zeros, which is no memory.
+        // Read only: the kernel's page of zeros, which uses no memory.
         // SAFETY: as above.
         unsafe { ((at + 9000 * PAGE_SIZE) as *const u8).read_volatile() };
         at

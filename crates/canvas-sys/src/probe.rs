@@ -1,26 +1,27 @@
-//! Asks the kernel whether memory of the program can be read or written, where a look by ourselves could end in a
+//! Asks the kernel whether memory of the program is readable or writable, where an access by ourselves could end in a
 //! signal.
 //!
-//! By rt_sigprocmask, the cheapest call that copies eight bytes and then does nothing: no filter that lets pages
-//! come back forbids it.
+//! Uses rt_sigprocmask, the cheapest call that copies eight bytes and then does nothing: every filter under which far
+//! pages can come back permits it.
 
 use crate::gate::{Errno, sys4};
 
-/// What rt_sigprocmask copies.
+/// Bytes that rt_sigprocmask copies.
 pub const BYTES: usize = 8;
-/// An operation that rt_sigprocmask does not have: it answers EINVAL once it has copied the new set.
+/// An operation that rt_sigprocmask does not have: it returns EINVAL after it has copied the new set.
 const NO_OPERATION: usize = i32::MAX as usize;
 
-/// Can the [`BYTES`] at `addr` be read?
+/// Whether the [`BYTES`] at `addr` are readable.
 pub fn is_readable(addr: usize) -> bool {
     // SAFETY: the kernel copies the set to its own stack, and changes no mask.
     let read = unsafe { sys4(libc::SYS_rt_sigprocmask, NO_OPERATION, addr, 0, BYTES) };
     addr != 0 && read != Err(Errno(libc::EFAULT))
 }
 
-/// Can the [`BYTES`] at `addr` be written? They hold something else afterwards.
+/// Whether the [`BYTES`] at `addr` are writable. Overwrites them.
 ///
 /// # Safety
+///
 /// They are the caller's to overwrite, or no memory.
 pub unsafe fn is_writable(addr: usize) -> bool {
     let how = libc::SIG_BLOCK as usize;

@@ -13,7 +13,7 @@ pub fn tid() -> u32 {
     // SAFETY: no memory.
     unsafe { sys0(libc::SYS_gettid) }.unwrap_or(0) as u32
 }
-/// Fills `buf` with random bytes that nobody can foretell. Waits for the kernel's generator early at boot.
+/// Fills `buf` with unpredictable random bytes. Early at boot it waits for the kernel's generator.
 pub fn random_bytes(buf: &mut [u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < buf.len() {
@@ -39,15 +39,15 @@ pub fn random_bytes(buf: &mut [u8]) -> Result<(), Errno> {
 pub fn now_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
-/// What this thread has used of a processor, in ns.
+/// CPU time of this thread, in ns.
 pub fn thread_ns() -> u64 {
     clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
-/// What this process has used of all processors, in ns.
+/// CPU time of this process, in ns.
 pub fn process_ns() -> u64 {
     clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
-/// What `clock` shows, in ns.
+/// Time of `clock`, in ns.
 fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut t = [0i64; 2];
     // SAFETY: the kernel writes `t` only.
@@ -60,15 +60,15 @@ pub fn ticks() -> u64 {
     // SAFETY: reads a counter.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
-/// Is the memory of one process also the other's, as that of a child of vfork until its exec? False
-/// when one of them is gone or may not be looked at, too (kcmp(2)).
+/// Whether two processes share their memory, as a vfork child and its parent do until exec. Also false if one of them
+/// is gone or may not be inspected (kcmp(2)).
 pub fn same_memory(pid: u32, other: u32) -> bool {
     const KCMP_VM: usize = 1;
     // SAFETY: no memory.
     let order = unsafe { sys4(libc::SYS_kcmp, pid as usize, other as usize, KCMP_VM, 0) };
     order == Ok(0)
 }
-/// On how many processors this thread may run; 1 where the kernel does not tell.
+/// Number of CPUs on which this thread may run; 1 if the kernel does not say.
 #[inline(never)]
 pub fn processors() -> u32 {
     let mut mask = [0u64; 128];
@@ -103,8 +103,7 @@ pub fn futex_wait(word: &core::sync::atomic::AtomicU32, expected: u32, timeout_n
 /// Words that [`futex_wait_any`] can wait for at one time: the kernel's FUTEX_WAITV_MAX.
 pub const WAIT_ANY_MAX: usize = 128;
 
-/// One word of [`futex_wait_any`]: the kernel's `struct futex_waitv` (futex2 in the kernel's
-/// documentation of its interfaces).
+/// One word of [`futex_wait_any`]: the kernel's `struct futex_waitv` (futex2 in the kernel's documentation).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct WaitOn<'a> {
@@ -118,7 +117,7 @@ pub struct WaitOn<'a> {
 impl<'a> WaitOn<'a> {
     /// Waits while `*word == expected`. The word may be in shared memory.
     pub fn new(word: &'a AtomicU32, expected: u32) -> WaitOn<'a> {
-        /// FUTEX_32; without the private flag, so words of other processes' mappings work.
+        /// FUTEX_32; without the private flag, so that words shared with other processes work.
         const SIZE_U32: u32 = 2;
         WaitOn {
             expected: expected.into(),
@@ -130,8 +129,8 @@ impl<'a> WaitOn<'a> {
     }
 }
 
-/// Waits while each of the words has its value, up to `timeout_ns`; an error when the kernel does not
-/// know the call (before 5.16) or there are more than [`WAIT_ANY_MAX`].
+/// Waits while each of the words has its value, up to `timeout_ns`. An error if the kernel lacks the call (before 5.16)
+/// or there are more than [`WAIT_ANY_MAX`] words.
 pub fn futex_wait_any(words: &[WaitOn], timeout_ns: u64) -> Result<(), Errno> {
     const SYS_FUTEX_WAITV: i64 = 449;
     // Unlike futex(2)'s, this timeout is a point in time.
@@ -169,11 +168,11 @@ pub fn futex_wake(word: &core::sync::atomic::AtomicU32, n: u32) {
         )
     };
 }
-/// A file open for reading, as long as this lives.
+/// A file open for reading; closed when dropped.
 pub struct File(usize);
 
 impl File {
-    /// Opens it; exec closes it.
+    /// Opens a file; exec closes it.
     pub fn open(path: &core::ffi::CStr) -> Result<File, Errno> {
         // SAFETY: the path lives across the call.
         unsafe {
@@ -186,19 +185,19 @@ impl File {
         }
         .map(File)
     }
-    /// Opens the file at the path at `path`, from the directory `dir` on, for reading, waiting for nobody. A bad
+    /// Opens the file at the path at address `path`, relative to directory `dir`, for reading, without blocking. A bad
     /// address is an error.
     pub fn open_at(dir: usize, path: usize) -> Result<File, Errno> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
         // SAFETY: the kernel only reads the path.
         unsafe { sys3(libc::SYS_openat, dir, path, flags as usize) }.map(File)
     }
-    /// Reads on from where the last read ended; 0 at the end.
+    /// Continues to read where the last read ended; 0 at the end.
     pub fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
         // SAFETY: the kernel writes into `buf` only.
         unsafe { sys3(libc::SYS_read, self.0, buf.as_mut_ptr() as usize, buf.len()) }
     }
-    /// Reads from byte `at` on; how much there was.
+    /// Reads from byte `at` on; returns how much there was.
     pub fn read_at(&self, at: usize, buf: &mut [u8]) -> Result<usize, Errno> {
         // SAFETY: the kernel writes into `buf` only.
         unsafe {
@@ -245,7 +244,7 @@ impl Drop for File {
     }
 }
 
-/// "/proc/PID/NAME" and its end. NAME has 8 bytes at most.
+/// "/proc/PID/NAME" and its terminator. NAME has at most 8 bytes.
 pub fn path_of(pid: u32, name: &[u8]) -> [u8; 32] {
     let mut path = [0u8; 32];
     path[..6].copy_from_slice(b"/proc/");
@@ -262,7 +261,7 @@ pub fn path_of(pid: u32, name: &[u8]) -> [u8; 32] {
     path
 }
 
-/// "/proc/self/DIR/FD" and its end. DIR has 8 bytes at most.
+/// "/proc/self/DIR/FD" and its terminator. DIR has at most 8 bytes.
 pub fn path_of_own(directory: &[u8], fd: i32) -> [u8; 32] {
     let mut path = [0u8; 32];
     let of_process = path_of(fd.max(0) as u32, b"");
@@ -276,7 +275,7 @@ pub fn path_of_own(directory: &[u8], fd: i32) -> [u8; 32] {
     path
 }
 
-/// Random numbers of the kernel's; it waits for its generator, when the host has just been started.
+/// Random numbers from the kernel; just after boot, waits for its generator.
 pub fn random<const N: usize>() -> Result<[u64; N], Errno> {
     let mut numbers = [0u64; N];
     for n in &mut numbers {
@@ -287,21 +286,21 @@ pub fn random<const N: usize>() -> Result<[u64; N], Errno> {
     Ok(numbers)
 }
 
-/// What a file is, and whose.
+/// What kind of file it is, and its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileFacts {
     /// Type and permissions, as `st_mode`.
     pub mode: u32,
     /// Number of the user that owns it.
     pub user: u32,
-    /// Of a device: which one, as `st_rdev`.
+    /// For a device: which one, as `st_rdev`.
     pub device: u64,
 }
 
 /// Bytes of the kernel's `struct stat`.
 const STAT_BYTES: usize = 144;
 
-/// As `struct stat` has it: device, inode and links take eight bytes each, then mode and user; then a group, and the
+/// Layout of `struct stat`: device, inode and links take eight bytes each, then mode and user; then the group, and the
 /// device that it is.
 fn facts(stat: &[u64; STAT_BYTES / 8]) -> FileFacts {
     FileFacts {
@@ -311,7 +310,7 @@ fn facts(stat: &[u64; STAT_BYTES / 8]) -> FileFacts {
     }
 }
 
-/// Of the file behind a descriptor.
+/// Facts about the file behind a descriptor.
 pub fn file_facts(fd: i32) -> Result<FileFacts, Errno> {
     let mut stat = [0u64; STAT_BYTES / 8];
     // SAFETY: the kernel writes 144 bytes into `stat`.
@@ -319,7 +318,7 @@ pub fn file_facts(fd: i32) -> Result<FileFacts, Errno> {
     Ok(facts(&stat))
 }
 
-/// Of the file that a program's path names, as `newfstatat` takes it.
+/// Facts about the file at a program's path, as for `newfstatat`.
 pub fn file_facts_at(dir: usize, path: usize, flags: usize) -> Result<FileFacts, Errno> {
     let mut stat = [0u64; STAT_BYTES / 8];
     // SAFETY: the kernel reads the path itself, and answers EFAULT where it cannot; it writes 144 bytes
@@ -354,7 +353,7 @@ pub fn read_file(path: &core::ffi::CStr, buf: &mut [u8]) -> Result<usize, Errno>
     }
     Ok(n)
 }
-/// The name of a thread of this process, as the kernel keeps it; its length.
+/// Reads the name of a thread of this process, as the kernel stores it; returns its length.
 pub fn thread_name(tid: u32, name: &mut [u8; 16]) -> Option<usize> {
     let path = path_of(tid, b"comm");
     let path = core::ffi::CStr::from_bytes_until_nul(&path).ok()?;
@@ -372,7 +371,7 @@ pub fn ram_and_swap_bytes() -> Option<u64> {
     let units = info.totalram.saturating_add(info.totalswap);
     Some(units.saturating_mul(u64::from(info.mem_unit)))
 }
-/// RLIMIT_FSIZE as it holds now, in bytes; `u64::MAX` is none.
+/// The current RLIMIT_FSIZE in bytes; `u64::MAX` for none.
 pub fn file_size_max() -> Option<u64> {
     let mut l = [0u64; 2];
     // SAFETY: the kernel writes `l` only.
@@ -387,11 +386,11 @@ pub fn file_size_max() -> Option<u64> {
     };
     read.is_ok().then_some(l[0])
 }
-/// Minor faults of this process so far, of all its threads; 0 when the kernel does not say.
+/// Minor faults of this process so far, of all its threads; 0 if the kernel does not say.
 pub fn minor_faults() -> u64 {
     minor_faults_of(libc::RUSAGE_SELF)
 }
-/// Minor faults of this thread so far; 0 when the kernel does not say.
+/// Minor faults of this thread so far; 0 if the kernel does not say.
 pub fn minor_faults_of_thread() -> u64 {
     minor_faults_of(libc::RUSAGE_THREAD)
 }
@@ -408,7 +407,7 @@ fn minor_faults_of(whom: i32) -> u64 {
     };
     if r.is_ok() { usage[8] } else { 0 }
 }
-/// Writes all of `bytes`; errors are ignored (there is nobody to tell).
+/// Writes all of `bytes`; ignores errors (there is no way to report them).
 pub fn write_all(fd: i32, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         // SAFETY: the kernel reads `bytes` only.
@@ -429,12 +428,13 @@ pub fn write_all(fd: i32, mut bytes: &[u8]) {
 #[repr(align(64))]
 struct Tls([AtomicUsize; 64]);
 
-/// Starts a thread that shares everything with its creator, with its own stack and no
-/// thread-local storage of its own: it must not call libc. All signals are blocked in it.
+/// Starts a thread that shares everything with its creator, with its own stack and no thread-local storage of its own:
+/// it must not call libc. All signals are blocked in it.
 ///
 /// # Safety
-/// `stack_top` must be the 16-aligned end of memory that nothing else uses; `entry` must not
-/// return and must not touch thread-local data.
+///
+/// `stack_top` must be the 16-aligned end of memory that nothing else uses; `entry` must not return and must not touch
+/// thread-local data.
 pub unsafe fn spawn_bare(stack_top: usize, entry: extern "C" fn() -> !) -> Result<u32, Errno> {
     // An empty thread-local block: x86-64 keeps its address at its own start.
     static TLS: Tls = Tls([const { AtomicUsize::new(0) }; 64]);
@@ -449,9 +449,8 @@ pub unsafe fn spawn_bare(stack_top: usize, entry: extern "C" fn() -> !) -> Resul
         | libc::CLONE_SYSVSEM;
     let old = crate::signal::set_mask(u64::MAX);
     let ret: isize;
-    // SAFETY: the child starts on its own stack and jumps to `entry`, which never returns; the
-    // parent sees an ordinary system call. The `syscall` is inline because the child cannot
-    // return through the gate: its stack is empty.
+    // SAFETY: the child starts on its own stack and jumps to `entry`, which never returns; the parent sees an ordinary
+    // system call. The `syscall` is inline because the child cannot return through the gate: its stack is empty.
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -475,9 +474,9 @@ pub unsafe fn spawn_bare(stack_top: usize, entry: extern "C" fn() -> !) -> Resul
     crate::signal::set_mask(old);
     crate::gate::check(ret).map(|t| t as u32)
 }
-/// Has this process CAP_SYS_RESOURCE?
+/// Whether this process has CAP_SYS_RESOURCE.
 pub fn may_raise_limits() -> bool {
-    /// _LINUX_CAPABILITY_VERSION_3: two words each of what is effective, permitted and inheritable.
+    /// _LINUX_CAPABILITY_VERSION_3: two words each for the effective, permitted and inheritable sets.
     const VERSION: u32 = 0x2008_0522;
     const SYS_RESOURCE: u32 = 24;
     let head = [VERSION, 0];
@@ -487,7 +486,7 @@ pub fn may_raise_limits() -> bool {
     let r = unsafe { sys2(libc::SYS_capget, head, at) };
     r.is_ok() && sets[0] & (1 << SYS_RESOURCE) != 0
 }
-/// Where the kernel writes a 0 when the calling thread ends; 0 for nowhere, or where it does not say.
+/// Address to which the kernel writes 0 when the calling thread ends; 0 if there is none, or the kernel does not say.
 pub fn cleared_at_exit() -> usize {
     /// PR_GET_TID_ADDRESS.
     const GET_TID_ADDRESS: i32 = 40;
@@ -522,13 +521,13 @@ pub fn raise(signal: i32) {
         )
     };
 }
-/// Does the thread `tid` of this process exist?
+/// Whether the thread `tid` of this process exists.
 pub fn is_thread(tid: u32) -> bool {
     // SAFETY: no memory, and no signal.
     let asked = unsafe { sys3(libc::SYS_tgkill, pid() as usize, tid as usize, 0) };
     asked != Err(Errno(libc::ESRCH))
 }
-/// True while a process with this pid exists (also as a zombie).
+/// Whether a process with this pid exists (also as a zombie).
 pub fn alive(pid: u32) -> bool {
     // SAFETY: signal 0 only asks.
     !matches!(
@@ -541,7 +540,8 @@ pub fn pidfd_self() -> Result<i32, Errno> {
     // SAFETY: descriptors only.
     unsafe { sys2(libc::SYS_pidfd_open, pid() as usize, 0) }.map(|fd| fd as i32)
 }
-/// Does this descriptor name this process? By /proc, without which none does; the kernel's own names of the caller do.
+/// Whether this descriptor refers to this process. Decided by /proc, and false without it; the kernel's own special
+/// numbers for the caller do refer to it.
 pub fn is_pidfd_of_own(fd: i32) -> bool {
     const SELF_THREAD: i32 = -10000;
     const SELF_PROCESS: i32 = -10001;
@@ -554,7 +554,7 @@ pub fn is_pidfd_of_own(fd: i32) -> bool {
         *digit = b'0' + (number % 10) as u8;
         number /= 10;
     }
-    // The kernel takes no leading zeros.
+    // The kernel accepts no leading zeros.
     let prefix = path.len() - 11;
     let zeros = path[prefix..prefix + 9]
         .iter()
@@ -578,8 +578,8 @@ pub fn is_pidfd_of_own(fd: i32) -> bool {
     });
     named == Some(pid())
 }
-/// A copy of the descriptor `fd` of the process that `pidfd` names, of this one mostly: its table is that of its
-/// first thread. Since Linux 5.6.
+/// A copy of the descriptor `fd` of the process behind `pidfd`, usually this one: the table is that of its first
+/// thread. Since Linux 5.6.
 pub fn descriptor_of(pidfd: i32, fd: i32) -> Result<i32, Errno> {
     // SAFETY: descriptors only.
     unsafe { sys3(libc::SYS_pidfd_getfd, pidfd as usize, fd as usize, 0) }.map(|fd| fd as i32)
@@ -592,6 +592,7 @@ pub fn close(fd: i32) {
 /// `prctl`-like call with up to five plain arguments.
 ///
 /// # Safety
+///
 /// As for the call itself.
 pub unsafe fn prctl(op: i32, a: usize, b: usize, c: usize, d: usize) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.

@@ -1,27 +1,27 @@
-//! Another process, as `canvas swap-in` asks the kernel about it; and what keeps this one from waiting for memory.
+//! Advice about another process, for `canvas swap-in`; and calls that keep this process from waiting for memory.
 
 use crate::gate::{Errno, sys1, sys2, sys6};
 use crate::proc;
 
-/// prctl(2)'s number for it.
+/// prctl(2)'s number for the call.
 const PR_SET_IO_FLUSHER: i32 = 57;
-/// Ranges that one call takes.
+/// Maximum ranges per call.
 pub const RANGES_MAX: usize = 512;
 
 /// A process, as long as this lives; never another one that has got its number.
 pub struct Process(i32);
 
 impl Process {
-    /// The process with this number.
+    /// Opens the process with this number.
     pub fn open(pid: u32) -> Result<Process, Errno> {
         // SAFETY: descriptors only.
         let fd = unsafe { sys2(libc::SYS_pidfd_open, pid as usize, 0) }?;
         Ok(Process(fd as i32))
     }
 
-    /// Has the kernel read what is swapped out of these ranges (first byte, bytes), [`RANGES_MAX`] of them at most;
-    /// how many it has done, from the first one on. It does not wait for the reads (process_madvise with
-    /// MADV_WILLNEED, Linux 5.13).
+    /// Makes the kernel read what is swapped out of these ranges (first byte, bytes), at most [`RANGES_MAX`]. Returns
+    /// how many it has done, from the first one on. Does not wait for the reads (process_madvise with MADV_WILLNEED,
+    /// Linux 5.13).
     pub fn will_need(&self, ranges: &[(usize, usize)]) -> Result<usize, Errno> {
         let nothing = libc::iovec {
             iov_base: core::ptr::null_mut(),
@@ -61,17 +61,17 @@ impl Drop for Process {
     }
 }
 
-/// All of this process is in memory and stays there, its code included, now and later (mlockall).
+/// Brings all of this process into memory, including its code, and locks it there, now and later (mlockall).
 ///
-/// Not by MCL_ONFAULT: code that was never run would be read when there may be no memory to read it to.
+/// Without MCL_ONFAULT: code that was never run would have to be read when there may be no memory to read it to.
 pub fn stay_in_memory() -> Result<(), Errno> {
     let flags = libc::MCL_CURRENT | libc::MCL_FUTURE;
     // SAFETY: it changes no contents.
     unsafe { sys1(libc::SYS_mlockall, flags as usize) }.map(|_| ())
 }
 
-/// Says that what this thread and those that it starts do is part of writing memory out: where they need memory, the
-/// kernel does not have them wait for that (prctl(2), PR_SET_IO_FLUSHER, Linux 5.6). It takes CAP_SYS_RESOURCE.
+/// Declares that the work of this thread and of those that it starts is part of writing memory out, so that the kernel
+/// does not let their allocations wait for it (prctl(2), PR_SET_IO_FLUSHER, Linux 5.6). Requires CAP_SYS_RESOURCE.
 pub fn write_memory_out() -> Result<(), Errno> {
     // SAFETY: the call takes no pointer.
     unsafe { proc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }.map(|_| ())

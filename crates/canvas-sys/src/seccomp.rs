@@ -1,16 +1,16 @@
-//! The seccomp filter: the second layer that catches system calls with far arguments.
+//! The seccomp filter: the second layer, which catches system calls with far arguments.
 //!
-//! libc's calls are patched and never get here with an absent page. What is left are calls from
-//! elsewhere: a runtime's inline `syscall`, libgomp's futex. The filter answers TRAP only when a
-//! *pointer* argument lies in the window and the instruction is not our gate's. So it does nothing
-//! to a program without a window (a filter survives `execve`): there such pointers do not exist.
+//! libc's calls are patched and never reach the filter with an absent page. What remains are calls from elsewhere: a
+//! runtime's inline `syscall`, libgomp's futex. The filter answers TRAP only if a *pointer* argument lies in the
+//! managed range and the instruction is not the call gate's. So it does nothing to a program without a managed range (a
+//! filter survives `execve`): such pointers do not exist there.
 
 use crate::gate::Errno;
 use crate::proc::prctl;
 use canvas_types::layout::{Bases, SHARED_BYTES, SHARED_OFFSET};
 use core::mem::{offset_of, size_of};
 
-/// What a filter is given of a call: the kernel's `struct seccomp_data`.
+/// A filter's input for a call: the kernel's `struct seccomp_data`.
 #[repr(C)]
 struct Data {
     nr: i32,
@@ -32,7 +32,7 @@ pub struct Op {
 const _: () = assert!(size_of::<Op>() == 8);
 
 impl Op {
-    /// The instruction in a word of a program's memory.
+    /// Decodes the instruction in a word of a program's memory.
     pub const fn of_word(word: u64) -> Op {
         Op {
             code: word as u16,
@@ -53,45 +53,44 @@ const TRAP: u32 = 0x0003_0000;
 const ERRNO: u32 = 0x0005_0000;
 const ARCH_X86_64: u32 = 0xc000_003e;
 
-/// What our TRAP carries as `si_errno` ("cv"): a program's own filter traps as well, and its traps are not
-/// ours to answer.
+/// Value of `si_errno` in canvas's TRAPs ("cv"), to tell them from traps of a program's own filter, which canvas must
+/// not serve.
 pub const TRAP_TAG: u16 = 0x6376;
 
-/// A call that no kernel has, to ask whether the filter is installed already: an argument that prctl
-/// ignores. The numbers behind it ask where the tenant has its window and gate.
+/// A `prctl` call with an argument that the kernel ignores, to ask whether the filter is installed already. The numbers
+/// after it ask for the addresses of the tenant's managed range and gate.
 const ASK: (i32, u32) = (libc::PR_GET_SECCOMP, 0x6361_6e76);
-/// The errno with which the filter answers whoever asks whether it is installed: of the whole table, and of calls of
-/// memory alone.
+/// Errors with which the filter answers that question: for a filter of the whole table, and of calls about memory only.
 const PRESENT: u32 = 0x7a6;
 const PRESENT_FOR_MEMORY: u32 = 0x7a7;
 
-/// Which calls a filter knows.
+/// Which calls a filter handles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
-    /// All that have pointers: signal mode, in which the kernel reaches no absent page.
+    /// All calls with pointers: signal mode, in which the kernel cannot reach absent pages.
     Pointers,
-    /// Those that change managed memory: thread mode.
+    /// Calls that change managed memory: thread mode.
     Memory,
 }
 
 /// The filter that is installed in a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Installed {
-    /// Where its tenant has window and gate.
+    /// The addresses of its tenant's managed range and gate.
     pub bases: Bases,
-    /// Which calls it knows.
+    /// Which calls it handles.
     pub scope: Scope,
 }
 
 /// What the filter does with a call, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Filtered {
-    /// Trapped when one of the arguments in the mask lies in the window or near it.
+    /// Trap if one of the arguments in the mask lies in the managed range or near it.
     Pointers(u32, u8),
-    /// `process_madvise`, whose ranges no filter sees: as above when its advice is a hint, and EINVAL for advice that
-    /// changes contents, which kernels before 6.13 answer so as well.
+    /// `process_madvise`, whose ranges a filter cannot see: like `Pointers` if its advice is a hint; EINVAL for advice
+    /// that changes contents, which kernels before 6.13 refuse in the same way.
     Hints(u32, u8),
-    /// Answered by ENOSYS.
+    /// Answer ENOSYS.
     Refused(u32),
 }
 
@@ -100,7 +99,7 @@ impl Filtered {
         let (Filtered::Pointers(nr, _) | Filtered::Hints(nr, _) | Filtered::Refused(nr)) = self;
         *nr
     }
-    /// The arguments that are looked at: a bit for each.
+    /// Arguments to check, one bit each.
     fn mask(&self) -> u8 {
         match self {
             Filtered::Pointers(_, mask) | Filtered::Hints(_, mask) => *mask,
@@ -109,19 +108,19 @@ impl Filtered {
     }
 }
 
-/// The most instructions that a filter may have: the kernel's bound.
+/// The kernel's limit on instructions of a filter.
 const OPS_MAX: usize = 4096;
-/// Calls that the filter can know.
+/// Maximum calls that the filter can handle.
 pub const CALLS_MAX: usize = 512;
-/// Masks that differ: a bit for each of six arguments.
+/// Number of different masks: one bit for each of six arguments.
 const MASKS: usize = 1 << 6;
 /// Calls in a row of comparisons: each jumps over the rest, and a jump has eight bits.
 const ROW: usize = 128;
 /// Instructions around the rows: the beginning, and the checks of a mask with a jump over them.
 const BEGIN_OPS: usize = 18 + 2 * Bases::PARTS + HINT_OPS;
-/// Instructions for a call whose advice is looked at.
+/// Instructions for a call whose advice is checked.
 const HINT_OPS: usize = 4 + HINTS.len();
-/// Advice that changes no contents, of what `process_madvise` takes for any process.
+/// Advice of `process_madvise` for other processes that changes no contents.
 const HINTS: [i32; 4] = [
     libc::MADV_COLD,
     libc::MADV_PAGEOUT,
@@ -154,8 +153,8 @@ fn ask(number: u32) -> Result<usize, Errno> {
     unsafe { prctl(ASK.0, number as usize, 0, 0, 0) }
 }
 
-/// The filter that is installed in this process, the last one where there are two; `None` without
-/// such a filter. To be asked before the gate is open: the filter lets through what goes by it, and answers nothing.
+/// The filter that is installed in this process (the last one if there are two); `None` without such a filter. Ask
+/// before the call gate is open: the filter lets calls through the gate pass without an answer.
 pub fn installed() -> Option<Installed> {
     const WHOLE: i32 = PRESENT as i32;
     const FOR_MEMORY: i32 = PRESENT_FOR_MEMORY as i32;
@@ -195,27 +194,27 @@ impl Program {
         p
     }
 
-    /// Lets through what is none of `calls` nor the question, by its number alone: the kernel's cache of answers that
-    /// depend on nothing but the number knows it.
+    /// Lets calls other than `calls` and the question pass by their number alone, so that the kernel's cache of answers
+    /// that depend only on the number applies.
     fn pass_others(&mut self, calls: &[Filtered]) {
         assert!(calls.len() < ROW);
         self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
         for (i, call) in calls.iter().enumerate() {
-            // Over the rest, the question, and the answer behind it.
+            // Over the rest, the question, and the answer after it.
             self.op(JEQ, (calls.len() - i + 1) as u8, 0, call.number());
         }
         self.op(JEQ, 1, 0, libc::SYS_prctl as u32);
         self.op(RET, 0, 0, ALLOW);
     }
 
-    /// What is let through whatever its arguments are, and the question.
+    /// Calls that pass whatever their arguments are, and the question.
     fn begin(&mut self, scope: Scope, bases: Bases) {
-        // Every fault's way back. First, so that the kernel's cache of answers that depend on nothing
-        // but the number knows it. (Harmless whatever it means on another architecture.)
+        // Every fault returns through this call. It comes first, so that the kernel's cache of answers that depend only
+        // on the number applies. (Harmless whatever the number means on another architecture.)
         self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
         self.op(JEQ, 0, 1, libc::SYS_rt_sigreturn as u32);
         self.op(RET, 0, 0, ALLOW);
-        // Our gate: the instruction pointer is behind its `syscall`.
+        // The call gate: the instruction pointer is after its `syscall`.
         self.op(LD, 0, 0, offset_of!(Data, ip) as u32 + 4);
         self.op(JEQ, 0, 3, (bases.gate >> 32) as u32);
         self.op(LD, 0, 0, offset_of!(Data, ip) as u32);
@@ -243,7 +242,7 @@ impl Program {
         self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
     }
 
-    /// By mask of pointer arguments: a table of numbers, then the checks.
+    /// For each mask of pointer arguments: a table of numbers, then the checks.
     fn check_calls(&mut self, calls: &[Filtered], bases: Bases) {
         assert!(calls.len() <= CALLS_MAX);
         let mut masks = [0u8; MASKS];
@@ -263,8 +262,8 @@ impl Program {
                 count += 1;
             }
         }
-        // On the upper halves: what lies within 4 GiB of the window and the partition may be trapped
-        // too, and acts as if it was not. Between them no program has anything.
+        // Only the upper halves are compared: pointers within 4 GiB of the managed range and the partition may be
+        // trapped, too, and are then served as usual. No program has memory between the two.
         let end = (bases.window + SHARED_OFFSET + SHARED_BYTES).next_multiple_of(1 << 32);
         for mask in &masks[..count] {
             let numbers = || {
@@ -275,7 +274,7 @@ impl Program {
             for first in (0..all).step_by(ROW) {
                 let n = (all - first).min(ROW);
                 for (i, nr) in numbers().skip(first).take(n).enumerate() {
-                    // A hit jumps over the rest of the row and the jump behind it.
+                    // A hit jumps over the rest of the row and the jump after it.
                     self.op(JEQ, (n - i) as u8, 0, nr);
                 }
                 self.check_pointers(*mask, bases, end);
@@ -284,7 +283,7 @@ impl Program {
         self.op(RET, 0, 0, ALLOW);
     }
 
-    /// Refuses advice, the fourth argument, that is no hint; else the number is there again.
+    /// Refuses advice (the fourth argument) that is no hint; otherwise loads the number again.
     fn check_advice(&mut self, nr: u32) {
         self.op(JEQ, 0, HINT_OPS as u8 - 1, nr);
         self.op(LD, 0, 0, (offset_of!(Data, args) + 3 * 8) as u32);
@@ -295,8 +294,8 @@ impl Program {
         self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
     }
 
-    /// The checks of the arguments in `mask`, behind a row of comparisons that jump to them; what jumps to none goes
-    /// on behind them.
+    /// Checks the arguments in `mask`; placed after a row of comparisons that jump here. Calls without a hit continue
+    /// after the checks.
     fn check_pointers(&mut self, mask: u8, bases: Bases, end: usize) {
         let over = self.n;
         self.op(JA, 0, 0, 0);
@@ -314,9 +313,8 @@ impl Program {
     }
 }
 
-/// Installs a filter, which exec and fork hand on: where one is there ([`installed`]), each call passes both.
-/// Sets no_new_privs where the process has no privilege: set-uid
-/// programs below it run without theirs then.
+/// Installs a filter, which exec and fork inherit: if there is one already ([`installed`]), each call passes both. Sets
+/// no_new_privs if the process has no privilege: set-uid programs that it starts then run without theirs.
 pub fn install(scope: Scope, calls: &[Filtered], bases: Bases) -> Result<(), Errno> {
     let p = Program::of(scope, calls, bases);
     let prog = Fprog {
@@ -324,8 +322,8 @@ pub fn install(scope: Scope, calls: &[Filtered], bases: Bases) -> Result<(), Err
         ops: p.ops.as_ptr(),
     };
     let set = || {
-        // SAFETY: SECCOMP_SET_MODE_FILTER with TSYNC unused (one thread); the kernel reads `prog` and the
-        // operations, which live across the call.
+        // SAFETY: SECCOMP_SET_MODE_FILTER with TSYNC unused (one thread); the kernel reads `prog` and the operations,
+        // which live across the call.
         unsafe { crate::gate::sys3(libc::SYS_seccomp, 1, 0, &raw const prog as usize) }
     };
     match set() {
@@ -338,10 +336,9 @@ pub fn install(scope: Scope, calls: &[Filtered], bases: Bases) -> Result<(), Err
     }
 }
 
-/// What a filter answers to a call: SECCOMP_RET_..., with its data. `None` for a filter that the kernel
-/// would refuse.
+/// A filter's answer to a call: SECCOMP_RET_..., with its data. `None` for a filter that the kernel would refuse.
 ///
-/// `ip` is the address behind the call's instruction.
+/// `ip` is the address after the call's instruction.
 pub fn answer(filter: &[Op], nr: i64, args: [usize; 6], ip: usize) -> Option<u32> {
     let mut data = [0u32; 16];
     data[0] = nr as u32;
@@ -352,7 +349,7 @@ pub fn answer(filter: &[Op], nr: i64, args: [usize; 6], ip: usize) -> Option<u32
     }
     let (mut a, mut x, mut mem) = (0u32, 0u32, [0u32; 16]);
     let mut pc = 0usize;
-    // Jumps go forwards only, so this ends.
+    // Jumps only go forwards, so this ends.
     loop {
         let op = filter.get(pc)?;
         pc += 1;
@@ -406,14 +403,14 @@ fn calculate(operation: u16, a: u32, b: u32) -> Option<u32> {
     })
 }
 
-/// Does this answer end whoever makes the call, unless a handler of SIGSYS is there to do something else?
+/// Whether this answer ends the caller, unless a SIGSYS handler does something else.
 pub const fn ends(answer: u32) -> bool {
     const KILL_PROCESS: u32 = 0x8000_0000;
     const KILL_THREAD: u32 = 0;
     matches!(answer & 0xffff_0000, KILL_PROCESS | KILL_THREAD | TRAP)
 }
 
-/// Lets an answer of a filter the call through?
+/// Whether this answer lets the call through.
 pub const fn allows(answer: u32) -> bool {
     const LOG: u32 = 0x7ffc_0000;
     matches!(answer & 0xffff_0000, ALLOW | LOG)
@@ -436,7 +433,7 @@ mod tests {
     };
     const READ: u32 = libc::SYS_read as u32;
 
-    /// What our filter answers.
+    /// Answer of canvas's filter.
     fn ours(nr: i64, args: [usize; 6], ip: usize) -> u32 {
         let calls = [
             Filtered::Pointers(READ, 0b10),
@@ -506,7 +503,7 @@ mod tests {
         for at in [BASES.window, BASES.window + 12345, end - 1] {
             assert_eq!(read(at), trap, "{at:#x}");
         }
-        // 4 GiB on either side may be, too.
+        // 4 GiB on either side may be trapped, too.
         for at in [
             0,
             0x5555_5555_4000,
@@ -518,7 +515,7 @@ mod tests {
         }
         let mremap = |new| ours(libc::SYS_mremap, [4096, 1, 1, 0, new, 0], 0);
         assert_eq!((mremap(BASES.window), mremap(0)), (trap, ALLOW));
-        // Not a pointer there, not a call of the table, our own gate.
+        // Not a pointer argument, not a call of the table, the call gate itself.
         assert_eq!(
             ours(libc::SYS_read, [BASES.window, 0, 0, 0, 0, 0], 0),
             ALLOW
@@ -592,7 +589,7 @@ mod tests {
     fn filters_are_followed_as_the_kernel_does() {
         let op = |code, jt, jf, k| Op { code, jt, jf, k };
         let run = |ops: &[Op]| answer(ops, 5, [7, 1 << 40, 0, 0, 0, 0], 9);
-        // (nr * 2 + args[0] - 1) << 1 = 32, kept and fetched again.
+        // (nr * 2 + args[0] - 1) << 1 = 32, stored and loaded again.
         let sum = [
             op(LD, 0, 0, 0),
             op(0x24, 0, 0, 2),

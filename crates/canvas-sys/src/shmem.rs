@@ -1,11 +1,11 @@
-//! Files in memory that several processes map: taking pages out of them by way of a pipe, asking what is
-//! in them (docs/SHARED.md, Facts).
+//! Memory files that several processes map: taking pages out of them through a pipe, and asking what is in them
+//! (docs/SHARED.md, Facts).
 
 use crate::gate::{Errno, sys1, sys2, sys3, sys4, sys6};
 
 const PAGE: usize = 4096;
 
-/// Puts pages of a file into a pipe: not copies, the pages themselves. `EAGAIN` when the pipe is full.
+/// Puts pages of a file into a pipe: not copies, the pages themselves. `EAGAIN` if the pipe is full.
 pub fn splice(file: i32, offset: usize, bytes: usize, pipe: i32) -> Result<usize, Errno> {
     let mut at = offset as i64;
     // SAFETY: the kernel reads and writes `at` only.
@@ -22,9 +22,10 @@ pub fn splice(file: i32, offset: usize, bytes: usize, pipe: i32) -> Result<usize
     }
 }
 
-/// Takes a part of a file out of memory, and from all that map it: zeros from now on.
+/// Removes a part of a file from memory, and from all processes that map it: it reads as zeros from now on.
 ///
 /// # Safety
+///
 /// Nobody may refer to the part by a reference, nor need what is in it: it changes under every mapping.
 pub unsafe fn punch(file: i32, offset: usize, bytes: usize) -> Result<(), Errno> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -56,7 +57,7 @@ pub fn readable(pipe: i32) -> Result<usize, Errno> {
     .map(|_| bytes as usize)
 }
 
-/// Reads from a pipe; exactly what it returns is gone from it.
+/// Reads from a pipe; removes exactly the bytes that it returns.
 pub fn read(pipe: i32, buf: &mut [u8]) -> Result<usize, Errno> {
     // SAFETY: the kernel writes into `buf` only.
     unsafe {
@@ -69,7 +70,7 @@ pub fn read(pipe: i32, buf: &mut [u8]) -> Result<usize, Errno> {
     }
 }
 
-/// Reads all of `buf` from `offset` of a file; false when that cannot be.
+/// Reads all of `buf` from `offset` of a file; returns false if that fails.
 pub fn read_at(file: i32, offset: usize, buf: &mut [u8]) -> bool {
     in_full(buf.len(), |done| {
         let rest = &mut buf[done..];
@@ -86,7 +87,7 @@ pub fn read_at(file: i32, offset: usize, buf: &mut [u8]) -> bool {
     })
 }
 
-/// Writes all of `buf` to `offset` of a file; false when that cannot be.
+/// Writes all of `buf` to `offset` of a file; returns false if that fails.
 pub fn write_at(file: i32, offset: usize, buf: &[u8]) -> bool {
     in_full(buf.len(), |done| {
         let rest = &buf[done..];
@@ -103,7 +104,7 @@ pub fn write_at(file: i32, offset: usize, buf: &[u8]) -> bool {
     })
 }
 
-/// Calls `move_on` with the bytes that are done until `len` are; it says how many more are.
+/// Calls `move_on` with the number of bytes done until it reaches `len`; each call returns how many more are done.
 fn in_full(len: usize, mut move_on: impl FnMut(usize) -> Result<usize, Errno>) -> bool {
     let mut done = 0;
     while done < len {
@@ -116,7 +117,7 @@ fn in_full(len: usize, mut move_on: impl FnMut(usize) -> Result<usize, Errno>) -
     true
 }
 
-/// Is the page at `offset` in the file?
+/// Whether the page at `offset` is in the file.
 pub fn has_page(file: i32, offset: usize) -> Result<bool, Errno> {
     // SAFETY: moves the file's position, which nobody uses.
     match unsafe {
@@ -133,7 +134,7 @@ pub fn has_page(file: i32, offset: usize) -> Result<bool, Errno> {
     }
 }
 
-/// Pages that a file in memory has.
+/// Number of pages in a memory file.
 pub fn pages(file: i32) -> Result<u64, Errno> {
     // struct stat: the ninth word is st_blocks, in units of 512 bytes.
     let mut stat = [0u64; 18];
@@ -151,7 +152,7 @@ pub fn inode_of(file: i32) -> Result<u64, Errno> {
     Ok(stat[1])
 }
 
-/// The inode of the file that `path` leads to.
+/// The inode of the file at `path`.
 pub fn inode(path: &core::ffi::CStr) -> Result<u64, Errno> {
     let mut stat = [0u64; 18];
     // SAFETY: the kernel reads the path and writes 144 bytes.
@@ -167,8 +168,8 @@ pub fn inode(path: &core::ffi::CStr) -> Result<u64, Errno> {
     Ok(stat[1])
 }
 
-/// Does a write that comes after a splice, and before the page is punched, get into the pipe? On a kernel
-/// that copied instead it would be lost.
+/// Checks that a write which comes after a splice, but before the page is punched, gets into the pipe. On a kernel that
+/// copied instead, it would be lost.
 pub fn late_writes_are_seen() -> Result<bool, Errno> {
     let mut ends = [0i32; 2];
     // SAFETY: the kernel reads the name, and writes both ends.

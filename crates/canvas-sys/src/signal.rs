@@ -1,4 +1,4 @@
-//! Signals at the system call's level: the kernel's own structures, not libc's.
+//! Signals at the level of system calls: the kernel's own structures, not libc's.
 
 use crate::gate::{Errno, sys2, sys4};
 use core::arch::naked_asm;
@@ -48,19 +48,20 @@ pub const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// By these very bytes debuggers and unwinders know the frame of a signal.
+/// Debuggers and unwinders recognise the frame of a signal by exactly these bytes.
 #[unsafe(naked)]
 unsafe extern "C" fn restorer() {
     naked_asm!(".byte 0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0", "syscall")
 }
 
-/// A handler as `SA_SIGINFO` has it.
+/// A handler for `SA_SIGINFO`.
 pub type Handler = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
 
-/// Installs `handler` for `signal` with all signals blocked while it runs, on the alternate stack
-/// if the thread has one, and with `flags` beside.
+/// Installs `handler` for `signal` with all signals blocked while it runs, on the alternate stack if the thread has
+/// one, and with the additional `flags`.
 ///
 /// # Safety
+///
 /// From now on `handler` runs wherever the signal interrupts a thread: it must be right there.
 pub unsafe fn install(signal: i32, handler: Handler, flags: u64) -> Result<KernelSigaction, Errno> {
     let new = KernelSigaction {
@@ -73,9 +74,10 @@ pub unsafe fn install(signal: i32, handler: Handler, flags: u64) -> Result<Kerne
     unsafe { exchange(signal, Some(&new)) }
 }
 
-/// Sets the action of `signal` if there is one to set; what was there.
+/// Sets the action of `signal` to `new`, if given; returns the previous one.
 ///
 /// # Safety
+///
 /// As for [`install`], of the handler of `new`.
 pub unsafe fn exchange(
     signal: i32,
@@ -115,12 +117,12 @@ pub fn set_default(signal: i32) {
     set_plain(signal, libc::SIG_DFL);
 }
 
-/// Has `signal` ignored.
+/// Makes this process ignore `signal`.
 pub fn set_ignored(signal: i32) {
     set_plain(signal, libc::SIG_IGN);
 }
 
-/// `action`: SIG_DFL or SIG_IGN, which run no code.
+/// Sets `action`, SIG_DFL or SIG_IGN, which run no code.
 fn set_plain(signal: i32, action: usize) {
     let new = KernelSigaction {
         handler: action,

@@ -1,23 +1,22 @@
-//! Which of the system calls that canvas makes are refused here, found out by making them.
+//! Finds out which of the system calls that canvas makes are refused here, by making them.
 //!
-//! A container's seccomp profile, or a sandbox, refuses calls by their numbers. Each trial makes a
-//! call with arguments for which the kernel itself has an answer that is neither EPERM nor ENOSYS,
-//! and which change nothing. Some filters end who makes a refused call, so each trial is made by a
-//! child of its own.
+//! A container's seccomp profile, or a sandbox, refuses calls by their numbers. Each trial makes a call with arguments
+//! for which the kernel itself has an answer other than EPERM and ENOSYS, and which change nothing. Some filters kill
+//! the caller of a refused call, so each trial runs in a child of its own.
 
 use crate::gate::{Errno, sys2, sys3, sys4, sys6};
 use crate::proc;
 
-/// A call that canvas, or what watches its programs, makes.
+/// A call that canvas, or a tool that watches its programs, makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// Faults of user mode by userfaultfd.
+    /// User-mode faults by userfaultfd.
     Userfaultfd,
-    /// Files in memory: the library, the tenant segment, journals.
+    /// Memory files: the library, the tenant segment, journals.
     MemfdCreate,
-    /// Filters of our own.
+    /// Canvas's own filters.
     Seccomp,
-    /// Giving back many ranges at once.
+    /// Discarding many ranges at once.
     ProcessMadvise,
     /// A descriptor of this process for process_madvise, before Linux 6.14.
     PidfdOpen,
@@ -29,7 +28,7 @@ pub enum Call {
     Ptrace,
 }
 
-/// All of them: those that canvas cannot do without come first.
+/// All calls; those that canvas cannot do without come first.
 pub const CALLS: [Call; 8] = [
     Call::Userfaultfd,
     Call::MemfdCreate,
@@ -46,17 +45,17 @@ pub const CALLS: [Call; 8] = [
 pub enum Refusal {
     /// It fails with this error.
     Error(i32),
-    /// Its process is ended by a signal.
+    /// A signal kills its process.
     Killed,
 }
 
-/// Which call is made for a trial, with arguments that leave everything as it is.
+/// Makes the call for a trial, with arguments that change nothing.
 fn make(call: Call) -> Result<usize, Errno> {
     /// `SECCOMP_GET_ACTION_AVAIL` and `SECCOMP_RET_TRAP`.
     const GET_ACTION_AVAIL: usize = 2;
     const RET_TRAP: u32 = 0x0003_0000;
     const SYS_FUTEX_WAITV: i64 = 449;
-    /// More than any process's number.
+    /// Higher than any process number.
     const NOBODY: usize = i32::MAX as usize;
     let own = proc::pid() as usize;
     // SAFETY: the kernel reads `name` and `action`, which live, and no other memory: lengths are 0.
@@ -90,8 +89,8 @@ fn make(call: Call) -> Result<usize, Errno> {
     }
 }
 
-/// Is the call refused? `None` also when no child can be had to find out. ENOSYS is what a kernel
-/// says that does not know the call, too.
+/// Whether and how the call is refused; `None` also if no child can be made to find out. A kernel that lacks the call
+/// also answers ENOSYS.
 pub fn refusal(call: Call) -> Option<Refusal> {
     let status = in_child(|| make(call).err().map_or(0, |e| e.0))?;
     if libc::WIFSIGNALED(status) {
@@ -103,11 +102,11 @@ pub fn refusal(call: Call) -> Option<Refusal> {
     }
 }
 
-/// Runs `f` in a child, whose exit code is what it returns; the status of waitpid(2). The child
-/// sends no signal when it ends, and is nobody else's to wait for.
+/// Runs `f` in a child, which exits with its result; returns the status of waitpid(2). The child sends no signal when
+/// it ends, and no other code can wait for it.
 fn in_child(f: impl Fn() -> i32) -> Option<i32> {
-    // SAFETY: a fork. The child uses its copy of this thread's stack, makes system calls only, and
-    // ends; whatever locks other threads held at the fork it does not touch.
+    // SAFETY: a fork. The child uses its copy of this thread's stack, makes system calls only, and ends; whatever locks
+    // other threads held at the fork it does not touch.
     let child = unsafe { sys6(libc::SYS_clone, 0, 0, 0, 0, 0, 0) }.ok()?;
     if child == 0 {
         proc::exit_group(f());
@@ -153,7 +152,7 @@ mod tests {
     fn an_unfiltered_process_is_refused_nothing() {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         if !status.lines().any(|l| l == "Seccomp:\t0") {
-            // The calls are made all the same: none may end this process.
+            // Make the calls anyway: none may end this process.
             return CALLS.iter().for_each(|call| {
                 let _ = refusal(*call);
             });

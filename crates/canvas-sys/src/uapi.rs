@@ -1,4 +1,4 @@
-//! Sizes of the structures that system calls read and write, as the kernel's headers have them on x86-64.
+//! Sizes of the structures that system calls read and write, from the kernel's headers for x86-64.
 //!
 //! A test compares them with the headers of this system.
 
@@ -8,7 +8,7 @@ macro_rules! structures {
             #[doc = concat!("Bytes of `", $spelling, "`.")]
             pub const $name: usize = $bytes;
         )*)*
-        /// The header of each structure, how C spells it, and its bytes.
+        /// Header of each structure, its C name, and its bytes.
         pub const ALL: &[(&str, &str, usize)] = &[$($(($header, $spelling, $bytes),)*)*];
     };
 }

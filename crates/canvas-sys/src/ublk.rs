@@ -1,8 +1,8 @@
 //! A block device of this host, /dev/ublkbN, whose requests a process serves (ublk, Linux 6.4).
 //!
-//! [`Device`] is the device, [`Queue`] one of its queues, which one thread serves. A request's data are copied
-//! between the pages that the kernel has in hand and the queue's own buffers, by the thread that serves it: what the
-//! kernel needs for a request it took when the queue was made.
+//! [`Device`] is the device, [`Queue`] one of its queues, which one thread serves. The serving thread copies a
+//! request's data between the kernel's pages and the queue's own buffers. All that the kernel needs for a request was
+//! allocated when the queue was made.
 
 use core::ffi::CStr;
 use core::mem::ManuallyDrop;
@@ -12,18 +12,18 @@ use crate::uring::{Fd, Map, Ring};
 use canvas_types::PAGE_SIZE;
 
 const CONTROL: &CStr = c"/dev/ublk-control";
-/// Requests of a queue at one time.
+/// Concurrent requests of a queue.
 pub const DEPTH: u16 = 64;
-/// Data of one request, at most.
+/// Maximum data of one request.
 pub const DATA_BYTES: usize = 64 << 10;
-/// Bytes of one request to discard or zero, at most.
+/// Maximum bytes of one request to discard or zero.
 const RANGE_BYTES: u32 = 64 << 20;
 const SECTOR: u64 = 512;
 
-/// Commands to the control device and to a device's own.
+/// Commands to the control device and to a device's own file.
 mod command {
     const fn number(n: u32, bytes: u32) -> u32 {
-        // _IOWR('u', n, so many bytes).
+        // _IOWR('u', n, bytes).
         3 << 30 | bytes << 16 | (b'u' as u32) << 8 | n
     }
     pub const ADD: u32 = number(0x04, 32);
@@ -35,12 +35,12 @@ mod command {
     pub const COMMIT_AND_FETCH: u32 = number(0x21, 16);
 }
 
-/// The commands above are numbered as ioctls are.
+/// The commands above are numbered like ioctls.
 const FLAG_ENCODED: u64 = 1 << 6;
-/// Of a command that is for no queue, and for a device that has no number yet.
+/// Values for a command without a queue, and for a device that has no number yet.
 const NO_QUEUE: u16 = u16::MAX;
 const NO_DEVICE: u32 = u32::MAX;
-/// Of a queue's descriptors in the device's file: as many bytes as the deepest one takes.
+/// Distance of the queues' descriptors in the device's file: the bytes of the deepest possible queue.
 const DESCRIPTORS_STEP: usize = 4096 * DESCRIPTOR;
 const DESCRIPTOR: usize = 24;
 /// Kinds of parameters.
@@ -63,7 +63,7 @@ struct Info {
     reserved: [u64; 3],
 }
 
-/// ublk_params, as far as it is used here.
+/// The used part of ublk_params.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Parameters {
@@ -138,9 +138,9 @@ fn own_path(number: u32) -> [u8; 24] {
     path
 }
 
-/// A block device; it is deleted when this is dropped, which waits until its queues are gone.
+/// A block device. Dropping it waits until its queues are gone, and deletes it.
 pub struct Device {
-    /// The file that gives its queues; closed before the device is deleted.
+    /// The file that provides its queues; closed before the device is deleted.
     own: Option<Fd>,
     ring: Ring,
     control: Fd,
@@ -148,7 +148,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device of so many pages and queues. There is none to be seen before [`Device::start`].
+    /// Creates a device with `pages` pages and `queues` queues. It becomes visible with [`Device::start`].
     pub fn add(pages: u64, queues: u16) -> Result<Device, Errno> {
         let control = open(CONTROL)?;
         let ring = Ring::new(2)?;
@@ -180,7 +180,7 @@ impl Device {
         let path = CStr::from_bytes_until_nul(&path).unwrap_or(c"");
         device.own = Some(open(path)?);
         if info.queues != queues || info.depth != DEPTH || info.data_bytes as usize != DATA_BYTES {
-            // The kernel's bounds are far above.
+            // The kernel's limits are far above ours.
             return Err(Errno(libc::EINVAL));
         }
         let mut wanted = Parameters::of_pages(pages);
@@ -190,12 +190,12 @@ impl Device {
         Ok(device)
     }
 
-    /// Its number: it is /dev/ublkbN.
+    /// Its number N in /dev/ublkbN.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// One of its queues, from 0 on.
+    /// One of its queues, numbered from 0.
     pub fn queue(&self, number: u16) -> Result<Queue, Errno> {
         let own = self.own.as_ref().ok_or(Errno(libc::EBADF))?.again()?;
         let bytes = (usize::from(DEPTH) * DESCRIPTOR).next_multiple_of(PAGE_SIZE);
@@ -214,21 +214,22 @@ impl Device {
         })
     }
 
-    /// Shows the device to the host, for this process. It waits until all queues were begun.
+    /// Shows the device to the host, served by the process `pid`. Waits until all queues have begun.
     pub fn start(&mut self, pid: u32) -> Result<(), Errno> {
         // SAFETY: it touches no memory of this process.
         unsafe { self.command(command::START, 0, 0, u64::from(pid)) }
     }
 
-    /// Takes it away from the host: requests that come now fail, and queues end.
+    /// Removes the device from the host: new requests fail, and queues end.
     pub fn stop(&mut self) -> Result<(), Errno> {
         // SAFETY: it touches no memory of this process.
         unsafe { self.command(command::STOP, 0, 0, 0) }
     }
 
-    /// Gives a command, and waits for its end.
+    /// Issues a command, and waits for its end.
     ///
     /// # Safety
+    ///
     /// What the command reads and writes at `addr` is there for it.
     unsafe fn command(
         &mut self,
@@ -267,32 +268,32 @@ impl Drop for Device {
     }
 }
 
-/// What a request is for.
+/// Kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// The bytes of a range are to be read.
+    /// Read the bytes of a range.
     Read,
-    /// They are to be written.
+    /// Write the bytes of a range.
     Write,
-    /// What was written is to last.
+    /// Make everything written so far durable.
     Flush,
-    /// A range is needed no more.
+    /// A range is no longer needed.
     Discard,
-    /// A range is to be zeros.
+    /// Make a range zeros.
     Zero,
-    /// Nothing that is known here.
+    /// Unknown.
     Other,
 }
 
-/// A request: a range of the device. It is this process's until [`Queue::done`].
+/// A request for a range of the device. It belongs to this process until [`Queue::done`].
 #[derive(Debug)]
 pub struct Request {
     tag: u16,
-    /// What it is for.
+    /// Its kind.
     pub kind: Kind,
     /// Where the range begins.
     pub offset: u64,
-    /// How long it is.
+    /// Length of the range.
     pub bytes: u64,
 }
 
@@ -325,34 +326,34 @@ impl Descriptor {
     }
 }
 
-/// A queue of requests, for one thread: the one that begins it.
+/// A queue of requests, for the thread that begins it.
 pub struct Queue {
     ring: Ring,
     own: Fd,
     descriptors: Map,
-    /// Kept for ever where the kernel may still write to it.
+    /// Leaked if the kernel may still write to it.
     buffers: ManuallyDrop<Map>,
     number: u16,
-    /// Requests that are this process's; the kernel has no access to their buffers.
+    /// Requests that belong to this process; the kernel does not access their buffers.
     is_ours: [bool; DEPTH as usize],
-    /// Tags that the kernel has a command of, or that are this process's.
+    /// Tags for which the kernel has a command, or that belong to this process.
     left: u16,
 }
 
 impl Queue {
-    /// Asks for requests, from this thread on.
+    /// Starts to fetch requests, which only this thread may do from now on.
     pub fn begin(&mut self) -> Result<(), Errno> {
         (0..DEPTH).for_each(|tag| self.fetch(command::FETCH, tag, 0));
         self.left = DEPTH;
         self.ring.submit(0)?;
-        // None ends before the device is started, but those that failed.
+        // Only failed commands end before the device is started.
         match self.ring.pop() {
             Some(failed) => Err(Errno(-failed.result)),
             None => Ok(()),
         }
     }
 
-    /// Waits for a request; `None` when the device was stopped.
+    /// Waits for a request; `None` if the device was stopped.
     pub fn wait(&mut self) -> Result<Option<Request>, Errno> {
         loop {
             while let Some(ended) = self.ring.pop() {
@@ -373,7 +374,7 @@ impl Queue {
         }
     }
 
-    /// Where the data of a request lie, or are to be put; none when it is longer than any can be.
+    /// Buffer for the data of a request; `None` if the request is longer than possible.
     pub fn data(&mut self, request: &Request) -> Option<&mut [u8]> {
         assert!(self.is_ours[usize::from(request.tag)]);
         let bytes = usize::try_from(request.bytes)
@@ -388,8 +389,8 @@ impl Queue {
         Some(unsafe { core::slice::from_raw_parts_mut(start, bytes) })
     }
 
-    /// Answers a request, by an error number or none, and asks for another one. The kernel hears of it with the next
-    /// wait.
+    /// Completes a request, perhaps with an error number, and fetches another one. The next wait submits both to the
+    /// kernel.
     pub fn done(&mut self, request: Request, result: Result<(), i32>) {
         let has_data = matches!(request.kind, Kind::Read | Kind::Write);
         let answer = match result {
@@ -409,8 +410,9 @@ impl Queue {
         data[2..4].copy_from_slice(&tag.to_ne_bytes());
         data[4..8].copy_from_slice(&answer.to_ne_bytes());
         data[8..16].copy_from_slice(&buffer.to_ne_bytes());
-        // SAFETY: the kernel reads and writes the tag's buffer until the command ends. It is mapped as
-        // long as any tag has a command (`drop`), and used here only after its own has ended (`is_ours`). Each tag has one command, so the ring has room.
+        // SAFETY: the kernel reads and writes the tag's buffer until the command ends. It is mapped as long as any tag
+        // has a command (`drop`), and used here only after its own has ended (`is_ours`). Each tag has one command, so
+        // the ring has room.
         unsafe { self.ring.push(&self.own, operation, &data, u64::from(tag)) };
     }
 }

@@ -1,9 +1,9 @@
-//! userfaultfd: the ABI (include/uapi/linux/userfaultfd.h) and the calls canvas makes.
+//! userfaultfd: the ABI (include/uapi/linux/userfaultfd.h) and the calls that canvas makes.
 
 use crate::gate::{Errno, sys1, sys2, sys3};
 use core::mem::{offset_of, size_of};
 
-/// Pass faults of user mode only: needs no privilege.
+/// Report only faults from user mode: needs no privilege.
 pub const USER_MODE_ONLY: usize = 1;
 
 /// Bits of `uffdio_api.features`, by the kernel's names.
@@ -22,7 +22,7 @@ pub mod feature {
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     pub const WP_ASYNC: u64 = 1 << 15;
     pub const MOVE: u64 = 1 << 16;
-    /// Names, for people.
+    /// Feature names, for messages.
     pub const NAMES: &[(u64, &str)] = &[
         (PAGEFAULT_FLAG_WP, "WP"),
         (EVENT_FORK, "EVENT_FORK"),
@@ -139,7 +139,7 @@ const DEV_NEW: usize = 0xaa00;
 const REGISTER_MISSING: u64 = 1;
 const REGISTER_WP: u64 = 2;
 
-/// A userfaultfd by the number of its descriptor, which is not closed when this is dropped.
+/// A userfaultfd, by the number of its descriptor, which is not closed when this is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Uffd(pub i32);
 
@@ -148,7 +148,7 @@ pub struct Uffd(pub i32);
 pub struct Partial {
     /// Bytes that were done before it stopped.
     pub done_bytes: usize,
-    /// Why it stopped early.
+    /// Why it stopped early, if it did.
     pub stopped: Option<Errno>,
 }
 
@@ -182,7 +182,7 @@ impl Uffd {
             fd.map(|fd| Uffd(fd as i32))
         }
     }
-    /// The handshake; returns the features that the kernel has.
+    /// Performs the handshake; returns the features that the kernel has.
     pub fn api(self, features: u64) -> Result<u64, Errno> {
         let mut a = UffdioApi {
             api: API,
@@ -203,6 +203,7 @@ impl Uffd {
     /// Registers a range for missing (and, with `wp`, write-protect) faults.
     ///
     /// # Safety
+    ///
     /// The range must be the caller's: from now on a touch of an absent page there waits, or raises a signal, until
     /// somebody resolves it.
     pub unsafe fn register(self, addr: usize, bytes: usize, wp: bool) -> Result<u64, Errno> {
@@ -226,7 +227,7 @@ impl Uffd {
         }?;
         Ok(r.ioctls)
     }
-    /// Leaves faults of a range to the kernel again; pages there lose their write protection.
+    /// Returns faults of a range to the kernel; pages there lose their write protection.
     pub fn unregister(self, addr: usize, bytes: usize) -> Result<(), Errno> {
         let r = UffdioRange {
             start: addr as u64,
@@ -243,12 +244,13 @@ impl Uffd {
         }
         .map(|_| ())
     }
-    /// Fills absent pages at `dst` with the bytes at `src`, atomically page by page, and if asked
-    /// write-protects them at once.
+    /// Fills absent pages at `dst` with the bytes at `src`, atomically page by page, write-protected from the start if
+    /// `protect`.
     ///
     /// # Safety
-    /// `src..src+bytes` must be readable and present; `dst` must be a registered range whose
-    /// absent pages the caller owns.
+    ///
+    /// `src..src+bytes` must be readable and present; `dst` must be a registered range whose absent pages the caller
+    /// owns.
     #[inline]
     pub unsafe fn copy(self, dst: usize, src: usize, bytes: usize, protect: bool) -> Partial {
         let mut c = UffdioCopy {
@@ -277,12 +279,12 @@ impl Uffd {
             },
         }
     }
-    /// Moves present pages at `src` to absent ones at `dst`, in the same order; the source is absent then. From
-    /// Linux 6.8 on, and not pages that a fork shares.
+    /// Moves present pages at `src` to absent ones at `dst`, in order; the source is absent afterwards. Since Linux
+    /// 6.8, and not for pages that a fork shares.
     ///
     /// # Safety
-    /// Both ranges must be registered, and the caller's: nobody else reads, fills or discards pages of them
-    /// meanwhile.
+    ///
+    /// Both ranges must be registered, and the caller's: nobody else reads, fills or discards pages of them meanwhile.
     pub unsafe fn move_pages(self, dst: usize, src: usize, bytes: usize) -> Partial {
         let mut m = UffdioMove {
             dst: dst as u64,
@@ -314,8 +316,9 @@ impl Uffd {
     /// Write-protects (or releases) the present pages of a range, with one TLB flush.
     ///
     /// # Safety
-    /// The range must be the caller's: from now on a write there faults until it is released, and a write that
-    /// somebody counts on to fault does not once it is.
+    ///
+    /// The range must be the caller's: from now on a write there faults until it is released, and a write that somebody
+    /// counts on to fault does not once it is.
     #[inline]
     pub unsafe fn write_protect(
         self,
@@ -362,7 +365,7 @@ impl Uffd {
             )
         };
     }
-    /// Reads one message; `Err(EAGAIN)` when there is none.
+    /// Reads one message; `Err(EAGAIN)` if there is none.
     pub fn read(self, msg: &mut Msg) -> Result<(), Errno> {
         // SAFETY: the kernel writes at most one message into `msg`.
         unsafe {
@@ -381,16 +384,16 @@ impl Uffd {
     }
 }
 
-/// What this kernel and user allow.
+/// What this kernel permits for this user.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Probe {
-    /// Error of opening for user-mode faults; 0 when it works.
+    /// Error of opening for user-mode faults; 0 if it works.
     pub user_mode_errno: i32,
-    /// Error of opening by system call for all faults; 0 when it works.
+    /// Error of opening by system call for all faults; 0 if it works.
     pub full_errno: i32,
-    /// Error of opening /dev/userfaultfd; 0 when it works.
+    /// Error of opening /dev/userfaultfd; 0 if it works.
     pub device_errno: i32,
-    /// Features that the kernel offers (0 when nothing could be opened).
+    /// Features that the kernel offers (0 if nothing could be opened).
     pub features: u64,
 }
 
@@ -413,7 +416,7 @@ pub fn probe() -> Probe {
     p
 }
 
-/// Moves a descriptor to `at_least` or above, keeping close-on-exec as asked.
+/// Moves a descriptor to `at_least` or above, with close-on-exec if `cloexec`.
 pub fn move_fd(fd: i32, at_least: i32, cloexec: bool) -> Result<i32, Errno> {
     let cmd = if cloexec {
         libc::F_DUPFD_CLOEXEC

@@ -1,4 +1,4 @@
-//! io_uring(7), as far as the commands of a driver need it: one thread submits them and waits for them.
+//! io_uring(7), as far as a driver's commands need it: one thread submits them and waits for them.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,19 +11,19 @@ const SETUP_SQE128: u32 = 1 << 10;
 const FEAT_SINGLE_MMAP: u32 = 1;
 const ENTER_GETEVENTS: usize = 1;
 const OP_URING_CMD: u8 = 46;
-/// Where the kernel gives the rings and the submissions to map.
+/// Offsets at which the kernel lets the rings and the submissions be mapped.
 const RINGS_AT: usize = 0;
 const SUBMISSIONS_AT: usize = 0x1000_0000;
 const SUBMISSION: usize = 128;
 const COMPLETION: usize = 16;
-/// Where in a submission its command begins.
+/// Offset of the command in a submission.
 const COMMAND_AT: usize = 48;
 
-/// A descriptor that is closed when it is dropped.
+/// A descriptor that is closed when dropped.
 pub(crate) struct Fd(i32);
 
 impl Fd {
-    /// Of a descriptor that nobody else has.
+    /// Wraps a descriptor that has no other owner.
     pub(crate) fn new(fd: usize) -> Fd {
         Fd(fd as i32)
     }
@@ -31,7 +31,7 @@ impl Fd {
     pub(crate) fn number(&self) -> i32 {
         self.0
     }
-    /// Another one of the same open file.
+    /// Duplicates the descriptor.
     pub(crate) fn again(&self) -> Result<Fd, Errno> {
         let (fd, command) = (self.0 as usize, libc::F_DUPFD_CLOEXEC as usize);
         // SAFETY: descriptors only.
@@ -46,14 +46,14 @@ impl Drop for Fd {
     }
 }
 
-/// A mapping that is unmapped when it is dropped.
+/// A mapping that is unmapped when dropped.
 pub(crate) struct Map {
     addr: usize,
     bytes: usize,
 }
 
 impl Map {
-    /// A part of a file, shared.
+    /// Maps a part of a file, shared.
     pub(crate) fn shared(fd: &Fd, offset: usize, bytes: usize, prot: i32) -> Result<Map, Errno> {
         let (flags, fd) = (libc::MAP_SHARED as usize, fd.number() as usize);
         // SAFETY: it never replaces a mapping.
@@ -61,28 +61,29 @@ impl Map {
         Ok(Map { addr, bytes })
     }
 
-    /// Memory of this process's own.
+    /// Maps private memory.
     pub(crate) fn private(bytes: usize) -> Result<Map, Errno> {
         let addr = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
         Ok(Map { addr, bytes })
     }
 
-    /// Has the kernel give all of it now (Linux 5.14).
+    /// Allocates all of it now (Linux 5.14).
     pub(crate) fn take_all(&self) -> Result<(), Errno> {
         // SAFETY: the range is the mapping; contents stay.
         unsafe { mem::advise(self.addr, self.bytes, libc::MADV_POPULATE_WRITE) }
     }
 
-    /// The place of `bytes` bytes at an offset.
+    /// The address of `bytes` bytes at an offset.
     ///
     /// # Panics
-    /// When they leave the mapping.
+    ///
+    /// If they exceed the mapping.
     pub(crate) fn place(&self, at: usize, bytes: usize) -> usize {
         assert!(at <= self.bytes && bytes <= self.bytes - at);
         self.addr + at
     }
 
-    /// A number in it that the kernel reads or writes as well.
+    /// A number in the mapping that the kernel also reads or writes.
     fn word(&self, at: u32) -> &AtomicU32 {
         let place = self.place(at as usize, 4);
         assert!(place.is_multiple_of(4));
@@ -94,6 +95,7 @@ impl Map {
     /// Reads a value that the kernel has finished to write.
     ///
     /// # Safety
+    ///
     /// Any bits are a `T`.
     pub(crate) unsafe fn read<T: Copy>(&self, at: usize) -> T {
         let place = self.place(at, size_of::<T>());
@@ -109,7 +111,7 @@ impl Drop for Map {
     }
 }
 
-/// Where the kernel's numbers of a ring lie (io_sqring_offsets; io_cqring_offsets has `array` as `cqes`).
+/// Offsets of the kernel's numbers of a ring (io_sqring_offsets; io_cqring_offsets has `array` as `cqes`).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct SubmissionRing {
@@ -153,7 +155,7 @@ struct Params {
     cq: CompletionRing,
 }
 
-/// A command that ended: what it was given to be known by, and the kernel's answer.
+/// A command that ended: the value it was submitted with, and the kernel's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Completion {
     pub(crate) user: u64,
@@ -167,13 +169,13 @@ pub(crate) struct Ring {
     sq: SubmissionRing,
     cq: CompletionRing,
     entries: u32,
-    /// Submissions that the kernel has not been told of.
+    /// Submissions that the kernel has not been told about.
     new: u32,
     fd: Fd,
 }
 
 impl Ring {
-    /// One for so many commands that are not yet submitted.
+    /// Creates a ring for `entries` commands that are not yet submitted.
     pub(crate) fn new(entries: u32) -> Result<Ring, Errno> {
         let mut params = Params {
             flags: SETUP_SQE128,
@@ -202,14 +204,16 @@ impl Ring {
         })
     }
 
-    /// Adds a driver's command, which is submitted by the next wait. `N` is at most 80.
+    /// Adds a driver's command, which the next wait submits. `N` is at most 80.
     ///
     /// # Safety
+    ///
     /// The command must not break memory safety: what the driver reads and writes by it must stay, and be used by
     /// nobody else meanwhile.
     ///
     /// # Panics
-    /// When more commands are added than the ring was made for.
+    ///
+    /// If more commands are added than the ring was made for.
     pub(crate) unsafe fn push<const N: usize>(
         &mut self,
         file: &Fd,
@@ -242,7 +246,7 @@ impl Ring {
         self.new += 1;
     }
 
-    /// Submits what was added, and waits until so many commands have ended.
+    /// Submits what was added, and waits until `wait_for` commands have ended.
     pub(crate) fn submit(&mut self, wait_for: u32) -> Result<(), Errno> {
         loop {
             let (fd, new) = (self.fd.number() as usize, self.new as usize);
@@ -294,7 +298,7 @@ mod tests {
     extern crate std;
     use super::*;
 
-    /// Kernels and containers may refuse it.
+    /// Creates a ring; kernels and containers may refuse it.
     fn ring(entries: u32) -> Option<Ring> {
         match Ring::new(entries) {
             Err(Errno(libc::ENOSYS | libc::EPERM)) => None,

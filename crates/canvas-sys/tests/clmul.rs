@@ -1,4 +1,4 @@
-//! The processor's carry-less products against the portable ones.
+//! The processor's carry-less products, compared with the portable ones.
 
 use canvas_swap::hash::{PageHash, portable};
 use canvas_sys::clmul::{Products, Width, fastest, widest};
@@ -7,13 +7,13 @@ use canvas_types::{PAGE_SIZE, PageBuf};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
-/// All that this processor has.
+/// All implementations that this processor supports.
 fn here() -> Vec<(Width, Products)> {
     let has = |w: Width| w.products().map(|p| (w, p));
     Width::ALL.into_iter().filter_map(has).collect()
 }
 
-/// The kernel tells the flags of what it saves the registers of.
+/// The kernel lists the flags of those features whose registers it saves.
 #[test]
 fn what_is_found_is_what_the_kernel_tells() {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();
@@ -63,7 +63,7 @@ fn each_width_gives_the_portable_products() {
         .unwrap();
 }
 
-/// Each block alone, at both ends of its bits: no block is left out, none is in a wrong place.
+/// Each block alone, at both ends of its bits: no block is left out or in a wrong place.
 #[test]
 fn each_block_counts_in_its_place() {
     let key: PageBuf = core::array::from_fn(|i| (i * 197 + (i >> 8) * 31) as u8);
@@ -77,7 +77,7 @@ fn each_block_counts_in_its_place() {
     }
 }
 
-/// Pages lie anywhere: in the swap cache, in the middle of a file that is read.
+/// Pages can be anywhere: in the swap cache, in the middle of a file that is read.
 #[test]
 fn any_alignment_will_do() {
     let bytes: Vec<u8> = (0..2 * PAGE_SIZE + 64)

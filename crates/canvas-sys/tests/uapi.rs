@@ -1,10 +1,10 @@
-//! Sizes of the kernel's structures against the headers of this system.
+//! Sizes of the kernel's structures, compared with the headers of this system.
 
 use canvas_sys::uapi::ALL;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// Compiles assertions over all structures of some headers; what the compiler says of those that are wrong.
+/// Compiles assertions over all structures of some headers; returns the compiler's errors about wrong ones.
 fn wrong_sizes(is_libcs: bool) -> String {
     let libcs = ["sys/socket.h", "utime.h"];
     let mut source = String::from("#define _GNU_SOURCE\n");
@@ -32,7 +32,7 @@ fn wrong_sizes(is_libcs: bool) -> String {
 
 #[test]
 fn sizes_are_those_of_the_kernels_headers() {
-    // One after the other: the C library has some of these structures itself, in another form.
+    // One after the other: the C library defines some of these structures itself, differently.
     for is_libcs in [false, true] {
         let said = wrong_sizes(is_libcs);
         assert!(!said.contains("error"), "{said}");
