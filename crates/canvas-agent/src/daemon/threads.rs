@@ -1,5 +1,5 @@
 //! The serving threads ([`crate::host`]): starts them, sends them commands, and divides tenants among them
-//! ([``canvas_place::threads``]).
+//! ([`canvas_place::threads`]).
 //!
 //! Only the listener sends commands. A tenant that moves between threads is first returned by its old thread, so two
 //! threads never have it at the same time, and later commands go to the thread that has it.
