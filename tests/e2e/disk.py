@@ -335,7 +335,7 @@ def killed_often(r):
         r.require(nbd.Client(path).read(0, PAGE) == page(1), "what is stored")
     os.kill(server_of(r, c), signal.SIGKILL)
     r.wait(c, expect=1)
-    r.require("its servers died 3 times within a minute, the last one died of SIGKILL; no other one is started" in c.err(),
+    r.require("its servers died 3 times within a minute, the last one died of SIGKILL; no other is started" in c.err(),
               c.err())
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
     c, path = disk(r, "-o", "restarts=0")

@@ -546,7 +546,7 @@ def shared_file_limit(r):
     limited[2] = limited[2].replace("200000", "100")
     out = subprocess.run([*limited, r.session.canvas, "run", "--local", "64M", "--", "true"],
                          capture_output=True, text=True, timeout=60 * PATIENCE)
-    r.require(out.returncode == 125 and out.stderr.endswith("raise the limit (ulimit -f)\n"),
+    r.require(out.returncode == 125 and out.stderr.endswith("raise it (ulimit -f)\n"),
               f"{out.returncode}: {out.stderr}")
 
 

@@ -3,21 +3,21 @@
 //! | from | message | descriptors |
 //! |---|---|---|
 //! | runner | [`Ask::Begin`] | – |
-//! | agent | [`Answer::Vacant`] | – ; it hangs up, and the runner makes a segment |
+//! | agent | [`Answer::Vacant`] | – ; it closes the connection, and the runner makes a segment |
 //! | agent | [`Answer::Joins`] | segment; journal, backing files, both read-only: for the next agent |
 //! | runner | [`Ask::Tenant`] | segment; when another agent had it: journal, backing files |
 //! | agent | [`Answer::Serves`] | journal, backing files, both read-only |
-//! | agent | [`Answer::Refused`] | – ; it hangs up |
+//! | agent | [`Answer::Refused`] | – ; it closes the connection |
 //! | runner | [`Ask::Offers`] | – |
-//! | agent | [`Answer::Offers`] | – ; it hangs up |
+//! | agent | [`Answer::Offers`] | – ; it closes the connection |
 //! | runner | [`Ask::Take`] | – |
 //! | agent | [`Answer::Prepared`] | as with [`Answer::Joins`] |
-//! | agent | [`Answer::NonePrepared`] | – ; it hangs up |
+//! | agent | [`Answer::NonePrepared`] | – ; it closes the connection |
 //! | runner | [`Ask::Change`] | – |
 //! | agent | [`Answer::Changed`], [`Answer::Unchanged`] | – |
-//! | runner | [`Ask::Over`] | – ; the agent hangs up when all is given back |
+//! | runner | [`Ask::Over`] | – ; the agent closes the connection when everything is freed |
 //! | operator | [`Ask::End`] | – |
-//! | agent | [`Answer::Changed`] | – ; it hangs up when all is given back |
+//! | agent | [`Answer::Changed`] | – ; it closes the connection when everything is freed |
 //! | new agent | [`Ask::Leave`] | – |
 //! | old agent | [`Answer::Leaves`], then as many [`Answer::Tenant`] | listening socket and its lock; segment, journal, backing files, and its runners' connections |
 //! | new agent | [`Ask::Taken`] | – |
@@ -666,7 +666,7 @@ mod tests {
             ),
             (
                 r#"{"ask":"take","version":2,"slabs":1,"copies":null,"pool_bytes":7}"#,
-                "a pool of 7 bytes is too little",
+                "a pool of 7 bytes is too small",
             ),
             (
                 r#"{"ask":"take","version":2,"slabs":1,"copies":{"donors":0,"disk":false},"pool_bytes":1048576}"#,

@@ -615,7 +615,7 @@ mod tests {
         for (text, want) in [
             ("", "this is not a request to canvas"),
             ("{}", "missing field `canvas`"),
-            (r#"{"canvas":2,"ask":"dance"}"#, "was asked in version 2"),
+            (r#"{"canvas":2,"ask":"dance"}"#, "the request has version 2"),
             (r#"{"canvas":1,"ask":"dance"}"#, "unknown variant `dance`"),
             (r#"{"canvas":1,"ask":"stat","x":1}"#, "unknown field `x`"),
             (

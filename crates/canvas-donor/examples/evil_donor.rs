@@ -1,8 +1,8 @@
 //! A lying donor, for tests: it has the cluster key and speaks the protocol, and answers reads with
 //! wrong bytes.
 //!
-//! `evil_donor --how corrupt|stale|swap|zeros|truncate|version --when FILE --listen ADDR --key-file
-//! FILE`; it lies while FILE exists. Other flags of `canvas serve` are accepted and ignored.
+//! `evil_donor --how corrupt|stale|swap|zeros|truncate|version --when FILE --listen ADDR --key-file FILE`;
+//! it lies while FILE exists. Other flags of `canvas serve` are accepted and ignored.
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -83,7 +83,7 @@ impl Sealer {
         })
     }
 
-    /// The datagrams of a message; none if it does not fit into [`PARTS_MAX`] of them.
+    /// The datagrams of a message; none if it does not fit into four of them.
     pub fn seal(&mut self, message: &[u8]) -> Vec<Vec<u8>> {
         let parts = message.len().div_ceil(PART_BYTES_MAX).max(1);
         if parts > PARTS_MAX {

@@ -37,7 +37,7 @@ pub fn runner(cases: u32) -> TestRunner {
 /// Most rounds of cases until everything has happened.
 const ROUNDS_MAX: usize = 10;
 
-/// Runs `cases` cases on [`seed`], and as many again, up to [`ROUNDS_MAX`] times, until
+/// Runs `cases` cases on [`seed`], and as many again, up to `ROUNDS_MAX` times, until
 /// `is_complete`, so that rare events do not make a test fail by chance. The caller checks whether
 /// it is complete.
 ///

@@ -474,7 +474,7 @@ fn what_a_donor_has_not_got_any_more_is_made_good() {
     println!("{}", run.wait_for("longest"));
     let (far, err) = run.finish();
     println!("{far}\n{err}");
-    assert!(err.contains("it has not got slab 0 any more"), "{err}");
+    assert!(err.contains("it no longer has slab 0"), "{err}");
     assert!(far["repairs"].as_u64().unwrap() > 0, "{far}");
     assert_eq!(far["corrupt"], 0, "{err}");
 }

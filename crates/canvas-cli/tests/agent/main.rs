@@ -290,7 +290,7 @@ fn a_limit_that_forbids_the_shared_area_is_told() {
     let err = fs::read_to_string(dir.path().join("stderr")).unwrap();
     assert_eq!(
         err,
-        "canvas: far memory needs a shared area of 2.5 GiB, and files may not be so large here; raise the limit (ulimit -f)\n"
+        "canvas: far memory needs a shared area of 2.5 GiB, which the limit on file sizes forbids; raise it (ulimit -f)\n"
     );
 }
 

@@ -58,10 +58,7 @@ fn bad_arguments_of_run_are_125() {
             &["run", "--pool", "25%", "true"],
             "--pool 25%: its unit is unknown",
         ),
-        (
-            &["run", "--pool", "1", "true"],
-            "--pool 1: it is too little",
-        ),
+        (&["run", "--pool", "1", "true"], "--pool 1: it is too small"),
         (
             &["run", "--local", "64M", "-o", "swap-cache=64M", "true"],
             "-o swap-cache=64M is part of --local 64M",
@@ -198,7 +195,7 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
         ),
         (
             &["--size", "1G", "--swap-host", "--far", "1G"],
-            "--swap-host goes without far memory",
+            "--swap-host excludes far memory",
         ),
         (&["--size", "1G", "--vhost-user", &file], "--vhost-user: "),
         (

@@ -147,7 +147,7 @@ fn sigterm_waits_for_clients_to_move_and_a_second_one_does_not() {
     });
     donor.signal(Signal::SIGTERM);
     assert_eq!(donor.end().code(), Some(0));
-    donor.wait_log("slabs that were not moved and are gone: 1");
+    donor.wait_log("slabs freed before their clients moved them: 1");
 }
 
 /// A draining donor still has slabs that its clients have not moved: a client whose link breaks

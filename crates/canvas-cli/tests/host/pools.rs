@@ -220,7 +220,7 @@ fn floors_are_the_operators_to_give() {
     refused(
         &mut host,
         &config,
-        "4: [tenant.a] pool_floor: it is too little",
+        "4: [tenant.a] pool_floor: it is too small",
     );
     write("[agent]\npool = \"64M\"\n[tenant.a]\npool_floor = \"32M\"\nweight = 1\n");
     let _agent = host.agent(&config);

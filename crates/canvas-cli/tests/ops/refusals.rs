@@ -84,7 +84,7 @@ fn a_socket_takes_good_questions_only_and_whoever_is_slow_is_dropped() {
         ("{}\n", "missing field"),
         (
             "{\"canvas\":2,\"ask\":\"status\"}\n",
-            "speaks version 1 and was asked in version 2",
+            "speaks version 1 and the request has version 2",
         ),
         ("{\"canvas\":1,\"ask\":\"dance\"}\n", "unknown variant"),
         (
