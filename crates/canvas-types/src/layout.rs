@@ -12,26 +12,27 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::page::PAGE_SIZE;
 
-/// Bytes in the window.
+/// Bytes in the managed range.
 pub const WINDOW_BYTES: usize = 0x0800_0000_0000;
-/// Pages in the window.
+/// Pages in the managed range.
 pub const WINDOW_PAGES: usize = WINDOW_BYTES / PAGE_SIZE;
 
-/// Offset from the window's first byte to what canvas keeps behind it: swap cache buffers, the pool.
+/// Offset from the managed range's first byte to what canvas keeps behind it: swap cache buffers, the pool.
 pub const STORE_OFFSET: usize = WINDOW_BYTES;
 
-/// Offset from the window's first byte to the partition of shared memory (`canvas run --shared`).
+/// Offset from the managed range's first byte to the partition of shared memory (`canvas run --shared`).
 pub const SHARED_OFFSET: usize = 0x0f00_0000_0000;
 /// Bytes in the partition.
 pub const SHARED_BYTES: usize = 0x0080_0000_0000;
 /// Pages in the partition.
 pub const SHARED_PAGES: usize = SHARED_BYTES / PAGE_SIZE;
 
-/// Offset from the window's first byte to the page words (one `u64` per page of the window) and other tables.
+/// Offset from the managed range's first byte to the page words (one `u64` per page of the managed range) and other
+/// tables.
 pub const WORDS_OFFSET: usize = 0x1000_0000_0000;
 /// Bytes of the words and of all other tables.
 pub const META_BYTES: usize = 0x40_0000_0000;
-/// Offset from the window's first byte to the end of everything at a fixed offset from it.
+/// Offset from the managed range's first byte to the end of everything at a fixed offset from it.
 pub const SPAN_BYTES: usize = WORDS_OFFSET + META_BYTES;
 
 /// Maximum pages of swap cache (128 MiB): its metadata is touched all over, so it is bounded, too.
@@ -44,11 +45,11 @@ pub const POOL_OWN_SLABS: usize = 1 << 26;
 pub const NODES_MAX: usize = 4;
 /// Slabs of the pool's range that lie on one node: at most 256 GiB.
 pub const NODE_SLABS: usize = 1 << 23;
-/// Offset in the tables of the list of the window's regions, ended by an empty one.
+/// Offset in the tables of the list of the managed range's regions, ended by an empty one.
 pub const REGIONS: usize = 0x12_0000_0000;
 /// Offset in the tables of the list of the process's parts of the partition of shared memory.
 pub const PARTITION_REGIONS: usize = REGIONS + 0x8000_0000;
-/// Maximum regions of the window.
+/// Maximum regions of the managed range.
 pub const REGIONS_MAX: usize = 1 << 20;
 /// Maximum parts of the partition that a process can have.
 pub const PARTITION_REGIONS_MAX: usize = 8192;
@@ -61,21 +62,21 @@ pub const KEYS: usize = 0x3d_0000_0000;
 /// Maximum entries of the table.
 pub const ENTRIES_MAX: usize = 1 << 31;
 
-/// Size of the break area, which starts the window; a program that needs more gets it by mmap.
+/// Size of the break area, which starts the managed range; a program that needs more gets it by mmap.
 pub const BRK_BYTES: usize = 64 << 30;
 
 /// Pages of one accounting block (2 MiB), the unit in which the clock hand skips empty space.
 pub const BLOCK_PAGES: usize = 512;
-/// Blocks in the window.
+/// Blocks in the managed range.
 pub const WINDOW_BLOCKS: usize = WINDOW_PAGES / BLOCK_PAGES;
 
-/// Alignment of the window.
+/// Alignment of the managed range.
 const WINDOW_ALIGN: usize = BLOCK_PAGES * PAGE_SIZE;
 
 /// Addresses that are specific to a tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bases {
-    /// First byte of the window.
+    /// First byte of the managed range.
     pub window: usize,
     /// The page with the syscall instruction that the filter lets through.
     pub gate: usize,
@@ -89,7 +90,7 @@ impl Bases {
     };
 
     /// The addresses chosen by `random` bits, on a host whose kernel moves programs and mappings by up to 2^`rnd_bits`
-    /// pages (vm.mmap_rnd_bits). If that leaves the window no choice, only the gate's address is drawn.
+    /// pages (vm.mmap_rnd_bits). If that leaves the managed range no choice, only the gate's address is drawn.
     pub const fn draw(random: [u64; 2], rnd_bits: u32) -> Bases {
         let (low, high) = window_range(rnd_bits);
         let window = if low < high {
@@ -139,11 +140,11 @@ impl Bases {
     pub const PARTS: usize = 5;
 }
 
-/// Lowest address of the window.
+/// Lowest address of the managed range.
 const WINDOW_FIRST: usize = 0x5800_0000_0000;
-/// The window begins below this.
+/// The managed range begins below this.
 const WINDOW_LAST: usize = 0x6800_0000_0000;
-/// Lowest address of the gate: below all windows, above programs and their native breaks.
+/// Lowest address of the gate: below all managed ranges, above programs and their native breaks.
 const GATE_FIRST: usize = 0x5700_0000_0000;
 const GATE_BITS: usize = 28;
 /// Number of pages that the gate is chosen from.
@@ -161,10 +162,10 @@ const NATIVE_BYTES: usize = 0x0200_0000_0000;
 
 /// End of the allocators of AddressSanitizer and LeakSanitizer, which have fixed addresses. Programs built with them
 /// run without the library, but if a managed program started them they run with its filter, which takes pointers into
-/// the window for far ones.
+/// the managed range for far ones.
 const SANITIZERS_END: usize = 0x6400_0000_0000;
 
-/// Range of addresses for the window that no program and no native mapping can reach.
+/// Range of addresses for the managed range that no program and no native mapping can reach.
 const fn window_range(rnd_bits: u32) -> (usize, usize) {
     let moves = PAGE_SIZE << (if rnd_bits < 32 { rnd_bits } else { 32 });
     let low = (PROGRAM_FIRST + moves + PROGRAM_BYTES).next_multiple_of(WINDOW_ALIGN);
@@ -192,8 +193,8 @@ static WINDOW: AtomicUsize = AtomicUsize::new(Bases::DEFAULT.window);
 static GATE: AtomicUsize = AtomicUsize::new(Bases::DEFAULT.gate);
 static PLACED: AtomicBool = AtomicBool::new(false);
 
-/// Sets the addresses of the window and the gate in this process. Called once, before anything is mapped there: later
-/// calls change nothing, and return false.
+/// Sets the addresses of the managed range and the gate in this process. Called once, before anything is mapped there:
+/// later calls change nothing, and return false.
 pub fn place(bases: Bases) -> bool {
     if !bases.are_valid() || PLACED.swap(true, Ordering::Relaxed) {
         return false;
@@ -203,7 +204,7 @@ pub fn place(bases: Bases) -> bool {
     true
 }
 
-/// The addresses of the window and the gate in this process.
+/// The addresses of the managed range and the gate in this process.
 pub fn bases() -> Bases {
     Bases {
         window: window_base(),
@@ -211,13 +212,13 @@ pub fn bases() -> Bases {
     }
 }
 
-/// First byte of the window.
+/// First byte of the managed range.
 #[inline(always)]
 pub fn window_base() -> usize {
     WINDOW.load(Ordering::Relaxed)
 }
 
-/// One past the window's last byte.
+/// One past the managed range's last byte.
 #[inline(always)]
 pub fn window_end() -> usize {
     window_base() + WINDOW_BYTES
@@ -271,7 +272,7 @@ pub fn gate_page() -> usize {
     GATE.load(Ordering::Relaxed)
 }
 
-/// Whether `addr` lies in the window.
+/// Whether `addr` lies in the managed range.
 #[inline(always)]
 pub fn in_window(addr: usize) -> bool {
     addr.wrapping_sub(window_base()) < WINDOW_BYTES
@@ -283,7 +284,7 @@ pub fn in_partition(addr: usize) -> bool {
     addr.wrapping_sub(shared_base()) < SHARED_BYTES
 }
 
-/// Whether `addr` may lie in the window or the partition: true for all of their addresses, and for none of the
+/// Whether `addr` may lie in the managed range or the partition: true for all of their addresses, and for none of the
 /// program's other ones, because only memory of canvas lies between the two.
 #[inline(always)]
 pub fn may_be_far(addr: usize) -> bool {

@@ -12,18 +12,18 @@ pub const PAGE_SHIFT: u32 = 12;
 /// The bytes of one page.
 pub type PageBuf = [u8; PAGE_SIZE];
 
-/// A page of the window: its index from the window's start.
+/// A page of the managed range: its index from the managed range's start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PageId(pub u32);
 
 impl PageId {
-    /// The page that contains `addr`, which must lie in the window.
+    /// The page that contains `addr`, which must lie in the managed range.
     #[inline(always)]
     pub fn of_addr(addr: usize) -> PageId {
         debug_assert!(layout::in_window(addr));
         PageId(((addr - layout::window_base()) >> PAGE_SHIFT) as u32)
     }
-    /// Address of the page's first byte in the window.
+    /// Address of the page's first byte in the managed range.
     #[inline(always)]
     pub fn addr(self) -> usize {
         layout::window_base() + ((self.0 as usize) << PAGE_SHIFT)

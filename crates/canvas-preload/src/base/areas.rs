@@ -264,7 +264,6 @@ pub fn open_extents(slab: u32) -> Result<(), Errno> {
     DEEP_OPEN.reach(step..step + 1, open_steps).map(|_| ())
 }
 
-/// Opens the trace's memory.
 pub fn open_trace() -> Result<(), Errno> {
     open(trace(), TRACE_BYTES)
 }

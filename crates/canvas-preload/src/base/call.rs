@@ -9,7 +9,6 @@ pub use canvas_patch::calls::NR_MAX;
 pub struct Call {
     /// Arguments in order.
     pub a: [usize; 6],
-    /// Number.
     pub nr: usize,
     /// rbp, which the stub uses.
     pub frame: usize,

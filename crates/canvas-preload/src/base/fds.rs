@@ -9,15 +9,12 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 /// What a descriptor of canvas is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fd {
-    /// The tenant segment.
     Segment,
     /// The library, for programs that this one starts.
     Library,
-    /// The userfaultfd.
     Uffd,
     /// This process, for process_madvise.
     Pidfd,
-    /// The trace's file.
     Trace,
     /// /proc/self/pagemap.
     Pagemap,

@@ -17,7 +17,6 @@ impl Lines {
         let path = canvas_sys::proc::path_of(pid, name);
         Lines::open_file(CStr::from_bytes_until_nul(&path).ok()?)
     }
-    /// Opens a file.
     pub fn open_file(path: &CStr) -> Option<Lines> {
         Some(Lines {
             file: File::open(path).ok()?,

@@ -49,7 +49,6 @@ pub fn seg() -> &'static Segment {
     unsafe { Segment::at(SEGMENT.load(Ordering::Relaxed)) }
 }
 
-/// Sets this process's slot.
 pub fn set_slot(slot: &'static ProcSlot) {
     SLOT.store(slot as *const ProcSlot as usize, Ordering::Release);
 }
@@ -61,13 +60,11 @@ pub fn slot() -> &'static ProcSlot {
     unsafe { &*(SLOT.load(Ordering::Relaxed) as *const ProcSlot) }
 }
 
-/// The userfaultfd.
 #[inline(always)]
 pub fn uffd() -> Uffd {
     Uffd(UFFD.load(Ordering::Relaxed))
 }
 
-/// Sets the userfaultfd.
 pub fn set_uffd(u: Uffd) {
     UFFD.store(u.0, Ordering::Release);
 }

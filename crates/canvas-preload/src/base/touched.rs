@@ -28,7 +28,7 @@ fn note_blocks(n: i64) {
     state::slot().touched_blocks.fetch_add(n, Ordering::Relaxed);
 }
 
-/// In a fork's child, which has a slot of its own and everything of its parent's.
+/// In a fork's child, which has its own slot and a copy of its parent's memory.
 pub fn after_fork_in_child() {
     let blocks = TOUCHED_BLOCKS.load(Ordering::Relaxed);
     state::slot()

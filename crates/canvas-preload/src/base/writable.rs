@@ -1,16 +1,16 @@
-//! Opening canvas's own memory to writing.
+//! Makes canvas's own memory writable, part by part.
 //!
-//! With `vm.overcommit_memory=2` a host charges all private memory that can be written to, touched or not, against what
-//! it can ever hold. So the areas are reserved to be read only, as zeros, which is charged nowhere, and each part is
-//! opened before its first use: page words with the program's memory that they are for, the pool's slabs as it grows.
-//! What is open stays so.
+//! With `vm.overcommit_memory=2` a host charges all writable private memory, touched or not, against what it can ever
+//! hold. So the areas are reserved read-only, as zeros, which is not charged, and each part is opened before its first
+//! use: page words together with the program's memory that they describe, the pool's slabs as it grows. Open parts stay
+//! open.
 
 use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Opens all pages of `addr..addr + bytes`, which are canvas's own; ENOMEM when the host has no room for them.
+/// Opens all pages of `addr..addr + bytes`, which belong to canvas; ENOMEM if the host has no room for them.
 pub fn open(addr: usize, bytes: usize) -> Result<(), Errno> {
     let start = addr / PAGE_SIZE * PAGE_SIZE;
     let end = (addr + bytes).next_multiple_of(PAGE_SIZE);
@@ -25,7 +25,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Nothing is open yet; `step` bytes are opened at a time, whole pages.
+    /// Nothing is open yet; `step` bytes (whole pages) are opened at a time.
     pub const fn new(step: usize) -> Mark {
         Mark {
             step,
@@ -38,7 +38,7 @@ impl Mark {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Opens the area at `base`, which has `most` bytes, until `want` of them are open; how many are.
+    /// Opens the area at `base`, which has `most` bytes, until at least `want` of them are open; returns how many are.
     pub fn reach(&self, base: usize, want: usize, most: usize) -> Result<usize, Errno> {
         let now = self.bytes();
         if want <= now {
@@ -48,22 +48,22 @@ impl Mark {
         if until < want {
             return Err(Errno(libc::ENOMEM));
         }
-        // Another thread may do so, too, and no harm.
+        // Another thread may do so, too; that is harmless.
         open(base + now, until - now)?;
         Ok(self.bytes.fetch_max(until, Ordering::Relaxed).max(until))
     }
 }
 
-/// Which steps are open of what is opened anywhere: up to 64 for each of `WORDS`.
+/// Which steps are open of an area that is opened anywhere: up to 64 per word of `WORDS`.
 pub struct Steps<const WORDS: usize>([AtomicU64; WORDS]);
 
 impl<const WORDS: usize> Steps<WORDS> {
-    /// None.
+    /// Nothing is open yet.
     pub const fn new() -> Steps<WORDS> {
         Steps([const { AtomicU64::new(0) }; WORDS])
     }
 
-    /// Calls `open` with each run of the steps that are not open, which they are from then on; how many there were.
+    /// Calls `open` with each run of steps that are not open, and marks them as open; returns how many there were.
     pub fn reach(
         &self,
         steps: Range<usize>,

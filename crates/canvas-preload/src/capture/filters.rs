@@ -104,7 +104,6 @@ const CLOEXEC: usize = libc::O_CLOEXEC as usize;
 const STRICT: usize = 0;
 const FILTER: usize = 1;
 
-/// `seccomp`.
 pub fn seccomp(a: &[usize; 6]) -> isize {
     set(libc::SYS_seccomp as usize, a, a[0], a[2])
 }

@@ -219,7 +219,6 @@ impl Drop for Words {
     }
 }
 
-/// A list of numbers.
 struct Numbers {
     words: Words,
     len: usize,

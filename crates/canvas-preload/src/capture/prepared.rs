@@ -20,13 +20,11 @@ const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;
 /// An executable segment of a loaded library.
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
-    /// Its first address.
     pub start: usize,
     /// Its length in bytes.
     pub bytes: usize,
     /// Its address in the library, independent of where that was loaded.
     pub address: usize,
-    /// The library's path.
     pub path: &'static CStr,
 }
 

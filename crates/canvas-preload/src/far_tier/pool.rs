@@ -144,7 +144,6 @@ pub fn charged_pages() -> i64 {
     (CHARGED.load(Ordering::Relaxed) + nodes.sum::<i64>()) / 4096
 }
 
-/// The pool's type.
 pub type Pool = LocalPool<'static, Chosen<Lz4>, Region, Budget>;
 
 struct Cell(UnsafeCell<MaybeUninit<Pool>>);
@@ -193,7 +192,6 @@ fn prefer_nodes() -> usize {
     nodes.len()
 }
 
-/// The pool.
 #[inline(always)]
 pub fn pool() -> &'static Pool {
     // SAFETY: `init` ran before anything that calls this.

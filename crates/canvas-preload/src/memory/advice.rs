@@ -25,7 +25,6 @@ const COLLAPSE: i32 = 25;
 const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;
 
-/// `madvise`.
 pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !layout::in_window(a[0]) {
         return None;

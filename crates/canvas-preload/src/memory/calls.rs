@@ -61,9 +61,7 @@ use To::*;
 /// The hook of a call that needs more than pins: `capture/hooks.rs` has an arm for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hook {
-    /// About memory.
     Memory(Memory),
-    /// About signals.
     Signal(Signal),
     /// About processes, threads, descriptors and users.
     Process(Process),
@@ -135,7 +133,6 @@ pub enum Process {
 
 /// A row of the table.
 pub struct Row {
-    /// Number of the call.
     pub nr: i64,
     /// The hook; `None`: the kernel serves the call, with the pages of its arguments pinned.
     pub hook: Option<Hook>,
@@ -173,7 +170,6 @@ const fn refused(nr: i64) -> Row {
     }
 }
 
-/// The table.
 pub static ROWS: [Row; COUNT] = TABLE;
 
 const TABLE: [Row; COUNT] = [

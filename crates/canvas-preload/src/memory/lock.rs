@@ -186,7 +186,6 @@ fn lock_range(start: u32, end: u32, flags: usize) -> Result<usize, Errno> {
         .map(|()| 0)
 }
 
-/// `munlock`.
 pub fn munlock(addr: usize, bytes: usize) -> Option<Result<usize, Errno>> {
     layout::in_window(addr).then(|| pages(addr, bytes).and_then(|(s, e)| unlock_range(s, e)))
 }
@@ -334,7 +333,6 @@ fn can_all_stay() -> bool {
     can_stay(&lock(), 0, WINDOW_PAGES as u32)
 }
 
-/// `munlockall`.
 pub fn munlockall() -> Result<usize, Errno> {
     FUTURE.store(0, Ordering::Relaxed);
     native_swap::lock(false);

@@ -306,7 +306,6 @@ fn mmap_over(g: &mut Lists, start: u32, end: u32, a: &[usize; 6]) -> Result<usiz
     Ok(at)
 }
 
-/// `munmap`.
 pub fn munmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     on_range(a[0], a[1], |start, end| {
         if start == end {

@@ -31,7 +31,6 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Creates an empty set.
     pub fn new() -> Pins {
         Pins {
             ranges: [(0, 0); PINS],

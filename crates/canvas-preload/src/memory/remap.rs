@@ -175,7 +175,6 @@ fn place_by_move(dst: PageId, src: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `mremap`.
 pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let (old, old_bytes, new_bytes, flags, new_addr) = (a[0], a[1], a[2], a[3] as i32, a[4]);
     let old_ours = layout::in_window(old);

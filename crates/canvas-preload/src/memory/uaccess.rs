@@ -39,7 +39,6 @@ fn next_page(addr: usize) -> usize {
     (addr & !(PAGE_SIZE - 1)).saturating_add(PAGE_SIZE)
 }
 
-/// Whether `first..=last` is readable.
 fn can_read(first: usize, last: usize) -> bool {
     let mut at = first;
     while at <= last {

@@ -20,7 +20,6 @@ pub struct Wish {
     meant_pages: AtomicU32,
 }
 
-/// This process's.
 pub static WISH: Wish = Wish {
     start: AtomicU32::new(0),
     end: AtomicU32::new(0),

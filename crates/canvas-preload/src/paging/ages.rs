@@ -130,7 +130,6 @@ pub struct View {
 }
 
 impl View {
-    /// Takes the view now.
     pub fn now(surplus: Surplus) -> View {
         let now_ms = now_ms();
         let all = live_slots().map(|p| process(p, surplus, now_ms));

@@ -241,7 +241,6 @@ impl Default for Lot {
 }
 
 impl Lot {
-    /// Number of pages.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -254,7 +253,6 @@ impl Lot {
         }
     }
 
-    /// The pages.
     pub fn pages(&self) -> &[PageId] {
         &self.pages[..self.len]
     }

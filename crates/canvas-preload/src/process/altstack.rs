@@ -14,7 +14,6 @@ use crate::base::writable::{Steps, open};
 use crate::base::{cancel, state, thread};
 use crate::process::beliefs;
 
-/// Bytes of one stack.
 const BYTES: usize = thread::SIGNAL_STACK_BYTES;
 /// Threads that can have a stack at one time; others go without.
 const COUNT: usize = thread::SIGNAL_STACKS;

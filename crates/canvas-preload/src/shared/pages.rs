@@ -564,7 +564,6 @@ fn vanished(page: u32) -> Resolved {
     Resolved::Present
 }
 
-/// Pages of a batch.
 fn batch(limit: i64) -> usize {
     (limit / 16).clamp(8, 64) as usize
 }
