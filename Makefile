@@ -18,16 +18,14 @@ DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
 BINDING_PACKAGES := gcc libc6-dev python3-dev python3-pip python3-setuptools python3-wheel openjdk-17-jdk-headless
 POINTER_PACKAGES := gcc libc6-dev openjdk-17-jdk-headless python3 iproute2 kmod
-GUEST_PACKAGES := qemu-system-x86 qemu-system-common redis-server memcached gcc libc6-dev busybox-static kmod \
-	util-linux binutils debian-archive-keyring python3 liblz4-1 liblzo2-2
 PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
 .PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-fresh test-slow sim \
-	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-serving \
-	bench-cluster bench-fastswap lint deps-test deps-demo clean
+	bindings bench bench-quick bench-slo bench-backends bench-cost bench-pointers bench-hints bench-serving \
+	lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -124,12 +122,6 @@ bench: deps-test lab ## The pager's targets against zram and plain runs (docs/TA
 bench-quick: lab ## Measure built-in programs beside plain runs and zram, in about three minutes (lab/README.md)
 	$(LAB) run quick
 
-bench-switch: lab ## Move far memory of a working program, beside swapoff of the kernel's (root; lab/experiments)
-	bench/switch --canvas $(CANVAS)
-
-bench-erasure: lab ## Copies beside erasure codes: memory, latency and loss with dead donors (lab/experiments)
-	bench/erasure --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-erasure.jsonl
-
 bench-slo: lab ## What a target of --slo saves of programs' memory, beside TMO's loop over zram (root; lab/experiments)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/slo --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-slo.jsonl
@@ -150,21 +142,8 @@ bench-hints: lab ## Programs that say what they need next (canvas.h), their page
 	$(call install,$(POINTER_PACKAGES))
 	bench/hints --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-hints.jsonl
 
-bench-resume: lab ## Idle programs that are needed again, with and without --learn (root; lab/experiments)
-	$(call install,$(POINTER_PACKAGES) redis-server)
-	bench/resume --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-resume.jsonl
-
-bench-fastswap: lab ## Guests that swap onto canvas, disks, zswap, zram and a ramdisk, with redis and analytics (root; lab/experiments)
-	$(call install,$(GUEST_PACKAGES))
-	python3 tests/vm/kernel.py
-	bench/fastswap --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-fastswap.jsonl
-
 bench-serving: lab ## What serving threads of the host's agent give, and how full each is (root; lab/experiments)
 	bench/serving --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-serving.jsonl
-
-bench-cluster: lab ## Five hosts that run programs and lend memory at one time, beside swap (root; lab/experiments)
-	$(call install,$(PROGRAM_PACKAGES))
-	bench/cluster --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-cluster.jsonl
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

@@ -75,6 +75,14 @@ pub enum Command {
         /// The run's journal.
         journal: PathBuf,
     },
+    /// Works until its standard input ends, and says what it does ten times a second.
+    #[command(hide = true)]
+    Steady {
+        /// Data in MiB.
+        mib: u64,
+        /// Seed of all data.
+        seed: u64,
+    },
     /// Is a disk whose reads take 100 us, in place of a file.
     #[command(hide = true)]
     Disk {

@@ -19,6 +19,7 @@ fn main() {
         Command::Compare { old, new } => run::compare(old, new),
         Command::Report(args) => report::run(args),
         Command::Workload(args) => workload::run(args),
+        Command::Steady { mib, seed } => workload::steady(*mib, *seed),
         Command::Replay(args) => replay::run(args),
         Command::Sim(args) => Ok(sim::run(args)),
         Command::Guardian { journal } => Ok(run::guard(journal)),

@@ -6,10 +6,27 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use canvas_types::exit;
-use canvas_workloads::Options;
+use canvas_workloads::{Options, steady};
 
 use crate::args::WorkloadArgs;
 use crate::error::Failure;
+
+fn failure(e: canvas_workloads::Failure) -> Failure {
+    Failure {
+        code: match e {
+            canvas_workloads::Failure::Usage(_) => exit::USAGE,
+            canvas_workloads::Failure::Wrong(_) => exit::NEGATIVE,
+        },
+        sentence: e.to_string(),
+    }
+}
+
+/// `lab steady`: works until standard input ends; returns the exit code.
+pub fn steady(mib: u64, seed: u64) -> Result<i32, Failure> {
+    let _ = nix::sys::prctl::set_thp_disable(true);
+    steady::run(mib, seed, io::stdin(), io::stdout()).map_err(failure)?;
+    Ok(exit::OK)
+}
 
 /// Runs it and prints its answer; returns the exit code.
 pub fn run(args: &WorkloadArgs) -> Result<i32, Failure> {
@@ -32,13 +49,7 @@ pub fn run(args: &WorkloadArgs) -> Result<i32, Failure> {
         rounds: args.rounds,
         stride: args.stride,
     };
-    let output = canvas_workloads::run(&args.name, &options).map_err(|e| Failure {
-        code: match e {
-            canvas_workloads::Failure::Usage(_) => exit::USAGE,
-            canvas_workloads::Failure::Wrong(_) => exit::NEGATIVE,
-        },
-        sentence: e.to_string(),
-    })?;
+    let output = canvas_workloads::run(&args.name, &options).map_err(failure)?;
     let line = serde_json::to_string(&output)
         .map_err(|e| Failure::usage(format!("the answer cannot be written: {e}")))?;
     // A closed pipe is the reader's choice.

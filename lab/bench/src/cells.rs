@@ -8,7 +8,7 @@ use crate::stats::{Ratio, Spread, ratio_of_medians};
 use crate::variant::{KERNEL, Variant};
 
 /// Seed of all confidence intervals: the same file gives the same page.
-const SEED: u64 = 0xca57a5;
+pub const SEED: u64 = 0xca57a5;
 
 /// Accesses that took longer are the faults, whatever is below: a local one takes a cache miss and a
 /// walk of the page tables, a fault at least a trap and a copy.

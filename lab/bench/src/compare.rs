@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::cells::{Cell, Key, Unit, gather};
+use crate::cells::{Cell, Key, SEED, Unit, gather};
 use crate::read::{self, ReadError, Results};
 use crate::record::{Outcome, Sample};
-use crate::stats::Verdict;
+use crate::stats::{Ratio, Verdict, median, ratio_of_medians};
 use crate::words::{quantity, seconds};
 
 /// One side, cells by scale and key: other sizes are other programs.
@@ -46,6 +46,7 @@ pub fn run(old: &Path, new: &Path) -> Result<String, CompareError> {
         let (row, verdict) = Row::of(cell, other);
         *tally.entry(verdict).or_default() += 1;
         rows.push(row);
+        rows.extend(Row::of_figures(cell, other));
         for (side, cell) in [("OLD", cell), ("NEW", other)] {
             if let Some(bad) = endings(cell) {
                 notes.push(format!("{side}: {}: {bad}", key.1));
@@ -172,13 +173,44 @@ impl Row {
             figure(old),
             figure(new),
             ratio.map_or("-".into(), |r| format!("{:.3}", r.ratio)),
-            ratio
-                .and_then(|r| r.bounds)
-                .map_or("-".into(), |(a, b)| format!("[{a:.3}, {b:.3}]")),
+            bounds(ratio),
             verdict.to_owned(),
         ]);
         (row, verdict)
     }
+
+    /// A row for each figure of the experiment's own that both have. Whether more is better is not said.
+    fn of_figures(old: &Cell, new: &Cell) -> Vec<Row> {
+        let names: BTreeSet<&String> = old.good().flat_map(|s| s.figures.keys()).collect();
+        let row = |name: &String| {
+            let values = |cell: &Cell| cell.values(|s| s.figures.get(name).copied());
+            let (before, after) = (values(old), values(new));
+            let (a, b) = (median(&before)?, median(&after)?);
+            let ratio = ratio_of_medians(&after, &before, SEED);
+            let verdict = match ratio.map(|r| r.verdict()) {
+                None => "-",
+                Some(Verdict::Faster) => "more",
+                Some(Verdict::Slower) => "less",
+                Some(Verdict::NoDifference) => "no difference seen",
+                Some(Verdict::TooFew) => "too few repeats",
+            };
+            Some(Row([
+                format!("  {name}"),
+                quantity(a),
+                quantity(b),
+                ratio.map_or("-".into(), |r| format!("{:.3}", r.ratio)),
+                bounds(ratio),
+                verdict.to_owned(),
+            ]))
+        };
+        names.into_iter().filter_map(row).collect()
+    }
+}
+
+/// The confidence interval of a ratio.
+fn bounds(ratio: Option<Ratio>) -> String {
+    let bounds = ratio.and_then(|r| r.bounds);
+    bounds.map_or("-".into(), |(a, b)| format!("[{a:.3}, {b:.3}]"))
 }
 
 fn figure(cell: &Cell) -> String {

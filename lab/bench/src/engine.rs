@@ -2,12 +2,13 @@
 
 mod budget;
 pub(crate) mod child;
-mod donors;
+pub(crate) mod donors;
 pub mod error;
 pub mod plan;
-mod program;
+pub(crate) mod program;
 mod progress;
 mod results;
+pub(crate) mod script;
 mod shared;
 pub mod table;
 mod tcp;
@@ -185,6 +186,7 @@ pub(crate) fn run_with(
         refuse_beside(*pid, &asked)?;
     }
     let mut plan = plan::make(request, all, |v| plan::missing_here(request, v))?;
+    plan::leave_out_scripts(&mut plan, request)?;
     plan::leave_out_tenants(&mut plan, |flags| {
         plan::flags_missing(&request.canvas, flags)
     });
@@ -262,15 +264,13 @@ fn another(pid: Option<u32>) -> String {
 /// The kernel's swap is one for the whole host: what was asked for cannot use it beside another
 /// bench. (Without root it cannot anyway, and the plan says so.)
 fn refuse_beside(pid: Option<u32>, asked: &Plan) -> Result<(), BenchError> {
-    let kernel = asked
-        .sets
-        .iter()
-        .flat_map(|s| &s.variants)
-        .find(|v| v.is_kernel());
-    match kernel {
+    let sets = asked.sets.iter().flat_map(|s| s.variants.clone());
+    let cases = asked.scripts.iter().flat_map(|c| c.cases(0));
+    let mut all = sets.chain(cases.map(script::Case::variant));
+    match all.find(Variant::is_kernel) {
         Some(variant) if nix::unistd::geteuid().is_root() => Err(BenchError::WouldDisturb {
             other: another(pid),
-            variant: Box::new(variant.clone()),
+            variant: Box::new(variant),
         }),
         _ => Ok(()),
     }
@@ -278,12 +278,14 @@ fn refuse_beside(pid: Option<u32>, asked: &Plan) -> Result<(), BenchError> {
 
 fn total_runs(plan: &Plan) -> u64 {
     let of = |s: &Set| (0..s.repeats).map(|r| s.cells(r).len() as u64).sum::<u64>();
-    plan.sets.iter().map(of).sum()
+    let in_scripts = |c: &plan::Course| c.cases(0).len() as u64 * u64::from(c.repeats);
+    plan.sets.iter().map(of).sum::<u64>() + plan.scripts.iter().map(in_scripts).sum::<u64>()
 }
 
 impl<'a> Bench<'a> {
     fn all_of(&mut self, plan: Plan) -> Result<(), Fail> {
         self.head(&plan)?;
+        let scripts = plan.scripts;
         let sets = self.prepare(plan.sets)?;
         let repeats = sets.iter().map(|s| s.repeats).max().unwrap_or(0);
         // Repeats outermost, so that a noisy minute hits no cell in all of its repeats.
@@ -303,9 +305,12 @@ impl<'a> Bench<'a> {
             }
         }
         let left_out = self.budget.left_out(&sets);
-        let was_short = !left_out.is_empty();
+        let mut was_short = !left_out.is_empty();
         for skip in left_out {
             self.skip(skip)?;
+        }
+        for course in &scripts {
+            was_short |= !self.course(course)?;
         }
         if was_short && self.samples.is_empty() {
             return Err(BenchError::TooLittleTime.into());
@@ -316,8 +321,9 @@ impl<'a> Bench<'a> {
     /// Writes who runs, and what does not run and why.
     fn head(&mut self, plan: &Plan) -> Result<(), ResultsError> {
         let machine = facts::machine(&self.request.canvas);
-        let scale = plan.sets.first().map_or(1.0, |s| s.scale);
-        let repeats = plan.sets.first().map_or(0, |s| s.repeats);
+        let of_sets = plan.sets.iter().map(|s| (s.scale, s.repeats));
+        let of_scripts = plan.scripts.iter().map(|c| (c.scale, c.repeats));
+        let (scale, repeats) = of_sets.chain(of_scripts).next().unwrap_or((1.0, 0));
         let run = run_line(self.request, &self.run_id, machine, scale, repeats);
         self.results.add(&Line::Run(run))?;
         for skip in &plan.skips {
@@ -443,32 +449,106 @@ impl<'a> Bench<'a> {
         }
         let mut words = Vec::new();
         for sample in samples {
-            words.push(match &sample.outcome {
-                Outcome::Ok => match sample.seconds {
-                    Some(seconds) => format!("{seconds:.2} s"),
-                    // It was company, and has no time of its own.
-                    None => "ok".to_owned(),
-                },
-                Outcome::Failed(why) => format!("FAILED: {why}"),
-                other => table::word(other).to_owned(),
-            });
-            match sample.outcome {
-                Outcome::Ok | Outcome::Oom => {}
-                Outcome::Timeout => {
-                    self.failed += 1;
-                    self.hung.push(key.clone());
-                }
-                _ => self.failed += 1,
+            if sample.outcome == Outcome::Timeout {
+                self.hung.push(key.clone());
             }
-            if let Outcome::Failed(why) = &sample.outcome {
-                self.progress.say(&format!("{what}: {why}"));
-            }
-            self.results.add(&Line::Sample(Box::new(sample.clone())))?;
-            self.samples.push(sample);
+            words.push(self.keep(&what, sample)?);
         }
         self.progress
             .advance(1, Some(&format!("{what}: {}", words.join(", "))));
         Ok(true)
+    }
+
+    /// Writes a sample to the results; how its program ended, in words.
+    fn keep(&mut self, what: &str, sample: Sample) -> Result<String, Fail> {
+        let words = match &sample.outcome {
+            Outcome::Ok => match (sample.seconds, sample.ops_per_s) {
+                (Some(seconds), _) => format!("{seconds:.2} s"),
+                (None, Some(rate)) => format!("{rate:.0}/s"),
+                // It was company, and has no time of its own.
+                (None, None) => "ok".to_owned(),
+            },
+            Outcome::Failed(why) => {
+                self.progress.say(&format!("{what}: {why}"));
+                format!("FAILED: {why}")
+            }
+            other => table::word(other).to_owned(),
+        };
+        if !matches!(sample.outcome, Outcome::Ok | Outcome::Oom) {
+            self.failed += 1;
+        }
+        self.results.add(&Line::Sample(Box::new(sample.clone())))?;
+        self.samples.push(sample);
+        Ok(words)
+    }
+
+    /// Runs a course of events; false when there was no time for all of it.
+    fn course(&mut self, course: &plan::Course) -> Result<bool, Fail> {
+        for repeat in 0..course.repeats {
+            for case in course.cases(repeat) {
+                self.check_stop()?;
+                if self.budget.is_over() {
+                    self.skip(Skip {
+                        run_id: String::new(),
+                        experiment: course.script.name.to_owned(),
+                        workload: None,
+                        variant: None,
+                        reason: "the time was over before all of it had run".to_owned(),
+                    })?;
+                    return Ok(false);
+                }
+                self.case(course, case, repeat)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Runs a case of a course of events once.
+    fn case(
+        &mut self,
+        course: &plan::Course,
+        case: &script::Case,
+        repeat: u32,
+    ) -> Result<(), Fail> {
+        let what = format!("{}: {}", course.script.name, case.words());
+        self.progress.now(&what);
+        let own = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
+        let blank = Sample {
+            run_id: self.run_id.clone(),
+            experiment: course.script.name.to_owned(),
+            workload: case.workload.to_owned(),
+            parameters: case.parameters.iter().map(own).collect(),
+            variant: case.variant(),
+            repeat,
+            at_s: self.context.began.elapsed().as_secs_f64(),
+            ..Sample::default()
+        };
+        let dir = program::run_dir(&self.scratch, self.next_number())?;
+        let stage = script::Stage {
+            context: &self.context,
+            request: self.request,
+            blank: blank.clone(),
+            scale: course.scale,
+            dir: dir.clone(),
+            earlier: &self.samples,
+        };
+        let result = (course.script.run)(&stage, case);
+        let _ = fs::remove_dir_all(&dir);
+        let samples = match result {
+            Ok(samples) => samples,
+            Err(Fail::Stopped(signal)) => return Err(Fail::Stopped(signal)),
+            Err(Fail::Error(e)) => vec![Sample {
+                outcome: Outcome::Failed(e.to_string()),
+                ..blank
+            }],
+        };
+        let mut words = Vec::new();
+        for sample in samples {
+            words.push(self.keep(&what, sample)?);
+        }
+        self.progress
+            .advance(1, Some(&format!("{what}: {}", words.join(", "))));
+        Ok(())
     }
 
     fn blank(&self, cell: &Cell, index: usize, repeat: u32) -> Sample {
@@ -780,6 +860,14 @@ fn list_of(all: &[Box<dyn Workload>], cache: &Path, request: &Request) -> String
         }
         for sentence in e.not_yet {
             let _ = writeln!(text, "  {:width$}   left out: {sentence}", "");
+        }
+    }
+    for s in crate::experiments::SCRIPTS {
+        let missing = s.missing();
+        let missing = missing.map_or(String::new(), |m| format!(" (not here: {m})"));
+        let _ = writeln!(text, "  {:width$} {}{missing}", s.name, s.about);
+        if let Some(paper) = s.paper {
+            let _ = writeln!(text, "  {:width$}   mirrors {paper}", "");
         }
     }
     text.push_str("\nVariants:\n");

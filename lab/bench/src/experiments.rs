@@ -3,15 +3,22 @@
 //! An experiment is a list of parts; a part is a list of programs under variants at local ratios,
 //! each alone or all of them together. What of a paper is left out is named in `not_yet`.
 
+mod cluster;
 mod demo;
+mod erasure;
+mod fastswap;
 mod goals;
 mod isolation;
 mod pressure;
 mod reads;
 mod recovery;
+mod resume;
+mod steady;
+mod switch;
 
 use std::time::Duration;
 
+use crate::engine::script::Script;
 use crate::link::Delay;
 use crate::rate::Rate;
 use crate::targets;
@@ -258,7 +265,16 @@ pub const REPEATS: u32 = 5;
 /// The experiment that workloads named without an experiment make up.
 pub const SWEEP: &str = "sweep";
 
-/// All experiments.
+/// The experiments that are a course of events.
+pub const SCRIPTS: &[Script] = &[
+    erasure::SCRIPT,
+    switch::SCRIPT,
+    resume::SCRIPT,
+    cluster::SCRIPT,
+    fastswap::SCRIPT,
+];
+
+/// All other experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "quick",
@@ -665,6 +681,11 @@ const THREADS: [Program; 5] = [
 /// The experiment of this name.
 pub fn find(name: &str) -> Option<&'static Experiment> {
     EXPERIMENTS.iter().find(|e| e.name == name)
+}
+
+/// The course of events of this name.
+pub fn find_script(name: &str) -> Option<&'static Script> {
+    SCRIPTS.iter().find(|s| s.name == name)
 }
 
 #[cfg(test)]

@@ -186,6 +186,9 @@ pub struct Sample {
     /// Rates over time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<Tick>,
+    /// Figures of this experiment alone, by a name that ends in their unit.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub figures: BTreeMap<String, f64>,
     /// What the program computed, in short; the same for all variants of a workload.
     pub answer: Option<String>,
 }

@@ -70,6 +70,11 @@ pub fn tenant_of(canvas: u32) -> Option<Lease> {
     Lease::map(&shared_memory(canvas)?).ok()
 }
 
+/// Counters of a `canvas run`, with far memory or without.
+pub fn counters_of(canvas: u32) -> Option<&'static Segment> {
+    Segment::map(&shared_memory(canvas)?).ok()
+}
+
 /// Is it an agent of far memory, which `canvas run` starts?
 fn is_agent(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

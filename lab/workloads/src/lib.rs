@@ -17,6 +17,7 @@ mod quicksort;
 mod rmat;
 mod rng;
 mod snappy;
+pub mod steady;
 mod stream;
 mod text;
 

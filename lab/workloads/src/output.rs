@@ -109,7 +109,7 @@ impl Times {
         })
     }
 
-    fn buckets(&self) -> Vec<(u64, u64)> {
+    pub(crate) fn buckets(&self) -> Vec<(u64, u64)> {
         self.0
             .iter_recorded()
             .map(|b| {

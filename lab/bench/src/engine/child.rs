@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child as StdChild, Command, ExitStatus, Stdio};
+use std::process::{Child as StdChild, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -68,6 +68,26 @@ impl Child {
         tag: &str,
         undo: &Arc<Undo>,
     ) -> Result<Child, BenchError> {
+        Child::start_with(command, dir, tag, undo, Stdio::null())
+    }
+
+    /// The same with a pipe as its standard input.
+    pub fn start_with_input(
+        command: &Argv,
+        dir: &Path,
+        tag: &str,
+        undo: &Arc<Undo>,
+    ) -> Result<Child, BenchError> {
+        Child::start_with(command, dir, tag, undo, Stdio::piped())
+    }
+
+    fn start_with(
+        command: &Argv,
+        dir: &Path,
+        tag: &str,
+        undo: &Arc<Undo>,
+        input: Stdio,
+    ) -> Result<Child, BenchError> {
         let (program, args) = command.argv.split_first().ok_or(BenchError::NoProgram)?;
         let fail = |source: std::io::Error| BenchError::CannotStart {
             program: program.clone(),
@@ -87,7 +107,7 @@ impl Child {
             }
         }
         c.envs(command.env.iter().map(|(k, v)| (k, v)));
-        c.stdin(Stdio::null());
+        c.stdin(input);
         c.stdout(File::create(&out).map_err(fail)?);
         c.stderr(File::create(&err).map_err(fail)?);
         // Out of the reach of the terminal's Ctrl-C: the bench ends it itself.
@@ -160,9 +180,19 @@ impl Child {
         self.wait(Duration::from_secs(10));
     }
 
+    /// The pipe to its standard input, once.
+    pub fn input(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
+    }
+
+    /// What it has written to standard output.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.out).unwrap_or_default()).into_owned()
+    }
+
     /// Last line of its standard output that is not empty.
     pub fn last_line(&self) -> String {
-        let text = String::from_utf8_lossy(&fs::read(&self.out).unwrap_or_default()).into_owned();
+        let text = self.output();
         text.lines()
             .rev()
             .find(|l| !l.trim().is_empty())

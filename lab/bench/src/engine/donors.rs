@@ -23,7 +23,7 @@ use crate::sampler;
 use crate::variant::FarBelow;
 use crate::workload::Argv;
 
-/// Donors of a program.
+/// Donors of a program whose experiment does not say how many.
 pub const DONORS: u32 = 3;
 /// Part of the working set that the pool may hold, in percent: most of what is cold leaves it.
 const POOL_PERCENT: u64 = 5;
@@ -92,10 +92,11 @@ fn state_of(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Donors {
-    /// Starts donors that lend `far_bytes` each, in `network` if there is one; files go to
+    /// Starts so many donors that lend `far_bytes` each, in `network` if there is one; files go to
     /// `dir`.
     pub fn start(
         canvas: &Path,
+        count: u32,
         far_bytes: u64,
         network: Option<&Network>,
         dir: &Path,
@@ -112,7 +113,7 @@ impl Donors {
             return Err(BenchError::NoKey(why.trim().to_owned()));
         }
         let mut donors = Vec::new();
-        for n in 0..DONORS {
+        for n in 0..count {
             let state = dir.join(format!("donor{n}.json"));
             let text = |path: &Path| path.to_string_lossy().into_owned();
             let address = network.map_or(Ipv4Addr::LOCALHOST, Network::address);
@@ -148,11 +149,22 @@ impl Donors {
         })
     }
 
+    /// Where they listen.
+    pub fn addresses(&self) -> Vec<&str> {
+        self.donors.iter().map(|d| d.address.as_str()).collect()
+    }
+
+    /// Kills the one that listens there, as if its host had died.
+    pub fn kill(&mut self, address: &str) {
+        if let Some(at) = self.donors.iter().position(|d| d.address == address) {
+            self.donors.swap_remove(at).child.end();
+        }
+    }
+
     /// Flags of an agent for them.
     pub fn servers(&self) -> [String; 2] {
-        let servers: Vec<&str> = self.donors.iter().map(|d| d.address.as_str()).collect();
         [
-            format!("--to={}", servers.join(",")),
+            format!("--to={}", self.addresses().join(",")),
             format!("--key-file={}", self.key.display()),
         ]
     }

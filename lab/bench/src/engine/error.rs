@@ -179,6 +179,9 @@ pub enum BenchError {
     /// `canvas keygen` failed; what it said.
     #[error("no cluster key can be made: {0}")]
     NoKey(String),
+    /// A course of events went another way; one sentence.
+    #[error("{0}")]
+    Script(String),
     /// A donor does not listen; what it said last.
     #[error("a donor does not start: {0}")]
     NoDonor(String),

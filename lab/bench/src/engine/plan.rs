@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::error::{NotHere, PlanError};
+use super::script::{self, Script};
 use super::shared::needed_flags;
 use crate::experiments::{self, Below, Experiment, How, Part};
 use crate::host::{net, swap};
@@ -166,11 +167,35 @@ impl Set {
     }
 }
 
+/// A script with those of its cases that run.
+#[derive(Clone, Debug)]
+pub struct Course {
+    /// The script.
+    pub script: &'static Script,
+    /// Words of the cases that do not run.
+    pub left_out: Vec<String>,
+    /// Repeats.
+    pub repeats: u32,
+    /// Size.
+    pub scale: f64,
+}
+
+impl Course {
+    /// The cases of a repeat, in turn.
+    pub fn cases(&self, repeat: u32) -> Vec<&'static script::Case> {
+        let mut cases = self.script.cases(repeat);
+        cases.retain(|c| !self.left_out.contains(&c.words()));
+        cases
+    }
+}
+
 /// What will run, and what will not and why.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// What runs, in order.
     pub sets: Vec<Set>,
+    /// Courses of events, which run then.
+    pub scripts: Vec<Course>,
     /// What does not.
     pub skips: Vec<Skip>,
     /// What canvas cannot do yet.
@@ -323,18 +348,24 @@ pub(crate) fn strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|w| (*w).to_owned()).collect()
 }
 
-/// Names, split into experiments and workloads.
-fn names<'a>(
-    request: &'a Request,
-    all: &[Box<dyn Workload>],
-) -> Result<(Vec<&'static Experiment>, Vec<&'a str>), PlanError> {
+/// What names stand for.
+struct Named<'a> {
+    experiments: Vec<&'static Experiment>,
+    scripts: Vec<&'static Script>,
+    workloads: Vec<&'a str>,
+}
+
+/// Names, split into experiments, courses of events and workloads.
+fn names<'a>(request: &'a Request, all: &[Box<dyn Workload>]) -> Result<Named<'a>, PlanError> {
     if request.names.is_empty() {
         return Err(PlanError::Nothing);
     }
-    let (mut chosen, mut workloads) = (Vec::new(), Vec::new());
+    let (mut chosen, mut scripts, mut workloads) = (Vec::new(), Vec::new(), Vec::new());
     for name in &request.names {
         if let Some(e) = experiments::find(name) {
             chosen.push(e);
+        } else if let Some(script) = experiments::find_script(name) {
+            scripts.push(script);
         } else if registry::find(all, name).is_some() {
             workloads.push(name.as_str());
         } else {
@@ -348,7 +379,11 @@ fn names<'a>(
     if request.co_run && workloads.len() < 2 {
         return Err(PlanError::NoCompany);
     }
-    Ok((chosen, workloads))
+    Ok(Named {
+        experiments: chosen,
+        scripts,
+        workloads,
+    })
 }
 
 /// Does the part itself name this workload, or is this its company, as samples write it (`zipf+snappy`)?
@@ -381,10 +416,11 @@ fn is_asked_for(e: &Experiment, part: &Part, named: &[&str], request: &Request) 
 }
 
 /// The workloads of `--with` must be there, and each must run in what was asked for.
-fn judge_with(request: &Request, chosen: &[&Experiment]) -> Result<(), PlanError> {
+fn judge_with(request: &Request, named: &Named) -> Result<(), PlanError> {
     for workload in &request.with {
-        let mut parts = chosen.iter().flat_map(|e| e.parts);
-        if !parts.any(|p| names_it(p, workload)) {
+        let mut parts = named.experiments.iter().flat_map(|e| e.parts);
+        let mut cases = named.scripts.iter().flat_map(|s| s.cases);
+        if !parts.any(|p| names_it(p, workload)) && !cases.any(|c| c.workload == workload) {
             return Err(PlanError::NoPartWith(workload.clone()));
         }
     }
@@ -439,8 +475,13 @@ pub fn make(
     all: &[Box<dyn Workload>],
     missing: impl Fn(&Variant) -> Option<String>,
 ) -> Result<Plan, PlanError> {
-    let (chosen, named) = names(request, all)?;
-    judge_with(request, &chosen)?;
+    let found = names(request, all)?;
+    judge_with(request, &found)?;
+    let Named {
+        experiments: chosen,
+        scripts,
+        workloads: named,
+    } = found;
     let own = match chosen[..] {
         [one] => one.time_max,
         // The time of one experiment says nothing about several.
@@ -480,7 +521,85 @@ pub fn make(
     }
     leave_out_variants(&mut plan, request, missing)?;
     leave_out_workloads(&mut plan, request, all, &named)?;
+    for script in scripts {
+        courses_of(&mut plan, script, request)?;
+    }
     Ok(plan)
+}
+
+/// Whether the user asked for this case: all are unless `--with` and `--variants` name some.
+fn is_case_asked_for(case: &script::Case, request: &Request) -> bool {
+    let variant = case.variant();
+    let same = |v: &Variant| discriminant(v) == discriminant(&variant);
+    let by_variant = request
+        .variants
+        .as_ref()
+        .is_none_or(|all| all.iter().any(same));
+    by_variant && (request.with.is_empty() || request.with.iter().any(|w| w == case.workload))
+}
+
+/// Adds a script without the cases that were not asked for; an error when it cannot run here.
+fn courses_of(
+    plan: &mut Plan,
+    script: &'static Script,
+    request: &Request,
+) -> Result<(), PlanError> {
+    let asked = |c: &&script::Case| is_case_asked_for(c, request);
+    let left_out = script.cases.iter().filter(|c| !asked(c));
+    let course = Course {
+        script,
+        left_out: left_out.map(script::Case::words).collect(),
+        repeats: request.repeats.unwrap_or(script.repeats),
+        scale: request.scale.unwrap_or(script.scale),
+    };
+    if course.cases(0).is_empty() {
+        let reason = format!("{}: none of its cases has these --variants", script.name);
+        return Err(PlanError::NoVariantLeft(reason));
+    }
+    plan.scripts.push(course);
+    Ok(())
+}
+
+/// Takes out scripts that cannot run here, and cases whose variant cannot be had; an error when nothing is left.
+pub fn leave_out_scripts(plan: &mut Plan, request: &Request) -> Result<(), PlanError> {
+    let had_some = !plan.scripts.is_empty();
+    let mut first = None;
+    let mut skip = |script: &Script, case: Option<&script::Case>, reason: String| {
+        first.get_or_insert_with(|| format!("{}: {reason}", script.name));
+        Skip {
+            run_id: String::new(),
+            experiment: script.name.to_owned(),
+            workload: case.map(|c| c.workload.to_owned()),
+            variant: case.map(script::Case::variant),
+            reason,
+        }
+    };
+    for course in &mut plan.scripts {
+        let whole = course.script.missing();
+        let whole = whole.or_else(|| canvas_missing(&request.canvas));
+        if let Some(reason) = whole {
+            plan.skips.push(skip(course.script, None, reason));
+            course.left_out = course
+                .script
+                .cases
+                .iter()
+                .map(script::Case::words)
+                .collect();
+        }
+        for case in course.cases(0) {
+            if let Some(reason) = script::variant_missing(request, case) {
+                plan.skips.push(skip(course.script, Some(case), reason));
+                course.left_out.push(case.words());
+            }
+        }
+    }
+    plan.scripts.retain(|c| !c.cases(0).is_empty());
+    match first {
+        Some(reason) if had_some && plan.scripts.is_empty() && plan.sets.is_empty() => {
+            Err(PlanError::NoVariantLeft(reason))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Takes out what this host cannot do; an error when nothing is left of what was asked for.

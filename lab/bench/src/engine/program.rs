@@ -266,7 +266,7 @@ fn below<'a>(
             } else {
                 let (bytes, net) = (job.far_bytes, job.network);
                 let dir = &job.place.scratch;
-                let started = Donors::start(context.canvas, bytes, net, dir, context.undo)?;
+                let started = Donors::start(context.canvas, DONORS, bytes, net, dir, context.undo)?;
                 let flags = started.flags(below, &far_dir(&job.place.cache)?);
                 donors = Some((started, below));
                 flags

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::child::Child;
-use super::donors::{Donors, Work};
+use super::donors::{DONORS, Donors, Work};
 use super::error::BenchError;
 use crate::host::net::Network;
 use crate::host::undo::Undo;
@@ -38,7 +38,7 @@ impl Shared {
         far_dir: &Path,
         undo: &Arc<Undo>,
     ) -> Result<Shared, BenchError> {
-        let donors = Donors::start(canvas, far_bytes, network, dir, undo)?;
+        let donors = Donors::start(canvas, DONORS, far_bytes, network, dir, undo)?;
         let socket = dir.join("agent.sock");
         let own = [
             canvas.display().to_string(),

@@ -248,7 +248,34 @@ fn experiment(name: &str, samples: &[&Sample]) -> String {
         }
         rows.push(row);
     }
-    format!("{name}\n{}", align(&rows))
+    format!("{name}\n{}{}", align(&rows), figures(samples))
+}
+
+/// Medians of the figures that only this experiment has.
+fn figures(samples: &[&Sample]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    let mut all: BTreeMap<String, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
+    for s in samples.iter().filter(|s| s.outcome == Outcome::Ok) {
+        let place = format!("{}, {}", crate::cells::Key::of(s).place(), s.variant);
+        for (name, value) in &s.figures {
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+            }
+            let row = all.entry(place.clone()).or_default();
+            row.entry(name).or_default().push(*value);
+        }
+    }
+    if names.is_empty() {
+        return String::new();
+    }
+    let head = std::iter::once("figures").chain(names.iter().copied());
+    let mut rows = vec![head.map(str::to_owned).collect::<Vec<_>>()];
+    for (place, values) in &all {
+        let middle = |name: &&str| median(values.get(name)?).map(number);
+        let shown = names.iter().map(|n| middle(n).unwrap_or("-".to_owned()));
+        rows.push(std::iter::once(place.clone()).chain(shown).collect());
+    }
+    align(&rows)
 }
 
 fn label(what: &What) -> String {

@@ -13,7 +13,7 @@ mod python;
 mod recovery;
 mod spark;
 mod tight;
-mod tools;
+pub(crate) mod tools;
 mod ycsb;
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Control groups that limit memory, of version 1 or 2, whichever the host has.
 
+mod nested;
+
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};

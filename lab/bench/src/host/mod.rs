@@ -12,5 +12,6 @@ pub mod reverse;
 pub mod slow_disk;
 pub mod step;
 pub mod swap;
+pub mod switch;
 pub mod tool;
 pub mod undo;

@@ -100,7 +100,7 @@ fn free_subnet(taken: &[(u32, u32)], from: u32) -> Option<u32> {
 }
 
 /// Flags of a token bucket.
-fn bucket(rate: Rate) -> [String; 3] {
+pub(super) fn bucket(rate: Rate) -> [String; 3] {
     let bytes_in_ms = rate.bits_per_s / 8000;
     let burst = (bytes_in_ms * BURST_MS).max(BURST_BYTES_MIN);
     let limit = burst + bytes_in_ms * QUEUE_MS;
@@ -118,14 +118,14 @@ fn sent_bytes(answer: &str) -> Option<u64> {
     bucket.get("bytes")?.as_u64()
 }
 
-/// The process that keeps the namespace.
-struct Keeper {
+/// The process that keeps a namespace.
+pub(super) struct Keeper {
     child: Child,
     _held: Held,
 }
 
 impl Keeper {
-    fn start(undo: &Arc<Undo>) -> Result<Keeper, NetError> {
+    pub(super) fn start(undo: &Arc<Undo>) -> Result<Keeper, NetError> {
         let mut command = Command::new("unshare");
         command
             .args(["--net", "--", "cat"])
@@ -152,6 +152,17 @@ impl Keeper {
 
     fn namespace(&self) -> String {
         format!("/proc/{}/ns/net", self.child.id())
+    }
+
+    /// Its number.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// In front of a command that is to run inside.
+    pub(super) fn prefix(&self) -> Vec<String> {
+        let namespace = format!("--net={}", self.namespace());
+        vec!["nsenter".to_owned(), namespace, "--".to_owned()]
     }
 }
 
@@ -267,8 +278,7 @@ impl Network {
 
     /// In front of a command that is to run inside.
     pub fn prefix(&self) -> Vec<String> {
-        let namespace = format!("--net={}", self.keeper.namespace());
-        vec!["nsenter".to_owned(), namespace, "--".to_owned()]
+        self.keeper.prefix()
     }
 
     /// The address inside.

@@ -70,10 +70,13 @@ pub fn off(path: &Path) -> Result<(), ToolError> {
     tool(&["swapoff", &path.to_string_lossy()])
 }
 
-fn on(path: &Path) -> Result<(), ToolError> {
+/// Swap goes to the area with the greatest priority first.
+const PRIORITY: u32 = 100;
+
+fn on(path: &Path, priority: u32) -> Result<(), ToolError> {
     let path = path.to_string_lossy();
     tool(&["mkswap", &path])?;
-    tool(&["swapon", "-p", "100", &path])
+    tool(&["swapon", "-p", &priority.to_string(), &path])
 }
 
 /// Numbers of the zram devices.
@@ -200,6 +203,8 @@ pub struct Swap {
     /// N of zramN, or `None` for a file.
     zram: Option<u32>,
     zswap: bool,
+    /// The swap file, if there is one.
+    file: Option<PathBuf>,
     // Undone in this order: swap first, then what it lies on, then the settings.
     held: Vec<Held>,
     slow: Option<SlowDisk>,
@@ -231,6 +236,7 @@ impl Swap {
         let mut swap = Swap {
             zram: None,
             zswap: false,
+            file: None,
             held: Vec::new(),
             slow: None,
         };
@@ -238,10 +244,10 @@ impl Swap {
             Variant::Local | Variant::LocalOnHalf | Variant::Canvas(_) | Variant::CanvasFar(_) => {
                 return Ok(None);
             }
-            Variant::Zram => swap.zram_on(bytes, undo)?,
+            Variant::Zram => swap.zram_on(bytes, PRIORITY, undo)?,
             Variant::Zram64k => {
                 swap.folios_on(undo)?;
-                swap.zram_on(bytes, undo)?;
+                swap.zram_on(bytes, PRIORITY, undo)?;
             }
             Variant::Zswap => {
                 swap.zswap = true;
@@ -260,7 +266,7 @@ impl Swap {
                 swap.slow = Some(disk);
                 swap.held
                     .push(undo.hold(Step::SwapOff { path: path.clone() })?);
-                on(&path)?;
+                on(&path, PRIORITY)?;
             }
         }
         Ok(Some(swap))
@@ -284,7 +290,17 @@ impl Swap {
         Ok(())
     }
 
-    fn zram_on(&mut self, bytes: u64, undo: &Arc<Undo>) -> Result<(), SwapError> {
+    /// Swaps to zram too, and to that first: what leaves memory from here on goes there.
+    pub fn add_zram(&mut self, bytes: u64, undo: &Arc<Undo>) -> Result<(), SwapError> {
+        self.zram_on(bytes, PRIORITY + 1, undo)
+    }
+
+    /// Switches off the file that was on from the beginning: what lies there comes back, or goes elsewhere.
+    pub fn off_first(&self) -> Result<(), ToolError> {
+        self.file.as_deref().map_or(Ok(()), off)
+    }
+
+    fn zram_on(&mut self, bytes: u64, priority: u32, undo: &Arc<Undo>) -> Result<(), SwapError> {
         if !Path::new(ZRAM_CONTROL).exists() {
             // For the rest of the run, not for this cell: undone at its end.
             undo.note(Step::UnloadModule {
@@ -313,7 +329,7 @@ impl Swap {
         self.held.push(undo.hold(Step::SwapOff {
             path: device.clone(),
         })?);
-        Ok(on(&device)?)
+        Ok(on(&device, priority)?)
     }
 
     /// The device's node, which udev makes; without udev we do.
@@ -403,7 +419,13 @@ impl Swap {
         drop(file);
         self.held
             .push(undo.hold(Step::SwapOff { path: path.clone() })?);
-        Ok(on(&path)?)
+        self.file = Some(path.clone());
+        Ok(on(&path, PRIORITY)?)
+    }
+
+    /// Whether it lies on a zram device.
+    pub fn is_zram(&self) -> bool {
+        self.zram.is_some()
     }
 
     /// Mean time of the reads so far, in ns, of a disk of the bench's own.

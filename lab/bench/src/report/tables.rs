@@ -56,6 +56,7 @@ pub fn of(cells: &[Cell], experiment: &str) -> Markup {
         (table("Paging, processor and memory", false, &ours, &paging()))
         (table("Prefetching and swap entries", false, &ours, &prefetching()))
         (table("Far memory over donors", true, &ours, &donors()))
+        (table("Figures of this experiment", true, &ours, &own_figures(&ours)))
     }
 }
 
@@ -327,6 +328,19 @@ fn prefetching<'f>() -> Vec<Column<'f>> {
 }
 
 /// Far memory over donors, and plain TCP beside it.
+/// The figures that only this experiment has.
+fn own_figures<'f>(ours: &[&Cell]) -> Vec<Column<'f>> {
+    let all = ours.iter().flat_map(|c| &c.samples);
+    let names: BTreeSet<&String> = all.flat_map(|s| s.figures.keys()).collect();
+    let own = |name: &String| {
+        let (head, name) = (name.replace('_', " "), name.clone());
+        column(head, move |c| {
+            c.median(|s| s.figures.get(&name).copied()).map(quantity)
+        })
+    };
+    names.into_iter().map(own).collect()
+}
+
 fn donors<'f>() -> Vec<Column<'f>> {
     fn over<'h>(
         head: &'h str,

@@ -1,0 +1,144 @@
+//! A program that works while something happens (`lab steady`), and what it did in a time.
+
+use std::time::Duration;
+
+use canvas_workloads::Quantiles;
+use canvas_workloads::steady::{FILLED, RIGHT, Tick};
+
+use crate::engine::child::Child;
+use crate::engine::program::Fail;
+use crate::engine::script::{Stage, failed};
+use crate::record::Sample;
+
+/// As results name it.
+pub const NAME: &str = "steady";
+
+/// How long it may take to fill its memory, and to check all of it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The program at work.
+pub struct Steady {
+    child: Child,
+}
+
+impl Steady {
+    /// Starts it with so much data behind `prefix`: `canvas run ... --`, or nothing.
+    pub fn start(stage: &Stage, prefix: Vec<String>, mib: u64) -> Result<Steady, Fail> {
+        let own = [
+            stage.lab(),
+            "steady".to_owned(),
+            mib.to_string(),
+            stage.seed().to_string(),
+        ];
+        let child = stage.start_with_input([prefix.as_slice(), &own].concat(), NAME)?;
+        Ok(Steady { child })
+    }
+
+    /// Whether it goes on; an error with what it said when it has ended.
+    pub fn check(&mut self) -> Result<(), Fail> {
+        match self.child.wait(Duration::ZERO) {
+            None => Ok(()),
+            Some(_) => Err(failed(format!(
+                "the program has ended: {}",
+                self.child.complaint()
+            ))),
+        }
+    }
+
+    /// Waits until its data is there.
+    pub fn filled(&mut self, stage: &Stage) -> Result<(), Fail> {
+        stage.until("the filling of its memory", PATIENCE, || {
+            self.check()?;
+            Ok(self.child.output().starts_with(FILLED).then_some(()))
+        })
+    }
+
+    /// Has it check all its data, and ends it. False when a page was lost or a word was wrong.
+    pub fn end(&mut self, stage: &Stage) -> Result<bool, Fail> {
+        drop(self.child.input());
+        self.ended(stage)?;
+        Ok(self.child.last_line() == RIGHT)
+    }
+
+    /// Waits for its end.
+    fn ended(&mut self, stage: &Stage) -> Result<(), Fail> {
+        stage.until("the check of its data", PATIENCE, || {
+            Ok(self.child.wait(Duration::ZERO).map(drop))
+        })
+    }
+
+    /// Whether it has ended because a page was lost, which the kernel reports by SIGBUS.
+    pub fn is_lost(&mut self) -> bool {
+        use std::os::unix::process::ExitStatusExt;
+        const SIGBUS: i32 = nix::sys::signal::Signal::SIGBUS as i32;
+        let ended = self.child.wait(Duration::from_secs(5));
+        ended.is_some_and(|e| {
+            e.status.signal() == Some(SIGBUS) || e.status.code() == Some(128 + SIGBUS)
+        })
+    }
+
+    /// All that it wrote of the time between two moments, in seconds since 1970.
+    pub fn ticks(&self, from_s: f64, to_s: f64) -> Vec<Tick> {
+        let text = self.child.output();
+        let ticks = text.lines().filter_map(|l| serde_json::from_str(l).ok());
+        let within = |t: &Tick| t.unix_s - t.seconds >= from_s && t.unix_s <= to_s;
+        ticks.filter(within).collect()
+    }
+}
+
+/// Writes what it did in these ticks into a sample.
+pub fn apply(ticks: &[Tick], sample: &mut Sample) {
+    let seconds: f64 = ticks.iter().map(|t| t.seconds).sum();
+    let steps: u64 = ticks.iter().map(|t| t.steps).sum();
+    if steps == 0 {
+        return;
+    }
+    sample.ops_per_s = Some(steps as f64 / seconds);
+    let mut buckets = std::collections::BTreeMap::new();
+    for (bound, count) in ticks.iter().flat_map(|t| &t.access_histogram) {
+        *buckets.entry(*bound).or_insert(0) += count;
+    }
+    sample.access_histogram = buckets.into_iter().collect();
+    let at = |part: f64| {
+        let mut left = (steps as f64 * part).ceil() as u64;
+        let found = sample.access_histogram.iter().find(|(_, count)| {
+            let here = *count >= left;
+            left = left.saturating_sub(*count);
+            here
+        });
+        found.map_or(0.0, |(bound, _)| *bound as f64)
+    };
+    let longest = ticks.iter().map(|t| t.longest_ns).max();
+    sample.access_ns = Some(Quantiles {
+        p50: at(0.5),
+        p99: at(0.99),
+        p999: Some(at(0.999)),
+        max: longest.map(|ns| ns as f64),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_come_together() {
+        let tick = |bound, count, longest_ns| Tick {
+            unix_s: 1.0,
+            seconds: 0.5,
+            steps: count,
+            longest_ns,
+            access_histogram: vec![(bound, count)],
+        };
+        let mut sample = Sample::default();
+        apply(&[], &mut sample);
+        assert_eq!(sample, Sample::default());
+        apply(&[tick(100, 90, 99), tick(2000, 10, 1999)], &mut sample);
+        let found = sample.access_ns.unwrap();
+        assert_eq!(sample.ops_per_s, Some(100.0));
+        assert_eq!(
+            (found.p50, found.p99, found.max),
+            (100.0, 2000.0, Some(1999.0))
+        );
+    }
+}

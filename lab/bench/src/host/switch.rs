@@ -1,0 +1,149 @@
+//! Hosts of a network of the bench's own: namespaces behind one switch, each by a link of a rate.
+//!
+//! All of it lies in namespaces without names, so it goes with the processes that keep them.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use super::error::{NetError, ToolError};
+use super::net::{Keeper, bucket};
+use super::tool;
+use super::undo::Undo;
+use crate::rate::Rate;
+
+/// Addresses of hosts: this and their number. No route of this host leads there, and none is needed.
+const FIRST: u32 = u32::from_be_bytes([10, 77, 0, 1]);
+/// The device of a host, by which it reaches the others.
+const DEVICE: &str = "eth0";
+
+/// A switch.
+pub struct Switch {
+    keeper: Keeper,
+    rate: Rate,
+}
+
+/// A host at a switch.
+pub struct Port {
+    keeper: Keeper,
+    /// The end of its link at the switch.
+    name: String,
+    /// Where the others reach it.
+    pub address: Ipv4Addr,
+}
+
+/// Runs a tool in a namespace.
+fn within(keeper: &Keeper, words: &[&str]) -> Result<(), ToolError> {
+    let prefix = keeper.prefix();
+    let front = prefix.iter().map(String::as_str);
+    tool::run(&front.chain(words.iter().copied()).collect::<Vec<_>>()).map(drop)
+}
+
+impl Switch {
+    /// One whose links have this rate in either direction.
+    pub fn start(rate: Rate, undo: &Arc<Undo>) -> Result<Switch, NetError> {
+        let keeper = Keeper::start(undo)?;
+        within(&keeper, &["ip", "link", "add", "bridge", "type", "bridge"])?;
+        within(&keeper, &["ip", "link", "set", "bridge", "up"])?;
+        Ok(Switch { keeper, rate })
+    }
+
+    /// Joins a host with this number to it.
+    pub fn join(&self, number: u32, undo: &Arc<Undo>) -> Result<Port, NetError> {
+        let port = Port {
+            keeper: Keeper::start(undo)?,
+            name: format!("port{number}"),
+            address: Ipv4Addr::from(FIRST + number),
+        };
+        let pid = port.keeper.pid().to_string();
+        within(
+            &self.keeper,
+            &[
+                "ip", "link", "add", &port.name, "type", "veth", "peer", "name", DEVICE, "netns",
+                &pid,
+            ],
+        )?;
+        let address = format!("{}/24", port.address);
+        let [rate, burst, limit] = bucket(self.rate);
+        for (keeper, device) in [(&self.keeper, port.name.as_str()), (&port.keeper, DEVICE)] {
+            within(
+                keeper,
+                &[
+                    "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", &rate, "burst",
+                    &burst, "limit", &limit,
+                ],
+            )?;
+        }
+        within(
+            &port.keeper,
+            &["ip", "addr", "add", &address, "dev", DEVICE],
+        )?;
+        within(&port.keeper, &["ip", "link", "set", "lo", "up"])?;
+        within(&port.keeper, &["ip", "link", "set", DEVICE, "up"])?;
+        within(
+            &self.keeper,
+            &["ip", "link", "set", &port.name, "master", "bridge", "up"],
+        )?;
+        Ok(port)
+    }
+
+    /// Takes the cable of a host out, or puts it in again.
+    pub fn connect(&self, port: &Port, is_connected: bool) -> Result<(), NetError> {
+        let state = if is_connected { "up" } else { "down" };
+        Ok(within(
+            &self.keeper,
+            &["ip", "link", "set", &port.name, state],
+        )?)
+    }
+}
+
+impl Port {
+    /// In front of a command that is to run on the host.
+    pub fn prefix(&self) -> Vec<String> {
+        self.keeper.prefix()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::tests::{one_journal, request};
+    use crate::host::net::missing;
+    use crate::link::Link;
+
+    /// Whether the second host reaches the first.
+    fn is_reached(ports: &[Port]) -> bool {
+        let address = ports[0].address.to_string();
+        within(&ports[1].keeper, &["ping", "-c", "1", "-W", "1", &address]).is_ok()
+    }
+
+    #[test]
+    fn hosts_reach_each_other_while_they_are_connected() {
+        if !canvas_testing::has_root("hosts behind a switch") {
+            return;
+        }
+        let rate = Rate::mbit(1000);
+        let link = Link {
+            rate: Some(rate),
+            delay: None,
+        };
+        if let Some(reason) = missing(link) {
+            canvas_testing::skip(&reason.to_string());
+            return;
+        }
+        if !tool::is_installed("ping") {
+            canvas_testing::skip("ping is not installed");
+            return;
+        }
+        let _one = one_journal();
+        let undo = Undo::begin(&crate::host::reverse::Host, &request(&[]).guardian).unwrap();
+        let switch = Switch::start(rate, &undo).unwrap();
+        let ports: Vec<Port> = (0..2).map(|n| switch.join(n, &undo).unwrap()).collect();
+        assert!(is_reached(&ports));
+        switch.connect(&ports[0], false).unwrap();
+        assert!(!is_reached(&ports));
+        switch.connect(&ports[0], true).unwrap();
+        assert!(is_reached(&ports));
+        drop((ports, switch));
+        assert_eq!(undo.finish(), [""; 0]);
+    }
+}

@@ -1,0 +1,1 @@
+"""Guests that swap: what `lab run fastswap` runs."""
