@@ -87,7 +87,7 @@ def slo(r):
     r.require(at_first["far_pages_bytes"] > 50 * MIB, f"{at_first}")
     # All of the host's memory is no bound to be shown.
     local = next(line for line in ask(r, "status", name).splitlines() if line.startswith("  local"))
-    r.require(local.endswith(", bounded by slo=5% alone"), local)
+    r.require(local.endswith(", limited only by slo=5%"), local)
     open(phase, "w").close()
     time.sleep(3)
     wait_until(r, "the new phase is local, and the old one leaves", is_small)

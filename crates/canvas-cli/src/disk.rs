@@ -97,7 +97,9 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     if let Some(storage) = &storage {
         let tenant = Tenant::enter(storage.fd(), storage.segment, storage.far).map_err(|e| {
             let why = Errno::from_raw(e.0).desc();
-            Failure::usage(format!("far memory: no place in its tenant: {why}"))
+            Failure::usage(format!(
+                "far memory: no free process entry in its tenant: {why}"
+            ))
         })?;
         memory = memory.with_tenant(tenant);
     }
@@ -194,7 +196,7 @@ fn serve(
     let signal = disk.serve(&signals, &mut peers, beyond);
     let stats = disk.store.stats();
     say(format_args!(
-        "disk: {signal}: ending, {} pages were stored",
+        "disk: {signal}: ending; pages stored: {}",
         stats.stored_pages
     ));
     disk.write_state("ending");
@@ -234,7 +236,7 @@ fn settled(mut args: DiskArgs) -> Result<DiskArgs, Failure> {
 
 fn is_there(name: &str) -> Failure {
     Failure::usage(format!(
-        "tenant {name} is there already; write another name after --tenant"
+        "tenant {name} exists already; write another name after --tenant"
     ))
 }
 
@@ -318,7 +320,10 @@ impl Vhost {
         queues: u16,
     ) -> Result<Vhost, Failure> {
         let fail = |e: std::io::Error| {
-            Failure::usage(format!("--vhost-user: no thread: {}", crate::reason(&e)))
+            Failure::usage(format!(
+                "--vhost-user: a thread cannot be started: {}",
+                crate::reason(&e)
+            ))
         };
         let listener = socket.listener.try_clone().map_err(fail)?;
         listener.set_nonblocking(false).map_err(fail)?;
@@ -326,7 +331,7 @@ impl Vhost {
         let served = device.clone();
         let serve = move || {
             if let Err(e) = virtio::serve(listener, &served) {
-                say(format_args!("disk: vhost-user is not served any more: {e}"));
+                say(format_args!("disk: vhost-user is no longer served: {e}"));
             }
         };
         let thread = thread::Builder::new().name("vhost-user".to_owned());
@@ -345,7 +350,7 @@ fn pages(size: Size) -> Result<u64, Failure> {
     match size.bytes / page {
         0 => fail("is less than a page; write 4K or more".to_owned()),
         _ if !size.bytes.is_multiple_of(page) => {
-            fail("is no whole number of pages; write a multiple of 4K".to_owned())
+            fail("is not a whole number of pages; write a multiple of 4K".to_owned())
         }
         pages if pages > PAGES_MAX => {
             let most = Size::from_bytes(PAGES_MAX * page);
@@ -668,7 +673,7 @@ impl Watch {
         }
         if stats.damaged > self.before.damaged {
             say(format_args!(
-                "disk: {} reads met pages that are damaged: they fail with EIO; check this host's memory, and that of donors",
+                "disk: {} reads found damaged pages and failed with EIO; check this host's memory, and that of donors",
                 stats.damaged - self.before.damaged
             ));
         }
@@ -698,7 +703,7 @@ mod tests {
         assert_eq!(wrong(0), "--size 0 is less than a page; write 4K or more");
         assert_eq!(
             wrong(4097),
-            "--size 4097 is no whole number of pages; write a multiple of 4K"
+            "--size 4097 is not a whole number of pages; write a multiple of 4K"
         );
         assert!(wrong(1 << 43).contains("is too large; write "));
     }

@@ -163,7 +163,7 @@ pub fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             let unknown = first(ContextKind::InvalidSubcommand);
             match unknown.as_str() {
                 "bench" => {
-                    "measurements are a program of their own: write `lab run` (lab/README.md)"
+                    "measurements are made by the program `lab`: write `lab run` (lab/README.md)"
                         .to_owned()
                 }
                 "workload" | "replay" | "report" => {

@@ -13,7 +13,7 @@ pub fn run(args: &SetArgs) -> Result<i32, Failure> {
     let pair = |text: &String| match text.split_once('=') {
         Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
         None => Err(Failure::usage(format!(
-            "{text} is no change; write KEY=VALUE, where KEY is one of {}",
+            "{text} is not a change; write KEY=VALUE, where KEY is one of {}",
             keys(Command::Run)
         ))),
     };

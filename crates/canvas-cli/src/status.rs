@@ -161,7 +161,7 @@ fn local(text: &mut String, s: &Status) {
     let used = s.used.local_bytes;
     let local = match (local_bound(limits), &limits.slo) {
         (None, Some(slo)) if limits.local_effective_bytes.is_some() => {
-            format!("{}, bounded by slo={slo} alone", Bytes(used))
+            format!("{}, limited only by slo={slo}", Bytes(used))
         }
         (bound, _) => of(used, bound, limits.local_percent),
     };

@@ -223,7 +223,7 @@ pub enum ChangeError {
     )]
     Unsure(#[source] Errno),
     /// The request cannot be sent.
-    #[error("the host's agent cannot be asked: {}", .0.desc())]
+    #[error("the host's agent cannot be contacted: {}", .0.desc())]
     System(#[source] Errno),
     /// It sent an unexpected message.
     #[error("the host's agent sent an unexpected message")]

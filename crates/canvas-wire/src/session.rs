@@ -44,7 +44,7 @@ impl fmt::Display for SessionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             SessionError::Handshake => "the peer has another key, or does not speak canvas-wire/1",
-            SessionError::Message => "a message was changed on its way",
+            SessionError::Message => "a message was changed in transit",
             SessionError::Limit => "the session is at its limit",
             SessionError::Crypto => "the ciphers failed",
         })

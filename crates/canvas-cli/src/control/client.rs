@@ -47,7 +47,7 @@ impl Runs {
     pub fn look() -> Runs {
         if let Some(why) = Place::unusable() {
             say(format_args!(
-                "{why}; runs are not looked for there: close it to others (chmod 700) or name another one in CANVAS_RUN_DIR"
+                "{why}; its sockets are ignored: close it to others (chmod 700) or name another one in CANVAS_RUN_DIR"
             ));
         }
         Runs {
@@ -88,7 +88,7 @@ impl Runs {
         if found.len() > 1 {
             let pids: Vec<_> = found.iter().map(|f| f.name.pid.to_string()).collect();
             return Err(Failure::usage(format!(
-                "there are {} runs called {wanted}; write the number of one: {}",
+                "there are {} runs called {wanted}; write the process of one: {}",
                 found.len(),
                 pids.join(", ")
             )));
@@ -256,7 +256,7 @@ fn exchange(
             return Ok(line);
         }
         if line.len() > ANSWER_BYTES_MAX {
-            return Err(NoAnswer::Strange("its answer has no end".to_owned()));
+            return Err(NoAnswer::Strange("its answer is incomplete".to_owned()));
         }
     }
 }
@@ -285,7 +285,7 @@ impl NoAnswer {
 /// The error that there is no such run.
 pub fn nobody(wanted: Option<&str>) -> Failure {
     Failure::usage(match wanted {
-        Some(w) => format!("there is no run {w}; `canvas status` lists those that there are"),
+        Some(w) => format!("there is no run {w}; `canvas status` lists the runs"),
         None => "no canvas run and no canvas disk of this user is running".to_owned(),
     })
 }

@@ -96,8 +96,9 @@ impl Given {
             let segment = Segment::map(fd).map_err(system)?;
             let far = Far::map(fd).map_err(system)?;
             let place = Place::take_from(fd, segment, far, args.holder);
-            let place =
-                place.ok_or_else(|| fail("far memory: there is no place in it".to_owned()))?;
+            let place = place.ok_or_else(|| {
+                fail("far memory: its tenant has no entry for this process".to_owned())
+            })?;
             let tenant = Tenant::at(place);
             let tenant = tenant.map_err(|e| system(Errno::from_raw(e.0)))?;
             memory = memory.with_tenant(tenant);
@@ -177,7 +178,7 @@ pub fn run(args: &DiskArgs, held: Held) -> Result<i32, Failure> {
     if let Some(storage) = &held.storage {
         let place = Place::take(storage.fd(), storage.segment, storage.far)
             .map_err(|e| Errno::from_raw(e.0));
-        place.map_err(|e| fail("far memory: no place in its tenant", e))?;
+        place.map_err(|e| fail("far memory: no free process entry in its tenant", e))?;
     }
     let mut holding = Holding {
         held,

@@ -58,7 +58,7 @@ impl<'t> Extents<'t> {
         let end = begin + canvas_swap::classes::HEADER_BYTES + usize::from(place.len);
         self.bytes
             .get(begin..end)
-            .ok_or("its record lies outside of its extent")
+            .ok_or("its record is outside its extent")
     }
 
     /// Drops the cached extent, which may have been rewritten.

@@ -171,7 +171,7 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
         ),
         (
             &["--size", "5000", "--nbd", &sock],
-            "--size 5000 is no whole number of pages; write a multiple of 4K",
+            "--size 5000 is not a whole number of pages; write a multiple of 4K",
         ),
         (
             &["--size", "9T", "--nbd", &sock],
@@ -498,7 +498,7 @@ fn a_directory_of_sockets_that_is_open_to_others_is_named() {
     };
     let answer = ask(0o755);
     assert_eq!(answer.code, 0, "{}", answer.err);
-    let why = "it is another user's, or open to other users; runs are not looked for there";
+    let why = "it is another user's, or open to other users; its sockets are ignored";
     assert!(answer.err.contains(why), "{}", answer.err);
     assert_eq!(ask(0o700).err, "");
 }

@@ -192,7 +192,7 @@ fn bad_messages_after_the_handshake() {
             raw.stream.write_all(&out).unwrap();
         }),
         // The same message twice: it opens only once.
-        ("a message was changed on its way", |raw, session| {
+        ("a message was changed in transit", |raw, session| {
             raw.hello(session, hello(1, 1));
             let mut frame = [0; 64];
             let len = Request::Ping.encode(1, &mut frame).unwrap();

@@ -20,7 +20,7 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
         (&["set", "t"][..], "is missing"),
         (
             &["set", "t", "local"][..],
-            "local is no change; write KEY=VALUE",
+            "local is not a change; write KEY=VALUE",
         ),
         (&["set", "t", "local=1G"][..], "there is no run t"),
         (&["status", "--colour"][..], "there is no flag --colour"),
@@ -144,7 +144,7 @@ fn two_runs_of_one_name_are_told_apart_by_their_processes() {
     let (b, _) = cat(&host, &["--local", "64M"]);
     let (code, _, err) = host.ask(&["set", "cat", "local=32M"]);
     assert!(
-        code == 2 && err.contains("there are 2 runs called cat; write the number of one"),
+        code == 2 && err.contains("there are 2 runs called cat; write the process of one"),
         "{err}"
     );
     assert_eq!(host.ask(&["set", &b.id().to_string(), "local=32M"]).0, 0);
