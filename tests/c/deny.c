@@ -1,6 +1,6 @@
 /* Runs a command under a seccomp filter by which some calls fail. usage: deny WHAT COMMAND...
  *
- * close-code: large code that can be written to cannot be closed to writing.
+ * close-code: large writable code cannot be made read-only.
  */
 #include "common.h"
 #include <linux/filter.h>

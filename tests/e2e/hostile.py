@@ -196,11 +196,11 @@ def with_other_libc(r, *argv):
 
 @check("code-stays-open", timeout_s=60, **C)
 def code_stays_open(r):
-    """Where patched code cannot be closed to writing again the program does not run."""
+    """If patched code cannot be made read-only again, the program does not run."""
     if not r.managed:
         return
     c = r.call(with_other_libc(r, "true"), tag="open", local="16M", prefix=[r.binary("deny"), "close-code"], expect=125)
-    r.same(c.err().count("cannot be closed to writing again"), 1, f"lines that say why ({c.err()!r})")
+    r.same(c.err().count("cannot be made read-only again"), 1, f"lines that say why ({c.err()!r})")
 
 
 @check("two-tenants", timeout_s=60, modes=("signal",), **C)

@@ -65,7 +65,7 @@ static LOADERS_ENVIRONMENT: AtomicPtr<*mut c_char> = AtomicPtr::new(core::ptr::n
 
 /// The environment: strings "NAME=value", terminated by null.
 fn environment() -> *mut *mut c_char {
-    // SAFETY: a variable of libc's, read only by start-up, which has one thread.
+    // SAFETY: a variable of libc's that only start-up, which has one thread, reads.
     let libcs = unsafe { environ };
     if libcs.is_null() {
         LOADERS_ENVIRONMENT.load(Ordering::Relaxed)
@@ -390,7 +390,7 @@ fn patch_calls() -> Result<(), Failure> {
     if let Some(e) = summary.left_writable {
         // The patches cannot be undone either: patched code leads to canvas.
         report!(
-            "the code of the C library cannot be closed to writing again (error {}), so this program is not run",
+            "the code of the C library cannot be made read-only again (error {}), so this program is not run",
             e.0
         );
         state::seg().refused.store(1, Ordering::Relaxed);
@@ -398,7 +398,7 @@ fn patch_calls() -> Result<(), Failure> {
     }
     if !summary.complete() {
         return Err(Failure::Because(
-            "this C library is not one that canvas can patch (glibc 2.31 or later is)",
+            "canvas cannot patch this C library (it can patch glibc 2.31 and later)",
             Errno(libc::ENOSYS),
         ));
     }

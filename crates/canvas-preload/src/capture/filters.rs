@@ -130,8 +130,8 @@ pub fn refuse_dispatch() -> isize {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
         report!(
-            "this program's syscall user dispatch is refused (EINVAL): it would catch the calls by which far pages come \
-             back; what depends on it (Windows programs that make system calls themselves) needs a run without canvas"
+            "this program's syscall user dispatch is refused (EINVAL): it would catch the calls that bring far pages \
+             back; run what depends on it (Windows programs that make system calls themselves) without canvas"
         );
     }
     -(libc::EINVAL as isize)
@@ -143,8 +143,8 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
     match operation {
         STRICT => {
             report!(
-                "this program's strict mode of seccomp is refused (EINVAL): under it no far page could come back; have \
-                 the program use a filter, or run it without canvas"
+                "this program's strict mode of seccomp is refused (EINVAL), because no far page could come back under it; \
+                 have the program use a filter, or run it without canvas"
             );
             return -(libc::EINVAL as isize);
         }
@@ -258,7 +258,7 @@ fn tell(name: &str) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
         report!(
-            "this program's seccomp filter forbids {name}, by which far pages come back: the next far page \
+            "this program's seccomp filter forbids {name}, which brings far pages back: the next far page \
              may end it; allow {name}, or run it without canvas"
         );
     }

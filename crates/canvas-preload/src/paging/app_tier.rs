@@ -79,7 +79,7 @@ fn with_thread<R>(on: impl FnOnce(&mut Thread) -> R) -> Option<R> {
     let slot = &ALL.0[hash as usize % THREADS];
     let _held = slot.lock.try_lock()?;
     // SAFETY: the slot's lock is held until this returns, and nothing else touches the cell; `on` cannot re-enter,
-    // because no fault nests in canvas's own code.
+    // because no fault nests in one that is being handled.
     let thread = unsafe { &mut *slot.thread.get() };
     if slot.who.swap(hash, Ordering::Relaxed) != hash {
         *thread = NOBODY;

@@ -596,17 +596,17 @@ fn far_is_full() {
     }
     if state::seg().host.is_short() {
         crate::report!(
-            "this host's memory is down to its reserve: the pool grows no more, reclaim stops, and new memory is refused \
-             with ENOMEM until there is more (or write a smaller -o host-reserve)"
+            "this host's memory is down to its reserve: the pool cannot grow, reclaim stops, and new memory is refused \
+             with ENOMEM until there is more (or set a smaller -o host-reserve)"
         );
     } else if tier::is_stalled() {
         crate::report!(
             "too few donors or disks answer: changed pages stay in local memory, and new memory is refused with \
-             ENOMEM until it does"
+             ENOMEM until more do"
         );
     } else if has_no_memory() {
         crate::report!(
-            "this host has no memory left to commit: the pool grows no more, reclaim stops, and new memory is refused with \
+            "this host has no memory left to commit: the pool cannot grow, reclaim stops, and new memory is refused with \
              ENOMEM until there is more (or raise vm.overcommit_ratio)"
         );
     } else if tier::used_and_limit().1 == 0 {

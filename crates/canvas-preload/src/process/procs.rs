@@ -149,8 +149,8 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     let Some(frozen) = freeze::freeze() else {
         signal::set_mask(mask);
         report!(
-            "fork fails with EAGAIN: a child of vfork was killed while it brought a page in, and left this process's \
-             tables in disorder"
+            "fork fails with EAGAIN: a vfork child was killed while it brought a page in, which left this process's \
+             page tables inconsistent"
         );
         return (-(libc::EAGAIN as isize), 0);
     };
@@ -200,7 +200,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     beliefs::after_fork_in_child(believed);
     if let Err(e) = child(slot, &mut g, flags) {
         report!(
-            "a forked child cannot be managed (error {}): it is ended, because its far memory would read as zeros",
+            "a forked child cannot be managed (error {}): canvas ends it, because its far memory would read as zeros",
             e.0
         );
         proc::exit_group(canvas_types::exit::RUN_FAILED);

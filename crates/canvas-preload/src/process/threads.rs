@@ -272,7 +272,7 @@ fn start_handlers_again() {
     while start_handlers().is_err() {
         tries += 1;
         if tries == HANDLER_TRIES {
-            report!("the threads that serve faults cannot be started again: the program is ended");
+            report!("the fault handler threads cannot be restarted: the program is ended");
             proc::exit_group(canvas_types::exit::RUN_FAILED);
         }
         proc::sleep_ns(1_000_000);

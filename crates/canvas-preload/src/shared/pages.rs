@@ -133,7 +133,7 @@ pub fn start() {
     match joined {
         Ok(()) => ON.store(true, Ordering::Release),
         Err(e) => report!(
-            "shared memory cannot be managed in this program (error {}): its own stays native",
+            "this program's shared memory cannot be managed (error {}): it stays native",
             e.0
         ),
     }
