@@ -231,7 +231,11 @@ mod tests {
         assert_eq!(w.look(&seen(210, 200, 50)), Step::Begin(Reach::Recent, 10));
         assert_eq!(w.look(&seen(211, 110, 40)), Step::GoOn(10));
         assert_eq!(w.look(&seen(212, 109, 40)), Step::Nothing, "the threshold");
-        assert_eq!(w.look(&seen(213, 110, 40)), Step::Nothing, "anew");
+        assert_eq!(
+            w.look(&seen(213, 110, 40)),
+            Step::Nothing,
+            "the wait starts again"
+        );
     }
 
     #[test]

@@ -34,8 +34,7 @@ const LOTS: u32 = 16;
 const WAKE: u32 = 16;
 /// How many chunks ahead pages beyond the pool are requested.
 const REACH: usize = 16;
-/// Flag of a ring entry: the page came in during a fault on another page. Below it an entry holds the page number plus
-/// 1.
+/// Flag of a ring entry: the page came in during a fault on another page. The bits below hold the page number plus one.
 const AHEAD: u32 = 1 << 31;
 
 static ON: AtomicBool = AtomicBool::new(false);
