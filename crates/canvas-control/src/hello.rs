@@ -54,8 +54,7 @@ pub enum Ask {
         version: u32,
         /// The tenant's name.
         name: String,
-        /// Whether the user chose the name; a name made up by canvas never joins another user's
-        /// run.
+        /// Whether the user chose the name; a run with a made-up name joins no existing tenant.
         join: bool,
     },
     /// Serve a new tenant.

@@ -341,7 +341,8 @@ impl Registry {
             return Err(ErrorCode::Ending);
         }
         if let Some(&handle) = inner.by_key.get(&(client.id, key)) {
-            // A client that allocates it again does not know its reported value.
+            // A client that allocates it again has forgotten the value that it reported: assume
+            // the highest.
             if let Some(e) = inner.slabs.get_mut(&handle) {
                 e.worth = Worth::Sole;
             }
