@@ -17,15 +17,12 @@ DEMO_PACKAGES := redis-server redis-tools python3 iproute2 util-linux kmod
 DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
 BINDING_PACKAGES := gcc libc6-dev python3-dev python3-pip python3-setuptools python3-wheel openjdk-17-jdk-headless
-POINTER_PACKAGES := gcc libc6-dev openjdk-17-jdk-headless python3 iproute2 kmod
-PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
 .PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-fresh test-slow sim \
-	bindings bench bench-quick bench-slo bench-backends bench-cost bench-pointers bench-hints bench-serving \
-	lint deps-test deps-demo clean
+	bindings bench bench-quick lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -121,29 +118,6 @@ bench: deps-test lab ## The pager's targets against zram and plain runs (docs/TA
 
 bench-quick: lab ## Measure built-in programs beside plain runs and zram, in about three minutes (lab/README.md)
 	$(LAB) run quick
-
-bench-slo: lab ## What a target of --slo saves of programs' memory, beside TMO's loop over zram (root; lab/experiments)
-	$(call install,$(PROGRAM_PACKAGES))
-	bench/slo --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-slo.jsonl
-
-bench-backends: lab ## Programs over pool, disk, donor, both and what canvas chooses, beside swap (root; lab/experiments)
-	$(call install,$(PROGRAM_PACKAGES))
-	bench/backends --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-backends.jsonl
-
-bench-cost: lab ## What the controller of --slo costs, two runs side by side (root; lab/experiments)
-	$(call install,$(PROGRAM_PACKAGES))
-	bench/cost --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-cost.jsonl
-
-bench-pointers: lab ## Programs that follow pointers, their pages at a donor, with and without --app-tier (root; lab/experiments)
-	$(call install,$(POINTER_PACKAGES))
-	bench/pointers --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-pointers.jsonl
-
-bench-hints: lab ## Programs that say what they need next (canvas.h), their pages at a donor (root; lab/experiments)
-	$(call install,$(POINTER_PACKAGES))
-	bench/hints --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-hints.jsonl
-
-bench-serving: lab ## What serving threads of the host's agent give, and how full each is (root; lab/experiments)
-	bench/serving --canvas $(CANVAS) --out lab/results/$$(date +%Y%m%d-%H%M%S)-serving.jsonl
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

@@ -215,6 +215,8 @@ pub enum VariantArg {
     /// Kernel swap on a disk of the bench's own whose reads take 100 us.
     #[value(name = "disk-100us")]
     SlowDisk,
+    /// Kernel swap on zram with TMO's loop, at each target of the experiment (5 % without one); no limit.
+    Tmo,
 }
 
 impl From<VariantArg> for Variant {
@@ -228,6 +230,7 @@ impl From<VariantArg> for Variant {
             VariantArg::Zswap => Variant::Zswap,
             VariantArg::Disk => Variant::Disk,
             VariantArg::SlowDisk => Variant::SlowDisk,
+            VariantArg::Tmo => Variant::Tmo(5),
         }
     }
 }

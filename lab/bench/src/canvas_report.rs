@@ -34,6 +34,7 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
     sample.faults = get(&["counters", "faults_far"]);
     sample.swap_in_pages = get(&["counters", "pages_in"]);
     sample.swap_out_pages = get(&["counters", "pages_out"]);
+    sample.own_slowdown = v["features"]["slowdown"].as_f64();
     sample.memory_peak_bytes = get(&["memory", "local_bytes", "peak"]);
     sample.far_peak_bytes = get(&["memory", "pool_bytes", "peak"]);
     let held = |what| get(&["memory", what, "now"]);

@@ -11,26 +11,39 @@ pub struct Counts {
     pub cpu_s: Option<f64>,
 }
 
-/// Counts by the seconds since the program's start, ascending.
+/// Counts and levels by the seconds since the program's start, ascending.
 #[derive(Clone, Debug, Default)]
-pub struct Looks(Vec<(f64, Counts)>);
+pub struct Looks {
+    counts: Vec<(f64, Counts)>,
+    /// Local memory in bytes, where it was looked at.
+    pub local: Vec<(f64, u64)>,
+    /// All memory that it takes in bytes.
+    pub memory: Vec<(f64, u64)>,
+}
+
+/// The mean of a level between two times; `None` where nobody looked.
+fn mean(levels: &[(f64, u64)], from_s: f64, to_s: f64) -> Option<f64> {
+    let within = levels.iter().filter(|l| (from_s..=to_s).contains(&l.0));
+    let values: Vec<f64> = within.map(|l| l.1 as f64).collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
 
 impl Looks {
     /// Adds a look. What is less than before belongs to processes that are gone: they had that much.
     pub fn add(&mut self, at_s: f64, now: Counts) {
-        let before = self.0.last().map(|l| l.1).unwrap_or_default();
+        let before = self.counts.last().map(|l| l.1).unwrap_or_default();
         let cpu_s = match (before.cpu_s, now.cpu_s) {
             (Some(before), Some(now)) => Some(now.max(before)),
             (before, now) => now.or(before),
         };
         let faults = before.faults.max(now.faults);
-        self.0.push((at_s, Counts { faults, cpu_s }));
+        self.counts.push((at_s, Counts { faults, cpu_s }));
     }
 
     /// What was counted from one time to another; `None` when that is no time, or nobody looked at or after
     /// its end. Between two looks the program is taken to go on evenly.
     pub fn between(&self, from_s: f64, to_s: f64) -> Option<Measured> {
-        if from_s < 0.0 || from_s >= to_s || self.0.last()?.0 < to_s {
+        if from_s < 0.0 || from_s >= to_s || self.counts.last()?.0 < to_s {
             return None;
         }
         let span =
@@ -40,16 +53,18 @@ impl Looks {
             to_s,
             faults: span(&|c| c.faults.map(|n| n as f64)),
             cpu_s: span(&|c| c.cpu_s),
+            local_bytes: mean(&self.local, from_s, to_s),
+            memory_bytes: mean(&self.memory, from_s, to_s),
         })
     }
 
     /// A count at a time that is not after the last look.
     fn at(&self, at_s: f64, of: &dyn Fn(&Counts) -> Option<f64>) -> Option<f64> {
-        let next = self.0.partition_point(|l| l.0 < at_s);
-        let (after_s, after) = self.0.get(next)?;
+        let next = self.counts.partition_point(|l| l.0 < at_s);
+        let (after_s, after) = self.counts.get(next)?;
         // All counts begin at nothing, with the program.
         let (before_s, before) = match next.checked_sub(1) {
-            Some(i) => (self.0[i].0, of(&self.0[i].1).unwrap_or(0.0)),
+            Some(i) => (self.counts[i].0, of(&self.counts[i].1).unwrap_or(0.0)),
             None => (0.0, 0.0),
         };
         let share = (at_s - before_s) / (after_s - before_s).max(f64::MIN_POSITIVE);

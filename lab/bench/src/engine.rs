@@ -4,6 +4,7 @@ mod budget;
 pub(crate) mod child;
 pub(crate) mod donors;
 pub mod error;
+mod pairs;
 pub mod plan;
 pub(crate) mod program;
 mod progress;
@@ -31,7 +32,7 @@ pub(crate) use program::run_dir;
 use program::{Context, Fail, Job, Stopped};
 use progress::Progress;
 use results::Results;
-use shared::{Carried, Shared};
+use shared::{Seen, Shared, Watched};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use working_set::WorkingSets;
 
@@ -44,6 +45,7 @@ use crate::host::processors::Confined;
 use crate::host::reverse::Host;
 use crate::host::step::Step;
 use crate::host::swap::Swap;
+use crate::host::turns::{Side, Turns};
 use crate::host::undo::Undo;
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
 use crate::registry;
@@ -52,6 +54,8 @@ use crate::workload::{Place, Workload, WorkloadError};
 
 /// Least local memory of any limited run, for all variants alike: canvas works with no less.
 const LIMIT_BYTES_MIN: u64 = 8 << 20;
+/// What tells samples of programs that are compared side by side from others: the one that is not the base.
+pub const PAIR: &str = "pair";
 /// Time between two looks at a program's memory.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -656,14 +660,29 @@ impl<'a> Bench<'a> {
             shared: shared.as_ref(),
             swap: swap.as_ref(),
         };
-        let mut jobs = Vec::new();
-        for i in 0..cell.set.members.len() {
-            jobs.push(self.job(cell, repeat, i, &beneath)?);
-        }
-        let watched = network.as_ref().filter(|_| shared.is_some() && !alone);
-        let (results, carried) = at_once(&self.context, jobs, &left, watched);
+        let base = cell.set.beside.as_ref().map(|variant| Cell {
+            set: cell.set,
+            variant,
+            percent: cell.percent.filter(|_| !variant.is_local()),
+        });
+        let sides = [Side::default(), Side::default()];
+        let turns = match base.as_ref().map(|_| Turns::new()).transpose() {
+            Ok(turns) => turns,
+            Err(e) => return self.cannot_run(cell, e.to_string()),
+        };
+        let jobs = self.jobs(cell, base.as_ref(), &sides, repeat, &beneath)?;
+        let watched = shared.as_ref().map(|shared| Watched {
+            agent: shared.agent(),
+            network: network.as_ref().filter(|_| !alone),
+        });
+        let eyes = Eyes {
+            watched: watched.as_ref(),
+            turns: turns.as_ref().map(|turns| (turns, &sides)),
+        };
+        let (results, seen) = at_once(&self.context, jobs, &left, &eyes);
         drop(swap);
         let mut samples = results.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let work_of_all = shared::work_of(&samples, &seen.agent);
         let work = shared.map(Shared::end);
         if let (Some((agent_cpu_s, work)), [one]) = (work, samples.as_mut_slice())
             && let Some(far) = &mut one.far
@@ -672,9 +691,37 @@ impl<'a> Bench<'a> {
             (far.donors_cpu_s, far.donors_bytes) = (Some(work.cpu_s), Some(work.bytes));
         }
         if let Some(first) = samples.first_mut() {
-            first.link_to_host = carried;
+            first.link_to_host = seen.carried;
+            first.agent = work_of_all;
         }
         Ok(samples)
+    }
+
+    /// The programs of a cell; of one whose program has a `base` beside it, that program on two sides.
+    fn jobs<'b>(
+        &mut self,
+        cell: &'b Cell,
+        base: Option<&'b Cell>,
+        sides: &'b [Side; 2],
+        repeat: u32,
+        beneath: &Beneath<'b>,
+    ) -> Result<Vec<(Job<'b>, Sample)>, Fail>
+    where
+        'a: 'b,
+    {
+        let Some(base) = base else {
+            let all = 0..cell.set.members.len();
+            return all.map(|i| self.job(cell, repeat, i, beneath)).collect();
+        };
+        let mut jobs = Vec::new();
+        for (side, of) in sides.iter().zip([base, cell]) {
+            let (job, mut sample) = self.job(of, repeat, 0, beneath)?;
+            let pair = cell.variant.to_string();
+            sample.parameters.insert(PAIR.to_owned(), pair);
+            let side = Some(side);
+            jobs.push((Job { side, ..job }, sample));
+        }
+        Ok(jobs)
     }
 
     /// One program of a cell, and its sample as far as it is known before.
@@ -735,8 +782,9 @@ impl<'a> Bench<'a> {
             shared: flags,
             company: member.company.is_some().then_some(beneath.left),
             alone,
-            swap: beneath.swap.filter(|_| alone),
-            may_swap: beneath.swap.is_some(),
+            swap: beneath.swap.filter(|_| alone && cell.variant.is_kernel()),
+            may_swap: beneath.swap.is_some() && cell.variant.is_kernel(),
+            side: None,
             place,
             number,
             look_every: LOOK_EVERY,
@@ -781,17 +829,30 @@ fn confine(cell: &Cell, serves: bool) -> Result<Option<Confined>, ConfineError> 
     }
 }
 
-/// Runs programs at the same time, of which so many as `left` says are no company, and looks at what a link
-/// carries meanwhile.
+/// What happens around programs while they run.
+struct Eyes<'a> {
+    /// Who is looked at.
+    watched: Option<&'a Watched<'a>>,
+    /// Who swaps processors.
+    turns: Option<(&'a Turns, &'a [Side; 2])>,
+}
+
+/// Runs programs at the same time, of which so many as `left` says are no company, and looks at their agent and
+/// its link meanwhile.
 fn at_once(
     context: &Context,
     jobs: Vec<(Job, Sample)>,
     left: &AtomicUsize,
-    watched: Option<&Network>,
-) -> (Vec<Result<Sample, Stopped>>, Carried) {
+    eyes: &Eyes,
+) -> (Vec<Result<Sample, Stopped>>, Seen) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let watch = watched.map(|n| scope.spawn(|| shared::watch(n, context.began, &over)));
+        let watch = eyes
+            .watched
+            .map(|w| scope.spawn(|| shared::watch(w, context.began, &over)));
+        if let Some((turns, sides)) = eyes.turns {
+            scope.spawn(|| turns.take(sides, &over));
+        }
         let mut threads = Vec::new();
         for (job, sample) in jobs {
             threads.push(scope.spawn(move || {
@@ -803,13 +864,13 @@ fn at_once(
         }
         let joined: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
         over.store(true, Ordering::Relaxed);
-        let carried = watch.and_then(|thread| thread.join().ok());
+        let seen = watch.and_then(|thread| thread.join().ok());
         let own = |result| match result {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         };
         let results = joined.into_iter().map(own).collect();
-        (results, carried.unwrap_or_default())
+        (results, seen.unwrap_or_default())
     })
 }
 

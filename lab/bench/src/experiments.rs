@@ -3,16 +3,22 @@
 //! An experiment is a list of parts; a part is a list of programs under variants at local ratios,
 //! each alone or all of them together. What of a paper is left out is named in `not_yet`.
 
+mod backends;
 mod cluster;
+mod cost;
 mod demo;
 mod erasure;
 mod fastswap;
 mod goals;
+mod hints;
 mod isolation;
+mod pointers;
 mod pressure;
 mod reads;
 mod recovery;
 mod resume;
+mod serving;
+mod slo;
 mod steady;
 mod switch;
 
@@ -45,6 +51,8 @@ pub enum Below {
     Disk,
     /// Swap on a disk whose reads take 100 us.
     SlowDisk,
+    /// TMO's loop with this target, in percent.
+    Tmo(u32),
 }
 
 /// What [`Below::CanvasFar`] is.
@@ -68,6 +76,8 @@ pub struct FarParts {
     pub cpu_percent: Option<u32>,
     /// Whether agent and donors have processors of their own.
     pub apart: bool,
+    /// Reads a second that the disk is bound to which holds copies; programs have agents of their own then.
+    pub disk_reads_per_s: Option<u32>,
 }
 
 /// One copy over the loopback device, and nothing else.
@@ -81,6 +91,7 @@ const FAR: FarParts = FarParts {
     agent_flags: &[],
     cpu_percent: None,
     apart: false,
+    disk_reads_per_s: None,
 };
 
 /// How the programs of a part run.
@@ -92,6 +103,9 @@ pub enum How {
     Together,
     /// All at once, and none alone.
     OnlyTogether,
+    /// Each runs twice at the same time, under the first variant and under one of the others, on a processor each.
+    /// They swap processors, so that what disturbs one hits both.
+    SideBySide,
 }
 
 /// A program of a part: its workload and what tells this run of it from others.
@@ -427,6 +441,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
     demo::EXPERIMENT,
     pressure::EXPERIMENT,
     reads::EXPERIMENT,
+    backends::EXPERIMENT,
+    pointers::EXPERIMENT,
+    hints::EXPERIMENT,
+    slo::EXPERIMENT,
+    cost::EXPERIMENT,
+    serving::EXPERIMENT,
     Experiment {
         name: "infiniswap",
         about: "application performance with 100, 75 and 50 % of the working set in memory",
@@ -712,7 +732,7 @@ mod tests {
                     e.name
                 );
                 assert!(
-                    part.how == How::Alone || part.programs.len() > 1,
+                    matches!(part.how, How::Alone | How::SideBySide) || part.programs.len() > 1,
                     "{}",
                     e.name
                 );

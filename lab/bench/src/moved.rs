@@ -60,6 +60,7 @@ mod tests {
                 in_bytes_per_s: rate,
                 out_bytes_per_s: 2.0 * rate,
                 in_pages_per_s: rate / 4096.0,
+                ..FarTick::default()
             }),
             ..Tick::default()
         }

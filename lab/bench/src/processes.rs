@@ -1,6 +1,6 @@
 //! Processes as /proc shows them: who descends from whom, what memory they have, ending them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -73,9 +73,31 @@ pub fn tree(root: u32, start_ticks: u64) -> Vec<u32> {
 /// clock tick.
 pub fn cpu_s(pids: &[u32]) -> f64 {
     let one = |pid: &u32| cpu_ticks(&fs::read(format!("/proc/{pid}/stat")).ok()?);
+    pids.iter().filter_map(one).sum::<u64>() as f64 / ticks_a_second()
+}
+
+/// Clock ticks in a second.
+fn ticks_a_second() -> f64 {
     let a_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK);
-    let a_second = a_second.ok().flatten().unwrap_or(100).max(1);
-    pids.iter().filter_map(one).sum::<u64>() as f64 / a_second as f64
+    a_second.ok().flatten().unwrap_or(100).max(1) as f64
+}
+
+/// Processor time of the threads of a process whose names begin so, in seconds, by name.
+pub fn threads_cpu_s(pid: u32, prefix: &str) -> BTreeMap<String, f64> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let one = |task: fs::DirEntry| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        let name = name.trim_end();
+        let ticks = || cpu_ticks(&fs::read(task.path().join("stat")).ok()?);
+        let used_s = || Some((name.to_owned(), ticks()? as f64 / ticks_a_second()));
+        name.starts_with(prefix).then(used_s)?
+    };
+    tasks
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(one)
+        .collect()
 }
 
 /// Anonymous memory mapped by these processes, in bytes, by the kernel's own counters; what a fork

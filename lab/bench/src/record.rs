@@ -140,6 +140,9 @@ pub struct Sample {
     pub mode: Option<String>,
     /// Major faults for the kernel's variants; demand faults for canvas.
     pub faults: Option<u64>,
+    /// Time lost to paging over the time without it in the whole run, as canvas reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_slowdown: Option<f64>,
     /// Time of a fault, where the variant measures it.
     pub fault_ns: Option<Quantiles>,
     /// The same as (upper bound in ns, count), where the variant reports it.
@@ -183,6 +186,10 @@ pub struct Sample {
     /// began, and bytes. In the first sample of a co-run whose programs share an agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub link_to_host: Vec<(f64, u64)>,
+    /// What an agent that programs share did for all of them while all were measured. In the first sample of a
+    /// cell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentWork>,
     /// Rates over time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<Tick>,
@@ -204,6 +211,12 @@ pub struct Measured {
     pub faults: Option<f64>,
     /// Processor time of all processes of the run's control group, `canvas run` among them.
     pub cpu_s: Option<f64>,
+    /// Mean of the program's local memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_bytes: Option<f64>,
+    /// Mean of all memory that it takes, with what is stored of it in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<f64>,
 }
 
 /// What local memory held when a program under canvas ended, by its report (docs/STATS.md).
@@ -321,6 +334,26 @@ pub struct Far {
     pub tcp: Option<Tcp>,
 }
 
+/// What an agent that programs share did in a time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AgentWork {
+    /// Processor time of all of its threads.
+    pub cpu_s: f64,
+    /// Of each serving thread, the share of the time in which it ran.
+    pub busy: Vec<f64>,
+    /// Reads that it answered.
+    pub reads: u64,
+    /// Bytes read for them in a second.
+    pub in_bytes_per_s: f64,
+}
+
+impl AgentWork {
+    /// Processor time of one read.
+    pub fn read_ns(&self) -> Option<f64> {
+        (self.reads > 0).then(|| self.cpu_s * 1e9 / self.reads as f64)
+    }
+}
+
 /// Extents asked for ahead beyond the pool (Canvas §5.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ahead {
@@ -389,6 +422,9 @@ pub struct FarTick {
     pub out_bytes_per_s: f64,
     /// Pages that came back: those that faults waited for, and their neighbours.
     pub in_pages_per_s: f64,
+    /// Reads that the agent answered; 0 in results of before they were counted.
+    #[serde(default)]
+    pub reads_per_s: f64,
 }
 
 /// A cell that was not run.

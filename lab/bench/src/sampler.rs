@@ -95,6 +95,7 @@ struct FarMoved {
     in_bytes: u64,
     out_bytes: u64,
     in_pages: u64,
+    reads: u64,
 }
 
 impl Moved {
@@ -107,6 +108,7 @@ impl Moved {
                 in_bytes_per_s: rate(now.in_bytes, before.in_bytes),
                 out_bytes_per_s: rate(now.out_bytes, before.out_bytes),
                 in_pages_per_s: rate(now.in_pages, before.in_pages),
+                reads_per_s: rate(now.reads, before.reads),
             }
         });
         Tick {
@@ -198,6 +200,11 @@ impl<'a> Sampler<'a> {
         }
         let at_s = self.started.elapsed().as_secs_f64();
         self.looks.add(at_s, counted(w, self.segment, figures));
+        let stored = w.swap.map_or(0, Swap::far_bytes);
+        self.looks.memory.push((at_s, memory + stored));
+        if !w.is_canvas {
+            self.looks.local.push((at_s, memory));
+        }
         if w.is_canvas && at_s >= self.outside_s + OUTSIDE_EVERY_S {
             self.outside_s = at_s;
             let mut pids = processes::tree(w.pid, w.start_ticks);
@@ -211,6 +218,7 @@ impl<'a> Sampler<'a> {
             }
             let local = outside::local_bytes(&pids);
             self.local_peak_bytes = self.local_peak_bytes.max(Some(local));
+            self.looks.local.push((at_s, local));
         }
         let due = self
             .last
@@ -252,6 +260,7 @@ impl<'a> Sampler<'a> {
             in_bytes: stats.bytes_in.load(Relaxed) + stats.lane_bytes.load(Relaxed),
             out_bytes: stats.bytes_out.load(Relaxed),
             in_pages: counters.total(Counter::FaultDeep) + counters.total(Counter::PagesRaised),
+            reads: stats.reads.load(Relaxed),
         })
     }
 
@@ -362,6 +371,7 @@ fn join_neighbours(ticks: &mut Vec<Tick>) {
                     in_bytes_per_s: mean(&|t| of(t).in_bytes_per_s),
                     out_bytes_per_s: mean(&|t| of(t).out_bytes_per_s),
                     in_pages_per_s: mean(&|t| of(t).in_pages_per_s),
+                    reads_per_s: mean(&|t| of(t).reads_per_s),
                 }
             }),
         });

@@ -33,6 +33,9 @@ pub enum Variant {
     /// Kernel swap on a disk of the bench's own whose reads take 100 us, without zswap.
     #[serde(rename = "disk_100us")]
     SlowDisk,
+    /// No limit, swap on zram, and TMO's loop, which takes memory as long as less than so many percent of the time
+    /// are lost for it.
+    Tmo(u32),
 }
 
 /// Far memory over donors.
@@ -71,6 +74,9 @@ pub struct FarBelow {
     /// Whether agent and donors have processors of their own, the second half of them, and programs the first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub apart: bool,
+    /// Reads a second that the disk is bound to which holds copies, where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_reads_per_s: Option<u32>,
 }
 
 /// Whose agent keeps the far memory of programs that run together, and on which donors.
@@ -134,7 +140,7 @@ pub const KERNEL: [Variant; 5] = [
 impl Variant {
     /// Whether the kernel's swap is below, which the whole host shares.
     pub fn is_kernel(&self) -> bool {
-        KERNEL.contains(self)
+        KERNEL.contains(self) || matches!(self, Variant::Tmo(_))
     }
 
     /// Whether programs may have huge pages, of which the size is the variant's.
@@ -177,6 +183,14 @@ impl Variant {
         }
     }
 
+    /// Reads a second that its disk is bound to, if it is.
+    pub fn disk_reads_per_s(&self) -> Option<u32> {
+        match self {
+            Variant::CanvasFar(far) => far.disk_reads_per_s,
+            _ => None,
+        }
+    }
+
     /// Whose agent keeps far memory.
     pub fn tenancy(&self) -> Tenancy {
         match self {
@@ -187,7 +201,7 @@ impl Variant {
 
     /// Whether it is nothing without a limit.
     pub fn needs_limit(&self) -> bool {
-        self.is_kernel() || matches!(self, Variant::CanvasFar(_))
+        KERNEL.contains(self) || matches!(self, Variant::CanvasFar(_))
     }
 }
 
@@ -220,6 +234,9 @@ impl fmt::Display for Variant {
                 if far.apart {
                     f.write_str(", agent and donors apart")?;
                 }
+                if let Some(reads) = far.disk_reads_per_s {
+                    write!(f, ", disk at {reads} reads/s")?;
+                }
                 f.write_str(if far.donor_dies {
                     ", a donor dies]"
                 } else {
@@ -231,6 +248,7 @@ impl fmt::Display for Variant {
             Variant::Zswap => f.write_str("zswap"),
             Variant::Disk => f.write_str("disk"),
             Variant::SlowDisk => f.write_str("disk-100us"),
+            Variant::Tmo(percent) => write!(f, "tmo[{percent}%]"),
         }
     }
 }
@@ -294,6 +312,13 @@ mod tests {
         assert!(apart.is_on_half());
         let shown = "canvas-far[none, agent and donors apart]";
         assert_eq!(apart.to_string(), shown);
+        let bound = Variant::CanvasFar(FarBelow {
+            disk_reads_per_s: Some(4000),
+            ..FarBelow::copies("disk")
+        });
+        let text = serde_json::to_string(&bound).unwrap();
+        assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), bound);
+        assert_eq!(bound.to_string(), "canvas-far[disk, disk at 4000 reads/s]");
     }
 
     #[test]
@@ -314,6 +339,10 @@ mod tests {
             assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), variant);
             assert!(variant.is_kernel() && variant.needs_limit(), "{variant}");
         }
+        let tmo = Variant::Tmo(5);
+        assert_eq!(serde_json::to_string(&tmo).unwrap(), r#"{"tmo":5}"#);
+        assert_eq!(tmo.to_string(), "tmo[5%]");
+        assert!(tmo.is_kernel() && !tmo.needs_limit());
         assert!(!Variant::Local.is_kernel() && !Variant::Canvas(vec![]).is_kernel());
     }
 }

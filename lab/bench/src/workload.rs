@@ -68,6 +68,10 @@ pub trait Workload: Send + Sync {
     fn prepare(&self, place: &Place) -> Result<(), WorkloadError>;
     /// How to run it once. `run` differs between runs at the same time (sockets, ports).
     fn plan(&self, place: &Place, run: u32) -> Result<Plan, WorkloadError>;
+    /// What its program printed on standard output and standard error, where that is not an [`Answer`].
+    fn answer(&self, _output: &str, _log: &str) -> Option<Answer> {
+        None
+    }
     /// After this many seconds the run counts as hung.
     fn timeout_s(&self, place: &Place) -> u64;
 }

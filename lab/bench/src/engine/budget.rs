@@ -110,6 +110,7 @@ mod tests {
 
     fn set(workload: &str) -> Set {
         Set {
+            beside: None,
             experiment: "quick".to_owned(),
             members: vec![Member {
                 workload: workload.to_owned(),

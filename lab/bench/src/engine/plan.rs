@@ -10,7 +10,7 @@ use super::error::{NotHere, PlanError};
 use super::script::{self, Script};
 use super::shared::needed_flags;
 use crate::experiments::{self, Below, Experiment, How, Part};
-use crate::host::{net, swap};
+use crate::host::{net, swap, throttle};
 use crate::link::Link;
 use crate::record::{NotYet, Skip};
 use crate::registry;
@@ -105,6 +105,8 @@ pub struct Set {
     pub repeats: u32,
     /// Size of the workloads.
     pub scale: f64,
+    /// What its program runs under at the same time, to be compared with, on a processor of its own.
+    pub beside: Option<Variant>,
 }
 
 /// A cell: a set under one variant at one ratio.
@@ -220,12 +222,14 @@ pub fn resolve(below: Below) -> Variant {
             agent_flags: strings(far.agent_flags),
             cpu_percent: far.cpu_percent,
             apart: far.apart,
+            disk_reads_per_s: far.disk_reads_per_s,
         }),
         Below::Zram => Variant::Zram,
         Below::Zram64k => Variant::Zram64k,
         Below::Zswap => Variant::Zswap,
         Below::Disk => Variant::Disk,
         Below::SlowDisk => Variant::SlowDisk,
+        Below::Tmo(percent) => Variant::Tmo(percent),
     }
 }
 
@@ -242,6 +246,7 @@ pub fn variant_about(below: Below) -> (Variant, &'static str) {
         Below::Zram64k => "the same where the kernel gives programs folios of 64 KiB",
         Below::Zswap => "kernel swap on a file on disk behind zswap, in a control group",
         Below::Disk => "kernel swap on a file on disk, in a control group",
+        Below::Tmo(_) => "kernel swap on zram, from which TMO's loop takes memory by a target",
         Below::SlowDisk => "kernel swap on a disk whose reads take 100 us, in a control group",
     };
     (resolve(below), about)
@@ -440,10 +445,15 @@ fn sets_of(
         (true, false) => named.iter().map(|n| plain(n)).collect(),
         (true, true) => all.iter().map(|w| plain(w.name())).collect(),
     };
+    let first = part.variants.first().map(|b| resolve(*b));
+    let beside = first.filter(|_| part.how == How::SideBySide);
+    let mut variants = variants_of(part, request);
+    variants.retain(|v| Some(v) != beside.as_ref());
     let set = |members: Vec<Member>| Set {
         experiment: e.name.to_owned(),
         members,
-        variants: variants_of(part, request),
+        variants: variants.clone(),
+        beside: beside.clone(),
         // A part without limits is about having none.
         percents: match &request.percents {
             Some(asked) if !part.percents.is_empty() => asked.clone(),
@@ -461,7 +471,8 @@ fn sets_of(
         }
     }
     let mut sets: Vec<Set> = alone.into_iter().map(|m| set(vec![m])).collect();
-    let co_run = part.how != How::Alone || (part.programs.is_empty() && request.co_run);
+    let alone_too = matches!(part.how, How::Alone | How::SideBySide);
+    let co_run = !alone_too || (part.programs.is_empty() && request.co_run);
     if co_run {
         sets.push(set(members));
     }
@@ -505,6 +516,7 @@ pub fn make(
                     s.experiment == set.experiment
                         && s.members == set.members
                         && s.percents == set.percents
+                        && s.beside == set.beside
                 }) {
                     Some(same) => {
                         let new = set
@@ -783,7 +795,13 @@ pub fn missing_here(request: &Request, variant: &Variant) -> Option<String> {
     match variant {
         Variant::Canvas(_) | Variant::CanvasFar(_) => {
             let link = || variant.link().and_then(net::missing);
-            canvas_missing(&request.canvas).or_else(|| link().map(|e| e.to_string()))
+            let disk = || {
+                variant.disk_reads_per_s()?;
+                throttle::missing(&request.cache)
+            };
+            canvas_missing(&request.canvas)
+                .or_else(|| link().map(|e| e.to_string()))
+                .or_else(|| disk().map(|e| e.to_string()))
         }
         _ => swap::missing(variant, &request.cache).map(|e| e.to_string()),
     }

@@ -158,6 +158,7 @@ fn far_memory_takes_flags_and_needs_a_limit() {
     assert_eq!(set.variants, [Variant::Local, far("2", &[]), with.clone()]);
     assert_eq!(with.to_string(), "canvas-far[2 -o links=1]");
     let free = Set {
+        beside: None,
         percents: vec![],
         ..set.clone()
     };
@@ -398,4 +399,29 @@ fn a_part_without_limits_runs_canvas_without_one_and_no_kernel_swap() {
     let mut set = of("start-up", false);
     set.variants.push(Variant::Zram);
     assert_eq!(set.cells(1).len(), 3, "zram is nothing without a limit");
+}
+
+#[test]
+fn programs_side_by_side_have_the_first_variant_beside_each_of_the_others() {
+    let mut r = request(&["slo"]);
+    (r.variants, r.percents, r.with) = (None, None, vec!["tables".to_owned()]);
+    let plan = make(&r, &registry::workloads(), nothing).unwrap();
+    let [set] = &plan.sets[..] else {
+        panic!("{:?}", plan.sets);
+    };
+    assert_eq!(set.beside, Some(Variant::Local));
+    let cells = set.cells(0);
+    assert_eq!((cells.len(), set.members.len()), (8, 1));
+    assert!(
+        cells
+            .iter()
+            .all(|c| !c.variant.is_local() && c.percent.is_none())
+    );
+    r.variants = Some(vec![Variant::Tmo(5)]);
+    let plan = make(&r, &registry::workloads(), nothing).unwrap();
+    let own = [2, 5, 10, 20].map(Variant::Tmo);
+    assert_eq!(
+        plan.sets[0].variants, own,
+        "the experiment's own of the kind"
+    );
 }

@@ -16,7 +16,10 @@ use super::tcp;
 use crate::canvas_report;
 use crate::host::cgroup::{Controller, Group};
 use crate::host::net::Network;
+use crate::host::senpai::Senpai;
 use crate::host::swap::Swap;
+use crate::host::throttle;
+use crate::host::turns::Side;
 use crate::host::undo::Undo;
 use crate::record::{Far, Outcome, Sample};
 use crate::sampler::{Sampler, Watch, merge_rates};
@@ -85,6 +88,8 @@ pub struct Job<'a> {
     pub number: u32,
     /// Time between two looks at its memory.
     pub look_every: Duration,
+    /// The side on which it runs, where it has a processor that it swaps with another program.
+    pub side: Option<&'a Side>,
     /// What the local run computed.
     pub expected: Option<&'a str>,
 }
@@ -136,6 +141,7 @@ struct Running<'a> {
     look_every: Duration,
     deadline: Instant,
     company: Option<&'a AtomicUsize>,
+    side: Option<&'a Side>,
 }
 
 impl Running<'_> {
@@ -202,6 +208,12 @@ fn accepts(socket: &str) -> bool {
         Some(path) => UnixStream::connect(path).is_ok(),
         None => TcpStream::connect(socket).is_ok(),
     }
+}
+
+/// What a program says, in its own form or as an answer that it printed last.
+fn said_by(workload: &dyn Workload, child: &Child) -> Result<Answer, BenchError> {
+    let own = workload.answer(&child.output(), &child.log());
+    own.map_or_else(|| answer_of(child), Ok)
 }
 
 /// Reads the answer that a program printed last.
@@ -318,8 +330,20 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     if let Some(group) = &group {
         main = group.wrap(&main);
     }
+    let slow = match (job.variant.disk_reads_per_s(), &group) {
+        (Some(reads_per_s), Some(group)) => {
+            let dir = far_dir(&job.place.cache)?;
+            let name = format!("disk-{}", job.number);
+            throttle::bind(group, context.undo, &name, &dir, reads_per_s)?
+        }
+        _ => None,
+    };
+    if let Some(slow) = &slow {
+        main = slow.wrap(&main);
+    }
     let mut child = Child::start(&main, &dir, "program", context.undo)?;
     sample.at_s = child.started.duration_since(context.began).as_secs_f64();
+    let _senpai = takes_turns(job, &child, group.as_ref());
     let dying = donors.as_ref().filter(|(_, below)| below.donor_dies);
     let death = dying.map(|(donors, _)| donors.one_dies(child.pid()));
     let watch = Watch {
@@ -341,6 +365,7 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         look_every: job.look_every,
         deadline: context.until.map_or(own, |until| own.min(until)),
         company: job.company,
+        side: job.side,
     };
     let result = match &socket {
         None => batch(&mut running, &mut child, job),
@@ -376,6 +401,22 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     }
     seen_far(job, donors, &running, recovery_s, sample)?;
     Ok(outcome)
+}
+
+/// Puts a program on its side, and what takes memory from it where its variant has that.
+fn takes_turns(job: &Job, child: &Child, group: Option<&Group>) -> Option<Senpai> {
+    if let Some(side) = job.side {
+        side.add_tree(child.pid(), child.start_ticks);
+    }
+    let Variant::Tmo(percent) = job.variant else {
+        return None;
+    };
+    let senpai = Senpai::start(group?.reclaimer(), f64::from(*percent) / 100.0);
+    if let (Some(side), Some(worker)) = (job.side, senpai.worker) {
+        // Both pay for what they take.
+        side.add_thread(worker);
+    }
+    Some(senpai)
 }
 
 /// What the kernel and the sampler say of a run that ended, while its group is still there.
@@ -470,7 +511,7 @@ fn batch(running: &mut Running, child: &mut Child, job: &Job) -> Result<(Told, O
         End::Ended(e) if !e.status.success() => {
             Ok((None, describe(job.workload.name(), child, &e)))
         }
-        End::Ended(e) => Ok(match answer_of(child) {
+        End::Ended(e) => Ok(match said_by(job.workload, child) {
             Ok(mut answer) => {
                 let whole = (e.at - child.started).as_secs_f64();
                 answer.seconds.get_or_insert(whole);
@@ -514,6 +555,9 @@ fn serve(
             Ok(child) => child,
             Err(e) => return fail(e),
         };
+        if let Some(side) = running.side {
+            side.add_tree(child.pid(), child.start_ticks);
+        }
         let ended = match running.wait(&mut child) {
             End::Ended(ended) => ended,
             End::Cut(cut) => return Err(cut),

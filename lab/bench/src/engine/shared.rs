@@ -1,6 +1,7 @@
 //! What the programs of a cell share when one agent keeps the far memory of all: donors, `canvas agent`,
 //! and the link between them, which is watched.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +12,16 @@ use super::donors::{DONORS, Donors, Work};
 use super::error::BenchError;
 use crate::host::net::Network;
 use crate::host::undo::Undo;
+use crate::processes;
+use crate::record::{AgentWork, Sample};
 use crate::variant::{FarBelow, Tenancy};
 use crate::workload::Argv;
 
 /// How long the agent may take to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Between two looks at what the link has carried. Each starts a process.
+/// What the names of an agent's serving threads begin with.
+const SERVING: &str = "serve";
+/// Between two looks at agent and link. Each starts a process.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// An agent and its donors; they end with this.
@@ -89,6 +94,11 @@ impl Shared {
         flags
     }
 
+    /// The agent's process.
+    pub fn agent(&self) -> u32 {
+        self.agent.pid()
+    }
+
     /// Ends them: processor time of the agent, and what the donors did.
     pub fn end(mut self) -> (f64, Work) {
         self.agent.terminate();
@@ -114,14 +124,46 @@ pub fn needed_flags(tenancy: Tenancy, tenant_flags: &[String]) -> Vec<String> {
 /// What a link had carried to this host: seconds since the run of the bench began, and bytes.
 pub type Carried = Vec<(f64, u64)>;
 
-/// Looks at what a link has carried to this host until `over`.
-pub fn watch(network: &Network, began: Instant, over: &AtomicBool) -> Carried {
-    let mut seen = Vec::new();
+/// What is looked at while programs share an agent.
+pub struct Watched<'a> {
+    /// The agent's process.
+    pub agent: u32,
+    /// Its link to the donors, if it has one that others have a part of.
+    pub network: Option<&'a Network>,
+}
+
+/// Processor time of an agent at a moment.
+pub struct AgentLook {
+    /// Seconds since the run of the bench began.
+    at_s: f64,
+    /// Of all of its threads, in seconds.
+    cpu_s: f64,
+    /// Of each serving thread.
+    threads_s: BTreeMap<String, f64>,
+}
+
+/// What was seen.
+#[derive(Default)]
+pub struct Seen {
+    /// Of the link.
+    pub carried: Carried,
+    /// Of the agent.
+    pub agent: Vec<AgentLook>,
+}
+
+/// Looks at an agent and its link until `over`.
+pub fn watch(watched: &Watched, began: Instant, over: &AtomicBool) -> Seen {
+    let mut seen = Seen::default();
     loop {
         let was_over = over.load(Ordering::Relaxed);
-        if let Some(bytes) = network.to_host_bytes() {
-            seen.push((began.elapsed().as_secs_f64(), bytes));
+        if let Some(bytes) = watched.network.and_then(Network::to_host_bytes) {
+            seen.carried.push((began.elapsed().as_secs_f64(), bytes));
         }
+        seen.agent.push(AgentLook {
+            at_s: began.elapsed().as_secs_f64(),
+            cpu_s: processes::cpu_s(&[watched.agent]),
+            threads_s: processes::threads_cpu_s(watched.agent, SERVING),
+        });
         if was_over {
             return seen;
         }
@@ -132,9 +174,80 @@ pub fn watch(network: &Network, began: Instant, over: &AtomicBool) -> Carried {
     }
 }
 
+/// What the agent did while all of the programs were measured, in whole looks; `None` where they were not
+/// measured together for as long as it takes to look twice.
+pub fn work_of(samples: &[Sample], looks: &[AgentLook]) -> Option<AgentWork> {
+    let measured = samples.iter().filter_map(|s| {
+        let (from_s, to_s) = s.measured_s?;
+        Some((s.at_s + from_s, s.at_s + to_s))
+    });
+    let (from_s, to_s) = measured.reduce(|a, b| (a.0.max(b.0), a.1.min(b.1)))?;
+    let mut within = looks.iter().filter(|l| (from_s..=to_s).contains(&l.at_s));
+    let (first, last) = (within.next()?, within.next_back()?);
+    let span_s = last.at_s - first.at_s;
+    let (mut reads, mut bytes) = (0.0, 0.0);
+    for sample in samples {
+        let mut before_s = sample.at_s;
+        for tick in &sample.timeline {
+            let at_s = sample.at_s + tick.at_s;
+            // The part of the time since the tick before that is looked at.
+            let part_s = (at_s.min(last.at_s) - before_s.max(first.at_s)).max(0.0);
+            let far = tick.far.unwrap_or_default();
+            reads += far.reads_per_s * part_s;
+            bytes += far.in_bytes_per_s * part_s;
+            before_s = at_s;
+        }
+    }
+    let of_before = |name: &String| first.threads_s.get(name).copied().unwrap_or_default();
+    let busy = last.threads_s.iter();
+    Some(AgentWork {
+        cpu_s: last.cpu_s - first.cpu_s,
+        busy: busy
+            .map(|(name, used_s)| (used_s - of_before(name)) / span_s)
+            .collect(),
+        reads: reads as u64,
+        in_bytes_per_s: bytes / span_s,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{FarTick, Tick};
+
+    #[test]
+    fn an_agents_work_is_that_of_the_time_in_which_all_were_measured() {
+        let sample = |at_s, measured_s| Sample {
+            at_s,
+            measured_s: Some(measured_s),
+            timeline: (0..80)
+                .map(|i| Tick {
+                    at_s: f64::from(i) / 4.0,
+                    far: Some(FarTick {
+                        reads_per_s: 100.0,
+                        in_bytes_per_s: 4096.0,
+                        ..FarTick::default()
+                    }),
+                    ..Tick::default()
+                })
+                .collect(),
+            ..Sample::default()
+        };
+        let look = |at_s: f64| AgentLook {
+            at_s,
+            cpu_s: at_s,
+            threads_s: [("serve".to_owned(), at_s / 2.0)].into(),
+        };
+        let looks: Vec<AgentLook> = (0..20).map(|i| look(f64::from(i))).collect();
+        // From 4 to 9 and from 5 to 10: from 5 to 9.
+        let both = [sample(1.0, (3.0, 8.0)), sample(2.0, (3.0, 8.0))];
+        let work = work_of(&both, &looks).unwrap();
+        assert_eq!((work.cpu_s, work.busy.as_slice()), (4.0, [0.5].as_slice()));
+        assert_eq!((work.reads, work.in_bytes_per_s), (800, 8192.0));
+        assert_eq!(work.read_ns(), Some(5e6));
+        let apart = [sample(1.0, (3.0, 4.0)), sample(9.0, (3.0, 4.0))];
+        assert_eq!(work_of(&apart, &looks), None);
+    }
 
     #[test]
     fn only_what_a_tenancy_uses_is_needed() {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::record::{Outcome, Sample};
+use super::{PAIR, pairs};
+use crate::record::{AgentWork, Outcome, Sample};
 use crate::variant::Variant;
 
 /// Median; `None` of nothing.
@@ -147,7 +148,7 @@ fn cells_of(samples: &[&Sample]) -> Cells {
 }
 
 /// Text of the rows in columns; the first column to the left, others to the right.
-fn align(rows: &[Vec<String>]) -> String {
+pub(super) fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| {
         rows.iter()
@@ -289,6 +290,38 @@ fn label(what: &What) -> String {
     text
 }
 
+/// What agents that programs share were busy with.
+fn agents(samples: &[Sample]) -> String {
+    let mut cells: BTreeMap<(String, String), Vec<&AgentWork>> = BTreeMap::new();
+    for s in samples {
+        if let (Some(work), Some(together)) = (&s.agent, &s.co_run) {
+            let key = (together.clone(), s.variant.to_string());
+            cells.entry(key).or_default().push(work);
+        }
+    }
+    if cells.is_empty() {
+        return String::new();
+    }
+    let head = ["agent of", "over", "MiB/s", "us a read", "threads busy"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for ((together, variant), works) in cells {
+        let middle = |of: &dyn Fn(&AgentWork) -> Option<f64>| {
+            let values: Vec<f64> = works.iter().copied().filter_map(of).collect();
+            median(&values).map_or("-".to_owned(), number)
+        };
+        let threads = works.iter().map(|w| w.busy.len()).max().unwrap_or(0);
+        let busy = |n: usize| middle(&|w| Some(w.busy.get(n).copied().unwrap_or_default()));
+        rows.push(vec![
+            together,
+            variant,
+            middle(&|w| Some(w.in_bytes_per_s / f64::from(1 << 20))),
+            middle(&|w| Some(w.read_ns()? / 1e3)),
+            (0..threads).map(busy).collect::<Vec<_>>().join(" + "),
+        ]);
+    }
+    align(&rows) + "\n"
+}
+
 /// Says where programs ran in thread mode: their faults take longer.
 fn modes(samples: &[Sample]) -> String {
     let modes: Vec<&str> = samples.iter().filter_map(|s| s.mode.as_deref()).collect();
@@ -311,10 +344,19 @@ pub fn table(samples: &[Sample]) -> String {
     }
     let mut text = String::new();
     for name in names {
-        let of: Vec<&Sample> = samples.iter().filter(|s| s.experiment == name).collect();
-        text.push_str(&experiment(name, &of));
-        text.push('\n');
+        let of = samples.iter().filter(|s| s.experiment == name);
+        let (pairs, others): (Vec<&Sample>, Vec<&Sample>) =
+            of.partition(|s| s.parameters.contains_key(PAIR));
+        if !others.is_empty() {
+            text.push_str(&experiment(name, &others));
+            text.push('\n');
+        }
+        if !pairs.is_empty() {
+            text.push_str(&pairs::table(name, &pairs));
+            text.push('\n');
+        }
     }
+    text.push_str(&agents(samples));
     let targets = crate::targets::text(&crate::cells::gather(samples));
     if !targets.is_empty() {
         text.push_str(&targets);

@@ -74,6 +74,7 @@ impl Bench<'_> {
             Err(e) => return Ok(Err(NeedError::NotBegun(Arc::new(e)))),
         };
         let job = Job {
+            side: None,
             workload,
             args: &member.args,
             variant: &Variant::Local,

@@ -8,9 +8,11 @@ pub(crate) mod error;
 mod files;
 mod jars;
 mod learn;
+mod load;
 mod pager;
 mod python;
 mod recovery;
+mod rounds;
 mod spark;
 mod tight;
 pub(crate) mod tools;
@@ -29,6 +31,8 @@ pub fn all() -> Vec<Box<dyn Workload>> {
     all.extend(pager::all());
     all.extend(tight::all());
     all.extend(recovery::all());
+    all.extend(rounds::all());
+    all.extend(load::all());
     all
 }
 

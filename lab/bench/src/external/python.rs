@@ -8,7 +8,9 @@ use super::files;
 use super::tools;
 use crate::workload::{Argv, Place};
 
-const SCRIPTS: [(&str, &str); 9] = [
+const SCRIPTS: [(&str, &str); 11] = [
+    ("linked.py", include_str!("scripts/linked.py")),
+    ("load.py", include_str!("scripts/load.py")),
     ("make_data.py", include_str!("scripts/make_data.py")),
     (
         "redis_benchmark.py",

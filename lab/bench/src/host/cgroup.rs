@@ -23,9 +23,13 @@ pub struct Controller {
     root: PathBuf,
 }
 
-/// Finds the memory controller in the text of /proc/self/mounts; `controllers` reads
+/// Finds a controller in the text of /proc/self/mounts, by its names in version 1 and 2; `controllers` reads
 /// cgroup.controllers of a version 2 mount.
-fn find_in(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Controller> {
+fn find_in(
+    mounts: &str,
+    names: [&str; 2],
+    controllers: impl Fn(&Path) -> String,
+) -> Option<Controller> {
     let mut second = None;
     for line in mounts.lines() {
         let mut fields = line.split(' ').skip(1);
@@ -35,10 +39,10 @@ fn find_in(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Contro
         };
         let root = PathBuf::from(dir);
         match kind {
-            "cgroup" if options.split(',').any(|o| o == "memory") => {
+            "cgroup" if options.split(',').any(|o| o == names[0]) => {
                 return Some(Controller { version: 1, root });
             }
-            "cgroup2" if controllers(&root).split_whitespace().any(|c| c == "memory") => {
+            "cgroup2" if controllers(&root).split_whitespace().any(|c| c == names[1]) => {
                 second = Some(Controller { version: 2, root });
             }
             _ => {}
@@ -56,15 +60,20 @@ fn numbers(text: &str) -> HashMap<&str, u64> {
 }
 
 impl Controller {
-    /// The controller of this host, or one sentence why there is none to use.
+    /// The memory controller of this host, or one sentence why there is none to use.
     pub fn find() -> Result<Controller, CgroupError> {
+        Controller::named("memory", "memory")?.ok_or(CgroupError::NoController)
+    }
+
+    /// The controller with these names in version 1 and 2, where one is mounted.
+    pub fn named(first: &str, second: &str) -> Result<Option<Controller>, CgroupError> {
         if !nix::unistd::geteuid().is_root() {
             return Err(CgroupError::NotRoot);
         }
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let read =
             |root: &Path| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-        find_in(&mounts, read).ok_or(CgroupError::NoController)
+        Ok(find_in(&mounts, [first, second], read))
     }
 }
 
@@ -101,6 +110,34 @@ fn figures_in(version: u32, text: &str) -> Figures {
     }
 }
 
+fn cannot_set_up(path: &Path, source: std::io::Error) -> CgroupError {
+    CgroupError::SetUp {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// Has groups below the root of version 2 know this controller, to the end of the run. Those of version 1 do.
+pub(super) fn enable(
+    controller: &Controller,
+    undo: &Arc<Undo>,
+    which: &str,
+) -> Result<(), CgroupError> {
+    if controller.version == 1 {
+        return Ok(());
+    }
+    let enabled = controller.root.join("cgroup.subtree_control");
+    let now = fs::read_to_string(&enabled).unwrap_or_default();
+    if now.split_whitespace().any(|c| c == which) {
+        return Ok(());
+    }
+    undo.note(Step::WriteBack {
+        path: enabled.clone(),
+        text: format!("-{which}"),
+    })?;
+    fs::write(&enabled, format!("+{which}")).map_err(|e| cannot_set_up(&enabled, e))
+}
+
 /// A control group of ours; removed, with what runs in it, when dropped.
 pub struct Group {
     version: u32,
@@ -118,31 +155,8 @@ impl Group {
         limit_bytes: Option<u64>,
         may_swap: bool,
     ) -> Result<Group, CgroupError> {
-        let path = controller
-            .root
-            .join(format!("canvas-bench-{}-{name}", std::process::id()));
-        let fail = |what: &Path, source| CgroupError::SetUp {
-            path: what.to_owned(),
-            source,
-        };
-        if controller.version == 2 {
-            let enabled = controller.root.join("cgroup.subtree_control");
-            let now = fs::read_to_string(&enabled).unwrap_or_default();
-            if !now.split_whitespace().any(|c| c == "memory") {
-                // Kept for the next group of this run: undone at its end.
-                undo.note(Step::WriteBack {
-                    path: enabled.clone(),
-                    text: "-memory".to_owned(),
-                })?;
-                fs::write(&enabled, "+memory").map_err(|e| fail(&enabled, e))?;
-            }
-        }
-        let held = undo.hold(Step::RemoveCgroup { path: path.clone() })?;
-        fs::create_dir(&path).map_err(|e| fail(&path, e))?;
-        let set = |file: &str, text: String| {
-            let file = path.join(file);
-            fs::write(&file, text).map_err(|e| fail(&file, e))
-        };
+        let group = Group::made(controller, undo, name, "memory")?;
+        let set = |file: &str, text: String| group.set(file, &text);
         match (controller.version, limit_bytes) {
             (1, Some(bytes)) => set("memory.limit_in_bytes", bytes.to_string())?,
             (2, Some(bytes)) => set("memory.max", bytes.to_string())?,
@@ -152,17 +166,39 @@ impl Group {
             match controller.version {
                 1 => set("memory.swappiness", "0".to_owned())?,
                 // Absent where swap is not accounted: then there is nothing to forbid.
-                _ if path.join("memory.swap.max").exists() => {
+                _ if group.path.join("memory.swap.max").exists() => {
                     set("memory.swap.max", "0".to_owned())?;
                 }
                 _ => {}
             }
         }
+        Ok(group)
+    }
+
+    /// Makes a group of one controller, which bounds nothing yet.
+    pub(super) fn made(
+        controller: &Controller,
+        undo: &Arc<Undo>,
+        name: &str,
+        which: &str,
+    ) -> Result<Group, CgroupError> {
+        enable(controller, undo, which)?;
+        let path = controller
+            .root
+            .join(format!("canvas-bench-{}-{name}", std::process::id()));
+        let held = undo.hold(Step::RemoveCgroup { path: path.clone() })?;
+        fs::create_dir(&path).map_err(|e| cannot_set_up(&path, e))?;
         Ok(Group {
             version: controller.version,
             path,
             _held: held,
         })
+    }
+
+    /// Writes one of its settings.
+    pub(super) fn set(&self, file: &str, text: &str) -> Result<(), CgroupError> {
+        let file = self.path.join(file);
+        fs::write(&file, text).map_err(|e| cannot_set_up(&file, e))
     }
 
     /// `command` started inside of the group: the shell moves itself, then becomes the program.
@@ -203,6 +239,14 @@ impl Group {
         Some((seconds("user_usec")?, seconds("system_usec")?))
     }
 
+    /// What takes memory from it.
+    pub fn reclaimer(&self) -> Reclaimer {
+        Reclaimer {
+            version: self.version,
+            path: self.path.clone(),
+        }
+    }
+
     /// Processes that run in the group.
     pub fn processes(&self) -> Vec<u32> {
         processes_in(&self.path)
@@ -212,6 +256,58 @@ impl Group {
     pub fn kill_all(&self) {
         kill_all(&self.path);
     }
+}
+
+/// Takes memory from a group.
+pub struct Reclaimer {
+    version: u32,
+    path: PathBuf,
+}
+
+impl Reclaimer {
+    fn read(&self, file: &str) -> String {
+        fs::read_to_string(self.path.join(file)).unwrap_or_default()
+    }
+
+    /// Memory that the group has.
+    pub fn usage_bytes(&self) -> u64 {
+        let file = match self.version {
+            1 => "memory.usage_in_bytes",
+            _ => "memory.current",
+        };
+        self.read(file).trim().parse().unwrap_or(0)
+    }
+
+    /// Time in which something in it waited for memory; with version 1 on the whole host, as nobody tells of one
+    /// group.
+    pub fn stalled(&self) -> Duration {
+        let text = match self.version {
+            1 => fs::read_to_string("/proc/pressure/memory").unwrap_or_default(),
+            _ => self.read("memory.pressure"),
+        };
+        stalled_in(&text)
+    }
+
+    /// Has the kernel take so many bytes, or what it can.
+    pub fn reclaim(&self, bytes: u64) {
+        // What it cannot take stays; the next step comes soon.
+        if self.version == 2 {
+            let _ = fs::write(self.path.join("memory.reclaim"), bytes.to_string());
+            return;
+        }
+        // A lower limit has the kernel take what is above it, or is refused, so that nobody is ended for it.
+        let limit = self.path.join("memory.limit_in_bytes");
+        let lower = self.usage_bytes().saturating_sub(bytes).max(1 << 20);
+        let _ = fs::write(&limit, lower.to_string());
+        let _ = fs::write(&limit, "-1");
+    }
+}
+
+/// The time in a line such as "some avg10=0.00 avg60=0.00 avg300=0.00 total=1234", in us.
+fn stalled_in(pressure: &str) -> Duration {
+    let line = pressure.lines().find(|l| l.starts_with("some "));
+    let total = line.and_then(|l| l.split_once("total=")?.1.trim().parse().ok());
+    Duration::from_micros(total.unwrap_or(0))
 }
 
 fn processes_in(path: &Path) -> Vec<u32> {
@@ -251,6 +347,8 @@ pub fn remove(path: &Path) -> Result<(), CgroupError> {
 mod tests {
     use super::*;
 
+    const MEMORY: [&str; 2] = ["memory"; 2];
+
     #[test]
     fn either_version_is_found_and_version_1_wins_in_a_mixture() {
         let v1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
@@ -264,14 +362,30 @@ mod tests {
         };
         let with = |_: &Path| "cpu memory\n".to_owned();
         let without = |_: &Path| "cpu hugetlb\n".to_owned();
-        assert_eq!(find_in(v1, with), controller(1, "/sys/fs/cgroup/memory"));
-        assert_eq!(find_in(v2, with), controller(2, "/sys/fs/cgroup"));
-        assert_eq!(find_in(v2, without), None);
         assert_eq!(
-            find_in(&format!("{v2}{v1}"), with),
+            find_in(v1, MEMORY, with),
             controller(1, "/sys/fs/cgroup/memory")
         );
-        assert_eq!(find_in("", with), None);
+        assert_eq!(find_in(v2, MEMORY, with), controller(2, "/sys/fs/cgroup"));
+        assert_eq!(find_in(v2, MEMORY, without), None);
+        assert_eq!(
+            find_in(&format!("{v2}{v1}"), MEMORY, with),
+            controller(1, "/sys/fs/cgroup/memory")
+        );
+        assert_eq!(find_in("", MEMORY, with), None);
+        let disks = "cgroup /sys/fs/cgroup/blkio cgroup rw,blkio 0 0\n";
+        assert_eq!(
+            find_in(&format!("{v1}{disks}"), ["blkio", "io"], with),
+            controller(1, "/sys/fs/cgroup/blkio")
+        );
+    }
+
+    #[test]
+    fn lost_time_is_read() {
+        let text =
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0.00 total=7\n";
+        assert_eq!(stalled_in(text), Duration::from_millis(1500));
+        assert_eq!(stalled_in(""), Duration::ZERO);
     }
 
     #[test]

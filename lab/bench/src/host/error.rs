@@ -103,6 +103,12 @@ pub enum CgroupError {
     /// The host has no controller for memory.
     #[error("no control group controller for memory is mounted")]
     NoController,
+    /// The host has no controller for disks.
+    #[error("no control group controller for disks (blkio or io) is mounted")]
+    NoDiskController,
+    /// A directory is on no disk of this host.
+    #[error("{} is on no disk, so its reads cannot be bound", .0.display())]
+    NoDisk(PathBuf),
     /// A group cannot be made or limited.
     #[error("the control group {} cannot be set up: {source}", .path.display())]
     SetUp {
@@ -171,6 +177,9 @@ pub enum SwapError {
     /// The kernel has no zram.
     #[error("this kernel has no zram")]
     NoZram,
+    /// The kernel does not tell what is lost for want of memory.
+    #[error("this kernel has no pressure stall information (psi=1 on its command line)")]
+    NoPressure,
     /// The kernel has no folios of the size.
     #[error("this kernel has no folios of 64 KiB (Linux 6.8, with transparent huge pages)")]
     NoFolios,

@@ -20,6 +20,8 @@ use crate::variant::Variant;
 
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
+/// What the kernel says of time that is lost for want of memory.
+const PRESSURE: &str = "/proc/pressure/memory";
 /// Whether programs get folios of 64 KiB.
 pub(crate) const FOLIOS: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
 /// File systems whose files the kernel swaps to (statfs's numbers): ext2-4, XFS, Btrfs, F2FS.
@@ -143,7 +145,8 @@ pub fn missing(variant: &Variant, cache: &Path) -> Option<SwapError> {
     }
     match variant {
         Variant::Zram64k if !Path::new(FOLIOS).exists() => Some(SwapError::NoFolios),
-        Variant::Zram | Variant::Zram64k => {
+        Variant::Tmo(_) if !Path::new(PRESSURE).exists() => Some(SwapError::NoPressure),
+        Variant::Zram | Variant::Zram64k | Variant::Tmo(_) => {
             let can_load = || {
                 let answer = Command::new("modprobe").args(["-n", "zram"]).output();
                 answer.is_ok_and(|o| o.status.success())
@@ -244,7 +247,7 @@ impl Swap {
             Variant::Local | Variant::LocalOnHalf | Variant::Canvas(_) | Variant::CanvasFar(_) => {
                 return Ok(None);
             }
-            Variant::Zram => swap.zram_on(bytes, PRIORITY, undo)?,
+            Variant::Zram | Variant::Tmo(_) => swap.zram_on(bytes, PRIORITY, undo)?,
             Variant::Zram64k => {
                 swap.folios_on(undo)?;
                 swap.zram_on(bytes, PRIORITY, undo)?;

@@ -110,7 +110,8 @@ impl Palette {
             | Variant::Canvas(_)
             | Variant::CanvasFar(_)
             | Variant::Zram64k
-            | Variant::SlowDisk => None,
+            | Variant::SlowDisk
+            | Variant::Tmo(_) => None,
             Variant::Zram => Some((ZRAM, Mark::Square)),
             Variant::Zswap => Some((ZSWAP, Mark::Triangle)),
             Variant::Disk => Some((DISK, Mark::Diamond)),

@@ -455,6 +455,7 @@ mod tests {
                 in_bytes_per_s,
                 out_bytes_per_s: 0.0,
                 in_pages_per_s: in_bytes_per_s / 2048.0,
+                ..FarTick::default()
             }),
             ..Tick::default()
         };

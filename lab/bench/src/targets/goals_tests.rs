@@ -132,6 +132,7 @@ fn faults_and_processor_time_are_of_the_measured_part_and_its_work() {
             to_s: 3.0,
             faults: Some(faults),
             cpu_s: Some(cpu_s),
+            ..Measured::default()
         });
         (s.faults, s.cpu_user_s, s.cpu_system_s) = (Some(1 << 40), Some(1e6), Some(1e6));
         s

@@ -1,0 +1,172 @@
+//! Servers and a program that work for a time, not for an amount: what is done a second is compared side by side.
+
+use super::error::WorkloadError;
+use super::files;
+use super::python::{self, text};
+use super::tools;
+use super::{patience_s, scaled};
+use crate::workload::{Argv, Place, Plan, Workload};
+
+/// Seconds of work before those that count, and these, at scale 1.
+const SETTLE_S: u64 = 20;
+const COUNTED_S: u64 = 20;
+const LEAST_S: u64 = 5;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Redis,
+    Memcached,
+    /// Of Python's own objects, without a server.
+    Tables,
+}
+
+/// One of them.
+struct Load {
+    name: &'static str,
+    about: &'static str,
+    kind: Kind,
+    /// How requests change in time.
+    shape: &'static str,
+}
+
+const ALL: [Load; 5] = [
+    Load {
+        name: "redis-load",
+        about: "redis for 20 s after 20: zipf 1.2, values of 1 KiB, one write in twenty",
+        kind: Kind::Redis,
+        shape: "steady",
+    },
+    Load {
+        name: "redis-phases",
+        about: "the same where other keys are popular every 20 s",
+        kind: Kind::Redis,
+        shape: "phases",
+    },
+    Load {
+        name: "redis-diurnal",
+        about: "the same with a tenth of the requests at night, of days of 40 s",
+        kind: Kind::Redis,
+        shape: "diurnal",
+    },
+    Load {
+        name: "memcached-load",
+        about: "memcached for 20 s after 20: zipf 1.2, values of 1 KiB, one write in twenty",
+        kind: Kind::Memcached,
+        shape: "steady",
+    },
+    Load {
+        name: "tables",
+        about: "tables of rows in Python's own objects for 20 s after 20, the popular ones by zipf 1.2",
+        kind: Kind::Tables,
+        shape: "steady",
+    },
+];
+
+/// All of them.
+pub fn all() -> Vec<Box<dyn Workload>> {
+    let boxed = |l| Box::new(l) as Box<dyn Workload>;
+    ALL.into_iter().map(boxed).collect()
+}
+
+impl Load {
+    /// The server's program, which is its package too.
+    fn server(&self) -> Option<&'static str> {
+        match self.kind {
+            Kind::Redis => Some("redis-server"),
+            Kind::Memcached => Some("memcached"),
+            Kind::Tables => None,
+        }
+    }
+
+    /// The client, or the program itself.
+    fn script(&self, place: &Place, socket: &str) -> Result<Argv, WorkloadError> {
+        let (word, keys, size) = match self.kind {
+            Kind::Redis => ("redis", 160_000, 1024),
+            Kind::Memcached => ("memcached", 160_000, 1024),
+            Kind::Tables => ("tables", 300_000, 512),
+        };
+        let numbers = [
+            scaled(place, keys, 8_000),
+            size,
+            place.seed % (1 << 32),
+            scaled(place, SETTLE_S, LEAST_S),
+            scaled(place, COUNTED_S, LEAST_S),
+        ];
+        let mut argv = vec![
+            text(&tools::need("python3", "python3")?),
+            text(&python::script(place, "load.py")),
+            word.to_owned(),
+            socket.to_owned(),
+        ];
+        argv.extend(numbers.map(|n| n.to_string()));
+        argv.push(self.shape.to_owned());
+        Ok(Argv {
+            argv,
+            env: vec![("PYTHONDONTWRITEBYTECODE".into(), "1".into())],
+        })
+    }
+}
+
+impl Workload for Load {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn about(&self) -> &str {
+        self.about
+    }
+
+    fn missing(&self, _: &Place) -> Option<WorkloadError> {
+        let server = self.server().and_then(|name| tools::missing(name, name));
+        server.or_else(|| tools::missing("python3", "python3"))
+    }
+
+    fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
+        let _lock = files::lock(&place.cache)?;
+        python::prepare_scripts(place)
+    }
+
+    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
+        files::make_dir(&place.scratch)?;
+        let (dir, path) = (text(&place.scratch), text(&place.scratch.join("socket")));
+        let words: Vec<&str> = match self.kind {
+            Kind::Redis => vec![
+                "--port",
+                "0",
+                "--unixsocket",
+                &path,
+                "--save",
+                "",
+                "--dir",
+                &dir,
+            ],
+            // Its crawler looks for expired items, and nothing expires here: a minute after the start it would
+            // touch all there is, whatever is measured just then.
+            Kind::Memcached => vec![
+                "-s",
+                &path,
+                "-m",
+                "2048",
+                "-t",
+                "1",
+                "-u",
+                "root",
+                "-o",
+                "no_lru_crawler",
+            ],
+            Kind::Tables => return self.script(place, "-").map(Plan::Program),
+        };
+        let name = self.server().unwrap_or_default();
+        let mut argv = vec![text(&tools::need(name, name)?)];
+        argv.extend(words.into_iter().map(str::to_owned));
+        Ok(Plan::Server {
+            server: Argv { argv, env: vec![] },
+            socket: format!("unix:{path}"),
+            clients: vec![self.script(place, &path)?],
+        })
+    }
+
+    fn timeout_s(&self, place: &Place) -> u64 {
+        patience_s(place)
+    }
+}

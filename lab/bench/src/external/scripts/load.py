@@ -1,0 +1,229 @@
+"""Clients and a program whose work is counted in a time: each checks all that it reads.
+
+load.py redis|memcached SOCKET KEYS SIZE SEED SETTLE SECONDS [steady|phases|diurnal]
+load.py tables - KEYS SIZE SEED SETTLE SECONDS
+
+The first two fill a server and read values by the popularity of zipf 1.2, with one write in twenty; 32 requests are
+under way at a time. Keys that were stored together, 32 at a time, are alike popular, and these runs are scattered.
+With `phases` other keys are popular every 20 s; with `diurnal` there are pauses, so that a day of 40 s has a night with
+a tenth of the requests. `tables` is a program of its own: tables of rows in Python's own objects, of which the popular
+ones are worked on. After SETTLE seconds of work, SECONDS are counted, which begin at a round time of the host's clock:
+two that run side by side count the same seconds. The last line is the bench's answer.
+"""
+
+import itertools
+import json
+import math
+import random
+import socket
+import sys
+import time
+
+BATCH = 32
+SKEW = 1.2
+RUN = 32
+# One request of so many writes.
+WRITES = 20
+SHAPES = ("steady", "phases", "diurnal")
+# How long keys are popular, and how long a day is, in seconds.
+PHASE_S, DAY_S = 20, 40
+# Counting begins at a multiple of this, in seconds since 1970.
+ROUND_S = 5
+TICK_S = 0.25
+
+
+class Count:
+    """What is done in the time that counts."""
+
+    def __init__(self, settle, seconds):
+        begin = time.time() + settle
+        self.begin = math.ceil(begin / ROUND_S) * ROUND_S
+        self.end, self.done, self.rates = self.begin + seconds, 0, []
+        self.tick, self.before = self.begin + TICK_S, 0
+
+    def add(self, n):
+        """So many more were done. Returns whether there is time for others."""
+        now = time.time()
+        if now < self.begin:
+            return True
+        self.done += n
+        while now >= self.tick:
+            self.rates.append([round(self.tick - self.begin, 3), (self.done - self.before) / TICK_S])
+            self.tick, self.before = self.tick + TICK_S, self.done
+        if now >= self.end:
+            self.last = now
+            return False
+        return True
+
+    def tell(self, answer):
+        took = self.last - self.begin
+        print(json.dumps({"answer": answer, "seconds": took, "ops_per_s": self.done / took, "rates": self.rates,
+                          "measured_unix_s": [self.begin, self.last]}))
+
+
+class Values:
+    """The value of each key in each version: half of it is noise."""
+
+    def __init__(self, size, seed):
+        self.size, self.noise = size, random.Random(seed).randbytes(1 << 20)
+
+    def value(self, key, version):
+        half = self.size // 2
+        at = (key * 7919 + version * 104729) % (len(self.noise) - half)
+        head = b"%012d.%08d." % (key, version)
+        return (head + self.noise[at:at + half - len(head)]).ljust(self.size, b".")
+
+
+def zipf(n, draws, seed, run=1, skew=SKEW):
+    """So many of `n` things by their popularity, of which runs are scattered."""
+    rng = random.Random(seed)
+    runs = [range(first, min(first + run, n)) for first in range(0, n, run)]
+    rng.shuffle(runs)
+    order = list(itertools.chain(*runs))
+    weights = itertools.accumulate((rank + 1) ** -skew for rank in range(n))
+    return rng.choices(order, cum_weights=list(weights), k=draws)
+
+
+class Redis:
+    @staticmethod
+    def get(key):
+        return b"*2\r\n$3\r\nGET\r\n$8\r\nk%07d\r\n" % key
+
+    @staticmethod
+    def set(key, value):
+        return b"*3\r\n$3\r\nSET\r\n$8\r\nk%07d\r\n$%d\r\n%b\r\n" % (key, len(value), value)
+
+    @staticmethod
+    def reply(_key, value):
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    STORED = b"+OK\r\n"
+
+
+class Memcached:
+    @staticmethod
+    def get(key):
+        return b"get k%07d\r\n" % key
+
+    @staticmethod
+    def set(key, value):
+        return b"set k%07d 0 0 %d\r\n%b\r\n" % (key, len(value), value)
+
+    @staticmethod
+    def reply(key, value):
+        return b"VALUE k%07d 0 %d\r\n%b\r\nEND\r\n" % (key, len(value), value)
+    STORED = b"STORED\r\n"
+
+
+class Connection:
+    def __init__(self, path):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(120)
+        self.sock.connect(path)
+        self.buffer = bytearray(1 << 20)
+
+    def ask(self, request, wanted):
+        """Sends, and compares what comes back to the byte."""
+        self.sock.sendall(request)
+        view, have = memoryview(self.buffer)[:len(wanted)], 0
+        while have < len(wanted):
+            n = self.sock.recv_into(view[have:])
+            if n == 0:
+                sys.exit("load: the server hung up")
+            have += n
+        if view != wanted:
+            sys.exit("load: the server answered something else than what was stored")
+
+
+def shift(shape, keys):
+    """How far on the popular keys are now."""
+    return int(time.time() / PHASE_S) * (keys // 3) % keys if shape == "phases" else 0
+
+
+def rest(shape, worked_s):
+    """Sleeps as the hour of the day says: a tenth of the requests at night, all at noon."""
+    if shape == "diurnal":
+        activity = 0.55 + 0.45 * math.sin(2 * math.pi * time.time() / DAY_S)
+        time.sleep(worked_s * (1 / activity - 1))
+
+
+def serve(protocol, path, keys, size, seed, times, shape):
+    link, values = Connection(path), Values(size, seed)
+    versions = [0] * keys
+    replies = [protocol.reply(key, values.value(key, 0)) for key in range(keys)]
+    for first in range(0, keys, BATCH):
+        batch = range(first, min(first + BATCH, keys))
+        link.ask(b"".join([protocol.set(k, values.value(k, 0)) for k in batch]), protocol.STORED * len(batch))
+    gets = [protocol.get(key) for key in range(keys)]
+    draws = zipf(keys, 1 << 20, seed, RUN)
+    rng = random.Random(seed + 1)
+    count, goes_on = Count(*times), True
+    while goes_on:
+        # Another part of the draws each time, so that they do not come in a cycle.
+        at, ahead, began = rng.randrange(len(draws) - BATCH), shift(shape, keys), time.monotonic()
+        for at in range(at, min(at + 200 * BATCH, len(draws) - BATCH), BATCH):
+            batch = draws[at:at + BATCH]
+            if ahead:
+                batch = [(key + ahead) % keys for key in batch]
+            request, wanted = [gets[k] for k in batch], [replies[k] for k in batch]
+            for i in range(rng.randrange(WRITES), BATCH, WRITES):
+                key = batch[i]
+                versions[key] += 1
+                value = values.value(key, versions[key])
+                request[i], wanted[i] = protocol.set(key, value), protocol.STORED
+                replies[key] = protocol.reply(key, value)
+                # A key that comes twice in a batch is answered as of then.
+                for j in range(i + 1, BATCH):
+                    if batch[j] == key:
+                        wanted[j] = replies[key]
+            link.ask(b"".join(request), b"".join(wanted))
+            goes_on = count.add(BATCH)
+            if not goes_on:
+                break
+        rest(shape, time.monotonic() - began)
+    # All of it once more.
+    for first in range(0, keys, BATCH):
+        batch = range(first, min(first + BATCH, keys))
+        link.ask(b"".join([gets[k] for k in batch]), b"".join([replies[k] for k in batch]))
+    count.tell(f"{keys} keys read back, 0 wrong")
+
+
+def tables(keys, size, seed, times):
+    """Rows in tables of 2,000; a few thousand reads and some writes in one table after the other."""
+    rows, values = 2000, Values(size, seed)
+    made = []
+    for first in range(0, keys, rows):
+        made.append([[k, values.value(k, 0).decode("latin-1"), 0, k * 0.5] for k in range(first, first + rows)])
+    draws = zipf(len(made), 1 << 16, seed)
+    rng = random.Random(seed + 1)
+    places = [rng.randrange(rows) for _ in range(1 << 16)]
+    count, goes_on = Count(*times), True
+    while goes_on:
+        number = draws[rng.randrange(len(draws))]
+        table, first = made[number], number * rows
+        at = rng.randrange(len(places) - 2000)
+        for place in places[at:at + 2000]:
+            row = table[place]
+            if row[0] != first + place or int(row[1][:12]) != row[0] or row[3] != row[0] * 0.5:
+                sys.exit(f"load: row {first + place} is not what it was")
+            row[2] += 1
+        goes_on = count.add(2000)
+    for number, table in enumerate(made):
+        for place, row in enumerate(table):
+            key = number * rows + place
+            if row[0] != key or row[1] != values.value(key, 0).decode("latin-1"):
+                sys.exit(f"load: row {key} is not what it was")
+    count.tell(f"{len(made) * rows} rows read back, 0 wrong")
+
+
+def main(argv):
+    kind, path = argv[:2]
+    keys, size, seed = (int(word) for word in argv[2:5])
+    times = [float(word) for word in argv[5:7]]
+    if kind == "tables":
+        tables(keys, size, seed, times)
+    else:
+        serve({"redis": Redis, "memcached": Memcached}[kind], path, keys, size, seed, times, (argv[7:] or SHAPES)[0])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
