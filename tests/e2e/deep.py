@@ -251,7 +251,7 @@ def vfork_killed(r):
         except ProcessLookupError:
             pass
     r.same(c.out(), "ready\nfork: EAGAIN\n", "output")
-    r.require("a child of vfork was killed" in c.err(), f"no line tells why\n{c.tail()}")
+    r.require("a vfork child was killed" in c.err(), f"no line tells why\n{c.tail()}")
 
 
 def written_bytes(pid):
