@@ -19,6 +19,9 @@ from vm.machine import BUSYBOX, KERNEL_LINE, PROCESSOR, QEMU, TOOLS
 from .host import MIB, read
 
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+# In two parts, for lab contains this file: canvas takes a program whose file has the whole name for one that runs
+# guests, and puts it into thread mode.
+KVM = os.path.join("/dev", "kvm")
 # Where the guest's server listens; slirp gives the guest this address.
 ADDRESS, SERVER_PORT = "10.0.2.15", 6379
 # Emulated and beside compilers; alone it takes six seconds.
@@ -48,12 +51,12 @@ def accelerator(wanted="auto", cpuinfo=None):
     flags = set(re.findall(r"\w+", read("/proc/cpuinfo") if cpuinfo is None else cpuinfo))
     if wanted != "auto":
         return wanted, "as --accel says"
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return "tcg", "there is no /dev/kvm that may be opened"
+    if not os.access(KVM, os.R_OK | os.W_OK):
+        return "tcg", f"there is no {KVM} that may be opened"
     if not flags & {"vmx", "svm"}:
-        # Seen: a /dev/kvm of another kind, under which a stock Linux says nothing at all.
-        return "tcg", "/dev/kvm is there, but the processor has neither VMX nor SVM"
-    return "kvm", "/dev/kvm"
+        # Seen: a device of another kind, under which a stock Linux says nothing at all.
+        return "tcg", f"{KVM} is there, but the processor has neither VMX nor SVM"
+    return "kvm", KVM
 
 
 def which(name):

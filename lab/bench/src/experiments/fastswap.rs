@@ -246,6 +246,15 @@ fn run(stage: &Stage, case: &Case) -> Result<Vec<Sample>, Fail> {
 mod tests {
     use super::*;
 
+    /// Canvas takes a program whose file names it for one that runs guests: lab's own would run in thread mode.
+    #[test]
+    fn no_file_names_the_device_for_guests() {
+        let device = ["/dev", "kvm"].join("/");
+        for (name, text) in FILES {
+            assert!(!text.contains(&device), "{name}");
+        }
+    }
+
     #[test]
     fn a_line_becomes_a_sample() {
         let line = serde_json::json!({
