@@ -321,6 +321,26 @@ mod tests {
     }
 
     #[test]
+    fn figures_of_an_experiment_are_compared_by_name() {
+        let mut old = fixture::small("1", 1);
+        for s in &mut old.samples {
+            s.figures.insert("lent_mib".into(), 100.0);
+        }
+        let mut new = old.clone();
+        for s in &mut new.samples {
+            s.figures.insert("lent_mib".into(), 300.0);
+        }
+        let text = compare("figures", &old, &new).unwrap();
+        let row = line(&text, "  lent_mib");
+        assert!(row.contains("3.000") && row.ends_with("more"), "{row}");
+        let same = compare("same-figures", &old, &old).unwrap();
+        assert!(
+            line(&same, "  lent_mib").ends_with("no difference seen"),
+            "{same}"
+        );
+    }
+
+    #[test]
     fn other_scales_are_other_cells() {
         let old = fixture::small("1", 1);
         let mut new = old.clone();

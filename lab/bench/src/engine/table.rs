@@ -409,6 +409,30 @@ mod tests {
     }
 
     #[test]
+    fn figures_of_an_experiment_have_a_table_of_their_own() {
+        let of = |name: &str, value: f64| Sample {
+            figures: [(name.to_owned(), value)].into(),
+            ..sample(Variant::Zram, Some(25), 1.0)
+        };
+        let text = table(&[of("lost", 1.0), of("lost", 3.0), of("warm_ms", 12.5)]);
+        let head = text.lines().find(|l| l.starts_with("figures")).unwrap();
+        let row = text
+            .lines()
+            .find(|l| l.starts_with("w at 25 %, zram"))
+            .unwrap();
+        let words = |line: &str| -> Vec<String> {
+            line.split_whitespace()
+                .rev()
+                .take(2)
+                .map(str::to_owned)
+                .collect()
+        };
+        assert_eq!(words(head), ["warm_ms", "lost"], "{text}");
+        assert_eq!(words(row), ["12.5", "2.00"], "{text}");
+        assert!(!table(&[sample(Variant::Zram, Some(25), 1.0)]).contains("figures"));
+    }
+
+    #[test]
     fn ratios_are_against_local_and_the_peer() {
         let mut all = vec![
             sample(Variant::Local, None, 2.0),

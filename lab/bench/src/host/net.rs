@@ -159,6 +159,22 @@ impl Keeper {
         self.child.id()
     }
 
+    /// Makes a socket inside, where it stays.
+    pub(super) fn inside<T: Send + 'static>(
+        &self,
+        make: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+    ) -> std::io::Result<T> {
+        let namespace = File::open(self.namespace())?;
+        // A thread of its own goes there, and ends there.
+        let there = std::thread::spawn(move || {
+            setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            make()
+        });
+        there
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
     /// In front of a command that is to run inside.
     pub(super) fn prefix(&self) -> Vec<String> {
         let namespace = format!("--net={}", self.namespace());
@@ -288,16 +304,8 @@ impl Network {
 
     /// Listens inside, at a free port.
     pub fn listen(&self) -> std::io::Result<TcpListener> {
-        let namespace = File::open(self.keeper.namespace())?;
         let address = (self.inside, 0);
-        // A thread of its own goes there, and ends there; a socket stays where it was made.
-        let there = std::thread::spawn(move || {
-            setns(namespace, CloneFlags::CLONE_NEWNET)?;
-            TcpListener::bind(address)
-        });
-        there
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        self.keeper.inside(move || TcpListener::bind(address))
     }
 
     /// Bytes that went through the link so far, to the host, as the bound counts them.
