@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::child::Child;
 use super::donors::Donors;
 use super::error::BenchError;
+use super::own_dir;
 use super::plan::{Request, resolve};
 use super::program::{Context, Fail, Stopped};
 use crate::experiments::Below;
@@ -195,6 +196,11 @@ impl Stage<'_> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         format!("{what}-{}-{n}", std::process::id())
+    }
+
+    /// A directory for sockets, whose paths have a bound that [`Stage::dir`] may pass. It goes with the run.
+    pub fn socket_dir(&self) -> Result<PathBuf, BenchError> {
+        own_dir(Path::new("/tmp"), self.undo())
     }
 
     /// Starts a program, which ends with the case; its output goes to files.

@@ -441,8 +441,9 @@ fn run(stage: &Stage, case: &Case) -> Result<Vec<Sample>, Fail> {
     let swap = swap.map_err(|e| wrong(&e))?;
     let switch = Switch::start(LINK, stage.undo()).map_err(|e| wrong(&e))?;
     let is_limited = !variant.is_local();
+    let sockets = stage.socket_dir()?;
     let machines = (0..size.hosts)
-        .map(|n| Machine::new(stage, &switch, n, size.host_mib, is_limited, &key))
+        .map(|n| Machine::new(stage, &switch, n, &size, is_limited, (&key, &sockets)))
         .collect::<Result<Vec<_>, Fail>>()?;
     let copies = match &variant {
         Variant::CanvasFar(below) => Some(below.copies.clone()),

@@ -99,7 +99,7 @@ fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|w| (*w).to_owned()).collect()
 }
 
-fn program(stage: &Stage, workload: &str) -> Result<Program, Fail> {
+fn program(stage: &Stage, workload: &str, socket: &Path) -> Result<Program, Fail> {
     let (mib, dir) = (stage.mib(128), stage.dir.display().to_string());
     Ok(match workload {
         "idle-redis" => Program {
@@ -108,7 +108,7 @@ fn program(stage: &Stage, workload: &str) -> Result<Program, Fail> {
                 "--port",
                 "0",
                 "--unixsocket",
-                &format!("{dir}/redis.sock"),
+                &socket.display().to_string(),
                 "--save",
                 "",
                 "--appendonly",
@@ -166,15 +166,19 @@ enum User {
 }
 
 impl User {
-    fn begin(stage: &Stage, child: &mut Child, workload: &str) -> Result<User, Fail> {
+    fn begin(
+        stage: &Stage,
+        child: &mut Child,
+        socket: &Path,
+        workload: &str,
+    ) -> Result<User, Fail> {
         let broken = |e: std::io::Error| failed(format!("redis cannot be filled: {e}"));
         if workload == "idle-redis" {
-            let socket = stage.dir.join("redis.sock");
             stage.until("the start of redis", PATIENCE, || {
                 check(child)?;
                 Ok(socket.exists().then_some(()))
             })?;
-            let client = redis::Client::fill(&socket, stage.seed()).map_err(broken)?;
+            let client = redis::Client::fill(socket, stage.seed()).map_err(broken)?;
             return Ok(User::Redis(client));
         }
         let input = child.input().ok_or_else(|| failed("it has no input"))?;
@@ -307,7 +311,8 @@ fn canvas_run(stage: &Stage, below: &Variant, tenant: &str, mib: u64) -> Vec<Str
 
 fn run(stage: &Stage, case: &Case) -> Result<Vec<Sample>, Fail> {
     let variant = case.variant();
-    let program = program(stage, case.workload)?;
+    let socket = stage.socket_dir()?.join("redis.sock");
+    let program = program(stage, case.workload, &socket)?;
     let (mib, tenant) = (program.mib, stage.unique(case.workload));
     let mut argv = canvas_run(stage, &variant, &tenant, mib);
     let network = variant.link().map(|l| stage.network(l)).transpose()?;
@@ -326,7 +331,7 @@ fn run(stage: &Stage, case: &Case) -> Result<Vec<Sample>, Fail> {
     argv.push("--".to_owned());
     argv.extend(program.argv.iter().cloned());
     let mut child = stage.start_with_input(argv, case.workload)?;
-    let mut user = User::begin(stage, &mut child, case.workload)?;
+    let mut user = User::begin(stage, &mut child, &socket, case.workload)?;
     let counters = sampler::counters_of(child.pid());
     let counters = counters.ok_or_else(|| failed("its counters cannot be read"))?;
     let mut found = Vec::new();

@@ -86,7 +86,7 @@ impl Contained {
     ) -> Result<Contained, Fail> {
         let tag = stage.unique(&plan.name);
         let group = machine.group(stage, &plan.name)?;
-        let socket = stage.dir.join(format!("{tag}.sock"));
+        let socket = machine.sockets.join(format!("{tag}.sock"));
         let report = stage.dir.join(format!("{tag}.json"));
         let mut argv = Vec::new();
         match bound {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::plan::Size;
 use crate::engine::child::Child;
 use crate::engine::program::Fail;
 use crate::engine::script::{Stage, failed};
@@ -41,6 +42,8 @@ pub struct Machine {
     pub is_up: bool,
     home: PathBuf,
     key: PathBuf,
+    /// Where its sockets are.
+    pub sockets: PathBuf,
     total: u64,
     // Ended before the groups that they are in are removed.
     donor: Option<Child>,
@@ -56,17 +59,17 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A host at a switch; with `is_limited` it has `mib` of memory.
+    /// A host at a switch; with `is_limited` it has no more memory than its size says.
     pub fn new(
         stage: &Stage,
         switch: &Switch,
         number: usize,
-        mib: u64,
+        size: &Size,
         is_limited: bool,
-        key: &Path,
+        (key, sockets): (&Path, &Path),
     ) -> Result<Machine, Fail> {
         let port = switch.join(number as u32, stage.undo());
-        let total = mib << 20;
+        let total = size.host_mib << 20;
         let bound = stage.group(&format!("host{number}"), is_limited.then_some(total))?;
         // On version 2 a group that has groups has no processes.
         let services = bound.within("services", stage.undo())?;
@@ -75,6 +78,7 @@ impl Machine {
             is_up: true,
             home: stage.dir.join(format!("host{number}")),
             key: key.to_owned(),
+            sockets: sockets.to_owned(),
             total,
             donor: None,
             agent: None,
@@ -175,7 +179,7 @@ impl Machine {
 
     /// Where its agent listens.
     pub fn socket(&self) -> PathBuf {
-        self.home.join("agent.sock")
+        self.sockets.join(format!("agent{}.sock", self.number))
     }
 
     fn state(&self) -> PathBuf {
