@@ -536,6 +536,9 @@ pub struct Segment {
     pub measured_ns: AtomicU64,
     /// Processor time that the last such measurement took.
     pub measure_took_ns: AtomicU64,
+    /// Such measurements in a row that a fork spoilt. Of all processes: where each lives for a few milliseconds, none
+    /// fails often by itself.
+    pub measures_spoilt: AtomicU64,
     /// Identity of the process that measures them now: two at one time would settle the same differences twice. 0 when
     /// none does.
     pub measurer: AtomicU64,

@@ -95,9 +95,8 @@ pub fn child_ready() {
 /// measured with them, not by itself).
 pub fn look(now: u64) -> bool {
     static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
-    /// Measurements in a row that a fork spoilt; after FAILED_MAX of them the next counts whatever is forked.
-    static FAILED: AtomicU32 = AtomicU32::new(0);
-    const FAILED_MAX: u32 = 16;
+    /// Measurements in a row that a fork may spoil; the next one counts whatever is forked meanwhile.
+    const SPOILT_MAX: u64 = 8;
     let seg = state::seg();
     let shares = state::FORKED.load(Ordering::Relaxed);
     let orphans = seg.orphan_pages.load(Ordering::Relaxed) != 0
@@ -116,7 +115,8 @@ pub fn look(now: u64) -> bool {
     // where nothing was kept that may be free.
     let took = seg.measure_took_ns.load(Ordering::Relaxed);
     let drift = DRIFT_PAGES.load(Ordering::Relaxed);
-    let soon = orphans || accounting::limit().is_some_and(|l| drift > l / 16);
+    let is_much = |pages: i64, part| accounting::limit().is_some_and(|l| pages > l / part);
+    let soon = orphans || is_much(drift, 16);
     let times = match (soon, drift) {
         (true, _) => 5,
         (false, 0) => 80,
@@ -124,22 +124,27 @@ pub fn look(now: u64) -> bool {
     };
     let pause_ns = (took * times).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
     let last = seg.measured_ns.load(Ordering::Relaxed);
+    // Where each process forks and ends within milliseconds, no quiet moment comes, and what the dead have left fills
+    // the limit: then a measurement that misses a newborn is nearer to the truth than none.
+    let any = is_much(seg.orphan_pages.load(Ordering::Relaxed), 8)
+        || seg.measures_spoilt.load(Ordering::Relaxed) >= SPOILT_MAX;
     if now >= last + pause_ns
-        && (now >= seg.last_fork_ns.load(Ordering::Relaxed) + FORK_SETTLES_NS
+        && (any
+            || now >= seg.last_fork_ns.load(Ordering::Relaxed) + FORK_SETTLES_NS
             || now >= last + FORKS_ON_NS)
         && let Some(_measuring) = Measuring::begin()
         && take_turn(&seg.measured_ns, last, now)
     {
         // What it costs; where processors are busy it waits for one more often than not.
         let began = proc::thread_ns();
-        let done = measure_all(FAILED.load(Ordering::Relaxed) >= FAILED_MAX);
+        let done = measure_all(any);
         let spent = proc::thread_ns() - began;
         if done {
-            FAILED.store(0, Ordering::Relaxed);
+            seg.measures_spoilt.store(0, Ordering::Relaxed);
             DRIFT_PAGES.store(0, Ordering::Relaxed);
             seg.measure_took_ns.store(spent, Ordering::Relaxed);
         } else {
-            FAILED.fetch_add(1, Ordering::Relaxed);
+            seg.measures_spoilt.fetch_add(1, Ordering::Relaxed);
             let again = proc::now_ns() + (spent * 5).max(FORK_SETTLES_NS);
             seg.measured_ns
                 .store(again.saturating_sub(pause_ns), Ordering::Relaxed);
