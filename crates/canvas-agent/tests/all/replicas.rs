@@ -1,7 +1,5 @@
 //! Copies of extents on donors in this process: writes and repairs in pieces of any size, and donors that come and go.
 
-mod rig;
-
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -18,7 +16,7 @@ use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS, SLABS_MAX};
 use canvas_wire::LIST_MAX;
 use canvas_wire::frame::{Answer, Items, Lent, Request, SlabKey};
 
-use rig::{PATIENCE, Rig, TENANT, Way, donor, pretender, seed};
+use crate::rig::{PATIENCE, Rig, TENANT, Way, donor, pretender, seed};
 
 #[test]
 fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {

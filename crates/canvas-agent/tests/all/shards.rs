@@ -1,7 +1,5 @@
 //! Slabs in shards, on donors in this process.
 
-mod rig;
-
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::SocketAddr;
@@ -15,7 +13,7 @@ use canvas_agent::store::{Outcome, Store};
 use canvas_donor::Server;
 use canvas_shm::far::SLAB_EXTENTS;
 
-use rig::{PATIENCE, Rig, Way, donor, donor_at, seed};
+use crate::rig::{PATIENCE, Rig, Way, donor, donor_at, seed};
 
 /// Pages that [`Rig::packed`] puts into an extent.
 const PAGES: usize = 7;

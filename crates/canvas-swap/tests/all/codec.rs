@@ -1,8 +1,5 @@
 //! Classification.
-#![cfg(not(feature = "shuttle"))]
-
-mod common;
-
+use crate::common;
 use canvas_swap::codec::{Content, classify, fill};
 use canvas_types::PAGE_SIZE;
 use proptest::prelude::*;

@@ -1,8 +1,5 @@
 //! The entry table against a naive model.
-#![cfg(not(feature = "shuttle"))]
-
-mod common;
-
+use crate::common;
 use canvas_swap::entry::{BATCH, EntryTable, Record};
 use canvas_swap::slots::SlotId;
 use canvas_types::sync::{Ordering, Threads};

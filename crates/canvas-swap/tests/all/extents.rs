@@ -1,7 +1,5 @@
 //! The book of extents against a model that knows which extents every process uses: forks and ends in any order, at any
 //! moment, and no extent in use is ever written.
-#![cfg(not(feature = "shuttle"))]
-
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

@@ -1,7 +1,6 @@
 //! The pool against a map, with budgets so small that it is often full.
 
-mod pools;
-
+use crate::pools::*;
 use canvas_swap::classes::RAW_SLOTS;
 use canvas_swap::entry::Record;
 use canvas_swap::pool::Sank;
@@ -10,7 +9,6 @@ use canvas_swap::{EntryFrom, Kind, LoadError, Outcome, PoolStats, Scratch, Spare
 use canvas_testing::random::run_until;
 use canvas_types::sync::Ordering;
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
-use pools::*;
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,13 +4,11 @@
 //! it multiplies the halves, after XOR with the secret, and adds the product to one of its sums and the 8 bytes to
 //! another. tests/c/crafted.c does this with a whole program.
 
-mod pools;
-
+use crate::pools::*;
 use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::{Kind, Scratch};
 use canvas_testing::random::seed;
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
-use pools::*;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// XXH3_kSecret at 8k: XORed with the first word of stripe k.

@@ -1,7 +1,5 @@
 //! Direct read channels that an agent requests from donors, and a process that wants more of them than allowed.
 
-mod rig;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -10,7 +8,7 @@ use canvas_agent::replicas::Policy;
 use canvas_agent::store::{Direct, Store};
 use canvas_wire::frame::{Answer, Items, Request};
 
-use rig::{PATIENCE, Rig, pretender, seed};
+use crate::rig::{PATIENCE, Rig, pretender, seed};
 
 /// Bytes read over channels.
 const USED: Answer<'_> = Answer::LaneUsed { reads: 0, bytes: 0 };

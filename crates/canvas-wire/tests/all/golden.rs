@@ -2,8 +2,7 @@
 //! rewritten: a difference breaks the protocol. (CANVAS_WRITE_GOLDEN=1 writes missing files, for
 //! new frames.)
 
-mod common;
-
+use crate::common;
 use std::fmt::Write;
 use std::path::PathBuf;
 

@@ -1,14 +1,12 @@
 //! The scheduler against a naive one: the same decisions on any sequence of calls, each request exactly once, and every
 //! invariant after each call.
 
-mod naive;
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::naive::{Act, Naive, Waiting};
 use canvas_sched::{
     Class, Decision, LinkConfig, LinkId, Promoted, Scheduler, TenantConfig, TenantId, Ticket,
 };
-use naive::{Act, Naive, Waiting};
 use proptest::prelude::*;
 
 const LINKS: usize = 3;

@@ -1,6 +1,4 @@
 //! Hashes of pages in far memory against a map.
-#![cfg(not(feature = "shuttle"))]
-
 use canvas_swap::digests::{BUCKET_WORDS, Digests, words_for};
 use canvas_swap::hash::Hash;
 use canvas_types::SwapEntry;

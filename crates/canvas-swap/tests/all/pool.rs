@@ -1,7 +1,6 @@
 //! Corruption, giving memory back, full pools, and threads.
 
-mod pools;
-
+use crate::pools::*;
 use canvas_swap::classes::{
     CLASS_BYTES, RAW_CLASS, RAW_HEADER_BYTES, RAW_HEADERS_BYTES, SLAB_BYTES, class_for,
 };
@@ -11,7 +10,6 @@ use canvas_swap::*;
 use canvas_testing::random::seed;
 use canvas_types::sync::Ordering;
 use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry};
-use pools::*;
 
 fn put(pool: &Pool<'_>, page: &PageBuf, scratch: &mut Scratch) -> Outcome {
     pool.store(SwapEntry::NONE, false, page, scratch).unwrap()

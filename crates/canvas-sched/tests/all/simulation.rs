@@ -1,10 +1,8 @@
 //! Tenants in simulated time on links that are queues of their own: the purpose of the scheduler, in figures, which are
 //! printed (`--nocapture`). Seeded: `CANVAS_SIM_SEED` chooses another run.
 
-mod world;
-
+use crate::world::{Load, Pipe, World};
 use canvas_sched::{Class, LinkConfig, TenantConfig, TenantId, wmmr};
-use world::{Load, Pipe, World};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;

@@ -1,7 +1,6 @@
 //! Frames: what is encoded decodes to the same frame, and nothing else decodes.
 
-mod common;
-
+use crate::common;
 use canvas_wire::error::{DecodeError, EncodeError};
 use canvas_wire::frame::*;
 use canvas_wire::*;

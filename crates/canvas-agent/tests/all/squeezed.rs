@@ -1,7 +1,5 @@
 //! The hosts of all donors run out of memory at once, while the agent gets no processor time.
 
-mod rig;
-
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +9,7 @@ use canvas_agent::store::Outcome;
 use canvas_donor::Server;
 use canvas_shm::far::SLAB_EXTENTS;
 
-use rig::{PATIENCE, Rig, donor_of, seed};
+use crate::rig::{PATIENCE, Rig, donor_of, seed};
 
 const SLABS: u32 = 12;
 /// Extents of a slab that make it worthwhile to free.

@@ -1,8 +1,5 @@
 //! The content hash against field arithmetic, bit by bit, and against other keys.
-#![cfg(not(feature = "shuttle"))]
-
-mod common;
-
+use crate::common;
 use canvas_swap::hash::{Hash, PageHash, portable, same};
 use canvas_types::{PAGE_SIZE, PageBuf};
 use proptest::prelude::*;

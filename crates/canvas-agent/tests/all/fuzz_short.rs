@@ -1,7 +1,7 @@
 //! Short runs of this crate's fuzz targets ([`short`]).
 
-mod common;
-#[path = "../../../fuzz/short.rs"]
+use crate::common;
+#[path = "../../../../fuzz/short.rs"]
 mod short;
 
 use short::short_run;

@@ -1,8 +1,6 @@
 //! A pool that is interrupted while it copies, anywhere, with another thread's store in between; and the one recovered
 //! from its entries, against a map of what was acknowledged.
 
-mod pools;
-
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,6 +8,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{ThreadId, current};
 
+use crate::pools::*;
 use canvas_swap::entry::Record;
 use canvas_swap::hash::{PageHash, portable};
 use canvas_swap::pool::{Adopted, JOURNAL_WORDS};
@@ -18,7 +17,6 @@ use canvas_swap::{Chosen, LocalPool, PoolArrays, Scratch, SlotMem, StoreError};
 use canvas_testing::random::run_until;
 use canvas_types::sync::{AtomicI64, AtomicU64, Ordering, Threads};
 use canvas_types::{Codec, PAGE_SIZE, PageBuf, SwapEntry};
-use pools::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 

@@ -1,8 +1,5 @@
 //! Canvas fig. 7 as a table, and against a model that knows only pages and entries.
-#![cfg(not(feature = "shuttle"))]
-
-mod common;
-
+use crate::common;
 use canvas_swap::fsm::*;
 use proptest::prelude::*;
 

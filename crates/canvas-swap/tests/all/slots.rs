@@ -1,8 +1,5 @@
 //! The slot allocator against a naive model; giving memory back; waste of the classes.
-#![cfg(not(feature = "shuttle"))]
-
-mod common;
-
+use crate::common;
 use canvas_swap::classes::*;
 use canvas_swap::slots::*;
 use canvas_types::sync::{AtomicI64, Ordering};

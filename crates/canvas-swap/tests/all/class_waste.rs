@@ -1,6 +1,4 @@
 //! What finer classes save: prints the table quoted at `CLASS_BYTES`, and checks it.
-#![cfg(not(feature = "shuttle"))]
-
 use canvas_swap::classes::*;
 use canvas_types::PAGE_SIZE;
 
