@@ -17,6 +17,8 @@ const WRITES: u32 = 20;
 const BATCH: usize = 32;
 /// Popularity of keys, as YCSB has it.
 const SKEW: f64 = 0.99;
+/// How long a server may take to listen at its socket.
+const LISTENS_WITHIN: Duration = Duration::from_secs(5);
 /// A server that is silent for so long hangs.
 const SILENT: Duration = Duration::from_secs(120);
 
@@ -51,6 +53,17 @@ pub struct Work {
     pub answers: Arc<Mutex<Vec<Answer>>>,
 }
 
+/// Connects; a socket is there a moment before its server listens.
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let until = Instant::now() + LISTENS_WITHIN;
+    loop {
+        match UnixStream::connect(socket) {
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(10)),
+            tried => return tried,
+        }
+    }
+}
+
 struct Connection {
     stream: UnixStream,
     kind: Kind,
@@ -62,7 +75,7 @@ struct Connection {
 
 impl Connection {
     fn new(socket: &Path, container: &Container) -> io::Result<Connection> {
-        let stream = UnixStream::connect(socket)?;
+        let stream = connect(socket)?;
         stream.set_read_timeout(Some(SILENT))?;
         let mut noise = vec![0; 1 << 20];
         fastrand::Rng::with_seed(container.seed).fill(&mut noise);

@@ -25,6 +25,8 @@ const POOL_PART: u64 = 8;
 const POOL_BYTES_MIN: u64 = 4 << 20;
 /// How long a server may take to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a server may take to end that has hung up. All others wait meanwhile.
+const SOON: Duration = Duration::from_secs(1);
 /// What canvas reports when there is no place for a page any more, before it ends the program by SIGBUS.
 const FULL: &str = "local and far memory are both full";
 
@@ -223,7 +225,7 @@ impl Contained {
                 Err(self.failed("it answered with another value than was stored"))
             }
             // Its own end says why.
-            Err(Broken::HungUp(_)) if self.program.wait(PATIENCE).is_some() => Ok(()),
+            Err(Broken::HungUp(_)) if self.program.wait(SOON).is_some() => Ok(()),
             Err(Broken::HungUp(e)) => Err(self.failed(&format!("its connection broke: {e}"))),
         }
     }
