@@ -52,7 +52,7 @@ pub struct Counters {
     pub lane_read_bytes: AtomicU64,
 }
 
-/// The donor's state; docs/CLI.md describes the fields.
+/// The donor's state; docs/OPERATING.md describes the fields.
 #[allow(missing_docs)]
 #[derive(Serialize, Debug)]
 pub struct State {

@@ -36,7 +36,7 @@ pub struct SwapInArgs {
     /// Interval of --watch, in seconds or as a duration (500ms).
     #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = times::interval, requires = "watch")]
     pub interval: Duration,
-    /// Print JSON, one object a line (its fields: docs/CLI.md).
+    /// Print JSON, one object a line (its fields: docs/OPERATING.md).
     #[arg(long)]
     pub json: bool,
 }

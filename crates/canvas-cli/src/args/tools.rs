@@ -9,7 +9,7 @@ use canvas_runner::container::Runtime;
 /// Flags of `canvas doctor`.
 #[derive(Args)]
 pub struct DoctorArgs {
-    /// Print JSON (its fields: docs/CLI.md).
+    /// Print JSON (its fields: docs/OPERATING.md).
     #[arg(long)]
     pub json: bool,
     /// Print what the default seccomp profiles of containers refuse, and how to allow it.

@@ -1,4 +1,4 @@
-//! State of a disk, for files and metrics; docs/CLI.md lists its fields.
+//! State of a disk, for files and metrics; docs/OPERATING.md lists its fields.
 
 use std::fmt::Error;
 use std::path::PathBuf;

@@ -239,7 +239,7 @@ fn what_hashes_pages_is_told_and_its_absence_is_advice() {
 fn every_json_field_is_documented() {
     let f = facts(0, 0, ALL);
     let v: serde_json::Value = serde_json::from_str(&to_json(&f, &chosen(&f), &[])).unwrap();
-    let doc = include_str!("../../../../docs/CLI.md");
+    let doc = include_str!("../../../../docs/OPERATING.md");
     fn walk(prefix: &str, v: &serde_json::Value, doc: &str) {
         for (name, v) in v.as_object().into_iter().flatten() {
             let path = if prefix.is_empty() {
@@ -250,7 +250,7 @@ fn every_json_field_is_documented() {
             if v.get("errno").is_some() || !v.is_object() {
                 assert!(
                     doc.contains(&format!("`{path}`")),
-                    "docs/CLI.md does not name {path}"
+                    "docs/OPERATING.md does not name {path}"
                 );
             } else {
                 walk(&path, v, doc);

@@ -385,7 +385,7 @@ pub static TABLE: &[Setting] = &[
     Setting::new(
         STATE_JSON,
         "FILE.json",
-        "Write the state once a second (docs/CLI.md, docs/STATS.md).",
+        "Write the state once a second (docs/OPERATING.md).",
     )
     .flag(DISK | SERVE),
     Setting::new(
