@@ -37,7 +37,7 @@ pub use tune::TuneArgs;
 /// rest is compressed or moved elsewhere, and faulted in on access. It needs no change to the
 /// program, no daemon, and in the default mode no root.
 #[derive(Parser)]
-#[command(name = "canvas", version, max_term_width = 100, after_long_help = EXIT_CODES)]
+#[command(name = "canvas", version, max_term_width = 100, after_long_help = NOTES)]
 #[command(
     disable_help_subcommand = false,
     subcommand_required = true,
@@ -306,16 +306,22 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
-const EXIT_CODES: &str = "\
-Exit codes:
-  0    success
-  1    the check failed: `doctor` found no mode that works, `status` found something wrong
-  2    bad arguments, configuration or input (`canvas run` and `dispatch`: 125)
-  125  `canvas run` or `dispatch` itself failed
-  126  CMD was found but could not be executed
-  127  CMD was not found
-  128+n  CMD was ended by signal n
-  else CMD's own exit code";
+const NOTES: &str = "\
+Exit codes (each command's help has its own):
+  0      success; of `run` and `dispatch`: CMD's own code
+  1      the check failed, or only part was done
+  2      bad arguments, configuration or input; a daemon could not start
+  125    `run` or `dispatch` itself failed, also by bad arguments
+  126    CMD was found but could not be executed
+  127    CMD was not found
+  128+n  signal n ended CMD, or stopped a command that watches
+
+Errors are one sentence on standard error that begins with `canvas: `.
+
+Sizes are bytes, or a number with K, M, G, T (or KiB, MiB, ...), all powers of 1024: 4G, 1.5GiB.
+KB and MB are ambiguous and refused. Shares are percentages (25%), durations have a unit (10ms,
+1.5s), rates are sizes per second (200M/s). A run or disk is named by its tenant's name, the number
+of its process, or NAME.NUMBER.";
 
 const AGENT_NOTES: &str = "\
 Flags win over the file of --config.

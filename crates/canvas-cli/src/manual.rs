@@ -9,6 +9,9 @@ use clap::CommandFactory;
 use crate::args::Cli;
 use crate::error::Failure;
 
+#[cfg(test)]
+mod page;
+
 /// `canvas man`.
 pub fn man(dir: Option<&Path>) -> Result<i32, Failure> {
     match dir {

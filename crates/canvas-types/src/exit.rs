@@ -1,4 +1,4 @@
-//! Exit codes of the `canvas` command (documented in docs/CLI.md).
+//! Exit codes of the `canvas` command (`canvas --help` lists them).
 
 /// The command did what it was asked to do.
 pub const OK: i32 = 0;

@@ -199,7 +199,7 @@ pub fn roff() -> String {
 }
 
 /// Splits words into lines of at most `width` columns.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
         let line = lines.last_mut().map_or(0, |l| l.chars().count());
