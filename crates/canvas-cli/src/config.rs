@@ -625,7 +625,7 @@ to = ["agent"]
             ),
             (
                 "agent = 1\n",
-                "1: agent is no key but a section; write [agent]",
+                "1: agent is a section, not a key; write [agent]",
             ),
             (
                 "\n\n[serve]\nmemry = \"1G\"\n",
@@ -653,7 +653,7 @@ to = ["agent"]
             ),
             (
                 "[tenant]\nlocal = \"1G\"\n",
-                "2: tenant.local is no section; write [tenant.local]",
+                "2: tenant.local is not a section; write [tenant.local]",
             ),
             (
                 "[agent]\nfar = true\n",
@@ -692,7 +692,7 @@ to = ["agent"]
         assert_eq!(errors(wrong), [""; 0]);
         let want = |line: u32, key: &str| {
             format!(
-                "{line}: [tenant.vm] {key}: vm is a disk ([disk.vm]), of which only pool, pool_floor, far, copies, \
+                "{line}: [tenant.vm] {key}: vm is a disk ([disk.vm]), for which only pool, pool_floor, far, copies, \
                  weight, swap_in_limit and swap_out_limit can be set here; leave it out"
             )
         };
@@ -757,7 +757,7 @@ to = ["agent"]
             ),
             (
                 "shared = \"1G\"\n",
-                "1: shared is no key but a section; write [shared]",
+                "1: shared is a section, not a key; write [shared]",
             ),
             (
                 "[shared]\nlocal = \"31M\"\n",
