@@ -144,6 +144,7 @@ pub enum Command {
     #[command(after_long_help = inspect::DUMP_NOTES)]
     Dump(DumpArgs),
     /// End a tenant of the host's agent that has no run any more, and free what it holds.
+    #[command(after_long_help = end::END_NOTES)]
     End(EndArgs),
     /// Make a cluster key.
     ///

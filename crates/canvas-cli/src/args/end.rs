@@ -17,3 +17,11 @@ pub struct EndArgs {
     #[arg(long)]
     pub force: bool,
 }
+
+/// Shown after the flags.
+pub const END_NOTES: &str = "\
+Tenants end by themselves with their last run and process; this is for one whose process never
+ends. root and the agent's user can end any tenant, others their own.
+
+Exit codes: 0 done; 2 nothing was changed: there is no such tenant, a run is connected, or it has
+processes.";
