@@ -34,7 +34,7 @@ def app_tier(r):
         raise Skip("says nothing without canvas")
     for kind in ("list", "tree"):
         by_tier = {tier: linked(r, kind, tier) for tier in ("off", "threads", "refs", "auto")}
-        waited = {tier: find(stats, "faults_deep") for tier, stats in by_tier.items()}
+        waited = {tier: find(stats, "faults_beyond_pool") for tier, stats in by_tier.items()}
         r.note(f"{kind}: read while a thread waits {waited}")
         for tier in ("off", "threads"):
             r.same([find(by_tier[tier], f"app_issued_{what}") for what in ("links", "refs")], [0, 0], tier)

@@ -110,7 +110,7 @@ def far(r):
     r.same(samples["canvas_far"]["answer"], samples["local"]["answer"], "answer")
     got = samples["canvas_far"]["far"]
     r.same(got["donors"], 3, "donors")
-    for what in ("pages_sunk", "faults", "in_bytes", "out_bytes", "donors_cpu_s", "agent_peak_bytes"):
+    for what in ("pages_demoted", "faults", "in_bytes", "out_bytes", "donors_cpu_s", "agent_peak_bytes"):
         r.require(got[what] and got[what] > 0, f"{what} of {got}")
     r.require(got["donors_bytes"] >= 2 * got["out_bytes"], f"two copies of all that was written: {got}")
     r.require(0 < got["read_ns"]["p50"] <= got["read_ns"]["max"], f"times of reads: {got}")

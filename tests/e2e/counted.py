@@ -40,7 +40,7 @@ def figures(r):
         near("pages_zero_filled", more["pages_zero_filled"], PAGES)
         near("hint_pages_out", more["hint_pages_out"], PAGES)
         # A page that is read before the swap cache has written it out has not left.
-        hits = more["faults_second_chance"]
+        hits = more["cache_hits_victim"]
         for name in ("pages_out", "pages_in", "faults_far"):
             near(f"{name} and hits in the swap cache", more[name] + hits, PAGES)
         near("reclaim_pages_background", more["reclaim_pages_background"], PAGES)

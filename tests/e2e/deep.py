@@ -89,7 +89,7 @@ def deep_limit(r):
     stats = r.load_stats(c)
     r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
     r.require(canvas.find(stats, "mmaps_refused", default=0) > 0, "stats: mmaps_refused = 0")
-    r.require(canvas.find(stats, "pages_sunk") > 0, "stats: pages_sunk = 0")
+    r.require(canvas.find(stats, "pages_demoted") > 0, "stats: pages_demoted = 0")
     told = c.err().count("the pool and far memory are full")
     r.require(1 <= told <= 3, f"full far memory is reported {told} times\n{c.tail()}")
     r.note(f"granted {granted} MiB; {canvas.summary(stats)}")
@@ -161,7 +161,7 @@ def agent_killed(r):
     stats = r.load_stats(c)
     r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
     r.require(kills >= 2, f"only {kills} kills")
-    r.require(canvas.find(stats, "faults_deep") > 0, "stats: faults_deep = 0")
+    r.require(canvas.find(stats, "faults_beyond_pool") > 0, "stats: faults_beyond_pool = 0")
     r.note(f"{kills} kills; {canvas.summary(stats)}")
 
 

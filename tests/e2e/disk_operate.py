@@ -90,7 +90,7 @@ def status(r):
     while stat.poll() is None:
         looks(r, client, pages, rng, 100)
     rates = json.loads(stat.stdout.read().splitlines()[-1])
-    r.require(rates["pages_in_per_s"] > 0 and rates["faults_deep_per_s"] > 0, f"{rates}")
+    r.require(rates["pages_in_per_s"] > 0 and rates["faults_beyond_pool_per_s"] > 0, f"{rates}")
     # Its bounds can be changed, all or none, where it has far memory; what is for programs alone leaves it out.
     for name, pairs, want in (("vm", ("weight=7", "local=1G"), "a disk has no setting local"),
                               ("vm", ("weight=7", "pool=7M"), "write 6M or less"),

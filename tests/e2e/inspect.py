@@ -193,7 +193,7 @@ def inspect_deep(r):
         core = dumped(r, pid, "stopped.core")
     whole_is_right(r, "canvas dump", Core(core).read(addr, len(want)), want)
     stats = end(r, c)
-    r.require(canvas.find(stats, "pages_sunk") > 1000, "nothing went beyond the pool")
+    r.require(canvas.find(stats, "pages_demoted") > 1000, "nothing went beyond the pool")
 
 
 @check("inspect-shared", timeout_s=120, modes=("signal",))
@@ -221,7 +221,7 @@ def inspect_shared_deep(r):
     whole_is_right(r, "canvas read", whole(r, "read", pid, hex(addr), len(want), "--raw"), want)
     core = dumped(r, pid, "shared-deep.core")
     whole_is_right(r, "canvas dump", Core(core).read(addr, len(want)), want)
-    end(r, c, "shared_pages_sunk")
+    end(r, c, "shared_pages_demoted")
 
 
 # Marks each page of 12 MiB, private and shared, and wants [3, 9) MiB of both in no dump, but then [5, 6) again; a child

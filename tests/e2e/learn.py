@@ -179,11 +179,11 @@ def learn_far(r):
     p = python(r, "far", r.path("book"), PAGES // 2, pool=8 * MIB,
                flags=["--far", "512M", "--to", f"disk:{r.dir}", "--copies", "disk"])
     first = p.resume(lambda: p.line("all"))
-    r.require(first["faults_deep"] >= 1000, f"{first['faults_deep']} waited for the disk: the test shows nothing")
+    r.require(first["faults_beyond_pool"] >= 1000, f"{first['faults_beyond_pool']} waited for the disk: the test shows nothing")
     then = p.best(lambda: p.line("all"), first["faults_far"] * 15 // 100)
     few(r, "again", first, then, 15)
-    r.require(then["faults_deep"] * 5 <= first["faults_deep"],
-              f"{then['faults_deep']} waited for the disk, {first['faults_deep']} before")
+    r.require(then["faults_beyond_pool"] * 5 <= first["faults_beyond_pool"],
+              f"{then['faults_beyond_pool']} waited for the disk, {first['faults_beyond_pool']} before")
     p.end()
 
 

@@ -117,7 +117,7 @@ def numa(r):
     node = stats["nodes"][0]
     r.same((node["node"], node["limit_bytes"]), (0, 16 * MIB), "the report's node")
     r.require(20 * MIB < node["used_bytes"]["peak"] <= 24 * MIB, f"{node}")
-    out, came, sunk = (find(stats, key) for key in ("pages_out_node", "pages_in_node", "node_pages_sunk"))
+    out, came, sunk = (find(stats, key) for key in ("pages_out_node", "pages_in_node", "node_pages_demoted"))
     r.require(out > 4000 and came > 1000 and sunk > 4000, f"{out} to the node, {came} from it, {sunk} sunk")
     r.same(find(stats, "node_pages_elsewhere"), 0, "pages that lie elsewhere")
     r.note(f"{full / MIB:.0f} MiB on the node; {out} there, {came} back, {sunk} sunk")
@@ -146,9 +146,9 @@ def numa_far(r):
                state=lambda: status(r, name)["used"])
     time.sleep(3)
     stats = slo.ends_right(r, c, end)
-    sunk = [find(stats, key) for key in ("node_pages_sunk", "pages_sunk")]
+    sunk = [find(stats, key) for key in ("node_pages_demoted", "pages_demoted")]
     r.require(min(sunk) > 1000, f"{sunk} pages sunk from the node, and from the pool")
-    r.same([stats["far"]["corrupt"], find(stats, "deep_failures")], [0, 0], "reads that failed")
+    r.same([stats["far"]["corrupt"], find(stats, "beyond_pool_failures")], [0, 0], "reads that failed")
     r.note(f"{sunk[0]} from the node into the pool, {sunk[1]} beyond it")
 
 
@@ -198,7 +198,7 @@ def numa_redis(r):
     r.wait(c, timeout_s=60)
     stats = r.load_stats(c)
     r.same([find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0], "verify failures, anomalies")
-    out, came, sunk = (find(stats, key) for key in ("pages_out_node", "pages_in_node", "node_pages_sunk"))
+    out, came, sunk = (find(stats, key) for key in ("pages_out_node", "pages_in_node", "node_pages_demoted"))
     r.require(out > 1000 and came > 500 and sunk > 1000, f"{out} to the node, {came} from it, {sunk} sunk")
     r.require(find(stats, "forks") >= 1, "it did not fork")
 
@@ -302,7 +302,7 @@ def vm_numa(r):
         stats = json.loads(vm.text(result, f"{name}.json"))
         r.same([find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0], f"{name}: wrong pages")
     stats = json.loads(vm.text(result, "first.json"))
-    out, came, sunk = (find(stats, key) for key in ("pages_out_node", "pages_in_node", "node_pages_sunk"))
+    out, came, sunk = (find(stats, key) for key in ("pages_out_node", "pages_in_node", "node_pages_demoted"))
     r.require(out > 2000 and came > 500 and sunk > 500, f"{out} to the node, {came} from it, {sunk} sunk")
     r.same(find(stats, "node_pages_elsewhere"), 0, "pages elsewhere")
     r.require(12 * MIB < stats["nodes"][0]["used_bytes"]["peak"] <= 16 * MIB, f"{stats['nodes']}")

@@ -143,7 +143,7 @@ def outlived(r, threads):
         r.wait(c, timeout_s=120)
         stats = r.load_stats(c)
         r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
-        r.require(canvas.find(stats, "pages_sunk") > 0, f"{c.argv}: nothing went to the agent")
+        r.require(canvas.find(stats, "pages_demoted") > 0, f"{c.argv}: nothing went to the agent")
     r.stop(third, expect=0)
 
 
@@ -231,8 +231,8 @@ def joined_tenant(r):
     r.require("right" in holder.out(), f"no closing line\n{holder.tail()}")
     last = r.load_stats(holder)
     r.same(canvas.find(last, "verify_failures"), 0, "verify_failures")
-    r.same(canvas.find(last, "deep_failures"), 0, "deep_failures")
-    r.require(canvas.find(last, "pages_sunk") > 0, "nothing went to the agent")
+    r.same(canvas.find(last, "beyond_pool_failures"), 0, "beyond_pool_failures")
+    r.require(canvas.find(last, "pages_demoted") > 0, "nothing went to the agent")
     r.require(canvas.find(last, "forks") > 0, "nobody forked")
 
 
@@ -326,7 +326,7 @@ def joined_servers(r):
     r.stop(runs[0], signal.SIGTERM, expect=0, timeout_s=60)
     stats = r.load_stats(runs[0])
     r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
-    r.require(canvas.find(stats, "pages_sunk") > 0, "nothing went to the agent")
+    r.require(canvas.find(stats, "pages_demoted") > 0, "nothing went to the agent")
 
 
 # Pages that cannot be compressed, read in random order or left alone until a file is there, then all checked.
@@ -379,9 +379,9 @@ def elastic_pools(r):
         r.wait(c, timeout_s=90)
         r.require("right" in c.out(), f"no closing line\n{c.tail()}")
         stats = r.load_stats(c)
-        for what in ("verify_failures", "deep_failures"):
+        for what in ("verify_failures", "beyond_pool_failures"):
             r.same(canvas.find(stats, what), 0, what)
-        r.require(canvas.find(stats, "pages_sunk") > 0, f"{name}: nothing left its pool")
+        r.require(canvas.find(stats, "pages_demoted") > 0, f"{name}: nothing left its pool")
 
     idle, idles = start("idle", 64)
     r.require(grant(idles) == 62 * MIB, f"alone it is granted {grant(idles)}")

@@ -162,9 +162,9 @@ def proactive_deep(r):
     far = far_bytes(r, name)
     touch(end + ".free")
     stats, came = comes_back(r, c, name, end, far)
-    r.require(canvas.find(stats, "pages_sunk") > 0, "nothing left the pool")
-    r.require(canvas.find(stats, "pages_raised") > 0, "nothing came back into the pool")
-    r.note(f"{came} pages came back, {canvas.find(stats, 'pages_raised')} raised")
+    r.require(canvas.find(stats, "pages_demoted") > 0, "nothing left the pool")
+    r.require(canvas.find(stats, "pages_promoted") > 0, "nothing came back into the pool")
+    r.note(f"{came} pages came back, {canvas.find(stats, 'pages_promoted')} raised")
 
 
 # Touches pages at random, more of them than there is room for, and checks what it reads.

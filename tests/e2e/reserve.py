@@ -164,7 +164,7 @@ def host_reserve_far(r):
         for c in runs:
             r.require(f"grown {120 * MIB}" in c.out(), f"not all could be had\n{c.tail()}")
         end(r, runs)
-        sunk = sum(canvas.find(r.load_stats(c), "pages_sunk") for c in runs)
+        sunk = sum(canvas.find(r.load_stats(c), "pages_demoted") for c in runs)
         r.require(sunk > 4 * 120 * 256 // 8, f"only {sunk} pages were spilled")
         r.require(group.least >= RESERVE_BYTES, f"{group.least / MIB:.1f} MiB were left, less than the reserve")
     finally:

@@ -39,9 +39,9 @@ def judge_beyond(r, child):
     """What the report says of shared pages beyond the pool: they went there and came back, and nothing failed."""
     stats = r.load_stats(child)
     counters = stats["counters"]
-    for what in ("shared_pages_sunk", "shared_pages_in_deep"):
+    for what in ("shared_pages_demoted", "shared_pages_in_beyond_pool"):
         r.require(counters[what] > 100, f"{what}: {counters}")
-    r.note(f"sunk {counters['shared_pages_sunk']}, in from beyond {counters['shared_pages_in_deep']}, "
+    r.note(f"sunk {counters['shared_pages_demoted']}, in from beyond {counters['shared_pages_in_beyond_pool']}, "
            f"{stats['shared']['beyond_bytes'] >> 10} KiB there in the end")
     return stats
 
@@ -81,7 +81,7 @@ def shared_far(r):
     """Four processes' shared pages, most of them on disk, beyond a pool of 1 MiB; nothing there fails."""
     for c in counting(r, 4, 0, **beyond(r)):
         counters = judge_beyond(r, c)["counters"]
-        r.same(counters["deep_failures"], 0, "deep_failures")
+        r.same(counters["beyond_pool_failures"], 0, "beyond_pool_failures")
 
 
 @check("shared-far-kill", timeout_s=400, paged=False, **SIGNAL, **C)
@@ -197,7 +197,7 @@ def shared_ahead(r):
                    extra=("--shared", "8M", *extra))
         counters = judge_shared(r, c, 8 * MIB, 4)["counters"]
         come, ahead = counters["shared_pages_in"], counters["shared_pages_ahead"]
-        hits, deep = counters["shared_pages_ahead_hits"], counters["shared_pages_in_deep"]
+        hits, deep = counters["shared_pages_ahead_hits"], counters["shared_pages_in_beyond_pool"]
         r.note(f"{what}: in {come}, ahead {ahead}, hits {hits}, from beyond {deep}")
         if order == "order":
             r.require(ahead > come // 3 and hits > ahead // 2, f"{what}: {counters}")
@@ -357,9 +357,9 @@ def shared_agent(r):
     r.wait(c, timeout_s=90)
     r.same(c.out(), "ready\nall right\nright\nall right\n", "what the program says")
     stats = r.load_stats(c)
-    r.require(stats["counters"]["pages_sunk"] > 0, "nothing went to the agent")
+    r.require(stats["counters"]["pages_demoted"] > 0, "nothing went to the agent")
     r.require(stats["counters"]["shared_pages_in"] >= 3000, f"{stats['counters']}")
-    for what in ("verify_failures", "anomalies", "deep_failures"):
+    for what in ("verify_failures", "anomalies", "beyond_pool_failures"):
         r.same(canvas.find(stats, what), 0, what)
     r.note(f"pool {whole >> 20} MiB, then {grant >> 20} MiB")
 
@@ -447,7 +447,7 @@ class Section:
         self.r.wait(c, timeout_s=90)
         self.r.same(c.out(), "ready\nright\n", "what the program says")
         stats = self.r.load_stats(c)
-        for what in ("verify_failures", "anomalies", "deep_failures"):
+        for what in ("verify_failures", "anomalies", "beyond_pool_failures"):
             self.r.same(canvas.find(stats, what), 0, what)
         return stats
 

@@ -73,23 +73,23 @@ def check_stats(stats, limit_bytes, share_percent=None, paged=True):
 def check_deep(stats):
     """The same for a run that must have used far memory beyond its pool."""
     wrong = []
-    for key in ("pages_sunk", "faults_deep"):
+    for key in ("pages_demoted", "faults_beyond_pool"):
         if find(stats, key, 0) <= 0:
             wrong.append(f"stats: {key} = 0: nothing went beyond the pool, the test shows nothing")
-    if find(stats, "deep_failures", 0) != 0:
-        wrong.append(f"stats: deep_failures = {find(stats, 'deep_failures')}, expected 0")
+    if find(stats, "beyond_pool_failures", 0) != 0:
+        wrong.append(f"stats: beyond_pool_failures = {find(stats, 'beyond_pool_failures')}, expected 0")
     return wrong
 
 
 def summary(stats):
     """A few figures for the test's line."""
-    if find(stats, "pages_sunk", 0):
-        return "out %d in %d sunk %d raised %d read %d peak %.0f MiB" % (
+    if find(stats, "pages_demoted", 0):
+        return "out %d in %d demoted %d promoted %d read %d peak %.0f MiB" % (
             find(stats, "pages_out", 0),
             find(stats, "pages_in", 0),
-            find(stats, "pages_sunk", 0),
-            find(stats, "pages_raised", 0),
-            find(stats, "faults_deep", 0),
+            find(stats, "pages_demoted", 0),
+            find(stats, "pages_promoted", 0),
+            find(stats, "faults_beyond_pool", 0),
             (memory(stats, "local_bytes") or 0) / MIB,
         )
     return "out %d in %d peak %.0f MiB" % (

@@ -110,7 +110,7 @@ fn line(r: &Rates) -> String {
         Count(r.faults_first_touch_per_s),
         Count(r.faults_cache_per_s),
         Count(r.faults_far_per_s),
-        Count(r.faults_deep_per_s),
+        Count(r.faults_beyond_pool_per_s),
         Count(r.pages_in_per_s),
         Count(r.pages_out_per_s),
         Count(r.prefetch_hits_per_s),

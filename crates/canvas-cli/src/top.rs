@@ -201,7 +201,7 @@ impl View {
                 s.limits.weight.map_or("-".to_owned(), |w| w.to_string()),
                 rate(|r| r.faults_first_touch_per_s + r.faults_cache_per_s + r.faults_far_per_s),
                 rate(|r| r.faults_far_per_s),
-                rate(|r| r.faults_deep_per_s),
+                rate(|r| r.faults_beyond_pool_per_s),
                 rate(|r| r.pages_in_per_s),
                 rate(|r| r.pages_out_per_s),
                 us(|r| r.fault_p50_ns),
@@ -249,7 +249,7 @@ impl View {
                 d.clients.to_string(),
                 count(|r| r.pages_in_per_s),
                 count(|r| r.pages_out_per_s),
-                count(|r| r.faults_deep_per_s),
+                count(|r| r.faults_beyond_pool_per_s),
                 mib(|r| r.remote_read_bytes_per_s),
                 mib(|r| r.remote_written_bytes_per_s),
             ]);

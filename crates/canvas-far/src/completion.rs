@@ -55,7 +55,7 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
             0
         }
         failed => {
-            owner.count(Counter::DeepFailure, 1);
+            owner.count(Counter::BeyondPoolFailure, 1);
             if kind == JobKind::Spill {
                 room::rest(owner, failed);
             }
@@ -65,18 +65,18 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
     match kind {
         JobKind::Spill => {
             state.room.note_written(status == Status::Ok, done);
-            owner.count(Counter::PagesSunk, done);
+            owner.count(Counter::PagesDemoted, done);
             b.book().written(extent, done);
             state.room.writing(-bytes);
         }
         JobKind::Fetch => {
             lead_time::learn(owner, false);
-            owner.count(Counter::PagesRaised, done);
+            owner.count(Counter::PagesPromoted, done);
             if bytes == fetch::BESIDE && status == Status::Ok {
                 unit::came(b, extent);
             }
         }
-        JobKind::Page => owner.count(Counter::PagesRaised, done),
+        JobKind::Page => owner.count(Counter::PagesPromoted, done),
         JobKind::Compact => owner.count(Counter::ExtentsCompacted, u64::from(done > 0)),
     }
     // In this order: a thread that sees the request free may use the job again.

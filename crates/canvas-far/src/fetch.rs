@@ -36,7 +36,7 @@ pub fn load(
     out: &mut PageBuf,
     scratch: &mut Stored,
 ) -> Result<(), Lost> {
-    b.owner().count(Counter::FaultDeep, 1);
+    b.owner().count(Counter::FaultBeyondPool, 1);
     let pool = b.owner().pool();
     read(b, place, scratch, |stored| {
         pool.decode(entry, stored, out).is_ok()
@@ -76,7 +76,7 @@ pub fn read(
         Ok(())
     });
     if result.is_err() {
-        owner.count(Counter::DeepFailure, 1);
+        owner.count(Counter::BeyondPoolFailure, 1);
     }
     result
 }
@@ -230,7 +230,7 @@ pub fn arrives<B: Beyond>(b: &B, page: u32, place: DeepPlace) {
 fn give_up(b: &impl Beyond, i: usize, extent: u32) {
     let job = channel::job(b, i);
     if job.give_up(extent) {
-        b.owner().count(Counter::DeepFailure, 1);
+        b.owner().count(Counter::BeyondPoolFailure, 1);
         job.through();
         b.mailbox().abandon(i);
         unhold(b, extent);

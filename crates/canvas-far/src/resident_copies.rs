@@ -82,7 +82,7 @@ fn sweep<O: Owner>(
         }
         true
     });
-    owner.count(Counter::PagesSunkUnwritten, gone.demoted);
+    owner.count(Counter::PagesDemotedUnwritten, gone.demoted);
     owner.count(Counter::PoolCopiesDropped, gone.dropped);
     gone
 }

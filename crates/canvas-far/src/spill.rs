@@ -212,7 +212,7 @@ fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
         owner.publish(page, seen, becomes);
         true
     });
-    owner.count(Counter::PagesSunkUnwritten, pages);
+    owner.count(Counter::PagesDemotedUnwritten, pages);
     if pages == 0 {
         none_until_ns.store(now + NONE_NS, Ordering::Relaxed);
     }
@@ -287,7 +287,7 @@ fn write_oldest(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
     };
     let packed = pack(b, &mut request, look_max);
     if packed.demoted > 0 {
-        owner.count(Counter::PagesSunkUnwritten, packed.demoted);
+        owner.count(Counter::PagesDemotedUnwritten, packed.demoted);
         state.room.note_made();
     }
     if packed.records == 0 {

@@ -200,13 +200,13 @@ fn no_page_is_lost_and_none_becomes_another() {
     // These must have happened at least once, or the model would prove nothing about them.
     let mut seen: HashMap<&str, u64> = HashMap::new();
     let counters = [
-        ("demoted", Counter::PagesSunk),
-        ("demoted without writing", Counter::PagesSunkUnwritten),
-        ("promoted", Counter::PagesRaised),
+        ("demoted", Counter::PagesDemoted),
+        ("demoted without writing", Counter::PagesDemotedUnwritten),
+        ("promoted", Counter::PagesPromoted),
         ("compacted", Counter::ExtentsCompacted),
         ("copies dropped", Counter::PoolCopiesDropped),
-        ("read alone", Counter::FaultDeep),
-        ("failed", Counter::DeepFailure),
+        ("read alone", Counter::FaultBeyondPool),
+        ("failed", Counter::BeyondPoolFailure),
         ("late", Counter::PrefetchDropped),
     ];
     let seen = std::cell::RefCell::new(&mut seen);

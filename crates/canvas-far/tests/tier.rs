@@ -75,7 +75,7 @@ fn a_pool_past_its_mark_writes_its_oldest_and_keeps_them_until_that_is_durable()
     settle(&toy);
     let gone = beyond(&toy);
     assert!(gone.contains(&1) && !gone.contains(&0), "{gone:?}");
-    assert_eq!(w.counted(Counter::PagesSunk), gone.len() as u64);
+    assert_eq!(w.counted(Counter::PagesDemoted), gone.len() as u64);
     assert!(!room::is_stalled(&toy) && spill::idle_ns(&toy) == u64::MAX);
     toy.check(|n| {
         if n == 0 {
@@ -161,8 +161,8 @@ fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
     w.passes(7_000_000);
     // A thread that needs one of them waits for the extent, and does not read it alone.
     toy.swap_in(gone[1], page(gone[1]), true, false).unwrap();
-    assert_eq!(w.counted(Counter::FaultDeep), 1);
-    assert!(w.counted(Counter::PagesRaised) > 1);
+    assert_eq!(w.counted(Counter::FaultBeyondPool), 1);
+    assert!(w.counted(Counter::PagesPromoted) > 1);
     let ahead = w.ahead_ns.lock().unwrap().clone();
     assert!(ahead.len() == 1 && ahead[0] >= 7_000_000, "{ahead:?}");
     assert!(!beyond(&toy).contains(&gone[2]), "it came with it");
@@ -185,12 +185,12 @@ fn a_page_that_is_read_ahead_alone_comes_into_the_pool_without_its_neighbours() 
     // The second is freed meanwhile, and its number reused.
     toy.discard(gone[1]);
     settle(&toy);
-    assert_eq!(w.counted(Counter::PagesRaised), 1);
+    assert_eq!(w.counted(Counter::PagesPromoted), 1);
     assert!(!beyond(&toy).contains(&gone[0]) && beyond(&toy).contains(&gone[2]));
     // A thread that needs one that is on its way waits for it, and does not request it again.
     assert!(toy.read_ahead(gone[2]));
     toy.swap_in(gone[2], page(gone[2]), true, false).unwrap();
-    assert_eq!(w.counted(Counter::FaultDeep), 0);
+    assert_eq!(w.counted(Counter::FaultBeyondPool), 0);
     toy.check(|n| {
         if n < 60 && n != gone[1] {
             page(n)
@@ -218,9 +218,9 @@ fn a_page_that_was_read_alone_is_in_the_pool_from_then_on_if_that_has_room() {
         settle(&toy);
         out(&toy, gone[0], gone[0] + 1);
         settle(&toy);
-        let before = w.counted(Counter::FaultDeep);
+        let before = w.counted(Counter::FaultBeyondPool);
         toy.swap_in(gone[0], page(gone[0]), true, true).unwrap();
-        let read_again = w.counted(Counter::FaultDeep) > before;
+        let read_again = w.counted(Counter::FaultBeyondPool) > before;
         assert_eq!(read_again, !has_room);
         toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
     }
@@ -233,7 +233,7 @@ fn what_came_back_and_did_not_change_leaves_the_pool_unwritten() {
     let gone = some_beyond(&toy);
     toy.swap_in(gone[0], page(gone[0]), true, true).unwrap();
     settle(&toy);
-    assert!(w.counted(Counter::PagesRaised) > 0);
+    assert!(w.counted(Counter::PagesPromoted) > 0);
     let stayed = beyond(&toy);
     let raised: Vec<u32> = gone.into_iter().filter(|n| !stayed.contains(n)).collect();
     // So little that the hand comes round to the promoted ones, which it passes over once.
@@ -242,7 +242,7 @@ fn what_came_back_and_did_not_change_leaves_the_pool_unwritten() {
     let now = beyond(&toy);
     let again = raised.iter().filter(|n| now.contains(n)).count() as u64;
     assert!(again > 5, "{raised:?}");
-    assert!(w.counted(Counter::PagesSunkUnwritten) >= again);
+    assert!(w.counted(Counter::PagesDemotedUnwritten) >= again);
     toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
 }
 
@@ -260,7 +260,7 @@ fn a_fetch_that_is_too_late_is_dropped_and_its_extent_let_go() {
     answer(&toy, Status::Late);
     assert!(!completion::finish_all(&toy));
     assert_eq!(w.counted(Counter::PrefetchDropped), 1);
-    assert_eq!(w.counted(Counter::DeepFailure), 0);
+    assert_eq!(w.counted(Counter::BeyondPoolFailure), 0);
     toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
 }
 

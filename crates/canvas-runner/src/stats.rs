@@ -178,7 +178,7 @@ impl Times {
 
 #[derive(Serialize, Debug)]
 struct SwapCache {
-    second_chance_hits: u64,
+    victim_hits: u64,
     prefetch_hits: u64,
     hit_ratio: Option<f64>,
 }
@@ -456,10 +456,10 @@ impl Memory {
 impl SwapCache {
     fn of(segment: &Segment) -> SwapCache {
         let demand = segment.total(Counter::FaultFar);
-        let second_chance = segment.total(Counter::FaultSecondChance);
+        let second_chance = segment.total(Counter::CacheHitVictim);
         let prefetch_hits = segment.total(Counter::CacheHitPrefetch);
         SwapCache {
-            second_chance_hits: second_chance,
+            victim_hits: second_chance,
             prefetch_hits,
             hit_ratio: ratio(
                 second_chance + prefetch_hits,

@@ -120,9 +120,9 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
 
 fn apply_far(v: &Value, far: &mut Far) {
     let get = |path: &[&str]| number(v, path);
-    far.pages_sunk = get(&["counters", "pages_sunk"]);
-    far.pages_raised = get(&["counters", "pages_raised"]);
-    far.faults = get(&["counters", "faults_deep"]);
+    far.pages_demoted = get(&["counters", "pages_demoted"]);
+    far.pages_promoted = get(&["counters", "pages_promoted"]);
+    far.faults = get(&["counters", "faults_beyond_pool"]);
     far.reads = get(&["far", "reads"]);
     far.in_bytes = get(&["far", "bytes_in"]);
     far.extents_out = get(&["far", "extents_out"]);
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn far_memory_over_donors_becomes_fields() {
-        let text = r#"{"schema":"canvas-stats/1","counters":{"pages_sunk":1,"pages_raised":2,"faults_deep":3},
+        let text = r#"{"schema":"canvas-stats/1","counters":{"pages_demoted":1,"pages_promoted":2,"faults_beyond_pool":3},
             "far":{"extents_out":4,"bytes_out":5,"reads":6,"bytes_in":7,"failovers":8,"repairs":9,
             "read_time_ns":{"count":3,"p50":10,"p90":11,"p99":12,"p999":13,"max":14,"histogram":[[10,3]]},
             "prefetch_time_ns":{"count":16,"p50":17,"p90":18,"p99":19,"p999":20,"max":21,"histogram":[[17,16]]},
@@ -232,8 +232,8 @@ mod tests {
         };
         apply(text, &mut s).unwrap();
         let expected = Far {
-            pages_sunk: Some(1),
-            pages_raised: Some(2),
+            pages_demoted: Some(1),
+            pages_promoted: Some(2),
             faults: Some(3),
             extents_out: Some(4),
             out_bytes: Some(5),

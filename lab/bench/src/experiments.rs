@@ -622,7 +622,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
             percents: &[100, 90, 80, 70, 60, 50, 40, 30, 20, 10],
             how: How::Alone,
         }],
-        not_yet: &["backends among which `canvas dispatch` chooses; for several at once see `backends`"],
+        not_yet: &[
+            "backends among which `canvas dispatch` chooses; for several at once see `backends`",
+        ],
         repeats: 3,
         scale: 0.5,
         time_max: None,

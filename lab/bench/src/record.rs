@@ -293,9 +293,9 @@ pub struct Far {
     /// `--pool`.
     pub pool_bytes: u64,
     /// Pages that left the pool.
-    pub pages_sunk: Option<u64>,
+    pub pages_demoted: Option<u64>,
     /// Of those, brought back with their neighbours.
-    pub pages_raised: Option<u64>,
+    pub pages_promoted: Option<u64>,
     /// Faults that waited for a page beyond the pool.
     pub faults: Option<u64>,
     /// What they waited for it, from the request to the decoded page.

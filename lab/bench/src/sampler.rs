@@ -259,7 +259,8 @@ impl<'a> Sampler<'a> {
             // Lanes' reads are not among the agent's.
             in_bytes: stats.bytes_in.load(Relaxed) + stats.lane_bytes.load(Relaxed),
             out_bytes: stats.bytes_out.load(Relaxed),
-            in_pages: counters.total(Counter::FaultDeep) + counters.total(Counter::PagesRaised),
+            in_pages: counters.total(Counter::FaultBeyondPool)
+                + counters.total(Counter::PagesPromoted),
             reads: stats.reads.load(Relaxed),
         })
     }
@@ -480,8 +481,8 @@ mod tests {
         s.sample();
         stats.bytes_in.store(1 << 20, Relaxed);
         stats.bytes_out.store(1 << 10, Relaxed);
-        segment.count(0, Counter::FaultDeep, 3);
-        segment.count(1, Counter::PagesRaised, 4);
+        segment.count(0, Counter::FaultBeyondPool, 3);
+        segment.count(1, Counter::PagesPromoted, 4);
         stats.read_ns.record(5000);
         std::thread::sleep(Duration::from_millis(5));
         s.sample();

@@ -471,7 +471,7 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
     } else if proactive {
         swapin::note_used();
     } else if !traced {
-        count(Counter::FaultSecondChance, 1);
+        count(Counter::CacheHitVictim, 1);
         note_refault(cur);
         state::slot().came_back.fetch_add(1, Ordering::Relaxed);
     }

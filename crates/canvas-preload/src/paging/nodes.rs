@@ -146,7 +146,7 @@ fn sink_oldest(ctx: &mut Reclaim, excess: &Excess) -> (i64, bool) {
         Ours.publish(page, seen, Becomes::AsBefore);
         !is_full
     });
-    count(Counter::NodePagesSunk, sunk as u64);
+    count(Counter::NodePagesDemoted, sunk as u64);
     (sunk, is_full)
 }
 

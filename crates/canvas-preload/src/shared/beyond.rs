@@ -342,7 +342,7 @@ fn work(held: &Held, f: &Far) -> bool {
 
 /// Completes requests that have ended; returns how many copies have left the store.
 fn settle() -> u32 {
-    let gone = partition().settle(&Here, || count(Counter::DeepFailure, 1));
+    let gone = partition().settle(&Here, || count(Counter::BeyondPoolFailure, 1));
     count(Counter::SharedSunk, gone.into());
     gone
 }

@@ -177,7 +177,7 @@ impl ServedDisk {
         let counters = [
             ("pages_in", self.disk.reads),
             ("pages_out", self.disk.writes),
-            ("faults_deep", self.disk.far_reads),
+            ("faults_beyond_pool", self.disk.far_reads),
         ];
         Stat {
             at_ns: now_ns(),

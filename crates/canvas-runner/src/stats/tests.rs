@@ -62,7 +62,7 @@ fn ratios_as_canvas_defines_them() {
         (Counter::FaultFar, 25),
         (Counter::PrefetchUsed, 75),
         (Counter::PrefetchIssued, 100),
-        (Counter::FaultSecondChance, 15),
+        (Counter::CacheHitVictim, 15),
         (Counter::CacheHitPrefetch, 10),
         (Counter::EntryAllocLocked, 1),
         (Counter::EntryAllocStocked, 1),

@@ -353,7 +353,7 @@ fn donors<'f>() -> Vec<Column<'f>> {
         over("pool", |f| Some(f.pool_bytes as f64), bytes),
         over(
             "pages out of it",
-            |f| f.pages_sunk.map(|n| n as f64),
+            |f| f.pages_demoted.map(|n| n as f64),
             quantity,
         ),
         over("faults there", |f| f.faults.map(|n| n as f64), quantity),

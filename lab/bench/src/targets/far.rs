@@ -183,7 +183,7 @@ const BYTES_A_SLAB: f64 = size_of::<Slab>() as f64 + 8.0 + 32.0 * 4.0;
 /// What a host keeps to find a page beyond the pool again: by the layout, and by how many pages the
 /// extents of this run held. A slab is taken to be full.
 fn host_bytes_a_page(far: &Far) -> Option<f64> {
-    let (pages, extents) = (far.pages_sunk?, far.extents_out?);
+    let (pages, extents) = (far.pages_demoted?, far.extents_out?);
     if pages == 0 || extents == 0 {
         return None;
     }
@@ -517,7 +517,7 @@ mod tests {
     #[test]
     fn what_a_host_keeps_is_shared_by_the_pages_of_an_extent() {
         let with = |pages, extents| Far {
-            pages_sunk: Some(pages),
+            pages_demoted: Some(pages),
             extents_out: Some(extents),
             ..Far::default()
         };

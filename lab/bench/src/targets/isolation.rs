@@ -644,7 +644,7 @@ const AHEAD_PERCENT: u32 = 25;
 
 /// Of the pages that came back from beyond the pool, the share that did so with a whole extent.
 fn not_alone(far: &Far) -> Option<f64> {
-    let (raised, alone) = (far.pages_raised?, far.faults?);
+    let (raised, alone) = (far.pages_promoted?, far.faults?);
     let all = raised + alone;
     (all > 0).then(|| raised as f64 / all as f64)
 }

@@ -313,7 +313,7 @@ fn far_of(report: &Value) -> Result<Far, String> {
     }
     let far = |name: &str| report["far"][name].as_u64();
     Ok(Far {
-        faults: report["counters"]["faults_deep"].as_u64(),
+        faults: report["counters"]["faults_beyond_pool"].as_u64(),
         reads: far("reads"),
         in_bytes: far("bytes_in"),
         out_bytes: far("bytes_out"),
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn damage_is_an_error() {
         let report = |corrupt: u64| {
-            serde_json::json!({"verify_failures": 0, "counters": {"anomalies": 0, "faults_deep": 7},
+            serde_json::json!({"verify_failures": 0, "counters": {"anomalies": 0, "faults_beyond_pool": 7},
                 "far": {"corrupt": corrupt, "reads": 9, "failovers": 3}})
         };
         let far = far_of(&report(0)).unwrap();

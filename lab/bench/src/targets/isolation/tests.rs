@@ -275,7 +275,7 @@ fn reading_ahead_is_told_with_the_rule_and_without_it() {
             ..Prefetch::default()
         });
         s.far = Some(Far {
-            pages_raised: Some(99),
+            pages_promoted: Some(99),
             faults: Some(1),
             ahead: Some(Ahead {
                 done: 100 - dropped,
