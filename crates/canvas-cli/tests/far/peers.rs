@@ -172,7 +172,7 @@ fn bad_messages_after_the_handshake() {
             out[10] ^= 1;
             raw.stream.write_all(&out).unwrap();
         }),
-        ("no Hello", |raw, session| {
+        ("its first frame was not a Hello", |raw, session| {
             let mut frame = [0; 64];
             let len = Request::Ping.encode(1, &mut frame).unwrap();
             let mut out = Vec::new();

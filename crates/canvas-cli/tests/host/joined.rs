@@ -130,7 +130,7 @@ fn what_a_joining_run_says_is_what_there_is() {
         let err = host
             .run("one", &[&flags[..], &["--tenant", "web"]].concat())
             .refused();
-        assert!(err.contains("tenant web is there: "), "{err}");
+        assert!(err.contains("tenant web exists already: "), "{err}");
         assert!(err.contains(want), "{want}: {err}");
     }
     let same = [

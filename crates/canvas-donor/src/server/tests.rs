@@ -61,7 +61,7 @@ fn who_is_new_is_refused_with_a_sentence_when_all_links_are_there() {
         .collect();
     let why = try_connect(&server, 0, [17; 16]).err().unwrap().to_string();
     assert!(
-        why.contains("serves 16 links") && why.contains("--links"),
+        why.contains("serves 16 links") && why.contains("-o connections"),
         "{why}"
     );
     let second = try_connect(&server, 1, [1; 16]).unwrap();
