@@ -88,9 +88,10 @@ test: ## All quick tests: style, units, interleavings, real programs (minutes)
 	@MAKE='$(MAKE)' tests/all $(TEST_STEPS)
 
 # canvas-preload has no tests of its own: as a library it takes over the process that loads it.
+# Twice as many at one time as there are processors: many tests wait for daemons most of the time.
 test-unit: ## Unit, model and command-line tests
 	TMPDIR=$$(python3 tests/lib/scratch.py) && export TMPDIR && \
-		$(CARGO_TEST) --no-fail-fast
+		RUST_TEST_THREADS=$$((2 * $$(nproc))) $(CARGO_TEST) --no-fail-fast
 
 test-interleavings: ## Lock-free parts under shuttle's scheduler
 	$(CARGO_TEST) --features $(SHUTTLE) --test shuttle --test shuttle_slots --test shuttle_locks

@@ -504,7 +504,7 @@ fn odd() -> impl Strategy<Value = f64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(8))]
 
     /// Whatever numbers a file holds, the page is whole.
     #[test]
