@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Is what the documents name there? Each test in SPECIFICATION.md; each target of the Makefile, link, path,
 command and flag in any document (pages.py); each number in the list of bounds (bounds.py); each speed over zram
-in README.md, the FAQ and the pager's page (figures.py). And does no Rust test skip without being counted? Part of
-`make lint`; takes a few seconds and needs nothing that was built.
+in README.md, the FAQ and the pager's page (figures.py). Is each page short, with one title and the glossary's words (prose.py)? And does no Rust test skip
+without being counted? Part of `make lint`; takes a few seconds and needs nothing that was built.
 """
 
 import fnmatch
@@ -14,7 +14,7 @@ import sys
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(TESTS)
 sys.path.insert(0, TESTS)
-from lib import bounds, figures, pages, registered  # noqa: E402
+from lib import bounds, figures, pages, prose, registered  # noqa: E402
 
 # Integration tests of the command, which documents call by the name of their directory alone.
 COMMAND = {"cli": "canvas-cli", "ops": "canvas-cli", "far": "canvas-cli", "host": "canvas-cli", "agent": "canvas-cli"}
@@ -226,9 +226,10 @@ def main():
     wrong = specification.check() + silent_skips() + bounds.wrong() + figures.wrong() + libraries()
     canvas = pages.Canvas()
     for name, text in documents():
-        wrong += other(name, text, made) + pages.wrong(name, text, canvas)
+        wrong += other(name, text, made) + pages.wrong(name, text, canvas) + prose.wrong(name, text)
         if name == "CONTRIBUTING.md":
             wrong += names_of_code(name, text)
+    wrong += prose.too_many(documents())
     for sentence in wrong:
         print(sentence)
     if not wrong:
