@@ -6,7 +6,6 @@ import re
 WORDS = re.compile(r"\S*\w\S*")
 WORDS_OF_A_PAGE_MAX = 6_000
 WORDS_MAX = 45_000
-COLUMNS_MAX = 100
 # Made from code, each by a test that compares it.
 GENERATED = {"docs/CLI.md", "docs/TUNABLES.md"}
 COUNTERS = re.compile(r"^\| `counters\..*$", re.M)
@@ -42,9 +41,6 @@ def wrong(name, text):
     if len(titles) != 1:
         found.append(f"{name}: {len(titles)} titles (lines that begin with one #); a page has one")
     for number, line in enumerate(prose.splitlines(), 1):
-        # A row of a table and a long link cannot be broken.
-        if len(line) > COLUMNS_MAX and not line.lstrip().startswith("|") and " " in line[COLUMNS_MAX // 2:].strip():
-            found.append(f"{name}:{number}: {len(line)} columns; a line has {COLUMNS_MAX} at most")
         for old, new in OLD.items():
             if at := re.search(rf"\b(?:{old})\b", line, re.I):
                 found.append(f"{name}:{number}: \"{at[0]}\"; write {new}")
