@@ -24,9 +24,6 @@ use crate::share::Share;
 use canvas_control::status::AgentStatus;
 
 const MAGIC: &[u8; 16] = b"canvas journal 2";
-/// Format of agents that reserved no seal numbers and took them from the tenant's memory. It is read, and becomes the
-/// current format when the first numbers are reserved; such an agent cannot read the current format.
-const MAGIC_1: &[u8; 16] = b"canvas journal 1";
 /// Offset of the key.
 const KEY: u64 = 16;
 /// Offset of the name under which donors know the tenant's agents.
@@ -106,7 +103,7 @@ impl Journal {
     pub fn open(fd: OwnedFd) -> Result<Journal, Errno> {
         let file = File::from(fd);
         let journal = Journal { file };
-        if !matches!(&journal.magic()?, MAGIC | MAGIC_1) {
+        if &journal.magic()? != MAGIC {
             return Err(Errno::EINVAL);
         }
         Ok(journal)
@@ -128,18 +125,11 @@ impl Journal {
     /// one that takes over; only one agent reserves at a time. After an error no number is reserved and none may be
     /// used.
     pub fn reserve_seals(&self, count: u64) -> Result<Range<u64>, Errno> {
-        let is_old = &self.magic()? == MAGIC_1;
-        let start = if is_old {
-            // The numbers already used are unknown, because the tenant could write them. Start at a random number that
-            // nobody could have guessed, far from the end.
-            u64::from_le_bytes(random::<8>()?) >> 2 | 1 << 62
-        } else {
-            let mut bytes = [0; 8];
-            self.file
-                .read_exact_at(&mut bytes, SEALS_AT)
-                .map_err(errno)?;
-            u64::from_le_bytes(bytes)
-        };
+        let mut bytes = [0; 8];
+        self.file
+            .read_exact_at(&mut bytes, SEALS_AT)
+            .map_err(errno)?;
+        let start = u64::from_le_bytes(bytes);
         if start == 0 {
             return Err(Errno::EINVAL);
         }
@@ -147,9 +137,6 @@ impl Journal {
         self.file
             .write_all_at(&end.to_le_bytes(), SEALS_AT)
             .map_err(errno)?;
-        if is_old {
-            self.file.write_all_at(MAGIC, 0).map_err(errno)?;
-        }
         Ok(start..end)
     }
 
@@ -579,27 +566,6 @@ mod tests {
         assert_eq!(again.reserve_seals(5), Ok(11..16));
         assert_eq!(j.reserve_seals(1), Ok(16..17));
         assert_eq!((j.slabs_max(), j.pool()), (0, None), "a place of its own");
-    }
-
-    /// The numbers that the older agent has used are unknown.
-    #[test]
-    fn a_journal_of_before_begins_its_seal_numbers_where_nobody_can_guess() {
-        let old = || {
-            let j = Journal::create().unwrap();
-            j.file().write_all_at(MAGIC_1, 0).unwrap();
-            j.file().write_all_at(&[0; 8], SEALS_AT).unwrap();
-            Journal::open(j.file().try_clone().unwrap().into()).unwrap()
-        };
-        let (a, b) = (old(), old());
-        let first = a.reserve_seals(10).unwrap();
-        assert!(first.start >= 1 << 62 && first.end < 1 << 63);
-        assert!(b.reserve_seals(10).unwrap().start.abs_diff(first.start) > 1 << 20);
-        assert_eq!(
-            a.magic().as_ref(),
-            Ok(MAGIC),
-            "an older agent can no longer read it"
-        );
-        assert_eq!(a.reserve_seals(10), Ok(first.end..first.end + 10));
     }
 
     #[test]
