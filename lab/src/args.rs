@@ -64,7 +64,7 @@ pub enum Command {
     Workload(WorkloadArgs),
     /// Replay a trace through the eviction policies and print their miss ratios.
     ///
-    /// Runs the pager's own policy code over a trace made by `canvas run --trace`, with FIFO, LRU,
+    /// Runs the pager's own policy code over a trace made by `canvas run -o trace`, with FIFO, LRU,
     /// S3-FIFO, SIEVE and Belady's optimum beside it, at 10 to 90 % local memory.
     Replay(ReplayArgs),
     /// Simulate pools of many hosts, and print the figures of lab/SIMULATION.md.
@@ -290,7 +290,7 @@ pub struct WorkloadArgs {
 /// Flags of `lab replay`.
 #[derive(Args)]
 pub struct ReplayArgs {
-    /// A trace written by `canvas run --trace`.
+    /// A trace written by `canvas run -o trace`.
     #[arg(required_unless_present = "synthetic", conflicts_with = "synthetic")]
     pub file: Option<PathBuf>,
     /// A made-up string of accesses instead of a file.
@@ -363,7 +363,7 @@ fn workload_names() -> PossibleValuesParser {
     values.collect::<Vec<_>>().into()
 }
 
-/// The prefetchers by the names that `canvas run --prefetch` has for them.
+/// The prefetchers by the names that `canvas run -o prefetch` has for them.
 fn prefetchers() -> impl TypedValueParser<Value = Prefetch> {
     const ALL: [(&str, Prefetch); 5] = [
         ("streams", Prefetch::Streams),

@@ -27,7 +27,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
                 .into_owned();
             Trace::read(&name, &bytes).map_err(|e| {
                 Failure::usage(format!(
-                    "{} is {e}; write the name of a file made by canvas run --trace",
+                    "{} is {e}; write the name of a file made by canvas run -o trace",
                     file.display()
                 ))
             })?

@@ -1,4 +1,4 @@
-//! Format of the trace that `canvas run --trace` writes and `lab replay` reads.
+//! Format of the trace that `canvas run -o trace` writes and `lab replay` reads.
 //!
 //! A 64-byte header is followed by 16-byte records, all little-endian. Recording every touch is not possible, because
 //! the pager does not see hits on mapped pages. So some pages are chosen by a hash of their number (spatial sampling,

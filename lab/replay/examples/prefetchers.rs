@@ -1,4 +1,4 @@
-//! Compares the prefetchers over traces (`canvas run --trace`) or made-up strings: `cargo run
+//! Compares the prefetchers over traces (`canvas run -o trace`) or made-up strings: `cargo run
 //! --release -p canvas-replay --example prefetchers -- [NAME|FILE...]`. Contribution is the share
 //! of uses of far pages that found their page in memory, accuracy the share of prefetched pages
 //! that were used (Canvas, section 6.3.2).

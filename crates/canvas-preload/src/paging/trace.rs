@@ -1,4 +1,4 @@
-//! `canvas run --trace`: records what happens to the sampled pages.
+//! `canvas run -o trace`: records what happens to the sampled pages.
 //!
 //! The thread that resolves a fault puts a record with a time in ticks into a ring, without a system call. The reclaim
 //! thread, or any thread that finds the ring half full, converts the records to the file's format and appends them with
