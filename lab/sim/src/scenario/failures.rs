@@ -1,4 +1,4 @@
-//! One failure at a time: a host dies, comes back, hangs. Nothing is lost but with `none`.
+//! One failure at a time: a host dies, comes back, hangs. Nothing is lost but with one copy.
 
 use std::fmt::Write;
 
@@ -156,7 +156,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
         },
     ),
     (
-        "none",
+        "1",
         Policy {
             donors: 1,
             disk: false,
@@ -213,7 +213,7 @@ pub fn report(seed: u64, size: Size) -> String {
                 outcome.lost
             );
             lost += outcome.lost;
-            if name != "none" {
+            if name != "1" {
                 assert_eq!(outcome.lost, 0, "seed {seed}: copies={name}, a host {what}");
                 assert!(
                     outcome.redundant_after.is_some(),
@@ -223,7 +223,7 @@ pub fn report(seed: u64, size: Size) -> String {
         }
         assert_eq!(
             lost > 0,
-            name == "none",
+            name == "1",
             "seed {seed}: copies={name} lost {lost}"
         );
         let s = &world.stats;
