@@ -1,4 +1,4 @@
-//! What the pager is measured against (docs/TARGETS.md, V1 to V10 of SPECIFICATION.md), as data, and
+//! What the pager is measured against (V1 to V10 of docs/TARGETS.md), as data, and
 //! whether it was met.
 
 use std::fmt::Write;
