@@ -138,7 +138,7 @@ def judged(r, result):
     return stats, json.loads(text(result, "donor.json"))["counters"]
 
 
-@check("rdma-run", modes=("signal",), timeout_s=240, needs=missing)
+@check("rdma-run", modes=("signal",), slow_only=True, timeout_s=240, needs=missing)
 def run(r):
     """A program pages over RDMA, with no other copy: every byte right, and not through the donor's hands."""
     result = rdma_boot(r, """

@@ -62,7 +62,7 @@ def redis_verify(client, values, versions, what):
          normal=(("signal", 25), ("thread", 25)), shares=(25, 50, "25%"))
 def redis(r):
     """Load, redis-benchmark, zipf traffic, BGSAVE under load, the dump in a fresh server."""
-    n = r.size(60_000, 250_000)
+    n = r.size(30_000, 250_000)
     values = Values(1, 1000)
     child, path, home = redis_server(r)
     client = Redis(path)
@@ -80,7 +80,7 @@ def redis(r):
     for a in client.pipeline([(b"DEL", k) for k in (b"mylist", b"myset", b"myzset")]):
         pass
     zipf = Zipf(n, seed=7)
-    rounds = r.size(300, 2000)
+    rounds = r.size(150, 2000)
 
     def traffic(count):
         for _ in range(count):
