@@ -306,7 +306,7 @@ impl Dispatch {
             .is_too_far_ahead(TenantId(id), link, bytes, ahead_bytes)
     }
 
-    /// Moves a waiting request before the tenant's others of its class: the rest of a request of which pieces are done.
+    /// Moves a waiting request, the rest of one that is partly done, before the tenant's others of its class.
     pub fn put_first(&mut self, ticket: Ticket) {
         self.core().sched.put_first(ticket);
     }

@@ -2,9 +2,9 @@
 //! use ([`canvas_place::elastic`] decides).
 //!
 //! Such pages are in memory of the tenants' own processes, which obey the smaller of two limits: their run's
-//! `--shared`, and the grant that the agent writes into their segment. They evict what exceeds it. A tenant that has
-//! started, and of which the agent does not know yet whether it has such pages, is granted one slab, so that no tenant
-//! is unlimited until the next round.
+//! `--shared`, and the grant that the agent writes into their segment. They evict what exceeds it. A tenant is granted
+//! one slab when it starts, before the agent knows whether it has such pages, so that no tenant is unlimited until the
+//! next round.
 //!
 //! An agent that ends, or dies, leaves the last grants in force. The sum of what the runs asked for may be far above
 //! what the host has, and without grants all of them would grow while no agent runs. The next agent continues from the

@@ -399,7 +399,7 @@ fn punch(file: &File, from: u64, bytes: usize) -> io::Result<()> {
     Ok(fallocate(file, mode, from, bytes as i64)?)
 }
 
-/// The extents of which a file has data.
+/// The extents that have data in a file.
 pub fn written(file: &File) -> io::Result<Vec<u32>> {
     const BYTES: i64 = EXTENT_BYTES as i64;
     let mut extents = Vec::new();
