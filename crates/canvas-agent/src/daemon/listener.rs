@@ -235,10 +235,7 @@ impl Listener {
             && let Some(at) = most_pending(self.strangers.iter().map(|s| (s.uid, s.since)))
         {
             let oldest = self.strangers.swap_remove(at);
-            self.refuse(
-                &oldest,
-                "too many other connections are waiting without a message",
-            );
+            self.refuse(&oldest, "too many other connections have sent nothing");
         }
         false
     }
