@@ -224,12 +224,13 @@ def main():
     with open(os.path.join(ROOT, "SPECIFICATION.md")) as f:
         specification = Specification(f.read(), tests, registered.load(), made, literals())
     wrong = specification.check() + silent_skips() + bounds.wrong() + figures.wrong() + libraries()
-    canvas = pages.Canvas()
+    canvas, words = pages.Canvas(), 0
     for name, text in documents():
+        words += prose.by_hand(name, text)
         wrong += other(name, text, made) + pages.wrong(name, text, canvas) + prose.wrong(name, text)
         if name == "CONTRIBUTING.md":
             wrong += names_of_code(name, text)
-    wrong += prose.too_many(documents())
+    wrong += prose.too_many(words)
     for sentence in wrong:
         print(sentence)
     if not wrong:
