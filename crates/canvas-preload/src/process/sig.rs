@@ -7,6 +7,7 @@ use canvas_sys::signal::{self, KernelSigaction, bit};
 use canvas_sys::{Errno, proc, seccomp, sys2, sys4};
 use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
+use core::sync::atomic::Ordering;
 
 use crate::base::{call::Call, cancel, freeze, regions, slow, state, thread, upcalls};
 use crate::memory::args::{self, Make};
@@ -167,7 +168,7 @@ unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
     let had = believe(a[0], wanted);
     // SAFETY: rt_sigprocmask's old set.
     let r = unsafe { put_unless_null(a[2], before | beliefs::unpack(had)) };
-    open_again(had);
+    open_again();
     r
 }
 
@@ -262,6 +263,16 @@ fn resolve(f: &mut Fault) {
     }
 }
 
+/// Whether libc has blocked all signals where `mask` counted: it blocks its own two, which no program can, only while
+/// it makes, starts or ends a thread. A thread that has just been made has no belief yet, and its creator may have
+/// blocked what it gets here.
+fn libc_blocks_all(mask: u64) -> bool {
+    /// glibc's SIGCANCEL and SIGSETXID.
+    const OF_LIBC: u64 = bit(32) | bit(33);
+    // A vfork's child is not a thread of this process: what it got is not for its parent.
+    mask & OF_LIBC == OF_LIBC && state::PID.load(Ordering::Relaxed) == proc::pid()
+}
+
 /// Passes a signal to the program: its handler by `next`, the default action, or later.
 ///
 /// # Safety
@@ -272,12 +283,14 @@ unsafe fn pass_on(
     end: bool,
     next: &mut Next,
 ) {
-    let (sig, info, ..) = arrived;
+    let (sig, info, uc, _) = arrived;
     // SAFETY: the kernel's structure.
     let synchronous = unsafe { (*info).si_code } > 0;
     let believed = beliefs::mine();
     let blocked = beliefs::unpack(believed) & bit(sig) != 0;
-    if blocked && !synchronous && !end {
+    // SAFETY: the kernel's structure; its mask's first word holds all signals.
+    let interrupted = unsafe { *(&raw const (*uc.cast::<libc::ucontext_t>()).uc_sigmask).cast() };
+    if (blocked || libc_blocks_all(interrupted)) && !synchronous && !end {
         // SAFETY: the kernel's.
         return unsafe { beliefs::keep(sig, info) };
     }
@@ -376,11 +389,9 @@ fn believe(how: usize, set: Option<u64>) -> u8 {
     }
 }
 
-/// After a mask has changed, before which the thread believed `had`: delivers what was kept because of it.
-fn open_again(had: u8) {
-    if had != 0 {
-        beliefs::deliver(beliefs::mine());
-    }
+/// After a mask has changed: delivers what was kept for the thread and is no longer blocked.
+fn open_again() {
+    beliefs::deliver(beliefs::mine());
 }
 
 /// `rt_sigprocmask`: never blocks canvas's signals, but reports that it did.
@@ -420,7 +431,7 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     before |= beliefs::unpack(had);
     // SAFETY: rt_sigprocmask's old set.
     let r = unsafe { put_unless_null(old, before) };
-    open_again(had);
+    open_again();
     r
 }
 
