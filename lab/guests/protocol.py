@@ -17,11 +17,12 @@ class Values:
         return (head + self.noise[at:at + half - len(head)]).ljust(self.size, b".")
 
 
-def zipf(n, draws, seed, skew):
-    """So many of `n` things by their popularity, scattered."""
+def zipf(n, draws, seed, skew, run=1):
+    """`draws` of `n` things by their popularity; runs of `run` things are scattered."""
     rng = random.Random(seed)
-    order = list(range(n))
-    rng.shuffle(order)
+    runs = [range(first, min(first + run, n)) for first in range(0, n, run)]
+    rng.shuffle(runs)
+    order = list(itertools.chain(*runs))
     weights = itertools.accumulate((rank + 1) ** -skew for rank in range(n))
     return rng.choices(order, cum_weights=list(weights), k=draws)
 

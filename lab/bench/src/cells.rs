@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::record::{Outcome, Sample};
-use crate::stats::{Ratio, Spread, ratio_of_medians};
+use crate::stats::{Ratio, Spread, bucket_at, ratio_of_medians, together};
 use crate::variant::{KERNEL, Variant};
 
 /// Seed of all confidence intervals: the same file gives the same page.
@@ -141,19 +141,9 @@ impl<'a> Cell<'a> {
 
     /// A quantile, in ns, of the accesses of all good samples that were faults.
     pub fn slow_access_ns(&self, quantile: f64) -> Option<f64> {
-        let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-        for (bound, count) in self.good().flat_map(|s| &s.access_histogram) {
-            *counts.entry(*bound).or_default() += count;
-        }
+        let mut counts = together(self.good().flat_map(|s| &s.access_histogram));
         counts.retain(|bound, count| *bound > SLOW_ACCESS_NS && *count > 0);
-        let total: u64 = counts.values().sum();
-        let mut left = (total as f64 * quantile).ceil() as u64;
-        let at = counts.into_iter().find(|(_, count)| {
-            let here = *count >= left;
-            left = left.saturating_sub(*count);
-            here
-        });
-        at.map(|(bound, _)| bound as f64)
+        bucket_at(&counts, quantile).map(|bound| bound as f64)
     }
 
     /// Values in a unit, when every good sample has one.

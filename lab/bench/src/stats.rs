@@ -1,5 +1,7 @@
 //! Medians, their spread, and how sure a ratio of two medians is.
 
+use std::collections::BTreeMap;
+
 /// Samples below which a side says nothing about its own noise.
 pub const REPEATS_MIN: usize = 3;
 
@@ -63,6 +65,28 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 /// The middle of all finite values.
 pub fn median(values: &[f64]) -> Option<f64> {
     Spread::of(values).map(|s| s.median)
+}
+
+/// Several histograms of (upper bound, count) as one.
+pub fn together<'a>(buckets: impl IntoIterator<Item = &'a (u64, u64)>) -> BTreeMap<u64, u64> {
+    let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+    for (bound, count) in buckets {
+        let sum = counts.entry(*bound).or_default();
+        *sum = sum.saturating_add(*count);
+    }
+    counts
+}
+
+/// The upper bound of the bucket that a quantile (0 to 1) lies in; `None` of nothing.
+pub fn bucket_at(counts: &BTreeMap<u64, u64>, quantile: f64) -> Option<u64> {
+    let total: u64 = counts.values().sum();
+    let mut left = (total as f64 * quantile).ceil() as u64;
+    let at = counts.iter().find(|(_, count)| {
+        let here = **count >= left;
+        left = left.saturating_sub(**count);
+        here
+    });
+    at.map(|(bound, _)| *bound)
 }
 
 /// A ratio of two medians.

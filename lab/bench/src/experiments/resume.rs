@@ -12,6 +12,7 @@ use canvas_shm::segment::{Counter, Segment};
 
 use super::{Below, FAR, FarParts};
 use crate::engine::child::Child;
+use crate::engine::plan::strings;
 use crate::engine::program::Fail;
 use crate::engine::script::{Case, Script, Stage, failed};
 use crate::external::tools;
@@ -95,15 +96,11 @@ struct Program {
     least_mib: u64,
 }
 
-fn words(words: &[&str]) -> Vec<String> {
-    words.iter().map(|w| (*w).to_owned()).collect()
-}
-
 fn program(stage: &Stage, workload: &str, socket: &Path) -> Result<Program, Fail> {
     let (mib, dir) = (stage.mib(128), stage.dir.display().to_string());
     Ok(match workload {
         "idle-redis" => Program {
-            argv: words(&[
+            argv: strings(&[
                 "redis-server",
                 "--port",
                 "0",
@@ -120,14 +117,14 @@ fn program(stage: &Stage, workload: &str, socket: &Path) -> Result<Program, Fail
             least_mib: 8,
         },
         "idle-python" => Program {
-            argv: words(&["python3", "-c", OBJECTS, &((mib << 20) / 3040).to_string()]),
+            argv: strings(&["python3", "-c", OBJECTS, &((mib << 20) / 3040).to_string()]),
             mib: mib + 12,
             least_mib: 8,
         },
         _ => {
             compile(&stage.dir)?;
             Program {
-                argv: words(&[
+                argv: strings(&[
                     "java",
                     "-XX:+UseSerialGC",
                     "-XX:-UsePerfData",

@@ -9,6 +9,7 @@ use crate::engine::child::Child;
 use crate::engine::program::Fail;
 use crate::engine::script::{Stage, failed};
 use crate::record::Sample;
+use crate::stats::{bucket_at, together};
 
 /// As results name it.
 pub const NAME: &str = "steady";
@@ -94,20 +95,8 @@ pub fn apply(ticks: &[Tick], sample: &mut Sample) {
         return;
     }
     sample.ops_per_s = Some(steps as f64 / seconds);
-    let mut buckets = std::collections::BTreeMap::new();
-    for (bound, count) in ticks.iter().flat_map(|t| &t.access_histogram) {
-        *buckets.entry(*bound).or_insert(0) += count;
-    }
-    sample.access_histogram = buckets.into_iter().collect();
-    let at = |part: f64| {
-        let mut left = (steps as f64 * part).ceil() as u64;
-        let found = sample.access_histogram.iter().find(|(_, count)| {
-            let here = *count >= left;
-            left = left.saturating_sub(*count);
-            here
-        });
-        found.map_or(0.0, |(bound, _)| *bound as f64)
-    };
+    let counts = together(ticks.iter().flat_map(|t| &t.access_histogram));
+    let at = |part| bucket_at(&counts, part).map_or(0.0, |bound| bound as f64);
     let longest = ticks.iter().map(|t| t.longest_ns).max();
     sample.access_ns = Some(Quantiles {
         p50: at(0.5),
@@ -115,6 +104,7 @@ pub fn apply(ticks: &[Tick], sample: &mut Sample) {
         p999: Some(at(0.999)),
         max: longest.map(|ns| ns as f64),
     });
+    sample.access_histogram = counts.into_iter().collect();
 }
 
 #[cfg(test)]

@@ -8,10 +8,11 @@ use super::files;
 use super::tools;
 use crate::workload::{Argv, Place};
 
-const SCRIPTS: [(&str, &str); 11] = [
+const SCRIPTS: [(&str, &str); 12] = [
     ("linked.py", include_str!("scripts/linked.py")),
     ("load.py", include_str!("scripts/load.py")),
     ("make_data.py", include_str!("scripts/make_data.py")),
+    ("protocol.py", include_str!("../../../guests/protocol.py")),
     (
         "redis_benchmark.py",
         include_str!("scripts/redis_benchmark.py"),

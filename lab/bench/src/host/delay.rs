@@ -158,8 +158,7 @@ pub(super) fn put(prefix: &[String], device: &str, delay: Delay) -> Result<(), N
     let own = [
         "unshare", "--mount", "--", "sh", "-c", SCRIPT, device, &path, SECTION,
     ];
-    let front = prefix.iter().map(String::as_str);
-    match tool::run(&front.chain(own).collect::<Vec<_>>()) {
+    match tool::run_behind(prefix, &own) {
         Ok(_) => Ok(()),
         Err(ToolError::Failed { said, .. }) => Err(NetError::NoDelay(said)),
         Err(e) => Err(e.into()),

@@ -59,7 +59,7 @@ pub fn missing(link: Link) -> Option<NetError> {
         return Some(NetError::NoNamespace(e));
     }
     // Tried on the loopback device of a namespace that ends with it.
-    let apart = owned(&["unshare", "--net", "--"]);
+    let apart = ["unshare", "--net", "--"].map(str::to_owned);
     delay::put(&apart, "lo", link.delay?).err()
 }
 
@@ -175,6 +175,11 @@ impl Keeper {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
+    /// Runs a tool inside; what it writes.
+    pub(super) fn run(&self, argv: &[&str]) -> Result<String, ToolError> {
+        tool::run_behind(&self.prefix(), argv)
+    }
+
     /// In front of a command that is to run inside.
     pub(super) fn prefix(&self) -> Vec<String> {
         let namespace = format!("--net={}", self.namespace());
@@ -249,10 +254,7 @@ impl Network {
             (self.prefix(), INSIDE, self.inside),
         ];
         for (prefix, device, address) in ends {
-            let run = |words: &[&str]| {
-                let front = prefix.iter().map(String::as_str);
-                tool::run(&front.chain(words.iter().copied()).collect::<Vec<_>>())
-            };
+            let run = |words: &[&str]| tool::run_behind(&prefix, words);
             // Shaped before anything can go through.
             if let Some(rate) = self.link.rate {
                 let [rate, burst, limit] = bucket(rate);
@@ -267,13 +269,8 @@ impl Network {
             run(&["ip", "addr", "add", &format!("{address}/30"), "dev", device])?;
             run(&["ip", "link", "set", device, "up"])?;
         }
-        self.do_inside(&owned(&["ip", "link", "set", "lo", "up"]))?;
+        self.keeper.run(&["ip", "link", "set", "lo", "up"])?;
         Ok(())
-    }
-
-    fn do_inside(&self, argv: &[String]) -> Result<String, ToolError> {
-        let all = [self.prefix(), argv.to_vec()].concat();
-        tool::run(&all.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// Whether a connection gets through, and is as long as it should be.
@@ -310,8 +307,8 @@ impl Network {
 
     /// Bytes that went through the link so far, to the host, as the bound counts them.
     pub fn to_host_bytes(&self) -> Option<u64> {
-        let words = owned(&["tc", "-s", "-j", "qdisc", "show", "dev", INSIDE]);
-        sent_bytes(&self.do_inside(&words).ok()?)
+        let shown = ["tc", "-s", "-j", "qdisc", "show", "dev", INSIDE];
+        sent_bytes(&self.keeper.run(&shown).ok()?)
     }
 }
 
@@ -341,10 +338,6 @@ fn shortest_trip(mut ours: TcpStream, listener: &TcpListener) -> std::io::Result
     echo.join()
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     Ok(shortest)
-}
-
-fn owned(words: &[&str]) -> Vec<String> {
-    words.iter().map(|w| (*w).to_owned()).collect()
 }
 
 #[cfg(test)]

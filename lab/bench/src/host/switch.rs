@@ -5,9 +5,8 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use super::error::{NetError, ToolError};
+use super::error::NetError;
 use super::net::{Keeper, bucket};
-use super::tool;
 use super::undo::Undo;
 use crate::rate::Rate;
 
@@ -31,19 +30,12 @@ pub struct Port {
     pub address: Ipv4Addr,
 }
 
-/// Runs a tool in a namespace.
-fn within(keeper: &Keeper, words: &[&str]) -> Result<(), ToolError> {
-    let prefix = keeper.prefix();
-    let front = prefix.iter().map(String::as_str);
-    tool::run(&front.chain(words.iter().copied()).collect::<Vec<_>>()).map(drop)
-}
-
 impl Switch {
     /// One whose links have this rate in either direction.
     pub fn start(rate: Rate, undo: &Arc<Undo>) -> Result<Switch, NetError> {
         let keeper = Keeper::start(undo)?;
-        within(&keeper, &["ip", "link", "add", "bridge", "type", "bridge"])?;
-        within(&keeper, &["ip", "link", "set", "bridge", "up"])?;
+        keeper.run(&["ip", "link", "add", "bridge", "type", "bridge"])?;
+        keeper.run(&["ip", "link", "set", "bridge", "up"])?;
         Ok(Switch { keeper, rate })
     }
 
@@ -55,44 +47,31 @@ impl Switch {
             address: Ipv4Addr::from(FIRST + number),
         };
         let pid = port.keeper.pid().to_string();
-        within(
-            &self.keeper,
-            &[
-                "ip", "link", "add", &port.name, "type", "veth", "peer", "name", DEVICE, "netns",
-                &pid,
-            ],
-        )?;
+        self.keeper.run(&[
+            "ip", "link", "add", &port.name, "type", "veth", "peer", "name", DEVICE, "netns", &pid,
+        ])?;
         let address = format!("{}/24", port.address);
         let [rate, burst, limit] = bucket(self.rate);
         for (keeper, device) in [(&self.keeper, port.name.as_str()), (&port.keeper, DEVICE)] {
-            within(
-                keeper,
-                &[
-                    "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", &rate, "burst",
-                    &burst, "limit", &limit,
-                ],
-            )?;
+            keeper.run(&[
+                "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", &rate, "burst", &burst,
+                "limit", &limit,
+            ])?;
         }
-        within(
-            &port.keeper,
-            &["ip", "addr", "add", &address, "dev", DEVICE],
-        )?;
-        within(&port.keeper, &["ip", "link", "set", "lo", "up"])?;
-        within(&port.keeper, &["ip", "link", "set", DEVICE, "up"])?;
-        within(
-            &self.keeper,
-            &["ip", "link", "set", &port.name, "master", "bridge", "up"],
-        )?;
+        port.keeper
+            .run(&["ip", "addr", "add", &address, "dev", DEVICE])?;
+        port.keeper.run(&["ip", "link", "set", "lo", "up"])?;
+        port.keeper.run(&["ip", "link", "set", DEVICE, "up"])?;
+        self.keeper
+            .run(&["ip", "link", "set", &port.name, "master", "bridge", "up"])?;
         Ok(port)
     }
 
     /// Takes the cable of a host out, or puts it in again.
     pub fn connect(&self, port: &Port, is_connected: bool) -> Result<(), NetError> {
         let state = if is_connected { "up" } else { "down" };
-        Ok(within(
-            &self.keeper,
-            &["ip", "link", "set", &port.name, state],
-        )?)
+        self.keeper.run(&["ip", "link", "set", &port.name, state])?;
+        Ok(())
     }
 }
 

@@ -45,6 +45,12 @@ pub fn run(argv: &[&str]) -> Result<String, ToolError> {
     })
 }
 
+/// The same behind a prefix such as `nsenter ... --`, or none.
+pub fn run_behind(prefix: &[String], argv: &[&str]) -> Result<String, ToolError> {
+    let front = prefix.iter().map(String::as_str);
+    run(&front.chain(argv.iter().copied()).collect::<Vec<_>>())
+}
+
 /// Whether PATH has it.
 pub fn is_installed(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();

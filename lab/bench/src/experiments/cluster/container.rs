@@ -13,6 +13,7 @@ use super::client::{self, Answer, Broken, Took, Work};
 use super::machine::Machine;
 use super::plan::{Container, Kind};
 use crate::engine::child::{Child, Ended};
+use crate::engine::plan::strings;
 use crate::engine::program::Fail;
 use crate::engine::script::{Stage, failed};
 use crate::host::cgroup::Group;
@@ -74,10 +75,6 @@ fn shares(limit: u64) -> (u64, u64) {
     (limit.saturating_sub(pool) & !1023, pool & !1023)
 }
 
-fn words(words: &[&str]) -> Vec<String> {
-    words.iter().map(|w| (*w).to_owned()).collect()
-}
-
 impl Contained {
     /// Starts a container on its host.
     pub fn start(
@@ -111,7 +108,7 @@ impl Contained {
         }
         let listen = socket.display().to_string();
         argv.extend(match plan.kind {
-            Kind::Redis => words(&[
+            Kind::Redis => strings(&[
                 "redis-server",
                 "--port",
                 "0",
@@ -120,7 +117,7 @@ impl Contained {
                 "--unixsocket",
                 &listen,
             ]),
-            Kind::Memcached => words(&[
+            Kind::Memcached => strings(&[
                 "memcached",
                 "-t",
                 "1",
@@ -133,7 +130,7 @@ impl Contained {
                 "-m",
                 &(4 * plan.mib).to_string(),
             ]),
-            Kind::Batch(name) => words(&[
+            Kind::Batch(name) => strings(&[
                 &stage.lab(),
                 "workload",
                 name,

@@ -11,13 +11,14 @@ ones are worked on. After SETTLE seconds of work, SECONDS are counted, which beg
 two that run side by side count the same seconds. The last line is the bench's answer.
 """
 
-import itertools
 import json
 import math
 import random
 import socket
 import sys
 import time
+
+from protocol import Memcached, Redis, Values, answer, zipf
 
 BATCH = 32
 SKEW = 1.2
@@ -61,59 +62,6 @@ class Count:
                           "measured_unix_s": [self.begin, self.last]}))
 
 
-class Values:
-    """The value of each key in each version: half of it is noise."""
-
-    def __init__(self, size, seed):
-        self.size, self.noise = size, random.Random(seed).randbytes(1 << 20)
-
-    def value(self, key, version):
-        half = self.size // 2
-        at = (key * 7919 + version * 104729) % (len(self.noise) - half)
-        head = b"%012d.%08d." % (key, version)
-        return (head + self.noise[at:at + half - len(head)]).ljust(self.size, b".")
-
-
-def zipf(n, draws, seed, run=1, skew=SKEW):
-    """So many of `n` things by their popularity, of which runs are scattered."""
-    rng = random.Random(seed)
-    runs = [range(first, min(first + run, n)) for first in range(0, n, run)]
-    rng.shuffle(runs)
-    order = list(itertools.chain(*runs))
-    weights = itertools.accumulate((rank + 1) ** -skew for rank in range(n))
-    return rng.choices(order, cum_weights=list(weights), k=draws)
-
-
-class Redis:
-    @staticmethod
-    def get(key):
-        return b"*2\r\n$3\r\nGET\r\n$8\r\nk%07d\r\n" % key
-
-    @staticmethod
-    def set(key, value):
-        return b"*3\r\n$3\r\nSET\r\n$8\r\nk%07d\r\n$%d\r\n%b\r\n" % (key, len(value), value)
-
-    @staticmethod
-    def reply(_key, value):
-        return b"$%d\r\n%b\r\n" % (len(value), value)
-    STORED = b"+OK\r\n"
-
-
-class Memcached:
-    @staticmethod
-    def get(key):
-        return b"get k%07d\r\n" % key
-
-    @staticmethod
-    def set(key, value):
-        return b"set k%07d 0 0 %d\r\n%b\r\n" % (key, len(value), value)
-
-    @staticmethod
-    def reply(key, value):
-        return b"VALUE k%07d 0 %d\r\n%b\r\nEND\r\n" % (key, len(value), value)
-    STORED = b"STORED\r\n"
-
-
 class Connection:
     def __init__(self, path):
         self.sock = socket.socket(socket.AF_UNIX)
@@ -123,14 +71,10 @@ class Connection:
 
     def ask(self, request, wanted):
         """Sends, and compares what comes back to the byte."""
-        self.sock.sendall(request)
-        view, have = memoryview(self.buffer)[:len(wanted)], 0
-        while have < len(wanted):
-            n = self.sock.recv_into(view[have:])
-            if n == 0:
-                sys.exit("load: the server hung up")
-            have += n
-        if view != wanted:
+        got = answer(self.sock, self.buffer, request, len(wanted))
+        if len(got) < len(wanted):
+            sys.exit("load: the server hung up")
+        if got != wanted:
             sys.exit("load: the server answered something else than what was stored")
 
 
@@ -154,7 +98,7 @@ def serve(protocol, path, keys, size, seed, times, shape):
         batch = range(first, min(first + BATCH, keys))
         link.ask(b"".join([protocol.set(k, values.value(k, 0)) for k in batch]), protocol.STORED * len(batch))
     gets = [protocol.get(key) for key in range(keys)]
-    draws = zipf(keys, 1 << 20, seed, RUN)
+    draws = zipf(keys, 1 << 20, seed, SKEW, RUN)
     rng = random.Random(seed + 1)
     count, goes_on = Count(*times), True
     while goes_on:
@@ -193,7 +137,7 @@ def tables(keys, size, seed, times):
     made = []
     for first in range(0, keys, rows):
         made.append([[k, values.value(k, 0).decode("latin-1"), 0, k * 0.5] for k in range(first, first + rows)])
-    draws = zipf(len(made), 1 << 16, seed)
+    draws = zipf(len(made), 1 << 16, seed, SKEW)
     rng = random.Random(seed + 1)
     places = [rng.randrange(rows) for _ in range(1 << 16)]
     count, goes_on = Count(*times), True

@@ -7,6 +7,7 @@ use super::super::plot::{Axis, Scale, lines};
 use super::{Figure, finish, panels, series_of, simple, tightest};
 use crate::cells::{Cell, SLOW_ACCESS_NS};
 use crate::record::{Quantiles, Sample};
+use crate::stats::together;
 use crate::words::{nanoseconds, share};
 
 fn nines(value: f64) -> String {
@@ -45,18 +46,9 @@ pub(super) fn latencies(cells: &[Cell], experiment: &str, palette: &mut Palette)
     figures
 }
 
-/// All repeats' histograms together.
-fn counted(cell: &Cell, histogram: fn(&Sample) -> &Vec<(u64, u64)>) -> BTreeMap<u64, u64> {
-    let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-    for (bound, count) in cell.good().flat_map(histogram) {
-        let sum = counts.entry(*bound).or_default();
-        *sum = sum.saturating_add(*count);
-    }
-    counts
-}
-
+/// Of all repeats.
 fn distribution(cell: &Cell, histogram: fn(&Sample) -> &Vec<(u64, u64)>) -> Vec<(f64, f64)> {
-    steps(counted(cell, histogram))
+    steps(together(cell.good().flat_map(histogram)))
 }
 
 /// Counts as steps: a bucket's requests took at most its upper bound.
@@ -80,7 +72,7 @@ pub(super) fn accesses(cells: &[Cell], experiment: &str, palette: &mut Palette) 
     for mut panel in panels(cells, experiment, wanted, palette) {
         tightest(&mut panel);
         let series = panel.entries.iter().map(|e| {
-            let all = counted(e.cell, |s| &s.access_histogram);
+            let all = together(e.cell.good().flat_map(|s| &s.access_histogram));
             let sum = |counts: &BTreeMap<u64, u64>| counts.values().map(|c| *c as f64).sum::<f64>();
             let slow: BTreeMap<u64, u64> = all
                 .iter()
