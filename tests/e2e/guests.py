@@ -326,7 +326,7 @@ ATTACHED = r"""
     until [ "$(cat /sys/block/nbd0/size)" -gt 0 ]; do sleep 0.2; done
     dd if=/dev/nbd0 of=/dev/null bs=4k count=1 && exit 21
     mkswap /dev/nbd0 && exit 22
-    until grep -q 'is no longer served' /out/said.txt; do sleep 0.2; done
+    until grep -q 'a client is not served' /out/said.txt; do sleep 0.2; done
     kill -TERM $disk
     wait $disk || exit 11
     wait $attached

@@ -157,15 +157,15 @@ def hot_copies(r):
 
 @check("in-line", as_user=True, timeout_s=120)
 def in_line(r):
-    """Where pages leave clean the thread that takes memory frees it; where they are written to the reclaim thread does."""
-    for load, most_in_line in (("random-read", True), ("random-write", False)):
+    """Where pages leave clean the thread that takes memory frees more of them than where they are written to."""
+    shares = {}
+    for load in ("random-read", "random-write"):
         _, stats = paged(r, load, args=["--seconds", "1"])
         pages = {who: find(stats, f"reclaim_pages_{who}") for who in ("in_line", "background")}
-        # A heap that is filled first leaves dirty.
-        wins = pages["in_line"] > 2 * pages["background"]
-        loses = pages["in_line"] < pages["background"] / 10
-        r.require(wins if most_in_line else loses, f"{load}: pages freed {pages}")
+        shares[load] = pages["in_line"] / sum(pages.values())
         r.same([find(stats, what) for what in ("verify_failures", "anomalies")], [0, 0], load)
+    # A heap that is filled first leaves dirty, and for how long that lasts depends on the host.
+    r.require(shares["random-read"] > 3 * shares["random-write"], f"parts freed in line: {shares}")
 
 
 @check("features", as_user=True, timeout_s=150, normal=ONCE)
