@@ -1,4 +1,4 @@
-//! Every flag of `lab`.
+//! Command line of `lab`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,73 +22,72 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 )]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What `lab` can do.
+/// Subcommands of `lab`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Run experiments, or workloads by name, and append what they took to a results file.
+    /// Run experiments, or workloads by name, and append the measurements to a results file.
     ///
-    /// Each workload runs under every variant at every local ratio, interleaved and repeated, with its
-    /// answer checked against the local run's. `lab run quick` is a beginning; `lab run --list` shows
-    /// all names.
+    /// Runs each workload under every variant at every local ratio, interleaved and repeated, and checks its
+    /// answer against the local run's. Start with `lab run quick`; `lab run --list` shows all names.
     #[command(after_long_help = RUN_NOTES)]
     Run(RunArgs),
     /// Compare two results files: is the new one faster, and how sure is that?
     ///
-    /// Prints a row for each program, variant and local ratio that both files have: medians, the ratio
-    /// of speeds (new over old), where that lies with 95 % confidence, and a verdict. Nothing is run.
+    /// Prints a row for each program, variant and local ratio that both files have: medians, the ratio of
+    /// speeds (new over old), its 95 % confidence interval, and a verdict. Runs nothing.
     Compare {
-        /// Results from before a change.
+        /// Results from before the change.
         old: PathBuf,
-        /// Results from after it.
+        /// Results from after the change.
         new: PathBuf,
     },
     /// Make one page with plots and tables from results.
     ///
-    /// The page is a single HTML file that needs no network and has no script. Several files are put
-    /// together; figures of other machines, versions and sizes are kept apart.
+    /// The page is a single HTML file without scripts and without links to the network. Figures of different
+    /// machines, versions and sizes stay apart when several files are given.
     Report(ReportArgs),
     /// Compare compressors over pages of real programs, on one processor.
     ///
-    /// Prints the time out and in, the ratio, and what it would save to foresee which pages do not
-    /// shrink.
+    /// Prints compression and decompression time, the ratio, and the saving of predicting which pages are
+    /// incompressible.
     Codec(CodecArgs),
     /// Run one of the built-in workloads.
     ///
-    /// Prints one JSON object: what was computed, and how fast. Exit code 1 when the data or the result
-    /// is wrong.
+    /// Prints one JSON object: the answer, and the speed. Exits with code 1 when the data or the result is
+    /// wrong.
     Workload(WorkloadArgs),
     /// Replay a trace through the eviction policies and print their miss ratios.
     ///
-    /// Runs the pager's own policy code over a trace made by `canvas run -o trace`, with FIFO, LRU,
-    /// S3-FIFO, SIEVE and Belady's optimum beside it, at 10 to 90 % local memory.
+    /// Compares the pager's own policy code with FIFO, LRU, S3-FIFO, SIEVE and Belady's optimum over a trace
+    /// made by `canvas run -o trace`, at 10 to 90 % local memory.
     Replay(ReplayArgs),
     /// Simulate pools of many hosts, and print the figures of lab/SIMULATION.md.
     Sim(SimArgs),
-    /// Undoes what a run changed on the host when that run is killed.
+    /// Undo a killed run's changes to the host.
     #[command(hide = true)]
     Guardian {
-        /// The run's journal.
+        /// Journal of the run.
         journal: PathBuf,
     },
-    /// Works until its standard input ends, and says what it does ten times a second.
+    /// Work until standard input ends, and report progress ten times a second.
     #[command(hide = true)]
     Steady {
-        /// Data in MiB.
+        /// Size of the data in MiB.
         mib: u64,
-        /// Seed of all data.
+        /// Seed of the generated data.
         seed: u64,
     },
-    /// Is a disk whose reads take 100 us, in place of a file.
+    /// Serve a file as a disk whose reads take 100 us.
     #[command(hide = true)]
     Disk {
-        /// The file.
+        /// Path of the file.
         place: PathBuf,
-        /// How large the disk is.
+        /// Size of the disk in bytes.
         bytes: u64,
     },
 }
@@ -99,11 +98,11 @@ pub struct RunArgs {
     /// Experiments, or workloads for a sweep (`--list` shows both).
     #[arg(value_name = "EXPERIMENT|WORKLOAD")]
     pub names: Vec<String>,
-    /// What lies below the programs, separated by commas [default: the experiment's].
+    /// Swap backends to compare, separated by commas [default: the experiment's].
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
     pub variants: Vec<VariantArg>,
-    /// Flags of `canvas run` for the canvas variant, as one word ('-o prefetch=none'); each time it is
-    /// written makes a variant of its own, and '' is canvas without flags.
+    /// Flags of `canvas run` for the canvas variant, as one word ('-o prefetch=none'); each use adds a
+    /// variant, and '' is canvas without flags.
     #[arg(long, value_name = "FLAGS", allow_hyphen_values = true)]
     pub canvas_flags: Vec<String>,
     /// Local memory in percent of the measured working set, separated by commas [default: the
@@ -111,18 +110,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     pub ratios: Vec<u32>,
-    /// Run the named workloads at the same time, each with its own limit, and each alone too.
+    /// Run the named workloads at the same time, each with its own limit, and each alone as well.
     #[arg(long)]
     pub co_run: bool,
-    /// Repeats of each cell [default: the experiment's, mostly 5].
+    /// Repeats of each cell [default: the experiment's, usually 5].
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: Option<u32>,
-    /// Size of the workloads; 1 is the size that they are made for [default: the experiment's].
+    /// Size of the workloads, relative to their design size [default: the experiment's].
     #[arg(long, value_name = "X", value_parser = scale)]
     pub scale: Option<f64>,
-    /// After this time ('90s', '3m', '1h') nothing further is begun, and what runs is ended; what was
-    /// not run is named [default: none; quick: 3m].
+    /// Stop after this time ('90s', '3m', '1h'): start nothing more, end what runs, and name the cells left
+    /// out [default: none; quick: 3m].
     #[arg(long, value_name = "TIME", value_parser = time_max)]
     pub time_max: Option<Duration>,
     /// Seed of all generated data.
@@ -137,30 +136,30 @@ pub struct RunArgs {
         default_value = "lab.jsonl"
     )]
     pub out: PathBuf,
-    /// List experiments, variants and workloads, and what is missing for them here.
+    /// List experiments, variants and workloads, and what each lacks on this host.
     #[arg(long)]
     pub list: bool,
-    /// Of the experiments, only parts in which one of these workloads runs, or whose company one of
-    /// these is (random-read+sequential), separated by commas [default: all parts].
+    /// Run only the parts of experiments with one of these workloads, alone or as a company
+    /// (random-read+sequential), separated by commas [default: all parts].
     #[arg(long, value_name = "WORKLOAD,...", value_delimiter = ',')]
     pub with: Vec<String>,
-    /// Links between this host and the donors of canvas-far, separated by commas: a rate (200mbit,
-    /// 2.5gbit), a length (25us), or both (1gbit+25us), in either direction. A variant for each, in a
-    /// network of the bench's own, as root [default: the experiment's, mostly the loopback device].
+    /// Links between this host and the donors of canvas-far, separated by commas: a rate (200mbit, 2.5gbit),
+    /// a delay (25us), or both (1gbit+25us), for each direction. Each adds a variant, in a network namespace
+    /// of the bench; needs root [default: the experiment's, usually the loopback device].
     #[arg(long, value_name = "LINK,...", value_delimiter = ',')]
     pub far_link: Vec<Link>,
-    /// Which commands are used, and where files stay.
+    /// The measured command and the cache.
     #[command(flatten)]
     pub place: PlaceArgs,
 }
 
-/// Which commands are used, and where files stay.
+/// The measured command and the cache.
 #[derive(Args)]
 pub struct PlaceArgs {
-    /// The canvas command that is measured [default: the one beside this command].
+    /// The canvas command to measure [default: the one in the directory of this command].
     #[arg(long, env = "CANVAS", hide_env_values = true, value_name = "PATH")]
     pub canvas: Option<PathBuf>,
-    /// Where downloads and generated data stay [default: ~/.cache/canvas/bench].
+    /// Directory of downloads and generated data [default: ~/.cache/canvas/bench].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
 }
@@ -168,11 +167,10 @@ pub struct PlaceArgs {
 /// Flags of `lab codec`.
 #[derive(Args)]
 pub struct CodecArgs {
-    /// Workloads whose pages are taken [default: random-read, redis-get95, java, sklearn-kmeans,
-    /// spark-lr].
+    /// Workloads to take pages from [default: random-read, redis-get95, java, sklearn-kmeans, spark-lr].
     #[arg(value_name = "WORKLOAD")]
     pub names: Vec<String>,
-    /// Pages of each, evenly spread over its memory.
+    /// Pages to take from each workload, evenly spread over its memory.
     #[arg(long, value_name = "N", default_value_t = 16384)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub pages: u32,
@@ -183,39 +181,39 @@ pub struct CodecArgs {
     /// Size of the workloads.
     #[arg(long, value_name = "X", value_parser = scale, default_value = "0.5")]
     pub scale: f64,
-    /// Seed of data, and of which pages are taken.
+    /// Seed of the data and of the choice of pages.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Where results are appended, as JSON lines.
     #[arg(short, long, value_name = "FILE", default_value = "codec.jsonl")]
     pub out: PathBuf,
-    /// Which commands are used, and where files stay.
+    /// The measured command and the cache.
     #[command(flatten)]
     pub place: PlaceArgs,
 }
 
-/// What may lie below a program.
+/// Where a program's memory may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum VariantArg {
-    /// All in memory.
+    /// All in local memory.
     Local,
     /// `canvas run`.
     Canvas,
-    /// `canvas run` with far memory on donors of the bench's own.
+    /// `canvas run` with far memory on donors that the bench starts.
     CanvasFar,
     /// Kernel swap on zram.
     Zram,
-    /// Kernel swap on zram, and memory in folios of 64 KiB.
+    /// Kernel swap on zram, with memory in folios of 64 KiB.
     #[value(name = "zram-64k")]
     Zram64k,
     /// Kernel swap on a file behind zswap.
     Zswap,
     /// Kernel swap on a file.
     Disk,
-    /// Kernel swap on a disk of the bench's own whose reads take 100 us.
+    /// Kernel swap on a disk made by the bench whose reads take 100 us.
     #[value(name = "disk-100us")]
     SlowDisk,
-    /// Kernel swap on zram with TMO's loop, at each target of the experiment (5 % without one); no limit.
+    /// Kernel swap on zram driven by TMO's loop, at each target of the experiment (5 % by default); no limit.
     Tmo,
 }
 
@@ -241,7 +239,7 @@ pub struct ReportArgs {
     /// Files that `lab run` wrote.
     #[arg(required = true, value_name = "RESULTS")]
     pub results: Vec<PathBuf>,
-    /// Where the page goes.
+    /// Path of the page.
     #[arg(
         short,
         long,
@@ -255,22 +253,22 @@ pub struct ReportArgs {
 /// Flags of `lab workload`.
 #[derive(Args)]
 pub struct WorkloadArgs {
-    /// The workload.
+    /// Name of the workload.
     #[arg(value_parser = workload_names())]
     pub name: String,
     /// Factor on the default size.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub scale: f64,
-    /// Seed of all data.
+    /// Seed of the generated data.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Data in MiB, in place of what follows from --scale.
+    /// Size of the data in MiB; overrides --scale.
     #[arg(long, value_name = "N")]
     pub mib: Option<u64>,
-    /// Measured time of a pattern.
+    /// Duration of the measured part of a pattern.
     #[arg(long, value_name = "S")]
     pub seconds: Option<f64>,
-    /// Threads that work at once.
+    /// Number of worker threads.
     #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
     /// Rounds of a workload that does a fixed amount of work.
@@ -279,10 +277,10 @@ pub struct WorkloadArgs {
     /// Pages from one touch to the next (strided).
     #[arg(long, value_name = "PAGES")]
     pub stride: Option<u32>,
-    /// Leave huge pages as the host has them; without it there are none.
+    /// Leave the host's setting of huge pages; without this flag they are off.
     #[arg(long)]
     pub huge_pages: bool,
-    /// Meanwhile take all that far memory's links give, as a hostile tenant would.
+    /// Also take all that far memory's links give, as a hostile tenant would.
     #[arg(long, requires = "seconds")]
     pub cheat: bool,
 }
@@ -293,10 +291,10 @@ pub struct ReplayArgs {
     /// A trace written by `canvas run -o trace`.
     #[arg(required_unless_present = "synthetic", conflicts_with = "synthetic")]
     pub file: Option<PathBuf>,
-    /// A made-up string of accesses instead of a file.
+    /// A generated access string instead of a file.
     #[arg(long, value_name = "NAME", value_parser = synthetic_names())]
     pub synthetic: Option<String>,
-    /// Memory that a made-up string touches.
+    /// Memory that a generated string touches.
     #[arg(
         long,
         value_name = "SIZE",
@@ -304,7 +302,7 @@ pub struct ReplayArgs {
         requires = "synthetic"
     )]
     pub memory: Size,
-    /// Touches in a made-up string.
+    /// Number of touches in a generated string.
     #[arg(
         long,
         value_name = "N",
@@ -312,10 +310,10 @@ pub struct ReplayArgs {
         requires = "synthetic"
     )]
     pub accesses: usize,
-    /// Seed of a made-up string.
+    /// Seed of a generated string.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "synthetic")]
     pub seed: u64,
-    /// Who prefetches in the columns with prefetch.
+    /// Prefetcher of the columns with prefetch.
     #[arg(long, value_name = "NAME", value_parser = prefetchers(), default_value = "streams")]
     pub prefetch: Prefetch,
     /// Local memory in percent of the footprint, separated by commas.
@@ -338,7 +336,7 @@ pub struct SimArgs {
     /// Seed of all random numbers.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Full size: minutes, up to 10,000 hosts.
+    /// Full size: takes minutes, simulates up to 10,000 hosts.
     #[arg(long, conflicts_with = "hosts")]
     pub full: bool,
     /// Hosts of a pool, from 8 to 10000.
@@ -346,7 +344,7 @@ pub struct SimArgs {
     pub hosts: Option<u64>,
 }
 
-/// The made-up strings that the pager's replay knows, each with what it stands for.
+/// Parser for the names of generated access strings, with a description of each.
 fn synthetic_names() -> PossibleValuesParser {
     let value = |(name, what): &(&'static str, &'static str)| PossibleValue::new(*name).help(*what);
     synthetic::NAMES
@@ -356,14 +354,14 @@ fn synthetic_names() -> PossibleValuesParser {
         .into()
 }
 
-/// The built-in workloads, each with what it does.
+/// Parser for the names of built-in workloads, with a description of each.
 fn workload_names() -> PossibleValuesParser {
     let value = |p: &canvas_workloads::Program| PossibleValue::new(p.name).help(p.about);
     let values = canvas_workloads::PROGRAMS.iter().map(value);
     values.collect::<Vec<_>>().into()
 }
 
-/// The prefetchers by the names that `canvas run -o prefetch` has for them.
+/// Parser for prefetchers, named as in `canvas run -o prefetch`.
 fn prefetchers() -> impl TypedValueParser<Value = Prefetch> {
     const ALL: [(&str, Prefetch); 5] = [
         ("streams", Prefetch::Streams),
@@ -378,7 +376,7 @@ fn prefetchers() -> impl TypedValueParser<Value = Prefetch> {
     })
 }
 
-/// A size of workloads.
+/// Parses a factor on the size of workloads.
 fn scale(text: &str) -> Result<f64, &'static str> {
     match text.parse::<f64>() {
         Ok(x) if (0.001..=1000.0).contains(&x) => Ok(x),
@@ -387,7 +385,7 @@ fn scale(text: &str) -> Result<f64, &'static str> {
     }
 }
 
-/// Longest time of a run, at most a week.
+/// Parses the longest duration of a run, at most a week.
 fn time_max(text: &str) -> Result<Duration, String> {
     let time = Duration::from(text.parse::<Span>().map_err(|e| e.to_string())?);
     if (1..=7 * 86400).contains(&time.as_secs()) {
@@ -397,7 +395,7 @@ fn time_max(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// `~/.cache/canvas/bench`, or where XDG_CACHE_HOME points.
+/// `~/.cache/canvas/bench`, or the same below XDG_CACHE_HOME.
 fn default_cache() -> PathBuf {
     let set = |name| {
         std::env::var_os(name)
@@ -409,13 +407,13 @@ fn default_cache() -> PathBuf {
 }
 
 impl PlaceArgs {
-    /// The command that is measured, by an absolute path.
+    /// Absolute path of the measured command.
     pub fn canvas(&self, lab: &Path) -> std::io::Result<PathBuf> {
         let beside = || lab.with_file_name("canvas");
         std::path::absolute(self.canvas.clone().unwrap_or_else(beside))
     }
 
-    /// The cache, by an absolute path.
+    /// Absolute path of the cache.
     pub fn cache(&self) -> std::io::Result<PathBuf> {
         std::path::absolute(self.cache.clone().unwrap_or_else(default_cache))
     }

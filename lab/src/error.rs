@@ -1,20 +1,20 @@
-//! Errors as one clear sentence on standard error.
+//! Errors, printed as one sentence on standard error.
 
 use std::fmt::Display;
 
 use canvas_types::exit;
 
-/// Why a command ends: the exit code, and the sentence.
+/// Exit code and message of a command that failed.
 #[derive(Debug)]
 pub struct Failure {
     /// Exit code (see [`canvas_types::exit`]).
     pub code: i32,
-    /// One sentence, without a final stop.
+    /// One sentence, without a final full stop.
     pub sentence: String,
 }
 
 impl Failure {
-    /// Bad input.
+    /// A failure for invalid input.
     pub fn usage(sentence: impl Display) -> Failure {
         Failure {
             code: exit::USAGE,

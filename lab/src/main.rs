@@ -1,4 +1,4 @@
-//! `lab`: measures canvas beside the kernel's swap, and simulates what one host cannot show.
+//! `lab`: measures canvas against the kernel's swap, and simulates clusters larger than one host.
 #![forbid(unsafe_code)]
 
 mod args;

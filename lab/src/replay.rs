@@ -1,4 +1,4 @@
-//! `lab replay`: the pager's policy code over a trace.
+//! `lab replay`: runs the pager's policy code over a trace.
 
 use std::fs;
 use std::io::{self, Write};
@@ -34,7 +34,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
         }
         (None, name) => {
             let pages = usize::try_from(args.memory.pages()).unwrap_or(usize::MAX);
-            // 2^24 pages (64 GiB) of made-up memory are plenty, and fit the replay's tables.
+            // At most 2^24 pages (64 GiB), which the replay's tables hold.
             if !(1..=1 << 24).contains(&pages) {
                 return Err(Failure::usage(format!(
                     "--memory {} is out of range; write 4K to 64G",
@@ -55,7 +55,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
         ));
     }
     let table = canvas_replay::run(&trace, &args.percent, args.prefetch);
-    // A closed pipe is the reader's choice.
+    // A closed pipe is not an error: the reader has seen enough.
     let _ = write!(io::stdout(), "{table}");
     Ok(exit::OK)
 }

@@ -1,4 +1,4 @@
-//! `lab report`: results files in, one page out.
+//! `lab report`: makes one page from results files.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use canvas_types::exit;
 use crate::args::ReportArgs;
 use crate::error::Failure;
 
-/// Writes the page; returns the exit code. Nothing is written when a file is no good.
+/// Writes the page and returns the exit code. Writes nothing when a file cannot be read.
 pub fn run(args: &ReportArgs) -> Result<i32, Failure> {
     let output = &args.output;
     let same = |path: &std::path::PathBuf| match (fs::canonicalize(path), fs::canonicalize(output))

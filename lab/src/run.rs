@@ -1,4 +1,4 @@
-//! `lab run`, `lab codec` and `lab compare`: flags into a request; the work is canvas-bench's.
+//! `lab run`, `lab codec` and `lab compare`: turn flags into a request to canvas-bench, which does the work.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -17,10 +17,10 @@ use canvas_types::exit;
 use crate::args::{CodecArgs, RunArgs};
 use crate::error::{Failure, say};
 
-/// Flags that the bench sets itself.
+/// Flags that only the bench may set.
 const SET_BY_BENCH: [&str; 3] = ["--local", "--pool", "--stats"];
 
-/// One string of `--canvas-flags`, judged by `canvas run` itself.
+/// Splits one string of `--canvas-flags`, and lets `canvas run` check the flags.
 fn canvas_flags(canvas: &Path, text: &str) -> Result<Vec<String>, Failure> {
     let flags: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
     let own = |f: &&String| SET_BY_BENCH.iter().any(|o| f.split('=').next() == Some(*o));
@@ -37,7 +37,7 @@ fn canvas_flags(canvas: &Path, text: &str) -> Result<Vec<String>, Failure> {
     Ok(flags)
 }
 
-/// `path` in full.
+/// `path` as an absolute path.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(no_path)
 }
@@ -46,13 +46,13 @@ fn no_path(e: io::Error) -> Failure {
     Failure::usage(format!("a path is none: {}", reason(&e)))
 }
 
-/// This command.
+/// Path of this executable.
 fn itself() -> Result<PathBuf, Failure> {
     std::env::current_exe()
         .map_err(|e| Failure::usage(format!("lab cannot find itself: {}", reason(&e))))
 }
 
-/// The command line of one of the hidden commands.
+/// Command line of a hidden subcommand of `lab`.
 fn helper(lab: &Path, command: &str) -> Vec<OsString> {
     vec![lab.as_os_str().to_owned(), command.into()]
 }
@@ -111,12 +111,12 @@ fn request(args: &RunArgs) -> Result<Request, Failure> {
     })
 }
 
-/// Writes to standard output; a closed pipe is the reader's choice.
+/// Writes to standard output; ignores a closed pipe, whose reader has seen enough.
 fn print(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
 }
 
-/// Compares what two runs left.
+/// Prints the comparison of two results files; returns the exit code.
 pub fn compare(old: &Path, new: &Path) -> Result<i32, Failure> {
     print(&compare::run(old, new).map_err(Failure::usage)?);
     Ok(exit::OK)
@@ -143,12 +143,12 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     })
 }
 
-/// `lab disk`: is a disk until it is killed.
+/// `lab disk`: serves a disk until it is killed.
 pub fn disk(place: &Path, bytes: u64) -> i32 {
     server::run(place, bytes)
 }
 
-/// `lab guardian`: waits for the end of the run that started it.
+/// `lab guardian`: waits for the end of the run that started it, then undoes that run's changes.
 pub fn guard(journal: &Path) -> i32 {
     undo::guard(&Host, journal)
 }

@@ -20,12 +20,12 @@ const ALL: [(&str, Report); 7] = [
     ("contention", contention::report),
 ];
 
-/// Names of the experiments.
+/// Parser for the names of experiments.
 pub fn names() -> PossibleValuesParser {
     ALL.map(|(name, _)| name).into()
 }
 
-/// Runs what was named, or all; returns the exit code.
+/// Runs the named experiments, or all; returns the exit code.
 pub fn run(args: &SimArgs) -> i32 {
     let size = match (args.full, args.hosts) {
         (true, _) => Size::Full,

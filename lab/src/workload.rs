@@ -1,4 +1,4 @@
-//! `lab workload`: one of the bench's built-in programs.
+//! `lab workload`: runs one of the bench's built-in programs.
 
 mod cheat;
 
@@ -28,15 +28,15 @@ pub fn steady(mib: u64, seed: u64) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// Runs it and prints its answer; returns the exit code.
+/// Runs the workload and prints its answer; returns the exit code.
 pub fn run(args: &WorkloadArgs) -> Result<i32, Failure> {
-    // The same footing for all: limited runs cannot have huge pages. Where the kernel refuses,
-    // the figures are only a little less comparable.
+    // No huge pages in any run, since runs with a limit cannot have them. Where the kernel refuses, the
+    // figures are slightly less comparable.
     if !args.huge_pages {
         let _ = nix::sys::prctl::set_thp_disable(true);
     }
     if let (true, Some(seconds)) = (args.cheat, args.seconds) {
-        // It measures for this time after a quarter of it, and has filled its memory before.
+        // The workload fills its memory, warms up for a quarter of `seconds`, then measures for `seconds`.
         let time = Duration::try_from_secs_f64(2.0 * seconds);
         cheat::begin(time.unwrap_or_default())?;
     }
@@ -52,7 +52,7 @@ pub fn run(args: &WorkloadArgs) -> Result<i32, Failure> {
     let output = canvas_workloads::run(&args.name, &options).map_err(failure)?;
     let line = serde_json::to_string(&output)
         .map_err(|e| Failure::usage(format!("the answer cannot be written: {e}")))?;
-    // A closed pipe is the reader's choice.
+    // A closed pipe is not an error: the reader has seen enough.
     let _ = writeln!(io::stdout(), "{line}");
     Ok(exit::OK)
 }

@@ -1,4 +1,4 @@
-//! `lab` as who measures meets it.
+//! Tests of the `lab` command as a user calls it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,14 +7,14 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// What a command wrote, and how it ended.
+/// Output and exit status of a command.
 struct Answer {
     code: i32,
     out: String,
     err: String,
 }
 
-/// `lab` with these arguments, in a directory that has nothing else.
+/// Runs `lab` with these arguments in an empty directory.
 fn ask(args: &[&str]) -> Answer {
     let dir = TempDir::new().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
@@ -31,7 +31,7 @@ fn ask(args: &[&str]) -> Answer {
     }
 }
 
-/// The answer is exit code 2 and has this text.
+/// Checks that `lab` exits with code 2 and that its message has this text.
 fn refuses(args: &[&str], text: &str) {
     let got = ask(args);
     assert_eq!(
@@ -47,7 +47,7 @@ fn refuses(args: &[&str], text: &str) {
     );
 }
 
-/// A file in `dir`, by its path.
+/// Writes a file in `dir` and returns its path.
 fn file(dir: &TempDir, name: &str, text: &str) -> String {
     let path = dir.path().join(name);
     fs::write(&path, text).unwrap();
@@ -100,7 +100,7 @@ fn a_simulation_prints_its_figures() {
     assert!(got.out.lines().count() > 3, "{}", got.out);
 }
 
-/// The long flags in a text, but those that clap adds everywhere.
+/// The long flags in a text, except those that clap adds to every command.
 fn flags(text: &str) -> Vec<&str> {
     let all = text.match_indices("--").filter_map(|(at, _)| {
         let rest = &text[at + 2..];
@@ -154,7 +154,7 @@ fn report_writes_a_page_or_says_why_not() {
     let dir = TempDir::new().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let results = file(&dir, "results.jsonl", &format!("{RUN}\n"));
-    // What `lab run` calls its file, the report understands as well, and the other way round.
+    // `lab run` and `lab report` each accept the other's name of the output flag.
     for (n, flag) in ["-o", "--output", "--out"].into_iter().enumerate() {
         let page = path(&format!("page-{n}.html"));
         let got = ask(&["report", &results, flag, &page]);
@@ -225,7 +225,7 @@ fn compare_tells_faster_from_slower() {
 fn bad_arguments_of_run_are_2_and_change_nothing() {
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("r.jsonl");
-    // It takes --good, as `canvas run` takes its flags.
+    // A stub of canvas that accepts only --good, as `canvas run` would accept its flags.
     let canvas = file(
         &dir,
         "canvas",
@@ -265,7 +265,7 @@ fn bad_arguments_of_run_are_2_and_change_nothing() {
         refuses(&all, text);
         assert!(!out.exists(), "{args}");
     }
-    // An experiment with nothing to run, so that the file is all that can be wrong.
+    // An experiment with nothing to run: only the file can be wrong.
     let other = file(&dir, "notes.txt", "mine\n");
     refuses(
         &["run", "canvas-fig10", "--out", &other],

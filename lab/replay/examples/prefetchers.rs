@@ -1,7 +1,7 @@
-//! Compares the prefetchers over traces (`canvas run -o trace`) or made-up strings: `cargo run
-//! --release -p canvas-replay --example prefetchers -- [NAME|FILE...]`. Contribution is the share
-//! of uses of far pages that found their page in memory, accuracy the share of prefetched pages
-//! that were used (Canvas, section 6.3.2).
+//! Compares the prefetchers over traces (`canvas run -o trace`) or generated access strings: `cargo run
+//! --release -p canvas-replay --example prefetchers -- [NAME|FILE...]`. Contribution is the share of uses of
+//! far pages that found their page in memory, accuracy the share of prefetched pages that were used (Canvas,
+//! section 6.3.2).
 
 use canvas_replay::ours::{Costs, Setup, replay};
 use canvas_replay::{Trace, synthetic};

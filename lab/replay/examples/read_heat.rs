@@ -1,6 +1,7 @@
-//! What it would be worth to see hits: far faults of made-up strings when the touches of some or all
-//! resident pages are seen, in percent of the touches. `cargo run --release -p canvas-replay --example
-//! read_heat -- [SEED] [PAGES] [ACCESSES]`. The figure of docs/design/decisions.md comes from it.
+//! Estimates what observing hits on resident pages would gain: far faults of generated access strings, in
+//! percent of the touches, when the policy sees the touches of none, some or all resident pages. `cargo run
+//! --release -p canvas-replay --example read_heat -- [SEED] [PAGES] [ACCESSES]`. Source of the figure in
+//! docs/design/decisions.md.
 
 use canvas_replay::ours::{Setup, replay};
 use canvas_replay::synthetic;
@@ -21,7 +22,7 @@ fn main() {
         let Some(trace) = synthetic::generate(name, seed, pages, accesses) else {
             continue;
         };
-        // Behind the first touches of all pages.
+        // The first pass touches every page once and is not counted.
         let touches = trace.events.len().saturating_sub(trace.pages).max(1);
         for local_percent in [25, 50, 75] {
             let faults = SEEN_PERCENT.map(|seen_percent| {

@@ -1,9 +1,9 @@
-//! Replays of access strings: what each policy would have missed with how much local memory.
+//! Replays access strings and counts the misses of each replacement policy at each amount of local memory.
 //!
-//! [`run`] gives all policies the same string and the same memory. LRU, FIFO, S3-FIFO, SIEVE and
-//! Belady's optimum see every touch; ours is the pager's own code over a simulated page table
-//! ([`ours`]) and sees what the real pager sees. The first touch of a page is not a miss: it
-//! costs every policy the same.
+//! [`run`] gives all policies the same string and the same memory. LRU, FIFO, S3-FIFO, SIEVE and Belady's
+//! optimum see every touch; canvas's policy is the pager's own code over a simulated page table ([`ours`])
+//! and sees only what the real pager sees. The first touch of a page is not a miss: every policy pays for it
+//! alike.
 
 use std::fmt;
 
@@ -18,45 +18,45 @@ use canvas_pager::trace::{self, HEADER_BYTES, Header, Kind, RECORD_BYTES, Record
 use ours::{Costs, Outcome, Setup};
 use policies::{Fifo, Lru, Opt, Policy, S3Fifo, Sieve};
 
-/// What an event does.
+/// Kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// The program touched the page.
     Touch,
-    /// The page was discarded; its next touch is a first touch.
+    /// The page was discarded; its next touch counts as a first touch.
     Discard,
 }
 
 /// One step of an access string.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// Dense number of the page; neighbours within a chunk of [`CHUNK_PAGES`] stay neighbours.
+    /// Dense page number; neighbours within a chunk of [`CHUNK_PAGES`] stay neighbours.
     pub page: u32,
-    /// The thread, hashed.
+    /// Hash of the thread that touched the page.
     pub thread: u16,
-    /// What the program, or canvas, did with the page.
+    /// What happened to the page.
     pub op: Op,
 }
 
-/// An access string, page by page.
+/// An access string: one event per page touched or discarded.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// Where it comes from, for the table's title.
+    /// Source of the string, printed as the table's title.
     pub name: String,
     /// Share of pages that the string covers, 0 to 1.
     pub share: f64,
-    /// Pages are numbered below this.
+    /// Upper bound of the page numbers (exclusive).
     pub pages: usize,
-    /// The steps, in the order in which they happened.
+    /// The events in chronological order.
     pub events: Vec<Event>,
 }
 
 /// Why a trace cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TraceError {
-    /// Not a trace, or one of another version.
+    /// The file is not a trace, or has another format version.
     NotATrace,
-    /// The record with this index is of a kind that this version does not know.
+    /// The record with this index has a kind that this version does not know.
     UnknownKind(usize),
 }
 
@@ -75,8 +75,9 @@ impl fmt::Display for TraceError {
 impl std::error::Error for TraceError {}
 
 impl Trace {
-    /// The access string of a trace file: the touches of the sampled pages, in order of time. A
-    /// record cut short at the end (a program that was killed) is left out.
+    /// Parses a trace file into the touches of its sampled pages, in chronological order. Ignores a last
+    /// record that was cut short because the program was killed. Fails if the file is not a trace of this
+    /// version, or has a record of unknown kind.
     pub fn read(name: &str, bytes: &[u8]) -> Result<Trace, TraceError> {
         let head = bytes
             .first_chunk::<HEADER_BYTES>()
@@ -92,9 +93,10 @@ impl Trace {
         Ok(Trace::of_records(name, header.rate, &raw))
     }
 
-    /// As [`Trace::read`], from records.
+    /// Like [`Trace::read`], but from decoded records.
     pub fn of_records(name: &str, rate: SampleRate, records: &[Record]) -> Trace {
-        // Chunks are renumbered densely in order of process and address: gaps vanish, runs stay.
+        // Numbers chunks densely in order of process and address: gaps vanish, neighbouring pages of a chunk
+        // stay neighbours.
         let kept = |r: &&Record| {
             (r.kind.is_touch() || r.kind == Kind::Discard) && trace::is_sampled(r.page, rate)
         };
@@ -107,7 +109,7 @@ impl Trace {
             let chunk = chunks.binary_search(&chunk_of(r)).unwrap_or_default();
             let page = (chunk * CHUNK_PAGES) as u32 + r.page.0 % CHUNK_PAGES as u32;
             if r.kind == Kind::FirstTouch {
-                // Whatever was there before is gone, whether or not the trace says so.
+                // A new mapping replaces earlier contents, even if the trace has no discard for them.
                 events.push(Event {
                     page,
                     thread: r.thread,
@@ -133,7 +135,7 @@ impl Trace {
         }
     }
 
-    /// Highest number of pages that exist at one time: what "100 % local" means.
+    /// Highest number of pages that exist at one time; equals 100 % local memory.
     pub fn footprint(&self) -> usize {
         let mut here = vec![false; self.pages];
         let (mut now, mut peak) = (0usize, 0usize);
@@ -149,7 +151,7 @@ impl Trace {
         peak
     }
 
-    /// Touches of pages that existed before.
+    /// Number of touches of pages that were touched before.
     pub fn reuses(&self) -> u64 {
         let mut here = vec![false; self.pages];
         let mut n = 0;
@@ -161,8 +163,8 @@ impl Trace {
     }
 }
 
-/// For each event the index of its page's next touch; `u32::MAX` when there is none or a discard
-/// comes first.
+/// For each event the index of its page's next touch, or `u32::MAX` if the page is discarded or never touched
+/// again.
 pub fn next_uses(events: &[Event], pages: usize) -> Vec<u32> {
     let mut next_of_page = vec![u32::MAX; pages];
     let mut next = vec![u32::MAX; events.len()];
@@ -178,7 +180,7 @@ pub fn next_uses(events: &[Event], pages: usize) -> Vec<u32> {
     next
 }
 
-/// Misses of a policy: touches of pages that exist and are not in its cache.
+/// Misses of a policy: touches of existing pages that are not in its cache.
 pub fn count_misses(policy: &mut dyn Policy, trace: &Trace) -> u64 {
     let mut exists = vec![false; trace.pages];
     let mut misses = 0;
@@ -192,48 +194,48 @@ pub fn count_misses(policy: &mut dyn Policy, trace: &Trace) -> u64 {
     misses
 }
 
-/// One line of the table.
+/// One row of the table: every policy at one amount of local memory.
 #[derive(Clone, Debug)]
 pub struct ReplayRow {
     /// Local memory in percent of the footprint.
     pub percent: u32,
-    /// The same in pages (of those that the trace covers).
+    /// Local memory in pages that the trace covers.
     pub local_pages: usize,
-    /// Miss ratio of LRU, 0 to 1, over touches of pages that existed before.
+    /// Miss ratio of LRU, 0 to 1, over touches of existing pages.
     pub lru: f64,
-    /// The same of FIFO.
+    /// Miss ratio of FIFO.
     pub fifo: f64,
-    /// The same of S3-FIFO.
+    /// Miss ratio of S3-FIFO.
     pub s3fifo: f64,
-    /// The same of SIEVE.
+    /// Miss ratio of SIEVE.
     pub sieve: f64,
-    /// The same of Belady's optimum.
+    /// Miss ratio of Belady's optimum.
     pub opt: f64,
-    /// Ours without prefetch, so that it compares with the others.
+    /// Canvas's policy without prefetch, comparable with the other policies.
     pub ours: Outcome,
-    /// Ours with prefetch.
+    /// Canvas's policy with prefetch.
     pub ours_prefetch: Outcome,
 }
 
-/// What [`run`] found.
+/// Result of [`run`].
 #[derive(Clone, Debug)]
 pub struct ReplayTable {
     /// The trace's name.
     pub name: String,
-    /// Who decided in the columns with prefetch.
+    /// Prefetcher of the columns with prefetch.
     pub prefetch: Prefetch,
     /// Share of pages that the trace covers.
     pub share: f64,
-    /// 100 % local, in pages covered by the trace.
+    /// Footprint (100 % local memory) in pages covered by the trace.
     pub footprint_pages: usize,
-    /// Touches of pages that existed before: what the ratios refer to.
+    /// Number of touches of existing pages, the denominator of the ratios.
     pub reuses: u64,
-    /// One for each percentage.
+    /// One row per percentage.
     pub rows: Vec<ReplayRow>,
 }
 
-/// Replays `trace` with local memory of `percents` % of its footprint; `prefetch` decides where there
-/// is prefetch.
+/// Replays `trace` with local memory of each of `percents` % of its footprint; `prefetch` is the prefetcher
+/// of the columns with prefetch.
 pub fn run(trace: &Trace, percents: &[u32], prefetch: Prefetch) -> ReplayTable {
     let setup = Setup {
         prefetch,
@@ -242,7 +244,7 @@ pub fn run(trace: &Trace, percents: &[u32], prefetch: Prefetch) -> ReplayTable {
     run_with(trace, percents, &setup)
 }
 
-/// As [`run`], with ours set up in another way.
+/// Like [`run`], with another setup of canvas's policy.
 pub fn run_with(trace: &Trace, percents: &[u32], setup: &Setup) -> ReplayTable {
     let (footprint, reuses) = (trace.footprint(), trace.reuses());
     let next = next_uses(&trace.events, trace.pages);
@@ -388,7 +390,8 @@ mod tests {
         records.iter().for_each(|r| bytes.extend(r.encode()));
         bytes.extend([0; 5]); // cut short
         let t = Trace::read("x", &bytes).unwrap();
-        // Chunks in order of process and address: 0, 1, 2; the page within its chunk stays.
+        // Chunks are renumbered 0, 1, 2 in order of process and address; offsets of pages within a chunk
+        // stay.
         let got: Vec<_> = t.events.iter().map(|e| (e.page, e.op)).collect();
         use Op::*;
         assert_eq!(
@@ -487,7 +490,7 @@ mod tests {
         }
     }
 
-    /// What the default was chosen for; fails when a change to the policy loses it.
+    /// Guards the choice of the default policy: fails when a change loses its advantage.
     #[test]
     fn ours_holds_its_ground_without_seeing_hits() {
         let row = |name: &str, percent| {
@@ -517,8 +520,8 @@ mod tests {
     }
 
     proptest! {
-        /// No policy misses less than Belady's, ours without prefetch included, and ours never
-        /// holds more than its memory.
+        /// No policy, canvas's without prefetch included, misses less than Belady's, and canvas's never
+        /// exceeds its memory.
         #[test]
         fn nothing_beats_opt(
             ops in proptest::collection::vec((0u32..400, any::<bool>(), 0u8..20), 1..1500),

@@ -1,5 +1,5 @@
-//! The pager's own policy code over a simulated page table and swap cache, with no more
-//! information than the real one has: it sees faults and touches of the swap cache.
+//! The pager's own policy code over a simulated page table and swap cache. As in the real pager, the policy
+//! sees faults and swap-cache hits only.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,19 +16,19 @@ use canvas_pager::prefetch::{Done, FaultKind, Plan};
 use canvas_pager::table::{CHUNK_PAGES, PageTable};
 use canvas_pager::word::{self, State, Word, flag};
 
-/// How ours is set up.
+/// Setup of canvas's policy.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Setup {
     /// Parameters of the eviction clock.
     pub params: ClockParams,
     /// Swap cache, in thousandths of local memory.
     pub cache_permille: u32,
-    /// Pages that reclaim asks for at a time (less when local memory is tiny).
+    /// Pages that one reclaim asks for (fewer when local memory is tiny).
     pub batch_pages: u32,
-    /// Who prefetches. Streams are detected in any case.
+    /// The prefetcher in use. Streams are detected with any of them.
     pub prefetch: Prefetch,
-    /// Of the resident pages, the share whose touches are seen until the epoch ends, in percent: what a
-    /// sensor would show (accessed bits, or pages that are unmapped by sample). 0 is what the pager has.
+    /// Share of the resident pages whose touches the policy sees until the epoch ends, in percent, as a
+    /// sensor would show them (accessed bits, or unmapping of sampled pages). The pager has 0.
     pub seen_percent: u32,
 }
 
@@ -44,25 +44,25 @@ impl Default for Setup {
     }
 }
 
-/// What operations cost, in us.
+/// Cost of each operation, in us.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Costs {
-    /// A fault on a far page, without the unmapping of its victim.
+    /// A fault on a far page, without evicting a page for it.
     pub miss: f64,
     /// A fault on a page in the swap cache.
     pub second_chance: f64,
-    /// A page brought in by prefetch.
+    /// A page prefetched.
     pub prefetch: f64,
-    /// Unmapping a run.
+    /// Unmapping a run of pages, without the cost per page.
     pub run: f64,
-    /// Unmapping a page of it.
+    /// Unmapping one page of a run.
     pub page: f64,
     /// Writing a page out of the swap cache.
     pub write_out: f64,
 }
 
 impl Costs {
-    /// Measured in a virtual machine with two CPUs; elsewhere the ratios are what holds.
+    /// Measured in a virtual machine with two CPUs; on other hosts only the ratios hold.
     pub const DEFAULT: Costs = Costs {
         miss: 12.0,
         second_chance: 3.5,
@@ -83,28 +83,28 @@ impl fmt::Display for Costs {
     }
 }
 
-/// What a replay counted.
+/// Counts of one replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
     /// Faults on far pages.
     pub misses: u64,
-    /// Faults on pages in the swap cache that reclaim had put there.
+    /// Swap-cache hits on pages that reclaim unmapped.
     pub second_chances: u64,
-    /// Faults on pages in the swap cache that prefetch had left there.
+    /// Swap-cache hits on pages that were prefetched.
     pub prefetch_hits: u64,
-    /// Runs that were unmapped.
+    /// Runs unmapped.
     pub runs: u64,
-    /// Runs that would have been left had a run been able to step over absent pages of its chunk.
+    /// Runs there would have been if a run could step over absent pages of its chunk.
     pub chunk_runs: u64,
-    /// Pages that were unmapped.
+    /// Pages unmapped.
     pub unmapped: u64,
-    /// Pages that were written out.
+    /// Pages written out.
     pub written: u64,
-    /// Pages that were brought in ahead.
+    /// Pages prefetched.
     pub prefetched: u64,
-    /// Of these, pages touched before they were gone (the simulation knows).
+    /// Prefetched pages that were touched before they were evicted; known only to the simulation.
     pub prefetch_used: u64,
-    /// Words that the hand looked at.
+    /// Page-table words that the clock hand scanned.
     pub scanned: u64,
     /// Highest sum of resident and cached pages.
     pub peak_pages: usize,
@@ -115,15 +115,15 @@ impl Outcome {
     pub fn mean_run(&self) -> f64 {
         self.unmapped as f64 / self.runs.max(1) as f64
     }
-    /// Prefetched pages that were used, in percent.
+    /// Share of prefetched pages that were used, in percent.
     pub fn accuracy_percent(&self) -> f64 {
         self.prefetch_used as f64 * 100.0 / self.prefetched.max(1) as f64
     }
-    /// Uses of far pages that found their page brought in, in percent of all of them.
+    /// Share of uses of far pages that found their page prefetched, in percent.
     pub fn contribution_percent(&self) -> f64 {
         self.prefetch_used as f64 * 100.0 / (self.prefetch_used + self.misses).max(1) as f64
     }
-    /// Modelled time, in us, for each of `touches`.
+    /// Modelled time per touch, in us, over `touches` touches.
     pub fn us_per(&self, touches: u64, c: &Costs) -> f64 {
         let us = self.misses as f64 * c.miss
             + (self.second_chances + self.prefetch_hits) as f64 * c.second_chance
@@ -135,7 +135,7 @@ impl Outcome {
     }
 }
 
-/// Replays `trace` in `local` pages.
+/// Replays `trace` with `local` pages of local memory.
 pub fn replay(trace: &Trace, local: usize, setup: &Setup) -> Outcome {
     let mut sim = Sim::new(trace.pages, local, setup);
     for e in &trace.events {
@@ -147,7 +147,7 @@ pub fn replay(trace: &Trace, local: usize, setup: &Setup) -> Outcome {
     sim.out
 }
 
-/// A string knows nothing of mappings: all of its pages are one.
+/// Access strings carry no mappings: all pages belong to one.
 impl Surroundings for Sim {
     fn area_of(&self, _: PageId) -> Option<Area> {
         Some(Area {
@@ -171,11 +171,11 @@ struct Sim {
     epochs: EpochClock,
     prefetchers: Box<Prefetchers>,
     batch: Box<VictimBatch>,
-    /// The swap cache in order of write-out; entries with an old stamp are void.
+    /// Swap cache in order of write-out; entries with an old stamp are stale.
     cache: VecDeque<(u32, u32)>,
     stamp_of: Vec<u32>,
     stamp: u32,
-    /// Pages that were prefetched and not touched since (only for the outcome).
+    /// Prefetched pages not touched yet (only for the outcome).
     untouched_prefetch: Vec<bool>,
     resident: usize,
     cached: usize,
@@ -219,13 +219,13 @@ impl Sim {
         word::load(&self.words[page])
     }
 
-    /// Plans may name pages behind the last one.
+    /// Prefetch plans may name pages beyond the last one.
     fn is_far_at(&self, page: usize) -> bool {
         page < self.words.len() && self.word(page).state() == State::Far
     }
 
-    /// A hit on a mapped page: nobody sees it, unless a sensor is assumed that looks at the page now. Then
-    /// the next sweep spares it.
+    /// A hit on a mapped page. The policy does not see it, unless the setup assumes a sensor that samples the
+    /// page now; then the next sweep spares the page.
     fn hit(&self, page: usize, w: Word) {
         if self.seen_percent == 0 || w.has(flag::REFERENCED) {
             return;
@@ -342,7 +342,7 @@ impl Sim {
         if self.word(page).state() == State::Cached {
             self.uncache(page);
         }
-        // The page is out of reclaim's reach while it is filled, as in the pager.
+        // As in the pager, reclaim cannot take the page while it is being filled.
         self.set(page, self.word(page).with_state(State::Filling));
         self.make_room();
         let w = self
@@ -381,7 +381,7 @@ impl Sim {
         f(&table, (&self.clock, &mut self.batch))
     }
 
-    /// Makes room for one page more.
+    /// Evicts pages until one more fits.
     fn make_room(&mut self) {
         if self.resident + 1 > self.local - self.cache_cap.min(self.local - 1) {
             let want = self.batch_pages;

@@ -1,12 +1,12 @@
-//! The policies that ours is compared with. All but ours see every touch of every page.
+//! The reference policies that canvas's is compared with. All of them see every touch of every page.
 
 use std::collections::{BinaryHeap, VecDeque};
 
 /// A cache of pages with a replacement policy. Pages are small dense numbers.
 pub trait Policy {
-    /// A touch; true when the page was in the cache. Afterwards it is.
+    /// Touches a page, which is in the cache afterwards; returns whether it was before.
     fn touch(&mut self, page: u32) -> bool;
-    /// The page is gone (discarded).
+    /// Forgets a discarded page.
     fn discard(&mut self, page: u32);
 }
 
@@ -41,7 +41,7 @@ impl List {
             len: 0,
         }
     }
-    /// Puts `page` at the head: the youngest.
+    /// Inserts `page` at the head, as the youngest.
     fn push(&mut self, l: &mut Links, page: u32) {
         l.next[page as usize] = self.head;
         l.prev[page as usize] = NIL;
@@ -222,15 +222,15 @@ enum Place {
     Main,
 }
 
-/// S3-FIFO (SOSP'23): a small queue for the new (a tenth), a main queue, and a ghost queue of
-/// pages that left the small one, as long as the main one.
+/// S3-FIFO (SOSP'23): a small queue for new pages (a tenth), a main queue, and a ghost queue, as long as the
+/// main one, of pages evicted from the small queue.
 pub struct S3Fifo {
     small: List,
     main: List,
     links: Links,
     place: Vec<Place>,
     freq: Vec<u8>,
-    /// Ghosts in order; a page's number in `ghost_of` tells whether its entry is still valid.
+    /// Ghosts in order; an entry is valid only if `ghost_of` of its page still has its number.
     ghosts: VecDeque<(u32, u64)>,
     ghost_of: Vec<u64>,
     ghost_count: u64,
@@ -346,12 +346,12 @@ impl Policy for S3Fifo {
     }
 }
 
-/// Belady's optimum: evicts the page whose next touch is farthest. Knows the future.
+/// Belady's optimum: evicts the page whose next touch is farthest in the future.
 pub struct Opt<'a> {
-    /// For each event its page's next touch, or `u32::MAX` (none, or a discard comes first).
+    /// For each event its page's next touch, or `u32::MAX` if it is discarded or never touched again.
     next_use: &'a [u32],
     now: usize,
-    /// Next use of each page in the cache; `None` outside.
+    /// Next touch of each page in the cache; `None` for pages outside it.
     here: Vec<Option<u32>>,
     farthest: BinaryHeap<(u32, u32)>,
     len: usize,
@@ -359,7 +359,8 @@ pub struct Opt<'a> {
 }
 
 impl<'a> Opt<'a> {
-    /// An empty cache; `next_use` has one number for each event that will be given.
+    /// An empty cache of `capacity` pages; page numbers are below `pages`. `next_use` has one entry per
+    /// event.
     pub fn new(capacity: usize, pages: usize, next_use: &'a [u32]) -> Opt<'a> {
         Opt {
             next_use,
@@ -382,7 +383,7 @@ impl Policy for Opt<'_> {
                 let Some((at, victim)) = self.farthest.pop() else {
                     break;
                 };
-                // Stale entries are those that do not say what the page's next use is now.
+                // An entry is stale unless it has the page's present next use.
                 if self.here[victim as usize] == Some(at) {
                     self.here[victim as usize] = None;
                     self.len -= 1;
@@ -425,7 +426,7 @@ mod tests {
         hits(policy, string).iter().filter(|h| !**h).count()
     }
 
-    /// The string of the textbooks, in 3 frames: FIFO 9, LRU 10, OPT 7 misses.
+    /// The textbook string, in 3 frames: FIFO 9, LRU 10, OPT 7 misses.
     const BELADY: [u32; 12] = [1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5];
 
     #[test]
@@ -453,15 +454,15 @@ mod tests {
 
     #[test]
     fn sieve_by_hand() {
-        // 1 is visited: the hand clears it and takes 2; it then stands at 3.
+        // Page 1 is visited: the hand clears its bit and evicts 2; the hand then stands at 3.
         let mut s = Sieve::new(3, 8);
         assert_eq!(
             hits(&mut s, &[1, 2, 3, 1, 4]),
             [false, false, false, true, false]
         );
-        // In: 4 3 1 (young to old), hand at 3. 5 evicts 3; then 1 and 4 hit.
+        // Cache: 4 3 1 (young to old), hand at 3. 5 evicts 3; then 1 and 4 hit.
         assert_eq!(hits(&mut s, &[5, 1, 4]), [false, true, true]);
-        // In: 5 4* 1*, hand at 4: cleared, 5 is taken (unvisited).
+        // Cache: 5 4* 1*, hand at 4: the hand clears 4 and 1, and evicts 5 (unvisited).
         assert_eq!(hits(&mut s, &[6, 4, 1, 5]), [false, true, true, false]);
     }
 
@@ -470,12 +471,12 @@ mod tests {
         // Capacity 10: small 1, main 9. A scan of new pages goes through the small queue only.
         let mut s = S3Fifo::new(10, 64);
         assert_eq!(misses_of(&mut s, &(0..10).collect::<Vec<_>>()), 10);
-        // Full, all in small. 10 evicts 0 (freq 0) to the ghosts; a touch of 0 enters main.
+        // Full, all pages in small. 10 evicts 0 (freq 0) to the ghosts; a touch of 0 enters main.
         assert_eq!(hits(&mut s, &[10, 0]), [false, false]);
         assert!(
             s.place[0] == Place::Main && s.place[1] == Place::Out && s.place[10] == Place::Small
         );
-        // 2 touched twice: leaves small for main instead of the cache.
+        // 2 was touched twice: it moves from small to main instead of being evicted.
         assert_eq!(hits(&mut s, &[2, 2, 11]), [true, true, false]);
         assert!(s.place[2] == Place::Main && s.place[3] == Place::Out);
     }

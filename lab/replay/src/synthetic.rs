@@ -1,8 +1,8 @@
-//! Access strings made from a seed, so that policies can be compared before real traces exist.
+//! Access strings generated from a seed, to compare policies without real traces.
 
 use super::{Event, Op, Trace};
 
-/// A small generator (SplitMix64): the same string for the same seed everywhere.
+/// A small generator (SplitMix64): a seed gives the same numbers on every host.
 #[derive(Clone, Copy, Debug)]
 pub struct Rng(pub u64);
 
@@ -18,13 +18,13 @@ impl Rng {
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
-    /// A number from 0 to 1.
+    /// A number from 0 (inclusive) to 1 (exclusive).
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// Zipf-distributed ranks (Gray et al., SIGMOD'94, as YCSB does it).
+/// Zipf-distributed ranks, by the method of Gray et al. (SIGMOD'94), as YCSB generates them.
 struct Zipf {
     n: u64,
     theta: f64,
@@ -60,10 +60,10 @@ impl Zipf {
     }
 }
 
-/// Values of 1 KiB: keys on a page.
+/// Values have 1 KiB.
 const KEYS_PER_PAGE: u64 = 4;
 
-/// The names that [`generate`] knows, each with what it stands for.
+/// Names that [`generate`] knows, each with the program it stands for.
 pub const NAMES: &[(&str, &str)] = &[
     (
         "loop",
@@ -104,8 +104,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     NAMES.iter().map(|(n, _)| *n)
 }
 
-/// `accesses` touches over `pages` pages after a first sequential pass that touches each once;
-/// `None` for an unknown name.
+/// Generates a first sequential pass over `pages` pages and `accesses` touches after it; returns `None` for
+/// an unknown name.
 pub fn generate(name: &str, seed: u64, pages: usize, accesses: usize) -> Option<Trace> {
     if pages == 0 || !names().any(|n| n == name) {
         return None;
@@ -134,7 +134,7 @@ pub fn generate(name: &str, seed: u64, pages: usize, accesses: usize) -> Option<
 
 struct Kv {
     zipf: Zipf,
-    /// Page of each key, by rank.
+    /// Page of each key, indexed by rank.
     place: Vec<u64>,
 }
 
@@ -145,9 +145,9 @@ struct Gen {
     events: Vec<Event>,
 }
 
-/// The strings, by name.
+/// The access strings, one method per name.
 impl Gen {
-    /// Uniform touches.
+    /// Uniformly random touches.
     fn random(&mut self) {
         while self.more() {
             let p = self.rng.below(self.pages);
@@ -165,7 +165,7 @@ impl Gen {
         }
     }
 
-    /// Gets of keys with a popularity of zipf.
+    /// Gets of keys with Zipf-distributed popularity.
     fn gets(&mut self) {
         let kv = self.kv(0, self.pages);
         while self.more() {
@@ -173,7 +173,7 @@ impl Gen {
         }
     }
 
-    /// A bucket of an index before each key.
+    /// Each get touches a bucket of an index, then the key's page.
     fn kv_index(&mut self) {
         let index = (self.pages / 32).max(1);
         let kv = self.kv(index, self.pages - index.min(self.pages - 1));
@@ -185,7 +185,7 @@ impl Gen {
         }
     }
 
-    /// Scans of a tenth between gets.
+    /// Scans of a tenth of the pages between gets.
     fn scan_zipf(&mut self) {
         let kv = self.kv(0, self.pages);
         let scan = (self.pages / 10).max(1);
@@ -200,7 +200,7 @@ impl Gen {
         }
     }
 
-    /// Gets in one of four parts, which changes.
+    /// Gets in one of four parts of the pages; the part changes over time.
     fn phases(&mut self) {
         let part = (self.pages / 4).max(1);
         let per_phase = ((self.limit - self.pages as usize) / 8).max(1);
@@ -216,7 +216,7 @@ impl Gen {
         }
     }
 
-    /// Nine touches of ten go to a tenth of the extents.
+    /// A tenth of the extents gets nine of ten touches.
     fn hot_cold(&mut self) {
         let extents = (self.pages / 16).max(1);
         let order = self.permutation(extents);
@@ -233,7 +233,7 @@ impl Gen {
         }
     }
 
-    /// Gets in a nursery, and passes over the heap by a second thread.
+    /// Gets in a nursery, while a second thread passes over the heap.
     fn gc(&mut self) {
         let nursery = (self.pages / 5).max(1);
         let kv = self.kv(0, nursery);
@@ -247,7 +247,7 @@ impl Gen {
         }
     }
 
-    /// Four threads: two scan, two get.
+    /// Four threads: two scan, two get keys.
     fn threads(&mut self) {
         let part = (self.pages / 4).max(1);
         let kvs = [self.kv(0, part), self.kv(part.min(self.pages - 1), part)];

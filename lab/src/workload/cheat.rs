@@ -1,12 +1,12 @@
-//! A tenant that cheats, for the bench: it takes of far memory's links whatever it can get.
+//! A cheating tenant for the bench, which takes as much of far memory's links as it can get.
 //!
-//! Beside the workload, its threads read the process's far memory in ways that the library does not:
-//! over as many lanes as it is given tickets for, whether or not the agent says that its processes may
-//! read by themselves, and again at once when a donor refuses; and by demands for whole extents that
-//! nobody needs, half of those that a process can have at one time. What comes is thrown away.
+//! Its threads run beside the workload and read the process's far memory in ways that the library does not:
+//! over as many direct read channels as it has tickets for, even when the agent forbids processes to read
+//! directly, and again at once when a donor refuses. They also request whole extents that nobody needs, with
+//! half of the requests that a process may have outstanding. They discard all answers.
 //!
-//! It is honest in one point: it counts what its lanes bring where the library does, so that the
-//! bench sees it.
+//! It cheats in all but one point: it counts the bytes of its channels where the library does, so that the
+//! bench sees them.
 
 use std::fs::{File, OpenOptions, read_to_string};
 use std::io::{self, Read as _, Write as _};
@@ -25,17 +25,17 @@ use canvas_sys::proc;
 
 use crate::error::Failure;
 
-/// Lanes at one time. (The library has eight a process.)
+/// Direct read channels at one time. (The library has eight per process.)
 const LANES: usize = 64;
-/// Demands at one time.
+/// Outstanding requests at one time.
 const POSTED: u32 = DEMANDS.count_ones() / 2;
-/// How often it looks for tickets, and whether there is anything to read.
+/// Interval at which the threads poll for tickets, and for extents to read.
 const TICK: Duration = Duration::from_millis(1);
-/// A donor that is not reached, or does not answer.
+/// Timeout of connecting to a donor, and of its answers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Begins, and goes on for so long: what it takes is missing when the workload looks at its own answer. Without far
-/// memory there is nothing to take.
+/// Starts the threads, which run for `time`; the bandwidth they take is missing from the workload's own
+/// figures. Without far memory there is nothing to take.
 pub fn begin(time: Duration) -> Result<(), Failure> {
     let found = far_memory().map_err(|e| {
         Failure::usage(format!(
@@ -50,7 +50,7 @@ pub fn begin(time: Duration) -> Result<(), Failure> {
     Ok(())
 }
 
-/// This process's far memory and its number there, by the mapping of the segment that the library has.
+/// This process's far memory and its index there, through the library's mapping of the segment.
 fn far_memory() -> io::Result<Option<(&'static Far, usize)>> {
     let maps = read_to_string("/proc/self/maps")?;
     let mapped = maps.lines().find(|l| l.contains("memfd:canvas-segment"));
@@ -67,17 +67,17 @@ fn far_memory() -> io::Result<Option<(&'static Far, usize)>> {
         .procs
         .iter()
         .position(|p| p.pid.load(Relaxed) == pid);
-    // Runs without far memory have a segment that is too short.
+    // The segment of a run without far memory is too short to map.
     Ok(index.and_then(|index| Some((Far::map(&file).ok()?, index))))
 }
 
-/// Slabs that there may be.
+/// Upper bound of the slab numbers.
 fn slabs(far: &Far) -> usize {
     let high = far.slabs_high.load(Acquire) as usize;
     high.min(far.routes.len())
 }
 
-/// Takes every ticket that there is, as long as it has not its lanes.
+/// Uses every ticket until it has its number of channels.
 fn open_lanes(far: &'static Far, until: Instant) {
     static OPEN: AtomicUsize = AtomicUsize::new(0);
     while Instant::now() < until {
@@ -89,7 +89,7 @@ fn open_lanes(far: &'static Far, until: Instant) {
             if let Some((ticket, keys)) = donor.take_ticket() {
                 OPEN.fetch_add(1, Relaxed);
                 thread::spawn(move || {
-                    // However it ends: there is another ticket.
+                    // Errors do not matter: there is another ticket.
                     let _ = read_lane(far, number, (&ticket, &keys), until);
                     OPEN.fetch_sub(1, Relaxed);
                 });
@@ -110,7 +110,7 @@ fn address(donor: &Donor) -> io::Result<SocketAddr> {
     Ok((ip, place.port).into())
 }
 
-/// Receives an answer; what comes with it lies in `bytes` then.
+/// Receives an answer and leaves its payload in `bytes`.
 fn answer(
     stream: &mut TcpStream,
     caller: &mut Caller,
@@ -127,7 +127,7 @@ fn answer(
     Ok((head.code, len))
 }
 
-/// Reads from one donor, whatever lies there of this tenant, for as long as the lane lasts.
+/// Reads random extents of this tenant from one donor for as long as the channel lasts.
 fn read_lane(
     far: &Far,
     number: usize,
@@ -145,7 +145,7 @@ fn read_lane(
     let mut random = fastrand::Rng::new();
     let pieces = SLAB_EXTENTS * EXTENT_BYTES / READ_BYTES_MAX;
     while Instant::now() < until {
-        // The library would look whether it may (`is_direct`).
+        // The library would check `is_direct` first.
         let route = &far.routes[random.usize(..slabs(far).max(1))];
         let Some((_, handle)) = route.get(false).filter(|(donor, _)| *donor == number) else {
             thread::yield_now();
@@ -166,7 +166,7 @@ fn read_lane(
     Ok(())
 }
 
-/// An extent of the process's own that was written, if one is soon found.
+/// An extent that this process has written, or None if a few tries find none.
 fn an_extent(far: &Far, index: usize, random: &mut fastrand::Rng) -> Option<u32> {
     (0..64).find_map(|_| {
         let slab = random.usize(..slabs(far).max(1));
@@ -176,7 +176,7 @@ fn an_extent(far: &Far, index: usize, random: &mut fastrand::Rng) -> Option<u32>
     })
 }
 
-/// Keeps demands for whole extents of the process's own under way.
+/// Keeps requests for whole extents of this process outstanding.
 fn post_demands(far: &Far, index: usize, until: Instant) {
     let mailbox = &far.mailboxes[index];
     let mut random = fastrand::Rng::new();
@@ -204,7 +204,7 @@ fn post_demands(far: &Far, index: usize, until: Instant) {
             offset: 0,
             len: EXTENT_BYTES as u32,
         };
-        // It says that it was posted long ago, as a request that is to go first would.
+        // The time of posting is 0, long ago, as in a request that asks to go first.
         mailbox.post(i, ask, 0);
         if far.ring(index) {
             proc::futex_wake(&far.asleep, 1);

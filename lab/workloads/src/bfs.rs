@@ -1,6 +1,6 @@
 //! Breadth-first search over an RMAT graph, checked as Graph500 checks.
 //!
-//! An operation is an arc looked at.
+//! An operation is one arc traversed.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::rmat::{Graph, root};
 use crate::rng::stream;
 use crate::{Failure, Job};
 
-/// No parent: not reached.
+/// Parent of a vertex that was not reached.
 const NONE: u32 = u32::MAX;
 
 pub fn run(job: &Job) -> Result<Output, Failure> {
@@ -39,8 +39,8 @@ pub fn run(job: &Job) -> Result<Output, Failure> {
     Ok(Output::of_work(answer, arcs as f64, seconds))
 }
 
-/// Finds everything that can be reached, in `order`, with the vertex that each was found from (a
-/// root is its own). Gives the arcs looked at.
+/// Finds every vertex reachable from `root`. Appends the vertices to `order`, sets the parent of each (the
+/// root's is itself), and returns the number of arcs traversed.
 fn search(graph: &Graph, root: u32, parents: &mut [u32], order: &mut Vec<u32>) -> u64 {
     parents.fill(NONE);
     order.clear();
@@ -62,8 +62,8 @@ fn search(graph: &Graph, root: u32, parents: &mut [u32], order: &mut Vec<u32>) -
     arcs
 }
 
-/// Checks the tree and gives each vertex's distance from the root ([`NONE`]: not reached). Every
-/// parent is a neighbour one nearer, and no arc spans more than one level or leaves what is reached.
+/// Checks the tree and returns each vertex's distance from the root ([`NONE`] if not reached). Every parent
+/// must be a neighbour one level nearer, and no arc may span more than one level or leave the reached part.
 fn check(graph: &Graph, root: u32, parents: &[u32], order: &[u32]) -> Result<Vec<u32>, Failure> {
     let wrong = |what: String| Err(Failure::Wrong(format!("the search from {root}: {what}")));
     let mut levels = crate::filled(graph.len(), NONE)?;
@@ -100,7 +100,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::VecDeque;
 
-    /// Distances by the textbook.
+    /// Distances by a textbook search over the list of edges.
     fn oracle(n: usize, edges: &[(u32, u32)], root: u32) -> Vec<u32> {
         let mut levels = vec![NONE; n];
         levels[root as usize] = 0;
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn wrong_trees_are_found() {
-        // A path 0-1-2-3 with a vertex apart.
+        // A path 0-1-2-3 and an isolated vertex.
         let graph = Graph::of_edges(5, &[(0, 1), (1, 2), (2, 3)]);
         let right = [0, 0, 1, 2, NONE];
         assert_eq!(

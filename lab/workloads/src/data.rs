@@ -1,4 +1,4 @@
-//! A heap of data that lz4 shrinks about 2.5:1, cheap to make and to check.
+//! A heap of data that lz4 compresses about 2.5:1, cheap to generate and to check.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -9,14 +9,14 @@ use crate::rng::{Rng, RngExt, stream};
 pub const WORDS: usize = 512;
 /// Bytes of a page.
 pub const PAGE: usize = 8 * WORDS;
-/// Different pages; the first word of each page is its number.
+/// Number of different pages; the first word of each page of the heap is the page's number.
 const TEMPLATES: usize = 256;
 
-/// What pages hold.
+/// The contents that pages are filled from.
 pub struct Templates(Vec<[u64; WORDS]>);
 
 impl Templates {
-    /// Runs of 19 random bytes between runs of 45 that repeat earlier ones of the same page.
+    /// Makes the templates: runs of 19 random bytes between runs of 45 that repeat earlier bytes of the page.
     pub fn new(seed: u64) -> Templates {
         let mut r = stream(seed, 99);
         let page = |_| {
@@ -37,13 +37,13 @@ impl Templates {
         Templates((0..TEMPLATES).map(page).collect())
     }
 
-    /// The words of page `p` but the first, which is `p`.
+    /// The words of page `p`, except the first, which is `p`.
     #[inline]
     pub fn page(&self, p: usize) -> &[u64; WORDS] {
         &self.0[p % TEMPLATES]
     }
 
-    /// What a word is before anything is written.
+    /// Initial value of a word of page `p`.
     #[inline]
     pub fn expected(&self, p: usize, word: usize) -> u64 {
         if word == 0 {
@@ -54,26 +54,27 @@ impl Templates {
     }
 }
 
-/// Pages in one vector, at the boundaries of the machine's pages.
+/// Pages in one vector, aligned to the machine's pages.
 pub struct Pages<W> {
     words: Vec<W>,
     skip: usize,
 }
 
-/// What the pages of threads are made of.
+/// Pages that threads share.
 pub type Shared = Pages<AtomicU64>;
 
 impl<W> Pages<W> {
-    /// Room for `pages`, not touched yet but for what lies in front of the first.
+    /// Reserves room for `pages` and touches only the padding before the first. Fails if there is not enough
+    /// memory.
     pub fn with_room(pages: usize, zero: impl Fn() -> W) -> Result<Pages<W>, Failure> {
         let mut words: Vec<W> = crate::room((pages + 1) * WORDS)?;
-        // The vector never grows past its room, so it stays where it is.
+        // The vector never grows beyond its room, so its address is stable.
         let skip = words.as_ptr().align_offset(PAGE) % WORDS;
         words.resize_with(skip, zero);
         Ok(Pages { words, skip })
     }
 
-    /// Adds a page; there must be room.
+    /// Appends a page. Room must have been reserved for it.
     #[inline]
     pub fn push(&mut self, p: usize, templates: &Templates, word: impl Fn(u64) -> W) {
         let page = templates.page(p);
@@ -81,20 +82,20 @@ impl<W> Pages<W> {
         self.words.extend(page[1..].iter().map(|w| word(*w)));
     }
 
-    /// Page `i` of those that were pushed.
+    /// Page `i`, counted in order of `push`.
     #[inline]
     pub fn page(&self, i: usize) -> &[W] {
         &self.words[self.skip + i * WORDS..][..WORDS]
     }
 
-    /// Pages that were pushed.
+    /// Number of pages pushed.
     pub fn len(&self) -> usize {
         (self.words.len() - self.skip) / WORDS
     }
 }
 
 impl Shared {
-    /// A whole heap.
+    /// A heap of `pages` pages, all filled.
     pub fn heap(pages: usize, templates: &Templates) -> Result<Shared, Failure> {
         let mut heap = Pages::with_room(pages, || AtomicU64::new(0))?;
         for p in 0..pages {
@@ -103,14 +104,14 @@ impl Shared {
         Ok(heap)
     }
 
-    /// A word as it is now.
+    /// Present value of a word.
     #[inline]
     pub fn load(&self, p: usize, word: usize) -> u64 {
         self.page(p)[word].load(Relaxed)
     }
 }
 
-/// One sentence about a word that is not what was written there.
+/// The failure to report when a word has another value than was written.
 pub fn wrong_word(p: usize, word: usize, got: u64, want: u64) -> Failure {
     Failure::Wrong(format!(
         "word {word} of page {p} is {got:016x} and must be {want:016x}; memory was damaged"

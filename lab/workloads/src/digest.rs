@@ -1,4 +1,4 @@
-//! A checksum of values by place, added in any order.
+//! A checksum of (place, value) pairs, which may be added in any order.
 
 use crate::rng::mix64;
 

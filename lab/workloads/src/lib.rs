@@ -1,8 +1,8 @@
-//! The bench's built-in programs, so that `lab` alone has something to measure.
+//! The bench's built-in programs, so that `lab` can measure without other software.
 //!
-//! A program keeps its data in plain vectors, checks what it reads, and gives an [`Output`] whose
-//! `answer` depends on its data only: not on time, threads or what lies below. Sizes follow from
-//! one number, the mebibytes of data ([`Program::mib`] at scale 1).
+//! A program keeps its data in plain vectors, checks what it reads, and returns an [`Output`] whose `answer`
+//! depends on its data only: not on time, threads or the swap backend. Sizes follow from one number, the
+//! mebibytes of data ([`Program::mib`] at scale 1).
 #![forbid(unsafe_code)]
 
 mod bfs;
@@ -25,12 +25,12 @@ use std::fmt;
 
 pub use output::{Output, Quantiles};
 
-/// Why a program gave no answer.
+/// Reason why a program gave no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It was called wrongly; one sentence that says what to write instead.
+    /// Wrong options; the sentence says what to write instead.
     Usage(String),
-    /// Its data or its result is not what it must be; one sentence.
+    /// The data or the result is wrong; the sentence says where.
     Wrong(String),
 }
 
@@ -43,22 +43,22 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// How large a run is and what it starts from; `None` is the program's own default.
+/// Size and seed of a run; `None` stands for the program's default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Factor on the default size (and on the time of patterns, within limits).
     pub scale: f64,
-    /// Seed of all data.
+    /// Seed of the generated data.
     pub seed: u64,
-    /// Data in MiB, in place of what follows from the scale.
+    /// Size of the data in MiB; overrides the scale.
     pub mib: Option<u64>,
-    /// Measured time of a pattern.
+    /// Duration of the measured part of a pattern, in seconds.
     pub seconds: Option<f64>,
-    /// Threads that work at once.
+    /// Number of worker threads.
     pub threads: Option<u32>,
     /// Iterations, images or rounds of a program with a fixed amount of work.
     pub rounds: Option<u32>,
-    /// Pages from one touch to the next of the strided pattern.
+    /// Distance of consecutive touches of the strided pattern, in pages.
     pub stride: Option<u32>,
 }
 
@@ -76,7 +76,7 @@ impl Default for Options {
     }
 }
 
-/// A number that some programs take and others do not.
+/// An option that only some programs have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Knob {
     Seconds,
@@ -85,7 +85,7 @@ enum Knob {
     Stride,
 }
 
-/// A run with every default filled in.
+/// Options of a run, with the defaults filled in.
 #[derive(Clone, Debug)]
 struct Job {
     name: &'static str,
@@ -99,13 +99,13 @@ struct Job {
 
 /// A built-in program.
 pub struct Program {
-    /// Short, unique, lower case.
+    /// Unique name in lower case.
     pub name: &'static str,
-    /// One line for people.
+    /// Description of one line.
     pub about: &'static str,
-    /// Data at scale 1.
+    /// Data at scale 1, in MiB.
     pub mib: u64,
-    /// Whether the run takes a fixed time and counts operations, so that only rates can be compared.
+    /// Whether the program runs for a fixed time and counts operations, so that only rates can be compared.
     pub timed: bool,
     rounds: u32,
     rounds_max: u32,
@@ -270,13 +270,13 @@ pub static PROGRAMS: [Program; 16] = [
     ),
 ];
 
-/// Runs a program by name.
+/// Runs a program by name. Fails if the name or an option is unknown, or if the data or the result is wrong.
 pub fn run(name: &str, options: &Options) -> Result<Output, Failure> {
     let program = find(name)?;
     (program.run)(&program.job(options)?)
 }
 
-/// A program by name.
+/// Finds a program by name. The error lists all names.
 pub fn find(name: &str) -> Result<&'static Program, Failure> {
     PROGRAMS.iter().find(|p| p.name == name).ok_or_else(|| {
         let names: Vec<_> = PROGRAMS.iter().map(|p| p.name).collect();
@@ -287,14 +287,14 @@ pub fn find(name: &str) -> Result<&'static Program, Failure> {
     })
 }
 
-/// Least data of any program: below this the shapes of the data are not what they stand for.
+/// Least data of any program, in MiB; smaller data would not have the program's shape.
 const MIB_MIN: u64 = 4;
-/// Most: a tebibyte.
+/// Most data of any program: a tebibyte.
 const MIB_MAX: u64 = 1 << 20;
 const THREADS_MAX: u32 = 16;
 
 impl Program {
-    /// Data of a run in MiB.
+    /// Data of a run at `scale`, in MiB.
     pub fn mib_at(&self, scale: f64) -> u64 {
         ((self.mib as f64 * scale).round() as u64).max(MIB_MIN)
     }
@@ -362,13 +362,13 @@ impl Program {
 }
 
 impl Job {
-    /// What is asked for, in bytes.
+    /// Requested size of the data, in bytes.
     fn bytes(&self) -> usize {
         (self.mib as usize) << 20
     }
 }
 
-/// An empty vector with room for `n` values, or one sentence.
+/// An empty vector with room for `n` values. Fails if there is not enough memory.
 fn room<T>(n: usize) -> Result<Vec<T>, Failure> {
     let mut v = Vec::new();
     v.try_reserve_exact(n).map_err(|_| {
@@ -380,7 +380,7 @@ fn room<T>(n: usize) -> Result<Vec<T>, Failure> {
     Ok(v)
 }
 
-/// `n` times `value`, or one sentence.
+/// A vector of `n` times `value`. Fails if there is not enough memory.
 fn filled<T: Copy>(n: usize, value: T) -> Result<Vec<T>, Failure> {
     let mut v = room(n)?;
     v.resize(n, value);

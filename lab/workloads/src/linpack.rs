@@ -1,8 +1,8 @@
 //! Linpack: a dense system of equations, solved by blocked LU with partial pivoting.
 //!
-//! The matrix is one vector in rows; its trailing part is updated by ndarray's matrix product. The
-//! right side is made so that the solution is known, and the residual is judged as HPL does. An
-//! operation is one floating-point operation, counted as HPL counts them.
+//! The matrix is one vector of rows; ndarray's matrix product updates its trailing part. The right side is
+//! made from a known solution, and the residual is judged as in HPL. An operation is one floating-point
+//! operation, counted as HPL counts them.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::output::Output;
 use crate::rng::{RngExt, Stream, stream};
 use crate::{Failure, Job};
 
-/// Columns that are eliminated together.
+/// Columns eliminated together.
 const BLOCK: usize = 96;
 /// HPL's bound on the scaled residual.
 const RESIDUAL_MAX: f64 = 16.0;
@@ -40,7 +40,7 @@ pub fn run(job: &Job) -> Result<Output, Failure> {
             "the scaled residual of the solution is {scaled:.3e} and must be at most {RESIDUAL_MAX}"
         )));
     }
-    // The solution is of whole numbers: what is rounded away cannot change the answer.
+    // The solution has whole numbers, so rounding errors cannot change the answer.
     let mut digest = Digest::default();
     for (i, (x, want)) in x.iter().zip(&want).enumerate() {
         if (x - want).abs() > 0.25 {
@@ -73,13 +73,13 @@ fn product(a: &Array2<f64>, x: &[f64]) -> Vec<f64> {
     a.rows().into_iter().map(row).collect()
 }
 
-/// Replaces `a` by its factors; gives the row exchanged with each row.
+/// Replaces `a` by its LU factors; returns for each row the row exchanged with it.
 fn factor(a: &mut Array2<f64>) -> Result<Vec<usize>, Failure> {
     let n = a.nrows();
     let mut pivots = Vec::with_capacity(n);
     for k in (0..n).step_by(BLOCK) {
         let next = (k + BLOCK).min(n);
-        // The panel is eliminated in a copy without the gaps between its rows.
+        // Eliminates the panel in a contiguous copy.
         let mut panel = part(a, k..n, k..next).to_owned();
         for j in 0..next - k {
             let values = panel.as_slice_mut().expect("a copy in rows");
@@ -110,12 +110,12 @@ fn factor(a: &mut Array2<f64>) -> Result<Vec<usize>, Failure> {
     Ok(pivots)
 }
 
-/// A part of a matrix. (ndarray's `s!` would do the same, but it is unsafe code to the compiler.)
+/// A view of a part of a matrix. (The compiler counts ndarray's `s!` as unsafe code.)
 fn part(a: &Array2<f64>, rows: Range<usize>, columns: Range<usize>) -> ArrayView2<'_, f64> {
     a.slice_each_axis(|axis| Slice::from([&rows, &columns][axis.axis.index()].clone()))
 }
 
-/// The same to be written.
+/// A mutable view of a part of a matrix.
 fn part_mut(
     a: &mut Array2<f64>,
     rows: Range<usize>,
@@ -124,12 +124,12 @@ fn part_mut(
     a.slice_each_axis_mut(|axis| Slice::from([&rows, &columns][axis.axis.index()].clone()))
 }
 
-/// All rows, one behind the other.
+/// All elements, row after row.
 fn rows(a: &mut Array2<f64>) -> &mut [f64] {
     a.as_slice_mut().expect("the matrix lies in rows")
 }
 
-/// Eliminates column `j` of a panel of rows of `width`; gives the row exchanged with row `j`.
+/// Eliminates column `j` of a panel of rows of `width`; returns the row exchanged with row `j`.
 fn eliminate(panel: &mut [f64], width: usize, j: usize) -> Option<usize> {
     let size = |i: &usize| panel[i * width + j].abs();
     let p = (j..panel.len() / width).max_by(|x, y| size(x).total_cmp(&size(y)))?;
@@ -157,7 +157,7 @@ fn exchange(values: &mut [f64], width: usize, i: usize, p: usize) {
     }
 }
 
-/// Solves with the factors.
+/// Solves the system with its LU factors.
 fn solve(lu: &Array2<f64>, pivots: &[usize], b: &[f64]) -> Vec<f64> {
     let n = b.len();
     let mut x = b.to_vec();
@@ -175,7 +175,7 @@ fn solve(lu: &Array2<f64>, pivots: &[usize], b: &[f64]) -> Vec<f64> {
     x
 }
 
-/// HPL's scaled residual, with the matrix made again.
+/// HPL's scaled residual, with a freshly generated matrix.
 fn residual(seed: u64, x: &[f64], b: &[f64]) -> f64 {
     let n = b.len();
     let largest = |v: &[f64]| v.iter().fold(0.0f64, |m, x| m.max(x.abs()));
@@ -186,7 +186,7 @@ fn residual(seed: u64, x: &[f64], b: &[f64]) -> f64 {
             sum += a * x;
             norm += a.abs();
         }
-        // A NaN must not be lost in a maximum.
+        // `f64::max` would drop a NaN.
         if sum.is_nan() {
             return f64::NAN;
         }
@@ -207,7 +207,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
-        /// Sizes about the block's, so that full and partial blocks are met.
+        /// Sizes around the block's, to cover full and partial blocks.
         #[test]
         fn the_factors_multiply_to_the_matrix(n in 1usize..260, seed in any::<u64>()) {
             let a = matrix(seed, n);

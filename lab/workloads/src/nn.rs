@@ -1,7 +1,7 @@
 //! Inference by a small convolutional network with 8-bit weights, as runtimes for CPUs do it.
 //!
-//! Two convolutions, then wide dense layers that hold nearly all the weights and are read once an
-//! image. Everything is whole numbers, so the answer is exact. An operation is an image.
+//! Two convolutions precede wide dense layers, which have nearly all weights and are read once per image. All
+//! numbers are integers, so the answer is exact. An operation is an image.
 
 use std::time::Instant;
 
@@ -10,11 +10,11 @@ use crate::output::{Output, Times};
 use crate::rng::{Rng, stream};
 use crate::{Failure, Job};
 
-/// Width, height and channels of an image.
+/// Width (equal to the height) and channels of an image.
 const IMAGE: (usize, usize) = (64, 3);
-/// Channels behind the two convolutions, each of which halves width and height.
+/// Output channels of the two convolutions, each of which halves width and height.
 const CHANNELS: [usize; 2] = [16, 32];
-/// What the dense layers begin with.
+/// Inputs of the first dense layer.
 const FEATURES: usize = (IMAGE.0 / 4) * (IMAGE.0 / 4) * CHANNELS[1];
 const CLASSES: usize = 1000;
 
@@ -42,7 +42,7 @@ pub fn run(job: &Job) -> Result<Output, Failure> {
     Ok(Output::of_work(answer, f64::from(job.rounds), seconds).with_times(&times))
 }
 
-/// A layer's weights, output by output.
+/// A layer's weights, in order of outputs.
 struct Layer {
     inputs: usize,
     weights: Vec<i8>,
@@ -58,7 +58,7 @@ impl Layer {
         let mut rng = stream(seed, number);
         let mut weights = crate::filled(inputs * outputs, 0i8)?;
         for part in weights.chunks_mut(8) {
-            // Two dice of 16 sides less their mean: small weights are common, as in trained ones.
+            // The sum of two 16-sided dice less its mean: small weights are common, as in trained networks.
             for (w, byte) in part.iter_mut().zip(rng.next_u64().to_le_bytes()) {
                 *w = (byte & 15) as i8 + (byte >> 4) as i8 - 15;
             }
@@ -66,7 +66,7 @@ impl Layer {
         Ok(Layer { inputs, weights })
     }
 
-    /// All outputs for one input.
+    /// Computes all outputs for one input.
     fn apply(&self, input: &[i16]) -> Vec<i32> {
         self.weights
             .chunks_exact(self.inputs)
@@ -75,7 +75,7 @@ impl Layer {
     }
 }
 
-/// At most 8192 times 15 times 127: far from the ends of 32 bits.
+/// Dot product; at most 8192 times 15 times 127, well within 32 bits.
 #[inline]
 fn dot(weights: &[i8], input: &[i16]) -> i32 {
     weights
@@ -85,7 +85,7 @@ fn dot(weights: &[i8], input: &[i16]) -> i32 {
         .sum()
 }
 
-/// Cuts negative values off and scales the others so that the largest has seven bits.
+/// Sets negative values to 0 and scales the others so that the largest has seven bits.
 fn activate(sums: &[i32]) -> Vec<i16> {
     let largest = sums.iter().copied().max().unwrap_or(0).max(1);
     let shift = (32 - largest.leading_zeros()).saturating_sub(7);
@@ -93,7 +93,8 @@ fn activate(sums: &[i32]) -> Vec<i16> {
 }
 
 impl Network {
-    /// Dense layers of about `bytes`, some of it in the first, which reads the convolutions.
+    /// A network whose dense layers have about `bytes` in all; the first of them reads the convolutions'
+    /// output.
     fn new(bytes: usize, seed: u64) -> Result<Network, Failure> {
         let width = match bytes >> 20 {
             64.. => 4096,
@@ -125,7 +126,7 @@ impl Network {
         layers.map(|l| l.weights.len()).sum()
     }
 
-    /// The logits of an image.
+    /// Computes the logits of an image.
     fn infer(&self, pixels: Vec<i16>) -> Vec<i32> {
         let mut values = pixels;
         let mut side = IMAGE.0;
@@ -142,7 +143,7 @@ impl Network {
     }
 }
 
-/// Three by three, every second pixel, zeros around. Values lie by row, column, channel.
+/// A 3x3 convolution with stride 2 and zero padding. Values are in order of row, column, channel.
 fn convolve(layer: &Layer, values: &[i16], side: usize) -> Vec<i32> {
     let channels = layer.inputs / 9;
     let mut patch = vec![0i16; layer.inputs];
@@ -166,7 +167,7 @@ fn convolve(layer: &Layer, values: &[i16], side: usize) -> Vec<i32> {
     out
 }
 
-/// A smooth image with some noise, as photographs are.
+/// A smooth image with some noise, as in photographs.
 fn image_of(seed: u64, number: u32) -> Vec<i16> {
     let mut rng = stream(!seed, u64::from(number));
     let corners: [[u8; 4]; 3] = std::array::from_fn(|_| (rng.next_u32()).to_le_bytes());
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A convolution by its definition.
+    /// A convolution computed by its definition.
     fn oracle(layer: &Layer, values: &[i16], side: usize) -> Vec<i32> {
         let channels = layer.inputs / 9;
         let at = |y: isize, x: isize, c: usize| -> i32 {

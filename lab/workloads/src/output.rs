@@ -1,42 +1,41 @@
-//! What a program prints, and the times that it is made from.
+//! The output of a program, and its histograms of times.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// The result of a run, printed as one JSON object; the bench reads it back, from programs and
-/// clients that are not ours too.
+/// Result of a run, printed as one JSON object. The bench parses it, from external programs and clients as
+/// well.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Output {
-    /// What was computed, in short; depends on nothing but sizes and seed.
+    /// Summary of the computed result; depends on sizes and seed only.
     pub answer: String,
-    /// Time of the part that is measured: making and checking the data is excluded. The whole
-    /// run's when absent.
+    /// Duration of the measured part, without making and checking the data. Absent if the bench should take
+    /// the duration of the whole run.
     pub seconds: Option<f64>,
-    /// Throughput of that part; lab/WORKLOADS.md says of what.
+    /// Throughput of the measured part; lab/WORKLOADS.md has the unit of each program.
     pub ops_per_s: Option<f64>,
     /// Latency of requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<Quantiles>,
-    /// The same as (upper bound in ns, count).
+    /// Histogram of the latency as (upper bound in ns, count).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub latency_histogram: Vec<(u64, u64)>,
-    /// Time of accesses that touch a page, of a part of them (lab/WORKLOADS.md).
+    /// Time of page-touching accesses, for a sample of them (lab/WORKLOADS.md).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub access_ns: Option<Quantiles>,
-    /// The same as (upper bound in ns, count).
+    /// Histogram of the access times as (upper bound in ns, count).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub access_histogram: Vec<(u64, u64)>,
-    /// (seconds since the measurement began, operations a second), four times a second.
+    /// (seconds since the measurement began, operations per second), every 250 ms.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rates: Vec<(f64, f64)>,
-    /// When the measurement began and ended, in seconds since 1970: who watches from outside finds the
-    /// measured part by it.
+    /// Begin and end of the measured part, in seconds since 1970, for observers outside the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured_unix_s: Option<(f64, f64)>,
 }
 
-/// Of a distribution, in ns.
+/// Quantiles of a distribution, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Quantiles {
@@ -47,25 +46,25 @@ pub struct Quantiles {
 }
 
 impl Output {
-    /// A fixed amount of work: `ops` operations in `seconds`.
+    /// Output of a fixed amount of work: `ops` operations in `seconds`.
     pub(crate) fn of_work(answer: String, ops: f64, seconds: f64) -> Output {
         Output {
             answer,
-            // Digits that mean nothing only make lines longer.
+            // More digits would be noise.
             seconds: Some(round(seconds, 1e6)),
             ops_per_s: Some(round(ops / seconds.max(1e-9), 1e3)),
             ..Output::default()
         }
     }
 
-    /// The same with times of accesses.
+    /// Adds the access times.
     pub(crate) fn with_accesses(mut self, times: &Times) -> Output {
         self.access_ns = times.quantiles();
         self.access_histogram = times.buckets();
         self
     }
 
-    /// The same with latencies of requests.
+    /// Adds the latencies of requests.
     pub(crate) fn with_times(mut self, times: &Times) -> Output {
         self.latency_ns = times.quantiles();
         self.latency_histogram = times.buckets();
@@ -73,20 +72,20 @@ impl Output {
     }
 }
 
-/// To so many parts of one.
+/// Rounds `x` to a multiple of 1 / `parts`.
 pub(crate) fn round(x: f64, parts: f64) -> f64 {
     (x * parts).round() / parts
 }
 
-/// Longest time that is told apart from longer ones: a minute.
+/// Longest time that the histogram resolves: a minute.
 const MAX_NS: u64 = 60_000_000_000;
 
-/// Times in ns, 16 buckets a power of two.
+/// Histogram of times in ns, with 16 buckets per power of two.
 pub(crate) struct Times(Histogram<u64>);
 
 impl Times {
     pub(crate) fn new() -> Times {
-        // One significant digit: 16 buckets an octave. The bounds are constant and good.
+        // One significant digit is 16 buckets per octave. The bounds are valid constants.
         Times(Histogram::new_with_bounds(1, MAX_NS, 1).expect("bounds in order"))
     }
 

@@ -1,7 +1,7 @@
 //! PageRank over an RMAT graph, a fixed number of iterations.
 //!
-//! Each vertex pulls from its neighbours in the order of its row, so every sum has one order and
-//! the ranks are the same to the last bit wherever they are computed. An operation is an arc.
+//! Each vertex pulls from its neighbours in the order of its row, so each sum has a fixed order and the ranks
+//! agree to the last bit on every host. An operation is an arc.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::rmat::Graph;
 use crate::{Failure, Job};
 
 const DAMPING: f64 = 0.85;
-/// Ranks enter the answer in steps of this share of the mean rank.
+/// The answer has the ranks rounded to this fraction of the mean rank.
 const STEPS: f64 = 1e6;
 
 pub fn run(job: &Job) -> Result<Output, Failure> {
@@ -37,7 +37,7 @@ pub fn run(job: &Job) -> Result<Output, Failure> {
     Ok(Output::of_work(answer, arcs, seconds))
 }
 
-/// The ranks after so many iterations. What vertices without neighbours have is shared by all.
+/// Computes the ranks after `rounds` iterations. All vertices share the rank of those without neighbours.
 fn rank(graph: &Graph, rounds: u32) -> Result<Vec<f64>, Failure> {
     let n = graph.len();
     let mut ranks = crate::filled(n, 1.0 / n as f64)?;
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The same by a dense matrix.
+    /// Ranks computed with a dense matrix.
     fn oracle(n: usize, edges: &[(u32, u32)], rounds: u32) -> Vec<f64> {
         let mut arcs = vec![vec![0.0; n]; n];
         for &(x, y) in edges {

@@ -1,8 +1,7 @@
-//! Synthetic patterns: threads touch a heap of pages, and every word read is checked.
+//! Synthetic patterns: threads touch a heap of pages, and check every word they read.
 //!
-//! The heap is filled first; that and a warm-up of a quarter of the time are not measured. An
-//! operation is one page touched. At the end every word of the heap is checked, and that is where
-//! the answer comes from.
+//! Filling the heap and a warm-up of a quarter of the time are not measured. An operation is one page
+//! touched. At the end the program checks every word of the heap and computes the answer from them.
 
 mod walk;
 
@@ -48,29 +47,29 @@ pub fn phases(job: &Job) -> Result<Output, Failure> {
     run(job, &Kind::Phases)
 }
 
-/// What a write does to a word; twice is nothing.
+/// Mask that a write XORs into a word; a second write restores the word.
 const FLIP: u64 = 0x0101_0101_0101_0101;
 
-/// What all threads of a run share.
+/// State shared by all threads of a run.
 struct Arena<'a> {
     job: &'a Job,
     kind: &'a Kind,
     templates: Templates,
     heap: Shared,
-    /// Writes of each page, modulo 256: tells a page that lost one.
+    /// Number of writes to each page, modulo 256, to detect a lost write.
     writes: Vec<AtomicU8>,
     measuring: AtomicBool,
     over: AtomicBool,
 }
 
-/// A thread's count of operations, on a cache line of its own.
+/// A thread's count of operations, in its own cache line.
 #[repr(align(128))]
 #[derive(Default)]
 struct Count(AtomicU64);
 
-/// How often rates are taken.
+/// Interval between two samples of the rate.
 const TICK: Duration = Duration::from_millis(250);
-/// The shortest time to wait for threads.
+/// Shortest wait for the threads.
 const BREATH: Duration = Duration::from_millis(1);
 
 fn run(job: &Job, kind: &Kind) -> Result<Output, Failure> {
@@ -102,7 +101,7 @@ fn run(job: &Job, kind: &Kind) -> Result<Output, Failure> {
     Ok(output)
 }
 
-/// Lets the threads work for the given time.
+/// Runs the threads for the given time and measures them.
 fn measure(arena: &Arena) -> Result<Output, Failure> {
     let job = arena.job;
     let counts: Vec<Count> = (0..job.threads).map(|_| Count::default()).collect();
@@ -116,7 +115,7 @@ fn measure(arena: &Arena) -> Result<Output, Failure> {
             })
             .collect();
         thread::sleep(Duration::from_secs_f64(job.seconds / 4.0));
-        // On a loaded machine threads may take longer than that to begin.
+        // On a loaded machine threads may start later than the warm-up ends.
         while counts.iter().any(|c| c.0.load(Relaxed) == 0) && !arena.over.load(Relaxed) {
             thread::sleep(BREATH);
         }
@@ -125,7 +124,7 @@ fn measure(arena: &Arena) -> Result<Output, Failure> {
         let (first, mut before, mut then) = (done(), done(), began);
         loop {
             let left = Duration::from_secs_f64(job.seconds).saturating_sub(began.elapsed());
-            // And a measurement of nothing would be none.
+            // At least one operation must have been measured.
             if left.is_zero() && before > first || arena.over.load(Relaxed) {
                 break;
             }
@@ -151,11 +150,11 @@ fn measure(arena: &Arena) -> Result<Output, Failure> {
     Ok(output)
 }
 
-/// One access of so many is timed: the clock waits for all accesses before it, which local ones
-/// otherwise overlap. No power of two, so that it does not fall in step with readahead.
+/// One access of this number is timed, since reading the clock waits for earlier accesses, which local
+/// accesses otherwise overlap. Not a power of two, which could fall in step with readahead.
 const TIMED: u32 = 31;
 
-/// One thread: walks until it is over; times of accesses while it is measured.
+/// Body of a thread: touches pages until the run is over; returns the access times of the measured part.
 fn work(arena: &Arena, id: usize, count: &Count) -> Result<Times, Failure> {
     let mut times = Times::new();
     let mut walk = Walk::new(arena.kind, arena.heap.len(), arena.job, id);
@@ -180,7 +179,7 @@ fn work(arena: &Arena, id: usize, count: &Count) -> Result<Times, Failure> {
             touch(arena, &mut walk, p)
         };
         if touched.is_err() {
-            // The others need not go on.
+            // End the other threads as well.
             arena.over.store(true, Relaxed);
             touched?;
         }
@@ -190,7 +189,7 @@ fn work(arena: &Arena, id: usize, count: &Count) -> Result<Times, Failure> {
     Ok(times)
 }
 
-/// Touches page `p` and checks what it reads.
+/// Touches page `p` and checks the word read.
 #[inline]
 fn touch(arena: &Arena, walk: &mut Walk, p: usize) -> Result<(), Failure> {
     let (heap, templates) = (&arena.heap, &arena.templates);
@@ -224,7 +223,7 @@ fn touch(arena: &Arena, walk: &mut Walk, p: usize) -> Result<(), Failure> {
             let word = walk.word();
             let got = heap.page(p)[word].fetch_xor(FLIP, Relaxed);
             arena.writes[p].fetch_add(1, Relaxed);
-            // Either state is right here; the parity of the writes decides at the end.
+            // Both states are valid here; the parity of the writes is checked at the end.
             if got ^ FLIP == templates.expected(p, word) {
                 return Ok(());
             }
@@ -237,7 +236,7 @@ fn touch(arena: &Arena, walk: &mut Walk, p: usize) -> Result<(), Failure> {
     }
 }
 
-/// Checks every word, and sums what was there before any write.
+/// Checks every word, and digests the initial values.
 fn answer(arena: &Arena) -> Result<String, Failure> {
     let chain = match arena.kind {
         Kind::Chase => Some(Chain::new(arena.heap.len(), arena.job.seed)?),
@@ -261,7 +260,7 @@ fn answer(arena: &Arena) -> Result<String, Failure> {
             }
             digest.add((p * WORDS + word) as u64, got);
         }
-        // Each write flips one word, so both counts are odd or both even.
+        // Each write flips one word, so the numbers of writes and of flipped words have the same parity.
         if let Some(writes) = arena.writes.get(p)
             && (writes.load(Relaxed) ^ flipped) & 1 != 0
         {
@@ -274,7 +273,7 @@ fn answer(arena: &Arena) -> Result<String, Failure> {
     Ok(format!("{} pages={pages} digest={digest}", arena.job.name))
 }
 
-/// First touch of fresh memory, in rounds; each gives the memory of the one before back.
+/// First touch of fresh memory, in rounds; each round frees the memory of the one before.
 pub fn fill(job: &Job) -> Result<Output, Failure> {
     let templates = Templates::new(job.seed);
     let pages = job.bytes() / (8 * WORDS);

@@ -1,7 +1,7 @@
 //! Quicksort of random ints.
 //!
-//! One thread, one vector of 64-bit words that hold what C's `rand` gives (31 bits). An operation
-//! is one int sorted.
+//! One thread sorts one vector of 64-bit words with the values of C's `rand` (31 bits). An operation is one
+//! int sorted.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::output::Output;
 use crate::rng::{Rng, stream};
 use crate::{Failure, Job};
 
-/// Below this, insertion is quicker.
+/// Parts shorter than this are sorted by insertion, which is faster.
 const SMALL: usize = 24;
 
 pub fn run(job: &Job) -> Result<Output, Failure> {
@@ -31,14 +31,14 @@ pub fn run(job: &Job) -> Result<Output, Failure> {
     Ok(Output::of_work(answer, n as f64, seconds))
 }
 
-/// A sum that does not depend on the order.
+/// A digest that does not depend on the order.
 fn sum(values: &[u64]) -> Digest {
     let mut digest = Digest::default();
     values.iter().for_each(|v| digest.add(0, *v));
     digest
 }
 
-/// In order, and the same values as before.
+/// Checks that the values are in order, and the same as `before`.
 fn check(values: &[u64], before: Digest) -> Result<(), Failure> {
     if let Some(i) = values.windows(2).position(|w| w[0] > w[1]) {
         return Err(Failure::Wrong(format!(
@@ -53,12 +53,12 @@ fn check(values: &[u64], before: Digest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sorts: Hoare's partition about the median of three, insertion for small parts.
+/// Quicksort: Hoare's partition around the median of three, insertion sort for small parts.
 fn quicksort(mut v: &mut [u64]) {
     while v.len() > SMALL {
         let at = partition(v);
         let (left, right) = std::mem::take(&mut v).split_at_mut(at);
-        // The smaller part first: the stack stays logarithmic.
+        // Recursing into the smaller part keeps the stack logarithmic.
         let (small, large) = if left.len() < right.len() {
             (left, right)
         } else {
@@ -78,7 +78,7 @@ fn quicksort(mut v: &mut [u64]) {
     }
 }
 
-/// Splits in two: nothing on the left is larger than anything on the right, neither is empty.
+/// Splits `v` into two non-empty parts; no value on the left is larger than one on the right.
 fn partition(v: &mut [u64]) -> usize {
     let (mid, last) = (v.len() / 2, v.len() - 1);
     if v[mid] < v[0] {
@@ -91,7 +91,7 @@ fn partition(v: &mut [u64]) -> usize {
         v.swap(last, mid);
     }
     let pivot = v[mid];
-    // The ends are in order, and equal values stop both scans, so equal ones split evenly.
+    // The ends bound both scans, and equal values stop them, so equal values split evenly.
     let (mut i, mut j) = (0, last);
     loop {
         i += 1;

@@ -1,31 +1,32 @@
 //! An RMAT graph in compressed sparse rows.
 //!
-//! The quadrants have Graph500's probabilities (0.57, 0.19, 0.19, 0.05) and the labels are
-//! scattered by a bijection. Each edge goes both ways; loops and repeated edges stay. There is no
-//! list of edges: they are made again from the seed for each part of the rows, so that the graph is
-//! all the memory there is, and the rows fill a part at a time.
+//! The quadrants have Graph500's probabilities (0.57, 0.19, 0.19, 0.05) and a bijection scatters the labels.
+//! Each edge is an arc in both directions; loops and repeated edges stay. The list of edges is not stored:
+//! each part of the rows regenerates it from the seed, so the graph is the only memory, and is filled part by
+//! part.
 
 use crate::Failure;
 use crate::rng::{Rng, RngExt, Stream, mix64, stream};
 
-/// In 256ths, from the top left; they sum to 256.
+/// Probabilities in 1/256, from the top left; they sum to 256.
 const QUADRANTS: [u32; 4] = [146, 49, 49, 12];
-/// Levels of the recursion that one draw decides.
+/// Levels of the recursion per draw.
 const LEVELS: u32 = 2;
 /// Parts in which the rows are filled.
 const PARTS: usize = 8;
 
 /// Vertices and their neighbours.
 pub struct Graph {
-    /// Where each vertex's neighbours begin, and the end.
+    /// Begin of each vertex's neighbours, and the end of the last.
     offsets: Vec<u32>,
     targets: Vec<u32>,
 }
 
 impl Graph {
-    /// A graph whose neighbours take about `bytes`: 16 to 32 edges a vertex.
+    /// A graph whose neighbours take about `bytes`: 16 to 32 edges per vertex. Fails if there is not enough
+    /// memory.
     pub fn of_bytes(bytes: usize, seed: u64) -> Result<Graph, Failure> {
-        // Two arcs an edge, four bytes each; their number must fit 32 bits.
+        // Two arcs per edge, four bytes each; the number of arcs must fit in 32 bits.
         let edges = bytes / 8;
         if edges >= 1 << 31 {
             return Err(Failure::Usage(
@@ -35,7 +36,7 @@ impl Graph {
         Graph::new((edges / 16).ilog2(), edges, seed)
     }
 
-    /// 2^`levels` vertices, and so many edges.
+    /// A graph of 2^`levels` vertices and `edges` edges.
     pub fn new(levels: u32, edges: usize, seed: u64) -> Result<Graph, Failure> {
         let vertices = 1usize << levels;
         let edge_list = || Edges::new(levels, edges, seed);
@@ -65,7 +66,7 @@ impl Graph {
         Ok(Graph { offsets, targets })
     }
 
-    /// A graph of given edges, each way.
+    /// A graph of the given edges, in both directions.
     #[cfg(test)]
     pub fn of_edges(vertices: usize, edges: &[(u32, u32)]) -> Graph {
         let mut rows = vec![Vec::new(); vertices];
@@ -88,25 +89,25 @@ impl Graph {
         self.offsets.len() - 1
     }
 
-    /// Arcs: twice the edges.
+    /// Number of arcs, twice that of the edges.
     pub fn arcs(&self) -> usize {
         self.targets.len()
     }
 
-    /// Neighbours of a vertex, repeated ones too.
+    /// Neighbours of a vertex, with repetitions.
     #[inline]
     pub fn neighbours(&self, v: u32) -> &[u32] {
         &self.targets[self.offsets[v as usize] as usize..self.offsets[v as usize + 1] as usize]
     }
 }
 
-/// The edges, in the order of the seed.
+/// Generator of the edges, in an order that the seed fixes.
 struct Edges {
     rng: Stream,
     levels: u32,
     left: usize,
     seed: u64,
-    /// For each draw the bits of both ends.
+    /// Bits of both ends of an edge for each draw.
     table: Vec<(u8, u8)>,
 }
 
@@ -121,7 +122,7 @@ impl Edges {
         }
     }
 
-    /// One edge before its ends are relabelled.
+    /// Draws one edge; the labels of its ends are not scattered yet.
     #[inline]
     fn draw(&mut self) -> (u32, u32) {
         let (mut x, mut y) = (0u32, 0u32);
@@ -166,7 +167,7 @@ fn table() -> Vec<(u8, u8)> {
     table
 }
 
-/// A bijection of numbers of so many bits: hubs are not neighbours in memory.
+/// A bijection of numbers of `bits` bits, so that hubs are not neighbours in memory.
 #[inline]
 fn scatter(v: u32, bits: u32, seed: u64) -> u32 {
     let mask = (1u32 << bits) - 1;
@@ -178,7 +179,7 @@ fn scatter(v: u32, bits: u32, seed: u64) -> u32 {
     x ^ (x >> half)
 }
 
-/// A vertex with neighbours, drawn from the stream.
+/// Draws a vertex with neighbours.
 pub fn root(graph: &Graph, rng: &mut Stream) -> u32 {
     loop {
         let v = rng.random_range(0..graph.len() as u32);
@@ -248,13 +249,13 @@ mod tests {
         assert_eq!(degrees.iter().sum::<usize>(), (2 * per_vertex) << levels);
         let top: usize = degrees.iter().rev().take(graph.len() / 100).sum();
         let share = top as f64 / graph.arcs() as f64;
-        // In a uniform graph it would be about a seventieth.
+        // A uniform graph would have about a seventieth.
         assert!((0.15..0.5).contains(&share), "{share}");
         assert!(
             degrees[graph.len() / 2] < 2 * per_vertex,
             "the median is below the mean"
         );
-        // The first vertex before labels are scattered: about 0.76^14 of the ends of edges.
+        // The hub is the first vertex before scattering: about 0.76^14 of the ends of edges.
         let most = *degrees.last().unwrap() as f64;
         let want = ((2 * per_vertex) << levels) as f64 * 0.76f64.powi(levels as i32);
         assert!((most / want - 1.0).abs() < 0.1, "{most} {want}");

@@ -1,6 +1,6 @@
 //! Snappy over a corpus of text: compressed block by block, then decompressed and compared.
 //!
-//! Text and compressed text are both kept. An operation is a byte of text, compressed or
+//! Text and compressed text both stay in memory. An operation is one byte of text, compressed or
 //! decompressed.
 
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::output::Output;
 use crate::{Failure, Job, text};
 
-/// What is compressed at once.
+/// Bytes of text compressed at once.
 const BLOCK: usize = 1 << 20;
 
 pub fn run(job: &Job) -> Result<Output, Failure> {
-    // Text, and what is left of it: about 1.6 times the text.
+    // Text and compressed text together are about 1.6 times the text.
     let text = text::corpus(job.bytes() / 8 * 5, job.seed)?;
     let mut packed = Packed::with_room(text.len())?;
     let mut took = Duration::ZERO;
@@ -35,10 +35,10 @@ pub fn run(job: &Job) -> Result<Output, Failure> {
     Ok(Output::of_work(answer, ops, took.as_secs_f64()))
 }
 
-/// Compressed blocks, one behind the other.
+/// Compressed blocks, concatenated.
 struct Packed {
     bytes: Vec<u8>,
-    /// Where each block ends.
+    /// End of each block.
     ends: Vec<usize>,
 }
 

@@ -1,8 +1,8 @@
-//! A program that works until its input ends, and says ten times a second what it did: for
-//! experiments in which something happens meanwhile.
+//! A program that runs until its input ends, and prints its progress ten times a second: for experiments that
+//! change something while it runs.
 //!
-//! It reads random pages and checks every word of them; one page in sixteen it changes. At the end
-//! it checks all pages.
+//! It reads random pages, checks every word of them, and changes one page in sixteen. At the end it checks
+//! all pages.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -17,32 +17,32 @@ use crate::output::{Times, round};
 use crate::rng::{RngExt, stream};
 use crate::{Failure, filled};
 
-/// What it writes when its data is there.
+/// Line printed when the data is filled.
 pub const FILLED: &str = "filled";
-/// What it writes last, when every word was right.
+/// Last line, printed when every word was right.
 pub const RIGHT: &str = "right";
 
-/// One page in so many is changed.
+/// One page of this number is changed.
 const CHANGED: u32 = 16;
-/// Time between two lines.
+/// Interval between two lines.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A tenth of a second.
+/// Progress in one tenth of a second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tick {
-    /// When it ended, in seconds since 1970.
+    /// End of the interval, in seconds since 1970.
     pub unix_s: f64,
-    /// How long it was.
+    /// Length of the interval, in seconds.
     pub seconds: f64,
-    /// Pages that were looked at.
+    /// Pages read.
     pub steps: u64,
-    /// The longest first access to a page.
+    /// Longest first access to a page, in ns.
     pub longest_ns: u64,
     /// First accesses to pages as (upper bound in ns, count).
     pub access_histogram: Vec<(u64, u64)>,
 }
 
-/// Pages, and how often each was changed.
+/// The pages, and the number of changes to each.
 struct Heap {
     templates: Templates,
     pages: Shared,
@@ -60,7 +60,7 @@ impl Heap {
         })
     }
 
-    /// What a word is now: each change of a page counts its last word up.
+    /// Present value of a word: each change of a page adds one to its last word.
     fn expected(&self, p: usize, word: usize) -> u64 {
         let first = self.templates.expected(p, word);
         if word == WORDS - 1 {
@@ -87,7 +87,7 @@ impl Heap {
     }
 }
 
-/// Works on so much data until `input` ends; lines go to `out`.
+/// Runs over `mib` MiB of data until `input` ends; writes its lines to `out`.
 pub fn run(
     mib: u64,
     seed: u64,
@@ -139,7 +139,7 @@ pub fn run(
     line(RIGHT)
 }
 
-/// Sets `over` when there is nothing more to read.
+/// Sets `over` at the end of the input.
 fn end_with(mut input: impl Read + Send + 'static, over: Arc<AtomicBool>) {
     thread::spawn(move || {
         let mut bytes = [0; 64];
@@ -157,7 +157,7 @@ fn now_unix_s() -> f64 {
 mod tests {
     use super::*;
 
-    /// Ends after some time.
+    /// An input that ends after some time.
     struct Late(Instant);
 
     impl Read for Late {

@@ -1,9 +1,9 @@
 //! STREAM: copy, scale, add, triad over three arrays, every element checked.
 //!
-//! The first array holds whole numbers that repeat as the bytes of other programs' data do (2.4
-//! to 3.5:1 under lz4), not one constant: pages of one value would cost far memory nothing. A round
-//! makes each element 15 times what it was, which is exact for as many rounds as are allowed. An
-//! operation is a byte moved, counted as STREAM counts them.
+//! The first array has whole numbers with repetitions, as in other programs' data (2.4 to 3.5:1 under lz4),
+//! not one constant: pages of one value would cost far memory nothing. A round multiplies each element by 15,
+//! which is exact for the permitted number of rounds. An operation is one byte moved, counted as STREAM
+//! counts them.
 
 use std::thread;
 use std::time::Instant;
@@ -13,18 +13,18 @@ use crate::output::Output;
 use crate::rng::mix64;
 use crate::{Failure, Job};
 
-/// STREAM's default; more would leave the numbers that doubles hold exactly.
+/// STREAM's default; with more rounds the values would exceed the integers that doubles represent exactly.
 pub const ROUNDS_MAX: u32 = 10;
-/// The factor of scale and triad, as STREAM has it.
+/// STREAM's factor of scale and triad.
 const SCALAR: f64 = 3.0;
-/// Bytes moved for one element by the four kernels.
+/// Bytes that the four kernels move per element.
 const MOVED_BYTES: f64 = 80.0;
 
 pub fn run(job: &Job) -> Result<Output, Failure> {
     let n = job.bytes() / 3 / size_of::<f64>();
     let mut a: Vec<f64> = crate::room(n)?;
     a.extend((0..n).map(|i| initial(job.seed, i)));
-    // STREAM's own starting values; both are overwritten by the first round.
+    // STREAM's initial values; the first round overwrites both arrays.
     let mut b = crate::filled(n, 2.0f64)?;
     let mut c = crate::filled(n, 0.0f64)?;
     let began = Instant::now();
@@ -42,7 +42,8 @@ pub fn run(job: &Job) -> Result<Output, Failure> {
     Ok(Output::of_work(answer, moved, seconds))
 }
 
-/// Element `i` of the first array: of eight, three are fresh and five repeat others of their page.
+/// Initial element `i` of the first array: of eight elements, three are fresh and five repeat others of their
+/// page.
 fn initial(seed: u64, i: usize) -> f64 {
     let (page, line, at) = (i / 512, i / 8, i % 8);
     let x = if at < 3 {
@@ -54,7 +55,7 @@ fn initial(seed: u64, i: usize) -> f64 {
     (1 + x % 8191) as f64
 }
 
-/// `to[i] = f(x[i], y[i])`, shared among threads.
+/// Computes `to[i] = f(x[i], y[i])`, divided among threads.
 fn each(threads: usize, to: &mut [f64], x: &[f64], y: &[f64], f: impl Fn(f64, f64) -> f64 + Sync) {
     let part = to.len().div_ceil(threads).max(1);
     let kernel = |(to, (x, y)): (&mut [f64], (&[f64], &[f64]))| {
@@ -73,7 +74,7 @@ fn each(threads: usize, to: &mut [f64], x: &[f64], y: &[f64], f: impl Fn(f64, f6
     }
 }
 
-/// What each element must be after the rounds, to the last bit.
+/// Checks each element after the rounds to the last bit; returns a digest.
 fn check(job: &Job, a: &[f64], b: &[f64], c: &[f64]) -> Result<Digest, Failure> {
     let mut digest = Digest::default();
     let growth = 15f64.powi(job.rounds as i32 - 1);
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn arrays_shrink_as_data_does() {
-        // Small whole numbers have more zeros in their doubles than large ones.
+        // Doubles of small whole numbers have more zero bits than those of large ones.
         for (round, shares) in [(1.0, 3.2..3.8), (15f64.powi(5), 2.0..3.2)] {
             let (mut stored, mut whole) = (0, 0);
             for page in 0..64 {

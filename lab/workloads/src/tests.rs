@@ -36,7 +36,7 @@ fn names_are_unique_and_lower_case() {
         assert!(p.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'));
         assert!(PROGRAMS[..i].iter().all(|q| q.name != p.name), "{}", p.name);
         assert!(!p.about.is_empty() && !p.about.ends_with('.'));
-        // Sizes that the bench promises.
+        // The range of sizes that the bench's documents promise.
         assert!((256..=1024).contains(&p.mib), "{}", p.name);
         assert!(find(p.name).is_ok());
     }

@@ -1,15 +1,15 @@
-//! Text like Wikipedia's: zipf words and repeated phrases between wiki markup and XML.
+//! Text like Wikipedia's: Zipf-distributed words and repeated phrases with wiki markup and XML.
 //!
-//! Made so that Snappy and lz4 shrink it about as they shrink enwik8 (1.7 to 1.8:1).
+//! Snappy and lz4 compress it about as well as enwik8 (1.7 to 1.8:1).
 
 use crate::Failure;
 use crate::rng::{RngExt, Stream, stream};
 
-/// How many different words there are.
+/// Number of different words.
 const WORDS: usize = 60_000;
-/// Draws of the table of words; rarer words are drawn by other means.
+/// log2 of the size of the table of words; rarer words have a uniform part of it.
 const TABLE_BITS: u32 = 18;
-/// Phrases of several words that come again.
+/// Number of phrases of several words that recur.
 const PHRASES: usize = 4_000;
 
 const SYLLABLES: [&str; 48] = [
@@ -24,7 +24,7 @@ const COMMON: [&str; 32] = [
     "this", "its", "not", "have", "first",
 ];
 
-/// Words, and how often each is drawn.
+/// The words, with a table to draw them by frequency.
 struct Language {
     words: Vec<String>,
     table: Vec<u16>,
@@ -42,7 +42,7 @@ impl Language {
                     .collect(),
             );
         }
-        // Rank r has a share of 1/r; the rest of the table goes to all words alike.
+        // Rank r has a share of 1/r; the rest of the table is divided evenly among all words.
         let size = 1usize << TABLE_BITS;
         let sum: f64 = (1..=WORDS).map(|r| 1.0 / r as f64).sum();
         let mut table = Vec::with_capacity(size);
@@ -74,23 +74,23 @@ impl Language {
     }
 
     fn phrase(&self, rng: &mut Stream) -> &str {
-        // The smaller of two draws: some phrases are more popular than others.
+        // The smaller of two draws, so that some phrases are more popular than others.
         let draw = rng
             .random_range(0..PHRASES)
             .min(rng.random_range(0..PHRASES));
         &self.phrases[draw]
     }
 
-    /// A word with a capital.
+    /// A capitalised word.
     fn name(&self, rng: &mut Stream) -> String {
         let word = self.word(rng);
         word[..1].to_uppercase() + &word[1..]
     }
 }
 
-/// Text of exactly `bytes`.
+/// Generates exactly `bytes` of text. Fails if there is not enough memory.
 pub fn corpus(bytes: usize, seed: u64) -> Result<Vec<u8>, Failure> {
-    // A page or so more than asked for is cut off.
+    // Generates up to a page too much, then truncates.
     let mut text: Vec<u8> = crate::room(bytes + (64 << 10))?;
     let mut rng = stream(seed, 0);
     let language = Language::new(&mut rng);
@@ -142,7 +142,7 @@ fn page(language: &Language, rng: &mut Stream, id: u32, text: &mut Vec<u8>) {
     text.extend_from_slice(b"</text>\n    </revision>\n  </page>\n");
 }
 
-/// A sentence of an article that is about `topics`.
+/// Appends a sentence of an article about `topics`.
 fn sentence(language: &Language, topics: &[&str], rng: &mut Stream, text: &mut Vec<u8>) {
     text.extend_from_slice(language.name(rng).as_bytes());
     for _ in 0..rng.random_range(6..24) {
@@ -192,7 +192,7 @@ mod tests {
         let ratio = |stored: usize| text.len() as f64 / stored as f64;
         let snappy = ratio(snap::raw::Encoder::new().compress_vec(&text).unwrap().len());
         let lz4 = ratio(lz4_flex::block::compress(&text).len());
-        // enwik8: Snappy 1.77, lz4 at its quickest 1.75.
+        // enwik8 has 1.77 with Snappy, 1.75 with lz4's fastest level.
         assert!((1.65..1.9).contains(&snappy), "snappy {snappy}");
         assert!((1.65..1.9).contains(&lz4), "lz4 {lz4}");
     }

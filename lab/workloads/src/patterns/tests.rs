@@ -47,7 +47,7 @@ fn operations_and_times_are_counted() {
         assert!(seconds >= 0.05, "{name}: {seconds}");
         let ops = out.ops_per_s.unwrap() * seconds;
         let timed: u64 = out.access_histogram.iter().map(|b| b.1).sum();
-        // A part is timed. At most the operations that were under way at either end of the time are in one count only.
+        // Only a sample is timed. The two counts differ by at most the operations in flight at either end.
         assert!(ops > 0.5 && timed > 0, "{name}: {ops} {timed}");
         assert!(!out.rates.is_empty(), "{name}");
         let (from_s, to_s) = out.measured_unix_s.unwrap();

@@ -1,4 +1,4 @@
-//! Which page comes next.
+//! Choice of the next page to touch.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use crate::{Failure, Job};
 pub enum Kind {
     /// Every page in address order.
     Sequential,
-    /// Every so many pages.
+    /// Every n-th page.
     Strided(usize),
-    /// Pages drawn uniformly.
+    /// Uniformly random pages.
     Uniform,
-    /// Uniform, and changes what it reads.
+    /// Uniformly random pages, changed.
     Write,
-    /// Address order, and changes what it reads.
+    /// Every page in address order, changed.
     WriteOn,
-    /// A few pages often.
+    /// Zipf-distributed: a few pages often.
     Zipf,
-    /// Where the page says.
+    /// A pointer chase: each page names the next.
     Chase,
-    /// Uniform over a part that moves.
+    /// Uniformly random pages of a part that moves.
     Phases,
 }
 
 impl Kind {
-    /// Whether it changes what it reads.
+    /// Whether the pattern changes the pages it touches.
     pub fn writes(&self) -> bool {
         matches!(self, Kind::Write | Kind::WriteOn)
     }
@@ -37,12 +37,12 @@ impl Kind {
 
 /// Exponent of the popularity.
 const THETA: f64 = 0.99;
-/// Times that the part of `phases` is another one.
+/// Number of phases, each with another part of the heap.
 const PHASES: usize = 8;
-/// The heap is so many times larger than the part.
+/// The heap has this number of parts.
 const PART: usize = 5;
 
-/// A thread's way through the heap.
+/// A thread's walk through the heap.
 pub struct Walk {
     next: Next,
     pages: usize,
@@ -51,7 +51,7 @@ pub struct Walk {
 }
 
 enum Next {
-    /// The next page, the step, and the first page of this round.
+    /// Next page, step, and first page of this round.
     Step {
         page: usize,
         by: usize,
@@ -66,7 +66,7 @@ enum Next {
 }
 
 impl Walk {
-    /// The way of thread `id`; `pages` is at least 2.
+    /// The walk of thread `id`; `pages` is at least 2.
     pub fn new(kind: &Kind, pages: usize, job: &Job, id: usize) -> Walk {
         let start = pages / job.threads * id;
         let next = match *kind {
@@ -81,10 +81,10 @@ impl Walk {
                 first: start % by,
             },
             Kind::Uniform | Kind::Write => Next::Uniform,
-            // Both parameters are in range: pages > 0, the exponent is a positive constant.
+            // Both parameters are in range: pages > 0, and the exponent is a positive constant.
             Kind::Zipf => Next::Zipf(Zipf::new(pages as f64, THETA).expect("in range")),
             Kind::Chase => Next::At(start),
-            // The warm-up is a quarter more.
+            // The warm-up adds a quarter to the time.
             Kind::Phases => Next::Phases {
                 each: Duration::from_secs_f64(job.seconds * 1.25 / PHASES as f64),
             },
@@ -97,7 +97,7 @@ impl Walk {
         }
     }
 
-    /// The page to touch now, `elapsed` after the beginning.
+    /// The page to touch, `elapsed` after the beginning.
     #[inline]
     pub fn page(&mut self, elapsed: Duration) -> usize {
         match &mut self.next {
@@ -113,7 +113,7 @@ impl Walk {
             }
             Next::Uniform => self.rng.random_range(0..self.pages),
             Next::Zipf(zipf) => {
-                // Neighbours in popularity are not neighbours in memory.
+                // Scatters pages of similar popularity over the memory.
                 let rank = zipf.sample(&mut self.rng) as u64;
                 (mix64(rank.wrapping_add(self.seed)) % self.pages as u64) as usize
             }
@@ -126,19 +126,19 @@ impl Walk {
         }
     }
 
-    /// The word to look at.
+    /// The word of the page to read.
     #[inline]
     pub fn word(&mut self) -> usize {
         (self.rng.next_u64() >> 55) as usize
     }
 
-    /// Where a chase goes on.
+    /// Sets the next page of a chase.
     pub fn go_to(&mut self, page: usize) {
         self.next = Next::At(page);
     }
 }
 
-/// First page of the part of a phase: parts of consecutive phases are apart.
+/// First page of a phase's part. Parts of consecutive phases do not overlap.
 fn part(phase: usize, pages: usize) -> usize {
     let room = pages - (pages / PART).max(1);
     room * (phase * 3 % PHASES) / (PHASES - 1)
@@ -159,7 +159,7 @@ impl Chain {
         Ok(Chain(next))
     }
 
-    /// The page behind a page.
+    /// The successor of page `p`.
     pub fn next(&self, p: usize) -> u64 {
         u64::from(self.0[p])
     }
@@ -236,7 +236,7 @@ mod tests {
         for (from, to) in [(1, 2), (2, 3), (3, 10), (10, 100), (100, 1001)] {
             let got = f64::from(counts[from..to].iter().sum::<u32>());
             let want = expected(from, to);
-            // Six standard deviations of a count.
+            // The tolerance is six standard deviations.
             assert!(
                 (got - want).abs() < 6.0 * want.sqrt(),
                 "{from}..{to}: {got} {want}"
