@@ -1,6 +1,6 @@
-//! Measures what the scenario `contention` takes for granted: how long a line takes from one processor's
-//! cache to another's, and how long sections under locks take when everything is at hand. On a machine
-//! with two processors and nothing else to do.
+//! Measures the parameters of the scenario `contention`: how long a cache line takes from one processor to
+//! another, and how long sections under locks take with their data in cache. Needs an otherwise idle machine
+//! with two processors.
 
 use std::hint::{black_box, spin_loop};
 use std::time::Instant;
@@ -16,7 +16,7 @@ const THREADS: Threads = Threads {
 };
 const ROUNDS: u64 = 200_000;
 
-/// The best of five.
+/// Time per operation in ns, the best of five runs.
 fn best_ns(per: u64, mut f: impl FnMut()) -> f64 {
     let one = |_| {
         let begun = Instant::now();
@@ -33,7 +33,7 @@ fn halves(n: usize) -> Vec<AtomicU32> {
     (0..n).map(|_| AtomicU32::new(0)).collect()
 }
 
-/// Two threads count in turn.
+/// Time of a cache-line transfer: two threads increment a counter in turn.
 fn transfer_ns() -> f64 {
     let turn = AtomicU64::new(0);
     let side = |odd: u64| {
@@ -87,7 +87,7 @@ fn main() {
     cache();
 }
 
-/// Steps of a page's way through the swap cache, a page.
+/// Time of the steps of one page through the swap cache.
 fn cache() {
     const SLOTS: usize = 1024;
     let control = Control::new();

@@ -1,4 +1,4 @@
-//! What a tenant's agent knows.
+//! State of a tenant's agent.
 
 use std::collections::BTreeMap;
 
@@ -12,45 +12,45 @@ use crate::ClientId;
 use crate::engine::Ns;
 use crate::shards::{Gathering, Piece};
 
-/// Requests of a tenant's program at one time, at most.
+/// Most requests of a tenant's program outstanding at one time.
 pub const OPS_MAX: usize = 64;
-/// Donors of a tenant, at most (a bit each in masks).
+/// Most donors of a tenant (masks have one bit for each).
 pub const DONORS_MAX: usize = 64;
 
-/// A donor as its client sees it.
+/// A donor as its client believes it to be.
 pub struct Donor {
-    /// Which host.
+    /// Index of its host.
     pub host: u32,
-    /// Where it stands.
+    /// State of the connection.
     pub state: Standing,
-    /// Which connection it is; what belongs to an earlier one is not heard.
+    /// Number of the connection; messages of earlier connections are ignored.
     pub link: u32,
-    /// The run of it that is, or was, connected.
+    /// The donor's run that is, or was last, connected.
     pub run: u64,
-    /// What it could lend, as it said last.
+    /// Bytes that it last offered to lend.
     pub free_bytes: u64,
-    /// It takes memory back.
+    /// The donor is under memory pressure and takes memory back.
     pub pressure: bool,
-    /// How long its answers to reads take.
+    /// Latency of its answers to reads.
     pub pace: Pace,
-    /// It has been silent since then for longer than usual, and has not answered a ping.
+    /// Time since which it has been silent for longer than usual, without an answer to a ping.
     pub suspect: Option<Ns>,
-    /// The next pause between two tries to connect.
+    /// Pause before the next attempt to connect.
     pub pause_ns: Ns,
 }
 
 impl Donor {
-    /// Serves it?
+    /// Whether the donor serves requests.
     pub fn is_up(&self) -> bool {
         self.state == Standing::Up
     }
-    /// There is no link.
+    /// Whether there is no connection.
     pub fn is_down(&self) -> bool {
         matches!(self.state, Standing::Down { .. })
     }
 }
 
-/// The donors that a tenant knows.
+/// Donors of a tenant.
 #[derive(Default)]
 pub struct Known(pub Vec<Donor>);
 
@@ -82,118 +82,119 @@ impl std::ops::IndexMut<usize> for Known {
     }
 }
 
-/// What was asked of a donor.
+/// Kind of a request to a donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// For a read.
+    /// Read for request `.0` of the program.
     Read(u32),
-    /// For a write.
+    /// Write for request `.0` of the program.
     Write(u32),
-    /// For a copy of a slab.
+    /// Allocation of a copy of slab `.0`.
     Alloc(u32),
-    /// A slab that is not needed.
+    /// Release of a slab.
     Free,
-    /// What it holds.
+    /// List of the slabs that the donor holds.
     List,
-    /// A sign of life.
+    /// Sign of life.
     Ping,
-    /// Bytes for a copy.
+    /// Read of an extent for the repair in slot `.0`.
     RepairRead(usize),
-    /// Bytes of a copy.
+    /// Write of an extent for the repair in slot `.0`.
     RepairWrite(usize),
 }
 
-/// A request that waits for its answer.
+/// A request waiting for its answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sent {
-    /// Whom it was sent to.
+    /// Donor that it was sent to.
     pub donor: usize,
-    /// What the donor calls the slab that it names, or 0.
+    /// The donor's handle of the slab, or 0 if the request names none.
     pub handle: u64,
-    /// What was asked.
+    /// Kind of request.
     pub call: Call,
-    /// Since when.
+    /// Time of sending.
     pub since: Ns,
 }
 
 /// A request of the program.
 pub struct Op {
-    /// Which extent.
+    /// Extent that it reads or writes.
     pub extent: u32,
-    /// Version that is written; `None` is a read.
+    /// Version to write, or `None` for a read.
     pub version: Option<u64>,
-    /// Read: who was asked.
+    /// Read: the copies that were asked.
     pub read: Read,
-    /// Read of what lies in shards: whose shards were asked for, what came, and whether all are asked.
+    /// Read of an extent in shards: the shards requested and received, and whether all donors have been
+    /// asked.
     pub gather: Option<Gather>,
-    /// See there.
+    /// Read of an extent in shards: the shards received.
     pub pieces: Vec<Piece>,
-    /// See there.
+    /// Read of an extent in shards: all donors that may have a shard were asked.
     pub searches: bool,
-    /// When it began.
+    /// Time at which it began.
     pub since: Ns,
-    /// Write: donors that it was sent to, a bit each.
+    /// Write: mask of the donors it was sent to.
     pub sent: u64,
-    /// Write: answers that are awaited.
+    /// Write: number of answers outstanding.
     pub parts: usize,
-    /// Write: donors that have it, a bit each.
+    /// Write: mask of the donors that confirmed it.
     pub confirmed: u64,
-    /// Write: the disk was asked.
+    /// Write: it was sent to the disk.
     pub to_disk: bool,
-    /// Write: the disk has it, or not.
+    /// Write: whether the disk has it; `None` before the disk's answer.
     pub disk: Option<bool>,
 }
 
 /// A tenant and its agent.
 pub struct Agent {
-    /// Who it is at donors; another one in every life.
+    /// The tenant's identity at donors; each life has another.
     pub id: ClientId,
-    /// Where it runs.
+    /// Index of its host.
     pub host: u32,
-    /// Its host did not die.
+    /// Its host has not died.
     pub alive: bool,
-    /// Donors.
+    /// The donors it knows.
     pub donors: Known,
-    /// Slabs.
+    /// Its slabs and their copies.
     pub map: Map,
-    /// The version of each extent that the program will read; 0 is none, or being written.
+    /// Version of each extent that the program must read; 0 if there is none, or a write is under way.
     pub seals: Vec<u64>,
-    /// Versions on its disk.
+    /// Versions on its disk, by extent.
     pub disk: Vec<u64>,
-    /// The next version.
+    /// Version of the next write.
     pub next_seal: u64,
-    /// Requests of the program.
+    /// Requests of the program, by number.
     pub ops: BTreeMap<u32, Op>,
-    /// Numbers of requests so far.
+    /// Number of the next request.
     pub next_op: u32,
-    /// Requests to donors.
+    /// Requests to donors, by tag.
     pub calls: BTreeMap<u64, Sent>,
-    /// Reads that wait for donors to come back.
+    /// Reads waiting for donors to come back.
     pub away: Vec<u32>,
-    /// Repairs.
+    /// Repairs under way.
     pub repairs: Repairs,
-    /// What is read for repairs of shards, by slot.
+    /// Shards read for repairs, by slot.
     pub gatherings: [Gathering; REPAIRS],
-    /// A tick will come.
+    /// A tick is scheduled.
     pub ticking: bool,
-    /// Slabs with too few whole copies at the last tick.
+    /// Slabs with too few complete copies at the last tick.
     pub degraded: usize,
-    /// The next extent of the first round of writes.
+    /// Next extent of the first round of writes.
     pub fill: usize,
-    /// Draws of placement.
+    /// Random numbers of placement.
     pub rng: fastrand::Rng,
-    /// Draws of the program.
+    /// Random numbers of the program.
     pub program: fastrand::Rng,
 }
 
 impl Agent {
-    /// Is a request for the extent under way? The program has one at a time.
+    /// Whether a request for the extent is under way. The program has at most one per extent.
     pub fn is_busy(&self, extent: u32) -> bool {
         self.ops.values().any(|op| op.extent == extent)
     }
 }
 
-/// A run's number in the form of the wire.
+/// A run's number in the format of the wire.
 pub fn run_id(run: u64) -> RunId {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&run.to_le_bytes());

@@ -1,4 +1,4 @@
-//! What must be true of a world, looked at from outside: what agents believe beside what hosts hold.
+//! Invariants of a world, checked from outside: what agents believe against what hosts hold.
 
 use canvas_place::replicas::{Code, DonorView, Slab, whole};
 
@@ -6,8 +6,8 @@ use crate::agent::run_id;
 use crate::host::Life;
 use crate::world::World;
 
-/// Extents of living tenants that nobody has any more in the version that the program will read: no
-/// donor that its agent knows of, and not the disk. A host that hangs has what it has.
+/// Number of extents of living tenants that are lost: no donor known to the agent has the version that the
+/// program must read, and neither has the disk. A hung host still has its data.
 pub fn lost(world: &World) -> usize {
     let mut lost = 0;
     for agent in world.agents.iter().filter(|a| a.alive) {
@@ -24,7 +24,7 @@ pub fn lost(world: &World) -> usize {
                     && host.read(agent.id, c.handle, within) == Ok(seal)
             });
             let enough = world.config.policy.code.map_or(1, Code::data);
-            // Copies are all of one shard.
+            // Whole copies all have the same shard number.
             let shards = there.fold(0u32, |bits, c| bits | 1 << c.shard);
             lost += usize::from((shards.count_ones() as usize) < enough);
         }
@@ -32,13 +32,13 @@ pub fn lost(world: &World) -> usize {
     lost
 }
 
-/// Copies of a slab, or different shards, that donors have who serve.
+/// Number of copies of a slab, or of different shards, at donors that serve.
 pub fn serving(slab: &Slab, donors: &[DonorView]) -> usize {
     whole(slab.held(donors, 0))
 }
 
-/// Copies of extents that agents count on, at donors that serve, and that are not there in the right
-/// version: one sentence each.
+/// Copies that agents count on at serving donors but that are not there in the right version; one sentence
+/// for each.
 pub fn false_beliefs(world: &World) -> Vec<String> {
     let mut wrong = Vec::new();
     for agent in world.agents.iter().filter(|a| a.alive) {
@@ -70,7 +70,8 @@ pub fn false_beliefs(world: &World) -> Vec<String> {
     wrong
 }
 
-/// Slabs of living tenants with fewer whole copies, at hosts that work and on their disk, than the policy wants.
+/// Slabs of living tenants with fewer complete copies, at working hosts and on their disk, than the policy
+/// requires.
 pub fn short_slabs(world: &World) -> usize {
     let (now, extents) = (world.now(), world.config.extents);
     let mut short = 0;
@@ -94,7 +95,7 @@ pub fn short_slabs(world: &World) -> usize {
     short
 }
 
-/// Whether all programs have written everything once and nothing of it is with them only.
+/// Whether all programs have written every extent once, and every one is stored outside of them.
 pub fn filled(world: &World) -> bool {
     let full = |a: &crate::agent::Agent| {
         let written = |(e, s): (usize, &u64)| *s != 0 || a.is_busy(e as u32);

@@ -1,4 +1,4 @@
-//! What a tenant's agent does: carries out what `canvas_place::replicas` decides, over events.
+//! A tenant's agent: carries out the decisions of `canvas_place::replicas` as events.
 
 use canvas_place::choose::{Candidate, choose};
 use canvas_place::replicas::placement::{self, Due, Placed, has_room};
@@ -10,9 +10,9 @@ use crate::engine::Ns;
 use crate::host::{Life, Refused};
 use crate::world::{Answer, Chooser, Event, Request, Via, World};
 
-/// Requests of repairs to the disk have numbers from here on.
+/// First request number of repairs to the disk.
 pub(crate) const OURS: u32 = 1 << 31;
-/// Of a hundred requests of a program that has written everything once, so many write.
+/// Percentage of writes among the requests of a program that has written every extent once.
 const WRITES_PERCENT: u32 = 30;
 
 impl World {
@@ -21,7 +21,7 @@ impl World {
         (extent / extents, (extent % extents) as usize)
     }
 
-    /// Sends a request to a donor; false when that is not possible now.
+    /// Sends a request to a donor; returns false if the donor cannot take it now.
     pub(crate) fn submit(&mut self, a: usize, d: usize, call: Call, request: Request) -> bool {
         if self.agents[a].donors[d].is_down() {
             return false;
@@ -60,7 +60,7 @@ impl World {
 
     // The program.
 
-    /// The program's next request: everything is written once, then it reads and writes at random.
+    /// The program's next request: first it writes every extent once, then it reads and writes at random.
     pub(crate) fn load(&mut self, a: usize) {
         let depth = self.config.depth;
         let agent = &mut self.agents[a];
@@ -77,7 +77,7 @@ impl World {
         if agent.is_busy(extent) {
             return;
         }
-        // What could not be stored is still with the program, which tries again.
+        // A write that could not be stored left its data with the program, which tries again.
         if writes || agent.seals[extent as usize] == 0 {
             self.begin_write(a, extent);
         } else {
@@ -155,7 +155,7 @@ impl World {
             donors,
         );
         match placed {
-            // No slab of a living tenant is ever freed.
+            // Slabs of living tenants are never freed.
             Placed::Useless => return,
             Placed::Yes => self.stats.placed += 1,
             Placed::No { again } => {
@@ -281,7 +281,7 @@ impl World {
             return;
         }
         let op = self.agents[a].ops.remove(&id).expect("just seen");
-        // A copy that was made meanwhile has not got it.
+        // A copy made after the write was sent does not have it.
         let (slab, within) = self.place_of(op.extent);
         let copies = self.agents[a].map.get_mut(&slab).map(|e| &mut e.replicas);
         for copy in copies.into_iter().flatten() {
@@ -296,7 +296,7 @@ impl World {
                 None => {}
             }
         }
-        // A copy that was given up meanwhile does not count.
+        // A copy given up after the write was sent does not count.
         let copies = self.agents[a].map.get(&slab).map(|e| &e.replicas);
         let there = copies.into_iter().flatten();
         let confirmed = there.filter(|c| op.confirmed & 1 << c.donor != 0);
@@ -323,7 +323,7 @@ impl World {
         self.kick(a);
     }
 
-    /// Asks the next copy, or finds out what becomes of the read without one.
+    /// Asks the next copy; without one, decides how the read ends.
     fn send_read(&mut self, a: usize, id: u32) {
         if let Some(code) = self.config.policy.code {
             return self.gather(a, id, code);
@@ -353,14 +353,14 @@ impl World {
         }
     }
 
-    /// Has the disk of a tenant's host an extent, as far as is known?
+    /// Whether the disk of the tenant's host has an extent, as far as the agent knows.
     fn on_disk(&self, a: usize, extent: u32) -> OnDisk {
         let (slab, within) = self.place_of(extent);
         let slab = self.agents[a].map.get(&slab);
         OnDisk::of(slab, within, self.config.has_disk, self.config.policy)
     }
 
-    /// Asks the next copy that was not tried; false when there is none.
+    /// Asks the next untried copy; returns false if there is none.
     fn ask_next(&mut self, a: usize, id: u32, besides: bool) -> bool {
         loop {
             let agent = &self.agents[a];
@@ -395,7 +395,7 @@ impl World {
         }
     }
 
-    /// A donor has been silent about a read for longer than usual.
+    /// Hedges a read whose donor has been silent for longer than usual.
     pub(crate) fn hedge(&mut self, a: usize, life: u64, id: u32, d: usize) {
         if let Some(code) = self.config.policy.code {
             if self.agents[a].id == life {
@@ -435,7 +435,7 @@ impl World {
         }
     }
 
-    /// The reader gets a version: the right one, or it does not verify and another copy is asked.
+    /// Checks a version that arrived: the read ends if it is the right one, otherwise another copy is asked.
     fn hand_out(&mut self, a: usize, id: u32, version: u64) {
         let agent = &mut self.agents[a];
         let op = agent.ops.get_mut(&id).expect("under way");
@@ -454,7 +454,7 @@ impl World {
         self.send_read(a, id);
     }
 
-    /// Asks again for what was at donors that were away.
+    /// Retries the reads that wait for absent donors.
     fn retry_away(&mut self, a: usize) {
         let agent = &mut self.agents[a];
         let donors = agent.donors.0.iter().enumerate();
@@ -592,8 +592,8 @@ impl World {
         }
     }
 
-    /// Signs of life. An answer that would come is taken at once: its way is short beside the time
-    /// between two of them.
+    /// Sends signs of life. The answer is processed at once: its time on the network is short compared with
+    /// the interval between two pings.
     pub(crate) fn ping(&mut self, a: usize) {
         let now = self.now();
         if !self.agents[a].alive {
@@ -639,14 +639,14 @@ impl World {
         self.kick(a);
     }
 
-    /// The agent's look at everything.
+    /// The agent's periodic check of timeouts, repairs and releases.
     pub(crate) fn tick(&mut self, a: usize) {
         self.agents[a].ticking = false;
         if !self.agents[a].alive {
             return;
         }
         let (now, want) = (self.now(), self.config.policy.donors);
-        // Requests are in order of their times.
+        // Tags are in chronological order.
         while let Some((&tag, &sent)) = self.agents[a].calls.first_key_value() {
             if now - sent.since < REQUEST_NS {
                 break;
@@ -683,7 +683,8 @@ impl World {
         }
     }
 
-    /// Frees what the disk has of a slab, if that is not wanted any more, and nothing is on its way there.
+    /// Frees a slab's extents on the disk once the policy does not want them and no write is on its way
+    /// there.
     fn let_go_of_disk(&mut self, a: usize, slab: u32, now: Ns) {
         let (policy, extents) = (self.config.policy, self.config.extents);
         let agent = &mut self.agents[a];
@@ -725,7 +726,7 @@ impl World {
     }
 }
 
-/// The product's way to choose, or one that it is compared with.
+/// Chooses a donor as the product does, or in one of the ways it is compared with.
 fn choose_by(
     chooser: Chooser,
     candidates: &[Candidate],

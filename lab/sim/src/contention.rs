@@ -1,77 +1,77 @@
-//! Processors that put pages out at the same time, and the locks that they meet.
+//! Model of processors that evict pages at the same time, and of the locks they contend for.
 //!
-//! A processor works on its own for a while (compresses, unmaps), and then goes through sections under
-//! locks; how many, how often and how long is a [`Scheme`]. Time is of cache lines: what a section
-//! touches was last written by another processor more often than not, and then comes from its cache.
-//! Who waits spins, and each release makes the spinners' copies of the lock's line stale; who spins for
-//! too long sleeps. These are the rules of `canvas_types::sync::RawSpin`.
+//! A processor works alone for a while (compresses, unmaps), then passes through sections under locks; a
+//! [`Scheme`] says how many sections, how often and how long. Time is spent on cache lines: usually another
+//! processor was the last to write a line that a section touches, and the line comes from that processor's
+//! cache. Waiters spin, and each release invalidates the spinners' copies of the lock's line; a waiter that
+//! has spun for too long sleeps. The rules are those of `canvas_types::sync::RawSpin`.
 
 use std::collections::VecDeque;
 
 use crate::engine::{Ns, Queue, SEC};
 
-/// What things cost on a machine, in ns.
+/// Cost of each operation on a machine, in ns.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
-    /// An atomic operation on a line that this processor has.
+    /// An atomic operation on a line in this processor's cache.
     pub local_ns: Ns,
-    /// A line that another processor has written comes over.
+    /// Transfer of a line that another processor has written.
     pub transfer_ns: Ns,
-    /// Work for a page outside of any lock.
+    /// Work for a page outside of all locks.
     pub page_ns: Ns,
-    /// How long a waiter spins before it sleeps, and how long that is for each sleeper.
+    /// Time that a waiter spins before it sleeps.
     pub spin_ns: Ns,
-    /// See `spin_ns`.
+    /// Time from the release to the wake-up of a sleeper.
     pub sleep_ns: Ns,
 }
 
 /// A section under a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
-    /// Which lock.
+    /// Index of the lock.
     pub lock: usize,
-    /// Pages for which it is entered once.
+    /// Number of pages for which the section is entered once.
     pub every: u32,
-    /// Instructions inside, in ns.
+    /// Time of the instructions inside, in ns.
     pub inside_ns: Ns,
-    /// Lines touched inside, besides the lock's, that others write too.
+    /// Lines touched inside that other processors write too, without the lock's.
     pub lines: u32,
 }
 
-/// How pages get their entries and slots.
+/// How evicted pages get their swap entries and slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheme {
-    /// For tables.
+    /// Name in tables.
     pub name: &'static str,
-    /// In the order in which a page goes through them.
+    /// Sections in the order in which a page passes through them.
     pub sections: &'static [Section],
-    /// How many processors can put pages out at one time.
+    /// Number of processors that can evict at one time.
     pub contexts: usize,
 }
 
-/// Locks that sections can name.
+/// Number of locks that sections can name.
 pub const LOCKS: usize = 2;
-/// Pages that a processor puts out while it has a context.
+/// Pages that a processor evicts while it holds a context.
 const BATCH: u32 = 64;
 
 /// Figures of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figures {
-    /// Pages put out a second, by all processors.
+    /// Evicted pages per second, over all processors.
     pub pages_per_s: f64,
-    /// Time of a processor for a page.
+    /// Processor time per page, in ns.
     pub page_ns: f64,
-    /// Of that, in sections and waiting for them: the time that allocation takes.
+    /// Part of `page_ns` spent in sections and waiting for them: the time of allocation.
     pub locked_ns: f64,
 }
 
 #[derive(Clone, Copy)]
 enum Event {
-    /// A processor is done with what it was at.
+    /// A processor finishes its present step.
     Goes(usize),
-    /// A spinner has had enough, unless it is not the same wait any more.
+    /// A spinner goes to sleep, if it is still in the wait of this number.
     Tired(usize, u64),
-    /// A sleeper wakes.
+    /// A sleeper wakes up.
     Wakes(usize),
 }
 
@@ -85,7 +85,7 @@ enum At {
 struct Processor {
     at: At,
     pages: u32,
-    /// Next section of this page.
+    /// Index of the page's next section.
     next: usize,
     waits: u64,
     since: Ns,
@@ -111,7 +111,7 @@ struct Run {
     wants_context: VecDeque<usize>,
 }
 
-/// `processors` put pages out for `for_ns`.
+/// Simulates `processors` that evict pages for `for_ns`.
 pub fn run(seed: u64, processors: usize, costs: Costs, scheme: Scheme, for_ns: Ns) -> Figures {
     let mut run = Run {
         costs,
@@ -124,7 +124,7 @@ pub fn run(seed: u64, processors: usize, costs: Costs, scheme: Scheme, for_ns: N
         wants_context: VecDeque::new(),
     };
     for i in 0..processors {
-        // Not in step.
+        // Staggers the processors.
         let pages = run.rng.u32(0..BATCH);
         run.processors.push(Processor {
             at: At::Working,
@@ -151,7 +151,7 @@ pub fn run(seed: u64, processors: usize, costs: Costs, scheme: Scheme, for_ns: N
 }
 
 impl Run {
-    /// A processor wants a context.
+    /// Processor `who` requests a context.
     fn begin(&mut self, who: usize) {
         if self.free_contexts > 0 {
             self.free_contexts -= 1;
@@ -161,7 +161,7 @@ impl Run {
         }
     }
 
-    /// The next page, whose work takes longer or shorter by a quarter.
+    /// Starts work on the next page, which takes up to a quarter more or less than the mean.
     fn work(&mut self, who: usize) {
         let whole = self.costs.page_ns;
         let took = whole - whole / 4 + self.rng.u64(0..=whole / 2);
@@ -203,7 +203,7 @@ impl Run {
         }
     }
 
-    /// Goes on with a page's sections; after the last one comes the next page.
+    /// Continues with the sections of a page, then with the next page.
     fn sections(&mut self, who: usize) {
         let p = &mut self.processors[who];
         let due = |s: &Section| (p.pages + 1).is_multiple_of(s.every);
@@ -241,7 +241,7 @@ impl Run {
         self.queue.put(tired, Event::Tired(who, p.waits));
     }
 
-    /// The lock is this processor's after `line_ns`, and for as long as the section takes.
+    /// Gives the lock to processor `who` after `line_ns`, for the duration of the section.
     fn inside(&mut self, who: usize, lock: usize, line_ns: Ns) {
         let l = &mut self.locks[lock];
         (l.held, l.last) = (true, Some(who));
@@ -249,7 +249,7 @@ impl Run {
         p.at = At::Inside(lock);
         let section = &self.scheme.sections[p.next];
         p.next += 1;
-        // Of the lines, those that this processor wrote last are here.
+        // Lines that this processor was the last to write are in its cache.
         let others = self.processors.len() as u64 - 1;
         let lines = u64::from(section.lines) * self.costs.transfer_ns * others
             / self.processors.len() as u64;
@@ -265,8 +265,8 @@ impl Run {
             return;
         }
         let next = l.spinning.swap_remove(self.rng.usize(0..n));
-        // The release takes the line from the spinners, the winner reads it and takes it; on average
-        // half of the others read it before the winner's exchange arrives, one after the other.
+        // The release takes the line from the spinners, and the winner reads and acquires it; on average half
+        // of the others read the line, one after the other, before the winner's exchange arrives.
         let handoff = 2 * self.costs.transfer_ns + (n as u64 - 1) * self.costs.transfer_ns / 2;
         self.inside(next, lock, handoff);
     }

@@ -1,9 +1,9 @@
-//! Time, and what happens next: a queue of events, and the hash of everything that happened.
+//! Simulated time, the queue of events, and a hash of everything that happened.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Nanoseconds since the start of the simulation. No other clock is looked at.
+/// Nanoseconds since the start of the simulation; the only clock.
 pub type Ns = u64;
 
 /// A microsecond.
@@ -13,7 +13,7 @@ pub const MS: Ns = 1_000_000;
 /// A second.
 pub const SEC: Ns = 1_000_000_000;
 
-/// Events that wait at one time, at most.
+/// Most events queued at one time.
 pub const EVENTS_MAX: usize = 1 << 25;
 
 struct Entry<E> {
@@ -34,13 +34,13 @@ impl<E> PartialOrd for Entry<E> {
     }
 }
 impl<E> Ord for Entry<E> {
-    /// The earliest is the greatest; of simultaneous ones that which was put in first.
+    /// The earliest event is the greatest; among simultaneous events, the one inserted first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))
     }
 }
 
-/// Events by time; simultaneous ones in the order in which they were put in.
+/// Events by time; simultaneous events in the order of insertion.
 pub struct Queue<E> {
     heap: BinaryHeap<Entry<E>>,
     now: Ns,
@@ -58,12 +58,12 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// The time of the event that happened last.
+    /// Time of the last event taken.
     pub fn now(&self) -> Ns {
         self.now
     }
 
-    /// Something will happen at `at`, or now if that is over.
+    /// Schedules an event for `at`, or for now if `at` is in the past.
     pub fn put(&mut self, at: Ns, event: E) {
         assert!(self.heap.len() < EVENTS_MAX, "too many events wait");
         self.number += 1;
@@ -74,7 +74,7 @@ impl<E> Queue<E> {
         });
     }
 
-    /// The next event, unless it is later than `until`; then that is the time.
+    /// Takes the next event, unless it is later than `until`; then advances the time to `until`.
     pub fn next(&mut self, until: Ns) -> Option<E> {
         if self.heap.peek().is_none_or(|e| e.at > until) {
             self.now = self.now.max(until);
@@ -87,12 +87,12 @@ impl<E> Queue<E> {
     }
 }
 
-/// A hash (FNV-1a over words) of all that happened: two runs with one hash did the same.
+/// A hash (FNV-1a over words) of all events: runs with equal hashes did the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trace {
-    /// The hash.
+    /// Present value of the hash.
     pub hash: u64,
-    /// Words that went into it.
+    /// Number of words hashed.
     pub words: u64,
 }
 
@@ -106,11 +106,11 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Takes words in.
+    /// Hashes words.
     pub fn add(&mut self, words: &[u64]) {
         for w in words {
             self.hash = (self.hash ^ w).wrapping_mul(0x0100_0000_01b3);
-            // FNV's low bits see only low bits; turned, all see all.
+            // FNV's low bits depend on low bits only; the rotation spreads all of them.
             self.hash = self.hash.rotate_left(29);
             self.words += 1;
         }

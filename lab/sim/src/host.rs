@@ -1,7 +1,7 @@
 //! A host: its memory, and the donor that lends some of it.
 //!
-//! What is lent and taken back is decided by `canvas_place::{headroom, victims}`; the order of steps
-//! is that of the memory server's keeper.
+//! `canvas_place::{headroom, victims}` decides what is lent and taken back; the steps follow in the order of
+//! the donor's watchdog.
 
 use std::collections::BTreeMap;
 
@@ -12,78 +12,78 @@ use canvas_place::victims::{self, Activity};
 use crate::engine::{MS, Ns};
 use crate::{ClientId, world};
 
-/// Time between two looks of the keeper.
+/// Interval of the watchdog.
 pub const LOOK_NS: Ns = 100 * MS;
-/// How long it waits for its clients' activity.
+/// Time that the watchdog waits for its clients' activity.
 pub const QUERY_NS: Ns = 200 * MS;
-/// How long a client has to move a slab.
+/// Time that a client has to move a slab.
 pub const EVICT_WITHIN_NS: Ns = 10_000 * MS;
-/// How long a silent client's slabs are kept.
+/// Time after which a silent client's slabs are freed.
 pub const LEASE_NS: Ns = 30_000 * MS;
 
-/// Whether it works.
+/// Health of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Life {
-    /// It does.
+    /// It works.
     Up,
-    /// It lost everything that it had.
+    /// It has lost all its memory.
     Dead,
-    /// It does nothing, and has everything.
+    /// It does nothing, but keeps its memory.
     Hung,
 }
 
-/// A slab that is lent.
+/// A slab lent to a client.
 pub struct Lent {
-    /// Who has it.
+    /// The client that owns it.
     pub client: ClientId,
-    /// What its owner calls it.
+    /// The owner's number of the slab.
     pub slab: u32,
-    /// What was written last, by extent; 0 is nothing.
+    /// Version of each extent; 0 if it was never written.
     pub versions: Vec<u64>,
-    /// When it is freed.
+    /// Time at which it is freed, if it is being evicted.
     pub deadline: Option<Ns>,
     queried: bool,
     activity: Option<u64>,
-    /// Operations on it, and how many there were when it was last sampled.
+    /// Operations on it; the next field has their number at the last sample.
     ops: u64,
     ops_before: u64,
 }
 
-/// Why a donor says no.
+/// Reason for which a donor refuses a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// No memory for it.
+    /// Not enough memory.
     NoRoom,
-    /// It does not hold that.
+    /// The donor does not hold the slab or extent.
     Unknown,
-    /// It takes the slab back: it may be read only.
+    /// The slab is being evicted, and may only be read.
     Evicting,
 }
 
-/// What the keeper wants of clients.
+/// Requests of the watchdog to clients.
 #[derive(Default)]
 pub struct Orders {
-    /// Slabs whose activity is wanted.
+    /// Slabs whose activity the client is asked for.
     pub query: Vec<(ClientId, u64)>,
-    /// Slabs that are to be moved, and until when.
+    /// Slabs to move, with the deadline.
     pub stop: Vec<(ClientId, u64, Ns)>,
-    /// Slabs that were taken away at their deadline.
+    /// Number of slabs freed at their deadline.
     pub late: usize,
 }
 
 /// A host.
 pub struct Host {
-    /// All its memory.
+    /// Size of its memory.
     pub bytes: u64,
-    /// What its own programs use.
+    /// Memory of its own programs.
     pub own_bytes: u64,
-    /// What they will use, and how fast they come to that (bytes a second).
+    /// Memory that its own programs will grow to.
     pub own_target_bytes: u64,
-    /// See there.
+    /// Rate at which they grow to it, in bytes per second.
     pub own_bytes_per_s: u64,
-    /// Whether it works.
+    /// Health of the host.
     pub life: Life,
-    /// Which run of the donor it is; 0 is none.
+    /// Number of the donor's run; 0 if none.
     pub run: u64,
     /// Slabs by handle.
     pub slabs: BTreeMap<u64, Lent>,
@@ -99,14 +99,14 @@ pub struct Host {
     extents: usize,
     touched_bytes: u64,
     rng: fastrand::Rng,
-    /// Time until which its link to the network is used.
+    /// Time until which its network link is busy.
     pub net_busy: Ns,
-    /// Time until which its disk is used.
+    /// Time until which its disk is busy.
     pub disk_busy: Ns,
 }
 
 impl Host {
-    /// One that works, and lends as `lends` says.
+    /// A working host with a donor of configuration `lends`.
     pub fn new(lends: Config, world: &world::Config, own_bytes: u64, seed: u64) -> Host {
         let bytes = world.host_bytes;
         assert!(lends.reserve_bytes < bytes && own_bytes <= bytes);
@@ -137,44 +137,44 @@ impl Host {
         host
     }
 
-    /// What its programs and its clients leave.
+    /// Memory that neither its programs nor its clients use.
     pub fn available_bytes(&self) -> u64 {
         self.bytes
             .saturating_sub(self.own_bytes)
             .saturating_sub(self.touched_bytes)
     }
 
-    /// What clients have written here.
+    /// Memory that clients have written.
     pub fn touched_bytes(&self) -> u64 {
         self.touched_bytes
     }
 
-    /// What is lent.
+    /// Memory that is lent.
     pub fn lent_bytes(&self) -> u64 {
         self.slabs.len() as u64 * self.slab_bytes
     }
 
-    /// What it leaves to its own programs in any case.
+    /// Memory reserved for its own programs.
     pub fn reserve_bytes(&self) -> u64 {
         self.headroom.config().reserve_bytes
     }
 
-    /// What it says it could lend.
+    /// Memory that it offers to lend.
     pub fn free_bytes(&self) -> u64 {
         self.headroom.free_bytes(self.lent_bytes())
     }
 
-    /// Whether it is short of memory.
+    /// Whether it is under memory pressure.
     pub fn pressure(&self) -> bool {
         self.headroom.pressure()
     }
 
-    /// A client gave a sign of life.
+    /// Records a client's sign of life.
     pub fn hear(&mut self, client: ClientId, now: Ns) {
         self.heard.insert(client, now);
     }
 
-    /// Lends a slab, or finds the one it lent.
+    /// Lends a slab, or returns the handle if it was lent before.
     pub fn alloc(&mut self, client: ClientId, slab: u32) -> Result<u64, Refused> {
         if let Some(&handle) = self.by_key.get(&(client, slab)) {
             return Ok(handle);
@@ -230,13 +230,13 @@ impl Host {
         Ok(())
     }
 
-    /// What is stored of an extent.
+    /// The stored version of an extent.
     pub fn read(&self, client: ClientId, handle: u64, extent: usize) -> Result<u64, Refused> {
         let lent = self.slabs.get(&handle).filter(|l| l.client == client);
         Ok(lent.ok_or(Refused::Unknown)?.versions[extent])
     }
 
-    /// A client has read from a slab.
+    /// Counts a client's read of a slab.
     pub fn note_read(&mut self, handle: u64) {
         if let Some(lent) = self.slabs.get_mut(&handle) {
             lent.ops += 1;
@@ -250,7 +250,7 @@ impl Host {
         }
     }
 
-    /// A client has moved a slab.
+    /// Frees a slab that its client has moved.
     pub fn evict_done(&mut self, client: ClientId, handle: u64) {
         let lent = self.slabs.get(&handle);
         if lent.is_some_and(|l| l.client == client && l.deadline.is_some()) {
@@ -258,7 +258,7 @@ impl Host {
         }
     }
 
-    /// A client says how much it used a slab.
+    /// Records a client's activity on a slab.
     pub fn note_activity(&mut self, client: ClientId, handle: u64, ops: u64) {
         let lent = self.slabs.get_mut(&handle).filter(|l| l.client == client);
         if let Some(lent) = lent.filter(|l| l.queried) {
@@ -266,13 +266,13 @@ impl Host {
         }
     }
 
-    /// The handles of a client's slabs.
+    /// Handles of a client's slabs.
     pub fn list(&self, client: ClientId) -> Vec<u64> {
         let its = self.slabs.iter().filter(|(_, l)| l.client == client);
         its.map(|(&h, _)| h).collect()
     }
 
-    /// Slabs of a client that are on their way out.
+    /// A client's slabs that are being evicted, with their deadlines.
     pub fn leaving(&self, client: ClientId) -> Vec<(u64, Ns)> {
         let its = self.slabs.iter().filter(|(_, l)| l.client == client);
         its.filter_map(|(&h, l)| Some((h, l.deadline?))).collect()
@@ -287,7 +287,7 @@ impl Host {
         }
     }
 
-    /// Everything is lost.
+    /// The host dies and loses everything.
     pub fn die(&mut self) {
         self.life = Life::Dead;
         self.slabs.clear();
@@ -299,7 +299,7 @@ impl Host {
         self.headroom = Headroom::new(*self.headroom.config());
     }
 
-    /// A new run of the donor, or the old one goes on.
+    /// The host works again: a dead one with a new run of its donor, a hung one where it stopped.
     pub fn rise(&mut self) {
         if self.life == Life::Dead {
             self.run += 1;
@@ -325,7 +325,7 @@ impl Host {
         })
     }
 
-    /// Its own programs go on to what they will use.
+    /// Grows or shrinks its own programs towards their target.
     pub fn grow(&mut self, elapsed_ns: Ns) {
         let step =
             (u128::from(self.own_bytes_per_s) * u128::from(elapsed_ns) / 1_000_000_000) as u64;
@@ -337,7 +337,7 @@ impl Host {
         };
     }
 
-    /// The keeper's look.
+    /// One pass of the watchdog.
     pub fn look(&mut self, now: Ns) -> Orders {
         let mut orders = Orders::default();
         let before = self.looked.replace(now).unwrap_or(now);
@@ -404,7 +404,7 @@ impl Host {
         let mut sampled = Vec::new();
         for (&slab, l) in self.slabs.iter_mut().filter(|(_, l)| l.queried) {
             l.queried = false;
-            // Of a slab whose client has not answered, the donor's own count is taken.
+            // Without an answer from its client, a slab has the donor's own count.
             let own = l.ops - l.ops_before;
             l.ops_before = l.ops;
             let ops = l.activity.take().unwrap_or(own);

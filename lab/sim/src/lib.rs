@@ -28,9 +28,9 @@ pub mod scenario;
 pub mod shards;
 pub mod world;
 
-/// Bytes of a slab of the product.
+/// Size of the product's slab.
 pub const SLAB_BYTES: u64 = canvas_wire::SLAB_BYTES as u64;
-/// Extents of a slab that can be told apart, at most.
+/// Most extents that a slab can have.
 pub const EXTENTS_MAX: usize = SLAB_BYTES as usize / canvas_wire::EXTENT_BYTES;
-/// A tenant, in one of its lives.
+/// A tenant in one of its lives.
 pub type ClientId = u64;

@@ -1,5 +1,4 @@
-//! Making good what replicas lack: carries out what `canvas_place::replicas::repair` decides, whole
-//! extents at a time.
+//! Repair of replicas: carries out what `canvas_place::replicas::repair` decides, an extent at a time.
 
 use canvas_place::replicas::REPAIRS;
 use canvas_place::replicas::repair::{From, TRIES, Verified};
@@ -80,7 +79,7 @@ impl World {
         }
     }
 
-    /// The disk has read or written for a repair.
+    /// The disk has finished a read or write of a repair.
     pub(crate) fn repair_by_disk(&mut self, a: usize, slot: usize) {
         let agent = &mut self.agents[a];
         let Some(job) = agent.repairs.job(slot) else {
@@ -102,7 +101,7 @@ impl World {
             return;
         };
         let extent = job.extent;
-        // A version verifies under its own seal only.
+        // A version verifies only under its own seal.
         let (good, seal) = (version == job.seal, agent.seals[extent as usize]);
         let (slab, within) = self.place_of(extent);
         let agent = &mut self.agents[a];

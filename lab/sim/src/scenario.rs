@@ -1,4 +1,4 @@
-//! Experiments: each asserts what is promised and gives its figures as text.
+//! Experiments: each asserts what is promised and returns its figures as text.
 
 pub mod balance;
 pub mod contention;
@@ -8,14 +8,14 @@ pub mod pressure;
 pub mod slabs;
 pub mod utilization;
 
-/// How large experiments are.
+/// Scale of the experiments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
-    /// Seconds in all.
+    /// Takes seconds.
     Short,
-    /// Minutes, up to 10,000 hosts.
+    /// Takes minutes; up to 10,000 hosts.
     Full,
-    /// So many hosts; experiments that are of fixed size are short.
+    /// This number of hosts; experiments of fixed size are short.
     Hosts(usize),
 }
 

@@ -1,7 +1,7 @@
-//! Slabs in shards: carries out what `canvas_place::replicas::code` decides, whole extents at a time.
+//! Slabs in shards: carries out what `canvas_place::replicas::code` decides, an extent at a time.
 //!
-//! A version stands for the bytes of each shard: shards of one version give the extent of that version, and shards of
-//! different versions give what verifies under no seal.
+//! A version stands for the bytes of each shard: enough shards of one version give the extent of that
+//! version, and shards of different versions give data that verifies under no seal.
 
 use canvas_place::replicas::Code;
 use canvas_place::replicas::code::{Gather, Holder};
@@ -9,14 +9,14 @@ use canvas_place::replicas::code::{Gather, Holder};
 use crate::agent::Call;
 use crate::world::{Event, Request, World};
 
-/// What a donor had of an extent: its shard, and in which version.
+/// A donor's shard of an extent, and its version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Which shard.
+    /// Number of the shard.
     pub shard: usize,
-    /// Whose.
+    /// The donor that sent it.
     pub donor: usize,
-    /// Written last; 0 is nothing.
+    /// Version written last; 0 if there is none.
     pub version: u64,
 }
 
@@ -26,12 +26,12 @@ pub struct Gathering {
     pieces: Vec<Piece>,
     waits: usize,
     failed: bool,
-    /// Donors that gave nothing, a bit each.
+    /// Mask of the donors that gave nothing.
     tried: u64,
     thorough: bool,
 }
 
-/// How many different shards have this version.
+/// Number of different shards of this version.
 fn shards_of(pieces: &[Piece], version: u64) -> usize {
     let those = pieces.iter().filter(|p| p.version == version);
     let shards = those.fold(0u32, |bits, p| bits | 1 << p.shard);
@@ -39,7 +39,7 @@ fn shards_of(pieces: &[Piece], version: u64) -> usize {
 }
 
 impl World {
-    /// Goes on with a read of what lies in shards.
+    /// Continues a read of an extent in shards.
     pub(crate) fn gather(&mut self, a: usize, id: u32, code: Code) {
         loop {
             let agent = &mut self.agents[a];
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    /// A donor has answered, or never will.
+    /// A donor has answered a read, or will never answer.
     pub(crate) fn shard_read(
         &mut self,
         a: usize,
@@ -114,7 +114,7 @@ impl World {
         self.gather(a, id, code);
     }
 
-    /// A donor has been silent for longer than usual.
+    /// Hedges a read whose donor has been silent for longer than usual.
     pub(crate) fn hedge_shard(&mut self, a: usize, id: u32, d: usize, code: Code) {
         let now = self.now();
         let agent = &mut self.agents[a];
@@ -131,7 +131,8 @@ impl World {
         self.gather(a, id, code);
     }
 
-    /// May a donor that does not serve have a shard? With `certain` only one that has it, as far as is known.
+    /// Whether a donor that does not serve may have a shard; with `certain`, only donors that the agent knows
+    /// to have it.
     fn is_shard_away(&self, a: usize, extent: u32, certain: bool) -> bool {
         let (slab, within) = self.place_of(extent);
         let agent = &self.agents[a];
@@ -158,7 +159,7 @@ impl World {
         }
     }
 
-    /// Asks all that may have something.
+    /// Asks all donors that may have a shard.
     fn search(&mut self, a: usize, id: u32, code: Code) {
         if let Some(op) = self.agents[a].ops.get_mut(&id) {
             op.gather = Some(Gather::thorough(code));
@@ -168,7 +169,7 @@ impl World {
         self.gather(a, id, code);
     }
 
-    /// The shards that were wanted are there, or all that anybody has.
+    /// Ends or extends a read when the requested shards have arrived, or all that exist.
     fn gathered(&mut self, a: usize, id: u32, code: Code) {
         let (now, wait_ns) = (self.now(), self.config.wait_ns);
         let Some(op) = self.agents[a].ops.get(&id) else {
@@ -202,7 +203,7 @@ impl World {
         }
     }
 
-    /// Who has another version than the right one lacks it.
+    /// Marks as lacking the shards whose version is not `seal`.
     fn blame(&mut self, a: usize, extent: u32, seal: u64, pieces: &[Piece]) {
         let (slab, within) = self.place_of(extent);
         for p in pieces.iter().filter(|p| p.version != seal) {
@@ -210,7 +211,7 @@ impl World {
         }
     }
 
-    /// Asks again for what was at donors that were away.
+    /// Retries reads of shards that wait for absent donors.
     pub(crate) fn retry_shards(&mut self, a: usize, id: u32, code: Code) {
         let Some(op) = self.agents[a].ops.get_mut(&id) else {
             return;
@@ -224,7 +225,7 @@ impl World {
 
     // Repair.
 
-    /// Chooses whose shards to read for a repair, and asks for them.
+    /// Chooses the shards to read for a repair, and requests them.
     pub(crate) fn gather_for_repair(&mut self, a: usize, slot: usize, code: Code) {
         let agent = &mut self.agents[a];
         let Some(job) = agent.repairs.job(slot) else {
@@ -285,7 +286,7 @@ impl World {
         }
     }
 
-    /// A donor has answered a read of a repair, or never will.
+    /// A donor has answered a read of a repair, or will never answer.
     pub(crate) fn shard_for_repair(
         &mut self,
         a: usize,

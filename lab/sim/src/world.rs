@@ -1,4 +1,4 @@
-//! All hosts and tenants, the network between them, and faults.
+//! All hosts and tenants, the network between them, and injected faults.
 
 use canvas_place::headroom;
 use canvas_place::pace::Pace;
@@ -12,70 +12,70 @@ use crate::engine::{MS, Ns, Queue, SEC, Trace, US};
 use crate::host::{Host, LOOK_NS, Life, Refused};
 use crate::{EXTENTS_MAX, SLAB_BYTES};
 
-/// Hosts of a simulation, at most.
+/// Most hosts of a simulation.
 pub const HOSTS_MAX: usize = 10_000;
-/// What a try to connect takes that fails: the agent's bound on it.
+/// Duration of a failing attempt to connect: the agent's timeout.
 const CONNECT_NS: Ns = SEC;
 
 /// How a tenant chooses a donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Chooser {
-    /// The product's.
+    /// As the product does: the better of two random donors.
     TwoChoices,
-    /// Any that fits.
+    /// A random donor with enough memory.
     Random,
-    /// That with most memory, as far as is known.
+    /// The donor with the most free memory, as far as the tenant knows.
     Best,
 }
 
-/// What a simulation is made of.
+/// Configuration of a simulation.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Decides everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// Hosts, all of which lend.
+    /// Number of hosts, all of which lend.
     pub hosts: usize,
-    /// Tenants; the n-th runs on host n modulo hosts.
+    /// Number of tenants; the n-th runs on host n modulo hosts.
     pub tenants: usize,
-    /// Donors that a tenant knows, drawn from all other hosts.
+    /// Number of donors that a tenant knows, drawn from all other hosts.
     pub donors: usize,
-    /// Copies; they may change while it runs ([`World::switch`]).
+    /// Copies or shards of each slab; may change during the run ([`World::switch`]).
     pub policy: Policy,
-    /// Tenants have a disk, whether it is wanted or not.
+    /// Whether tenants have a disk, even if the policy does not use it.
     pub has_disk: bool,
-    /// How donors are chosen.
+    /// How tenants choose donors.
     pub chooser: Chooser,
     /// Memory of a host.
     pub host_bytes: u64,
-    /// What its own programs use, from and to; drawn.
+    /// Range of the memory of a host's own programs, from which it is drawn.
     pub own_bytes: (u64, u64),
-    /// What it leaves to them.
+    /// Memory reserved for a host's own programs.
     pub reserve_bytes: u64,
-    /// What it lends at most.
+    /// Most memory that a host lends.
     pub lend_bytes: u64,
-    /// Bytes of a slab; the product's by default.
+    /// Size of a slab; the product's by default.
     pub slab_bytes: u64,
-    /// Slabs of a tenant.
+    /// Number of slabs of a tenant.
     pub slabs: usize,
-    /// Where tenants run and how many slabs they have, when they differ.
+    /// Host and number of slabs of each tenant, if they differ.
     pub mix: Vec<(u32, usize)>,
-    /// What the programs of each host use, when it is not drawn.
+    /// Memory of each host's own programs, if it is not drawn.
     pub own: Vec<u64>,
-    /// Extents of a slab that are told apart; each stands for as many bytes as it must.
+    /// Simulated extents per slab; each stands for an equal part of it.
     pub extents: usize,
-    /// Time between two requests of a tenant's program.
+    /// Interval between two requests of a tenant's program.
     pub load_ns: Ns,
-    /// Requests of a program at one time, at most.
+    /// Most requests of a program outstanding at one time.
     pub depth: usize,
-    /// Time between two looks at what donors could lend: the age of what placement knows.
+    /// Interval of pings, which is the age of what placement knows of donors.
     pub ping_ns: Ns,
-    /// How long a read waits for donors that may come back (`far-wait`).
+    /// Time that a read waits for absent donors (`far-wait`).
     pub wait_ns: Ns,
-    /// One way through the network.
+    /// One-way latency of the network.
     pub latency_ns: Ns,
-    /// What a host's link carries (bytes a microsecond: 1250 is 10 Gbit/s).
+    /// Bandwidth of a host's link in bytes per microsecond (1250 is 10 Gbit/s).
     pub net_bytes_per_us: u64,
-    /// What a host's disk does.
+    /// Bandwidth of a host's disk in bytes per microsecond.
     pub disk_bytes_per_us: u64,
 }
 
@@ -124,14 +124,14 @@ impl Config {
         assert!(self.load_ns > 0 && self.ping_ns > 0);
     }
 
-    /// What a donor gets of so many bytes.
+    /// Bytes that one donor stores for `bytes`: all, or a shard.
     pub fn part_of(&self, bytes: u64) -> u64 {
         self.policy
             .code
             .map_or(bytes, |code| bytes / code.data() as u64)
     }
 
-    /// Bytes that an extent stands for.
+    /// Bytes that a simulated extent stands for.
     pub fn extent_bytes(&self) -> u64 {
         self.slab_bytes / self.extents as u64
     }
@@ -140,11 +140,11 @@ impl Config {
 /// A fault, or its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The host loses all it has; its tenants die with it.
+    /// The host dies and loses its memory, and its tenants die with it.
     Die,
-    /// Its donor does nothing; what is sent to it waits.
+    /// Its donor hangs; messages to it wait.
     Hang,
-    /// It works again: a dead one with nothing, one that hung with everything.
+    /// The host works again: a dead one with empty memory, a hung one with all of it.
     Rise,
 }
 
@@ -161,7 +161,7 @@ pub(crate) enum Request {
     EvictDone(u64),
 }
 
-/// Its answer, or what it asks.
+/// A donor's answer, or its own request.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Allocated(u64),
@@ -172,7 +172,7 @@ pub(crate) enum Answer {
     Pong { free_bytes: u64, pressure: bool },
 }
 
-/// Whom a message concerns: tenant, donor of its, connection, run of the donor.
+/// Context of a message: tenant, the tenant's donor, connection, run of the donor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Via {
     pub agent: u32,
@@ -192,30 +192,30 @@ pub(crate) enum Event {
     Answer(Via, u64, Answer),
     Query(Via, u64),
     Stop(Via, u64, Ns),
-    /// A donor has been silent for too long about a read: tenant, its life, request, donor.
+    /// A donor has been silent about a read for too long: tenant, its life, request, donor.
     Hedge(u32, u64, u32, u32),
-    /// The disk did it: tenant, its life, request (or repair from [`crate::client::OURS`] on).
+    /// The disk has finished: tenant, its life, request (or repair from [`crate::client::OURS`] on).
     Disk(u32, u64, u32),
 }
 
-/// Counts of everything.
+/// Counters of a simulation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Writes that became durable.
     pub writes: u64,
-    /// Writes that did not; the program keeps its own copy.
+    /// Writes that did not become durable; the program keeps its own copy.
     pub writes_refused: u64,
-    /// Reads that were answered with the right version.
+    /// Reads answered with the right version.
     pub reads: u64,
-    /// Of those, by the disk.
+    /// Reads answered by the disk.
     pub disk_reads: u64,
-    /// Times that a read went on to another copy.
+    /// Times that a read moved on to another copy.
     pub failovers: u64,
     /// Times that another copy was asked as well because a donor was silent.
     pub hedged: u64,
-    /// Times that a copy had another version than the program's, and was not believed.
+    /// Times that a copy had another version than the program's and was rejected.
     pub stale: u64,
-    /// Reads that no copy could answer then.
+    /// Reads that no copy could answer at that time.
     pub unanswered: u64,
     /// Extents repaired.
     pub repaired: u64,
@@ -223,41 +223,41 @@ pub struct Stats {
     pub placed: u64,
     /// Requests for a slab that were refused.
     pub refused: u64,
-    /// Slabs that donors took back.
+    /// Slabs evicted by donors.
     pub evicted: u64,
-    /// Of those, freed at the deadline and not by their owners.
+    /// Evicted slabs freed at the deadline, before their owners had moved them.
     pub evicted_late: u64,
-    /// Copies that were given up because their donor wanted them back, by their owners.
+    /// Copies that their owners moved because the donor evicts them.
     pub moved: u64,
-    /// Looks at which a host with lent memory was below its reserve.
+    /// Passes of the watchdog that found a host with lent memory below its reserve.
     pub below_reserve: u64,
-    /// By how much at most.
+    /// Largest shortfall below the reserve, in bytes.
     pub below_reserve_bytes_max: u64,
-    /// Events.
+    /// Number of events.
     pub events: u64,
 }
 
-/// Everything.
+/// State of a simulation.
 pub struct World {
-    /// What it was made of.
+    /// Its configuration.
     pub config: Config,
     /// Hosts.
     pub hosts: Vec<Host>,
     /// Tenants.
     pub agents: Vec<Agent>,
-    /// Counts.
+    /// Its counters.
     pub stats: Stats,
-    /// What happened.
+    /// Hash of its events.
     pub trace: Trace,
     pub(crate) queue: Queue<Event>,
     pub(crate) next_tag: u64,
-    /// What waits for hosts that hang.
+    /// Events waiting for hung hosts.
     backlog: Vec<(u32, Event)>,
     lives: u64,
 }
 
 impl World {
-    /// Nothing is lent yet; all connections stand.
+    /// A new world: nothing is lent, and all connections are established.
     pub fn new(config: Config) -> World {
         config.check();
         let mut rng = fastrand::Rng::with_seed(config.seed);
@@ -287,7 +287,7 @@ impl World {
             let agent = world.tenant(host, slabs, &mut rng);
             world.agents.push(agent);
             let a = i as u32;
-            // Not all at the same nanosecond.
+            // Staggers the pings.
             let at = rng.u64(0..world.config.ping_ns);
             world.queue.put(at, Event::Ping(a));
             let at = rng.u64(0..world.config.load_ns);
@@ -299,7 +299,7 @@ impl World {
         world
     }
 
-    /// A new tenant on a host, connected to donors drawn from the others.
+    /// A new tenant on a host, connected to donors drawn from the other hosts.
     fn tenant(&mut self, host: u32, slabs: usize, rng: &mut fastrand::Rng) -> Agent {
         self.lives += 1;
         let id = self.lives;
@@ -352,19 +352,19 @@ impl World {
         }
     }
 
-    /// The time.
+    /// The simulated time.
     pub fn now(&self) -> Ns {
         self.queue.now()
     }
 
-    /// Lets everything happen up to a time.
+    /// Runs all events up to a time.
     pub fn run_until(&mut self, until: Ns) {
         while let Some(event) = self.queue.next(until) {
             self.handle(event);
         }
     }
 
-    /// Runs in steps until `done`, or for `at_most`; how long it took, if it came.
+    /// Runs until `done`, at most for `at_most`; returns the duration, or `None` if it was too short.
     pub fn run_while(&mut self, at_most: Ns, mut done: impl FnMut(&World) -> bool) -> Option<Ns> {
         let (start, step) = (self.now(), TICK_NS);
         while !done(self) {
@@ -418,7 +418,7 @@ impl World {
         }
     }
 
-    /// Is the message of a connection that still stands?
+    /// Whether the connection of a message is still the present one.
     pub(crate) fn stands(&self, via: Via) -> bool {
         let agent = &self.agents[via.agent as usize];
         let donor = &agent.donors[via.donor as usize];
@@ -444,7 +444,7 @@ impl World {
         }
     }
 
-    /// When so many bytes that are sent now to a host, or from it, have arrived.
+    /// Time at which `bytes` sent now, to or from a host, have arrived.
     pub(crate) fn transfer(&mut self, host: usize, bytes: u64) -> Ns {
         let takes = bytes * US / self.config.net_bytes_per_us;
         let now = self.now();
@@ -453,7 +453,7 @@ impl World {
         *busy + self.config.latency_ns
     }
 
-    /// When the disk of a host has read or written an extent.
+    /// Time at which a host's disk has read or written an extent.
     pub(crate) fn disk_takes(&mut self, host: usize) -> Ns {
         let takes = 100 * US + self.config.extent_bytes() * US / self.config.disk_bytes_per_us;
         let now = self.now();
@@ -462,13 +462,13 @@ impl World {
         *busy
     }
 
-    /// A request arrives at a donor.
+    /// Delivers a request to a donor.
     fn request(&mut self, via: Via, tag: u64, request: Request) {
         let h = self.agents[via.agent as usize].donors[via.donor as usize].host;
         let host = &mut self.hosts[h as usize];
         match host.life {
             Life::Dead => return,
-            // The kernel takes it, and keeps it for the process.
+            // The kernel accepts the message and keeps it for the process.
             Life::Hung => {
                 self.backlog.push((h, Event::Request(via, tag, request)));
                 return;
@@ -514,7 +514,7 @@ impl World {
         self.queue.put(at, Event::Answer(via, tag, answer));
     }
 
-    /// The keeper of a donor looks.
+    /// Runs the watchdog of a host's donor.
     fn look(&mut self, h: u32) {
         let now = self.now();
         self.queue.put(now + LOOK_NS, Event::Look(h));
@@ -546,7 +546,7 @@ impl World {
         }
     }
 
-    /// The connection of a donor's client, if it stands.
+    /// The connection of a donor's client, if it is established.
     fn owner(&self, h: u32, client: u64) -> Option<Via> {
         let a = self.agent_of(client)?;
         let d = self.agents[a].donors.0.iter().position(|d| d.host == h)?;
@@ -555,7 +555,7 @@ impl World {
     }
 
     fn agent_of(&self, client: u64) -> Option<usize> {
-        // Tenants of the first lives have numbers in order; later ones are few.
+        // Tenants in their first life are numbered in order; later lives are few.
         let first = client as usize - 1;
         if self.agents.get(first).is_some_and(|a| a.id == client) {
             return Some(first);
@@ -563,7 +563,7 @@ impl World {
         self.agents.iter().position(|a| a.id == client)
     }
 
-    /// A try to connect ends.
+    /// Ends an attempt to connect.
     fn connect(&mut self, a: usize, d: usize) {
         let agent = &self.agents[a];
         if !agent.alive || !agent.donors[d].is_down() {
@@ -595,7 +595,7 @@ impl World {
         }
     }
 
-    /// The link to a donor is of no use any more.
+    /// Closes the connection to a donor and schedules the next attempt.
     pub(crate) fn lost(&mut self, a: usize, d: usize) {
         let now = self.now();
         let agent = &mut self.agents[a];
@@ -606,7 +606,7 @@ impl World {
         donor.state = Standing::Down { since_ns: now };
         donor.link += 1;
         donor.pause_ns = CONNECT_PAUSE_NS;
-        // The first try is made at once.
+        // The first attempt is made at once.
         let at = now + 4 * self.config.latency_ns;
         self.queue.put(at, Event::Connect(a as u32, d as u32));
         let its = |c: &Sent| c.donor == d;
@@ -624,7 +624,7 @@ impl World {
         self.kick(a);
     }
 
-    /// Something is to be looked at soon.
+    /// Schedules an early tick of an agent.
     pub(crate) fn kick(&mut self, a: usize) {
         let at = self.now() + TICK_NS;
         let agent = &mut self.agents[a];
@@ -634,7 +634,7 @@ impl World {
         }
     }
 
-    /// A fault, now.
+    /// Injects a fault now.
     pub fn fault(&mut self, h: usize, fault: Fault) {
         let now = self.now();
         self.trace.add(&[now, 11, h as u64, fault as u64]);
@@ -652,7 +652,7 @@ impl World {
             (Fault::Rise, Life::Dead) => self.hosts[h].rise(),
             (Fault::Rise, Life::Hung) => {
                 self.hosts[h].rise();
-                // What the kernel kept is done before anything new can come.
+                // Messages that the kernel kept are processed before new ones.
                 let (its, others) = std::mem::take(&mut self.backlog)
                     .into_iter()
                     .partition(|(host, _)| *host as usize == h);
@@ -666,9 +666,9 @@ impl World {
         }
     }
 
-    /// From now on all tenants want these copies.
+    /// Changes the policy of all tenants.
     pub fn switch(&mut self, policy: Policy) {
-        // A slab stays in its form, and a world has one.
+        // The form of a slab cannot change, and all slabs of a world have one form.
         assert!(self.config.policy.code.is_none() && policy.code.is_none());
         self.config.policy = policy;
         self.config.check();

@@ -1,5 +1,5 @@
-//! Random failures, one at a time, in small pools: nothing is lost, agents know what they have, and all
-//! copies are made again. What fails is shrunk, and its seed is printed by proptest.
+//! Random failures, one at a time, in small pools: nothing is lost, agents know the truth, and all copies are
+//! restored. Proptest shrinks a failing case and prints its seed.
 
 use canvas_place::replicas::Policy;
 use canvas_sim::engine::{MS, SEC};
@@ -20,7 +20,7 @@ fn steps() -> impl Strategy<Value = Vec<(usize, u64, Step)>> {
     prop::collection::vec((0..HOSTS, 0..2000u64, one), 1..4)
 }
 
-/// One failure after the other: nothing is lost, and each is made good.
+/// Applies one failure after another: nothing is lost, and each is repaired.
 fn made_good(
     world: &mut World,
     schedule: Vec<(usize, u64, Step)>,
@@ -50,7 +50,7 @@ fn made_good(
 
 const HOSTS: usize = 5;
 
-/// Schedules tried; `make test-slow` wants more.
+/// Number of schedules to try; `make test-slow` sets a higher one.
 fn cases() -> u32 {
     let wanted = std::env::var("CANVAS_SIM_CASES").ok();
     wanted.map_or(24, |n| n.parse().expect("CANVAS_SIM_CASES is a number"))
@@ -84,7 +84,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 200, ..ProptestConfig::default() })]
 
-    /// The same of slabs in shards.
+    /// One failure at a time, with slabs in shards.
     #[test]
     fn one_failure_at_a_time_of_shards(
         seed: u64,
@@ -105,7 +105,7 @@ proptest! {
     }
 }
 
-/// Copies that are wanted, with a disk at hand.
+/// Policies of copies; there is a disk.
 fn policy() -> impl Strategy<Value = Policy> {
     let all = [(1, true), (2, false), (3, false), (0, true), (2, true)];
     prop::sample::select(
@@ -122,7 +122,7 @@ fn policy() -> impl Strategy<Value = Policy> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 200, ..ProptestConfig::default() })]
 
-    /// Copies move to other places while programs write and read, and a host dies in the middle of it.
+    /// Copies move while programs write and read, and a host dies in the middle of that.
     #[test]
     fn switches_of_copies_lose_nothing(
         seed: u64,
@@ -149,8 +149,8 @@ proptest! {
     }
 }
 
-/// Found by the first test above: the donor called again for what it wanted back before it had said what it
-/// holds, and that call was forgotten; its copy was counted on for good.
+/// A regression found by the first test above: the donor repeated its request for a slab before it had listed
+/// its slabs; the request was lost, and the agent counted on that copy for good.
 #[test]
 fn a_donor_hangs_while_it_takes_memory_back() {
     let mut world = filled(Config {

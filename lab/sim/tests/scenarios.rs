@@ -1,4 +1,4 @@
-//! The experiments at a short size; at full size by `canvas-sim --full` (`make test-slow`).
+//! The experiments at the short size; `lab sim --full` runs them at full size (`make test-slow`).
 
 use canvas_place::replicas::Policy;
 use canvas_sim::engine::SEC;
@@ -22,7 +22,7 @@ fn two_choices_are_fairer_than_one_and_than_the_best_of_old_news() {
     let (random, best) = (of(Chooser::Random), of(Chooser::Best));
     println!("seed {SEED}: {two:?} {random:?} {best:?}");
     assert!(two.deviation < 0.5 * random.deviation && two.max < random.max);
-    // All run to the same few donors.
+    // With `Best`, all tenants choose the same few donors.
     assert!(two.deviation < 0.5 * best.deviation && two.max < best.max);
 }
 
@@ -46,7 +46,7 @@ fn one_failure_at_a_time_loses_nothing() {
     println!("{}", failures::report(SEED, Size::Short));
 }
 
-/// What the figures of lab/SIMULATION.md say, as relations.
+/// Holds the relations between the figures in lab/SIMULATION.md.
 #[test]
 fn codes_take_less_than_copies_that_bear_as_many_deaths() {
     println!("{}", erasure::report(SEED, Size::Hosts(100)));
@@ -55,12 +55,12 @@ fn codes_take_less_than_copies_that_bear_as_many_deaths() {
     assert_eq!((three.space(), coded.space()), (3.0, 1.5));
     let (copies, shards) = (three.die(&[7]), coded.die(&[7]));
     assert_eq!((copies.lost, shards.lost), (0, 0));
-    // A lost shard is a quarter of a slab, and computed from four.
+    // A lost shard is a quarter of a slab, and is computed from four.
     assert_eq!(copies.read_bytes, copies.written_bytes);
     assert_eq!(shards.read_bytes, 4 * shards.written_bytes);
 }
 
-/// One seed, one trace; another seed, another one.
+/// A seed has one trace, and another seed has another.
 #[test]
 fn the_seed_decides_everything() {
     let trace = |seed| {
@@ -78,7 +78,7 @@ fn the_seed_decides_everything() {
     assert_ne!(one.0, other.0);
 }
 
-/// What the figures of lab/SIMULATION.md say, as relations.
+/// Holds the relations between the figures in lab/SIMULATION.md.
 #[test]
 fn reservations_help_as_far_as_no_other_lock_is_in_the_way() {
     let at = |scheme, n: usize| {
@@ -86,22 +86,23 @@ fn reservations_help_as_far_as_no_other_lock_is_in_the_way() {
         row[contention::PROCESSORS.iter().position(|p| *p == n).unwrap()]
     };
     let [each, batches, reserved, both] = contention::SCHEMES;
-    // With one lock a page takes ever longer, and reservations alone do not help: the swap cache has one, too.
+    // With one lock the time per page grows with the processors, and reservations alone do not help, since
+    // the swap cache has a lock as well.
     assert!(at(each, 48).page_ns > 8.0 * at(each, 1).page_ns);
     assert!(at(reserved, 48).page_ns > 8.0 * at(reserved, 1).page_ns);
-    // In batches all processors work.
+    // With batches all processors make progress.
     for scheme in [batches, both] {
         assert!(at(scheme, 48).page_ns < 1.05 * at(scheme, 1).page_ns);
     }
-    // Entries alone: Canvas's figure 12 b has its 13 times at 48 processors.
+    // Entries alone: figure 12 b of Canvas has a factor of 13 at 48 processors.
     let [one_by_one, stocked] = contention::ENTRIES_ONLY;
     assert!(at(one_by_one, 48).locked_ns > 13.0 * at(stocked, 48).locked_ns);
-    // So few contexts bound what so many processors can do.
+    // Few contexts limit what many processors can do.
     let few = canvas_sim::contention::Scheme {
         contexts: 4,
         ..both
     };
     assert!(at(few, 64).pages_per_s < 1.05 * at(both, 4).pages_per_s);
-    // One seed, one result.
+    // A seed has one result.
     assert_eq!(at(each, 16), at(each, 16));
 }

@@ -1,5 +1,5 @@
-//! How evenly memory is used with two choices, with one at random, and with the best of all that a
-//! tenant knows, when what it knows is old.
+//! How evenly donors are used when tenants choose the better of two, one at random, or the best of all they
+//! know, while their knowledge is out of date.
 
 use std::fmt::Write;
 
@@ -10,28 +10,29 @@ use crate::engine::{MS, SEC};
 use crate::world::{Chooser, Config, World};
 use crate::{SLAB_BYTES, audit};
 
-/// Figures of one run, in parts of a host's memory.
+/// Figures of one run: used memory as a fraction of a host's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
-    /// Mean.
+    /// Mean over all hosts.
     pub mean: f64,
     /// Standard deviation between hosts.
     pub deviation: f64,
-    /// Of the fullest host.
+    /// Maximum over all hosts.
     pub max: f64,
-    /// Requests for a slab that were refused, for each that was granted.
+    /// Refused requests for a slab per granted request.
     pub refused: f64,
 }
 
-/// What each host borrows.
+/// Memory that each host borrows.
 const BORROWED_BYTES: u64 = 6 << 30;
 
-/// Every host lends and borrows; all begin at once. `age_s`: time between two looks at donors.
+/// Simulates hosts that all lend and borrow, and start at the same time. `age_s` is the interval of pings to
+/// donors.
 pub fn run(seed: u64, hosts: usize, chooser: Chooser, age_s: u64) -> Figures {
     run_in_slabs(seed, hosts, chooser, age_s, SLAB_BYTES)
 }
 
-/// The same bytes in slabs of another size.
+/// Like `run`, with slabs of another size but the same memory.
 pub fn run_in_slabs(
     seed: u64,
     hosts: usize,
@@ -79,7 +80,7 @@ pub fn run_in_slabs(
     }
 }
 
-/// Runs and tells.
+/// Runs the experiment; returns its figures as text.
 pub fn report(seed: u64, size: Size) -> String {
     let sizes = match size {
         Size::Short => vec![32, 128],

@@ -1,6 +1,6 @@
-//! How long a page takes to be put out with 1 to 64 processors: with an entry allocated each time under
-//! one lock, with reservations (Canvas §5.1), and with shelves and batches. lab/SIMULATION.md says
-//! what the parameters are and how they were measured.
+//! Time to evict a page with 1 to 64 processors: with an entry allocated under one lock each time, with
+//! reservations (Canvas §5.1), and with magazines and batches. lab/SIMULATION.md lists the parameters and how
+//! they were measured.
 
 use std::fmt::Write;
 
@@ -8,9 +8,9 @@ use super::Size;
 use crate::contention::{Costs, Figures, Scheme, Section, run};
 use crate::engine::{Ns, SEC};
 
-/// The allocator of entries.
+/// Lock of the entry allocator.
 const ENTRIES: usize = 0;
-/// The swap cache: its free slots and its FIFO.
+/// Lock of the swap cache: its free slots and its FIFO.
 const CACHE: usize = 1;
 
 const fn section(lock: usize, every: u32, inside_ns: Ns, lines: u32) -> Section {
@@ -22,18 +22,18 @@ const fn section(lock: usize, every: u32, inside_ns: Ns, lines: u32) -> Section 
     }
 }
 
-/// One call, one lock: a page's entry is freed as it comes in and allocated as it goes out.
+/// One page per lock: its entry is freed on fault-in and allocated on eviction.
 const ENTRY_EACH: [Section; 2] = [section(ENTRIES, 1, 6, 1), section(ENTRIES, 1, 6, 1)];
-/// Sixteen at a time, in a chain of which the lock's holder reads the head.
+/// Sixteen entries per lock, in a chain whose head the holder reads.
 const ENTRY_BATCH: [Section; 2] = [section(ENTRIES, 16, 6, 1), section(ENTRIES, 16, 6, 0)];
-/// Begin and end of a page's write-out; slots and places for 64.
+/// Begin and end of each page's write-out; slots and FIFO places for 64 pages.
 const CACHE_EACH: [Section; 4] = [
     section(CACHE, 1, 8, 4),
     section(CACHE, 1, 6, 2),
     section(CACHE, 64, 250, 68),
     section(CACHE, 64, 200, 8),
 ];
-/// Places for 16 write-outs, 16 slots from a shelf; slots and places for 64.
+/// FIFO places for 16 write-outs, 16 slots from a magazine; slots and FIFO places for 64 pages.
 const CACHE_BATCH: [Section; 4] = [
     section(CACHE, 16, 15, 2),
     section(CACHE, 16, 20, 1),
@@ -45,11 +45,11 @@ const fn join(a: [Section; 2], b: [Section; 4]) -> [Section; 6] {
     [a[0], a[1], b[0], b[1], b[2], b[3]]
 }
 
-/// Contexts for reclaim that a process has.
+/// Contexts for reclaim of a process.
 pub const CONTEXTS: usize = 4;
 const ALL: usize = usize::MAX;
 
-/// The schemes, each as if any number of processors could reclaim.
+/// The schemes, without a limit on the processors that can reclaim.
 pub const SCHEMES: [Scheme; 4] = [
     Scheme {
         name: "an entry each time, one lock",
@@ -73,7 +73,7 @@ pub const SCHEMES: [Scheme; 4] = [
     },
 ];
 
-/// Entries alone, without the swap cache: what Canvas's figure 12 shows.
+/// Entries alone, without the swap cache, as in figure 12 of Canvas.
 pub const ENTRIES_ONLY: [Scheme; 2] = [
     Scheme {
         name: "entries alone, one lock",
@@ -87,10 +87,10 @@ pub const ENTRIES_ONLY: [Scheme; 2] = [
     },
 ];
 
-/// Numbers of processors.
+/// Numbers of processors simulated.
 pub const PROCESSORS: [usize; 9] = [1, 2, 4, 8, 16, 24, 32, 48, 64];
 
-/// A machine on which a line takes so long from one processor's cache to another's.
+/// A machine on which transferring a cache line takes `transfer_ns`.
 pub const fn machine(transfer_ns: Ns) -> Costs {
     Costs {
         local_ns: 5,
@@ -101,10 +101,10 @@ pub const fn machine(transfer_ns: Ns) -> Costs {
     }
 }
 
-/// Within a socket, and between two.
+/// Transfer times within a socket, and between two.
 pub const TRANSFERS_NS: [Ns; 2] = [60, 150];
 
-/// One row.
+/// Simulates one scheme with all numbers of processors.
 pub fn row(seed: u64, scheme: Scheme, transfer_ns: Ns, size: Size) -> Vec<Figures> {
     let for_ns = match size {
         Size::Full => SEC,
@@ -114,7 +114,7 @@ pub fn row(seed: u64, scheme: Scheme, transfer_ns: Ns, size: Size) -> Vec<Figure
     PROCESSORS.iter().map(of).collect()
 }
 
-/// Runs and tells.
+/// Runs the experiment; returns its figures as text.
 pub fn report(seed: u64, size: Size) -> String {
     let mut out = format!(
         "contention (seed {seed}): processors that put pages out, {} ns of work a page outside of locks\n",

@@ -1,9 +1,10 @@
-//! Copies beside erasure codes: what they take, what a repair moves, and what is lost when several hosts die at one
-//! time.
+//! Compares copies with erasure codes: memory used, bytes moved by repairs, and loss when several hosts die
+//! at once.
 //!
-//! Slabs are placed by the product's decisions, each tenant at donors among the 64 that it knows. Then hosts die: drawn
-//! from all, or all of a rack, which placement knows nothing of. What is lost is counted at once, before anything is
-//! repaired; what repairs move follows from what the dead hosts had, and takes as long as the busiest link needs for it.
+//! The product's code places the slabs of each tenant at some of the 64 donors it knows. Then hosts die:
+//! random ones, or all of a rack, which placement does not know about. Losses are counted at once, before any
+//! repair; the bytes of repairs follow from what the dead hosts held, and the time of repairs from the
+//! busiest link.
 
 use std::fmt::Write;
 
@@ -15,46 +16,46 @@ use super::Size;
 use crate::agent::DONORS_MAX;
 use crate::{SLAB_BYTES, audit};
 
-/// What is compared.
+/// Policies to compare.
 pub const POLICIES: [&str; 6] = ["2", "3", "2+1", "4+2", "6+2", "8+2"];
-/// Slabs of a tenant; there is one on each host.
+/// Slabs of a tenant; each host has one tenant.
 const SLABS: u32 = 16;
-/// What a host could lend.
+/// Memory that each host lends.
 const LEND_BYTES: u64 = 16 << 30;
 /// Hosts of a rack.
 pub const RACK: usize = 40;
-/// What a link carries: 10 Gbit/s. Repairs have half of it.
+/// Half of a 10 Gbit/s link, which is what repairs may use.
 const REPAIR_BYTES_PER_S: u64 = 1_250_000_000 / 2;
-/// Draws of hosts that die.
+/// Random draws of dying hosts.
 const TRIALS: usize = 200;
 
-/// Slabs at donors, and nothing that moves.
+/// Slabs placed at donors, in a pool without traffic.
 pub struct Pool {
     policy: Policy,
-    /// What each tenant knows: the hosts of its donors, and where its slabs are.
+    /// Each tenant's donors, by host, and its slabs.
     tenants: Vec<(Vec<u32>, Map)>,
     lent_bytes: Vec<u64>,
 }
 
-/// What became of a pool when hosts died.
+/// Effect of the death of hosts on a pool.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub struct Deaths {
-    /// Slabs of tenants that live.
+    /// Slabs of living tenants.
     pub slabs: u64,
-    /// Those of which too little is left.
+    /// Slabs that are lost.
     pub lost: u64,
-    /// Those that lack something and can be repaired.
+    /// Slabs that lack a copy or shard and can be repaired.
     pub short: u64,
-    /// What repairs read and write.
+    /// Bytes that repairs read.
     pub read_bytes: u64,
-    /// See there.
+    /// Bytes that repairs write.
     pub written_bytes: u64,
-    /// Until they are through, if each tenant's link is its only bound.
+    /// Duration of the repairs in seconds, if links of tenants are the only limit.
     pub repair_s: f64,
 }
 
 impl Pool {
-    /// Places all slabs of so many tenants, one on each host.
+    /// Places the slabs of one tenant on each of `hosts` hosts.
     pub fn new(seed: u64, hosts: usize, policy: Policy) -> Pool {
         let mut rng = fastrand::Rng::with_seed(seed);
         let part = part_bytes(policy);
@@ -82,13 +83,13 @@ impl Pool {
         }
     }
 
-    /// Bytes of donors' memory for each byte that is kept.
+    /// Bytes of donors' memory per byte stored.
     pub fn space(&self) -> f64 {
         let kept = self.tenants.len() as u64 * u64::from(SLABS) * SLAB_BYTES;
         self.lent_bytes.iter().sum::<u64>() as f64 / kept as f64
     }
 
-    /// These hosts die at one time, and what they had is repaired.
+    /// Kills these hosts at once, and repairs what they held.
     pub fn die(&self, dead: &[usize]) -> Deaths {
         let mut is_dead = vec![false; self.tenants.len()];
         dead.iter().for_each(|h| is_dead[*h] = true);
@@ -129,7 +130,7 @@ impl Pool {
     }
 }
 
-/// What a donor lends for a slab.
+/// Bytes that a donor lends for a slab.
 fn part_bytes(policy: Policy) -> u64 {
     let data = policy.code.map_or(1, Code::data) as u64;
     SLAB_BYTES.div_ceil(data)
@@ -148,7 +149,7 @@ fn view(is_up: bool, free_bytes: u64) -> DonorView {
     }
 }
 
-/// One more replica of a slab, at the donor that the product chooses.
+/// Places one more replica of a slab, at the donor that the product chooses.
 fn place(
     map: &mut Map,
     slab: u32,
@@ -180,7 +181,7 @@ fn place(
     assert_eq!(placed, Placed::Yes);
 }
 
-/// What is done to hosts, by its name: hosts that die, by draw.
+/// A named way to draw the hosts that die.
 type Deed = (&'static str, fn(&mut fastrand::Rng, usize) -> Vec<usize>);
 
 fn drawn(rng: &mut fastrand::Rng, hosts: usize, n: usize) -> Vec<usize> {
@@ -205,7 +206,7 @@ const DEEDS: [Deed; 5] = [
     ("3 racks", |rng, hosts| racks(rng, hosts, 3)),
 ];
 
-/// Runs and tells.
+/// Runs the experiment; returns its figures as text.
 pub fn report(seed: u64, size: Size) -> String {
     let hosts = match size {
         Size::Short => 400,

@@ -1,4 +1,4 @@
-//! One failure at a time: a host dies, comes back, hangs. Nothing is lost but with one copy.
+//! One failure at a time: a host dies, comes back, or hangs. Only data with a single copy may be lost.
 
 use std::fmt::Write;
 
@@ -10,35 +10,35 @@ use crate::engine::{MS, Ns, SEC};
 use crate::host::Life;
 use crate::world::{Config, Fault, World};
 
-/// How long until everything has its copies again, at most.
+/// Longest time until everything has all its copies again.
 pub const REPAIR_NS_MAX: Ns = 120 * SEC;
 
-/// What is done to one host.
+/// A fault of one host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// It dies, for good or until it is back after that time.
+    /// It dies, for good or until it comes back after this time.
     Die(Option<Ns>),
-    /// It hangs for that time.
+    /// It hangs for this time.
     Hang(Ns),
-    /// Its own programs want all but the reserve for that time, and grow as fast (bytes a second).
+    /// Its own programs want all memory but the reserve for time `.0`, and grow by `.1` bytes per second.
     Squeeze(Ns, u64),
-    /// As before, and it hangs so long after the beginning, for so long.
+    /// Like `Squeeze(.0, .1)`; also hangs at `.2` after the beginning, for `.3`.
     SqueezeAndHang(Ns, u64, Ns, Ns),
-    /// It dies for good so long after other copies are wanted, by all tenants.
+    /// All tenants switch to another policy; the host dies for good `.1` later.
     SwitchAndDie(Policy, Ns),
 }
 
-/// What a step led to.
+/// Effect of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// Extents lost.
+    /// Number of extents lost.
     pub lost: usize,
-    /// From the failure until every slab had all its copies; `None`: not in time.
+    /// Time from the failure until every slab had all its copies; `None` if not within the limit.
     pub redundant_after: Option<Ns>,
 }
 
-/// Does it to the host, and waits until all is as it should be. What was lost is counted and written
-/// anew by the program, as far as the simulation goes on.
+/// Applies the step to a host, and waits until all copies are complete. The program rewrites extents that
+/// were lost, which the outcome has counted.
 pub fn step(world: &mut World, host: usize, step: Step) -> Outcome {
     let start = world.now();
     let own_before = world.hosts[host].own_bytes;
@@ -84,12 +84,12 @@ pub fn step(world: &mut World, host: usize, step: Step) -> Outcome {
         _ => {}
     }
     let before = world.now() - start;
-    // What was lost is missing at every copy for good until it is written again.
+    // A lost extent lacks all copies until the program writes it again.
     let again = world.run_while(REPAIR_NS_MAX, |w| audit::short_slabs(w) == 0);
     if redundant_after.is_none() {
         redundant_after = again.map(|t| t + before);
     }
-    // Everything is as agents believe, and stays so.
+    // What agents believe is true, and remains true.
     world.run_until(world.now() + 500 * MS);
     let wrong = audit::false_beliefs(world);
     assert_eq!(wrong, Vec::<String>::new(), "seed {}", world.config.seed);
@@ -100,7 +100,7 @@ pub fn step(world: &mut World, host: usize, step: Step) -> Outcome {
     }
 }
 
-/// A world that has filled its pool.
+/// A world whose programs have filled the pool.
 pub fn filled(config: Config) -> World {
     let seed = config.seed;
     let mut world = World::new(config);
@@ -111,7 +111,7 @@ pub fn filled(config: Config) -> World {
     world
 }
 
-/// The working host that most whole copies are counted on at.
+/// The working host with the most complete copies that agents count on.
 pub fn fullest(world: &World) -> usize {
     let up = |h: &usize| world.hosts[*h].life == Life::Up;
     let copies = |h: usize| {
@@ -126,7 +126,7 @@ pub fn fullest(world: &World) -> usize {
     hosts.max_by_key(|h| copies(*h)).expect("one works")
 }
 
-/// Policies, and what they are called.
+/// Policies and their names.
 pub const POLICIES: [(&str, Policy); 4] = [
     (
         "1+disk",
@@ -166,7 +166,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
     ),
 ];
 
-/// Runs and tells.
+/// Runs the experiment; returns its figures as text.
 pub fn report(seed: u64, size: Size) -> String {
     let (hosts, slabs, extents) = match size {
         Size::Short | Size::Hosts(_) => (8, 2, 64),

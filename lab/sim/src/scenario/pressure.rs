@@ -1,5 +1,5 @@
-//! Programs of some hosts grow while others' memory is there: donors take it back in time, nothing is
-//! lost, and what they took back finds another home.
+//! Programs of some hosts grow while donors have lent their memory: donors take it back in time, nothing is
+//! lost, and the evicted slabs move to other donors.
 
 use std::fmt::Write;
 
@@ -10,27 +10,27 @@ use crate::engine::SEC;
 use crate::world::{Config, Stats, World};
 use crate::{SLAB_BYTES, audit};
 
-/// What a run shows.
+/// Figures of a run.
 #[derive(Clone, Debug)]
 pub struct Figures {
-    /// Counts.
+    /// Counters of the simulation.
     pub stats: Stats,
-    /// Until every slab had its copies again after the growth began, in seconds.
+    /// Seconds from the beginning of the growth until every slab had all its copies again.
     pub settled_s: f64,
-    /// Extents lost.
+    /// Number of extents lost.
     pub lost: usize,
 }
 
-/// What each tenant keeps at donors, and the part of it that is told apart.
+/// Memory that each tenant keeps at donors.
 const FAR_BYTES: u64 = 1536 << 20;
 const EXTENT_BYTES: u64 = 4 << 20;
 
-/// A quarter of the hosts grows by `mib_per_s` until its reserve is all that is left.
+/// Lets the programs of a quarter of the hosts grow by `mib_per_s` until only the reserve is left.
 pub fn run(seed: u64, hosts: usize, policy: Policy, mib_per_s: u64) -> Figures {
     run_in_slabs(seed, hosts, policy, mib_per_s, FAR_BYTES, SLAB_BYTES)
 }
 
-/// The same with `far_bytes` of each tenant in slabs of another size.
+/// Like `run`, with `far_bytes` per tenant in slabs of another size.
 pub fn run_in_slabs(
     seed: u64,
     hosts: usize,
@@ -45,8 +45,8 @@ pub fn run_in_slabs(
         extents: (slab_bytes / EXTENT_BYTES) as usize,
         ..Config::new(seed, hosts, policy)
     });
-    // Extents of 4 MiB are sixteen times as long on the way as the product's; so is the network
-    // here sixteen times as wide.
+    // Extents of 4 MiB take sixteen times as long on the network as the product's; the network is made
+    // sixteen times as fast.
     world.config.net_bytes_per_us *= 16;
     world.config.disk_bytes_per_us *= 16;
     let filled = world.run_while(120 * SEC, |w| {
@@ -80,7 +80,7 @@ pub fn run_in_slabs(
     }
 }
 
-/// Runs and tells.
+/// Runs the experiment; returns its figures as text.
 pub fn report(seed: u64, size: Size) -> String {
     let (hosts, rates): (usize, &[u64]) = match size {
         Size::Short => (16, &[512, 4096]),

@@ -1,5 +1,5 @@
-//! What the size of a slab decides: how evenly hosts are used, and how much moves, how fast, when donors take
-//! memory back.
+//! Effect of the size of slabs: how evenly hosts are used, and how much data moves, how fast, when donors
+//! take memory back.
 
 use std::fmt::Write;
 
@@ -8,13 +8,13 @@ use canvas_place::replicas::Policy;
 use super::{Size, balance, pressure};
 use crate::world::Chooser;
 
-/// Sizes in MiB; Infiniswap's is the last one.
+/// Sizes of slabs in MiB; the last is Infiniswap's.
 const MIB: [u64; 4] = [16, 64, 256, 1024];
-/// What each tenant keeps at donors when programs grow, and how fast these grow.
+/// Memory that each tenant keeps at donors while programs grow; below, the rate of growth.
 const FAR_BYTES: u64 = 4 << 30;
 const MIB_PER_S: u64 = 4096;
 
-/// Runs and tells.
+/// Runs the experiment; returns its figures as text.
 pub fn report(seed: u64, size: Size) -> String {
     let (even, grown) = match size {
         Size::Short | Size::Hosts(_) => (32, 16),

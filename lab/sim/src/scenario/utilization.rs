@@ -1,9 +1,9 @@
-//! Memory use across machines with and without the pool: 90 containers on 32 hosts (Infiniswap,
-//! NSDI'17: 40.8 % without, 60 % with).
+//! Memory use of machines with and without the pool: 90 containers on 32 hosts (Infiniswap, NSDI'17: 40.8 %
+//! without, 60 % with).
 //!
-//! The slides say "mixing all applications and memory constraints"; so a third of the containers each
-//! has all, three quarters and half of its working set as its limit. Working sets are drawn so that
-//! the mean use without the pool is the paper's; use with the pool is what comes out.
+//! The slides say "mixing all applications and memory constraints"; so a third of the containers each has
+//! all, three quarters and half of its working set as its limit. Working sets are drawn so that the mean use
+//! without the pool equals the paper's; the use with the pool is the result.
 
 use canvas_place::replicas::Policy;
 
@@ -21,19 +21,18 @@ const WITHOUT_PERMILLE: u64 = 408;
 /// Figures of one seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
-    /// Mean and deviation of the part of hosts' memory that is used, without the pool.
+    /// Mean and deviation of the used fraction of hosts' memory, without the pool.
     pub without: (f64, f64),
-    /// With it.
+    /// Mean and deviation with the pool.
     pub with: (f64, f64),
-    /// What the containers want beyond their limits, as part of all memory.
+    /// Memory that the containers need beyond their limits, as a fraction of all memory.
     pub wanted: f64,
 }
 
-/// Runs it once.
+/// Runs the experiment with one seed.
 pub fn run(seed: u64) -> Figures {
     let mut rng = fastrand::Rng::with_seed(seed);
-    // Even weights of the three limits, as quarters; working sets between half and one and a half of
-    // the mean.
+    // Equal numbers of the three limits, in quarters; working sets from 0.5 to 1.5 times the mean.
     let mut sets: Vec<(u64, u64)> = (0..CONTAINERS)
         .map(|i| (rng.u64(500..=1500), 4 - (i % 3) as u64))
         .collect();
@@ -45,7 +44,7 @@ pub fn run(seed: u64) -> Figures {
     let mut mix = Vec::new();
     for (set, quarters) in sets {
         let (set, here) = (set * unit, set * unit * quarters / 4);
-        // Any host whose memory is enough, as a scheduler without a view of use would take.
+        // Any host with enough memory, as a scheduler would choose without knowledge of the use.
         let host = std::iter::repeat_with(|| rng.usize(0..HOSTS))
             .take(10_000)
             .find(|h| own[*h] + here <= HOST_BYTES - reserve)
@@ -71,7 +70,7 @@ pub fn run(seed: u64) -> Figures {
         own,
         extents: 1,
         load_ns: 5 * MS,
-        // Each extent stands for a whole slab; how long it travels is no matter here.
+        // Each extent stands for a whole slab; its time on the network does not matter here.
         net_bytes_per_us: 1 << 30,
         disk_bytes_per_us: 1 << 30,
         ..Config::new(seed, HOSTS, policy)
@@ -92,7 +91,7 @@ pub fn run(seed: u64) -> Figures {
     }
 }
 
-/// Runs and tells.
+/// Runs the experiment; returns its figures as text.
 pub fn report(seed: u64, size: Size) -> String {
     let seeds = match size {
         Size::Short | Size::Hosts(_) => 3,
