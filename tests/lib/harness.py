@@ -233,7 +233,8 @@ class Run:
         child.share_percent = local if isinstance(local, str) else None
         if isinstance(self.limit_bytes, str) and local is None:
             child.limit_bytes, child.share_percent = 0, self.limit_bytes
-        child.sampler = procs.Sampler(child.pid, managed=wrapped)
+        # Nobody asks for the memory of a helper, and looking for it takes a processor's time.
+        child.sampler = procs.Sampler(child.pid, managed=wrapped, looks=wrapped or not self.managed)
         self.children.append(child)
         return child
 

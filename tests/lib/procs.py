@@ -163,7 +163,7 @@ class Sampler:
     # A sample that takes longer is none of local memory. Walks take a few milliseconds.
     WALK_S_MAX = 0.03
 
-    def __init__(self, root, managed=False, interval_s=0.1):
+    def __init__(self, root, managed=False, interval_s=0.1, looks=True):
         self.root, self.managed, self.interval_s = root, managed, interval_s
         self.anon_peak_bytes = 0
         self.local_peak_bytes = 0
@@ -174,15 +174,21 @@ class Sampler:
         self.samples = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
-        self._thread.start()
+        if looks:
+            self._thread.start()
 
     def _loop(self):
-        # Closely at first: short programs reach their peak within a fraction of a second.
-        while not self._stop.wait(0.02 if self.samples < 50 else self.interval_s):
+        # Closely at first: short programs reach their peak within a fraction of a second. A managed one, whose
+        # samples are dear, costs a tenth of a processor at most.
+        used_s = 0
+        while not self._stop.wait(max(0.02 if self.samples < 50 else self.interval_s, self.managed * 9 * used_s)):
+            began_s = time.thread_time()
             try:
                 self.once()
             except (OSError, ValueError):
                 continue
+            finally:
+                used_s = time.thread_time() - began_s
 
     def once(self):
         whole = tree(self.root, not self.managed)
@@ -206,7 +212,8 @@ class Sampler:
 
     def stop(self):
         self._stop.set()
-        self._thread.join(timeout=5)
+        if self._thread.ident:
+            self._thread.join(timeout=5)
 
 
 class Child:
