@@ -1,12 +1,12 @@
-//! The workloads that `lab` brings along (`lab workload NAME`).
+//! The built-in workloads (`lab workload NAME`).
 //!
-//! They need nothing that is not there: no package, no download, no data on disk.
+//! They need no package, no download and no data on disk.
 
 use canvas_workloads::{PROGRAMS, Program};
 
 use crate::workload::{Argv, Place, Plan, Workload, WorkloadError};
 
-/// All of them, in the order of lab/WORKLOADS.md.
+/// All built-in workloads, in the order of lab/WORKLOADS.md.
 pub fn all() -> Vec<Box<dyn Workload>> {
     PROGRAMS
         .iter()
@@ -51,7 +51,8 @@ impl Workload for Builtin {
         }))
     }
     fn timeout_s(&self, place: &Place) -> u64 {
-        // Small sizes keep their start-up and their shortest time; linpack grows faster than data.
+        // Small sizes still need time to start and for their shortest measurement; linpack's time grows
+        // faster than its data.
         (TIMEOUT_S * place.scale.max(0.1).powf(1.5)).ceil() as u64
     }
 }
@@ -112,7 +113,7 @@ mod tests {
         }
     }
 
-    /// What is left out of the line is empty when it is read.
+    /// Fields left out of the output line are empty when the line is parsed.
     #[test]
     fn what_is_printed_is_what_is_read() {
         let options = Options {

@@ -1,4 +1,4 @@
-//! What `canvas run --stats` reports (docs/STATS.md), as fields of a sample.
+//! Parser of the report of `canvas run --stats` (docs/STATS.md) into a sample.
 
 use serde_json::Value;
 
@@ -8,21 +8,22 @@ fn number(v: &Value, path: &[&str]) -> Option<u64> {
     path.iter().try_fold(v, |v, key| v.get(key))?.as_u64()
 }
 
-/// Why a report is no proof of a good run.
+/// Reason why a report does not prove a good run.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
-    /// It is no JSON; what the parser says.
+    /// Not JSON; has the parser's message.
     #[error("canvas's report cannot be read: {0}")]
     Unreadable(String),
-    /// It has another schema.
+    /// The report has another schema.
     #[error("canvas's report is of another form")]
     OtherForm,
-    /// So many pages came back damaged.
+    /// Number of pages that came back damaged.
     #[error("{0} far copies did not verify")]
     Damaged(u64),
 }
 
-/// Writes into `sample` what the report in `text` says; a report of another form changes nothing.
+/// Copies the figures of the report in `text` into `sample`; leaves the sample unchanged when the report has
+/// another schema. Fails if the report is not JSON, or lists damaged pages.
 pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
     let v: Value =
         serde_json::from_str(text).map_err(|e| ReportError::Unreadable(e.to_string()))?;
@@ -129,7 +130,7 @@ fn apply_far(v: &Value, far: &mut Far) {
     far.out_bytes = get(&["far", "bytes_out"]);
     far.failovers = get(&["far", "failovers"]);
     far.repairs = get(&["far", "repairs"]);
-    // Older ones have no times of reads ahead.
+    // Reports of older versions have no times of reads ahead.
     if let Some(done) = get(&["far", "prefetch_time_ns", "count"]) {
         let q = |name| get(&["far", "prefetch_time_ns", name]).map(|n| n as f64);
         far.ahead = Some(Ahead {
@@ -208,7 +209,7 @@ mod tests {
             segment_peak_bytes: 4,
         };
         assert_eq!(s.held, Some(expected));
-        // Without a limit canvas stands aside, and says only what it can.
+        // Without a limit canvas does not manage memory, and reports only a few figures.
         let mut s = Sample::default();
         apply(r#"{"schema":"canvas-stats/1"}"#, &mut s).unwrap();
         assert_eq!(s.held, None);
@@ -257,7 +258,7 @@ mod tests {
             ..before
         };
         assert_eq!(s.far, Some(expected));
-        // Times of none are no times.
+        // A count of 0 gives no times.
         let none =
             r#"{"schema":"canvas-stats/1","far":{"prefetch_time_ns":{"count":0,"p50":0,"p90":0}}}"#;
         apply(none, &mut s).unwrap();

@@ -1,4 +1,4 @@
-//! Samples that repeat each other, put together.
+//! Cells: samples grouped by everything but the repeat.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,32 +7,32 @@ use crate::record::{Outcome, Sample};
 use crate::stats::{Ratio, Spread, bucket_at, ratio_of_medians, together};
 use crate::variant::{KERNEL, Variant};
 
-/// Seed of all confidence intervals: the same file gives the same page.
+/// Seed of all confidence intervals, so that a file always gives the same page.
 pub const SEED: u64 = 0xca57a5;
 
-/// Accesses that took longer are the faults, whatever is below: a local one takes a cache miss and a
+/// Accesses that took longer count as faults under every variant: a local access takes a cache miss and a
 /// walk of the page tables, a fault at least a trap and a copy.
 pub const SLOW_ACCESS_NS: u64 = 800;
 
-/// What repeats have in common.
+/// What the repeats of a cell have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// Experiment.
     pub experiment: String,
     /// Workload.
     pub workload: String,
-    /// What distinguishes this run of the workload.
+    /// Parameters that distinguish this run of the workload from others.
     pub parameters: BTreeMap<String, String>,
     /// The programs that ran at the same time, if any.
     pub co_run: Option<String>,
-    /// Limit as a share of the working set.
+    /// Limit in percent of the working set.
     pub local_percent: Option<u32>,
-    /// What was below.
+    /// The variant that the program ran under.
     pub variant: Variant,
 }
 
 impl Key {
-    /// Of one sample.
+    /// Key of a sample.
     pub fn of(sample: &Sample) -> Key {
         Key {
             experiment: sample.experiment.clone(),
@@ -77,7 +77,7 @@ pub fn words(parameters: &BTreeMap<String, String>) -> String {
     pairs.join(" ")
 }
 
-/// The others of a co-run: all but one program of this name.
+/// The other programs of a co-run: the set without one program of this name.
 pub fn company(set: &str, workload: &str) -> String {
     let mut left_out = false;
     let others: Vec<&str> = set
@@ -87,25 +87,25 @@ pub fn company(set: &str, workload: &str) -> String {
     others.join(", ")
 }
 
-/// What a cell is judged by.
+/// Unit of a cell's figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// More is better.
+    /// Operations per second; more is better.
     OpsPerS,
-    /// Less is better.
+    /// Seconds; less is better.
     Seconds,
 }
 
 /// All repeats of one key.
 #[derive(Clone, Debug)]
 pub struct Cell<'a> {
-    /// What they have in common.
+    /// Key that the repeats share.
     pub key: Key,
-    /// At least one, in the order of the file.
+    /// One or more samples, in the order of the file.
     pub samples: Vec<&'a Sample>,
 }
 
-/// Puts repeats together, ordered by key.
+/// Groups samples into cells, ordered by key.
 pub fn gather<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Vec<Cell<'a>> {
     let mut cells: BTreeMap<Key, Vec<&Sample>> = BTreeMap::new();
     for sample in samples {
@@ -118,7 +118,7 @@ pub fn gather<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Vec<Cell<'a>
 }
 
 impl<'a> Cell<'a> {
-    /// Those that ended well.
+    /// Samples whose program finished with the right answer.
     pub fn good(&self) -> impl Iterator<Item = &'a Sample> + '_ {
         self.samples
             .iter()
@@ -126,7 +126,7 @@ impl<'a> Cell<'a> {
             .filter(|s| s.outcome == Outcome::Ok)
     }
 
-    /// One number of each good sample that has it.
+    /// `number` of each good sample that has it.
     pub fn values(&self, number: impl Fn(&Sample) -> Option<f64>) -> Vec<f64> {
         self.good()
             .filter_map(number)
@@ -134,19 +134,19 @@ impl<'a> Cell<'a> {
             .collect()
     }
 
-    /// Median of one number of the good samples.
+    /// Median of `number` over the good samples.
     pub fn median(&self, number: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
         crate::stats::median(&self.values(number))
     }
 
-    /// A quantile, in ns, of the accesses of all good samples that were faults.
+    /// A quantile, in ns, of the faults among the accesses of all good samples.
     pub fn slow_access_ns(&self, quantile: f64) -> Option<f64> {
         let mut counts = together(self.good().flat_map(|s| &s.access_histogram));
         counts.retain(|bound, count| *bound > SLOW_ACCESS_NS && *count > 0);
         bucket_at(&counts, quantile).map(|bound| bound as f64)
     }
 
-    /// Values in a unit, when every good sample has one.
+    /// Figures in a unit, if every good sample has one.
     fn in_unit(&self, unit: Unit) -> Option<Vec<f64>> {
         let values: Option<Vec<f64>> = self
             .good()
@@ -155,20 +155,20 @@ impl<'a> Cell<'a> {
         values.filter(|v| !v.is_empty())
     }
 
-    /// What the cell is judged by: throughput where all have it, else time.
+    /// The cell's figure: throughput if all samples have it, otherwise time.
     pub fn figure(&self) -> Option<(Unit, Vec<f64>)> {
         [Unit::OpsPerS, Unit::Seconds]
             .into_iter()
             .find_map(|unit| Some((unit, self.in_unit(unit)?)))
     }
 
-    /// Middle and width of the figure.
+    /// Median and spread of the figure.
     pub fn spread(&self) -> Option<(Unit, Spread)> {
         let (unit, values) = self.figure()?;
         Some((unit, Spread::of(&values)?))
     }
 
-    /// The good sample whose figure is nearest to the median: what plots over time show.
+    /// The good sample whose figure is nearest to the median; plots over time show it.
     pub fn typical(&self) -> Option<&'a Sample> {
         let Some((unit, spread)) = self.spread() else {
             return self.good().next();
@@ -180,17 +180,17 @@ impl<'a> Cell<'a> {
         })
     }
 
-    /// How many times as fast this cell is as another; `None` when they have no figure in common.
+    /// Ratio of this cell's speed to another's; `None` when they have no unit in common.
     pub fn speed_over(&self, other: &Cell) -> Option<Ratio> {
         if let (Some(a), Some(b)) = (self.in_unit(Unit::OpsPerS), other.in_unit(Unit::OpsPerS)) {
             return ratio_of_medians(&a, &b, SEED);
         }
-        // Time the other way round: less is faster.
+        // Inverted for times: less is faster.
         let (a, b) = (self.in_unit(Unit::Seconds)?, other.in_unit(Unit::Seconds)?);
         ratio_of_medians(&b, &a, SEED)
     }
 
-    /// How many times slower this cell is than another: medians only.
+    /// Ratio of this cell's median time to another's.
     pub fn slowdown(&self, other: &Cell) -> Option<f64> {
         Some(1.0 / self.speed_over(other)?.ratio)
     }
@@ -203,9 +203,8 @@ fn measured(sample: &Sample, unit: Unit) -> Option<f64> {
     }
 }
 
-/// The all-local run of a cell's program, alone: in the same experiment if it has one, else in any;
-/// with the same parameters, or with as many of them as a local run has (a local run needs no
-/// prefetcher).
+/// The cell of the same program in local memory, alone. Prefers the same experiment. Its parameters must all
+/// be among the program's own (a local run has no prefetcher).
 pub fn local_of<'c, 'a>(cells: &'c [Cell<'a>], key: &Key) -> Option<&'c Cell<'a>> {
     cells
         .iter()
@@ -222,7 +221,7 @@ pub fn local_of<'c, 'a>(cells: &'c [Cell<'a>], key: &Key) -> Option<&'c Cell<'a>
         .max_by_key(|c| (c.key.experiment == key.experiment, c.key.parameters.len()))
 }
 
-/// The same program under the same variant and limit, alone: in the same experiment if it has one.
+/// The cell of the same program alone, under the same variant and limit. Prefers the same experiment.
 pub fn solo_of<'c, 'a>(cells: &'c [Cell<'a>], key: &Key) -> Option<&'c Cell<'a>> {
     cells
         .iter()
@@ -237,7 +236,7 @@ pub fn solo_of<'c, 'a>(cells: &'c [Cell<'a>], key: &Key) -> Option<&'c Cell<'a>>
         .max_by_key(|c| c.key.experiment == key.experiment)
 }
 
-/// The cell that differs in the variant only.
+/// The cell that differs from this one in the variant only.
 pub fn peer_of<'c, 'a>(
     cells: &'c [Cell<'a>],
     key: &Key,
@@ -253,8 +252,8 @@ pub fn peer_of<'c, 'a>(
     })
 }
 
-/// The fastest of the kernel's cells that differ from this one in the variant only and have a figure, and how
-/// many times as fast as it this one is.
+/// The fastest of the kernel's cells that differ from this one in the variant only and have a figure, and the
+/// ratio of this cell's speed to its speed.
 pub fn best_peer_of<'c, 'a>(cells: &'c [Cell<'a>], ours: &Cell) -> Option<(&'c Cell<'a>, Ratio)> {
     let speeds = KERNEL.iter().filter_map(|variant| {
         let peer = peer_of(cells, &ours.key, variant)?;
@@ -308,7 +307,7 @@ mod tests {
         other[0].ops_per_s = Some(100.0);
         let ratio = cell_of(&other).speed_over(&cell_of(&rated)).unwrap().ratio;
         assert!((ratio - 1.0 / 3.0).abs() < 1e-9);
-        // One side has time only: time it is.
+        // One side has times only, so times are compared.
         assert_eq!(cell_of(&fast).slowdown(&cell_of(&rated)), Some(0.5));
     }
 
@@ -339,7 +338,7 @@ mod tests {
             sample("w", Variant::Zram64k, Some(25), 0, 3.0),
             sample("w", Variant::Disk, Some(25), 0, 9.0),
             sample("w", Variant::Zswap, Some(25), 0, 1.0),
-            // Of another limit, and another workload.
+            // Another limit, and another workload.
             sample("w", Variant::Disk, Some(50), 0, 0.5),
             sample("v", Variant::Zram, Some(25), 0, 0.5),
         ];

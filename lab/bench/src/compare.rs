@@ -9,22 +9,22 @@ use crate::record::{Outcome, Sample};
 use crate::stats::{Ratio, Verdict, median, ratio_of_medians};
 use crate::words::{quantity, seconds};
 
-/// One side, cells by scale and key: other sizes are other programs.
+/// Cells of one file by scale and key: other sizes are other programs.
 type Side<'a> = BTreeMap<(String, Key), Cell<'a>>;
 
-/// Why two results files cannot be compared.
+/// Reason why two results files cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    /// One of them cannot be read.
+    /// A file cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// One of them has nothing to compare.
+    /// A file has no samples.
     #[error("{} has no sample to compare; run lab run to its end first", .0.display())]
     NoSample(PathBuf),
 }
 
-/// Compares two results files cell by cell; the table with its notes, ready to print. Ratios are
-/// of speeds, new over old: above 1 the new one is faster.
+/// Compares two results files cell by cell; returns a table with notes, ready to print. Ratios are of speeds,
+/// new over old: above 1 the new one is faster. Fails if a file cannot be read or has no samples.
 pub fn run(old: &Path, new: &Path) -> Result<String, CompareError> {
     let old_results = read::read(&[old.to_path_buf()])?;
     let new_results = read::read(&[new.to_path_buf()])?;
@@ -87,7 +87,7 @@ fn side(results: &Results) -> Side<'_> {
     cells
 }
 
-/// What the two sides ran on, and a warning for each thing that differs.
+/// Machines of both sides, and a warning for each difference.
 fn settings(old: &Results, new: &Results) -> String {
     let mut text = String::new();
     type Ask = fn(&crate::record::Run) -> String;
@@ -130,7 +130,7 @@ fn settings(old: &Results, new: &Results) -> String {
     text + &format!("canvas {} against {}\n\n", versions(old), versions(new))
 }
 
-/// Runs that did not end well, in words.
+/// Description of the runs that did not end well.
 fn endings(cell: &Cell) -> Option<String> {
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
     for sample in &cell.samples {
@@ -151,7 +151,7 @@ fn endings(cell: &Cell) -> Option<String> {
     (!list.is_empty()).then(|| list.join(", "))
 }
 
-/// One line of the table, as texts.
+/// Texts of one table row.
 struct Row([String; 6]);
 
 impl Row {
@@ -179,7 +179,8 @@ impl Row {
         (row, verdict)
     }
 
-    /// A row for each figure of the experiment's own that both have. Whether more is better is not said.
+    /// A row for each figure that only this experiment has, if both sides have it. Does not say whether more
+    /// is better.
     fn of_figures(old: &Cell, new: &Cell) -> Vec<Row> {
         let names: BTreeSet<&String> = old.good().flat_map(|s| s.figures.keys()).collect();
         let row = |name: &String| {
@@ -221,7 +222,7 @@ fn figure(cell: &Cell) -> String {
     }
 }
 
-/// Columns of equal width; numbers to the right.
+/// Aligns the columns; numbers to the right.
 fn table(rows: &[Row]) -> String {
     let width = |column: usize| {
         rows.iter()

@@ -1,27 +1,27 @@
-//! What was counted while a program ran, at each look, and what of it is the measured part's.
+//! Counters of a program sampled while it runs, and their values over the measured part.
 
 use crate::record::Measured;
 
-/// Since the program's start.
+/// Counters since the program's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counts {
     /// Major faults, or demand faults under canvas.
     pub faults: Option<u64>,
-    /// Processor time, where somebody tells.
+    /// Processor time, where a control group counts it.
     pub cpu_s: Option<f64>,
 }
 
-/// Counts and levels by the seconds since the program's start, ascending.
+/// Sampled counters and levels by seconds since the program's start, ascending.
 #[derive(Clone, Debug, Default)]
 pub struct Looks {
     counts: Vec<(f64, Counts)>,
-    /// Local memory in bytes, where it was looked at.
+    /// Samples of local memory, in bytes.
     pub local: Vec<(f64, u64)>,
-    /// All memory that it takes in bytes.
+    /// Samples of all memory that the program takes, in bytes.
     pub memory: Vec<(f64, u64)>,
 }
 
-/// The mean of a level between two times; `None` where nobody looked.
+/// Mean of a level between two times; `None` if it was not sampled.
 fn mean(levels: &[(f64, u64)], from_s: f64, to_s: f64) -> Option<f64> {
     let within = levels.iter().filter(|l| (from_s..=to_s).contains(&l.0));
     let values: Vec<f64> = within.map(|l| l.1 as f64).collect();
@@ -29,7 +29,7 @@ fn mean(levels: &[(f64, u64)], from_s: f64, to_s: f64) -> Option<f64> {
 }
 
 impl Looks {
-    /// Adds a look. What is less than before belongs to processes that are gone: they had that much.
+    /// Adds a sample. A counter that decreased lost processes that have ended; their counts are kept.
     pub fn add(&mut self, at_s: f64, now: Counts) {
         let before = self.counts.last().map(|l| l.1).unwrap_or_default();
         let cpu_s = match (before.cpu_s, now.cpu_s) {
@@ -40,8 +40,8 @@ impl Looks {
         self.counts.push((at_s, Counts { faults, cpu_s }));
     }
 
-    /// What was counted from one time to another; `None` when that is no time, or nobody looked at or after
-    /// its end. Between two looks the program is taken to go on evenly.
+    /// Counts between two times; `None` if the interval is empty, or no sample was taken at or after its end.
+    /// Interpolates linearly between samples.
     pub fn between(&self, from_s: f64, to_s: f64) -> Option<Measured> {
         if from_s < 0.0 || from_s >= to_s || self.counts.last()?.0 < to_s {
             return None;
@@ -58,11 +58,11 @@ impl Looks {
         })
     }
 
-    /// A count at a time that is not after the last look.
+    /// Value of a counter at a time no later than the last sample.
     fn at(&self, at_s: f64, of: &dyn Fn(&Counts) -> Option<f64>) -> Option<f64> {
         let next = self.counts.partition_point(|l| l.0 < at_s);
         let (after_s, after) = self.counts.get(next)?;
-        // All counts begin at nothing, with the program.
+        // All counters are 0 at the start of the program.
         let (before_s, before) = match next.checked_sub(1) {
             Some(i) => (self.counts[i].0, of(&self.counts[i].1).unwrap_or(0.0)),
             None => (0.0, 0.0),
@@ -84,7 +84,7 @@ mod tests {
         }
     }
 
-    /// The fill before the measured part and the check behind it do not count.
+    /// Filling before the measured part, and checking after it, do not count.
     #[test]
     fn the_measured_part_is_between_looks() {
         let mut looks = Looks::default();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     proptest! {
-        /// Parts add up to the whole.
+        /// Counts of adjacent intervals add up.
         #[test]
         fn neighbouring_parts_add_up(steps in prop::collection::vec((1u32..50, 0u64..1000), 1..40), cut in 0.01f64..0.99) {
             let (mut looks, mut at_s, mut faults) = (Looks::default(), 0.0, 0);

@@ -1,4 +1,4 @@
-//! Runs the cells of experiments, interleaved and repeated, and writes down what they took.
+//! Runs the cells of experiments, interleaved and repeated, and appends the samples to the results.
 
 mod budget;
 pub(crate) mod child;
@@ -52,21 +52,21 @@ use crate::registry;
 use crate::variant::{FarBelow, Tenancy, Variant};
 use crate::workload::{Place, Workload, WorkloadError};
 
-/// Least local memory of any limited run, for all variants alike: canvas works with no less.
+/// Least local memory of any limited run under all variants; canvas needs this much.
 const LIMIT_BYTES_MIN: u64 = 8 << 20;
-/// What tells samples of programs that are compared side by side from others: the one that is not the base.
+/// Parameter of the samples of side-by-side comparisons: names the variant that is not the base.
 pub const PAIR: &str = "pair";
-/// Time between two looks at a program's memory.
+/// Interval at which a program's memory is sampled.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How a run of the bench ended.
+/// Outcome of a run of the bench.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// All cells that could run did.
+    /// All cells that can run here were run.
     Done,
-    /// So many runs were wrong, failed or hung.
+    /// Number of runs that were wrong, failed or hung.
     SomeFailed(u32),
-    /// Stopped by this signal; the host is as it was.
+    /// Stopped by this signal; all changes to the host are undone.
     Stopped(i32),
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn run_line(
     }
 }
 
-/// A number that no other run in any file has: time and pid.
+/// An identifier that is unique over all files: time and pid.
 fn new_run_id() -> String {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -101,13 +101,14 @@ fn new_run_id() -> String {
     format!("{}-{}", now.as_millis(), std::process::id())
 }
 
-/// Signals that end a bench, as a number that is 0 until one comes. A second one ends it at once,
-/// and the guardian undoes what was changed.
+/// Registers the signals that stop a bench; returns a flag that is 0 until one arrives, then its number. A
+/// second signal ends the bench at once, and the guardian undoes its changes.
 fn signals() -> Result<Arc<AtomicUsize>, BenchError> {
     let stop = Arc::new(AtomicUsize::new(0));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         let flag = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        // In this order: the first signal finds the flag unset, sets it, and the second acts on it.
+        // The order matters: the first signal finds the flag unset and sets it, and the second takes its
+        // default action.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))
             .and_then(|_| signal_hook::flag::register(signal, flag))
             .and_then(|_| {
@@ -118,7 +119,7 @@ fn signals() -> Result<Arc<AtomicUsize>, BenchError> {
     Ok(stop)
 }
 
-/// Everything that the cells of one run of the bench share.
+/// State shared by all cells of one run of the bench.
 struct Bench<'a> {
     request: &'a Request,
     all: &'a [Box<dyn Workload>],
@@ -132,37 +133,38 @@ struct Bench<'a> {
     failed: u32,
     numbers: AtomicU32,
     budget: Budget,
-    /// Cells that hung: they are not repeated.
+    /// Cells that hung, which are not repeated.
     hung: Vec<(Variant, Option<u32>, Vec<plan::Member>)>,
 }
 
-/// What lies below all programs of a cell.
+/// Environment of all programs of a cell.
 struct Beneath<'b> {
     needs: &'b [working_set::Need],
-    /// Far memory of each.
+    /// Far memory of each program, in bytes.
     far: &'b [u64],
     arguments: &'b [Vec<String>],
-    /// How many programs are left that others are company for.
+    /// Number of programs still running, without those that run as company only.
     left: &'b AtomicUsize,
     network: Option<&'b Network>,
     shared: Option<&'b Shared>,
     swap: Option<&'b Swap>,
 }
 
-/// A member's arguments, with those of company.
+/// Arguments of a member, with those for company.
 fn with_company(member: &plan::Member) -> Vec<String> {
     let more = member.company.as_deref().unwrap_or_default();
     [&member.args, more].concat()
 }
 
-/// Runs what was asked for; the table goes to `print`. An error tells of bad input or of a host that
-/// cannot do it; then nothing was changed, or it was changed back.
+/// Runs the request and passes the table to `print`. Fails if the request is invalid or the host cannot run
+/// it; all changes to the host are undone then.
 pub fn run(request: &Request, print: impl FnOnce(&str)) -> Result<Ended, BenchError> {
     run_with(request, &registry::workloads(), print)
 }
 
-/// A directory of the run's own, which goes with it. It is noted when it is there and ours: one whose name
-/// could be guessed might be somebody else's by then. (Killed in between, an empty one stays.)
+/// Creates a directory for the run, which is removed at its end. It is journalled only after it exists, since
+/// a directory of a predictable name could belong to someone else. (A kill in between leaves an empty
+/// directory.)
 pub(crate) fn own_dir(dir: &Path, undo: &Undo) -> Result<PathBuf, BenchError> {
     let template = dir.join(format!("canvas-bench-{}-XXXXXX", std::process::id()));
     let path = match mkdtemp(&template) {
@@ -183,7 +185,7 @@ pub(crate) fn run_with(
     print: impl FnOnce(&str),
 ) -> Result<Ended, BenchError> {
     let began = Instant::now();
-    // Bad input first: it is an error whoever else runs.
+    // Invalid requests fail first, even if another bench is running.
     let asked = plan::make(request, all, |_| None)?;
     let lock = lock::take()?;
     if let Taken::Others(pid) = &lock {
@@ -265,8 +267,8 @@ fn another(pid: Option<u32>) -> String {
     format!("another bench{number} runs")
 }
 
-/// The kernel's swap is one for the whole host: what was asked for cannot use it beside another
-/// bench. (Without root it cannot anyway, and the plan says so.)
+/// Refuses variants with kernel swap, which all of the host shares, while another bench runs. (Without root
+/// the plan has refused them.)
 fn refuse_beside(pid: Option<u32>, asked: &Plan) -> Result<(), BenchError> {
     let sets = asked.sets.iter().flat_map(|s| s.variants.clone());
     let cases = asked.scripts.iter().flat_map(|c| c.cases(0));
@@ -292,7 +294,7 @@ impl<'a> Bench<'a> {
         let scripts = plan.scripts;
         let sets = self.prepare(plan.sets)?;
         let repeats = sets.iter().map(|s| s.repeats).max().unwrap_or(0);
-        // Repeats outermost, so that a noisy minute hits no cell in all of its repeats.
+        // Repeats are the outermost loop, so that a noisy minute does not hit all repeats of a cell.
         'all: for repeat in 0..repeats {
             for (number, set) in sets.iter().enumerate().filter(|(_, s)| repeat < s.repeats) {
                 for cell in set.cells(repeat) {
@@ -301,7 +303,7 @@ impl<'a> Bench<'a> {
                     }
                     let key = budget::key(number, &cell);
                     let began = Instant::now();
-                    // A shorter one behind it may still fit.
+                    // A later, shorter cell may still fit.
                     if self.budget.has_room_for(&key) && self.cell(&cell, repeat)? {
                         self.budget.dealt_with(key, began.elapsed());
                     }
@@ -322,7 +324,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Writes who runs, and what does not run and why.
+    /// Appends the run's header, and a line for each thing that is not run, with the reason.
     fn head(&mut self, plan: &Plan) -> Result<(), ResultsError> {
         let machine = facts::machine(&self.request.canvas);
         let of_sets = plan.sets.iter().map(|s| (s.scale, s.repeats));
@@ -350,7 +352,7 @@ impl<'a> Bench<'a> {
         let about = match (&skip.variant, &skip.workload) {
             (Some(v), Some(w)) => format!("{}: {w} on {v}", skip.experiment),
             (Some(v), None) => format!("{} on {v}", skip.experiment),
-            // Reasons of a workload begin with its name, but for those of time.
+            // Reasons of a workload already begin with its name, except those about time.
             (None, Some(w)) if !skip.reason.starts_with(w.as_str()) => {
                 format!("{}: {w}", skip.experiment)
             }
@@ -361,8 +363,8 @@ impl<'a> Bench<'a> {
         self.results.add(&Line::Skip(skip))
     }
 
-    /// Fetches and generates what the workloads need; sets of those that cannot be prepared are
-    /// skipped, unless the user named one.
+    /// Downloads and generates what the workloads need. Skips sets that cannot be prepared, unless the user
+    /// named them.
     fn prepare(&mut self, sets: Vec<Set>) -> Result<Vec<Set>, Fail> {
         let mut done: HashMap<(String, u64), Result<(), Arc<WorkloadError>>> = HashMap::new();
         let mut kept = Vec::new();
@@ -420,8 +422,8 @@ impl<'a> Bench<'a> {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Runs one cell: one sample for each of its programs. False when its time was cut short by
-    /// the end of the run's: then it counts as not run.
+    /// Runs one cell, and returns one sample per program. Returns false when the time limit of the run cut it
+    /// short; the cell then counts as not run.
     fn cell(&mut self, cell: &Cell, repeat: u32) -> Result<bool, Fail> {
         let key = (cell.variant.clone(), cell.percent, cell.set.members.clone());
         if self.hung.contains(&key) {
@@ -444,7 +446,7 @@ impl<'a> Bench<'a> {
         }
         let samples = match needs.into_iter().collect::<Result<Vec<_>, NeedError>>() {
             Ok(needs) => self.run_cell(cell, repeat, &needs)?,
-            // Without a working set there is no limit to run under.
+            // Without a working set there is no limit to apply.
             Err(e) => self.failures(cell, repeat, &e.to_string()),
         };
         let hung = |s: &Sample| s.outcome == Outcome::Timeout;
@@ -463,13 +465,13 @@ impl<'a> Bench<'a> {
         Ok(true)
     }
 
-    /// Writes a sample to the results; how its program ended, in words.
+    /// Appends a sample to the results; returns a description of how its program ended.
     fn keep(&mut self, what: &str, sample: Sample) -> Result<String, Fail> {
         let words = match &sample.outcome {
             Outcome::Ok => match (sample.seconds, sample.ops_per_s) {
                 (Some(seconds), _) => format!("{seconds:.2} s"),
                 (None, Some(rate)) => format!("{rate:.0}/s"),
-                // It was company, and has no time of its own.
+                // A program that ran as company has no time.
                 (None, None) => "ok".to_owned(),
             },
             Outcome::Failed(why) => {
@@ -486,7 +488,7 @@ impl<'a> Bench<'a> {
         Ok(words)
     }
 
-    /// Runs a course of events; false when there was no time for all of it.
+    /// Runs a script; returns false when there was not enough time for all of its cases.
     fn course(&mut self, course: &plan::Course) -> Result<bool, Fail> {
         for repeat in 0..course.repeats {
             for case in course.cases(repeat) {
@@ -507,7 +509,7 @@ impl<'a> Bench<'a> {
         Ok(true)
     }
 
-    /// Runs a case of a course of events once.
+    /// Runs one case of a script.
     fn case(
         &mut self,
         course: &plan::Course,
@@ -585,7 +587,7 @@ impl<'a> Bench<'a> {
         (0..cell.set.members.len()).map(failed).collect()
     }
 
-    /// What a cell is below cannot be set up: no samples.
+    /// Records why the environment of a cell cannot be set up, without samples.
     fn cannot_run(&mut self, cell: &Cell, reason: String) -> Result<Vec<Sample>, Fail> {
         self.skip(Skip {
             run_id: String::new(),
@@ -605,7 +607,7 @@ impl<'a> Bench<'a> {
         needs: &[working_set::Need],
     ) -> Result<Vec<Sample>, Fail> {
         let total: u64 = needs.iter().map(|n| n.bytes).sum();
-        // Twice what can become far, so that the size of the swap area decides nothing.
+        // Twice the memory that can become far, so that the size of the swap area has no influence.
         let swap_bytes = round_to_mib(2 * total) + (256 << 20);
         let swap = match Swap::on(
             cell.variant,
@@ -617,12 +619,12 @@ impl<'a> Bench<'a> {
             Ok(swap) => swap,
             Err(e) => return self.cannot_run(cell, e.to_string()),
         };
-        // For all that serves the programs, and then for these, to the cell's end.
+        // Confines first what serves the programs, then the programs, until the cell ends.
         let serving = match confine(cell, true) {
             Ok(confined) => confined,
             Err(e) => return self.cannot_run(cell, e.to_string()),
         };
-        // One link for all programs of a cell, as a host has one.
+        // All programs of a cell share one link, as on a real host.
         let link = cell.variant.link();
         let network = match link
             .map(|link| Network::start(link, self.context.undo))
@@ -697,7 +699,7 @@ impl<'a> Bench<'a> {
         Ok(samples)
     }
 
-    /// The programs of a cell; of one whose program has a `base` beside it, that program on two sides.
+    /// Jobs of the programs of a cell; a program with a `base` has two, one on each side.
     fn jobs<'b>(
         &mut self,
         cell: &'b Cell,
@@ -724,7 +726,7 @@ impl<'a> Bench<'a> {
         Ok(jobs)
     }
 
-    /// One program of a cell, and its sample as far as it is known before.
+    /// The job of one program of a cell, and the part of its sample that is known in advance.
     fn job<'b>(
         &mut self,
         cell: &'b Cell,
@@ -738,7 +740,7 @@ impl<'a> Bench<'a> {
         let (member, need) = (&cell.set.members[i], &beneath.needs[i]);
         let alone = cell.set.members.len() == 1;
         let tenancy = cell.variant.tenancy();
-        // One tenant has one budget: what all of them would have.
+        // A single tenant has the sum of the programs' budgets.
         let sum = |all: Vec<u64>, own: u64| match tenancy {
             Tenancy::One => all.into_iter().sum(),
             _ => own,
@@ -807,7 +809,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Counts a program that is no company out, however its run ends.
+/// Decrements the count of running programs when dropped, unless the program is company.
 struct Leaves<'a>(Option<&'a AtomicUsize>);
 
 impl Drop for Leaves<'_> {
@@ -818,7 +820,8 @@ impl Drop for Leaves<'_> {
     }
 }
 
-/// Confines this thread, and what it starts, to the processors that a cell's programs have, or what `serves` them.
+/// Confines this thread and its children to the processors of a cell's programs, or to those of their agent
+/// and donors if `serves`.
 fn confine(cell: &Cell, serves: bool) -> Result<Option<Confined>, ConfineError> {
     if cell.set.is_on_one_processor() {
         Confined::to_one().map(Some)
@@ -829,16 +832,16 @@ fn confine(cell: &Cell, serves: bool) -> Result<Option<Confined>, ConfineError> 
     }
 }
 
-/// What happens around programs while they run.
+/// Monitors that run beside the programs.
 struct Eyes<'a> {
-    /// Who is looked at.
+    /// Agent and link to sample.
     watched: Option<&'a Watched<'a>>,
-    /// Who swaps processors.
+    /// Sides that swap processors.
     turns: Option<(&'a Turns, &'a [Side; 2])>,
 }
 
-/// Runs programs at the same time, of which so many as `left` says are no company, and looks at their agent and
-/// its link meanwhile.
+/// Runs programs at the same time, and samples their agent and its link meanwhile. `left` counts the programs
+/// that are not company.
 fn at_once(
     context: &Context,
     jobs: Vec<(Job, Sample)>,
@@ -878,7 +881,7 @@ fn round_to_mib(bytes: u64) -> u64 {
     bytes.next_multiple_of(1 << 20)
 }
 
-/// `percent` of the working set in whole pages, and enough to work with.
+/// `percent` of the working set in whole pages, but at least the minimum.
 fn limit_bytes(working_set: u64, percent: u32) -> u64 {
     let share = (u128::from(working_set) * u128::from(percent) / 100) as u64;
     share.max(LIMIT_BYTES_MIN).next_multiple_of(4096)
@@ -903,7 +906,7 @@ fn describe(cell: &Cell) -> String {
     )
 }
 
-/// What `lab run --list` prints.
+/// Text of `lab run --list`.
 pub fn list(request: &Request) -> String {
     list_of(&registry::workloads(), &request.cache, request)
 }

@@ -1,5 +1,5 @@
-//! Pages of real programs: a workload runs plainly, and when its memory has stopped to grow a part of its
-//! anonymous pages is copied out of it.
+//! Capture of pages of real programs: runs a workload in plain memory, and copies a sample of its anonymous
+//! pages when its memory has stopped growing.
 
 use std::fs::{self, File};
 use std::net::TcpStream;
@@ -17,16 +17,16 @@ use crate::host::undo::Undo;
 use crate::processes;
 use crate::workload::{Place, Plan, Workload};
 
-/// Between two looks at a program's memory.
+/// Interval at which a program's memory is sampled.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Memory that grows by less than a fiftieth in so many looks has stopped to.
+/// Number of samples with less than 2 % growth after which memory counts as stable.
 const STILL_LOOKS: usize = 10;
-/// How long a server may take to listen, and a program or client to do its work.
+/// Timeout of a server's start, and of a program's or a client's work.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Longer mappings are address space, and are not looked through.
+/// Mappings longer than this are reserved address space, and are skipped.
 const MAPPING_BYTES_MAX: usize = 64 << 30;
 
-/// Is memory of this mapping anonymous and the program's own?
+/// Address range of a mapping, if its memory is anonymous and private.
 fn is_anonymous(line: &[u8]) -> Option<(usize, usize)> {
     let m = Mapping::parse(line)?;
     let named = m.name.is_empty() || m.name == b"[heap]" || m.name.starts_with(b"[anon:");
@@ -34,7 +34,7 @@ fn is_anonymous(line: &[u8]) -> Option<(usize, usize)> {
     ours.then_some((m.start, m.end))
 }
 
-/// Addresses of the pages that a process has in memory.
+/// Addresses of a process's pages in memory.
 fn present(pid: u32) -> std::io::Result<Vec<u64>> {
     let maps = fs::read(format!("/proc/{pid}/maps"))?;
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
@@ -45,7 +45,7 @@ fn present(pid: u32) -> std::io::Result<Vec<u64>> {
             continue;
         };
         for (n, word) in words[..read].as_chunks::<8>().0.iter().enumerate() {
-            // The highest bit: it is in memory.
+            // The highest bit says that the page is in memory.
             if u64::from_ne_bytes(*word) >> 63 != 0 {
                 found.push((start + n * PAGE_SIZE) as u64);
             }
@@ -54,7 +54,8 @@ fn present(pid: u32) -> std::io::Result<Vec<u64>> {
     Ok(found)
 }
 
-/// `count` of them, evenly spread from a beginning that follows from the seed; all, where there are no more.
+/// `count` of the addresses, evenly spread from an offset that the seed fixes; all of them if there are not
+/// more.
 fn spread(all: &[u64], count: usize, seed: u64) -> Vec<u64> {
     if all.len() <= count {
         return all.to_vec();
@@ -64,7 +65,7 @@ fn spread(all: &[u64], count: usize, seed: u64) -> Vec<u64> {
     (0..count).map(at).collect()
 }
 
-/// Copies pages out of the largest of these processes.
+/// Copies pages of the process with the most memory.
 fn pages_of(pids: &[u32], count: usize, seed: u64) -> Result<Vec<PageBuf>, CodecError> {
     let largest = pids
         .iter()
@@ -75,7 +76,7 @@ fn pages_of(pids: &[u32], count: usize, seed: u64) -> Result<Vec<PageBuf>, Codec
     let mut pages = Vec::new();
     for address in spread(&present(pid).map_err(fail)?, count, seed) {
         let mut page = [0; PAGE_SIZE];
-        // One that was given back meanwhile is none.
+        // Skips pages that were unmapped since.
         if memory.read_exact_at(&mut page, address).is_ok() {
             pages.push(page);
         }
@@ -93,8 +94,8 @@ fn ended(child: &mut Child, at_most: Duration) -> Result<bool, CodecError> {
     }
 }
 
-/// Copies pages of a program when its memory has stopped to grow. Meanwhile they are copied whenever there is
-/// a quarter more of it, so that a program that ends while it grows has been looked at, too.
+/// Copies pages of a program once its memory has stopped growing. Also copies them whenever memory has grown
+/// by a quarter, so that a program that ends while it grows leaves pages.
 fn grown(child: &mut Child, count: usize, seed: u64) -> Result<Vec<PageBuf>, CodecError> {
     let until = Instant::now() + PATIENCE;
     let mut seen: Vec<u64> = Vec::new();
@@ -116,11 +117,11 @@ fn grown(child: &mut Child, count: usize, seed: u64) -> Result<Vec<PageBuf>, Cod
         }
     }
     let pids = processes::tree(child.pid(), child.start_ticks);
-    // It may have ended since.
+    // The program may have ended since; then the last copies count.
     pages_of(&pids, count, seed).or_else(|e| last.map(|(_, pages)| pages).ok_or(e))
 }
 
-/// Runs a workload plainly, and copies so many of its pages.
+/// Runs a workload in plain memory and copies `count` of its pages.
 pub fn capture(
     workload: &dyn Workload,
     place: &Place,
@@ -202,13 +203,13 @@ mod tests {
         assert!(of("1000-3000 rw-p 00000000 00:00 0    [stack]").is_none());
     }
 
-    /// A program that ends while its memory grows has shown pages all the same.
+    /// A program that ends while its memory grows still leaves pages.
     #[test]
     fn a_program_that_ends_while_it_grows_is_captured() {
         let _one = one_journal();
         let dir = tempfile::tempdir().unwrap();
         let undo = Arc::new(Undo::begin(&Host, &request(&[]).guardian).unwrap());
-        // Ten million characters more every fifth of a second; it is over before ten looks.
+        // Ten million characters more every 0.2 s; the program ends before ten samples.
         let script = "x=; for i in 1 2 3 4; do x=$x$(head -c 4000000 /dev/zero | tr '\\0' a); sleep 0.1; done";
         let command = Argv {
             argv: ["sh", "-c", script].map(String::from).to_vec(),
@@ -222,7 +223,7 @@ mod tests {
         assert_eq!(Arc::into_inner(undo).unwrap().finish(), [""; 0]);
     }
 
-    /// Its own pages are read back as they are.
+    /// Pages of this process are copied unchanged.
     #[test]
     fn a_process_has_its_pages_copied() {
         let marked: Vec<u8> = (0..64 * PAGE_SIZE).map(|n| (n / 8 % 251) as u8).collect();

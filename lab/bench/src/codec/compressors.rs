@@ -1,24 +1,25 @@
-//! Compressors of pages, canvas's own among them.
+//! Compressors of pages, with canvas's own.
 
 use canvas_swap::classes::COMPRESSED_MAX;
 use canvas_swap::codec::LzScratch;
 use canvas_sys::lz4;
 use canvas_types::{PAGE_SIZE, PageBuf};
 
-/// Room for a page that grows.
+/// Size of the output buffer: incompressible pages grow.
 pub const ROOM_BYTES: usize = 2 * PAGE_SIZE;
 
 /// Compresses one page at a time.
 pub trait Compressor {
-    /// For tables.
+    /// Name in tables.
     fn name(&self) -> String;
-    /// Compressed length; `None` where it is more than canvas keeps compressed. `out` has [`ROOM_BYTES`].
+    /// Compresses a page into `out` of [`ROOM_BYTES`]; returns the length, or `None` if canvas would store
+    /// the page uncompressed.
     fn compress(&mut self, page: &PageBuf, out: &mut [u8]) -> Option<usize>;
-    /// Exactly one page; false when `from` is none.
+    /// Decompresses exactly one page; returns false when `from` is not a compressed page.
     fn decompress(&mut self, from: &[u8], page: &mut PageBuf) -> bool;
 }
 
-/// All that are compared; canvas's own is the first.
+/// All compressors to compare; canvas's own is the first.
 pub fn all() -> std::io::Result<Vec<Box<dyn Compressor>>> {
     let mut all: Vec<Box<dyn Compressor>> = Vec::new();
     for acceleration in [1, 2, 4, 8] {
@@ -43,7 +44,7 @@ pub struct Lz4 {
 }
 
 impl Lz4 {
-    /// With this acceleration; canvas's is 1.
+    /// Uses this acceleration; canvas's is 1.
     pub fn new(acceleration: i32) -> Lz4 {
         Lz4 {
             acceleration,
@@ -52,7 +53,7 @@ impl Lz4 {
         }
     }
 
-    /// Any bytes into any room.
+    /// Compresses bytes of any length into a buffer of any size.
     pub fn bytes(&mut self, from: &[u8], out: &mut [u8]) -> Option<usize> {
         let fresh = std::mem::take(&mut self.fresh);
         lz4::compress_faster(from, out, &mut self.state.0, fresh, self.acceleration)
@@ -153,7 +154,7 @@ mod tests {
         }
         for mut c in all().unwrap() {
             let mut out = [0; ROOM_BYTES];
-            // Twice: state that an earlier page left must not matter.
+            // Twice, since state left by an earlier page must not matter.
             for _ in 0..2 {
                 assert_eq!(c.compress(&noise, &mut out), None, "{}", c.name());
                 let len = c.compress(&text, &mut out).expect("it shrinks");

@@ -1,4 +1,4 @@
-//! How long compressors take over pages, what they make of them, and what foresight would save.
+//! Time and ratio of compressors over pages, and the saving of predicting incompressible pages.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -11,17 +11,17 @@ use serde::Serialize;
 use super::compressors::{Compressor, Lz4, ROOM_BYTES};
 use crate::stats::median;
 
-/// Pages by what is in them; only data are compressed.
+/// Pages by content; only pages of data are compressed.
 pub struct Sorted {
-    /// Of zeros.
+    /// Pages of zeros.
     pub zero: usize,
-    /// Of one value.
+    /// Pages of one repeated value.
     pub same_filled: usize,
-    /// The others.
+    /// All other pages.
     pub data: Vec<PageBuf>,
 }
 
-/// Sorts pages as canvas does.
+/// Sorts pages by content, as canvas does.
 pub fn sort(pages: Vec<PageBuf>) -> Sorted {
     let mut sorted = Sorted {
         zero: 0,
@@ -38,12 +38,12 @@ pub fn sort(pages: Vec<PageBuf>) -> Sorted {
     sorted
 }
 
-/// A time of several rounds.
+/// A time measured in several rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rounds {
-    /// The least.
+    /// The shortest time.
     pub best: f64,
-    /// The middle.
+    /// The median time.
     pub median: f64,
 }
 
@@ -54,52 +54,52 @@ fn rounds(all: &[f64]) -> Option<Rounds> {
     })
 }
 
-/// What a compressor makes of pages of data.
+/// Results of a compressor over pages of data.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Speed {
-    /// Its name.
+    /// Name of the compressor.
     pub compressor: String,
-    /// Time of a page out, whether it shrinks or not.
+    /// Time to compress a page, whether it shrinks or not.
     pub out_ns: Rounds,
-    /// Time of a page that shrank, in; absent where none did.
+    /// Time to decompress a page that shrank; absent if none did.
     pub in_ns: Option<Rounds>,
-    /// Bytes of the pages over the compressed bytes; what does not shrink enough counts whole.
+    /// Bytes of the pages over the compressed bytes; pages that do not shrink enough count in full.
     pub ratio: f64,
-    /// The same over the slots of canvas's pool, header included.
+    /// Bytes of the pages over the bytes of their slots in canvas's pool, header included.
     pub ratio_in_slots: f64,
-    /// Share of pages that is stored as it is.
+    /// Share of pages that are stored uncompressed.
     pub raw_share: f64,
 }
 
-/// Foresight that refuses pages before lz4 works on them.
+/// A predictor that rejects pages before lz4 works on them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Foresight {
-    /// Its name.
+    /// Name of the predictor.
     pub predictor: String,
-    /// Its time for a page.
+    /// Prediction time per page.
     pub ns: Rounds,
-    /// Of the pages that do not shrink, the share that it refuses; absent where all shrink.
+    /// Share of the incompressible pages that it rejects; absent if all pages shrink.
     pub found_share: Option<f64>,
-    /// Of the pages that shrink, the share that it refuses wrongly.
+    /// Share of the compressible pages that it rejects wrongly.
     pub wrong_share: f64,
-    /// Time of a page out by medians: that of foresight, and of lz4 over what it does not refuse.
+    /// Compression time per page in medians: of the prediction, and of lz4 over the pages not rejected.
     pub out_ns: f64,
 }
 
-/// Pages that lz4, as canvas has it, does not make small enough.
+/// Pages that lz4, with canvas's parameters, does not make small enough.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Refusal {
-    /// Their share of the pages of data.
+    /// Their share among the pages of data.
     pub share: f64,
-    /// Time that lz4 works on such a page; absent where there is none.
+    /// Time that lz4 spends on such a page; absent if there is none.
     pub ns: Option<Rounds>,
-    /// Of lz4's time for all pages, the share that goes to these.
+    /// Their share of lz4's time over all pages.
     pub time_share: f64,
-    /// What foresight would do.
+    /// Result of each predictor.
     pub foresight: Vec<Foresight>,
 }
 
-/// Time of `each` over all pages, for one of them, in each of `count` rounds.
+/// Time of `each` per page, over all pages, in each of `count` rounds.
 fn timed<'p>(
     pages: impl Iterator<Item = &'p PageBuf> + Clone,
     count: u32,
@@ -118,7 +118,8 @@ fn timed<'p>(
     }
 }
 
-/// Measures one compressor; `None` where there are no pages, an error names the page that did not come back.
+/// Measures one compressor. Returns `None` if there are no pages; the error names a page that did not
+/// decompress to itself.
 pub fn speed(
     compressor: &mut dyn Compressor,
     pages: &[PageBuf],
@@ -165,14 +166,14 @@ pub fn speed(
     }))
 }
 
-/// Part of a page that is compressed to foresee the rest.
+/// Length of the part of a page that is compressed to predict the rest.
 const PART: usize = 1024;
-/// Each byte of so many is counted for the entropy.
+/// The entropy counts each byte at a multiple of this step.
 const STEP: usize = 8;
-/// Bits a byte: 512 random bytes have 7.6 by this count.
+/// Threshold in bits per byte: 512 random bytes have 7.6 by this estimate.
 const ENTROPY_BITS: f64 = 7.0;
 
-/// Entropy of the sampled bytes, in bits a byte.
+/// Entropy of the sampled bytes, in bits per byte.
 fn entropy(page: &PageBuf) -> f64 {
     let mut counts = [0u16; 256];
     for byte in page.iter().step_by(STEP) {
@@ -184,7 +185,7 @@ fn entropy(page: &PageBuf) -> f64 {
     total.log2() - sum / total
 }
 
-/// A name, and whether the page is refused.
+/// Name of a predictor, and the function that says whether to reject a page.
 type Predictor = (&'static str, Box<dyn FnMut(&PageBuf) -> bool>);
 
 fn predictors() -> Vec<Predictor> {
@@ -207,7 +208,7 @@ fn predictors() -> Vec<Predictor> {
     ]
 }
 
-/// What becomes of pages that do not shrink; `None` where there are no pages.
+/// Evaluates the predictors over incompressible pages; `None` if there are no pages.
 pub fn refusal(pages: &[PageBuf], count: u32) -> Option<Refusal> {
     let mut lz4 = Lz4::new(1);
     let mut out = [0; ROOM_BYTES];

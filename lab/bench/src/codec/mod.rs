@@ -1,4 +1,4 @@
-//! `lab codec`: compressors over pages of real programs, on one processor.
+//! `lab codec`: compares compressors over pages of real programs, on one processor.
 
 mod capture;
 mod compressors;
@@ -25,9 +25,9 @@ use crate::words::{digits, share};
 use crate::workload::Place;
 use measure::{Refusal, Rounds, Speed};
 
-/// Name of the form of the results.
+/// Schema of the results.
 const SCHEMA: &str = "canvas-codec/1";
-/// What is captured where nothing is named: the patterns' data, a store, a JVM, Python, Spark.
+/// Workloads captured by default: the patterns' data, a store, a JVM, Python, Spark.
 const PROGRAMS: [&str; 5] = [
     "random-read",
     "redis-get95",
@@ -36,47 +36,47 @@ const PROGRAMS: [&str; 5] = [
     "spark-lr",
 ];
 
-/// What was asked for.
+/// Request from the command line.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Workloads by name; empty: [`PROGRAMS`].
+    /// Names of workloads; [`PROGRAMS`] if empty.
     pub names: Vec<String>,
-    /// Pages of each.
+    /// Pages to capture of each workload.
     pub pages: usize,
     /// Rounds of each measurement.
     pub rounds: u32,
     /// Size of the workloads.
     pub scale: f64,
-    /// Seed of data, and of which pages are taken.
+    /// Seed of the data and of the choice of pages.
     pub seed: u64,
-    /// Where results are appended.
+    /// File to append results to.
     pub out: PathBuf,
-    /// Downloads and data that stay.
+    /// Directory of downloads and generated data.
     pub cache: PathBuf,
     /// The `canvas` command.
     pub canvas: PathBuf,
     /// The `lab` command.
     pub lab: PathBuf,
-    /// Command that comes to the guardian.
+    /// Command that runs the guardian.
     pub guardian: Vec<std::ffi::OsString>,
 }
 
-/// Why compressors are not measured.
+/// Reason why compressors cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
-    /// No workload has the name.
+    /// There is no workload of this name.
     #[error("there is no workload {0}; `lab run --list` shows all")]
     Unknown(String),
-    /// The workload cannot run here.
+    /// The workload cannot run on this host.
     #[error(transparent)]
     Missing(WorkloadError),
-    /// Its program failed.
+    /// The workload's program failed.
     #[error("its program failed: {0}")]
     Failed(String),
-    /// It had no memory to look at.
+    /// The program ended before its memory could be read.
     #[error("its program ended before its memory was looked at; a larger --scale makes it longer")]
     Gone,
-    /// Its memory cannot be read.
+    /// The program's memory cannot be read.
     #[error("the memory of process {pid} cannot be read: {source}")]
     Memory {
         /// The process.
@@ -84,40 +84,40 @@ pub enum CodecError {
         /// What the system says.
         source: io::Error,
     },
-    /// A compressor lost a page.
+    /// A compressor did not restore a page.
     #[error("{compressor} did not bring page {page} back as it was")]
     Damaged {
-        /// Its name.
+        /// Name of the compressor.
         compressor: String,
         /// Number of the page.
         page: usize,
     },
-    /// Nothing was measured.
+    /// No workload could be measured.
     #[error("no program's pages could be had")]
     Nothing,
     /// The results cannot be written.
     #[error("{} cannot be written: {source}", .path.display())]
     Results {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What the system says.
         source: io::Error,
     },
-    /// A compressor cannot be made.
+    /// A compressor cannot be initialised.
     #[error("a compressor cannot be made: {0}")]
     Compressor(#[source] io::Error),
-    /// One processor cannot be had.
+    /// The measurement cannot be confined to one processor.
     #[error(transparent)]
     Confine(#[from] ConfineError),
-    /// Changes of the host cannot be written down.
+    /// Changes to the host cannot be journalled.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// A directory cannot be made.
+    /// A directory cannot be created.
     #[error(transparent)]
     Bench(#[from] BenchError),
 }
 
-/// A line of the results.
+/// A line of the results file.
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum Line<'a> {
@@ -135,21 +135,22 @@ enum Line<'a> {
     },
 }
 
-/// What was found of one program's pages.
+/// Results for one program's pages.
 #[derive(Serialize)]
 struct Program {
     workload: String,
-    /// Pages that were looked at.
+    /// Pages captured.
     pages: usize,
     zero_pages: usize,
     same_filled_pages: usize,
-    /// Pages of data, which all below is of.
+    /// Pages of data, which the fields below describe.
     data_pages: usize,
     speeds: Vec<Speed>,
     refusal: Option<Refusal>,
 }
 
-/// Measures; tables go to `print`, one a program, sentences of what is left out to `say`.
+/// Measures all requested workloads. Passes one table per program to `print`, and a sentence for each
+/// workload left out to `say`.
 pub fn run(request: &Request, print: impl Fn(&str), say: impl Fn(&str)) -> Result<(), CodecError> {
     let all = registry::workloads();
     let names: Vec<&str> = match request.names.is_empty() {
@@ -256,7 +257,7 @@ fn ns(rounds: Option<Rounds>) -> String {
     })
 }
 
-/// For a terminal.
+/// Results of a program as a table for a terminal.
 fn table(p: &Program) -> String {
     let mut text = format!(
         "{}: {} pages, of which {} of zeros, {} of one value; the other {}, ns a page, median (best):\n",

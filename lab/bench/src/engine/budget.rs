@@ -1,4 +1,4 @@
-//! The time that a run of the bench may take: what does not fit into it is left out, and named.
+//! Time limit of a run of the bench: leaves out, and reports, the cells that do not fit.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,60 +8,60 @@ use crate::cells::words;
 use crate::record::Skip;
 use crate::variant::Variant;
 
-/// A cell whatever its repeat: place of its set, variant, ratio.
+/// Identifies a cell over its repeats: index of its set, variant, ratio.
 pub type Key = (usize, Variant, Option<u32>);
 
-/// Keeps the time of one run.
+/// Time budget of one run.
 pub struct Budget {
     allowed: Option<Duration>,
     until: Option<Instant>,
-    /// The longest that each cell took.
+    /// Longest duration of each cell.
     took: BTreeMap<Key, Duration>,
-    /// Repeats of each cell that were run, or that nobody wants to run any more.
+    /// Number of repeats of each cell that were run, or are not needed any more.
     dealt: BTreeMap<Key, u32>,
 }
 
-/// The place of a cell of set number `set`.
+/// Key of a cell of set number `set`.
 pub fn key(set: usize, cell: &Cell) -> Key {
     (set, cell.variant.clone(), cell.percent)
 }
 
 impl Budget {
-    /// So much time from `began` on, or all there is.
+    /// A budget of `allowed` from `began` on; unlimited without it.
     pub fn new(began: Instant, allowed: Option<Duration>) -> Budget {
         Budget {
             allowed,
-            // What cannot be added up is never over.
+            // A limit too large to represent never expires.
             until: allowed.and_then(|a| began.checked_add(a)),
             took: BTreeMap::new(),
             dealt: BTreeMap::new(),
         }
     }
 
-    /// When it is over.
+    /// Time at which the budget is spent.
     pub fn until(&self) -> Option<Instant> {
         self.until
     }
 
-    /// Whether it is over.
+    /// Whether the budget is spent.
     pub fn is_over(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// Whether there is time for a cell, by what it took before.
+    /// Whether there is time for a cell, judged by its longest duration so far.
     pub fn has_room_for(&self, key: &Key) -> bool {
         let took = self.took.get(key).copied().unwrap_or_default();
         self.until.is_none_or(|until| Instant::now() + took < until)
     }
 
-    /// A repeat of a cell was dealt with.
+    /// Records that a repeat of a cell was run or is not needed, and its duration.
     pub fn dealt_with(&mut self, key: Key, took: Duration) {
         let longest = self.took.entry(key.clone()).or_default();
         *longest = took.max(*longest);
         *self.dealt.entry(key).or_default() += 1;
     }
 
-    /// What there was no time for: a line for each set.
+    /// Cells left out for lack of time: a line for each set.
     pub fn left_out(&self, sets: &[Set]) -> Vec<Skip> {
         let Some(allowed) = self.allowed else {
             return Vec::new();

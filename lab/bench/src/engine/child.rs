@@ -1,4 +1,4 @@
-//! One process of a run: started, waited for without being reaped by accident, ended.
+//! One process of a run: started, waited for without reaping it by accident, and killed.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -19,28 +19,28 @@ use crate::host::undo::{Held, Undo};
 use crate::processes;
 use crate::workload::Argv;
 
-/// Children are reaped one at a time, so that the growth of our children's usage is one child's.
+/// Children are reaped one at a time, so that an increase of the children's usage belongs to one child.
 static REAP: Mutex<()> = Mutex::new(());
 
-/// How a process ended.
+/// End of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
-    /// Its status.
+    /// Its exit status.
     pub status: ExitStatus,
-    /// When.
+    /// Time at which it ended.
     pub at: Instant,
-    /// User time of it and of what it waited for.
+    /// User time of the process and of the children it waited for.
     pub user_s: f64,
-    /// The same in the kernel.
+    /// System time of the process and of the children it waited for.
     pub system_s: f64,
 }
 
-/// A process that was started, with its output in files.
+/// A running process, with its output in files.
 pub struct Child {
     child: StdChild,
-    /// When it was started.
+    /// Time at which it was started.
     pub started: Instant,
-    /// Its identity beside the number.
+    /// Start time in clock ticks, which identifies it together with its pid.
     pub start_ticks: u64,
     ended: Option<Ended>,
     exits: Receiver<Instant>,
@@ -53,7 +53,7 @@ fn seconds(t: nix::sys::time::TimeVal) -> f64 {
     t.tv_sec() as f64 + t.tv_usec() as f64 / 1e6
 }
 
-/// User and system time of all children that were reaped.
+/// User and system time of all reaped children.
 fn usage() -> (f64, f64) {
     getrusage(UsageWho::RUSAGE_CHILDREN).map_or((0.0, 0.0), |u| {
         (seconds(u.user_time()), seconds(u.system_time()))
@@ -71,7 +71,7 @@ impl Child {
         Child::start_with(command, dir, tag, undo, Stdio::null())
     }
 
-    /// The same with a pipe as its standard input.
+    /// Starts `command` in `dir`, with a pipe as its standard input.
     pub fn start_with_input(
         command: &Argv,
         dir: &Path,
@@ -100,7 +100,7 @@ impl Child {
             .current_dir(dir)
             .env("TMPDIR", dir)
             .env("LC_ALL", "C.UTF-8");
-        // What the user set for canvas is not meant for these runs.
+        // The user's settings of canvas do not apply to the bench's runs.
         for (name, _) in std::env::vars_os() {
             if name.as_encoded_bytes().starts_with(b"CANVAS_") && name != "CANVAS_PRELOAD_SO" {
                 c.env_remove(name);
@@ -110,7 +110,7 @@ impl Child {
         c.stdin(input);
         c.stdout(File::create(&out).map_err(fail)?);
         c.stderr(File::create(&err).map_err(fail)?);
-        // Out of the reach of the terminal's Ctrl-C: the bench ends it itself.
+        // Its own process group, so that Ctrl-C reaches the bench only, which ends the process itself.
         c.process_group(0);
         let started = Instant::now();
         let (child, start_ticks, held) = undo.start(&mut c).map_err(|e| match e {
@@ -122,7 +122,7 @@ impl Child {
         std::thread::spawn(move || {
             let pid = Pid::from_raw(pid.cast_signed());
             let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
-            // Without reaping: that is done where the usage is read.
+            // Does not reap: the process is reaped where its usage is read.
             while waitid(Id::Pid(pid), ended) == Err(nix::errno::Errno::EINTR) {}
             let _ = send.send(Instant::now());
         });
@@ -138,12 +138,12 @@ impl Child {
         })
     }
 
-    /// Its number.
+    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits for its end at most so long.
+    /// Waits for its end, at most for `at_most`.
     pub fn wait(&mut self, at_most: Duration) -> Option<Ended> {
         if self.ended.is_none()
             && let Ok(at) = self.exits.recv_timeout(at_most)
@@ -163,7 +163,7 @@ impl Child {
         self.ended
     }
 
-    /// Asks it to end.
+    /// Sends it SIGTERM.
     pub fn terminate(&self) {
         if self.ended.is_none() {
             let _ = kill(
@@ -173,24 +173,25 @@ impl Child {
         }
     }
 
-    /// Ends it and all that descends from it.
+    /// Kills it and all its descendants.
     pub fn end(&mut self) {
-        // While it is not reaped its number is its own. What it leaves behind ends with `_held`.
+        // The pid cannot be reused before the process is reaped. Dropping `_held` kills what it leaves
+        // behind.
         processes::kill_all(&processes::tree(self.child.id(), self.start_ticks));
         self.wait(Duration::from_secs(10));
     }
 
-    /// The pipe to its standard input, once.
+    /// Takes the pipe to its standard input; `None` at the second call.
     pub fn input(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
     }
 
-    /// What it has written to standard output.
+    /// Its standard output so far.
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.out).unwrap_or_default()).into_owned()
     }
 
-    /// Last line of its standard output that is not empty.
+    /// Last non-empty line of its standard output.
     pub fn last_line(&self) -> String {
         let text = self.output();
         text.lines()
@@ -200,12 +201,12 @@ impl Child {
             .to_owned()
     }
 
-    /// What it has said on standard error.
+    /// Its standard error so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.err).unwrap_or_default()).into_owned()
     }
 
-    /// What it said last on standard error, or on standard output, for people.
+    /// Its last line on standard error, or else on standard output, for error messages.
     pub fn complaint(&self) -> String {
         let text = self.log();
         let line = text.lines().rev().find(|l| !l.trim().is_empty());

@@ -1,5 +1,5 @@
-//! Donors of the bench's own: `canvas serve` on this host for one program's far memory, in its network
-//! or behind a link, and the death of one of them.
+//! Donors that the bench starts: `canvas serve` on this host for one program's far memory, in its network
+//! namespace or behind a link; and the death of a donor.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -23,36 +23,36 @@ use crate::sampler;
 use crate::variant::FarBelow;
 use crate::workload::Argv;
 
-/// Donors of a program whose experiment does not say how many.
+/// Number of donors if the experiment does not set it.
 pub const DONORS: u32 = 3;
-/// Part of the working set that the pool may hold, in percent: most of what is cold leaves it.
+/// Size of the pool in percent of the working set: most cold pages are demoted to donors.
 const POOL_PERCENT: u64 = 5;
-/// The least that canvas works with, and a little for the pages that are on their way.
+/// Smallest pool that canvas works with, and some room for pages in flight.
 const POOL_BYTES_MIN: u64 = 4 << 20;
-/// How long donors may take to listen, and to end.
+/// Timeout of the donors' start, and of their end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Reads beyond the pool that say that the program is at work.
+/// Number of far reads after which the program counts as working.
 const READS_UNDER_LOAD: u64 = 256;
-/// Time between two looks at the slabs after a death.
+/// Interval at which the slabs are sampled after a death.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// Bound on the pool of a program with this working set.
+/// Size of the pool of a program with this working set.
 pub fn pool_bytes(working_set: u64) -> u64 {
     (working_set / 100 * POOL_PERCENT)
         .max(POOL_BYTES_MIN)
         .next_multiple_of(1 << 20)
 }
 
-/// Far memory of a program with this working set, in whole slabs: so much that its bound decides
-/// nothing. Each donor lends as much, so that any one of them can hold all of it.
+/// Size of the far memory of a program with this working set, in whole slabs; large enough to have no
+/// influence. Each donor lends this much, so that any one can hold all of it.
 pub fn far_bytes(working_set: u64) -> u64 {
     (2 * working_set).next_multiple_of(SLAB_BYTES as u64) + 4 * SLAB_BYTES as u64
 }
 
-/// What donors did until their end.
+/// Resources that donors used until their end.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Processor time, user and kernel.
+    /// Processor time, user and system.
     pub cpu_s: f64,
     /// Bytes read and written for clients.
     pub bytes: u64,
@@ -64,22 +64,22 @@ struct Donor {
     state: PathBuf,
 }
 
-/// Donors that run; they end with this.
+/// Running donors, which end when this is dropped.
 pub struct Donors {
     donors: Vec<Donor>,
     key: PathBuf,
     far_bytes: u64,
 }
 
-/// Where a donor listens, by the first line of its log.
+/// Listening address of a donor, from the first line of its log.
 fn listens_on(log: &str) -> Option<&str> {
     let rest = log.split_once("listening on ")?.1;
-    // A line that is not whole yet may end within the number.
+    // An incomplete line may end within the port number.
     let (address, _) = rest.split_once(',')?;
     Some(address)
 }
 
-/// Bytes lent, and bytes moved, by a donor's state.
+/// Bytes lent and bytes moved, from a donor's state.
 fn lent_and_moved(state: &str) -> Option<(u64, u64)> {
     let v: Value = serde_json::from_str(state).ok()?;
     let counter = |name: &str| v.get("counters")?.get(name)?.as_u64();
@@ -92,8 +92,7 @@ fn state_of(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Donors {
-    /// Starts so many donors that lend `far_bytes` each, in `network` if there is one; files go to
-    /// `dir`.
+    /// Starts `count` donors that lend `far_bytes` each, in `network` if given; their files are in `dir`.
     pub fn start(
         canvas: &Path,
         count: u32,
@@ -149,19 +148,19 @@ impl Donors {
         })
     }
 
-    /// Where they listen.
+    /// Listening addresses of the donors.
     pub fn addresses(&self) -> Vec<&str> {
         self.donors.iter().map(|d| d.address.as_str()).collect()
     }
 
-    /// Kills the one that listens there, as if its host had died.
+    /// Kills the donor at an address, as if its host had died.
     pub fn kill(&mut self, address: &str) {
         if let Some(at) = self.donors.iter().position(|d| d.address == address) {
             self.donors.swap_remove(at).child.end();
         }
     }
 
-    /// Flags of an agent for them.
+    /// Flags of an agent that uses these donors.
     pub fn servers(&self) -> [String; 2] {
         [
             format!("--to={}", self.addresses().join(",")),
@@ -169,7 +168,7 @@ impl Donors {
         ]
     }
 
-    /// Flags of `canvas run` for far memory on them; its disk copies go to `far_dir`.
+    /// Flags of `canvas run` for far memory on these donors; disk copies are in `far_dir`.
     pub fn flags(&self, below: &FarBelow, far_dir: &Path) -> Vec<String> {
         let mut flags = vec![
             format!("--far={}", self.far_bytes),
@@ -181,8 +180,7 @@ impl Donors {
         flags
     }
 
-    /// Has one of them killed when the program of `canvas` (a `canvas run`) reads far memory: the one
-    /// that lends most.
+    /// Has the donor that lends most killed once the program of `canvas` (a `canvas run`) reads far memory.
     pub fn one_dies(&self, canvas: u32) -> Death {
         let stop = Arc::new(AtomicBool::new(false));
         let donors = self.donors.iter();
@@ -195,7 +193,7 @@ impl Donors {
         }
     }
 
-    /// Ends them.
+    /// Ends the donors; returns the resources that they used.
     pub fn end(mut self) -> Work {
         for donor in &self.donors {
             donor.child.terminate();
@@ -228,14 +226,14 @@ impl Donor {
     }
 }
 
-/// The death of a donor, awaited.
+/// A donor's death in the future.
 pub struct Death {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Option<f64>>,
 }
 
 impl Death {
-    /// Seconds from the death until no slab had too few copies; `None` when the program ended before.
+    /// Seconds from the death until no slab had too few copies; `None` if the program ended before.
     pub fn recovery_s(self) -> Option<f64> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().ok().flatten()
@@ -272,7 +270,7 @@ fn die(canvas: u32, donors: &[(u32, PathBuf)], stop: &AtomicBool) -> Option<f64>
     let died = Instant::now();
     kill(Pid::from_raw(victim.cast_signed()), Signal::SIGKILL).ok()?;
     until_some(&mut || stats.degraded_slabs.load(Ordering::Relaxed) > 0)?;
-    // Slabs that are given up, as a program's are at its end, have nothing to recover.
+    // Slabs that were freed, as at the end of a program, have nothing to recover.
     until_some(&mut || {
         stats.repairs.load(Ordering::Relaxed) > 0
             && stats.degraded_slabs.load(Ordering::Relaxed) <= 0
@@ -323,7 +321,7 @@ mod tests {
         let (ended, recovery_s) = thread::scope(|scope| {
             let watch = scope.spawn(|| die(std::process::id(), &donors, &stop));
             let ended = most.wait().unwrap();
-            // It may look at any time.
+            // The watching thread may sample at any time.
             while !watch.is_finished() {
                 stats.degraded_slabs.store(1, Ordering::Relaxed);
                 thread::sleep(5 * LOOK_EVERY);

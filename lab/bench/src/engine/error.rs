@@ -1,6 +1,6 @@
-//! Why the bench, or one run of it, ends early.
+//! Errors of the bench, or of one of its runs.
 //!
-//! The text of each is the sentence that its user reads.
+//! The text of each is the sentence that the user reads.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use crate::host::error::{CgroupError, JournalError};
 use crate::variant::Variant;
 use crate::workload::WorkloadError;
 
-/// Why what was asked for cannot be planned.
+/// Reason why a request cannot be planned.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// No name was written.
+    /// The request names nothing.
     #[error(
         "there is nothing to run; `lab run quick` is a beginning, `lab run --list` shows \
          all"
@@ -28,13 +28,13 @@ pub enum PlanError {
     /// Fewer than two workloads are to run together.
     #[error("--co-run runs the named workloads at the same time; name two or more of them")]
     NoCompany,
-    /// What is to run has no part with a workload that was asked for.
+    /// No part of the requested experiments runs a workload named by `--with`.
     #[error(
         "--with {0}: no part of what is to run names this workload; `lab run --list` shows \
          what there is"
     )]
     NoPartWith(String),
-    /// No variant is left that this host can do; why the first of them cannot be had.
+    /// This host can run none of the variants; has the reason for the first.
     #[error("{0}")]
     NoVariantLeft(String),
     /// A workload that was named, or the first of which none is left, cannot run here.
@@ -42,26 +42,26 @@ pub enum PlanError {
     CannotRun {
         /// The workload.
         workload: String,
-        /// Why.
+        /// The reason.
         why: NotHere,
     },
 }
 
-/// Why a workload cannot run here.
+/// Reason why a workload cannot run here.
 #[derive(Debug, thiserror::Error)]
 pub enum NotHere {
     /// The registry does not have it.
     #[error("this build does not have it")]
     NotBuilt,
-    /// The host lacks something that it needs.
+    /// The host lacks something that the workload needs.
     #[error(transparent)]
     Missing(#[from] WorkloadError),
 }
 
-/// Why lines cannot be added to a results file.
+/// Reason why lines cannot be appended to a results file.
 #[derive(Debug, thiserror::Error)]
 pub enum ResultsError {
-    /// The file cannot be opened or looked at.
+    /// The file cannot be opened or read.
     #[error("results cannot be written to {}: {source}", .path.display())]
     Open {
         /// Its path.
@@ -72,13 +72,13 @@ pub enum ResultsError {
     /// It is a directory, or a device.
     #[error("{} is no file; write another name", .0.display())]
     NoFile(PathBuf),
-    /// It holds something else.
+    /// The file has other contents.
     #[error(
         "{} is no results file of this bench; write another name behind --out",
         .0.display()
     )]
     NotOurs(PathBuf),
-    /// A line cannot be made.
+    /// A line cannot be serialised.
     #[error(transparent)]
     Line(#[from] serde_json::Error),
     /// A line cannot be appended.
@@ -86,16 +86,16 @@ pub enum ResultsError {
     Append(#[source] io::Error),
 }
 
-/// Why the bench, or one run of a program, ends early.
+/// Reason why the bench, or one run of a program, ends early.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// What was asked for cannot be planned.
+    /// The request cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The results cannot be written.
     #[error(transparent)]
     Results(#[from] ResultsError),
-    /// A change of the host cannot be written down.
+    /// A change to the host cannot be journalled.
     #[error(transparent)]
     Journal(#[from] JournalError),
     /// Memory cannot be limited.
@@ -104,29 +104,29 @@ pub enum BenchError {
     /// A workload cannot be run.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// What a workload that the user named needs cannot be had.
+    /// The needs of a workload that the user named cannot be prepared.
     #[error("{workload}: {source}")]
     Unprepared {
         /// The workload.
         workload: String,
-        /// Why.
+        /// The reason.
         source: Arc<WorkloadError>,
     },
-    /// The registry has a workload no more that was planned.
+    /// A planned workload is missing from the registry.
     #[error("{0} is gone")]
     Gone(String),
-    /// Signals are not told to the bench.
+    /// Signal handlers cannot be registered.
     #[error("signals cannot be watched: {0}")]
     Signals(#[source] io::Error),
-    /// The run's own directory cannot be made.
+    /// The run's own directory cannot be created.
     #[error("{} cannot be made: {}", .template.display(), .error.desc())]
     OwnDirectory {
-        /// Its path, as mkdtemp(3) wants it.
+        /// Template of its path, as for mkdtemp(3).
         template: PathBuf,
         /// What the system says.
         error: Errno,
     },
-    /// A directory cannot be made.
+    /// A directory cannot be created.
     #[error("{} cannot be made: {source}", .path.display())]
     Directory {
         /// Its path.
@@ -134,18 +134,18 @@ pub enum BenchError {
         /// What the system says.
         source: io::Error,
     },
-    /// Another bench runs, which kernel swap would disturb.
+    /// Another bench is running, which kernel swap would disturb.
     #[error(
         "{other}, and {variant} would disturb it; wait for its end, or leave the kernel's variants \
          out (--variants local,canvas)"
     )]
     WouldDisturb {
-        /// That it runs.
+        /// Description of the other bench.
         other: String,
-        /// What was asked for.
+        /// The requested variant.
         variant: Box<Variant>,
     },
-    /// No run ended within the time that was allowed.
+    /// No run ended within the time limit.
     #[error("the time was over before any run had ended; write a longer --time-max")]
     TooLittleTime,
     /// A workload's plan names no program.
@@ -159,13 +159,13 @@ pub enum BenchError {
         /// What the system says.
         source: io::Error,
     },
-    /// A program did not print its answer.
+    /// A program did not print an answer.
     #[error("it printed no answer as its last line, but '{0}'")]
     NoAnswer(String),
-    /// The report of `canvas run` tells of damage, or cannot be read.
+    /// The report of `canvas run` lists damage, or cannot be read.
     #[error(transparent)]
     Report(#[from] ReportError),
-    /// The yardstick for donors cannot be taken.
+    /// The TCP baseline of donors cannot be measured.
     #[error("plain TCP cannot be measured: {0}")]
     Tcp(#[source] io::Error),
     /// The `canvas` command cannot be started.
@@ -176,27 +176,27 @@ pub enum BenchError {
         /// What the system says.
         source: io::Error,
     },
-    /// `canvas keygen` failed; what it said.
+    /// `canvas keygen` failed; has its message.
     #[error("no cluster key can be made: {0}")]
     NoKey(String),
-    /// A course of events went another way; one sentence.
+    /// A script's events went wrong; has one sentence.
     #[error("{0}")]
     Script(String),
-    /// A donor does not listen; what it said last.
+    /// A donor does not listen; has its last message.
     #[error("a donor does not start: {0}")]
     NoDonor(String),
-    /// The agent does not listen; what it said last.
+    /// The agent does not listen; has its last message.
     #[error("the agent does not start: {0}")]
     NoAgent(String),
 }
 
-/// Why there is no limit to run a program under.
+/// Reason why a program's limit cannot be computed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum NeedError {
     /// The registry does not have the workload.
     #[error("this build does not have it")]
     NotBuilt,
-    /// The plain run could not begin.
+    /// The plain run could not be started.
     #[error(transparent)]
     NotBegun(Arc<BenchError>),
     /// The plain run failed.
@@ -205,7 +205,7 @@ pub enum NeedError {
     /// The plain run hung.
     #[error("its plain run hung")]
     Hung,
-    /// The plain run ended in another way, in a word.
+    /// The plain run ended in another way, described by a word.
     #[error("its plain run ended with {0}")]
     Ended(&'static str),
     /// The plain run was too short.

@@ -1,4 +1,4 @@
-//! The table of programs that are compared side by side: how much slower one of each pair is, and what memory it saves.
+//! Table of side-by-side comparisons: slowdown of one program of each pair, and the memory that it saves.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::PAIR;
 use super::table::{align, median};
 use crate::record::{Outcome, Sample};
 
-/// What one pair shows, as shares: 0.02 is 2 %.
+/// Result of one pair, as shares: 0.02 is 2 %.
 #[derive(Default)]
 struct Figures {
     slower: Vec<f64>,
@@ -22,7 +22,7 @@ impl Figures {
         if let Some((b, o)) = both(&|s| s.ops_per_s) {
             self.slower.push(b / o - 1.0);
         }
-        // Processor time of an operation.
+        // Processor time per operation.
         let each = |s: &Sample| Some(s.measured?.cpu_s? / (s.ops_per_s? * span_s(s)?));
         if let Some((b, o)) = both(&each) {
             self.cpu_more.push(o / b - 1.0);
@@ -46,7 +46,7 @@ fn percent(values: &[f64]) -> String {
     median(values).map_or("-".to_owned(), |m| format!("{:.1}%", 100.0 * m))
 }
 
-/// The least and the most.
+/// Minimum and maximum.
 fn range(values: &[f64]) -> String {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -56,7 +56,7 @@ fn range(values: &[f64]) -> String {
     }
 }
 
-/// A line for each program and each variant that is not the base.
+/// A line for each program and each variant other than the base.
 pub fn table(name: &str, samples: &[&Sample]) -> String {
     let mut pairs: BTreeMap<_, BTreeMap<u32, Vec<&Sample>>> = BTreeMap::new();
     let ended = samples.iter().filter(|s| s.outcome == Outcome::Ok);
@@ -137,7 +137,7 @@ mod tests {
         let all = [
             sample(Variant::Local, 0, 110.0, 100.0),
             sample(Variant::Canvas(flags()), 0, 100.0, 80.0),
-            // A slow minute for both.
+            // A slow minute that hits both.
             sample(Variant::Canvas(flags()), 1, 50.0, 80.0),
             sample(Variant::Local, 1, 55.0, 100.0),
         ];
