@@ -1,4 +1,4 @@
-//! From what was asked for to the cells that run. Nothing is changed here.
+//! Turns a request into the cells to run. Changes nothing on the host.
 
 use std::collections::BTreeMap;
 use std::mem::discriminant;
@@ -17,116 +17,114 @@ use crate::registry;
 use crate::variant::{FarBelow, Variant};
 use crate::workload::{Place, Workload};
 
-/// What was asked for on the command line; `None` leaves it to the experiment.
+/// A request from the command line; `None` leaves the choice to the experiment.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Experiments and workloads by name.
+    /// Names of experiments and workloads.
     pub names: Vec<String>,
-    /// Of the experiments, only parts in which one of these workloads runs; empty: all parts.
+    /// Runs only parts of experiments with one of these workloads; empty: all parts.
     pub with: Vec<String>,
-    /// Which variants; canvas without flags stands for canvas with each of `canvas_flags`.
+    /// Variants to run; canvas without flags stands for canvas with each of `canvas_flags`.
     pub variants: Option<Vec<Variant>>,
-    /// Flags of `canvas run` to compare; empty: none.
+    /// Flags of `canvas run` to compare; may be empty.
     pub canvas_flags: Vec<Vec<String>>,
-    /// Links between this host and the donors, for far variants that have none of their own; empty:
-    /// none.
+    /// Links between this host and the donors, for far variants without a link of their own; may be empty.
     pub far_links: Vec<Link>,
     /// Local memory in percent of the working set.
     pub percents: Option<Vec<u32>>,
-    /// Run the named workloads at the same time.
+    /// Whether the named workloads run at the same time.
     pub co_run: bool,
     /// Repeats of each cell.
     pub repeats: Option<u32>,
     /// Size of the workloads.
     pub scale: Option<f64>,
-    /// After so much time nothing further is begun.
+    /// Time after which nothing more is started.
     pub time_max: Option<Duration>,
     /// Seed of all generated data.
     pub seed: u64,
-    /// The results file.
+    /// Path of the results file.
     pub out: PathBuf,
-    /// Downloads and data that stay.
+    /// Directory of downloads and generated data.
     pub cache: PathBuf,
     /// The `canvas` command.
     pub canvas: PathBuf,
     /// The `lab` command.
     pub lab: PathBuf,
-    /// How the bench was called.
+    /// Command line of the bench.
     pub argv: Vec<String>,
     /// Version of the `canvas` command.
     pub canvas_version: String,
-    /// Command that comes to [`crate::host::undo::guard`] with a path put behind it.
+    /// Command that calls [`crate::host::undo::guard`]; the journal's path is appended.
     pub guardian: Vec<std::ffi::OsString>,
-    /// Command that comes to [`crate::host::slow_disk::server::run`] with a path and a number of bytes
-    /// put behind it.
+    /// Command that calls [`crate::host::slow_disk::server::run`]; a path and a number of bytes are appended.
     pub disk_server: Vec<std::ffi::OsString>,
 }
 
-/// One program of a set, by its place in the registry.
+/// One program of a set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// Name of the workload.
     pub workload: String,
-    /// Put behind the arguments of its program.
+    /// Arguments appended to those of the program.
     pub args: Vec<String>,
-    /// For the results.
+    /// Parameters for the results.
     pub parameters: BTreeMap<String, String>,
-    /// Flags of `canvas run` where it is a tenant of its own.
+    /// Flags of `canvas run` if the program is a tenant of its own.
     pub tenant_flags: Vec<String>,
-    /// For company only: further arguments, with which it runs until the others have ended.
+    /// Set for company: further arguments, with which the program runs until the others have ended.
     pub company: Option<Vec<String>>,
-    /// What the ratio is of, in bytes, where that is not the working set.
+    /// Size that the ratio refers to, in bytes, if not the working set.
     pub ratio_of_bytes: Option<u64>,
-    /// So many times the size that the scale says.
+    /// Factor on the size that the scale gives.
     pub larger: Option<u32>,
-    /// Whether all of its cell runs on one processor.
+    /// Whether its whole cell runs on one processor.
     pub one_processor: bool,
 }
 
 impl Member {
-    /// The scale of its workload, where the set's is `scale`.
+    /// Scale of its workload in a set of scale `scale`.
     pub fn scale(&self, scale: f64) -> f64 {
         scale * f64::from(self.larger.unwrap_or(1))
     }
 }
 
-/// Programs that run together (one: alone) in an experiment, and below what.
+/// Programs of an experiment that run together (or one alone), with their variants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Set {
-    /// Experiment.
+    /// Name of the experiment.
     pub experiment: String,
     /// The programs.
     pub members: Vec<Member>,
     /// Variants in the order of the experiment; rotated from repeat to repeat.
     pub variants: Vec<Variant>,
-    /// Local memory in percent of the working set; empty: none of the cells has a limit.
+    /// Local memory in percent of the working set; if empty, no cell has a limit.
     pub percents: Vec<u32>,
     /// Repeats.
     pub repeats: u32,
     /// Size of the workloads.
     pub scale: f64,
-    /// What its program runs under at the same time, to be compared with, on a processor of its own.
+    /// For side-by-side comparisons: the variant that runs at the same time on another processor.
     pub beside: Option<Variant>,
 }
 
 /// A cell: a set under one variant at one ratio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell<'a> {
-    /// Which set.
+    /// The set.
     pub set: &'a Set,
-    /// Below it.
+    /// The variant.
     pub variant: &'a Variant,
     /// Local memory; `None` without a limit.
     pub percent: Option<u32>,
 }
 
 impl Set {
-    /// Whether its cells run on one processor.
+    /// Whether the cells run on one processor.
     pub fn is_on_one_processor(&self) -> bool {
         self.members.iter().any(|m| m.one_processor)
     }
 
-    /// Its cells, each once, however many repeats there are.
+    /// All cells of the set, without repeats.
     pub fn places(&self) -> Vec<Cell<'_>> {
         let mut places: Vec<Cell<'_>> = Vec::new();
         for repeat in 0..self.repeats.min(1) {
@@ -135,8 +133,7 @@ impl Set {
         places
     }
 
-    /// The cells of one repeat, in turn: at each ratio all variants, each repeat beginning with
-    /// another one.
+    /// The cells of one repeat in order: all variants at each ratio. Each repeat begins with another variant.
     pub fn cells(&self, repeat: u32) -> Vec<Cell<'_>> {
         let n = self.variants.len();
         let rotated = |i: usize| &self.variants[(i + repeat as usize) % n];
@@ -145,11 +142,11 @@ impl Set {
             variant,
             percent,
         };
-        // Without a limit there is one cell, which takes its turn at one of the ratios.
+        // Without a limit there is only one cell, which runs at one of the ratios.
         let home = repeat as usize % self.percents.len().max(1);
         let mut cells = Vec::new();
         if self.percents.is_empty() {
-            // Most variants are nothing without a limit.
+            // The other variants need a limit.
             let free = (0..n).map(rotated).filter(|v| !v.needs_limit());
             cells.extend(free.map(|v| cell(v, None)));
         }
@@ -169,21 +166,21 @@ impl Set {
     }
 }
 
-/// A script with those of its cases that run.
+/// A script with the cases to run.
 #[derive(Clone, Debug)]
 pub struct Course {
     /// The script.
     pub script: &'static Script,
-    /// Words of the cases that do not run.
+    /// Descriptions of the cases left out.
     pub left_out: Vec<String>,
-    /// Repeats.
+    /// Number of repeats.
     pub repeats: u32,
-    /// Size.
+    /// Size of the workloads.
     pub scale: f64,
 }
 
 impl Course {
-    /// The cases of a repeat, in turn.
+    /// The cases of a repeat in order.
     pub fn cases(&self, repeat: u32) -> Vec<&'static script::Case> {
         let mut cases = self.script.cases(repeat);
         cases.retain(|c| !self.left_out.contains(&c.words()));
@@ -191,22 +188,22 @@ impl Course {
     }
 }
 
-/// What will run, and what will not and why.
+/// What will run, and what will not with the reasons.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// What runs, in order.
+    /// Sets to run, in order.
     pub sets: Vec<Set>,
-    /// Courses of events, which run then.
+    /// Scripts to run after the sets.
     pub scripts: Vec<Course>,
-    /// What does not.
+    /// What is left out.
     pub skips: Vec<Skip>,
-    /// What canvas cannot do yet.
+    /// Features that canvas does not have yet.
     pub not_yet: Vec<NotYet>,
-    /// After so much time nothing further is begun.
+    /// Time after which nothing more is started.
     pub time_max: Option<Duration>,
 }
 
-/// The variant of a kind, without flags of the command line.
+/// The variant of a kind, without flags from the command line.
 pub fn resolve(below: Below) -> Variant {
     match below {
         Below::Local => Variant::Local,
@@ -233,7 +230,7 @@ pub fn resolve(below: Below) -> Variant {
     }
 }
 
-/// A kind of variant and what it is, for people.
+/// The variant of a kind, with a description.
 pub fn variant_about(below: Below) -> (Variant, &'static str) {
     let about = match below {
         Below::Local => "all in memory, no limit",
@@ -252,11 +249,11 @@ pub fn variant_about(below: Below) -> (Variant, &'static str) {
     (resolve(below), about)
 }
 
-/// Variants of a part under what was asked for.
+/// Variants of a part for this request.
 fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
     let base: Vec<Variant> = match &request.variants {
         Some(asked) => {
-            // The experiment's own of a kind stay: they are what it is about.
+            // The experiment's own variants of a kind stay, since they are its subject.
             let mut all: Vec<Variant> = Vec::new();
             for variant in asked {
                 let same = |v: &Variant| {
@@ -305,8 +302,7 @@ fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
     unique
 }
 
-/// A variant over each of the links that were asked for, when it is one over donors and its
-/// experiment does not say which.
+/// The variant over each of the requested links, if it uses donors and its experiment sets no link.
 fn behind_links(variant: Variant, links: &[Link]) -> Vec<Variant> {
     match variant {
         Variant::CanvasFar(own) if own.whole_link().is_none() && !links.is_empty() => {
@@ -323,7 +319,7 @@ fn behind_links(variant: Variant, links: &[Link]) -> Vec<Variant> {
     }
 }
 
-/// What tells runs on one processor from others in the results.
+/// Parameter that marks runs on one processor in the results.
 pub const ONE_PROCESSOR: (&str, &str) = ("processors", "1");
 
 fn member(program: &experiments::Program) -> Member {
@@ -348,19 +344,19 @@ fn plain(workload: &str) -> Member {
     }
 }
 
-/// Flags, owned.
+/// Owned copies of flags.
 pub(crate) fn strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|w| (*w).to_owned()).collect()
 }
 
-/// What names stand for.
+/// Names of a request, resolved.
 struct Named<'a> {
     experiments: Vec<&'static Experiment>,
     scripts: Vec<&'static Script>,
     workloads: Vec<&'a str>,
 }
 
-/// Names, split into experiments, courses of events and workloads.
+/// Sorts names into experiments, scripts and workloads.
 fn names<'a>(request: &'a Request, all: &[Box<dyn Workload>]) -> Result<Named<'a>, PlanError> {
     if request.names.is_empty() {
         return Err(PlanError::Nothing);
@@ -391,7 +387,7 @@ fn names<'a>(request: &'a Request, all: &[Box<dyn Workload>]) -> Result<Named<'a
     })
 }
 
-/// Does the part itself name this workload, or is this its company, as samples write it (`zipf+snappy`)?
+/// Whether the part names this workload, or company as samples write it (`zipf+snappy`).
 fn names_it(part: &Part, workload: &str) -> bool {
     let mut names = part.programs.iter().map(|p| p.workload);
     if workload.contains('+') {
@@ -400,7 +396,7 @@ fn names_it(part: &Part, workload: &str) -> bool {
     names.any(|name| name == workload)
 }
 
-/// Does the part run programs of the other one alone, for that to be compared with?
+/// Whether the part runs programs of `other` alone, as a baseline for it.
 fn goes_with(part: &Part, other: &Part) -> bool {
     part.how == How::Alone
         && other.how != How::Alone
@@ -409,8 +405,8 @@ fn goes_with(part: &Part, other: &Part) -> bool {
         && part.programs.iter().all(|p| other.programs.contains(p))
 }
 
-/// Whether this part of an experiment is asked for: all are unless `--with` names workloads, which says nothing of those
-/// that were `named` by themselves. What a part is compared with comes with it.
+/// Whether the request includes this part of an experiment: all parts unless `--with` names workloads, except
+/// those that were `named` by themselves. A part comes with its baselines.
 fn is_asked_for(e: &Experiment, part: &Part, named: &[&str], request: &Request) -> bool {
     let is_of_named = part.programs.is_empty() && !named.is_empty();
     let is_named = |part: &Part| request.with.iter().any(|w| names_it(part, w));
@@ -420,7 +416,7 @@ fn is_asked_for(e: &Experiment, part: &Part, named: &[&str], request: &Request) 
         || e.parts.iter().any(|o| is_named(o) && goes_with(part, o))
 }
 
-/// The workloads of `--with` must be there, and each must run in what was asked for.
+/// Checks that the workloads of `--with` exist and that each runs in the request.
 fn judge_with(request: &Request, named: &Named) -> Result<(), PlanError> {
     for workload in &request.with {
         let mut parts = named.experiments.iter().flat_map(|e| e.parts);
@@ -432,7 +428,7 @@ fn judge_with(request: &Request, named: &Named) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Sets of a part.
+/// The sets of a part.
 fn sets_of(
     e: &Experiment,
     part: &Part,
@@ -454,7 +450,7 @@ fn sets_of(
         members,
         variants: variants.clone(),
         beside: beside.clone(),
-        // A part without limits is about having none.
+        // A part without limits has none whatever the request says.
         percents: match &request.percents {
             Some(asked) if !part.percents.is_empty() => asked.clone(),
             _ => part.percents.to_vec(),
@@ -479,8 +475,8 @@ fn sets_of(
     sets
 }
 
-/// Makes the plan. `missing` says why a variant cannot be had. An error is one sentence about what
-/// was asked for.
+/// Makes the plan. `missing` returns the reason why a variant cannot run here. Fails with one sentence if the
+/// request is invalid or nothing of it can run.
 pub fn make(
     request: &Request,
     all: &[Box<dyn Workload>],
@@ -495,7 +491,7 @@ pub fn make(
     } = found;
     let own = match chosen[..] {
         [one] => one.time_max,
-        // The time of one experiment says nothing about several.
+        // The time limit of one experiment does not hold for several.
         _ => None,
     };
     let mut plan = Plan {
@@ -511,7 +507,7 @@ pub fn make(
         let is_asked_for = |part: &&Part| is_asked_for(e, part, &named, request);
         for part in e.parts.iter().filter(is_asked_for) {
             for set in sets_of(e, part, &named, all, request) {
-                // A program that runs alone in two parts runs once.
+                // A program that runs alone in two parts runs only once.
                 match plan.sets.iter_mut().find(|s| {
                     s.experiment == set.experiment
                         && s.members == set.members
@@ -539,7 +535,7 @@ pub fn make(
     Ok(plan)
 }
 
-/// Whether the user asked for this case: all are unless `--with` and `--variants` name some.
+/// Whether the request includes this case: all cases unless `--with` or `--variants` name some.
 fn is_case_asked_for(case: &script::Case, request: &Request) -> bool {
     let variant = case.variant();
     let same = |v: &Variant| discriminant(v) == discriminant(&variant);
@@ -550,7 +546,7 @@ fn is_case_asked_for(case: &script::Case, request: &Request) -> bool {
     by_variant && (request.with.is_empty() || request.with.iter().any(|w| w == case.workload))
 }
 
-/// Adds a script without the cases that were not asked for; an error when it cannot run here.
+/// Adds a script without the cases not requested. Fails if it cannot run here.
 fn courses_of(
     plan: &mut Plan,
     script: &'static Script,
@@ -572,7 +568,7 @@ fn courses_of(
     Ok(())
 }
 
-/// Takes out scripts that cannot run here, and cases whose variant cannot be had; an error when nothing is left.
+/// Removes scripts that cannot run here, and cases whose variant cannot. Fails if nothing is left.
 pub fn leave_out_scripts(plan: &mut Plan, request: &Request) -> Result<(), PlanError> {
     let had_some = !plan.scripts.is_empty();
     let mut first = None;
@@ -614,7 +610,7 @@ pub fn leave_out_scripts(plan: &mut Plan, request: &Request) -> Result<(), PlanE
     }
 }
 
-/// Takes out what this host cannot do; an error when nothing is left of what was asked for.
+/// Removes variants that this host cannot run. Fails if nothing of the request is left.
 fn leave_out_variants(
     plan: &mut Plan,
     request: &Request,
@@ -651,7 +647,7 @@ fn leave_out_variants(
         });
         reasons.push((variant, reason));
     }
-    // Runs in memory alone compare with nothing: of what was asked for, something must be left.
+    // All-local runs alone compare with nothing: another requested variant must be left.
     let asked_beyond_local = request
         .variants
         .as_ref()
@@ -668,8 +664,7 @@ fn leave_out_variants(
     Ok(())
 }
 
-/// Takes out workloads that cannot run here; an error when the user named one of them, or when
-/// nothing is left.
+/// Removes workloads that cannot run here. Fails if the user named one of them, or nothing is left.
 fn leave_out_workloads(
     plan: &mut Plan,
     request: &Request,
@@ -719,8 +714,8 @@ fn leave_out_workloads(
     }
 }
 
-/// Takes out cells whose programs need flags of `canvas run` that there are not. `missing` says why a
-/// list of flags cannot be had.
+/// Removes cells whose programs need flags that `canvas run` does not have. `missing` returns the reason why
+/// a list of flags cannot be used.
 pub fn leave_out_tenants(plan: &mut Plan, missing: impl Fn(&[String]) -> Option<String>) {
     for set in &mut plan.sets {
         let needs = |v: &Variant| {
@@ -734,7 +729,7 @@ pub fn leave_out_tenants(plan: &mut Plan, missing: impl Fn(&[String]) -> Option<
             let Some(reason) = reason else {
                 continue;
             };
-            // One line for all programs that lack the same.
+            // One line for all programs that lack the same flags.
             let same = plan.skips.iter_mut().find(|s| {
                 s.experiment == set.experiment
                     && s.variant.as_ref() == Some(variant)
@@ -757,10 +752,10 @@ pub fn leave_out_tenants(plan: &mut Plan, missing: impl Fn(&[String]) -> Option<
     plan.sets.retain(|s| !s.variants.is_empty());
 }
 
-/// Why `canvas run` does not take these flags.
+/// Reason why `canvas run` does not accept these flags.
 pub fn flags_missing(canvas: &Path, flags: &[String]) -> Option<String> {
-    // A flag that is not known is an error before help is given, and a word would be a program, which
-    // is not found.
+    // An unknown flag is an error even before --help; any other word would be taken for a program, which does
+    // not exist.
     let out = Command::new(canvas)
         .env("PATH", "/nonexistent")
         .arg("run")
@@ -777,7 +772,7 @@ pub fn flags_missing(canvas: &Path, flags: &[String]) -> Option<String> {
     }
 }
 
-/// Where things of a run go.
+/// Directories and parameters of a run.
 pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
     Place {
         cache: request.cache.clone(),
@@ -790,7 +785,7 @@ pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
     }
 }
 
-/// Why a variant cannot be had on this host.
+/// Reason why a variant cannot run on this host.
 pub fn missing_here(request: &Request, variant: &Variant) -> Option<String> {
     match variant {
         Variant::Canvas(_) | Variant::CanvasFar(_) => {
@@ -807,7 +802,7 @@ pub fn missing_here(request: &Request, variant: &Variant) -> Option<String> {
     }
 }
 
-/// Why `canvas run` works in no mode here, as its doctor says.
+/// Reason, from `canvas doctor`, why `canvas run` works in no mode here.
 fn canvas_missing(canvas: &Path) -> Option<String> {
     let out = match Command::new(canvas).args(["doctor", "--json"]).output() {
         Ok(out) => out,

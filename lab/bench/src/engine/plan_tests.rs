@@ -108,7 +108,7 @@ fn far_memory_is_of_the_experiments_kinds_unless_it_has_none() {
     let mut r = request(&["far"]);
     r.percents = None;
     asked(&mut r);
-    // Any variant but those of programs that this host lacks.
+    // All variants, without those of programs that this host lacks.
     let plan = make(&r, &all, nothing).unwrap();
     let set = |workload: &str, percent: u32| {
         let found = plan
@@ -137,7 +137,7 @@ fn far_memory_is_of_the_experiments_kinds_unless_it_has_none() {
         set("sequential", 10).unwrap(),
         [&[far("none", &[])], &links[..], &[Variant::Disk]].concat()
     );
-    // Elsewhere it is what was asked for.
+    // Elsewhere the request decides.
     let plan = made(&["touch"], asked, nothing).unwrap();
     assert_eq!(plan.sets[0].variants, [far("2", &[]), Variant::Disk]);
 }
@@ -210,10 +210,10 @@ fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
             .count()
     };
     assert!(runs(&plan, "random-read") > 0);
-    // What runs beside the one that was named runs too.
+    // The company of the named program runs too.
     assert!(runs(&plan, "sequential") > 0);
     assert_eq!(runs(&plan, "snappy"), 0);
-    // What it is compared with comes with a part, and nothing else does.
+    // A part comes with its baselines, and with nothing else.
     let plan = planned(&["sequential-write"]).unwrap();
     let at_a_share = |plan: &Plan| {
         let cells = |s: &&Set| s.variants.iter().any(|v| v.to_string().contains("100mbit"));
@@ -221,19 +221,19 @@ fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
     };
     assert_eq!((runs(&plan, "memcached-get95"), at_a_share(&plan)), (2, 1));
     assert_eq!(at_a_share(&planned(&["snappy"]).unwrap()), 0);
-    // By its company a part is named alone.
+    // The company names one part alone.
     let plan = planned(&["sequential+sequential+sequential+sequential"]).unwrap();
     assert_eq!(plan.sets.len(), 2, "with one that cheats and without");
     assert!(planned(&["sequential+zipf"]).is_err());
     let why = planned(&["random-read", "touch"]).unwrap_err().to_string();
     assert!(why.contains("--with touch"), "{why}");
-    // A workload that is named by itself is of no part, and runs all the same.
+    // A workload named by itself belongs to no part, and runs nevertheless.
     let plan = with(&["isolation", "snappy"], &["random-read"]).unwrap();
     assert!(runs(&plan, "snappy") > 0 && runs(&plan, "random-read") > 0);
     assert_eq!(runs(&plan, "xgboost"), 0);
 }
 
-/// The experiment `isolation`, where programs that this host lacks count as there.
+/// Plan of the experiment `isolation`, as if this host had all of its programs.
 fn isolation(canvas_knows_weights: bool) -> Plan {
     let mut r = request(&["isolation"]);
     (r.variants, r.percents) = (None, None);
@@ -263,7 +263,7 @@ fn company_does_not_run_alone_nor_do_equals() {
         };
         plan.sets.iter().filter(ours).count()
     };
-    // On all processors, on its share of them, and with agent and donors apart.
+    // On all processors, on its share of them, and with agent and donors on processors of their own.
     assert_eq!(members(&["random-read"]), 3);
     assert_eq!(members(&["random-read", "sequential"]), 2);
     assert_eq!(members(&["sequential"]) + members(&["sequential-write"]), 0);
@@ -317,7 +317,7 @@ fn flags_that_canvas_does_not_know_are_missing() {
 
 #[test]
 fn an_experiment_without_its_workloads_is_an_error_and_not_yet_is_told() {
-    // The test's workloads are not those of experiments.
+    // The test's workloads are not part of any experiment.
     assert!(
         made(&["canvas-fig2"], |_| (), nothing)
             .unwrap_err()
@@ -329,7 +329,7 @@ fn an_experiment_without_its_workloads_is_an_error_and_not_yet_is_told() {
 }
 
 proptest! {
-    /// Each repeat has each cell once; a rotated order has each variant first in turn.
+    /// Each repeat has each cell once; the rotation has each variant first in turn.
     #[test]
     fn repeats_differ_only_in_order(percents in prop::collection::vec(1u32..=100, 1..5), repeat in 0u32..20) {
         let mut percents = percents;
@@ -370,7 +370,7 @@ fn quick_has_three_minutes_unless_told_otherwise() {
 fn a_part_without_limits_runs_canvas_without_one_and_no_kernel_swap() {
     let mut r = request(&["pager"]);
     r.variants = None;
-    // What is asked for is about limits; there are none to change.
+    // The request changes limits; this part has none.
     r.percents = Some(vec![40]);
     let all = crate::registry::workloads();
     let plan = make(&r, &all, nothing).unwrap();

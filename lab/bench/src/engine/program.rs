@@ -1,4 +1,4 @@
-//! One program of a cell, run once: a sample comes out.
+//! Runs one program of a cell once, and returns a sample.
 
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -26,84 +26,84 @@ use crate::sampler::{Sampler, Watch, merge_rates};
 use crate::variant::{FarBelow, Variant};
 use crate::workload::{Answer, Argv, Place, Plan, Workload};
 
-/// How long a server may take to accept connections, and to end.
+/// Timeout of a server's start, and of its end.
 const SERVER_START: Duration = Duration::from_secs(120);
 const SERVER_END: Duration = Duration::from_secs(60);
 const COMPANY_END: Duration = Duration::from_secs(20);
-/// Memory of the agent of far memory and of what it shares with the program, within the backstop.
+/// Memory of the agent, and of the segment it shares with the program, within the backstop limit.
 const AGENT_BYTES: u64 = 256 << 20;
-/// Most that a page takes beyond the pool, its hash and its tag included, about.
+/// Approximate maximum of the memory per page beyond the pool, with its hash and tag.
 const PAGE_BYTES: u64 = 4096 + 32;
-/// How much longer a program may take whose donors are behind a link.
+/// Extra time of a program whose donors are behind a link.
 const OVER_A_LINK: Duration = Duration::from_secs(600);
 const A_DAY: Duration = Duration::from_secs(86_400);
-/// Time between two ticks of the timeline.
+/// Interval of the timeline.
 const TICK: Duration = Duration::from_millis(250);
 
-/// What programs of a run have in common.
+/// State shared by the programs of a run.
 pub struct Context<'a> {
-    /// Every change of the host goes through it.
+    /// Journal of all changes to the host.
     pub undo: &'a Arc<Undo>,
-    /// The memory controller, where there is one to use.
+    /// The memory controller, if one can be used.
     pub controller: Option<&'a Controller>,
-    /// Number of the signal that asks to stop; 0 for none.
+    /// Number of the signal that asks to stop, or 0.
     pub stop: &'a AtomicUsize,
     /// The `canvas` command.
     pub canvas: &'a Path,
-    /// When the run began.
+    /// Time at which the run began.
     pub began: Instant,
-    /// When its time is over: no program runs longer.
+    /// End of the run's time limit, which also ends programs.
     pub until: Option<Instant>,
 }
 
-/// What is to be run.
+/// What to run, and how.
 pub struct Job<'a> {
-    /// The program.
+    /// The workload.
     pub workload: &'a dyn Workload,
-    /// Put behind its arguments.
+    /// Arguments appended to those of the workload's program.
     pub args: &'a [String],
-    /// Below it.
+    /// The variant.
     pub variant: &'a Variant,
-    /// Local memory; `None` without a limit.
+    /// Limit on local memory; `None` for no limit.
     pub limit_bytes: Option<u64>,
-    /// For canvas: bound on its pool.
+    /// For canvas: size of the pool.
     pub pool_bytes: u64,
-    /// For canvas over donors: bound on its far memory.
+    /// For canvas over donors: size of the far memory.
     pub far_bytes: u64,
-    /// The network that its donors are in, behind a link; that of this host without one.
+    /// Network namespace of the donors, behind a link; `None` for this host's network.
     pub network: Option<&'a Network>,
-    /// Flags for the agent that it shares with the others; without them it has its own, and donors.
+    /// Flags for an agent shared with other programs; without them the program has its own agent and donors.
     pub shared: Option<Vec<String>>,
-    /// For company only: it is ended when so many programs are left that are not.
+    /// Set for company: the number of other programs still running; at 0 the company is ended.
     pub company: Option<&'a AtomicUsize>,
-    /// Whether no other program runs beside it.
+    /// Whether no other program runs at the same time.
     pub alone: bool,
-    /// Swap that it has to itself; that of a co-run is nobody's alone.
+    /// Swap used by this program alone; `None` in a co-run.
     pub swap: Option<&'a Swap>,
-    /// Whether the kernel may swap it.
+    /// Whether the kernel may swap the program.
     pub may_swap: bool,
-    /// Where its files go.
+    /// Directories of its files.
     pub place: Place,
-    /// Differs between all runs.
+    /// Number of the run, unique within the bench.
     pub number: u32,
-    /// Time between two looks at its memory.
+    /// Interval at which its memory is sampled.
     pub look_every: Duration,
-    /// The side on which it runs, where it has a processor that it swaps with another program.
+    /// Side of a program that swaps processors with another one.
     pub side: Option<&'a Side>,
-    /// What the local run computed.
+    /// Answer of the local run.
     pub expected: Option<&'a str>,
 }
 
-/// The bench was asked to stop by this signal.
+/// The signal that asked the bench to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped(pub i32);
 
-/// Why a program's run, or the bench's, ended early.
+/// Reason why a program's run, or the bench's, ended early.
 #[derive(Debug)]
 pub enum Fail {
-    /// Something is wrong.
+    /// An error.
     Error(BenchError),
-    /// By this signal.
+    /// Stopped by this signal.
     Stopped(i32),
 }
 
@@ -119,12 +119,12 @@ impl From<Stopped> for Fail {
     }
 }
 
-/// Why waiting for a process ended before the process did.
+/// Reason why waiting for a process ended before the process did.
 enum Cut {
     Stopped(i32),
     Timeout,
     Oom,
-    /// It was company, and the others have ended.
+    /// The process was company, and the other programs have ended.
     NobodyLeft,
 }
 
@@ -133,7 +133,7 @@ enum End {
     Cut(Cut),
 }
 
-/// A running cell member: its processes and the eyes on it.
+/// A running program: its processes and its monitors.
 struct Running<'a> {
     context: &'a Context<'a>,
     group: Option<&'a Group>,
@@ -145,7 +145,7 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Waits for `child` while the program's memory is looked at.
+    /// Waits for `child`, and samples the program's memory meanwhile.
     fn wait(&mut self, child: &mut Child) -> End {
         loop {
             if let Some(ended) = child.wait(self.look_every) {
@@ -176,7 +176,7 @@ impl Running<'_> {
     }
 }
 
-/// `canvas run` around a program.
+/// Command line of `canvas run` for a program.
 fn under_canvas(
     job: &Job,
     context: &Context,
@@ -202,7 +202,7 @@ fn under_canvas(
     }
 }
 
-/// Does the server accept connections at "unix:PATH" or "HOST:PORT"?
+/// Whether the server accepts connections at "unix:PATH" or "HOST:PORT".
 fn accepts(socket: &str) -> bool {
     match socket.strip_prefix("unix:") {
         Some(path) => UnixStream::connect(path).is_ok(),
@@ -210,13 +210,13 @@ fn accepts(socket: &str) -> bool {
     }
 }
 
-/// What a program says, in its own form or as an answer that it printed last.
+/// Answer of a program, in the workload's own format or from its last line.
 fn said_by(workload: &dyn Workload, child: &Child) -> Result<Answer, BenchError> {
     let own = workload.answer(&child.output(), &child.log());
     own.map_or_else(|| answer_of(child), Ok)
 }
 
-/// Reads the answer that a program printed last.
+/// Parses the answer in a program's last line.
 fn answer_of(child: &Child) -> Result<Answer, BenchError> {
     let line = child.last_line();
     serde_json::from_str(&line).map_err(|_| BenchError::NoAnswer(line.chars().take(80).collect()))
@@ -231,7 +231,7 @@ fn describe(name: &str, child: &Child, ended: &Ended) -> Outcome {
     Outcome::Failed(format!("{name} ended with {how}: {}", child.complaint()))
 }
 
-/// Runs one program; fields of `sample` that tell what ran are filled in already.
+/// Runs one program. The fields of `sample` that say what ran must be filled in.
 pub fn run(context: &Context, job: &Job, sample: Sample) -> Result<Sample, Stopped> {
     let mut sample = sample;
     sample.at_s = context.began.elapsed().as_secs_f64();
@@ -249,7 +249,7 @@ pub fn run(context: &Context, job: &Job, sample: Sample) -> Result<Sample, Stopp
     Ok(sample)
 }
 
-/// Where disk copies go: on a disk, which a run's own directory need not be.
+/// Directory of disk copies: on a disk, as the run's own directory may be in memory.
 pub fn far_dir(cache: &Path) -> Result<PathBuf, BenchError> {
     let path = cache.join("far");
     match std::fs::create_dir_all(&path) {
@@ -258,10 +258,10 @@ pub fn far_dir(cache: &Path) -> Result<PathBuf, BenchError> {
     }
 }
 
-/// The bench's own donors, and what asked for them.
+/// Donors started for one program, and the request for them.
 type OwnDonors<'a> = (Donors, &'a FarBelow);
 
-/// The command with what its variant puts below it, and the bench's own donors where it wants some.
+/// Command line of the program under its variant, and the donors started for it, if any.
 fn below<'a>(
     context: &Context,
     job: &Job<'a>,
@@ -294,12 +294,12 @@ fn below<'a>(
     }
 }
 
-/// The control group of a run, where there can be one.
+/// Control group of a run, if it can have one.
 fn group_of(context: &Context, job: &Job) -> Result<Option<Group>, Fail> {
     let Some(controller) = context.controller else {
         return Ok(None);
     };
-    // Around canvas only a backstop: budgets are equal because the pool is added.
+    // Under canvas only a backstop: budgets are equal because the pool is added.
     let beside = match job.variant {
         Variant::Canvas(_) => job.pool_bytes,
         Variant::CanvasFar(_) => job.pool_bytes + AGENT_BYTES,
@@ -356,7 +356,7 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     };
     let slower = job.network.map_or(Duration::ZERO, |_| OVER_A_LINK);
     let own = Duration::from_secs(job.workload.timeout_s(&job.place)) + slower;
-    // The end of company is that of the others.
+    // Company ends with the others.
     let own = child.started + if job.company.is_some() { A_DAY } else { own };
     let mut running = Running {
         context,
@@ -403,7 +403,7 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     Ok(outcome)
 }
 
-/// Puts a program on its side, and what takes memory from it where its variant has that.
+/// Puts a program on its side, and starts Senpai if the variant uses it.
 fn takes_turns(job: &Job, child: &Child, group: Option<&Group>) -> Option<Senpai> {
     if let Some(side) = job.side {
         side.add_tree(child.pid(), child.start_ticks);
@@ -413,13 +413,13 @@ fn takes_turns(job: &Job, child: &Child, group: Option<&Group>) -> Option<Senpai
     };
     let senpai = Senpai::start(group?.reclaimer(), f64::from(*percent) / 100.0);
     if let (Some(side), Some(worker)) = (job.side, senpai.worker) {
-        // Both pay for what they take.
+        // Each side pays for its own reclaim.
         side.add_thread(worker);
     }
     Some(senpai)
 }
 
-/// What the kernel and the sampler say of a run that ended, while its group is still there.
+/// Adds the figures of kernel and sampler to the sample of a run that ended, while its group still exists.
 fn seen_outside(job: &Job, group: Option<&Group>, running: &mut Running, sample: &mut Sample) {
     if let Some(group) = group {
         if !job.variant.is_canvas() {
@@ -430,7 +430,7 @@ fn seen_outside(job: &Job, group: Option<&Group>, running: &mut Running, sample:
         }
     }
     if !job.variant.is_canvas() {
-        // Around canvas the pool is in it too; its report tells them apart.
+        // Under canvas the group includes the pool; canvas's report separates them.
         sample.memory_peak_bytes = Some(running.sampler.memory_peak_bytes);
     }
     if job.limit_bytes.is_some() {
@@ -445,7 +445,7 @@ fn seen_outside(job: &Job, group: Option<&Group>, running: &mut Running, sample:
     sample.timeline = std::mem::take(&mut running.sampler.ticks);
 }
 
-/// What far memory came to in a run that ended.
+/// Adds the far-memory figures of a run that ended.
 fn seen_far(
     job: &Job,
     donors: Option<OwnDonors<'_>>,
@@ -480,7 +480,7 @@ fn unix_s() -> f64 {
     now.unwrap_or_default().as_secs_f64()
 }
 
-/// What one page that was read by itself came to, on average: all reads but those of extents.
+/// Mean bytes per single-page read: all reads but those of extents.
 fn read_bytes(far: &Far) -> Option<u64> {
     let (reads, bytes, pages) = (far.reads?, far.in_bytes?, far.faults?);
     let extents = reads.saturating_sub(pages) * EXTENT_BYTES as u64;
@@ -488,12 +488,12 @@ fn read_bytes(far: &Far) -> Option<u64> {
     Some(each.clamp(64, PAGE_BYTES))
 }
 
-/// An answer, and when the process that printed it ran.
+/// An answer, and the time in which the process that printed it ran.
 struct Spoken {
     answer: Answer,
-    /// Its beginning, in seconds since the program's start.
+    /// Its start, in seconds since the program's start.
     from_s: f64,
-    /// Its end, where it is not the program itself.
+    /// Its end, if it is not the program itself.
     to_s: Option<f64>,
 }
 
@@ -502,7 +502,7 @@ type Told = Option<Spoken>;
 fn batch(running: &mut Running, child: &mut Child, job: &Job) -> Result<(Told, Outcome), Cut> {
     match running.wait(child) {
         End::Cut(Cut::NobodyLeft) => {
-            // In peace, so that there is a report; it has no answer.
+            // SIGTERM, so that the program writes its report; its answer is not needed.
             child.terminate();
             child.wait(COMPANY_END);
             Ok((None, Outcome::Ok))
@@ -588,12 +588,12 @@ fn serve(
     match running.wait(server) {
         End::Cut(Cut::Timeout) => Ok((None, Outcome::Failed("the server does not end".to_owned()))),
         End::Cut(cut) => Err(cut),
-        // How it ends after SIGTERM is its own affair: it has answered.
+        // The program has answered; its exit status after SIGTERM does not matter.
         End::Ended(_) => Ok((told, Outcome::Ok)),
     }
 }
 
-/// Ends what still runs and says how the run ended.
+/// Kills processes that still run, and returns the outcome of the run.
 fn finish(
     running: &mut Running,
     child: &mut Child,
@@ -615,7 +615,7 @@ fn finish(
         Err(Cut::Oom) => Ok((None, Outcome::Oom)),
         Err(Cut::Timeout) => Ok((None, Outcome::Timeout)),
         Err(Cut::NobodyLeft) => Ok((None, Outcome::Ok)),
-        // A server that was killed shows as a client that failed.
+        // When the kernel kills the server, its client fails.
         Ok(_) if oom => Ok((None, Outcome::Oom)),
         Ok(told) => Ok(told),
     }
@@ -634,7 +634,7 @@ fn take_answer(answer: &Answer, offset_s: f64, sample: &mut Sample) {
     merge_rates(&mut sample.timeline, &answer.rates, offset_s);
 }
 
-/// A directory for the files of one run, which a server that gives up root can use too.
+/// Creates a directory for the files of one run, accessible to a server that gives up root.
 pub fn run_dir(scratch: &Path, number: u32) -> Result<PathBuf, BenchError> {
     use std::os::unix::fs::PermissionsExt;
     let dir = scratch.join(format!("run-{number}"));
@@ -664,7 +664,7 @@ mod tests {
         let both = far(13, 17_000 + 3 * extent, 10);
         assert_eq!(read_bytes(&both), Some(1700));
         assert_eq!(read_bytes(&far(3, 3 * extent, 0)), None);
-        // Faults of processes that died have no answer here.
+        // Faults of processes that died are counted without an answer.
         assert_eq!(read_bytes(&far(3, 12_000, 900)), Some(64));
         assert_eq!(read_bytes(&far(1, 1 << 30, 1)), Some(PAGE_BYTES));
         assert_eq!(read_bytes(&Far::default()), None);

@@ -1,4 +1,4 @@
-//! What a user sees while the bench runs: a bar on a terminal, else a line for each run.
+//! Progress shown while the bench runs: a bar on a terminal, otherwise a line per run.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -14,12 +14,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of `total` runs; with `quiet` nothing is shown.
+    /// Progress over `total` runs; shows nothing if `quiet`.
     pub fn new(total: u64, quiet: bool) -> Progress {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
             let form = "{bar:30} {pos}/{len} {elapsed_precise} (left {eta_precise}) {wide_msg}";
-            // The form above is right; if it were not, the usual one would do.
+            // The template is valid; if it were not, the default style would do.
             if let Ok(style) = ProgressStyle::with_template(form) {
                 bar.set_style(style);
             }
@@ -34,7 +34,7 @@ impl Progress {
         }
     }
 
-    /// A line of its own.
+    /// Prints a line above the bar.
     pub fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
@@ -43,14 +43,14 @@ impl Progress {
         }
     }
 
-    /// What runs now.
+    /// Shows what runs now.
     pub fn now(&self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(what.to_owned());
         }
     }
 
-    /// `runs` have ended (or will not be); `line` says how, when there is something to say.
+    /// Counts `runs` as ended or left out; prints `line` if given.
     pub fn advance(&mut self, runs: u64, line: Option<&str>) {
         self.done += runs;
         match (&self.bar, line) {
@@ -60,7 +60,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn end(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! The results file: lines that are appended, each in the file before the next run begins.
+//! The results file: JSON lines, each appended before the next run begins.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -13,7 +13,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Opens or makes the file. A file that holds something else is an error.
+    /// Opens or creates the file. Fails if it has other contents.
     pub fn open(path: &Path) -> Result<Results, ResultsError> {
         let fail = |source| ResultsError::Open {
             path: path.to_owned(),
@@ -30,7 +30,7 @@ impl Results {
         }
         let mut first = String::new();
         let mut reader = BufReader::new(&file);
-        // Not UTF-8 is something else too.
+        // A file that is not UTF-8 has other contents.
         let read = reader.read_line(&mut first);
         let ours = match read {
             Ok(0) => true,
@@ -49,7 +49,7 @@ impl Results {
     pub fn add(&mut self, line: &Line) -> Result<(), ResultsError> {
         let mut text = serde_json::to_string(line)?;
         text.push('\n');
-        // One write, so that a bench that dies leaves whole lines.
+        // A single write, so that a bench that dies leaves complete lines.
         self.file
             .write_all(text.as_bytes())
             .map_err(ResultsError::Append)

@@ -1,9 +1,9 @@
-//! Experiments that are a course of events: something happens while a program works, or what is
-//! measured is no program that ends with an answer.
+//! Scripts: experiments that change something while a program runs, or that measure something other than a
+//! program with an answer.
 //!
-//! A leaf in `experiments` names its cases and has one function, which runs a case once and returns
-//! its samples. All else is here: what is missing on this host, repeats, results, signals, and the
-//! undoing of what the case changed.
+//! A module in `experiments` lists its cases and has one function, which runs a case once and returns its
+//! samples. This module does the rest: what the host lacks, repeats, results, signals, and undoing the case's
+//! changes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,58 +30,58 @@ use crate::record::Sample;
 use crate::variant::Variant;
 use crate::workload::Argv;
 
-/// Between two looks at something that is awaited.
+/// Interval of polls for a condition.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// An experiment that is a course of events.
+/// An experiment that is a script.
 #[derive(Debug)]
 pub struct Script {
-    /// Its name.
+    /// Name of the experiment.
     pub name: &'static str,
-    /// One line for people.
+    /// Description of one line.
     pub about: &'static str,
-    /// What it mirrors.
+    /// The part of a paper that it mirrors.
     pub paper: Option<&'static str>,
-    /// What is compared. In every second repeat the last one comes first.
+    /// Cases to compare. Every second repeat starts with the last one.
     pub cases: &'static [Case],
-    /// Whether a case needs samples of those before it, so that each repeat has the same order.
+    /// Whether a case needs samples of earlier ones, so that every repeat has the same order.
     pub in_order: bool,
-    /// Programs that it needs beside canvas, each with the Debian package that has it.
+    /// Programs that it needs, each with its Debian package.
     pub needs: &'static [(&'static str, &'static str)],
-    /// Whether it changes what only root may change.
+    /// Whether it needs root.
     pub needs_root: bool,
-    /// Repeats unless told otherwise.
+    /// Default number of repeats.
     pub repeats: u32,
-    /// Size unless told otherwise.
+    /// Default size of the workloads.
     pub scale: f64,
     /// Runs a case once.
     pub run: fn(&Stage, &Case) -> Result<Vec<Sample>, Fail>,
 }
 
-/// One row of a script's results, or several that belong together.
+/// One row of a script's results, or several related ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// The program, as results name it.
+    /// Name of the program in the results.
     pub workload: &'static str,
-    /// What tells it from others.
+    /// Parameters that distinguish the case from others.
     pub parameters: &'static [(&'static str, &'static str)],
-    /// What is below.
+    /// Kind of variant.
     pub below: Below,
 }
 
 impl Case {
-    /// What is below, as results have it.
+    /// Its variant, as in the results.
     pub fn variant(&self) -> Variant {
         resolve(self.below)
     }
 
-    /// The value of one of its parameters.
+    /// Value of one of its parameters.
     pub fn parameter(&self, name: &str) -> Option<&'static str> {
         let found = self.parameters.iter().find(|(n, _)| *n == name);
         found.map(|(_, value)| *value)
     }
 
-    /// For people: `redis (place=donor) on canvas`.
+    /// Description: `redis (place=donor) on canvas`.
     pub fn words(&self) -> String {
         let pairs = self.parameters.iter().map(|(k, v)| format!(" {k}={v}"));
         let pairs: String = pairs.collect();
@@ -90,7 +90,7 @@ impl Case {
 }
 
 impl Script {
-    /// Why nothing of it can run here.
+    /// Reason why the script cannot run here.
     pub fn missing(&self) -> Option<String> {
         if self.needs_root && !nix::unistd::geteuid().is_root() {
             return Some("it needs root".to_owned());
@@ -108,7 +108,7 @@ impl Script {
         })
     }
 
-    /// Its cases in the order of a repeat.
+    /// The cases of a repeat in order.
     pub fn cases(&self, repeat: u32) -> Vec<&'static Case> {
         let mut cases: Vec<&Case> = self.cases.iter().collect();
         if repeat % 2 == 1 && !self.in_order {
@@ -118,50 +118,50 @@ impl Script {
     }
 }
 
-/// Why a script's case ended early, as its leaf says it.
+/// A failure of a script's case, with one sentence.
 pub fn failed(sentence: impl Into<String>) -> Fail {
     Fail::Error(BenchError::Script(sentence.into()))
 }
 
-/// Seconds since 1970, as programs of the bench write them.
+/// Seconds since 1970, in the format of the bench's programs.
 pub fn now_unix_s() -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap_or_default().as_secs_f64()
 }
 
-/// What a script works with in one run of a case.
+/// Environment of one run of a case.
 pub struct Stage<'a> {
     pub(super) context: &'a Context<'a>,
     pub(super) request: &'a Request,
-    /// A sample that says nothing yet but whose it is.
+    /// A sample with only the identity of the run.
     pub(super) blank: Sample,
-    /// 1 is the size that it is made for.
+    /// Size of the workloads; 1 is their design size.
     pub scale: f64,
-    /// Files of this run of the case; gone after it.
+    /// Directory of the run's files, removed afterwards.
     pub dir: PathBuf,
-    /// Samples of this run of the bench so far.
+    /// Samples of the earlier cases in this run of the bench.
     pub earlier: &'a [Sample],
 }
 
 impl Stage<'_> {
-    /// The sample to fill in.
+    /// A sample to fill in.
     pub fn sample(&self) -> Sample {
         self.blank.clone()
     }
 
-    /// The same with a further parameter.
+    /// A sample with a further parameter.
     pub fn sample_with(&self, name: &str, value: impl ToString) -> Sample {
         let mut sample = self.sample();
         sample.parameters.insert(name.to_owned(), value.to_string());
         sample
     }
 
-    /// So much data at scale 1, at least 8 MiB.
+    /// Size of data in MiB: `at_scale_1` times the scale, but at least 8.
     pub fn mib(&self, at_scale_1: u64) -> u64 {
         ((at_scale_1 as f64 * self.scale).round() as u64).max(8)
     }
 
-    /// So much time at scale 1, at least half a second.
+    /// Duration: `at_scale_1` seconds times the scale, but at least half a second.
     pub fn seconds(&self, at_scale_1: f64) -> Duration {
         Duration::from_secs_f64((at_scale_1 * self.scale.min(1.0)).max(0.5))
     }
@@ -176,7 +176,7 @@ impl Stage<'_> {
         self.request.lab.to_string_lossy().into_owned()
     }
 
-    /// Where downloads and generated data stay.
+    /// Directory of downloads and generated data.
     pub fn cache(&self) -> &Path {
         &self.request.cache
     }
@@ -186,37 +186,38 @@ impl Stage<'_> {
         self.request.seed
     }
 
-    /// The journal of what is changed on the host.
+    /// Journal of changes to the host.
     pub fn undo(&self) -> &Arc<Undo> {
         self.context.undo
     }
 
-    /// A name that nothing else on this host has.
+    /// A name that is unique on this host.
     pub fn unique(&self, what: &str) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         format!("{what}-{}-{n}", std::process::id())
     }
 
-    /// A directory for sockets, whose paths have a bound that [`Stage::dir`] may pass. It goes with the run.
+    /// A directory for sockets, whose paths must be short, unlike those in [`Stage::dir`]. Removed after the
+    /// run.
     pub fn socket_dir(&self) -> Result<PathBuf, BenchError> {
         own_dir(Path::new("/tmp"), self.undo())
     }
 
-    /// Starts a program, which ends with the case; its output goes to files.
+    /// Starts a program, with its output in files; it is ended with the case.
     pub fn start(&self, argv: Vec<String>, tag: &str) -> Result<Child, BenchError> {
         let env = Vec::new();
         Child::start(&Argv { argv, env }, &self.dir, tag, self.undo())
     }
 
-    /// The same with a pipe as standard input ([`Child::input`]).
+    /// Starts a program with a pipe as its standard input ([`Child::input`]).
     pub fn start_with_input(&self, argv: Vec<String>, tag: &str) -> Result<Child, BenchError> {
         let env = Vec::new();
         Child::start_with_input(&Argv { argv, env }, &self.dir, tag, self.undo())
     }
 
-    /// Runs a command of `canvas` and returns what it writes. Exit code 1 is no error where something was
-    /// written: it says that what was looked at is not healthy.
+    /// Runs a `canvas` command and returns its output. Exit code 1 with output is no error: it reports an
+    /// unhealthy state.
     pub fn ask(&self, args: &[&str]) -> Result<String, BenchError> {
         let out = Command::new(&self.request.canvas).args(args).output();
         let out = out.map_err(|source| BenchError::CannotRunCanvas {
@@ -233,13 +234,13 @@ impl Stage<'_> {
         Err(BenchError::Script(format!("canvas {args}: {}", why.trim())))
     }
 
-    /// What `canvas status` says of a tenant; an error before it is there and after its end.
+    /// Output of `canvas status` for a tenant. Fails before the tenant exists and after its end.
     pub fn status(&self, tenant: &str) -> Result<Value, BenchError> {
         let said = self.ask(&["status", tenant, "--json"])?;
         serde_json::from_str(&said).map_err(|e| BenchError::Script(format!("canvas status: {e}")))
     }
 
-    /// An error when the user asked to stop.
+    /// Fails if the user asked to stop.
     pub fn check_stop(&self) -> Result<(), Stopped> {
         match self.context.stop.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -247,7 +248,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Waits so long.
+    /// Waits for `time`. Fails if the user asks to stop.
     pub fn pause(&self, time: Duration) -> Result<(), Stopped> {
         let until = Instant::now() + time;
         while Instant::now() < until {
@@ -258,7 +259,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Looks until there is something; an error says that `what` did not happen in time.
+    /// Polls until `look` returns a value. The error says that `what` did not happen in time.
     pub fn until<T>(
         &self,
         what: &str,
@@ -279,13 +280,13 @@ impl Stage<'_> {
         }
     }
 
-    /// A network behind a link, until it is dropped.
+    /// Creates a network namespace behind a link, removed when dropped.
     pub fn network(&self, link: Link) -> Result<Network, Fail> {
         let network = Network::start(link, self.undo());
         network.map_err(|e| failed(e.to_string()))
     }
 
-    /// So many donors that lend so much each, in a network where there is one.
+    /// Starts `count` donors that lend `bytes` each, in a network namespace if given.
     pub fn donors(
         &self,
         count: u32,
@@ -296,7 +297,7 @@ impl Stage<'_> {
         Donors::start(canvas, count, bytes, network, &self.dir, self.undo())
     }
 
-    /// A control group with this limit, whose programs may be swapped.
+    /// Creates a control group with this limit, whose programs may be swapped.
     pub fn group(&self, name: &str, limit_bytes: Option<u64>) -> Result<Group, BenchError> {
         let found;
         let controller = match self.context.controller {
@@ -317,7 +318,7 @@ impl Stage<'_> {
     }
 }
 
-/// Why a case's variant cannot be had here.
+/// Reason why a case's variant cannot run here.
 pub(super) fn variant_missing(request: &Request, case: &Case) -> Option<String> {
     let variant = case.variant();
     if variant.is_kernel() {

@@ -1,5 +1,5 @@
-//! What the programs of a cell share when one agent keeps the far memory of all: donors, `canvas agent`,
-//! and the link between them, which is watched.
+//! Far memory shared by the programs of a cell: donors, one `canvas agent`, and the link between them, which
+//! is sampled.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::record::{AgentWork, Sample};
 use crate::variant::{FarBelow, Tenancy};
 use crate::workload::Argv;
 
-/// How long the agent may take to listen, and to end.
+/// Timeout of the agent's start, and of its end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What the names of an agent's serving threads begin with.
+/// Prefix of the names of an agent's serving threads.
 const SERVING: &str = "serve";
-/// Between two looks at agent and link. Each starts a process.
+/// Interval at which agent and link are sampled. Each sample starts a process.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// An agent and its donors; they end with this.
+/// An agent and its donors, which end when this is dropped.
 pub struct Shared {
     agent: Child,
     socket: PathBuf,
@@ -32,8 +32,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Starts donors that lend `far_bytes` each, and the agent, with the flags that `below` has for it; files go
-    /// to `dir`, disk copies to `far_dir`.
+    /// Starts donors that lend `far_bytes` each, and the agent with its flags in `below`. Their files are in
+    /// `dir`, disk copies in `far_dir`.
     pub fn start(
         canvas: &Path,
         below: &FarBelow,
@@ -70,8 +70,8 @@ impl Shared {
         })
     }
 
-    /// Flags of a `canvas run` with so much far memory that is the tenant of this number, with
-    /// `tenant_flags` of its own; where all are one tenant they are.
+    /// Flags of `canvas run` for tenant number `number` with `far_bytes` of far memory and its own
+    /// `tenant_flags`. With [`Tenancy::One`], all runs are the same tenant.
     pub fn flags(
         &self,
         below: &FarBelow,
@@ -94,12 +94,12 @@ impl Shared {
         flags
     }
 
-    /// The agent's process.
+    /// Pid of the agent.
     pub fn agent(&self) -> u32 {
         self.agent.pid()
     }
 
-    /// Ends them: processor time of the agent, and what the donors did.
+    /// Ends agent and donors; returns the agent's processor time and the donors' resources.
     pub fn end(mut self) -> (f64, Work) {
         self.agent.terminate();
         if self.agent.wait(PATIENCE).is_none() {
@@ -111,47 +111,47 @@ impl Shared {
     }
 }
 
-/// Flags that `canvas run` must know for programs of this tenancy with flags of their own.
+/// Flags that `canvas run` must have for this tenancy and `tenant_flags`.
 pub fn needed_flags(tenancy: Tenancy, tenant_flags: &[String]) -> Vec<String> {
     match tenancy {
         Tenancy::Own => Vec::new(),
-        // Runs join a tenant since there are weights.
+        // Runs can join a tenant only in versions that have weights.
         Tenancy::One => vec!["-o".to_owned(), "weight=1".to_owned()],
         Tenancy::Each => tenant_flags.to_vec(),
     }
 }
 
-/// What a link had carried to this host: seconds since the run of the bench began, and bytes.
+/// Samples of a link towards this host: seconds since the run of the bench began, and total bytes.
 pub type Carried = Vec<(f64, u64)>;
 
-/// What is looked at while programs share an agent.
+/// What is sampled while programs share an agent.
 pub struct Watched<'a> {
-    /// The agent's process.
+    /// Pid of the agent.
     pub agent: u32,
-    /// Its link to the donors, if it has one that others have a part of.
+    /// Its link to the donors, if it has one.
     pub network: Option<&'a Network>,
 }
 
-/// Processor time of an agent at a moment.
+/// A sample of an agent's processor time.
 pub struct AgentLook {
     /// Seconds since the run of the bench began.
     at_s: f64,
-    /// Of all of its threads, in seconds.
+    /// Of all threads, in seconds.
     cpu_s: f64,
-    /// Of each serving thread.
+    /// Of each serving thread, in seconds.
     threads_s: BTreeMap<String, f64>,
 }
 
-/// What was seen.
+/// Samples taken.
 #[derive(Default)]
 pub struct Seen {
-    /// Of the link.
+    /// Samples of the link.
     pub carried: Carried,
-    /// Of the agent.
+    /// Samples of the agent.
     pub agent: Vec<AgentLook>,
 }
 
-/// Looks at an agent and its link until `over`.
+/// Samples an agent and its link until `over`.
 pub fn watch(watched: &Watched, began: Instant, over: &AtomicBool) -> Seen {
     let mut seen = Seen::default();
     loop {
@@ -174,8 +174,8 @@ pub fn watch(watched: &Watched, began: Instant, over: &AtomicBool) -> Seen {
     }
 }
 
-/// What the agent did while all of the programs were measured, in whole looks; `None` where they were not
-/// measured together for as long as it takes to look twice.
+/// Work of the agent while all programs were measured, in whole sample intervals; `None` if they were not
+/// measured together for at least two samples.
 pub fn work_of(samples: &[Sample], looks: &[AgentLook]) -> Option<AgentWork> {
     let measured = samples.iter().filter_map(|s| {
         let (from_s, to_s) = s.measured_s?;
@@ -190,7 +190,7 @@ pub fn work_of(samples: &[Sample], looks: &[AgentLook]) -> Option<AgentWork> {
         let mut before_s = sample.at_s;
         for tick in &sample.timeline {
             let at_s = sample.at_s + tick.at_s;
-            // The part of the time since the tick before that is looked at.
+            // Overlap of the interval since the previous tick with the sampled time.
             let part_s = (at_s.min(last.at_s) - before_s.max(first.at_s)).max(0.0);
             let far = tick.far.unwrap_or_default();
             reads += far.reads_per_s * part_s;
@@ -239,7 +239,7 @@ mod tests {
             threads_s: [("serve".to_owned(), at_s / 2.0)].into(),
         };
         let looks: Vec<AgentLook> = (0..20).map(|i| look(f64::from(i))).collect();
-        // From 4 to 9 and from 5 to 10: from 5 to 9.
+        // 4 to 9 and 5 to 10 overlap from 5 to 9.
         let both = [sample(1.0, (3.0, 8.0)), sample(2.0, (3.0, 8.0))];
         let work = work_of(&both, &looks).unwrap();
         assert_eq!((work.cpu_s, work.busy.as_slice()), (4.0, [0.5].as_slice()));

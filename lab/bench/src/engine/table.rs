@@ -1,4 +1,4 @@
-//! The table at the end: medians, spread and ratios.
+//! The table printed at the end: medians, spread and ratios.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use super::{PAIR, pairs};
 use crate::record::{AgentWork, Outcome, Sample};
 use crate::variant::Variant;
 
-/// Median; `None` of nothing.
+/// Median; `None` if there are no values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut v: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     v.sort_by(f64::total_cmp);
@@ -19,8 +19,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Half of the way from the least to the most, as a share of the median.
-/// One value has none.
+/// Half the range (max - min) as a share of the median; `None` for a single value.
 fn spread(values: &[f64]) -> Option<f64> {
     if values.len() < 2 {
         return None;
@@ -32,7 +31,7 @@ fn spread(values: &[f64]) -> Option<f64> {
     (m > 0.0).then(|| (high - low) / 2.0 / m)
 }
 
-/// The samples of one cell and workload.
+/// Figures of one cell and workload.
 #[derive(Default)]
 struct Figures {
     seconds: Vec<f64>,
@@ -63,7 +62,7 @@ impl Figures {
         }
     }
 
-    /// How many times slower than `base` this is.
+    /// Factor by which this is slower than `base`.
     fn slowdown(&self, base: &Figures) -> Option<f64> {
         let (mine, other) = (median(self.values())?, median(base.values())?);
         match (self.is_rate(), base.is_rate()) {
@@ -107,7 +106,7 @@ fn number(x: f64) -> String {
     }
 }
 
-/// How a run ended, in a word.
+/// Outcome of a run in a word.
 pub fn word(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Ok => "ok",
@@ -118,11 +117,11 @@ pub fn word(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// What a row is about, but for the ratio.
+/// Subject of a row, without the ratio.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct What {
     workload: String,
-    /// Name, value as a number where it is one (so that 16 comes after 2), value.
+    /// Name, value as a number if it is one (so that 16 sorts after 2), value.
     parameters: Vec<(String, Option<u64>, String)>,
     co_run: Option<String>,
 }
@@ -147,7 +146,7 @@ fn cells_of(samples: &[&Sample]) -> Cells {
     cells
 }
 
-/// Text of the rows in columns; the first column to the left, others to the right.
+/// Aligns rows into columns: the first to the left, others to the right.
 pub(super) fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| {
@@ -173,7 +172,7 @@ pub(super) fn align(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// One experiment's table.
+/// Table of one experiment.
 fn experiment(name: &str, samples: &[&Sample]) -> String {
     let cells = cells_of(samples);
     let mut variants: Vec<&Variant> = cells.keys().map(|(_, v, _)| v).collect();
@@ -199,7 +198,7 @@ fn experiment(name: &str, samples: &[&Sample]) -> String {
         rows[0].push("x best".to_owned());
     }
     let mut lines: Vec<(&What, Option<u32>)> = cells.keys().map(|(w, _, p)| (w, *p)).collect();
-    // The most memory first; runs without a limit are in the column of their own.
+    // Largest limit first; runs without a limit have a column of their own.
     lines.sort_by_key(|(w, p)| (*w, std::cmp::Reverse(*p)));
     lines.dedup();
     for (what, percent) in lines.iter().copied() {
@@ -217,7 +216,7 @@ fn experiment(name: &str, samples: &[&Sample]) -> String {
             let percent = percent.filter(|_| !v.is_local());
             cells.get(&(w.clone(), v.clone(), percent))
         };
-        // Together: how much slower than alone below the same variant. Alone: than all in memory.
+        // Co-runs: slowdown over the program alone under the same variant. Alone: over all-local.
         let solo = What {
             co_run: None,
             ..what.clone()
@@ -290,7 +289,7 @@ fn label(what: &What) -> String {
     text
 }
 
-/// What agents that programs share were busy with.
+/// Load of shared agents.
 fn agents(samples: &[Sample]) -> String {
     let mut cells: BTreeMap<(String, String), Vec<&AgentWork>> = BTreeMap::new();
     for s in samples {
@@ -322,7 +321,7 @@ fn agents(samples: &[Sample]) -> String {
     align(&rows) + "\n"
 }
 
-/// Says where programs ran in thread mode: their faults take longer.
+/// Note on runs in thread mode, whose faults take longer.
 fn modes(samples: &[Sample]) -> String {
     let modes: Vec<&str> = samples.iter().filter_map(|s| s.mode.as_deref()).collect();
     match modes.iter().filter(|mode| **mode == "thread").count() {
@@ -334,7 +333,7 @@ fn modes(samples: &[Sample]) -> String {
     }
 }
 
-/// All experiments' tables, with a legend.
+/// Tables of all experiments, with a legend.
 pub fn table(samples: &[Sample]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for s in samples {

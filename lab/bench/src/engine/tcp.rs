@@ -1,6 +1,5 @@
-//! Plain TCP between two threads, over the loopback device or through the link that donors were
-//! behind: what far memory over them is set against. Nothing is sealed, looked up or kept; the bytes
-//! are as many.
+//! Plain TCP between two threads, over the loopback device or the donors' link: the baseline of far memory
+//! over donors. Transfers the same number of bytes without encryption, lookup or storage.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,20 +10,20 @@ use super::error::BenchError;
 use crate::host::net::Network;
 use crate::record::Tcp;
 
-/// Bytes on the wire of a request for one page, its frame and its message included (canvas-wire).
+/// Bytes on the wire of a request for one page, with frame and message (canvas-wire).
 const REQUEST_BYTES: usize = 18 + 16 + 16;
-/// What an answer takes beside its data.
+/// Bytes of an answer besides its data.
 const ANSWER_EXTRA_BYTES: usize = 18 + 16;
 const ROUNDS: usize = 5000;
 const STREAM_BYTES: usize = 512 << 20;
-/// Through a slow link a stream is no longer than so.
+/// Longest duration of the stream through a slow link.
 const STREAM_S: f64 = 3.0;
-/// Given to one call.
+/// Bytes per call.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Neither side waits longer for the other.
+/// Timeout of each side.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Measures all of it, to and from the other side of `network` if there is one.
+/// Measures round trips and a stream, with the other side in `network` if given.
 pub fn measure(data_bytes: u64, network: Option<&Network>) -> Result<Tcp, BenchError> {
     let answer = data_bytes as usize + ANSWER_EXTRA_BYTES;
     let fail = BenchError::Tcp;
@@ -41,8 +40,8 @@ pub fn measure(data_bytes: u64, network: Option<&Network>) -> Result<Tcp, BenchE
     })
 }
 
-/// A connection to ourselves: one end for `other`, in a thread of its own and beyond the link if there
-/// is one, and one for the caller.
+/// A connection within this process: one end for `other`, in its own thread and beyond the link if there is
+/// one, and one for the caller.
 fn pair(
     busy: bool,
     network: Option<&Network>,
@@ -63,11 +62,11 @@ fn pair(
     Ok((ours, thread::spawn(move || other(&mut theirs))))
 }
 
-/// Repeats what would block: the end is busy.
+/// Repeats a call that would block if `busy` polling is on.
 fn insist(mut call: impl FnMut() -> io::Result<usize>, busy: bool) -> io::Result<usize> {
     loop {
         match call() {
-            // Processors may be fewer than ends.
+            // There may be fewer processors than ends.
             Err(e) if busy && e.kind() == ErrorKind::WouldBlock => thread::yield_now(),
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             other => return other,
@@ -75,7 +74,7 @@ fn insist(mut call: impl FnMut() -> io::Result<usize>, busy: bool) -> io::Result
     }
 }
 
-/// False when the other end is gone.
+/// Fills the buffer; returns false if the other end is closed.
 fn fill(s: &mut TcpStream, mut buffer: &mut [u8], busy: bool) -> io::Result<bool> {
     while !buffer.is_empty() {
         let n = insist(|| s.read(buffer), busy)?;
@@ -101,7 +100,7 @@ fn joined(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Median of so many round trips.
+/// Median time of `count` round trips.
 fn round_trip_ns(
     answer_bytes: usize,
     busy: bool,
@@ -130,7 +129,7 @@ fn round_trip_ns(
     crate::stats::median(&times).ok_or_else(|| ErrorKind::UnexpectedEof.into())
 }
 
-/// Bytes a second of one stream.
+/// Bytes per second of one stream.
 fn stream(bytes: usize, network: Option<&Network>) -> io::Result<f64> {
     let (mut s, source) = pair(false, network, move |s| {
         let data = vec![1; CHUNK_BYTES];

@@ -1,4 +1,4 @@
-//! Whole runs of the bench with a real program, and whether the host is as before afterwards.
+//! Whole runs of the bench with a real program, and checks that the host is unchanged afterwards.
 
 use crate::engine::own_dir;
 use crate::host::reverse::Host;
@@ -24,8 +24,8 @@ use crate::record::{Line, Outcome, Sample};
 use crate::variant::{KERNEL, Variant};
 use crate::workload::{Argv, Place, Plan, Workload, WorkloadError};
 
-/// A Python program that fills memory with pages that shrink, reads them again and again for a
-/// time, and prints a checksum.
+/// A Python program that fills memory with compressible pages, reads them repeatedly for a time, and prints a
+/// checksum.
 struct Touch {
     name: &'static str,
     seconds: f64,
@@ -79,7 +79,7 @@ impl Workload for Touch {
         })
     }
     fn plan(&self, _: &Place, run: u32) -> Result<Plan, WorkloadError> {
-        // The first run of all measures the working set: there is nothing to interrupt yet.
+        // The very first run measures the working set and is not interrupted.
         let seconds = if run == 0 {
             self.seconds.min(0.3)
         } else {
@@ -131,7 +131,7 @@ fn scratch(name: &str) -> PathBuf {
     dir
 }
 
-/// What is asked for by these names, with two variants of which one is always there.
+/// A request for these names with two variants, one of which works on any host.
 pub(crate) fn request(names: &[&str]) -> Request {
     let dir = std::env::temp_dir().join(format!("bench-test-{}", std::process::id()));
     Request {
@@ -162,7 +162,7 @@ pub(crate) fn request(names: &[&str]) -> Request {
     }
 }
 
-/// Command that comes to a disk with slow reads.
+/// Command of a disk with slow reads.
 pub(crate) fn disk_server() -> Vec<OsString> {
     words(&[
         "engine::tests::as_disk",
@@ -173,13 +173,13 @@ pub(crate) fn disk_server() -> Vec<OsString> {
     ])
 }
 
-/// One journal at a time in this process: what is left of a bench must be nothing.
+/// Allows one journal at a time in this process, since tests check that nothing of a bench is left.
 pub(crate) fn one_journal() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs in `dir` and returns the end and the samples.
+/// Runs a request in `dir`; returns its outcome and samples.
 fn bench(
     names: &[&str],
     dir: &Path,
@@ -202,7 +202,7 @@ fn bench(
     (ended, text.lines().filter_map(line).collect(), shown)
 }
 
-/// Not a test: what [`request`] starts as the guardian.
+/// Not a test: [`request`] starts it as the guardian.
 #[test]
 #[ignore = "not a test: the guardian of other tests"]
 fn as_guardian() {
@@ -214,7 +214,7 @@ fn as_guardian() {
     }
 }
 
-/// Not a test: what [`request`] starts as a disk. What stands behind `--skip` names no test.
+/// Not a test: [`request`] starts it as a disk. The words after `--skip` name no test.
 #[test]
 #[ignore = "not a test: the disk of other tests"]
 fn as_disk() {
@@ -226,7 +226,7 @@ fn as_disk() {
     }
 }
 
-/// Not a test: a bench that other tests end before it ends.
+/// Not a test: a bench that other tests kill.
 #[test]
 #[ignore = "not a test: the victim of other tests"]
 fn as_victim() {
@@ -249,7 +249,7 @@ fn variant_named(name: &str) -> Variant {
     KERNEL.into_iter().find(|v| v.to_string() == name).unwrap()
 }
 
-/// One test at a time switches swap on; `None`, with the reason printed, where it cannot.
+/// Allows one test at a time to switch swap on; prints the reason and returns `None` if swap cannot be used.
 fn swap_turn(variant: &Variant) -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     if !canvas_testing::has_root("switching swap on") {
@@ -265,7 +265,7 @@ fn swap_turn(variant: &Variant) -> Option<MutexGuard<'static, ()>> {
     }
 }
 
-/// What a bench changes, as it is now: swap, zram devices, zswap's settings, huge pages.
+/// State of the host that a bench changes: swap, zram devices, zswap's settings, huge pages.
 #[derive(Debug, PartialEq)]
 struct HostState {
     swaps: String,
@@ -302,7 +302,7 @@ fn host_state() -> HostState {
     }
 }
 
-/// What bench `pid` has on the host: groups, journal, scratch, swap file.
+/// What bench `pid` has on the host: groups, journal, scratch directory, swap file.
 fn left_of(pid: u32) -> Vec<PathBuf> {
     let mut left = Vec::new();
     for dir in [
@@ -348,7 +348,7 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A bench that is killed should its test fail.
+/// Kills the bench if its test fails.
 struct Victim(Child);
 
 impl Drop for Victim {
@@ -395,12 +395,12 @@ fn victim(variant: &Variant, dir: &Path) -> Victim {
     victim
 }
 
-/// False where it cannot be tried.
+/// Returns false if the test cannot run here.
 fn ended_by(signal: Signal, variant: &Variant, name: &str) -> bool {
     let Some(_turn) = swap_turn(variant) else {
         return false;
     };
-    // The victim has to be the only bench.
+    // No other bench may run.
     let _one = one_journal();
     let before = host_state();
     let dir = scratch(name);
@@ -409,7 +409,7 @@ fn ended_by(signal: Signal, variant: &Variant, name: &str) -> bool {
     kill(Pid::from_raw(pid.cast_signed()), signal).unwrap();
     let status = victim.0.wait().unwrap();
     if signal == Signal::SIGKILL {
-        // The guardian needs its time; a bench that ends itself must be done before.
+        // The guardian needs time; a bench that undoes its changes itself must have finished.
         wait_for("undoing", || {
             left_of(pid).is_empty() && host_state() == before
         });
@@ -462,7 +462,7 @@ fn terminated_on_disk_the_host_is_as_before() {
     ended_by(Signal::SIGTERM, &Variant::Disk, "term-disk");
 }
 
-/// The server of that disk goes on until swap is off.
+/// The server of the slow disk lives until swap is off.
 #[test]
 fn killed_on_a_slow_disk_the_host_is_as_before() {
     ended_by(Signal::SIGKILL, &Variant::SlowDisk, "kill-slow-disk");
@@ -496,7 +496,7 @@ fn a_plain_run_is_recorded_and_nothing_is_left() {
     fs::remove_dir_all(dir).unwrap();
 }
 
-/// Whatever of it the time was enough for: far from all of it, and what was not run is named.
+/// The time limit is far too short for all cells; the cells left out are named.
 #[test]
 fn what_there_is_no_time_for_is_left_out_and_named() {
     for (time, runs_some) in [
@@ -554,7 +554,7 @@ fn kernel_swap_holds_what_the_limit_does_not() {
             found.unwrap_or_else(|| panic!("no sample of {variant}: {ended:?} {samples:?}"))
         };
         let s = of(&variant);
-        // The kernel of cgroup v1 ends programs now and then although swap is free: a result too.
+        // With cgroup v1 the kernel sometimes kills programs although swap is free; that is a valid result.
         if s.outcome != Outcome::Oom {
             assert_eq!(ended, Ok(Ended::Done), "{samples:?}");
             let limit = s.limit_bytes.unwrap();
@@ -660,12 +660,12 @@ fn the_list_is_in_columns() {
         })
         .collect();
     assert!(columns.iter().all(|c| *c == columns[0]), "{text}");
-    // What canvas has is not called missing.
+    // Features that canvas has are not listed as missing.
     let missing = ["not yet", "canvas has one tier", "there is no scheduler"];
     assert!(missing.iter().all(|words| !text.contains(words)), "{text}");
 }
 
-/// What is removed at the end is what the bench made, and never a directory that only has the name.
+/// Only a directory that the bench created is removed at the end, never another one of that name.
 #[test]
 fn only_a_directory_of_its_own_is_noted_for_removal() {
     let _one = one_journal();
@@ -676,7 +676,7 @@ fn only_a_directory_of_its_own_is_noted_for_removal() {
     assert!(a != b && a.is_dir() && b.is_dir());
     let noted = [&a, &b].map(|path| Step::RemoveTree { path: path.clone() });
     assert_eq!(undo.steps(), noted);
-    // What cannot be made is not noted.
+    // A directory that cannot be created is not journalled.
     assert!(own_dir(&dir.path().join("none"), &undo).is_err());
     assert_eq!(undo.steps().len(), 2);
     fs::write(a.join("file"), "").unwrap();

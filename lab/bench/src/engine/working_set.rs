@@ -1,4 +1,4 @@
-//! The working set of a workload: its most anonymous memory in a plain run, measured once.
+//! Working set of a workload: its peak anonymous memory in a plain run, measured once.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,29 +13,29 @@ use crate::record::{Outcome, Sample};
 use crate::registry;
 use crate::variant::Variant;
 
-/// Memory is looked at so often: short peaks count.
+/// Interval at which memory is sampled; short, since short peaks count.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What a run of a workload needs to be limited and judged.
+/// Working set and answer of a workload, from a plain run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// Working set; 0 when it ended before its memory could be looked at.
+    /// Working set in bytes; 0 if the program ended before the first sample.
     pub bytes: u64,
-    /// What it computes.
+    /// Its answer.
     pub answer: Option<String>,
 }
 
-/// A program with its arguments at a scale (its bits).
+/// A program with its arguments and its scale (as bits).
 type Key = (String, Vec<String>, u64);
 
-/// Those measured so far, or why they could not be.
+/// Results so far, with errors.
 #[derive(Default)]
 pub struct WorkingSets {
     known: HashMap<Key, Result<Need, NeedError>>,
 }
 
 impl Bench<'_> {
-    /// The working set of a member, from a plain run the first time.
+    /// Working set of a member, from a plain run at the first call.
     pub(super) fn working_set(
         &mut self,
         set: &Set,
