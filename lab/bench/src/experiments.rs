@@ -1,7 +1,7 @@
 //! The named experiments, as data.
 //!
-//! An experiment is a list of parts; a part is a list of programs under variants at local ratios,
-//! each alone or all of them together. What of a paper is left out is named in `not_yet`.
+//! An experiment is a list of parts; a part is a list of programs under variants at local ratios, each alone
+//! or all of them together. `not_yet` names what an experiment leaves out of its paper.
 
 mod backends;
 mod cluster;
@@ -33,13 +33,13 @@ use crate::variant::Tenancy;
 /// Kinds of variants; [`Below::Canvas`] stands for canvas with the flags of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Below {
-    /// All in memory.
+    /// All in local memory.
     Local,
-    /// The same on the first half of the processors.
+    /// All in local memory, on the first half of the processors.
     LocalOnHalf,
     /// Canvas, with these flags before those of the command line.
     Canvas(&'static [&'static str]),
-    /// Canvas with far memory over donors of the bench's own.
+    /// Canvas with far memory over donors that the bench starts.
     CanvasFar(FarParts),
     /// Swap on zram.
     Zram,
@@ -51,11 +51,11 @@ pub enum Below {
     Disk,
     /// Swap on a disk whose reads take 100 us.
     SlowDisk,
-    /// TMO's loop with this target, in percent.
+    /// TMO's loop with this target, in percent of the time.
     Tmo(u32),
 }
 
-/// What [`Below::CanvasFar`] is.
+/// Parameters of [`Below::CanvasFar`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FarParts {
     /// `--copies`.
@@ -64,23 +64,23 @@ pub struct FarParts {
     pub donor_dies: bool,
     /// Further flags of `canvas run`.
     pub flags: &'static [&'static str],
-    /// Rate of the link that the donors are behind.
+    /// Rate of the link to the donors.
     pub link: Option<Rate>,
-    /// Time that a packet takes on the way to them or back.
+    /// One-way delay of the link to the donors.
     pub delay: Option<Delay>,
-    /// Whose agent keeps far memory.
+    /// Which programs share an agent.
     pub tenancy: Tenancy,
-    /// Flags of an agent that programs share.
+    /// Flags of a shared agent.
     pub agent_flags: &'static [&'static str],
-    /// Part of the processors that all of it has, in percent.
+    /// Share of the processors for programs, agent and donors together, in percent.
     pub cpu_percent: Option<u32>,
     /// Whether agent and donors have processors of their own.
     pub apart: bool,
-    /// Reads a second that the disk is bound to which holds copies; programs have agents of their own then.
+    /// Limit on the reads per second of the disk that holds copies; each program then has its own agent.
     pub disk_reads_per_s: Option<u32>,
 }
 
-/// One copy over the loopback device, and nothing else.
+/// One copy over the loopback device, all else off.
 const FAR: FarParts = FarParts {
     copies: "none",
     donor_dies: false,
@@ -103,41 +103,41 @@ pub enum How {
     Together,
     /// All at once, and none alone.
     OnlyTogether,
-    /// Each runs twice at the same time, under the first variant and under one of the others, on a processor each.
-    /// They swap processors, so that what disturbs one hits both.
+    /// Each runs twice at the same time, under the first variant and under one of the others, on a processor
+    /// each. The two runs swap processors, so that a disturbance hits both.
     SideBySide,
 }
 
-/// A program of a part: its workload and what tells this run of it from others.
+/// A program of a part: its workload, and what distinguishes this run of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Program {
     /// Name of the workload.
     pub workload: &'static str,
-    /// Put behind the arguments of its program.
+    /// Arguments appended to those of the workload's program.
     pub args: &'static [&'static str],
     /// Parameters, for the results ("threads", "4").
     pub parameters: &'static [(&'static str, &'static str)],
-    /// Flags of `canvas run` where it is a tenant of its own.
+    /// Flags of `canvas run` if the program is a tenant of its own.
     pub tenant_flags: &'static [&'static str],
-    /// For company only: it runs, with these arguments too, until the others have ended. It does not
-    /// run alone.
+    /// Set for company, which does not run alone: further arguments, with which it runs until the others have
+    /// ended.
     pub company: Option<&'static [&'static str]>,
-    /// What the ratio is of, in bytes, where that is not the working set.
+    /// Size that the ratio refers to, in bytes, if not the working set.
     pub ratio_of_bytes: Option<u64>,
-    /// So many times the size that the scale says.
+    /// Factor on the size that the scale gives.
     pub larger: Option<u32>,
-    /// Whether it runs on one processor, and all of its cell with it. The results have that as a parameter.
+    /// Whether its whole cell runs on one processor, which the results record as a parameter.
     pub one_processor: bool,
 }
 
 /// A part of an experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// What runs; empty: the workloads named on the command line, or all that can run here.
+    /// Programs; if empty, the workloads named on the command line, or all that can run here.
     pub programs: &'static [Program],
-    /// Below them.
+    /// Variants.
     pub variants: &'static [Below],
-    /// Local memory in percent of the working set; empty: no limit.
+    /// Local memory in percent of the working set; no limit if empty.
     pub percents: &'static [u32],
     /// Alone or together.
     pub how: How,
@@ -148,19 +148,19 @@ pub struct Part {
 pub struct Experiment {
     /// Its name.
     pub name: &'static str,
-    /// One line for people.
+    /// Description of one line.
     pub about: &'static str,
-    /// What it mirrors.
+    /// The part of a paper that it mirrors.
     pub paper: Option<&'static str>,
-    /// What runs.
+    /// Its parts.
     pub parts: &'static [Part],
-    /// What of the paper, or of the goal, is left out, as one sentence each.
+    /// What it leaves out of the paper, or of the goal; one sentence each.
     pub not_yet: &'static [&'static str],
-    /// Repeats unless told otherwise.
+    /// Default number of repeats.
     pub repeats: u32,
-    /// Size of the workloads unless told otherwise.
+    /// Default size of the workloads.
     pub scale: f64,
-    /// After so much time nothing further is begun, unless told otherwise.
+    /// Default time limit, after which nothing more is started.
     pub time_max: Option<Duration>,
 }
 
@@ -171,7 +171,7 @@ const fn program(workload: &'static str) -> Program {
     }
 }
 
-/// Within so much memory, whatever it takes.
+/// A program with a limit in bytes instead of a share of its working set.
 const fn within(
     workload: &'static str,
     mib: u64,
@@ -197,7 +197,7 @@ const NO_PROGRAM: Program = Program {
 };
 
 const CANVAS: Below = Below::Canvas(&[]);
-/// All six, in the order in which tables show them.
+/// All six kinds, in the order of tables.
 pub const ALL_BELOW: [Below; 6] = [
     Below::Local,
     CANVAS,
@@ -206,7 +206,7 @@ pub const ALL_BELOW: [Below; 6] = [
     Below::Zswap,
     Below::Disk,
 ];
-/// A limit that is never reached: the program is managed, and nothing is paged out.
+/// A limit that is never reached: canvas manages the program, and evicts nothing.
 const ROOMY: Below = Below::Canvas(&["--local", "16G"]);
 const NO_RESERVATIONS: Below = Below::Canvas(&["-o", "reservations=off"]);
 const UNCOMPRESSED: Below = Below::Canvas(&["-o", "codec=none"]);
@@ -214,7 +214,7 @@ const fn far(copies: &'static str) -> Below {
     Below::CanvasFar(FarParts { copies, ..FAR })
 }
 
-/// One copy over donors that are behind a link of this rate, in 10^6 bits a second.
+/// One copy over donors behind a link of this rate, in Mbit/s.
 const fn behind(mbit: u32) -> Below {
     Below::CanvasFar(FarParts {
         link: Some(Rate::mbit(mbit)),
@@ -222,7 +222,7 @@ const fn behind(mbit: u32) -> Below {
     })
 }
 
-/// One copy over donors that are so many ns away.
+/// One copy over donors with this one-way delay, in ns.
 const fn away(ns: u32) -> Below {
     Below::CanvasFar(FarParts {
         delay: Some(Delay::ns(ns)),
@@ -230,7 +230,7 @@ const fn away(ns: u32) -> Below {
     })
 }
 
-/// Far memory over donors beside what the kernel has.
+/// Far memory over donors, and the kernel's variants.
 const FAR_BESIDE: &[Below] = &[
     Below::Local,
     far("2"),
@@ -240,18 +240,18 @@ const FAR_BESIDE: &[Below] = &[
     Below::Disk,
     Below::SlowDisk,
 ];
-/// The kernel's ways that far memory is judged by.
+/// Far memory over donors, and the kernel's variants that its targets compare with.
 const JUDGED_BY: &[Below] = &[Below::Local, far("2"), Below::Zram, Below::SlowDisk];
-/// Two copies over donors of which one dies.
+/// Two copies over donors, one of which is killed.
 const DONOR_DIES: &[Below] = &[Below::CanvasFar(FarParts {
     copies: "2",
     donor_dies: true,
     ..FAR
 })];
-/// The variant that `canvas-far` stands for where the experiment says nothing.
+/// The variant that `canvas-far` stands for by default.
 pub const FAR_PLAIN: Below = far("2");
 const PEERS: &[Below] = &[Below::Local, CANVAS, Below::Zram];
-/// FastSwap's tables: with and without compression, beside the kernel's ways.
+/// FastSwap's tables: with and without compression, and the kernel's variants.
 const TABLES: &[Below] = &[
     Below::Local,
     CANVAS,
@@ -259,7 +259,7 @@ const TABLES: &[Below] = &[
     Below::Zswap,
     Below::Disk,
 ];
-/// A program that runs alone.
+/// A part whose programs run alone.
 const fn alone(
     programs: &'static [Program],
     variants: &'static [Below],
@@ -273,13 +273,13 @@ const fn alone(
     }
 }
 
-/// Repeats of an experiment that does not say otherwise.
+/// Default number of repeats.
 pub const REPEATS: u32 = 5;
 
-/// The experiment that workloads named without an experiment make up.
+/// The experiment of workloads named on the command line.
 pub const SWEEP: &str = "sweep";
 
-/// The experiments that are a course of events.
+/// The experiments that are scripts.
 pub const SCRIPTS: &[Script] = &[
     erasure::SCRIPT,
     switch::SCRIPT,
@@ -403,14 +403,14 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "far memory over three donors beside zram, disks and plain TCP, also over links of 1 and 2.5 Gbit/s and of 25 us; a donor that dies",
         paper: None,
         parts: &[
-            // First, as it takes longest: a bound on the time leaves out what comes last.
+            // First, since it takes longest: a time limit leaves out the last cells.
             alone(&[program("memcached-get95")], JUDGED_BY, &[50]),
             alone(&[program("redis-get95")], FAR_BESIDE, &[50]),
             alone(&[program("redis-set-get")], FAR_BESIDE, &[50]),
             alone(&[program("random-read")], FAR_BESIDE, &[50]),
             alone(&[program("sequential")], FAR_BESIDE, &[50]),
-            // Nearly every page is far: what the donors' bandwidth is compared with. The loopback
-            // device is faster than any network, so links with a rate are beside it.
+            // Nearly all pages are far, to compare with the donors' bandwidth. The loopback device is faster
+            // than any network, so there are links of several rates as well.
             alone(
                 &[program("sequential")],
                 &[far("none"), behind(1000), behind(2500)],
@@ -421,7 +421,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 &[behind(1000), behind(2500)],
                 &[50],
             ),
-            // A network of 25 us, there and back, and in either direction.
+            // A network with a delay of 25 us in each direction.
             alone(
                 &[program("random-read")],
                 &[away(12_500), away(25_000)],
@@ -643,7 +643,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
 ];
 
-/// Programs together under each prefetcher, and ours with and without the application tier.
+/// Programs together under each prefetcher, and canvas's with and without the application tier.
 const fn prefetchers_beside(programs: &'static [Program]) -> Part {
     Part {
         programs,
@@ -683,7 +683,7 @@ const fn readers(
     }
 }
 
-/// The same random reads by more and more threads.
+/// Random reads with increasing numbers of threads.
 const READERS: [Program; 4] = [
     readers(&["--threads", "1"], &[("threads", "1")]),
     readers(&["--threads", "2"], &[("threads", "2")]),
@@ -691,7 +691,7 @@ const READERS: [Program; 4] = [
     readers(&["--threads", "8"], &[("threads", "8")]),
 ];
 
-/// The same random writes by more and more threads.
+/// Random writes with increasing numbers of threads.
 const THREADS: [Program; 5] = [
     writers(&["--threads", "1"], &[("threads", "1")]),
     writers(&["--threads", "2"], &[("threads", "2")]),
@@ -700,12 +700,12 @@ const THREADS: [Program; 5] = [
     writers(&["--threads", "16"], &[("threads", "16")]),
 ];
 
-/// The experiment of this name.
+/// Finds an experiment by name.
 pub fn find(name: &str) -> Option<&'static Experiment> {
     EXPERIMENTS.iter().find(|e| e.name == name)
 }
 
-/// The course of events of this name.
+/// Finds a script by name.
 pub fn find_script(name: &str) -> Option<&'static Script> {
     SCRIPTS.iter().find(|s| s.name == name)
 }
@@ -723,7 +723,7 @@ mod tests {
                 e.name
             );
             assert!(!e.parts.is_empty() || !e.not_yet.is_empty(), "{}", e.name);
-            // The demonstration shows what there is; it proves nothing.
+            // The demonstration only shows figures, so one repeat is enough.
             let repeats = if e.name == "demo" { 1 } else { 3 };
             assert!(e.repeats >= repeats && e.scale > 0.0, "{}", e.name);
             for part in e.parts {
@@ -738,7 +738,7 @@ mod tests {
                     "{}",
                     e.name
                 );
-                // Company of nobody would never end.
+                // Company without other programs would never end.
                 let own = part.programs.iter().filter(|p| p.company.is_none());
                 assert!(part.programs.is_empty() || own.count() > 0, "{}", e.name);
                 let company = part.programs.iter().any(|p| p.company.is_some());

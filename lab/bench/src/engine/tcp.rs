@@ -100,7 +100,7 @@ fn joined(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Median time of `count` round trips.
+/// Median time of `rounds` round trips.
 fn round_trip_ns(
     answer_bytes: usize,
     busy: bool,

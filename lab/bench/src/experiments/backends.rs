@@ -1,15 +1,15 @@
-//! Programs by where their far memory is, and whether disk and donor together give the sum of both.
+//! Programs over each place of far memory, and whether disk and donor together give the sum of both rates.
 
 use super::{
     Below, CANVAS, Experiment, FAR, FarParts, How, NO_PROGRAM, Part, Program, far, program,
 };
 use crate::rate::Rate;
 
-/// Reads a second that the disk is bound to, and the link of the donors, which gives about as many.
+/// Limit on the disk's reads per second, and a donors' link of about the same rate.
 const DISK: Option<u32> = Some(4000);
 const LINK: Option<Rate> = Some(Rate::mbit(100));
 
-/// One way, bound.
+/// A far variant with these limits.
 const fn bound(copies: &'static str, disk: Option<u32>, link: Option<Rate>) -> Below {
     Below::CanvasFar(FarParts {
         copies,
@@ -19,7 +19,7 @@ const fn bound(copies: &'static str, disk: Option<u32>, link: Option<Rate>) -> B
     })
 }
 
-/// Nearly all of its reads go beyond the pool.
+/// A reader nearly all of whose reads go beyond the pool.
 const READER: Program = Program {
     workload: "random-read",
     args: &["--mib", "128", "--seconds", "12", "--threads", "8"],
@@ -27,7 +27,7 @@ const READER: Program = Program {
     ..NO_PROGRAM
 };
 
-/// Where far memory may be, and the kernel's swap on zram and on the same disk.
+/// Each place of far memory, and the kernel's swap on zram and on the same disk.
 const EACH: &[Below] = &[
     Below::Local,
     CANVAS,
@@ -38,7 +38,7 @@ const EACH: &[Below] = &[
     Below::Disk,
 ];
 
-/// A part for each program, so that `--with` chooses it alone.
+/// A part per program, so that `--with` can choose it.
 const fn over_each(programs: &'static [Program]) -> Part {
     Part {
         programs,
@@ -48,7 +48,7 @@ const fn over_each(programs: &'static [Program]) -> Part {
     }
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "backends",
     about: "far memory on a disk, a donor and both, bound and as they are; programs over the pool, disk, donor and both, beside swap",

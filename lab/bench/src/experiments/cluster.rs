@@ -1,9 +1,9 @@
-//! A cluster of five hosts that run programs and lend memory at one time.
+//! A cluster of five hosts that run programs and lend memory at the same time.
 //!
-//! Containers come and go, placed at random; of each one's working set, a part may be on its host.
-//! Later a program wants nearly all memory of the emptiest host, and a host that lends dies and
-//! comes back. All of it follows from the seed and is the same under each variant. The first,
-//! `local`, has no bounds, and says how large working sets are.
+//! Containers come and go on randomly chosen hosts; a limit keeps a part of each one's working set local.
+//! Later a program wants nearly all memory of the emptiest host, and a lending host dies and comes back. All
+//! events follow from the seed and are the same under each variant. The first variant, `local`, has no
+//! limits, and measures the working sets.
 
 mod client;
 mod container;
@@ -27,19 +27,19 @@ use machine::Machine;
 use plan::{Container, PERCENTS, Plan, Size};
 
 const HOSTS: usize = 5;
-/// Links of the hosts.
+/// Rate of the hosts' links.
 const LINK: Rate = Rate::mbit(1000);
 const STEP: Duration = Duration::from_millis(50);
-/// Between two looks at memory.
+/// Interval of a step.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// A look at the memory of containers comes after so many steps.
+/// The memory of containers is sampled once per this number of steps.
 const LOOK_STEPS: u32 = 4;
-/// How long after the host's death, and after the start of the hungry program, answers are looked at.
+/// Time after the host's death, and after the start of the hungry program, in which answers are evaluated.
 const DEATH_S: f64 = 10.0;
 const HUNGRY_S: f64 = 20.0;
-/// What begins once more after its host died has this behind its name.
+/// Suffix of the name of a container that restarts after its host died.
 const AGAIN: &str = "-again";
-/// Rows of the results that are of all containers, and of all hosts.
+/// Names of the result rows for all containers, and for all hosts.
 const ANSWERS: &str = "answers";
 const ALL: &str = "cluster";
 
@@ -60,7 +60,7 @@ const fn lent(copies: &'static str) -> Case {
     }))
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const SCRIPT: Script = Script {
     name: "cluster",
     about: "five hosts that run programs and lend memory at one time; one wants its memory back, one dies",
@@ -85,7 +85,7 @@ pub const SCRIPT: Script = Script {
     run,
 };
 
-/// At less than half of its size it is another cluster: a small one.
+/// Size of the cluster; a scale below a half gives a small cluster.
 fn size(scale: f64) -> Size {
     if scale < 0.5 {
         return Size {
@@ -105,20 +105,20 @@ fn size(scale: f64) -> Size {
     }
 }
 
-/// A look at the hosts: when, what is in use of each, and of that what it lends.
+/// A sample of the hosts: time, memory in use on each, and memory that each lends.
 struct Look {
     at_s: f64,
     used: Vec<u64>,
     lent: Vec<u64>,
 }
 
-/// Containers that come and go, and the host that dies.
+/// State of a run: containers that come and go, and the host that dies.
 struct Churn<'a> {
     stage: &'a Stage<'a>,
     plan: &'a Plan,
     copies: Option<String>,
     switch: &'a Switch,
-    // In the order in which they go: programs, their hosts, and what these swap to.
+    // Fields drop in this order: programs, their hosts, and their swap.
     running: Vec<Contained>,
     machines: Vec<Machine>,
     swap: Option<Swap>,
@@ -136,7 +136,7 @@ impl Churn<'_> {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// What bounds a container, by the run without bounds.
+    /// Limit of a container, from the run without limits.
     fn bound(&self, c: &Container) -> Result<Bound, Fail> {
         let variant = self.stage.sample().variant;
         if variant.is_local() || c.percent == 100 {
@@ -154,12 +154,12 @@ impl Churn<'_> {
         })
     }
 
-    /// Writes what each host has in use, and remembers it.
+    /// Samples the memory in use on each host, and writes it to the host's meminfo file.
     fn look(&mut self) -> Result<(), Fail> {
         let used = self.machines.iter().map(Machine::look);
         let mut used = used.collect::<Result<Vec<u64>, Fail>>()?;
         if let Some(swap) = self.swap.as_ref().filter(|s| s.is_zram()) {
-            // What the device takes, by what each host has there.
+            // The host's share of the swap device counts as used memory of the device's owner.
             let swapped: Vec<u64> = self.machines.iter().map(Machine::swapped_bytes).collect();
             let all: u64 = swapped.iter().sum::<u64>().max(1);
             let stored = swap.far_bytes();
@@ -211,7 +211,7 @@ impl Churn<'_> {
         self.samples.push(sample);
     }
 
-    /// One host and all that runs there.
+    /// Kills one host and all that runs on it.
     fn host_dies(&mut self) -> Result<(), Fail> {
         let dies = self.plan.dies;
         self.machines[dies].die(self.stage, self.switch)?;
@@ -290,7 +290,7 @@ impl Churn<'_> {
         Ok(())
     }
 
-    /// Answers on these hosts in a time.
+    /// Longest answer in a time, in ms, over the hosts that `is_there` selects.
     fn longest_ms(&self, from_s: f64, to_s: f64, is_there: impl Fn(usize) -> bool) -> Option<f64> {
         let there = self.answers.iter().filter(|(host, ..)| is_there(*host));
         let answers = there.flat_map(|(_, _, answers)| answers);
@@ -298,7 +298,7 @@ impl Churn<'_> {
         then.map(|(_, us)| us / 1e3).reduce(f64::max)
     }
 
-    /// Rows of all containers with the same constraint, and of all hosts.
+    /// Result rows of all containers with the same limit, and of all hosts.
     fn rows(&self, busy: f64) -> Vec<Sample> {
         let mut rows = Vec::new();
         for percent in PERCENTS {
@@ -358,7 +358,7 @@ impl Churn<'_> {
     }
 }
 
-/// The sample of a container in the run without bounds.
+/// Sample of a container in the run without limits.
 fn plain<'s>(stage: &'s Stage, name: &str) -> Option<&'s Sample> {
     let blank = stage.sample();
     stage.earlier.iter().rev().find(|s| {
@@ -368,7 +368,7 @@ fn plain<'s>(stage: &'s Stage, name: &str) -> Option<&'s Sample> {
     })
 }
 
-/// The same where that is this run.
+/// Sample of a container in the run without limits, which may be this run.
 fn plain_or<'s>(stage: &'s Stage, own: &'s [Sample], name: &str) -> Option<&'s Sample> {
     let is_own = |s: &&Sample| s.parameters.get("container").is_some_and(|n| n == name);
     match stage.sample().variant.is_local() {
@@ -377,7 +377,7 @@ fn plain_or<'s>(stage: &'s Stage, own: &'s [Sample], name: &str) -> Option<&'s S
     }
 }
 
-/// Parts of hosts' memory that were in use while containers came and went, and how they were spread.
+/// Mean used shares of hosts' memory while containers came and went, and their spread.
 fn in_use(looks: &[Look], size: &Size) -> Vec<(String, f64)> {
     let looks: Vec<&Look> = looks.iter().filter(|l| l.at_s < size.length_s).collect();
     if looks.is_empty() {
@@ -414,7 +414,7 @@ fn in_use(looks: &[Look], size: &Size) -> Vec<(String, f64)> {
     .to_vec()
 }
 
-/// Time for which this machine's processors worked so far, and all of it, in clock ticks.
+/// Busy and total time of this machine's processors, in clock ticks.
 fn processors() -> (f64, f64) {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
@@ -476,7 +476,7 @@ fn run(stage: &Stage, case: &Case) -> Result<Vec<Sample>, Fail> {
     let before = processors();
     churn.go()?;
     let after = processors();
-    // Donors write what they did once a second.
+    // Donors write their state once a second.
     if churn.copies.is_some() {
         stage.pause(Duration::from_millis(1100))?;
     }

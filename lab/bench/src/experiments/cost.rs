@@ -1,13 +1,13 @@
-//! What the controller of `--slo` costs where it takes nothing, and how far from nothing two equal runs are.
+//! Cost of the controller of `--slo` when it evicts nothing, and the noise between two equal runs.
 
 use super::{Below, CANVAS, Experiment, How, Part, program};
 
-/// The same, written out.
+/// The default, written out.
 const SAME: Below = Below::Canvas(&["--slo", "off"]);
-/// Far below what paging takes here: the controller looks, and lets nothing leave.
+/// Far below the slowdown by paging here: the controller runs, and evicts nothing.
 const TARGET: Below = Below::Canvas(&["--slo", "0.1%"]);
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "cost",
     about: "redis with half of its memory local, with the controller of --slo and without, side by side",

@@ -1,4 +1,4 @@
-//! What `make demo` shows of the bench; its third scene, a donor that is killed, is the script's.
+//! The bench's part of `make demo`; the script itself has the third scene, in which a donor is killed.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use super::{Below, Experiment, FAR, FarParts, How, NO_PROGRAM, PEERS, Part, Prog
 use crate::rate::Rate;
 use crate::variant::Tenancy;
 
-/// One agent for both programs, each a tenant; its donors are behind one link.
+/// One agent with a tenant per program; its donors are behind one link.
 const ONE_LINK: Below = Below::CanvasFar(FarParts {
     link: Some(Rate::mbit(200)),
     tenancy: Tenancy::Each,
     ..FAR
 });
 
-/// A reader in address order, which takes all of the link that it gets.
+/// A reader in address order, which takes all of the link it can get.
 const fn reader(
     parameters: &'static [(&'static str, &'static str)],
     tenant_flags: &'static [&'static str],
@@ -27,7 +27,7 @@ const fn reader(
     }
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "demo",
     about: "what `make demo` shows: redis at a quarter of its memory beside zram; tenants with weights 1 and 4 on one link",

@@ -1,4 +1,4 @@
-//! Copies beside erasure codes: memory, latency and loss while donors die.
+//! Compares copies with erasure codes: memory, latency and loss while donors die.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,9 @@ use crate::engine::script::{Case, Script, Stage, failed, now_unix_s};
 use crate::record::{Far, Sample};
 use crate::variant::Variant;
 
-/// Three of them die, the last two at one time.
+/// Number of donors; three die, the last two at the same time.
 const DONORS: u32 = 9;
-/// How long repair may take.
+/// Timeout of repair.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const fn of(copies: &'static str) -> Case {
@@ -26,7 +26,7 @@ const fn of(copies: &'static str) -> Case {
     }
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const SCRIPT: Script = Script {
     name: "erasure",
     about: "copies beside erasure codes: memory, latency and loss while one donor dies, then two at one time",
@@ -40,7 +40,7 @@ pub const SCRIPT: Script = Script {
     run,
 };
 
-/// `K+M`: parts of a slab, and how many of them hold data.
+/// Number of parts of a slab, and of those that hold data, from `K+M`.
 fn shards(copies: &str) -> (u64, u64) {
     let number = |text: &str| text.parse().unwrap_or(1);
     match copies.split_once('+') {
@@ -49,7 +49,7 @@ fn shards(copies: &str) -> (u64, u64) {
     }
 }
 
-/// A run under these copies.
+/// A run with one value of `--copies`.
 struct Run<'a> {
     stage: &'a Stage<'a>,
     tenant: String,
@@ -58,12 +58,12 @@ struct Run<'a> {
     copies: String,
 }
 
-/// Slabs that the program has, and what donors hold of them.
+/// Slabs of the program, and the parts that donors hold.
 struct Held {
     slabs: u64,
     parts: u64,
     is_degraded: bool,
-    /// Address, and how many parts lie there.
+    /// Address of each donor, and the parts it holds.
     donors: Vec<(String, u64)>,
 }
 
@@ -92,7 +92,7 @@ impl Run<'_> {
         Ok(held(&self.stage.status(&self.tenant)?))
     }
 
-    /// Waits until each slab has as many parts as it is to have, at donors that live.
+    /// Waits until each slab has all its parts at living donors.
     fn repaired(&mut self) -> Result<Held, Fail> {
         let wanted = shards(&self.copies).0;
         self.stage.until("repair", PATIENCE, || {
@@ -102,12 +102,12 @@ impl Run<'_> {
         })
     }
 
-    /// The donors of its first slab, while it has no other.
+    /// Donors of the first slab, while the program has no other.
     fn first_holders(&mut self) -> Result<Vec<String>, Fail> {
         let wanted = shards(&self.copies).0 as usize;
         self.stage.until("its first slab", PATIENCE, || {
             self.program.check()?;
-            // At first it cannot be looked at.
+            // Early on the tenant cannot be queried.
             let Ok(status) = self.stage.status(&self.tenant) else {
                 return Ok(None);
             };
@@ -117,8 +117,8 @@ impl Run<'_> {
         })
     }
 
-    /// Kills so many donors: one that holds much and nothing of the first slab, or several that do,
-    /// which is the most that dead donors can take.
+    /// Kills `count` donors: a single one that holds much but nothing of the first slab, or several that hold
+    /// parts of it, as many as a slab survives.
     fn kill(&mut self, count: usize, first: &[String]) -> Result<(), Fail> {
         let mut parts = self.held()?.donors;
         parts.retain(|(address, _)| self.donors.addresses().contains(&address.as_str()));
@@ -134,7 +134,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Works for a while, after so many donors were killed.
+    /// Runs the program for a while, after `killed` donors died.
     fn phase(&mut self, killed: usize, first: &[String]) -> Result<Sample, Fail> {
         let mut sample = self.stage.sample_with("killed", killed);
         self.kill(killed, first)?;
@@ -144,7 +144,7 @@ impl Run<'_> {
         steady::apply(&self.program.ticks(began, now_unix_s()), &mut sample);
         if killed > 0 {
             self.repaired()?;
-            // The program worked meanwhile, and no figure of it is of that time.
+            // The program ran between phases; no figure covers that time.
             sample.far = Some(Far {
                 recovery_s: Some(died.elapsed().as_secs_f64()),
                 ..Far::default()
@@ -154,7 +154,7 @@ impl Run<'_> {
         Ok(sample)
     }
 
-    /// All phases; what is found goes to `samples`.
+    /// Runs all phases; adds their samples to `samples`.
     fn phases(&mut self, samples: &mut Vec<Sample>) -> Result<(), Fail> {
         let first = self.first_holders()?;
         self.program.filled(self.stage)?;
@@ -205,7 +205,7 @@ fn run(stage: &Stage, case: &Case) -> Result<Vec<Sample>, Fail> {
     let mut samples = Vec::new();
     match run.phases(&mut samples) {
         Ok(()) => Ok(samples),
-        // A lost page is a result: that of the phase that has none yet.
+        // A lost page is the result of the phase that has none yet.
         Err(Fail::Error(_)) if run.program.is_lost() => {
             let mut lost = stage.sample_with("killed", samples.len().min(2));
             lost.figures.insert("lost".to_owned(), 1.0);

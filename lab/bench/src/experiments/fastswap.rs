@@ -1,8 +1,8 @@
-//! Guests that swap: stock Linux in qemu whose memory a balloon takes, with redis, memcached and
+//! Guests that swap: stock Linux in qemu, whose memory a balloon shrinks, with redis, memcached and
 //! analytics, onto disks, zswap, zram, a ramdisk and canvas.
 //!
-//! What goes on with a guest is a Python program's (`lab/guests`), since the guests' kernel and file
-//! system are those of the tests (`tests/vm`); it prints a line of JSON for each row.
+//! A Python program (`lab/guests`) drives a guest, since the guests' kernel and file system are those of the
+//! tests (`tests/vm`). It prints a line of JSON for each row.
 
 use std::fs;
 use std::path::Path;
@@ -16,13 +16,13 @@ use crate::engine::program::Fail;
 use crate::engine::script::{Case, Script, Stage, failed};
 use crate::record::{Outcome, Sample};
 
-/// How long one guest may take, with all that it does.
+/// Timeout of one guest with all its rows.
 const PATIENCE: Duration = Duration::from_secs(1800);
-/// The part with a pool that overflows: its size follows from the run without a bound.
+/// The part with a pool that overflows; its size follows from the run without a bound.
 const SPILL: &str = "spill";
 const WANTED_POOL: &str = "wanted_pool_mib";
 
-/// The program, and what of the tests it needs.
+/// Files of the Python program, with those of the tests that it needs.
 const FILES: [(&str, &str); 13] = [
     (
         "guests/__init__.py",
@@ -67,7 +67,7 @@ const FILES: [(&str, &str); 13] = [
 ];
 const INIT: (&str, &str) = ("vm/init.sh", include_str!("../../../../tests/vm/init.sh"));
 
-/// A guest that swaps by itself, and one whose memory canvas keeps.
+/// A guest that swaps by itself, and one whose memory canvas manages.
 const GUEST: Below = Below::Local;
 const CANVAS: Below = Below::Canvas(&[]);
 
@@ -83,14 +83,14 @@ const fn case(
     }
 }
 
-/// The parameters of a case: what the guest swaps onto.
+/// Parameters of a case: the device that the guest swaps onto.
 macro_rules! onto {
     ($name:literal) => {
         &[("onto", $name)]
     };
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const SCRIPT: Script = Script {
     name: "fastswap",
     about: "guests that swap onto disks, zswap, zram, a ramdisk and canvas: redis, memcached, analytics, a pool that overflows",
@@ -148,7 +148,7 @@ fn write(dir: &Path) -> Result<(), Fail> {
     Ok(())
 }
 
-/// All numbers of a line, by the names of the objects that they are in.
+/// All numbers of a line, named by the path of objects that contain them.
 fn numbers(prefix: &str, value: &Value, found: &mut Vec<(String, f64)>) {
     match value {
         Value::Object(all) => {
@@ -166,7 +166,7 @@ fn numbers(prefix: &str, value: &Value, found: &mut Vec<(String, f64)>) {
     }
 }
 
-/// A line as a sample: figures that a sample has a place for go there, all others by their names.
+/// Turns a line into a sample: known figures go to their fields, all others are kept by name.
 fn sample_of(line: &Value, mut sample: Sample) -> Sample {
     if let Some(program) = line["program"].as_str() {
         sample.workload = program.to_owned();
@@ -190,7 +190,7 @@ fn sample_of(line: &Value, mut sample: Sample) -> Sample {
     sample
 }
 
-/// Whether another guest had another answer to the same.
+/// Whether another guest gave a different answer to the same question.
 fn is_wrong(sample: &Sample, earlier: &[Sample]) -> bool {
     let Some(answer) = &sample.answer else {
         return false;
@@ -246,7 +246,8 @@ fn run(stage: &Stage, case: &Case) -> Result<Vec<Sample>, Fail> {
 mod tests {
     use super::*;
 
-    /// Canvas takes a program whose file names it for one that runs guests: lab's own would run in thread mode.
+    /// Canvas treats a program whose file contains the device's name as one that runs guests; lab itself
+    /// would run in thread mode.
     #[test]
     fn no_file_names_the_device_for_guests() {
         let device = ["/dev", "kvm"].join("/");

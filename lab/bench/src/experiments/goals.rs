@@ -1,12 +1,13 @@
-//! The pager beside what a user would pick instead: patterns and programs, on all processors and on one.
+//! Compares the pager with what a user would choose instead: patterns and programs, on all processors and on
+//! one.
 
 use super::{Below, CANVAS, Experiment, How, NO_PROGRAM, Part, Program, REPEATS};
 use crate::targets::goals::{DATA_1G, LOCAL_1G, LOCAL_64M};
 
-/// zswap is not among them: once it was on, the kernel brings no folios in whole.
+/// Without zswap: once it was on, the kernel faults in no whole folios.
 const BESIDE: &[Below] = &[Below::Local, CANVAS, Below::Zram, Below::Zram64k];
 
-/// One part for each, so that `--with` chooses it alone.
+/// One part per program, so that `--with` can choose it.
 const fn part(programs: &'static [Program], percents: &'static [u32]) -> Part {
     Part {
         programs,
@@ -34,7 +35,7 @@ const fn both(program: Program) -> [Program; 2] {
     ]
 }
 
-/// So many MiB of pages within a limit of its own.
+/// Reads `mib` MiB of pages within a fixed limit.
 const fn reads_within(
     args: &'static [&'static str],
     mib: u64,
@@ -52,7 +53,7 @@ const fn reads_within(
 const READS_64M: Program = reads_within(&["--mib", "256"], 64, LOCAL_64M);
 const READS_1G: Program = reads_within(&["--mib", "4096"], 1024, LOCAL_1G);
 
-/// 1.2 GB.
+/// 1.2 GB of data.
 const REDIS_1G: Program = Program {
     workload: "redis-set-get",
     parameters: DATA_1G,
@@ -60,7 +61,7 @@ const REDIS_1G: Program = Program {
     ..NO_PROGRAM
 };
 
-/// About a quarter of its memory.
+/// A limit of about a quarter of its memory.
 const REDIS_64M: Program = Program {
     workload: "redis-set-get",
     parameters: LOCAL_64M,
@@ -69,7 +70,7 @@ const REDIS_64M: Program = Program {
     ..NO_PROGRAM
 };
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: crate::targets::goals::EXPERIMENT,
     about: "the pager's goals beside zram with pages and with folios of 64 KiB: patterns and ten programs, on all processors and on one",
@@ -84,7 +85,7 @@ pub const EXPERIMENT: Experiment = Experiment {
         part(&both(READS_1G), &[100]),
         part(&both(REDIS_64M), &[100]),
         part(&both(REDIS_1G), &[25]),
-        // The ten programs.
+        // The ten programs of the mean and the worst.
         part(&twice("redis-get95"), &[50, 25]),
         part(&twice("redis-set-get"), &[50, 25]),
         part(&twice("memcached-get95"), &[50, 25]),

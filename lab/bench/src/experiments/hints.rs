@@ -1,8 +1,8 @@
-//! Programs that say what they need next (canvas.h), with most of their pages at donors.
+//! Programs that hint what they need next (canvas.h), with most of their pages on donors.
 
 use super::{Below, Experiment, How, NO_PROGRAM, Part, Program, behind, far};
 
-/// The program with its hints, and without them.
+/// The program with and without its hints.
 const fn both(workload: &'static str) -> [Program; 2] {
     [
         Program {
@@ -30,7 +30,7 @@ const fn part(programs: &'static [Program]) -> Part {
     }
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "hints",
     about: "a scan of a B+ tree and walkers on a graph with hints and without, over loopback and a link",

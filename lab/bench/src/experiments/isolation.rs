@@ -1,12 +1,11 @@
-//! Tenants beside each other: what one takes from the others.
+//! Tenants that run at the same time: what one takes from the others.
 
 use super::{Below, Experiment, FAR, FarParts, How, NO_PROGRAM, Part, Program, REPEATS, program};
 use crate::rate::Rate;
 use crate::targets;
 use crate::variant::Tenancy;
 
-/// One copy over donors that are behind a link of so many 10^6 bits a second, and one agent for all
-/// programs, each a tenant.
+/// One copy over donors behind a link of `mbit` Mbit/s, and one agent with a tenant per program.
 const fn isolated(mbit: u32) -> FarParts {
     FarParts {
         link: Some(Rate::mbit(mbit)),
@@ -15,7 +14,7 @@ const fn isolated(mbit: u32) -> FarParts {
     }
 }
 
-/// The same where all are one tenant.
+/// As [`isolated`], but all programs are one tenant.
 const fn one_tenant(mbit: u32) -> Below {
     Below::CanvasFar(FarParts {
         tenancy: Tenancy::One,
@@ -24,16 +23,16 @@ const fn one_tenant(mbit: u32) -> Below {
 }
 
 const ISOLATED: Below = Below::CanvasFar(isolated(targets::isolation::LINK_MBIT));
-/// Whatever is asked for ahead is read.
+/// Reads ahead are never dropped.
 const NOTHING_DROPPED: Below = Below::CanvasFar(FarParts {
     agent_flags: targets::isolation::NOTHING_DROPPED,
     ..isolated(targets::isolation::LINK_MBIT)
 });
 const ONE_TENANT: Below = one_tenant(targets::isolation::LINK_MBIT);
-/// What each of two tenants is due of the link.
+/// Half of the link: the fair share of each of two tenants.
 const AT_ITS_SHARE: FarParts = isolated(targets::isolation::LINK_MBIT / 2);
 const ISOLATED_AT_ITS_SHARE: Below = Below::CanvasFar(AT_ITS_SHARE);
-/// The same, and what it is due of the processors.
+/// Half of the link and half of the processors.
 const AT_ITS_SHARE_OF_BOTH: Below = Below::CanvasFar(FarParts {
     cpu_percent: Some(50),
     ..AT_ITS_SHARE
@@ -43,7 +42,7 @@ const AT_ITS_SHARE_OF_PROCESSORS: Below = Below::CanvasFar(FarParts {
     ..isolated(targets::isolation::LINK_MBIT)
 });
 
-/// Agent and donors have processors of their own.
+/// As [`isolated`], with agent and donors on processors of their own.
 const fn apart(mbit: u32) -> Below {
     Below::CanvasFar(FarParts {
         apart: true,
@@ -51,7 +50,7 @@ const fn apart(mbit: u32) -> Below {
     })
 }
 
-/// Two links that are fought for, and one that is not: what is lost there is the processors' part.
+/// Two contended links, and one that is not: losses there are due to the processors.
 const APART: &[Below] = &[
     apart(targets::isolation::LINK_MBIT),
     apart(targets::isolation::GIGABIT_MBIT),
@@ -59,13 +58,13 @@ const APART: &[Below] = &[
 ];
 const APART_AT_ITS_SHARE: Below = apart(targets::isolation::LINK_MBIT / 2);
 
-/// Beside Canvas's table 3; the link is not what they fight for.
+/// For Canvas's table 3; the programs do not contend for the link.
 const TABLE_3: &[Below] = &[
     Below::Local,
     Below::LocalOnHalf,
     Below::Zram,
     one_tenant(targets::isolation::FAST_LINK_MBIT),
-    // Canvas's isolation alone: tenants, without what adapts to each of them (its 5.1 to 5.3).
+    // Canvas's isolation without the parts that adapt to each tenant (its 5.1 to 5.3).
     Below::CanvasFar(FarParts {
         flags: targets::isolation::NOT_ADAPTIVE,
         agent_flags: targets::isolation::NOTHING_DROPPED,
@@ -77,7 +76,7 @@ const TABLE_3: &[Below] = &[
 
 const WEIGHTED_ARGS: &[&str] = &["--mib", "128", "--seconds", "30"];
 
-/// A reader in address order, with its weight.
+/// A reader in address order, with a weight.
 const fn weighted(
     parameters: &'static [(&'static str, &'static str)],
     tenant_flags: &'static [&'static str],
@@ -98,7 +97,7 @@ const WEIGHTED: &[Program] = &[
     weighted(&[("weight", "8")], &["-o", "weight=8"]),
 ];
 
-/// The same where the one with the least weight takes what it can.
+/// Weighted readers, of which the one with the least weight cheats.
 const WEIGHTED_WITH_CHEAT: &[Program] = &[
     Program {
         args: &["--mib", "128", "--seconds", "30", "--cheat"],
@@ -130,8 +129,8 @@ const VICTIM: Program = Program {
     ..NO_PROGRAM
 };
 
-/// Beside Canvas's figure 13: four threads read in address order, so that much is asked for ahead and waits; another
-/// program's demands take turns with that.
+/// For Canvas's figure 13: four threads read in address order, so that many reads ahead are queued; another
+/// program's demand reads compete with them.
 const AHEAD: &[Program] = &[
     Program {
         workload: "sequential",
@@ -146,7 +145,7 @@ const AHEAD: &[Program] = &[
     },
 ];
 
-/// Goes on for as long as the others do, a day at most.
+/// Company that runs as long as the others, a day at most.
 const fn neighbour(workload: &'static str) -> Program {
     Program {
         workload,
@@ -174,7 +173,7 @@ const fn table_3(programs: &'static [Program]) -> Part {
     }
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: targets::isolation::EXPERIMENT,
     about: "tenants of one agent over donors behind a link: fair shares, latency beside a prefetcher and a writer, prefetching with and without the timeliness rule, co-runs with Spark",
@@ -204,7 +203,7 @@ pub const EXPERIMENT: Experiment = Experiment {
             percents: &[50],
             how: How::Together,
         },
-        // Alone on what it is due beside one other.
+        // Alone on its fair share of a link for two.
         Part {
             programs: &[program("memcached-get95")],
             variants: &[ISOLATED_AT_ITS_SHARE, AT_ITS_SHARE_OF_BOTH],

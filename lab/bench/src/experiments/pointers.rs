@@ -1,9 +1,9 @@
-//! Programs that follow pointers, with most of their pages at donors behind a link.
+//! Programs that follow pointers, with most of their pages on donors behind a link.
 
 use super::{Below, Experiment, FAR, FarParts, How, Part, program};
 use crate::rate::Rate;
 
-/// With this setting of the application tier.
+/// A variant with this setting of the application tier.
 const fn tier(flags: &'static [&'static str]) -> Below {
     Below::CanvasFar(FarParts {
         link: Some(Rate::mbit(1000)),
@@ -12,7 +12,7 @@ const fn tier(flags: &'static [&'static str]) -> Below {
     })
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "pointers",
     about: "lists, trees and maps whose nodes lie in any order, at donors behind a link, with and without the application tier",

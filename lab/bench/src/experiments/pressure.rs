@@ -1,15 +1,15 @@
-//! Far memory that is nearly used up: from 75 % of it on, hot pages lose their reservations, and past 90 %
-//! each page gives its entry up as it comes in (Canvas §5.1, figure 7).
+//! Far memory that is nearly full: above 75 %, hot pages lose their reservations, and above 90 % each page
+//! gives up its entry when it is faulted in (Canvas §5.1, figure 7).
 
 use super::{Below, CANVAS, Experiment, How, NO_PROGRAM, NO_RESERVATIONS, Part, Program, REPEATS};
 
-/// The copies of 256 MiB of the bench's patterns take 120 MiB, those of what does not fit 92 MiB: with this
-/// pool there is pressure as long as all copies are kept.
+/// The copies of 256 MiB of the bench's patterns take 120 MiB, those of the evicted part 92 MiB: this pool is
+/// under pressure as long as all copies are kept.
 const TIGHT: Below = Below::Canvas(&["--pool", "140M"]);
-/// With this one there is hardly room for what does not fit.
+/// This pool hardly holds the evicted part.
 const NEARLY_FULL: Below = Below::Canvas(&["--pool", "110M"]);
 
-/// The pool is given in bytes, so the data is, too.
+/// 256 MiB of data, in bytes as the pool is.
 const fn of_256_mib(workload: &'static str) -> Program {
     Program {
         workload,
@@ -18,7 +18,7 @@ const fn of_256_mib(workload: &'static str) -> Program {
     }
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "canvas-fig7",
     about: "reservations with far memory at hand, past 75 % of it and nearly full, and without any",

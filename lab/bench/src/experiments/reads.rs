@@ -1,11 +1,11 @@
-//! What a page costs that is read alone from a donor, by the program itself and by its agent.
+//! Cost of a single-page read from a donor, by the program itself and by its agent.
 
 use super::{Below, Experiment, FAR, FarParts, How, NO_PROGRAM, Part, Program};
 use crate::rate::Rate;
 
-/// The program reads over lanes of its own.
+/// The program reads over its own direct read channels.
 const BY_ITSELF: &[&str] = &["-o", "lanes=on"];
-/// Its agent reads for it.
+/// The agent reads for the program.
 const BY_AGENT: &[&str] = &["-o", "lanes=off"];
 
 /// One copy, over the loopback device or behind a link.
@@ -13,14 +13,14 @@ const fn one_copy(link: Option<Rate>, flags: &'static [&'static str]) -> Below {
     Below::CanvasFar(FarParts { link, flags, ..FAR })
 }
 
-/// Long enough that its figures settle, and no longer at any scale.
+/// Long enough for stable figures, at any scale.
 const READER: Program = Program {
     workload: "random-read",
     args: &["--mib", "128", "--seconds", "4"],
     ..NO_PROGRAM
 };
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "reads",
     about: "single pages read from donors, by the program or its agent: over loopback and links, on all processors and one",

@@ -1,8 +1,8 @@
-//! Local memory that becomes free while a program runs.
+//! Programs whose local memory grows while they run.
 
 use super::{Below, CANVAS, Experiment, How, Part, REPEATS, program};
 
-/// Pages come back when they are touched.
+/// Pages come back only when they are touched.
 const ON_DEMAND: Below = Below::Canvas(&["-o", "proactive-threshold=off"]);
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

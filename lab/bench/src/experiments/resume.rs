@@ -1,5 +1,5 @@
-//! Idle programs whose pages have all left, and that are needed again: with a recording of an
-//! earlier time (`-o learn`) and without.
+//! Resuming idle programs whose pages have all been evicted: with a recording of an earlier resumption (`-o
+//! learn`) and without.
 
 mod redis;
 
@@ -22,25 +22,26 @@ use crate::sampler;
 use crate::stats::median;
 use crate::variant::Variant;
 
-/// What counts are these, after a first one that is recorded.
+/// Number of resumptions measured, after a first one that is recorded.
 const RESUMPTIONS: usize = 4;
-/// How long a program may take to fill its memory, and to use all of it.
+/// Timeout of filling a program's memory, and of using all of it.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Quiet before a resumption.
+/// Pause before a resumption.
 const QUIET: Duration = Duration::from_secs(2);
-/// Two looks at local memory that show the same, so far apart and so often, say that nothing leaves any more.
+/// Eviction counts as finished when local memory stays the same over samples at this interval; below, their
+/// number.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const SAME_LOOKS: u32 = 4;
-/// More than what a program that is idle keeps.
+/// More than the memory that an idle program keeps.
 const IDLE_BYTES: u64 = 40 << 20;
 
 const OBJECTS: &str = include_str!("resume/objects.py");
 const ARRAYS: &str = include_str!("../../../../tests/java/Resume.java");
 
-/// All far memory in the pool.
+/// All far memory is in the pool.
 const POOL: Below = Below::Canvas(&[]);
 const POOL_LEARNS: Below = Below::Canvas(&["-o", "learn"]);
-/// Most of it at a donor behind a link.
+/// Most far memory is on a donor behind a link.
 const DONOR: FarParts = FarParts {
     link: Some(Rate::mbit(1000)),
     ..FAR
@@ -58,7 +59,7 @@ const fn case(workload: &'static str, below: Below) -> Case {
     }
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const SCRIPT: Script = Script {
     name: "resume",
     about: "idle programs that are needed again, their pages in the pool or at a donor, with and without -o learn",
@@ -89,7 +90,7 @@ pub const SCRIPT: Script = Script {
     run,
 };
 
-/// A program, its data, and the least that it works with while idle.
+/// A program, its data, and the least local memory that it needs while idle.
 struct Program {
     argv: Vec<String>,
     mib: u64,
@@ -155,10 +156,10 @@ fn compile(dir: &Path) -> Result<(), Fail> {
     }
 }
 
-/// Who uses all of a program's data.
+/// How a program is made to use all its data.
 enum User {
     Redis(redis::Client),
-    /// It does so for each line of its input, and says how long it took.
+    /// The program does so for each line of its input, and prints the time it took.
     Lines(ChildStdin),
 }
 
@@ -186,7 +187,7 @@ impl User {
         Ok(User::Lines(input))
     }
 
-    /// All that the `n`-th resumption asks for.
+    /// Requests of the `n`-th resumption.
     fn prepared(&self, n: usize) -> Option<redis::Everything> {
         match self {
             User::Redis(client) => Some(client.everything(n as u64)),
@@ -194,7 +195,7 @@ impl User {
         }
     }
 
-    /// Uses all data: the time that it took, in seconds.
+    /// Uses all data; returns the time it took, in seconds.
     fn resume(
         &mut self,
         stage: &Stage,
@@ -220,7 +221,7 @@ impl User {
     }
 }
 
-/// Of the `n`-th line that says so, counted from 0, how long it took; `None` before it is there.
+/// Time in the `n`-th such line of the output, counted from 0; `None` before it is printed.
 fn touched_s(output: &str, n: usize) -> Option<f64> {
     let whole = output.rsplit_once('\n')?.0;
     let mut times = whole.lines().filter_map(|l| l.strip_prefix("touched "));
@@ -235,7 +236,7 @@ fn check(child: &mut Child) -> Result<(), Fail> {
     }
 }
 
-/// Has all but a few pages leave; then there is room again, and it is quiet.
+/// Evicts all but a few pages, then restores the limit and pauses.
 fn idle(stage: &Stage, tenant: &str, program: &Program) -> Result<(), Fail> {
     stage.ask(&["set", tenant, &format!("local={}M", program.least_mib)])?;
     let (mut last, mut same, mut looked) = (u64::MAX, 0, Instant::now());
@@ -257,7 +258,7 @@ fn idle(stage: &Stage, tenant: &str, program: &Program) -> Result<(), Fail> {
     Ok(stage.pause(QUIET)?)
 }
 
-/// A resumption: how long it took, the faults that read a far copy, and whether a recording was replayed.
+/// A resumption: its duration, the faults that read a far copy, and whether a recording was replayed.
 struct Resumption {
     seconds: f64,
     faults_far: u64,
@@ -286,7 +287,7 @@ fn resumption(
     })
 }
 
-/// `canvas run` for a program, and the donors that it needs, with their network.
+/// `canvas run` for a program, and the donors that it needs, with their network namespace.
 fn canvas_run(stage: &Stage, below: &Variant, tenant: &str, mib: u64) -> Vec<String> {
     let flags = match below {
         Variant::Canvas(flags) => flags,

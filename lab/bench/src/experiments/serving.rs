@@ -1,4 +1,5 @@
-//! What serving threads of an agent give: bytes that tenants read, what that costs, how full each thread is.
+//! Throughput of an agent's serving threads: bytes that tenants read, their cost, and the load of each
+//! thread.
 
 use super::{Below, Experiment, FAR, FarParts, How, NO_PROGRAM, Part, Program};
 use crate::variant::Tenancy;
@@ -38,7 +39,7 @@ const fn tenants(programs: &'static [Program]) -> Part {
     }
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "serving",
     about: "two and four tenants read through an agent with one serving thread, two, and as many as it chooses",

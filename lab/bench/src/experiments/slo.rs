@@ -1,8 +1,9 @@
-//! How much memory a target saves, and at what slowdown, beside TMO's loop over the kernel's reclaim.
+//! Memory that a target saves, and the slowdown, compared with TMO's loop over the kernel's reclaim.
 
 use super::{Below, Experiment, How, Part, Program, program};
 
-/// So much local memory and pool that the target alone decides; and without one, for what canvas itself costs.
+/// Enough local memory and pool for only the target to matter; used without a target for the cost of canvas
+/// itself.
 const NO_TARGET: Below = Below::Canvas(&["--local", "4G", "--pool", "2G"]);
 const TWO: Below = Below::Canvas(&["--local", "4G", "--pool", "2G", "--slo", "2%"]);
 const FIVE: Below = Below::Canvas(&["--local", "4G", "--pool", "2G", "--slo", "5%"]);
@@ -21,7 +22,7 @@ const TARGETS: &[Below] = &[
 ];
 const ONE_TARGET: &[Below] = &[Below::Local, NO_TARGET, FIVE, Below::Tmo(5)];
 
-/// A part for each program, so that `--with` chooses it alone.
+/// A part per program, so that `--with` can choose it.
 const fn part(programs: &'static [Program], variants: &'static [Below]) -> Part {
     Part {
         programs,
@@ -31,7 +32,7 @@ const fn part(programs: &'static [Program], variants: &'static [Below]) -> Part 
     }
 }
 
-/// The experiment.
+/// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "slo",
     about: "what targets of --slo save beside TMO's loop over zram, each side by side with the plain program",

@@ -1,4 +1,4 @@
-//! A program that works while something happens (`lab steady`), and what it did in a time.
+//! A program that runs while the experiment changes something (`lab steady`), and its progress in a time.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use crate::engine::script::{Stage, failed};
 use crate::record::Sample;
 use crate::stats::{bucket_at, together};
 
-/// As results name it.
+/// Its name in the results.
 pub const NAME: &str = "steady";
 
-/// How long it may take to fill its memory, and to check all of it.
+/// Timeout of filling its memory, and of checking all of it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The program at work.
+/// The running program.
 pub struct Steady {
     child: Child,
 }
 
 impl Steady {
-    /// Starts it with so much data behind `prefix`: `canvas run ... --`, or nothing.
+    /// Starts it with `mib` MiB of data after `prefix`: `canvas run ... --`, or nothing.
     pub fn start(stage: &Stage, prefix: Vec<String>, mib: u64) -> Result<Steady, Fail> {
         let own = [
             stage.lab(),
@@ -35,7 +35,7 @@ impl Steady {
         Ok(Steady { child })
     }
 
-    /// Whether it goes on; an error with what it said when it has ended.
+    /// Fails with the program's message if it has ended.
     pub fn check(&mut self) -> Result<(), Fail> {
         match self.child.wait(Duration::ZERO) {
             None => Ok(()),
@@ -46,7 +46,7 @@ impl Steady {
         }
     }
 
-    /// Waits until its data is there.
+    /// Waits until its data is filled.
     pub fn filled(&mut self, stage: &Stage) -> Result<(), Fail> {
         stage.until("the filling of its memory", PATIENCE, || {
             self.check()?;
@@ -54,7 +54,7 @@ impl Steady {
         })
     }
 
-    /// Has it check all its data, and ends it. False when a page was lost or a word was wrong.
+    /// Lets it check all its data and end. Returns false if a page was lost or a word was wrong.
     pub fn end(&mut self, stage: &Stage) -> Result<bool, Fail> {
         drop(self.child.input());
         self.ended(stage)?;
@@ -68,7 +68,7 @@ impl Steady {
         })
     }
 
-    /// Whether it has ended because a page was lost, which the kernel reports by SIGBUS.
+    /// Whether it has ended because a page was lost, which raises SIGBUS.
     pub fn is_lost(&mut self) -> bool {
         use std::os::unix::process::ExitStatusExt;
         const SIGBUS: i32 = nix::sys::signal::Signal::SIGBUS as i32;
@@ -78,7 +78,7 @@ impl Steady {
         })
     }
 
-    /// All that it wrote of the time between two moments, in seconds since 1970.
+    /// Its ticks between two times, in seconds since 1970.
     pub fn ticks(&self, from_s: f64, to_s: f64) -> Vec<Tick> {
         let text = self.child.output();
         let ticks = text.lines().filter_map(|l| serde_json::from_str(l).ok());
@@ -87,7 +87,7 @@ impl Steady {
     }
 }
 
-/// Writes what it did in these ticks into a sample.
+/// Adds the figures of these ticks to a sample.
 pub fn apply(ticks: &[Tick], sample: &mut Sample) {
     let seconds: f64 = ticks.iter().map(|t| t.seconds).sum();
     let steps: u64 = ticks.iter().map(|t| t.steps).sum();

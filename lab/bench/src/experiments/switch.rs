@@ -1,4 +1,4 @@
-//! Moving the far memory of a program that works to another place: canvas beside swapoff.
+//! Moving the far memory of a running program to another place: canvas against swapoff.
 
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,17 @@ use crate::record::Sample;
 use crate::variant::Variant;
 use crate::workload::Argv;
 
-/// Work before the move, and after it is over.
+/// Duration of the work before the move, and after it.
 const BEFORE: Duration = Duration::from_secs(4);
 const AFTER: Duration = Duration::from_secs(6);
-/// How long the move may take.
+/// Timeout of the move.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// A program is at full speed from when on it does so much of what it does in the end.
+/// A program has recovered when it reaches this share of its final speed.
 const FULL: f64 = 0.8;
-/// One slow tick by itself is noise: another one is within so many seconds.
+/// A slow tick without another one within this time is noise.
 const NEAR_S: f64 = 0.35;
 
-/// The experiment.
+/// Definition of the experiment.
 pub const SCRIPT: Script = Script {
     name: "switch",
     about: "moving far memory of a program that works: canvas from disk to donor, the kernel from a swap file to zram by swapoff",
@@ -52,7 +52,7 @@ pub const SCRIPT: Script = Script {
     run,
 };
 
-/// A move: when it began and when the old place was empty, in seconds since 1970.
+/// A move: its beginning, and the time at which the old place was empty, in seconds since 1970.
 struct Move {
     began_s: f64,
     drained_s: f64,
@@ -66,7 +66,7 @@ fn median_rate<'a>(ticks: impl Iterator<Item = &'a Tick>) -> Option<f64> {
     crate::stats::median(&ticks.map(rate).collect::<Vec<_>>())
 }
 
-/// The figures of a move.
+/// Computes the figures of a move.
 fn judge(ticks: &[Tick], moved: &Move, sample: &mut Sample) -> Result<(), Fail> {
     let Move { began_s, drained_s } = *moved;
     let settled_s = drained_s + AFTER.as_secs_f64() / 2.0;
@@ -99,7 +99,7 @@ fn judge(ticks: &[Tick], moved: &Move, sample: &mut Sample) -> Result<(), Fail> 
     Ok(())
 }
 
-/// From the disk to a donor, by `canvas set`.
+/// Moves from the disk to a donor, by `canvas set`.
 fn by_canvas(stage: &Stage, mib: u64) -> Result<(Steady, Move), Fail> {
     let donors = stage.donors(1, (4 * mib) << 20, None)?;
     let tenant = stage.unique("switch");
@@ -130,12 +130,12 @@ fn by_canvas(stage: &Stage, mib: u64) -> Result<(Steady, Move), Fail> {
     let drained_s = now_unix_s();
     stage.pause(AFTER)?;
     let moved = Move { began_s, drained_s };
-    // The donor ends when the program has ended.
+    // The donor must outlive the program.
     end(stage, &mut program)?;
     Ok((program, moved))
 }
 
-/// From a swap file to zram.
+/// Moves from a swap file to zram.
 fn by_kernel(stage: &Stage, mib: u64) -> Result<(Steady, Move), Fail> {
     let swap_failed = |e: crate::host::error::SwapError| failed(e.to_string());
     let bytes = (2 * mib) << 20;
@@ -143,7 +143,7 @@ fn by_kernel(stage: &Stage, mib: u64) -> Result<(Steady, Move), Fail> {
         .map_err(swap_failed)?
         .ok_or_else(|| failed("there is no swap"))?;
     let group = stage.group("switch", Some((mib / 4) << 20))?;
-    // The shell that enters the group becomes the program.
+    // The shell that enters the group execs the program.
     let entered = group.wrap(&Argv::default());
     let mut program = Steady::start(stage, entered.argv, mib)?;
     program.filled(stage)?;
@@ -191,7 +191,7 @@ mod tests {
             longest_ns: if tenths == 25 { 7_000_000 } else { 1000 },
             access_histogram: Vec::new(),
         };
-        // Slow until 3.0 s, and once by itself much later.
+        // Slow until 3.0 s, and one slow tick much later.
         let steps = |tenths| {
             if tenths <= 30 || tenths == 60 {
                 10

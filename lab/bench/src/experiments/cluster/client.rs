@@ -1,4 +1,4 @@
-//! A client that asks a server at an even pace, compares every answer and notes how long it took.
+//! A client that sends requests to a server at a constant rate, and checks and times each answer.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,52 +8,52 @@ use std::time::{Duration, Instant};
 
 use super::plan::{Container, Kind};
 
-/// Bytes of a value; with its key, what a server takes for it.
+/// Bytes of a value, and what the server needs for it with its key.
 const VALUE_BYTES: usize = 2000;
 const ENTRY_BYTES: u64 = 2200;
-/// One request of so many writes.
+/// One request of this number is a write.
 const WRITES: u32 = 20;
-/// Values that are stored and checked at a time.
+/// Number of values stored or checked per batch.
 const BATCH: usize = 32;
-/// Popularity of keys, as YCSB has it.
+/// Skew of the popularity of keys, as in YCSB.
 const SKEW: f64 = 0.99;
-/// How long a server may take to listen at its socket.
+/// Timeout of a server's start.
 const LISTENS_WITHIN: Duration = Duration::from_secs(5);
-/// A server that is silent for so long hangs.
+/// A server that is silent for this long counts as hung.
 const SILENT: Duration = Duration::from_secs(120);
 
-/// An answer: seconds since the cluster began, and how long it took in us.
+/// An answer: time since the cluster began in s, and latency in us.
 pub type Answer = (f64, f64);
 
-/// Why a client ended early.
+/// Reason why a client ended early.
 #[derive(Debug)]
 pub enum Broken {
-    /// An answer is not what was stored.
+    /// An answer differs from the stored value.
     Wrong,
-    /// The server hung up, or was silent.
+    /// The server closed the connection, or was silent.
     HungUp(io::Error),
 }
 
-/// How long a client took to fill its server and to check it.
+/// Time a client took to fill its server, and to check it.
 #[derive(Clone, Copy, Debug)]
 pub struct Took {
     pub fill_s: f64,
     pub check_s: f64,
 }
 
-/// What a client does with a container's server.
+/// Task of a client with a container's server.
 pub struct Work {
     pub socket: PathBuf,
     pub container: Container,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// When the cluster began.
+    /// Time at which the cluster began.
     pub began: Instant,
-    /// Where its answers go.
+    /// Where answers are added.
     pub answers: Arc<Mutex<Vec<Answer>>>,
 }
 
-/// Connects; a socket is there a moment before its server listens.
+/// Connects; retries, since the socket exists a moment before its server listens.
 fn connect(socket: &Path) -> io::Result<UnixStream> {
     let until = Instant::now() + LISTENS_WITHIN;
     loop {
@@ -90,7 +90,7 @@ impl Connection {
         })
     }
 
-    /// The value of a key: half of it is noise.
+    /// Value of a key: half of it is noise.
     fn value(&self, key: usize) -> Vec<u8> {
         let version = self.versions[key];
         let mut value = format!("{key:012}.{version:08}.").into_bytes();
@@ -153,7 +153,7 @@ impl Connection {
         firsts.map(|first| first..keys.min(first + BATCH)).collect()
     }
 
-    /// Stores all values, no faster than so many bytes a second.
+    /// Stores all values, at most at `bytes_s` bytes per second.
     fn fill(&mut self, bytes_s: Option<f64>) -> Result<f64, Broken> {
         let (began, mut sent) = (Instant::now(), 0);
         for batch in self.batches() {
@@ -170,8 +170,8 @@ impl Connection {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// Asks for values at an even pace. The time of an answer runs from when its request was due, so that who
-    /// waits behind a slow one counts as well.
+    /// Requests values at a constant rate. Latency counts from the time at which the request was due, so that
+    /// it includes waiting behind a slow request.
     fn work(&mut self, work: &Work) -> Result<(), Broken> {
         let keys = self.versions.len();
         let popular = Popular::new(keys, self.seed);
@@ -190,7 +190,7 @@ impl Connection {
             let early = due.saturating_duration_since(Instant::now());
             if !early.is_zero() {
                 std::thread::sleep(early);
-                // When the sleep is over, not when it was to be: a late wake-up of this client is not the server's.
+                // From the actual end of the sleep: a late wake-up of this client is not the server's fault.
                 due = due.max(Instant::now());
             }
             self.ask(&request, &wanted)?;
@@ -205,7 +205,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Compares all values.
+    /// Checks all values.
     fn check(&mut self) -> Result<f64, Broken> {
         let began = Instant::now();
         for batch in self.batches() {
@@ -216,7 +216,7 @@ impl Connection {
     }
 }
 
-/// Keys by the popularity of zipf, scattered.
+/// Keys with Zipf-distributed popularity, scattered.
 struct Popular {
     order: Vec<usize>,
     up_to: Vec<f64>,
@@ -242,7 +242,7 @@ impl Popular {
     }
 }
 
-/// Fills the server, works on it and checks all of it.
+/// Fills the server, sends requests to it, and checks all values.
 pub fn run(work: &Work) -> Result<Took, Broken> {
     let mut connection = Connection::new(&work.socket, &work.container).map_err(Broken::HungUp)?;
     let fill_s = connection.fill(work.container.fill_bytes_s)?;
@@ -258,7 +258,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
 
-    /// A redis that answers the `wrong`-th GET with another byte and hangs up at the `last`-th.
+    /// A fake redis that corrupts the `wrong`-th GET and closes the connection at the `last`-th.
     fn serve(listener: &UnixListener, wrong: Option<u32>, last: Option<u32>) -> io::Result<()> {
         let (mut to, _) = listener.accept()?;
         let mut from = BufReader::new(to.try_clone()?);
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_wrong_byte_ends_it() {
-        // One of the requests at a pace, and one of the last look at all.
+        // One of the requests at a constant rate, and one of the final check.
         for wrong in [5, 110] {
             assert!(matches!(ask(Some(wrong), None).0, Err(Broken::Wrong)));
         }

@@ -1,4 +1,4 @@
-//! A container at work: its program, what bounds its memory, and its client.
+//! A running container: its program, its memory limit, and its client.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,19 +19,19 @@ use crate::engine::script::{Stage, failed};
 use crate::host::cgroup::Group;
 use crate::record::{Far, Outcome, Quantiles, Sample};
 
-/// Requests a second of a client.
+/// Requests per second of a client.
 const RATE: f64 = 100.0;
-/// Of what a container has, what canvas has as its pool, at least.
+/// Canvas's pool has at least this part of the container's limit.
 const POOL_PART: u64 = 8;
 const POOL_BYTES_MIN: u64 = 4 << 20;
-/// How long a server may take to listen, and to end.
+/// Timeout of a server's start, and of its end.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a server may take to end that has hung up. All others wait meanwhile.
+/// Timeout of the end of a server that has closed its connection. All other containers wait meanwhile.
 const SOON: Duration = Duration::from_secs(1);
-/// What canvas reports when there is no place for a page any more, before it ends the program by SIGBUS.
+/// Canvas's message when no memory is left for a page, before it ends the program with SIGBUS.
 const FULL: &str = "local and far memory are both full";
 
-/// What bounds a container's memory.
+/// Memory limit of a container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bound {
     Nothing,
@@ -43,17 +43,17 @@ pub enum Bound {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum How {
     Ok,
-    /// With its host.
+    /// Its host died.
     Died,
-    /// It still worked when the time was over.
+    /// It was still running when the time was over.
     Unfinished,
-    /// The kernel ended it, or canvas had no room.
+    /// The kernel killed it, or canvas had no memory left.
     Oom,
-    /// Anything else, as a sentence.
+    /// Any other failure, as a sentence.
     Failed(String),
 }
 
-/// A container that runs.
+/// A running container.
 pub struct Contained {
     pub plan: Container,
     pub answers: Arc<Mutex<Vec<Answer>>>,
@@ -69,7 +69,7 @@ pub struct Contained {
     group: Group,
 }
 
-/// `--local` and `--pool` that share a limit.
+/// Values of `--local` and `--pool` that together make up a limit.
 fn shares(limit: u64) -> (u64, u64) {
     let pool = (limit / POOL_PART).max(POOL_BYTES_MIN);
     (limit.saturating_sub(pool) & !1023, pool & !1023)
@@ -156,12 +156,12 @@ impl Contained {
         })
     }
 
-    /// Looks at its memory.
+    /// Samples its memory.
     pub fn look(&mut self) {
         self.peak = self.peak.max(self.group.anonymous_bytes());
     }
 
-    /// Goes on; how it ended when it has.
+    /// One step; returns how the container ended, once it has.
     pub fn step(&mut self, began: Instant) -> Result<Option<How>, Fail> {
         let ended = self.program.wait(Duration::ZERO);
         if !self.plan.kind.is_server() {
@@ -221,7 +221,7 @@ impl Contained {
             Err(Broken::Wrong) => {
                 Err(self.failed("it answered with another value than was stored"))
             }
-            // Its own end says why.
+            // The server's exit status gives the reason.
             Err(Broken::HungUp(_)) if self.program.wait(SOON).is_some() => Ok(()),
             Err(Broken::HungUp(e)) => Err(self.failed(&format!("its connection broke: {e}"))),
         }
@@ -234,7 +234,7 @@ impl Contained {
         self.ended(ended)
     }
 
-    /// How a program ended by itself, and not as it should.
+    /// How a program ended that was not stopped.
     fn ended(&self, ended: &Ended) -> Result<How, Fail> {
         let is = |signal: Signal| signal_of(ended) == Some(signal as i32);
         let is_full = is(Signal::SIGBUS) && self.program.log().contains(FULL);
@@ -244,12 +244,12 @@ impl Contained {
         Err(self.failed("it ended by itself"))
     }
 
-    /// Ends it, and says how it was.
+    /// Stops the container and completes its sample.
     pub fn end(mut self, how: How, mut sample: Sample) -> Sample {
         let batch_s = self.began.elapsed().as_secs_f64();
         self.program.end();
         if let Some(client) = self.client.take() {
-            // Its server is gone.
+            // Its server has ended.
             let _ = client.join();
         }
         sample.workload = self.plan.kind.name().to_owned();
@@ -287,7 +287,7 @@ impl Contained {
     }
 }
 
-/// The signal that ended it; of `canvas run`, the one that ended its program.
+/// The signal that ended the program; for `canvas run`, the signal that ended its program.
 fn signal_of(ended: &Ended) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
     let code = ended.status.code().filter(|c| *c > 128);
@@ -298,7 +298,7 @@ fn is_good(ended: &Ended) -> bool {
     ended.status.success() || signal_of(ended) == Some(Signal::SIGTERM as i32)
 }
 
-/// Of the report of `canvas run`, what it says of far memory; an error when it says that something was damaged.
+/// Far-memory figures in the report of `canvas run`. Fails if the report lists damage.
 fn far_of(report: &Value) -> Result<Far, String> {
     let damage = [
         ("verify_failures", &report["verify_failures"]),
@@ -320,7 +320,7 @@ fn far_of(report: &Value) -> Result<Far, String> {
     })
 }
 
-/// Of times in us; `None` of nothing.
+/// Quantiles of times given in us; `None` if there are none.
 pub fn quantiles(times_us: impl Iterator<Item = f64>) -> Option<Quantiles> {
     let mut all: Vec<f64> = times_us.collect();
     all.sort_by(f64::total_cmp);

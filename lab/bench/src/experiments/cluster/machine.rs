@@ -1,8 +1,8 @@
-//! One host of the cluster: its network, its part of this host's memory, its donor and its agent.
+//! One host of the cluster: its network namespace, its part of this machine's memory, its donor and its
+//! agent.
 //!
-//! Its memory is a control group. What the kernel says of a whole machine's memory (/proc/meminfo)
-//! does not know of that, so each host has a file with its own, which its donor reads
-//! (`canvas serve -o procfs`).
+//! Its memory is a control group. /proc/meminfo does not know of that, so each host has a meminfo file of its
+//! own, which its donor reads (`canvas serve -o procfs`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,20 +19,20 @@ use crate::host::switch::{Port, Switch};
 use crate::processes;
 use crate::workload::Argv;
 
-/// Where donors listen.
+/// Port of donors.
 const PORT: u16 = 7070;
-/// The most that a host lends, and what its donor leaves to it in any case.
+/// Most memory that a host lends, and the reserve that its donor leaves.
 const LENT_MIB: u64 = 512;
 const RESERVE_MIB: u64 = 64;
-/// How long donor and agent may take to begin, and all processes of a host to die.
+/// Timeout of the start of donor and agent, and of the death of a host's processes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a donor says of itself.
+/// State that a donor reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lent {
-    /// Bytes that others use.
+    /// Bytes lent to others.
     pub bytes: u64,
-    /// Slabs that it took back, and of those the ones that were not moved in time.
+    /// Evicted slabs, and those of them that were not moved in time.
     pub evicted: [u64; 2],
 }
 
@@ -42,24 +42,24 @@ pub struct Machine {
     pub is_up: bool,
     home: PathBuf,
     key: PathBuf,
-    /// Where its sockets are.
+    /// Directory of its sockets.
     pub sockets: PathBuf,
     total: u64,
-    // Ended before the groups that they are in are removed.
+    // Dropped before the control groups that contain them.
     donor: Option<Child>,
     agent: Option<Child>,
     services: Group,
     bound: Group,
     port: Port,
-    /// Of donors that are no more: what they took back.
+    /// Evictions of earlier donors of this host.
     evicted: [u64; 2],
-    /// How often the kernel ended a service for want of memory.
+    /// Number of services that the kernel killed because memory was short.
     pub ooms: u32,
     starts: u32,
 }
 
 impl Machine {
-    /// A host at a switch; with `is_limited` it has no more memory than its size says.
+    /// A host at a switch; with `is_limited` its memory is limited to its size.
     pub fn new(
         stage: &Stage,
         switch: &Switch,
@@ -71,7 +71,7 @@ impl Machine {
         let port = switch.join(number as u32, stage.undo());
         let total = size.host_mib << 20;
         let bound = stage.group(&format!("host{number}"), is_limited.then_some(total))?;
-        // On version 2 a group that has groups has no processes.
+        // In cgroup v2, a group with child groups has no processes of its own.
         let services = bound.within("services", stage.undo())?;
         let machine = Machine {
             number,
@@ -97,12 +97,12 @@ impl Machine {
         Ok(machine)
     }
 
-    /// A group of this host for a container.
+    /// Creates a group of this host for a container.
     pub fn group(&self, stage: &Stage, name: &str) -> Result<Group, Fail> {
         Ok(self.bound.within(&stage.unique(name), stage.undo())?)
     }
 
-    /// Starts a program in this host's network and one of its groups.
+    /// Starts a program in this host's network namespace and one of its groups.
     pub fn start(
         &self,
         stage: &Stage,
@@ -134,12 +134,12 @@ impl Machine {
         Ok(child)
     }
 
-    /// Where its donor listens.
+    /// Address of its donor.
     fn address(&self) -> String {
         format!("{}:{PORT}", self.port.address)
     }
 
-    /// Starts its donor; what it lends is bounded by what its own programs leave.
+    /// Starts its donor, which lends what the host's own programs leave.
     pub fn lend(&mut self, stage: &Stage) -> Result<(), Fail> {
         let argv = vec![
             stage.canvas(),
@@ -155,7 +155,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts its agent, which has these donors, all other hosts'.
+    /// Starts its agent, which uses these donors of all other hosts.
     pub fn keep(&mut self, stage: &Stage, copies: &str, donors: &[String]) -> Result<(), Fail> {
         let own = self.address();
         let others: Vec<&str> = donors
@@ -177,7 +177,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Where its agent listens.
+    /// Socket of its agent.
     pub fn socket(&self) -> PathBuf {
         self.sockets.join(format!("agent{}.sock", self.number))
     }
@@ -186,7 +186,7 @@ impl Machine {
         self.home.join("donor.json")
     }
 
-    /// What its donor says, at most a second ago.
+    /// Last state of its donor, at most a second old.
     pub fn lent(&self) -> Lent {
         let mut lent = Lent::default();
         if self.donor.is_some() && self.is_up {
@@ -199,7 +199,7 @@ impl Machine {
         lent
     }
 
-    /// Writes what /proc/meminfo of this host would say: what is in use of it, in bytes.
+    /// Updates the host's meminfo file; returns the memory in use, in bytes.
     pub fn look(&self) -> Result<u64, Fail> {
         let used = self.bound.used_bytes();
         let free = self.total.saturating_sub(used);
@@ -215,18 +215,18 @@ impl Machine {
         Ok(used)
     }
 
-    /// What of it is in swap.
+    /// Bytes of the host's memory that are in swap.
     pub fn swapped_bytes(&self) -> u64 {
         self.bound.swapped_bytes()
     }
 
-    /// What its donor did is kept; what it said last is not its successor's.
+    /// Adds up the donor's evictions and removes its state, which its successor would seem to have.
     fn forget_donor(&mut self) {
         self.evicted = self.lent().evicted;
         let _ = fs::remove_file(self.state());
     }
 
-    /// Its power fails: nothing comes from it any more, and all of its processes are gone.
+    /// Power failure: disconnects the host and kills all of its processes.
     pub fn die(&mut self, stage: &Stage, switch: &Switch) -> Result<(), Fail> {
         self.forget_donor();
         self.is_up = false;
@@ -244,7 +244,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Its power is back.
+    /// Power is back: connects the host and starts its services.
     pub fn come_back(
         &mut self,
         stage: &Stage,
@@ -262,7 +262,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts a service again that the kernel ended for want of memory, as systemd does.
+    /// Restarts a service that the kernel killed because memory was short, as systemd would.
     pub fn look_after(
         &mut self,
         stage: &Stage,
@@ -282,7 +282,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether its donor, or its agent, was ended by the kernel; another end of it is an error.
+    /// Whether the kernel killed its donor, or its agent; fails if it ended in another way.
     fn is_oom(&mut self, is_donor: bool) -> Result<bool, Fail> {
         use std::os::unix::process::ExitStatusExt;
         let child = if is_donor {
@@ -305,7 +305,7 @@ impl Machine {
     }
 }
 
-/// Where the donors of hosts listen.
+/// Addresses of the hosts' donors.
 pub fn donors(machines: &[Machine]) -> Vec<String> {
     machines.iter().map(Machine::address).collect()
 }

@@ -1,18 +1,17 @@
-//! What happens on the hosts of a cluster, and when: all of it follows from a seed.
+//! Schedule of events on the hosts of a cluster; all of it follows from the seed.
 
-/// Infiniswap's memory constraints: the part of a container's working set that it may have on its
-/// host, in percent.
+/// Infiniswap's memory constraints: share of a container's working set that may be local, in percent.
 pub const PERCENTS: [u32; 3] = [100, 75, 50];
-/// Programs that are no servers; one container of so many is one of them.
+/// Programs that are not servers; one container of each such group runs one of them.
 const BATCH: [&str; 3] = ["rmat-pagerank", "quicksort", "snappy"];
 const BATCH_EVERY: usize = 4;
-/// Of a host's memory, what a scheduler gives away.
+/// Share of a host's memory that the scheduler assigns.
 const FULL: f64 = 0.85;
-/// What batch programs are taken to last; MiB a second of filling a server and reading all of it.
+/// Assumed duration of batch programs; below, rate of filling a server and of reading all of it, in MiB/s.
 const BATCH_S: f64 = 15.0;
 const FILL_MIB: f64 = 25.0;
 
-/// A program.
+/// Kind of program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Redis,
@@ -34,7 +33,7 @@ impl Kind {
     }
 }
 
-/// A program with its data on a host; a server has a client for so many seconds once it is filled.
+/// A program with its data on a host; a server has a client for some seconds once it is filled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Container {
     pub name: String,
@@ -45,12 +44,12 @@ pub struct Container {
     pub at_s: f64,
     pub seconds: f64,
     pub seed: u64,
-    /// Bytes a second at which its client fills it; none for as fast as it can.
+    /// Rate at which its client fills it, in bytes per second; `None` for as fast as possible.
     pub fill_bytes_s: Option<f64>,
 }
 
 impl Container {
-    /// When it is thought to end.
+    /// Estimated end.
     pub fn until_s(&self) -> f64 {
         self.at_s
             + match self.kind {
@@ -59,26 +58,26 @@ impl Container {
             }
     }
 
-    /// What of its memory is on its host.
+    /// Size of its local memory.
     fn limit_mib(&self) -> f64 {
         self.mib as f64 * f64::from(self.percent) / 100.0
     }
 }
 
-/// How large a cluster is.
+/// Size of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size {
     pub hosts: usize,
     pub host_mib: u64,
     pub containers: usize,
-    /// How long containers come and go.
+    /// Time in which containers come and go.
     pub length_s: f64,
-    /// How much longer those may work that are there then.
+    /// Further time for the containers that are running then.
     pub patience_s: f64,
 }
 
-/// Containers, the last of which is the hungry one, and a host that dies with what is on it and
-/// comes back.
+/// Containers, the last of which is the hungry one; and the host that dies with all its containers and comes
+/// back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub size: Size,
@@ -97,7 +96,7 @@ fn used_mib(containers: &[Container], host: usize, at_s: f64) -> f64 {
         .sum()
 }
 
-/// The most that containers take there in a time.
+/// Peak memory of the containers on a host in a time.
 fn most_mib(containers: &[Container], host: usize, from_s: f64, to_s: f64) -> f64 {
     let comes = containers.iter().map(|c| c.at_s);
     let moments = comes.filter(|at_s| (from_s..to_s).contains(at_s));
@@ -114,7 +113,7 @@ fn least(hosts: impl Iterator<Item = usize>, by: impl Fn(usize) -> f64) -> usize
 }
 
 impl Plan {
-    /// Half of the containers there at the start, as many of each constraint; most are servers.
+    /// Half of the containers start at once, equally many of each constraint; most are servers.
     pub fn new(seed: u64, size: Size) -> Plan {
         let mut random = fastrand::Rng::with_seed(seed);
         let between =
@@ -161,7 +160,7 @@ impl Plan {
         let hungry_host = hungry.host;
         placed.push(hungry);
         let dies_s = 0.72 * size.length_s;
-        // The emptiest one lends most; of those on which something runs, where there is one.
+        // The emptiest host lends most; prefers hosts on which something runs.
         let others = (0..size.hosts).filter(|h| *h != hungry_host);
         let dies = least(others, |h| match used_mib(&placed, h, dies_s) {
             used if used > 0.0 => used,
@@ -176,7 +175,7 @@ impl Plan {
         }
     }
 
-    /// The program that wants all that is left of the emptiest host.
+    /// The program that wants the rest of the emptiest host's memory.
     pub fn hungry(&self) -> &Container {
         &self.containers[self.containers.len() - 1]
     }
@@ -228,7 +227,7 @@ mod tests {
             let hungry = plan.hungry();
             for host in 0..SIZE.hosts {
                 let most = most_mib(&plan.containers, host, 0.0, 1000.0);
-                // The hungry one has an eighth of the host even where there is less.
+                // The hungry program has an eighth of the host even where less is left.
                 let more = if host == hungry.host {
                     768.0 / 8.0
                 } else {

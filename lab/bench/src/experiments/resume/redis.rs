@@ -1,21 +1,21 @@
-//! A client of redis that asks for all of its values in one pipeline and compares every byte.
+//! A client of redis that gets all of its values in one pipeline and compares every byte.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Keys, and bytes of a value.
+/// Number of keys, and bytes per value.
 pub const KEYS: usize = 100_000;
 pub const VALUE_BYTES: usize = 1000;
 
-/// A redis that is full.
+/// Client of a redis that is filled.
 pub struct Client {
     stream: UnixStream,
     seed: u64,
 }
 
-/// A value, of which half is noise.
+/// A value; half of it is noise.
 fn value(seed: u64, key: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed ^ (key as u64) << 20);
     let mut value = vec![b'.'; VALUE_BYTES];
@@ -29,7 +29,7 @@ fn push_bulk(request: &mut Vec<u8>, bytes: &[u8]) {
     request.extend(b"\r\n");
 }
 
-/// Requests for all values in some order, and the answer to them.
+/// Requests for all values in some order, and the expected answer.
 pub struct Everything {
     request: Vec<u8>,
     answer: Vec<u8>,
@@ -66,12 +66,12 @@ impl Client {
         Ok(client)
     }
 
-    /// All values in this order, to be asked for.
+    /// Prepares requests for all values in this order.
     pub fn everything(&self, order: u64) -> Everything {
         Everything::new(self.seed, order)
     }
 
-    /// Asks, and compares what comes; how long it took.
+    /// Sends the requests and compares the answer; returns the time it took.
     pub fn ask(&mut self, all: &Everything) -> io::Result<Duration> {
         let began = Instant::now();
         let mut sender = self.stream.try_clone()?;
