@@ -1,4 +1,4 @@
-//! Results for tests, made from a seed.
+//! Results for tests, generated from a seed.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub fn run(id: &str) -> Run {
     }
 }
 
-/// A good sample of the experiment "quick" that took so long, and nothing else.
+/// A good sample of the experiment "quick" with only a duration.
 pub fn sample(
     workload: &str,
     variant: Variant,
@@ -53,7 +53,7 @@ pub fn sample(
     }
 }
 
-/// Gives a sample everything that can be measured.
+/// Sets all figures of a sample.
 pub fn fill(sample: &mut Sample, random: &mut fastrand::Rng) {
     let noise = |random: &mut fastrand::Rng| 0.9 + 0.2 * random.f64();
     sample.ops_per_s = Some(100_000.0 / sample.seconds.unwrap_or(1.0));
@@ -67,7 +67,7 @@ pub fn fill(sample: &mut Sample, random: &mut fastrand::Rng) {
     sample.latency_histogram = (0..12)
         .map(|n| (1000 << n, 1 + random.u64(0..1000) * (12 - n)))
         .collect();
-    // Most are local, some are faults.
+    // Most accesses are local, some are faults.
     sample.access_histogram = [(60, 40_000), (120, 9000), (700, 50)]
         .into_iter()
         .chain((0..9).map(|n| (1000 << n, 1 + random.u64(0..500) * (9 - n))))
@@ -162,7 +162,7 @@ pub fn small(id: &str, seed: u64) -> Results {
     }
 }
 
-/// As `lab run` would have written it.
+/// The results as `lab run` would write them.
 pub fn text(results: &Results) -> String {
     let mut lines: Vec<Line> = results.runs.iter().cloned().map(Line::Run).collect();
     lines.extend(

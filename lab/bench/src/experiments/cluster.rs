@@ -159,7 +159,7 @@ impl Churn<'_> {
         let used = self.machines.iter().map(Machine::look);
         let mut used = used.collect::<Result<Vec<u64>, Fail>>()?;
         if let Some(swap) = self.swap.as_ref().filter(|s| s.is_zram()) {
-            // The host's share of the swap device counts as used memory of the device's owner.
+            // Charges each host for its share of the zram device's memory.
             let swapped: Vec<u64> = self.machines.iter().map(Machine::swapped_bytes).collect();
             let all: u64 = swapped.iter().sum::<u64>().max(1);
             let stored = swap.far_bytes();

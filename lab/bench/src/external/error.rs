@@ -1,37 +1,37 @@
-//! Why a program cannot be run here, or what it needs not be had.
+//! Errors of external programs and of preparing their needs.
 //!
-//! The text of each is the sentence that its user reads.
+//! The text of each is the sentence that the user reads.
 
 use std::io;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-/// Why a workload cannot run here, or cannot be prepared.
+/// Reason why a workload cannot run here, or cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
     /// A file or directory cannot be read, created, removed, written, opened or renamed.
     #[error("cannot {action} {}: {source}", .path.display())]
     File {
-        /// What was tried, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
         /// Its path.
         path: PathBuf,
         /// What the system says.
         source: io::Error,
     },
-    /// The cache's lock cannot be taken.
+    /// The lock of the cache cannot be taken.
     #[error("cannot lock {}: {}", .path.display(), .error.desc())]
     Lock {
-        /// The lock's file.
+        /// Path of the lock file.
         path: PathBuf,
         /// What the system says.
         error: Errno,
     },
-    /// A path has no directory or no name.
+    /// A path has no parent directory or no file name.
     #[error("{} is no place for a file", .0.display())]
     NoPlace(PathBuf),
-    /// The file system of a directory cannot be looked at.
+    /// The file system of a directory cannot be queried.
     #[error("cannot look at {}: {}", .dir.display(), .error.desc())]
     FileSystem {
         /// The directory.
@@ -47,9 +47,9 @@ pub enum WorkloadError {
     DiskFull {
         /// The directory.
         dir: PathBuf,
-        /// What is free, in MiB.
+        /// Free space, in MiB.
         free_mib: u64,
-        /// What is needed, in MiB.
+        /// Needed space, in MiB.
         needed_mib: u64,
     },
     /// A helper cannot be started.
@@ -60,77 +60,77 @@ pub enum WorkloadError {
         /// What the system says.
         source: io::Error,
     },
-    /// A helper ended without success.
+    /// A helper failed.
     #[error("{name} failed: {said}")]
     HelperFailed {
         /// The helper.
         name: String,
-        /// The line of its output that tells most.
+        /// The most informative line of its output.
         said: String,
     },
-    /// YCSB's jars cannot be fetched.
+    /// YCSB's jars cannot be downloaded.
     #[error("YCSB cannot be fetched from Maven Central: {0}")]
     Fetch(#[source] Box<WorkloadError>),
-    /// A fetched jar is not the known one.
+    /// A downloaded jar has another checksum than expected.
     #[error("{name} from Maven Central has the SHA-256 {got} instead of {known}")]
     OtherJar {
         /// The jar.
         name: &'static str,
-        /// Its sum.
+        /// Its checksum.
         got: String,
-        /// The sum that it should have.
+        /// The expected checksum.
         known: &'static str,
     },
-    /// A jar is missing from what was fetched.
+    /// A jar is missing from the download.
     #[error("Maven did not fetch {0}")]
     NotFetched(&'static str),
-    /// A jar came that is not known.
+    /// The download has an unexpected jar.
     #[error("Maven fetched {0}, which nothing asked for")]
     NotAskedFor(String),
-    /// Packages of Python cannot be installed.
+    /// Python packages cannot be installed.
     #[error("{packages} cannot be installed from PyPI: {source}")]
     Install {
         /// The packages with their versions.
         packages: String,
-        /// Why.
+        /// The reason.
         source: Box<WorkloadError>,
     },
-    /// A program of the system is not there.
+    /// A program is not installed on this host.
     #[error("{program} is not installed: install it (Debian's package {package})")]
     NotInstalled {
         /// The program.
         program: String,
-        /// The package that has it.
+        /// The Debian package that has it.
         package: String,
     },
-    /// No Java of a version that will do is there.
+    /// No Java of a suitable version was found.
     #[error(
         "no Java {what} of version {first} to {last} was found: install it (Debian's package \
          openjdk-17-{package}-headless)"
     )]
     NoJava {
-        /// Compiler or runtime.
+        /// "compiler" or "runtime".
         what: &'static str,
-        /// The oldest version that will do.
+        /// The oldest suitable version.
         first: u32,
-        /// The newest.
+        /// The newest suitable version.
         last: u32,
-        /// The middle of the package's name.
+        /// The middle of the Debian package's name.
         package: &'static str,
     },
-    /// No Python that will do is there.
+    /// No suitable Python was found.
     #[error(
         "no Python 3.9 to 3.12 with venv was found: install it (Debian's packages python3 and \
          python3-venv)"
     )]
     NoPython,
-    /// A port cannot be asked for.
+    /// No port can be requested.
     #[error("cannot listen on 127.0.0.1: {0}")]
     Listen(#[source] io::Error),
-    /// All ports were given out.
+    /// All ports have been used.
     #[error("no free port on 127.0.0.1 was found")]
     NoPort,
-    /// The source of Redis, which has its tests, is not there.
+    /// The source of Redis, which has its tests, was not found.
     #[error(
         "Redis' tests are not there: unpack the source of Debian's package (`apt-get source \
          redis`) and let {0} name their directory"

@@ -1,4 +1,4 @@
-//! Files in the cache: whole or not there, and written by one process at a time.
+//! Files in the cache: each is complete or absent, and written by one process at a time.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -18,7 +18,7 @@ pub fn sha256(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// The same of a file.
+/// SHA-256 of a file in hexadecimal.
 pub fn sha256_of(path: &Path) -> Result<String, WorkloadError> {
     let mut hash = Sha256::new();
     let mut file = File::open(path).map_err(|e| cannot("read", path, e))?;
@@ -40,12 +40,12 @@ fn cannot(action: &'static str, path: &Path, source: io::Error) -> WorkloadError
     }
 }
 
-/// A directory with its parents.
+/// Creates a directory with its parents.
 pub fn make_dir(path: &Path) -> Result<(), WorkloadError> {
     fs::create_dir_all(path).map_err(|e| cannot("create", path, e))
 }
 
-/// A directory that is empty, whatever was there.
+/// Creates an empty directory; removes earlier contents.
 pub fn fresh_dir(path: &Path) -> Result<(), WorkloadError> {
     if path.exists() {
         fs::remove_dir_all(path).map_err(|e| cannot("remove", path, e))?;
@@ -53,12 +53,12 @@ pub fn fresh_dir(path: &Path) -> Result<(), WorkloadError> {
     make_dir(path)
 }
 
-/// A file with these bytes.
+/// Writes a file with these bytes.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WorkloadError> {
     fs::write(path, bytes).map_err(|e| cannot("write", path, e))
 }
 
-/// Holds the cache until it is dropped: other benches that prepare the same wait.
+/// Locks the cache until dropped: other benches that prepare the same data wait.
 pub fn lock(cache: &Path) -> Result<Flock<File>, WorkloadError> {
     make_dir(cache)?;
     let path = cache.join("lock");
@@ -72,8 +72,8 @@ pub fn lock(cache: &Path) -> Result<Flock<File>, WorkloadError> {
         .map_err(|(_, error)| WorkloadError::Lock { path, error })
 }
 
-/// Has `make` produce a file or directory under another name, and gives it its own when it is
-/// whole. Does nothing when it is there. Remains of attempts that were cut off are removed.
+/// Has `make` produce a file or directory under a temporary name, and renames it when it is complete. Does
+/// nothing if it exists. Removes what interrupted attempts have left.
 pub fn produce(
     path: &Path,
     make: impl FnOnce(&Path) -> Result<(), WorkloadError>,
@@ -107,7 +107,7 @@ fn remove(path: &Path) -> Result<(), WorkloadError> {
     }
 }
 
-/// Refuses with a sentence when the file system of `dir` has less than `bytes` free.
+/// Fails if the file system of `dir` has less than `bytes` free.
 pub fn need_free(dir: &Path, bytes: u64) -> Result<(), WorkloadError> {
     make_dir(dir)?;
     let fs = nix::sys::statvfs::statvfs(dir).map_err(|error| WorkloadError::FileSystem {
@@ -125,7 +125,7 @@ pub fn need_free(dir: &Path, bytes: u64) -> Result<(), WorkloadError> {
     Ok(())
 }
 
-/// Runs a helper to its end; its last words when it fails.
+/// Runs a helper to its end; the error has its last words.
 pub fn run(command: &mut Command) -> Result<(), WorkloadError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let ended = command.stdin(Stdio::null()).output();
@@ -145,7 +145,7 @@ pub fn run(command: &mut Command) -> Result<(), WorkloadError> {
     Err(WorkloadError::HelperFailed { name, said })
 }
 
-/// The first line that speaks of an error, else the last one; at most 300 characters.
+/// The first line that mentions an error, otherwise the last one; at most 300 characters.
 fn last_words(text: &str) -> String {
     let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
     let found = lines
@@ -172,7 +172,7 @@ mod tests {
         assert!(!path.exists());
         assert_eq!(fs::read_dir(dir.path().join("a")).unwrap().count(), 0);
 
-        // What a killed process left is not taken for whole either.
+        // The leftovers of a killed process do not count as complete either.
         write(&dir.path().join("a/data.bin.unfinished"), b"half").unwrap();
         produce(&path, |tmp| {
             assert!(!tmp.exists());

@@ -1,4 +1,4 @@
-//! YCSB's jars from Maven Central, and our classes for it, compiled once.
+//! YCSB's jars from Maven Central, and the bench's classes for it, compiled once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +27,7 @@ const SOURCES: [(&str, &str); 5] = [
     ),
     ("Ending.java", include_str!("java/canvasbench/Ending.java")),
 ];
-/// All that the pom comes to, with SHA-256.
+/// All jars that the pom needs, with their SHA-256.
 const JARS: [(&str, &str); 11] = [
     (
         "HdrHistogram-2.1.12.jar",
@@ -76,7 +76,7 @@ const JARS: [(&str, &str); 11] = [
 ];
 const PLUGIN: &str = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies";
 
-/// Another directory for each version of the pom and of our classes.
+/// A directory for each version of the pom and of the bench's classes.
 fn home(place: &Place) -> PathBuf {
     let mut all = POM.to_owned();
     for (_, text) in SOURCES {
@@ -95,13 +95,13 @@ pub fn java_program() -> Result<PathBuf, WorkloadError> {
     Ok(java()?.join("bin/java"))
 }
 
-/// The class path, once `prepare` was there.
+/// The class path; valid after `prepare`.
 pub fn class_path(place: &Place) -> String {
     let home = home(place);
     format!("{0}/classes:{0}/jars/*", home.display())
 }
 
-/// Why YCSB cannot run, as a sentence.
+/// Reason why YCSB cannot run.
 pub fn missing(place: &Place) -> Option<WorkloadError> {
     if let Err(e) = java() {
         return Some(e);
@@ -112,7 +112,7 @@ pub fn missing(place: &Place) -> Option<WorkloadError> {
     tools::missing("mvn", "maven")
 }
 
-/// Fetches and compiles; nothing the second time. An error is one sentence.
+/// Downloads and compiles; does nothing the second time.
 pub fn prepare(place: &Place) -> Result<(), WorkloadError> {
     let java = java()?;
     files::produce(&home(place), |dir| {
@@ -148,7 +148,7 @@ pub fn prepare(place: &Place) -> Result<(), WorkloadError> {
     .map(|_| ())
 }
 
-/// Exactly the jars that we know.
+/// Checks that exactly the expected jars are there.
 fn check(dir: &Path) -> Result<(), WorkloadError> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {

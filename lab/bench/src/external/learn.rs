@@ -6,16 +6,16 @@ use super::python::{self, LEARN};
 use super::{patience_s, scaled};
 use crate::workload::{Place, Plan, Workload};
 
-/// A program over one file of generated rows.
+/// A program over one generated file of rows.
 struct Learn {
     name: &'static str,
     about: &'static str,
     script: &'static str,
-    /// As make_data.py knows it.
+    /// Kind of data, as in make_data.py.
     data: &'static str,
     rows_at_one: u64,
     row_bytes: u64,
-    /// After the file's name.
+    /// Arguments after the file's name.
     args: fn(&Place) -> Vec<String>,
 }
 

@@ -1,4 +1,5 @@
-//! Servers and a program that work for a time, not for an amount: what is done a second is compared side by side.
+//! Servers and a program that run for a time, not for an amount of work: side-by-side comparisons use their
+//! rates.
 
 use super::error::WorkloadError;
 use super::files;
@@ -7,7 +8,7 @@ use super::tools;
 use super::{patience_s, scaled};
 use crate::workload::{Argv, Place, Plan, Workload};
 
-/// Seconds of work before those that count, and these, at scale 1.
+/// Seconds of work before the measurement, and of the measurement, at scale 1.
 const SETTLE_S: u64 = 20;
 const COUNTED_S: u64 = 20;
 const LEAST_S: u64 = 5;
@@ -16,16 +17,16 @@ const LEAST_S: u64 = 5;
 enum Kind {
     Redis,
     Memcached,
-    /// Of Python's own objects, without a server.
+    /// Tables of Python objects, without a server.
     Tables,
 }
 
-/// One of them.
+/// A server under load, or a program.
 struct Load {
     name: &'static str,
     about: &'static str,
     kind: Kind,
-    /// How requests change in time.
+    /// Change of the request rate over time.
     shape: &'static str,
 }
 
@@ -62,14 +63,14 @@ const ALL: [Load; 5] = [
     },
 ];
 
-/// All of them.
+/// All loads.
 pub fn all() -> Vec<Box<dyn Workload>> {
     let boxed = |l| Box::new(l) as Box<dyn Workload>;
     ALL.into_iter().map(boxed).collect()
 }
 
 impl Load {
-    /// The server's program, which is its package too.
+    /// The server's program, which is also the name of its package.
     fn server(&self) -> Option<&'static str> {
         match self.kind {
             Kind::Redis => Some("redis-server"),
@@ -140,8 +141,8 @@ impl Workload for Load {
                 "--dir",
                 &dir,
             ],
-            // Its crawler looks for expired items, and nothing expires here: a minute after the start it would
-            // touch all there is, whatever is measured just then.
+            // Disables the crawler of expired items: nothing expires here, and a minute after the start it
+            // would touch all memory, in the middle of a measurement.
             Kind::Memcached => vec![
                 "-s",
                 &path,

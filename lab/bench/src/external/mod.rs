@@ -1,8 +1,8 @@
-//! Programs that are not ours: redis and memcached under YCSB, XGBoost, scikit-learn, Spark, Java.
+//! External programs: redis and memcached under YCSB, XGBoost, scikit-learn, Spark, Java.
 //!
-//! Servers and Java come from the system; Python packages (PyPI) and jars (Maven Central) are
-//! fetched once by `prepare`, pinned, into the cache; data are made there from the seed.
-//! The workloads' programs are scripts in `scripts/` and, for YCSB, classes in `java/`.
+//! Servers and Java come from the system. `prepare` downloads pinned Python packages (PyPI) and jars (Maven
+//! Central) once into the cache, and generates data there from the seed. The workloads' programs are scripts
+//! in `scripts/` and, for YCSB, classes in `java/`.
 
 pub(crate) mod error;
 mod files;
@@ -41,7 +41,7 @@ fn scaled(place: &Place, at_one: u64, least: u64) -> u64 {
     ((at_one as f64 * place.scale) as u64).max(least)
 }
 
-/// Seconds after which a run counts as hung: swapping to a disk may take a hundred times as long.
+/// Timeout of a run in seconds: swapping to a disk may be a hundred times slower.
 fn patience_s(place: &Place) -> u64 {
     600 + scaled(place, 1800, 0)
 }

@@ -1,4 +1,5 @@
-//! What the pager's targets want besides (docs/TARGETS.md): a Java program, redis-benchmark, a start.
+//! Further workloads of the pager's targets (docs/TARGETS.md): a Java program, redis-benchmark, a program's
+//! start.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,7 +33,7 @@ fn java() -> Result<PathBuf, WorkloadError> {
 }
 
 impl Java {
-    /// Another directory for each version of the sources.
+    /// A directory for each version of the sources.
     fn home(place: &Place) -> PathBuf {
         let all: String = SOURCES.iter().map(|(_, text)| *text).collect();
         let sum = files::sha256(all.as_bytes());
@@ -72,7 +73,7 @@ impl Workload for Java {
     }
 
     fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
-        // 230 bytes a node, and room for two generations.
+        // 230 bytes per node, and room for two generations.
         let heap_mib = scaled(place, 900, 96);
         let mut argv = vec![
             python::text(&java()?.join("bin/java")),
@@ -95,7 +96,7 @@ impl Workload for Java {
     }
 }
 
-/// A client in C, quicker than YCSB: what a request costs more can be seen.
+/// A client in C, faster than YCSB, so that the extra cost of a request is visible.
 struct RedisBenchmark;
 
 impl Workload for RedisBenchmark {
@@ -143,7 +144,7 @@ impl Workload for RedisBenchmark {
     }
 }
 
-/// A program that does nothing but answer: its time is that of starting it.
+/// A program that only prints its answer: its time is that of starting a program.
 struct StartUp;
 
 impl Workload for StartUp {

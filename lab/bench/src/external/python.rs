@@ -1,4 +1,4 @@
-//! Python environments with pinned packages from PyPI, our scripts, and data made by them.
+//! Python environments with pinned packages from PyPI, the bench's scripts, and the data they generate.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,12 +32,12 @@ const SCRIPTS: [(&str, &str); 12] = [
     ("ycsb.py", include_str!("scripts/ycsb.py")),
 ];
 
-/// A set of packages that go together. All that is to be installed is named: pip adds nothing
-/// (XGBoost would want a library for GPUs of 200 MB).
+/// A set of packages. Lists all packages to install: pip adds no dependencies (XGBoost's would include a GPU
+/// library of 200 MB).
 pub struct Environment {
     name: &'static str,
     packages: &'static [&'static str],
-    /// Free disk that fetching, unpacking and installing take.
+    /// Disk space needed to download, unpack and install.
     needs_bytes: u64,
 }
 
@@ -63,7 +63,7 @@ pub const SPARK: Environment = Environment {
 };
 
 impl Environment {
-    /// Another directory for each set of versions.
+    /// A directory for each set of versions.
     fn home(&self, place: &Place) -> PathBuf {
         let sum = files::sha256(self.packages.join(" ").as_bytes());
         place
@@ -71,18 +71,18 @@ impl Environment {
             .join(format!("python-{}-{}", self.name, &sum[..12]))
     }
 
-    /// Written last: an environment without it is not whole. Environments are not moved into
-    /// place, because they contain their own path.
+    /// A marker written last: an environment without it is incomplete. Environments cannot be renamed when
+    /// complete, because they contain their own path.
     fn ready(&self, place: &Place) -> PathBuf {
         self.home(place).join("ready")
     }
 
-    /// Its interpreter, once `prepare` was there.
+    /// Path of its interpreter; valid after `prepare`.
     pub fn python(&self, place: &Place) -> PathBuf {
         self.home(place).join("bin/python")
     }
 
-    /// Why it cannot be had, as a sentence.
+    /// Reason why it cannot be installed.
     pub fn missing(&self, place: &Place) -> Option<WorkloadError> {
         if self.ready(place).exists() {
             return None;
@@ -90,7 +90,7 @@ impl Environment {
         tools::python().err()
     }
 
-    /// Installs it; nothing the second time. An error is one sentence.
+    /// Installs it; does nothing the second time.
     pub fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
         let home = self.home(place);
         files::produce(&self.ready(place), |ready| {
@@ -115,7 +115,7 @@ impl Environment {
         .map(|_| ())
     }
 
-    /// A script with its arguments, as a program.
+    /// Command line of a script with its arguments.
     pub fn program(&self, place: &Place, name: &str, args: &[String]) -> Argv {
         let mut argv = vec![text(&self.python(place)), text(&script(place, name))];
         argv.extend_from_slice(args);
@@ -131,7 +131,7 @@ impl Environment {
         }
     }
 
-    /// A file made by `make_data.py KIND FILE COUNT SEED`, of about `bytes`.
+    /// Has `make_data.py KIND FILE COUNT SEED` generate a file of about `bytes`; returns its path.
     pub fn data(
         &self,
         place: &Place,
@@ -153,7 +153,7 @@ impl Environment {
     }
 }
 
-/// Where [`Environment::data`] puts its file: another one for each way to make it.
+/// Path of the file that [`Environment::data`] makes; differs with every parameter.
 pub fn data_path(place: &Place, kind: &str, count: u64) -> PathBuf {
     let sum = files::sha256(include_str!("scripts/make_data.py").as_bytes());
     place.cache.join("data").join(format!(
@@ -169,12 +169,12 @@ fn scripts_home(place: &Place) -> PathBuf {
     place.cache.join(format!("scripts-{}", &sum[..12]))
 }
 
-/// A script in the cache, once [`prepare_scripts`] was there.
+/// Path of a script in the cache; valid after [`prepare_scripts`].
 pub fn script(place: &Place, name: &str) -> PathBuf {
     scripts_home(place).join(name)
 }
 
-/// Writes all scripts; nothing the second time.
+/// Writes all scripts into the cache; does nothing the second time.
 pub fn prepare_scripts(place: &Place) -> Result<(), WorkloadError> {
     files::produce(&scripts_home(place), |dir| {
         files::make_dir(dir)?;

@@ -1,4 +1,4 @@
-//! How soon a program is as fast as before when local memory becomes free.
+//! Time until a program regains its speed when local memory becomes free.
 
 use super::error::WorkloadError;
 use super::files;
@@ -8,7 +8,7 @@ use super::ycsb;
 use super::{patience_s, scaled};
 use crate::workload::{Argv, Place, Plan, Workload};
 
-/// What frees memory.
+/// Event that frees memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Freed {
     /// A sibling of the server exits.
@@ -19,19 +19,19 @@ enum Freed {
 
 struct Recovery(Freed);
 
-/// Redis beside a sibling that exits, and under a limit that is raised.
+/// Redis with a sibling that exits, and redis under a limit that is raised.
 pub fn all() -> Vec<Box<dyn Workload>> {
     let boxed = |freed| Box::new(Recovery(freed)) as Box<dyn Workload>;
     vec![boxed(Freed::SiblingExits), boxed(Freed::LimitRaised)]
 }
 
 impl Recovery {
-    /// A key takes about 1.2 KiB in redis.
+    /// A key needs about 1.2 KiB in redis.
     fn keys(place: &Place) -> u64 {
         scaled(place, 120_000, 2_000)
     }
 
-    /// What the sibling fills: a third more than redis.
+    /// Memory of the sibling: a third more than redis's.
     fn sibling_mib(place: &Place) -> u64 {
         scaled(place, 190, 4)
     }
@@ -44,7 +44,7 @@ impl Recovery {
         ])
     }
 
-    /// The server, with the sibling beside it where there is one.
+    /// Command line of the server, with its sibling if there is one.
     fn server(&self, place: &Place, port: u16) -> Result<Argv, WorkloadError> {
         let redis = ycsb::redis_server(place, port)?;
         if self.0 == Freed::LimitRaised {

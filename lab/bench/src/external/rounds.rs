@@ -1,5 +1,5 @@
-//! Programs that go through the same memory again and again and print the time of each round: structures whose
-//! nodes lie in any order, in C, Python and Java, and examples of canvas.h.
+//! Programs that traverse the same memory repeatedly and print the time of each round: structures whose nodes
+//! are in random order, in C, Python and Java, and examples of canvas.h.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,17 +12,17 @@ use super::{patience_s, scaled};
 use crate::engine::table::median;
 use crate::workload::{Answer, Argv, Place, Plan, Workload};
 
-/// Rounds of a program, where it has several.
+/// Rounds of a program with several structures.
 const ROUNDS: &str = "6";
 /// Bytes of a node in C: a page.
 const NODE_BYTES: &str = "4096";
-/// Bytes of an object with what Python, or Java, adds.
+/// Bytes of an object with the overhead of Python, or of Java.
 const PYTHON_BYTES: u64 = 1150;
 const JAVA_BYTES: u64 = 1100;
-/// Steps of graph_walk for each MiB.
+/// Steps of graph_walk per MiB.
 const STEPS_A_MIB: u64 = 40;
 
-/// Names and texts of files that are compiled together, the program first.
+/// Names and texts of files compiled together, the main program first.
 type Sources = &'static [(&'static str, &'static str)];
 
 const LINKED: Sources = &[
@@ -52,7 +52,7 @@ const API: ((&str, &str), (&str, &str)) = (
 );
 const NODES: Sources = &[("Nodes.java", include_str!("java/Nodes.java"))];
 
-/// What a program is written in.
+/// Language of a program.
 #[derive(Clone, Copy)]
 enum Written {
     C(Sources),
@@ -65,9 +65,9 @@ struct Rounds {
     name: &'static str,
     about: &'static str,
     written: Written,
-    /// Its arguments for so many MiB of memory.
+    /// Arguments for a size in MiB.
     args: fn(u64, &Place) -> Vec<String>,
-    /// Rounds before those that count: in them the order is learnt, or all is still local.
+    /// Rounds before the measured ones, in which the order is learned, or memory is still local.
     learn: usize,
 }
 
@@ -160,13 +160,13 @@ fn collection(kind: &str, mib: u64) -> Vec<String> {
     [kind, &count, ROUNDS].map(String::from).into()
 }
 
-/// All of them.
+/// All such programs.
 pub fn all() -> Vec<Box<dyn Workload>> {
     let boxed = |r| Box::new(r) as Box<dyn Workload>;
     ALL.into_iter().map(boxed).collect()
 }
 
-/// Of a line "round 3: 12.5 ms".
+/// Time in a line "round 3: 12.5 ms".
 fn round_ms(line: &str) -> Option<f64> {
     let (_, time) = line.strip_prefix("round ")?.split_once(": ")?;
     time.strip_suffix(" ms")?.parse().ok()
@@ -176,7 +176,7 @@ fn java() -> Result<PathBuf, WorkloadError> {
     tools::java_home(17..=99, true)
 }
 
-/// Another directory for each version of the sources.
+/// A directory for each version of the sources.
 fn home(place: &Place, sources: Sources) -> PathBuf {
     let all: String = sources.iter().map(|(_, text)| *text).collect();
     let sum = files::sha256(all.as_bytes());

@@ -7,19 +7,19 @@ use super::tools;
 use super::{patience_s, scaled};
 use crate::workload::{Place, Plan, Workload};
 
-/// What the program works on.
+/// Input of the program.
 enum Over {
-    /// Rows that Spark makes itself from the seed.
+    /// Rows that Spark generates from the seed.
     Rows,
-    /// A file of edges with so many vertices at scale 1.
+    /// A file of edges with this number of vertices at scale 1.
     Graph(u64),
 }
 
-/// One program on Spark.
+/// A program on Spark.
 struct Spark {
     name: &'static str,
     about: &'static str,
-    /// As the script knows it.
+    /// Name of the program in the script.
     work: &'static str,
     over: Over,
 }
@@ -94,7 +94,7 @@ const ALL: [Spark; 8] = [
     ),
 ];
 
-/// All of Spark's.
+/// All programs on Spark.
 pub fn all() -> Vec<Box<dyn Workload>> {
     ALL.into_iter()
         .map(|s| Box::new(s) as Box<dyn Workload>)
@@ -112,7 +112,7 @@ fn java() -> Result<std::path::PathBuf, WorkloadError> {
 }
 
 impl Spark {
-    /// Vertices (a power of two) of the graph and about how large its file is.
+    /// Number of vertices of the graph (a power of two), and the approximate size of its file.
     fn graph(&self, place: &Place) -> Option<(u64, u64)> {
         match self.over {
             Over::Rows => None,
@@ -161,7 +161,7 @@ impl Workload for Spark {
         let args = [
             self.work.into(),
             data,
-            // Spark wants a seed that fits a signed number.
+            // Spark's seed must fit a signed 32-bit number.
             (place.seed % (1 << 31)).to_string(),
             format!("{}m", heap_mib(place)),
             scratch.clone(),
@@ -169,7 +169,7 @@ impl Workload for Spark {
         let mut program = SPARK.program(place, script, &args);
         program.env.extend([
             ("JAVA_HOME".into(), python::text(&java()?)),
-            // No files in /tmp/hsperfdata_USER.
+            // Avoids files in /tmp/hsperfdata_USER.
             ("SPARK_LAUNCHER_OPTS".into(), "-XX:-UsePerfData".into()),
             ("SPARK_LOCAL_IP".into(), "127.0.0.1".into()),
             ("SPARK_LOCAL_DIRS".into(), scratch.clone()),

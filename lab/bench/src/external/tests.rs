@@ -1,4 +1,4 @@
-//! What the workloads promise without being run; running them is `tests/e2e/external.py`.
+//! Checks of the workloads without running them; `tests/e2e/external.py` runs them.
 
 use std::collections::HashSet;
 use std::fs;
@@ -35,7 +35,7 @@ fn property<'a>(client: &'a Argv, name: &str) -> &'a str {
 }
 
 fn server_plan(name: &str, place: &Place) -> Option<(Argv, String, Vec<Argv>)> {
-    // Without the programs there is no plan, only a sentence.
+    // Without the programs there is no plan, only an error.
     let w = workload(name);
     match w.plan(place, 0) {
         Ok(Plan::Server {
@@ -139,7 +139,7 @@ fn clients_know_the_servers_port_and_the_phases_agree() {
             assert_eq!(client.argv[4].parse::<u64>().unwrap() % 2, 0);
             assert_eq!(client.argv[5].parse::<u64>().unwrap() % 8, 0);
         }
-        // The two phases must mean the same values.
+        // Both phases must use the same values.
         for p in [
             "canvas.seed",
             "fieldcount",
@@ -218,7 +218,7 @@ fn scripts_are_written_once_and_whole() {
     assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), written);
 }
 
-/// Output of YCSB 0.17.0 (shortened), through the wrapper's reader.
+/// Parses shortened output of YCSB 0.17.0 with the wrapper's parser.
 fn parse(
     phase: &str,
     records: &str,
@@ -274,7 +274,7 @@ fn ycsbs_output_becomes_an_answer() {
         a.latency_histogram,
         [(41_000, 5), (48_000, 222), (163_840_000, 3)]
     );
-    // The rest after the last full second, 3313.54, is not a rate of its own.
+    // 3313.54 covers less than a second after the last full one, and is not a rate of its own.
     assert_eq!(a.rates, [(2.0, 740.55), (3.0, 17048.69)]);
 }
 
@@ -302,7 +302,7 @@ fn what_is_wrong_under_ycsb_is_no_answer() {
     assert!(refused("20000", A_OUT, &wrong).ends_with("3 values were wrong"));
     let failed = A_ERR.replace("\"failed\": 0", "\"failed\": 1");
     assert!(refused("20000", A_OUT, &failed).contains("1 failed"));
-    // A server that died: YCSB itself ends with 0.
+    // The server died: YCSB itself exits with 0.
     let died: String = A_ERR.lines().filter(|l| !l.starts_with("CHECK")).collect();
     assert_eq!(
         refused("20000", A_OUT, &died),

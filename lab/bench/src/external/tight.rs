@@ -1,5 +1,5 @@
-//! What a tight limit is hard for: several processes at once, forks, and calls that change mappings.
-//! Sizes do not change with the scale: it is the limit that is small, and given in bytes.
+//! Workloads that are hard under a tight limit: several processes at once, forks, and calls that change
+//! mappings. Their sizes do not change with the scale, since the limit is small and given in bytes.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ const SCRIPT: &str = include_str!("../../../../tests/py/crowd.py");
 struct Timed {
     name: &'static str,
     about: &'static str,
-    /// Arguments of what runs.
+    /// Arguments of the command.
     args: &'static [&'static str],
     runs: Runs,
 }
@@ -30,7 +30,7 @@ enum Runs {
     RedisTests,
 }
 
-/// Where Redis' sources are, of the version that is installed.
+/// Variable with the path of Redis's sources, of the installed version.
 const REDIS_SOURCE: &str = "CANVAS_BENCH_REDIS_SOURCE";
 
 const ALL: [Timed; 8] = [
@@ -88,7 +88,7 @@ const fn stress(name: &'static str, args: &'static [&'static str]) -> Timed {
     }
 }
 
-/// All of them.
+/// All such commands.
 pub fn all() -> Vec<Box<dyn Workload>> {
     let boxed = |t| Box::new(t) as Box<dyn Workload>;
     ALL.into_iter().map(boxed).collect()
@@ -114,7 +114,7 @@ fn redis_needs() -> Result<(), WorkloadError> {
     redis_source().map(drop)
 }
 
-/// What the tests start.
+/// Programs that Redis's tests start.
 const REDIS_PROGRAMS: [&str; 4] = [
     "redis-server",
     "redis-cli",

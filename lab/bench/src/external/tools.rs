@@ -1,4 +1,4 @@
-//! Programs of the system: found, or named with the package that has them.
+//! Programs of the host: finds them, or names the Debian package.
 
 use std::collections::HashSet;
 use std::env;
@@ -15,20 +15,20 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// The first program of this name on `path` (a value of PATH).
+/// The first program of this name in `path` (a value of PATH).
 fn find_on(path: &str, name: &str) -> Option<PathBuf> {
     env::split_paths(path)
         .map(|dir| dir.join(name))
         .find(|p| is_program(p))
 }
 
-/// The first program of this name on PATH, and in the directories where servers are.
+/// The first program of this name in PATH, or in the directories of servers.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = env::var("PATH").unwrap_or_default();
     find_on(&format!("{path}:/usr/bin:/usr/sbin"), name)
 }
 
-/// A program, or that it is not there and which Debian package has it.
+/// A program; fails with the name of its Debian package if it is not installed.
 pub fn need(name: &str, package: &str) -> Result<PathBuf, WorkloadError> {
     find(name).ok_or_else(|| WorkloadError::NotInstalled {
         program: name.to_owned(),
@@ -36,13 +36,13 @@ pub fn need(name: &str, package: &str) -> Result<PathBuf, WorkloadError> {
     })
 }
 
-/// That a program is not there, when it is not.
+/// The error if a program is not installed.
 pub fn missing(name: &str, package: &str) -> Option<WorkloadError> {
     need(name, package).err()
 }
 
-/// Home of a Java whose version lies in `versions`, with a compiler when one is needed: JAVA_HOME,
-/// `java` on PATH, then what is under /usr/lib/jvm.
+/// Home of a Java whose version is in `versions`, with a compiler if needed: tries JAVA_HOME, `java` in PATH,
+/// then /usr/lib/jvm.
 pub fn java_home(
     versions: std::ops::RangeInclusive<u32>,
     with_compiler: bool,
@@ -95,7 +95,7 @@ fn java_version(release: &str) -> Option<u32> {
     }
 }
 
-/// A Python from 3.9 to 3.12 (the pinned packages have wheels for these) that can make environments.
+/// A Python from 3.9 to 3.12 (the pinned packages have wheels for these) that can create environments.
 pub fn python() -> Result<PathBuf, WorkloadError> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
     let probe =
@@ -121,7 +121,7 @@ pub fn python() -> Result<PathBuf, WorkloadError> {
         .ok_or(WorkloadError::NoPython)
 }
 
-/// A port of 127.0.0.1 that nothing listens on, and that was not given out before.
+/// A port of 127.0.0.1 that nothing listens on, and that this process has not returned before.
 pub fn free_port() -> Result<u16, WorkloadError> {
     static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     let mut given = GIVEN.lock().unwrap_or_else(|e| e.into_inner());

@@ -1,10 +1,9 @@
 //! redis and memcached under YCSB.
 //!
-//! YCSB's core is Maven Central's; its bindings for the two servers are not there, so the stores
-//! in `java/` take their place. They also make and check the values (`Values.java`): YCSB's
-//! `dataintegrity` writes the same bytes with each update, which would neither show a lost update
-//! nor make a page dirty. YCSB draws its requests from generators that cannot be seeded; keys and
-//! values follow from the seed.
+//! Maven Central has YCSB's core but not its bindings for the two servers, which the stores in `java/`
+//! replace. They also make and check the values (`Values.java`): YCSB's `dataintegrity` writes the same bytes
+//! with each update, which would neither reveal a lost update nor make a page dirty. YCSB's request
+//! generators cannot be seeded; keys and values follow from the seed.
 
 use nix::unistd::geteuid;
 
@@ -16,7 +15,7 @@ use super::tools;
 use super::{patience_s, scaled};
 use crate::workload::{Argv, Place, Plan, Workload};
 
-/// Client threads; operations are a multiple of it.
+/// Number of client threads, which divides the number of operations.
 const THREADS: u64 = 8;
 
 /// The server.
@@ -28,7 +27,7 @@ enum Store {
 
 /// One of YCSB's mixes of requests; proportions sum to 1.
 struct Mix {
-    /// Ends the workload's name.
+    /// Suffix of the workload's name.
     name: &'static str,
     about: &'static str,
     read: f64,
@@ -36,11 +35,11 @@ struct Mix {
     insert: f64,
     scan: f64,
     read_modify_write: f64,
-    /// Which records: "zipfian" or "latest".
+    /// Choice of records: "zipfian" or "latest".
     distribution: &'static str,
-    /// Requests at scale 1.
+    /// Number of requests at scale 1.
     operations_at_one: u64,
-    /// Records of one small value each, of skewed sizes, instead of ten fields of 100 bytes.
+    /// Whether records have one small value of skewed size, instead of ten fields of 100 bytes.
     plain: bool,
 }
 
@@ -120,7 +119,7 @@ struct Ycsb {
     about: String,
 }
 
-/// All mixes on both servers; memcached has no scans, so E is redis's alone.
+/// All mixes on both servers; memcached has no scans, so only redis runs E.
 pub fn all() -> Vec<Box<dyn Workload>> {
     let mut all: Vec<Box<dyn Workload>> = Vec::new();
     for (store, word) in [(Store::Redis, "redis"), (Store::Memcached, "memcached")] {
@@ -144,8 +143,8 @@ pub fn all() -> Vec<Box<dyn Workload>> {
 }
 
 impl Ycsb {
-    /// A record takes about 1.9 KiB in redis and 1.2 KiB in memcached; a plain one a third of a
-    /// KiB on the average, and what the server adds.
+    /// Number of records: a record needs about 1.9 KiB in redis and 1.2 KiB in memcached; a plain one a third
+    /// of a KiB on average, plus the server's overhead.
     fn records(&self, place: &Place) -> u64 {
         let at_one = match (self.mix.plain, self.store) {
             (true, _) => 900_000,
@@ -178,7 +177,7 @@ impl Ycsb {
             ),
             ("requestdistribution", mix.distribution.into()),
             ("maxscanlength", "100".into()),
-            // An item of memcached can only be replaced as a whole.
+            // memcached can replace only whole items.
             (
                 "writeallfields",
                 (self.store == Store::Memcached).to_string(),
@@ -192,7 +191,7 @@ impl Ycsb {
         ]
     }
 
-    /// The script that runs YCSB's loading (`load`) or its measured part (`requests`).
+    /// Command line of YCSB's loading (`load`) or of its measured part (`requests`).
     fn client(&self, place: &Place, port: u16, phase: &str) -> Result<Argv, WorkloadError> {
         let (mode, store) = (
             if phase == "load" { "-load" } else { "-t" },
@@ -244,12 +243,12 @@ impl Ycsb {
         let (name, package) = self.program();
         let mut argv = vec![python::text(&tools::need(name, package)?)];
         if geteuid().is_root() {
-            // It refuses to be root.
+            // memcached refuses to run as root.
             argv.extend(["-u".into(), "nobody".into()]);
         }
         let port = port.to_string();
-        // Room for all records and those that are inserted, and an error (-M) instead of a record
-        // thrown away when there is none.
+        // Room for all records, with those inserted; -M gives an error instead of evicting records when it is
+        // full.
         let mib = (64 + self.records(place) / 256).to_string();
         let rest = [
             "-l",
@@ -268,7 +267,7 @@ impl Ycsb {
         Ok(Argv { argv, env: vec![] })
     }
 
-    /// The server's program and the Debian package that has it.
+    /// The server's program and its Debian package.
     fn program(&self) -> (&'static str, &'static str) {
         match self.store {
             Store::Redis => ("redis-server", "redis-server"),
@@ -277,7 +276,7 @@ impl Ycsb {
     }
 }
 
-/// A redis that keeps everything in memory, and its files, if any, in the scratch directory.
+/// A redis that keeps all data in memory; any files are in the scratch directory.
 pub fn redis_server(place: &Place, port: u16) -> Result<Argv, WorkloadError> {
     let server = python::text(&tools::need("redis-server", "redis-server")?);
     let port = port.to_string();

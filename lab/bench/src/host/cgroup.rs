@@ -1,4 +1,4 @@
-//! Control groups that limit memory, of version 1 or 2, whichever the host has.
+//! Control groups that limit memory, with cgroup v1 or v2, as the host has it.
 
 mod nested;
 
@@ -14,17 +14,17 @@ use super::undo::{Held, Undo};
 use crate::processes;
 use crate::workload::Argv;
 
-/// Where the memory controller is.
+/// The memory controller of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controller {
-    /// 1 or 2.
+    /// Version of cgroups: 1 or 2.
     pub version: u32,
     /// Directory in which groups are made.
     root: PathBuf,
 }
 
-/// Finds a controller in the text of /proc/self/mounts, by its names in version 1 and 2; `controllers` reads
-/// cgroup.controllers of a version 2 mount.
+/// Finds a controller in the text of /proc/self/mounts, by its names in v1 and v2; `controllers` reads the
+/// cgroup.controllers of a v2 mount.
 fn find_in(
     mounts: &str,
     names: [&str; 2],
@@ -60,12 +60,12 @@ fn numbers(text: &str) -> HashMap<&str, u64> {
 }
 
 impl Controller {
-    /// The memory controller of this host, or one sentence why there is none to use.
+    /// The memory controller of this host. Fails if none can be used.
     pub fn find() -> Result<Controller, CgroupError> {
         Controller::named("memory", "memory")?.ok_or(CgroupError::NoController)
     }
 
-    /// The controller with these names in version 1 and 2, where one is mounted.
+    /// The controller with these names in v1 and v2, if mounted.
     pub fn named(first: &str, second: &str) -> Result<Option<Controller>, CgroupError> {
         if !nix::unistd::geteuid().is_root() {
             return Err(CgroupError::NotRoot);
@@ -77,24 +77,24 @@ impl Controller {
     }
 }
 
-/// What a group's memory.stat tells.
+/// Figures of a group's memory.stat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Anonymous memory.
     pub anonymous_bytes: u64,
     /// Major faults since the group was made.
     pub major_faults: Option<u64>,
-    /// Pages swapped in, where the kernel counts them by group.
+    /// Pages swapped in, if the kernel counts them per group.
     pub swapped_in_pages: Option<u64>,
-    /// Pages swapped out, likewise.
+    /// Pages swapped out, if the kernel counts them per group.
     pub swapped_out_pages: Option<u64>,
 }
 
 fn figures_in(version: u32, text: &str) -> Figures {
     let all = numbers(text);
     let get = |name: &str| all.get(name).copied();
-    // With zswap, pages go to the pool first, and pages of zeroes go nowhere; all ways count, as in
-    // the host's counters. (pswp* came to groups in 2025, after the others.)
+    // With zswap, pages go to the pool first, and pages of zeros are not stored; all of these count, as in
+    // the host's counters. (Groups have pswp* since 2025, later than the others.)
     let all_ways = |first, others: [&str; 2]| {
         Some(get(first)? + others.iter().filter_map(|n| get(n)).sum::<u64>())
     };
@@ -117,7 +117,7 @@ fn cannot_set_up(path: &Path, source: std::io::Error) -> CgroupError {
     }
 }
 
-/// Has groups below the root of version 2 know this controller, to the end of the run. Those of version 1 do.
+/// Enables this controller below the root of v2, until the end of the run. v1 needs nothing.
 pub(super) fn enable(
     controller: &Controller,
     undo: &Arc<Undo>,
@@ -138,7 +138,7 @@ pub(super) fn enable(
     fs::write(&enabled, format!("+{which}")).map_err(|e| cannot_set_up(&enabled, e))
 }
 
-/// A control group of ours; removed, with what runs in it, when dropped.
+/// A control group of the bench; dropping it kills its processes and removes it.
 pub struct Group {
     version: u32,
     path: PathBuf,
@@ -146,8 +146,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a group limited to `limit_bytes` (none: only counted), whose programs may be swapped
-    /// or not. An error is one sentence.
+    /// Creates a group with a limit of `limit_bytes` (or none, only for counting), whose programs may be
+    /// swapped or not.
     pub fn new(
         controller: &Controller,
         undo: &Arc<Undo>,
@@ -165,7 +165,7 @@ impl Group {
         if !may_swap {
             match controller.version {
                 1 => set("memory.swappiness", "0".to_owned())?,
-                // Absent where swap is not accounted: then there is nothing to forbid.
+                // Absent if swap is not accounted: then there is nothing to forbid.
                 _ if group.path.join("memory.swap.max").exists() => {
                     set("memory.swap.max", "0".to_owned())?;
                 }
@@ -175,7 +175,7 @@ impl Group {
         Ok(group)
     }
 
-    /// Makes a group of one controller, which bounds nothing yet.
+    /// Creates a group of one controller, without limits.
     pub(super) fn made(
         controller: &Controller,
         undo: &Arc<Undo>,
@@ -195,13 +195,13 @@ impl Group {
         })
     }
 
-    /// Writes one of its settings.
+    /// Writes one of the group's settings.
     pub(super) fn set(&self, file: &str, text: &str) -> Result<(), CgroupError> {
         let file = self.path.join(file);
         fs::write(&file, text).map_err(|e| cannot_set_up(&file, e))
     }
 
-    /// `command` started inside of the group: the shell moves itself, then becomes the program.
+    /// Command line that runs `command` in the group: a shell enters it, then execs the program.
     pub fn wrap(&self, command: &Argv) -> Argv {
         let procs = self.path.join("cgroup.procs");
         let script = r#"echo $$ > "$0" && exec "$@""#;
@@ -214,7 +214,7 @@ impl Group {
         }
     }
 
-    /// How many processes the kernel ended for want of memory.
+    /// Number of the group's processes that the kernel killed because memory was short.
     pub fn oom_kills(&self) -> u64 {
         let file = if self.version == 1 {
             "memory.oom_control"
@@ -225,13 +225,13 @@ impl Group {
         numbers(&text).get("oom_kill").copied().unwrap_or(0)
     }
 
-    /// What the group uses and has used.
+    /// Memory figures of the group.
     pub fn figures(&self) -> Figures {
         let text = fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default();
         figures_in(self.version, &text)
     }
 
-    /// User and system time of all that ran in the group, in seconds, where the kernel tells (v2).
+    /// User and system time of all processes of the group, past ones included, in seconds; only v2 has them.
     pub fn cpu_s(&self) -> Option<(f64, f64)> {
         let text = fs::read_to_string(self.path.join("cpu.stat")).ok()?;
         let all = numbers(&text);
@@ -239,7 +239,7 @@ impl Group {
         Some((seconds("user_usec")?, seconds("system_usec")?))
     }
 
-    /// What takes memory from it.
+    /// A reclaimer of the group's memory.
     pub fn reclaimer(&self) -> Reclaimer {
         Reclaimer {
             version: self.version,
@@ -247,18 +247,18 @@ impl Group {
         }
     }
 
-    /// Processes that run in the group.
+    /// Processes in the group.
     pub fn processes(&self) -> Vec<u32> {
         processes_in(&self.path)
     }
 
-    /// Ends what runs in the group.
+    /// Kills the processes in the group.
     pub fn kill_all(&self) {
         kill_all(&self.path);
     }
 }
 
-/// Takes memory from a group.
+/// Reclaims memory from a group.
 pub struct Reclaimer {
     version: u32,
     path: PathBuf,
@@ -269,7 +269,7 @@ impl Reclaimer {
         fs::read_to_string(self.path.join(file)).unwrap_or_default()
     }
 
-    /// Memory that the group has.
+    /// Memory of the group, in bytes.
     pub fn usage_bytes(&self) -> u64 {
         let file = match self.version {
             1 => "memory.usage_in_bytes",
@@ -278,8 +278,8 @@ impl Reclaimer {
         self.read(file).trim().parse().unwrap_or(0)
     }
 
-    /// Time in which something in it waited for memory; with version 1 on the whole host, as nobody tells of one
-    /// group.
+    /// Time in which a process of the group waited for memory; with v1 that of the whole host, which has no
+    /// figure per group.
     pub fn stalled(&self) -> Duration {
         let text = match self.version {
             1 => fs::read_to_string("/proc/pressure/memory").unwrap_or_default(),
@@ -288,14 +288,14 @@ impl Reclaimer {
         stalled_in(&text)
     }
 
-    /// Has the kernel take so many bytes, or what it can.
+    /// Has the kernel reclaim this number of bytes, or what it can.
     pub fn reclaim(&self, bytes: u64) {
-        // What it cannot take stays; the next step comes soon.
+        // What the kernel cannot reclaim stays; the next step follows soon.
         if self.version == 2 {
             let _ = fs::write(self.path.join("memory.reclaim"), bytes.to_string());
             return;
         }
-        // A lower limit has the kernel take what is above it, or is refused, so that nobody is ended for it.
+        // Lowering the limit makes the kernel reclaim the excess; it refuses instead of killing a process.
         let limit = self.path.join("memory.limit_in_bytes");
         let lower = self.usage_bytes().saturating_sub(bytes).max(1 << 20);
         let _ = fs::write(&limit, lower.to_string());
@@ -303,7 +303,7 @@ impl Reclaimer {
     }
 }
 
-/// The time in a line such as "some avg10=0.00 avg60=0.00 avg300=0.00 total=1234", in us.
+/// Total time in a line such as "some avg10=0.00 avg60=0.00 avg300=0.00 total=1234", which is in us.
 fn stalled_in(pressure: &str) -> Duration {
     let line = pressure.lines().find(|l| l.starts_with("some "));
     let total = line.and_then(|l| l.split_once("total=")?.1.trim().parse().ok());
@@ -317,11 +317,11 @@ fn processes_in(path: &Path) -> Vec<u32> {
 
 fn kill_all(path: &Path) {
     let pids = processes_in(path);
-    // A group that took itself in would be us: the bench never runs in one of its groups.
+    // Cannot kill the bench itself, which is never in one of its groups.
     processes::kill_all(&pids);
 }
 
-/// Ends what runs in the group at `path` and removes it. An error is one sentence.
+/// Kills all processes of the group at `path` and removes it.
 pub fn remove(path: &Path) -> Result<(), CgroupError> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
@@ -331,7 +331,7 @@ pub fn remove(path: &Path) -> Result<(), CgroupError> {
         kill_all(path);
         match fs::remove_dir(path) {
             Ok(()) => return Ok(()),
-            // Processes take their time to go.
+            // Processes need some time to exit.
             Err(source) if Instant::now() > until => {
                 return Err(CgroupError::Remove {
                     path: path.to_owned(),

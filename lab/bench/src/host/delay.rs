@@ -1,6 +1,6 @@
-//! What makes a link longer: a program of the kernel's (eBPF) at a device's egress that holds each
-//! packet with data back for a while. `tc` loads it from an object file, which is made here: it is
-//! a dozen instructions, and no compiler is needed.
+//! Delay of a link: an eBPF program at a device's egress, which holds back each packet with data. `tc` loads
+//! it from an object file that this module generates: the program has a dozen instructions and needs no
+//! compiler.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -11,13 +11,13 @@ use super::error::{NetError, ToolError};
 use super::tool;
 use crate::link::Delay;
 
-/// Section of the program; `tc` looks for it there.
+/// Section that `tc` loads the program from.
 const SECTION: &str = "classifier";
-/// Looks at the clock before a packet goes whatever the time: the kernel takes no program that may
-/// never end. A look takes some 20 ns, so these are past the longest delay.
+/// Limit on the polls of the clock, after which a packet goes: the verifier rejects unbounded loops. A poll
+/// takes some 20 ns, so the limit exceeds the longest delay.
 const LOOKS_MAX: i32 = 8000;
 
-// What is used of the instructions (linux/bpf.h, linux/bpf_common.h).
+// The instructions used (linux/bpf.h, linux/bpf_common.h).
 const LOAD_WORD: u8 = 0x61;
 const LOAD_PACKET_BYTE: u8 = 0x30;
 const MOVE: u8 = 0xbf;
@@ -30,17 +30,17 @@ const JUMP_IF_NO_LESS: u8 = 0x3d;
 const JUMP_IF_NOT: u8 = 0x55;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// The helper that tells the time (bpf_ktime_get_ns).
+/// The helper that returns the time (bpf_ktime_get_ns).
 const CLOCK: i32 = 5;
-/// Go on to the next filter, or out (TC_ACT_UNSPEC).
+/// Continue with the next filter, or send (TC_ACT_UNSPEC).
 const GO_ON: i32 = -1;
 
 /// Ethernet and IPv4 without options.
 const HEADERS: i32 = 14 + 20;
-/// In a segment of TCP, the byte whose upper half is its header's length in words.
+/// Offset of the byte in a TCP segment whose upper half is the header's length in words.
 const TCP_WORDS: i32 = HEADERS + 12;
 
-/// An instruction: code, register that it changes, register that it reads, jump, number.
+/// An instruction: code, destination register, source register, jump offset, immediate.
 fn instruction(code: u8, to: u8, from: u8, jump: i16, number: i32) -> [u8; 8] {
     let mut bytes = [code, to | from << 4, 0, 0, 0, 0, 0, 0];
     bytes[2..4].copy_from_slice(&jump.to_ne_bytes());
@@ -48,20 +48,19 @@ fn instruction(code: u8, to: u8, from: u8, jump: i16, number: i32) -> [u8; 8] {
     bytes
 }
 
-/// The program: a segment of TCP with data waits for so long; what has none goes at once. An
-/// acknowledgement alone is sent while what it answers is on its way to its reader, who would wait
-/// for a third way.
+/// The program: TCP segments with data wait for the delay; others go at once. A pure acknowledgement is sent
+/// while the answer's data is on its way to a reader, who would otherwise wait for a third trip.
 fn program(delay: Delay) -> Vec<u8> {
     let delay_ns = i32::try_from(delay.ns).unwrap_or(i32::MAX);
     [
-        // Loads from the packet want the context in register 6.
+        // Packet loads need the context in register 6.
         instruction(MOVE, 6, 1, 0, 0),
         instruction(LOAD_WORD, 7, 6, 0, 0),
         instruction(LOAD_PACKET_BYTE, 0, 0, 0, TCP_WORDS),
         instruction(SHIFT_RIGHT, 0, 0, 0, 4),
         instruction(SHIFT_LEFT, 0, 0, 0, 2),
         instruction(ADD, 0, 0, 0, HEADERS),
-        // Headers, and nothing behind them: to the end.
+        // No data after the headers: jump to the end.
         instruction(JUMP_IF_NO_LESS, 0, 7, 8, 0),
         instruction(CALL, 0, 0, 0, CLOCK),
         instruction(MOVE, 6, 0, 0, 0),
@@ -79,14 +78,13 @@ fn program(delay: Delay) -> Vec<u8> {
     .concat()
 }
 
-/// A section: name, kind, flags, the section it belongs to and its number there, size of an entry,
-/// bytes.
+/// A section: name, type, flags, linked section, info, size of an entry, bytes.
 type Section<'a> = (&'a str, u32, u64, u32, u32, u64, &'a [u8]);
 
 const HEADER_BYTES: usize = 64;
 const SYMBOL_BYTES: usize = 24;
 
-/// The program as an object file (ELF) of the relocatable kind, with one function.
+/// The program as a relocatable object file (ELF) with one function.
 fn object(code: &[u8]) -> Vec<u8> {
     const NAMES: &str = "\0classifier\0license\0.symtab\0.strtab\0delay\0";
     const NAMES_AT: u16 = 4;
@@ -94,7 +92,7 @@ fn object(code: &[u8]) -> Vec<u8> {
         let at = NAMES.find(&format!("\0{wanted}\0")).unwrap_or(0);
         at as u32 + 1
     };
-    // The symbol of nothing, and a global function of section 1.
+    // The null symbol, and a global function in section 1.
     let mut symbols = vec![0; SYMBOL_BYTES];
     symbols.extend(name("delay").to_ne_bytes());
     symbols.extend([0x12, 0]);
@@ -127,7 +125,7 @@ fn object(code: &[u8]) -> Vec<u8> {
     let order = if cfg!(target_endian = "little") { 1 } else { 2 };
     let mut file = vec![0x7f, b'E', b'L', b'F', 2, order, 1];
     file.resize(16, 0);
-    // Relocatable, for the kernel's machine (EM_BPF), version 1.
+    // Relocatable, machine EM_BPF, version 1.
     file.extend([1u16, 247].map(u16::to_ne_bytes).concat());
     file.extend(1u32.to_ne_bytes());
     let sections_at = (HEADER_BYTES + body.len()) as u64;
@@ -140,10 +138,10 @@ fn object(code: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Has all packets with data that leave through `device` wait, in the network namespace that words
-/// in front of a command lead to. It ends with the device.
+/// Delays all packets with data that leave through `device`, in the network namespace that the command
+/// `prefix` enters. The delay ends with the device.
 pub(super) fn put(prefix: &[String], device: &str, delay: Delay) -> Result<(), NetError> {
-    // In memory: there is no file to be left behind.
+    // In memory, so that no file is left behind.
     let file = memfd_create("delay.o", MFdFlags::MFD_CLOEXEC)
         .map(std::fs::File::from)
         .map_err(|e| NetError::Object(e.into()))?;
@@ -151,8 +149,7 @@ pub(super) fn put(prefix: &[String], device: &str, delay: Delay) -> Result<(), N
         .write_all(&object(&program(delay)))
         .map_err(NetError::Object)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-    // `tc` mounts what it keeps programs in, and leaves that mounted: in a namespace of its own it
-    // goes with it.
+    // `tc` mounts a bpf file system and leaves it mounted; a mount namespace of its own discards it.
     const SCRIPT: &str = r#"tc qdisc add dev "$0" clsact &&
         exec tc filter add dev "$0" egress bpf da object-file "$1" section "$2""#;
     let own = [
@@ -169,7 +166,7 @@ pub(super) fn put(prefix: &[String], device: &str, delay: Delay) -> Result<(), N
 mod tests {
     use super::*;
 
-    /// Jumps lead to instructions, and the one back is the loop's.
+    /// Jumps stay within the program, and the backward jump is the loop's.
     #[test]
     fn jumps_stay_within_the_program() {
         let code = program(Delay::ns(25_000));
@@ -186,7 +183,7 @@ mod tests {
             }
         }
         assert_eq!(back, 1);
-        // What has no data goes to the end past the clock.
+        // A packet without data jumps over the loop.
         let end = &code[(6 + 1 + 8) * 8..][..8];
         assert_eq!(end, instruction(MOVE_NUMBER, 0, 0, 0, GO_ON));
         assert_eq!(code[9 * 8 + 4..10 * 8], 25_000i32.to_ne_bytes());

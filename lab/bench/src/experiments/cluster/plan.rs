@@ -2,7 +2,7 @@
 
 /// Infiniswap's memory constraints: share of a container's working set that may be local, in percent.
 pub const PERCENTS: [u32; 3] = [100, 75, 50];
-/// Programs that are not servers; one container of each such group runs one of them.
+/// Programs that are not servers; one container in [`BATCH_EVERY`] runs one of them.
 const BATCH: [&str; 3] = ["rmat-pagerank", "quicksort", "snappy"];
 const BATCH_EVERY: usize = 4;
 /// Share of a host's memory that the scheduler assigns.

@@ -1,4 +1,4 @@
-//! Groups within a group: a host's memory, and that of its programs.
+//! Nested groups: a host's memory, and that of its programs.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,7 @@ use std::sync::Arc;
 use super::{CgroupError, Group, Step, Undo, figures_in, numbers, processes_in};
 
 impl Group {
-    /// Makes a group within this one, which bounds nothing yet. On version 2 this one then has no processes of
-    /// its own.
+    /// Creates a child group without limits. With v2, a group with children has no processes of its own.
     pub fn within(&self, name: &str, undo: &Arc<Undo>) -> Result<Group, CgroupError> {
         let path = self.path.join(name);
         let fail = |what: &Path, source| CgroupError::SetUp {
@@ -28,7 +27,7 @@ impl Group {
         })
     }
 
-    /// Bounds its memory.
+    /// Limits the group's memory.
     pub fn limit(&self, bytes: u64) -> Result<(), CgroupError> {
         let name = match self.version {
             1 => "memory.limit_in_bytes",
@@ -43,7 +42,7 @@ impl Group {
         fs::read_to_string(self.path.join(name)).unwrap_or_default()
     }
 
-    /// Memory of it and all groups within, without what caches files, which the kernel takes back when it is needed.
+    /// Memory of the group and its descendants, without the page cache, which the kernel can reclaim.
     pub fn used_bytes(&self) -> u64 {
         let (usage, prefix) = match self.version {
             1 => ("memory.usage_in_bytes", "total_"),
@@ -59,12 +58,12 @@ impl Group {
         usage.saturating_sub(files.sum())
     }
 
-    /// Anonymous memory of it and all groups within.
+    /// Anonymous memory of the group and its descendants.
     pub fn anonymous_bytes(&self) -> u64 {
         figures_in(self.version, &self.read("memory.stat")).anonymous_bytes
     }
 
-    /// What of it and all groups within is in swap.
+    /// Swapped memory of the group and its descendants.
     pub fn swapped_bytes(&self) -> u64 {
         if self.version == 2 {
             return self.read("memory.swap.current").trim().parse().unwrap_or(0);
@@ -73,7 +72,7 @@ impl Group {
         numbers(&text).get("total_swap").copied().unwrap_or(0)
     }
 
-    /// Processes of it and all groups within.
+    /// Processes of the group and its descendants.
     pub fn all_processes(&self) -> Vec<u32> {
         let mut groups = vec![self.path.clone()];
         let mut found = Vec::new();
