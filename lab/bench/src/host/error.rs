@@ -1,6 +1,6 @@
-//! Why the host cannot be set up for a run, or set back after it.
+//! Errors of setting up the host for a run, and of restoring it afterwards.
 //!
-//! The text of each is the sentence that its user reads.
+//! The text of each is the sentence that the user reads.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,10 +12,10 @@ use nix::errno::Errno;
 use crate::processes::TreeError;
 use crate::variant::Variant;
 
-/// Why a tool of the system did not do its work.
+/// Reason why a system tool failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
-    /// It cannot be started.
+    /// The tool cannot be started.
     #[error("{tool} cannot be run: {source}")]
     CannotRun {
         /// Its name.
@@ -23,20 +23,20 @@ pub enum ToolError {
         /// What the system says.
         source: io::Error,
     },
-    /// It ended without success.
+    /// The tool exited with an error.
     #[error("{command} failed: {said}")]
     Failed {
         /// Its name and its arguments.
         command: String,
-        /// The last line that it wrote on standard error.
+        /// Its last line on standard error.
         said: String,
     },
 }
 
-/// Why changes of the host cannot be written down, or the lock beside the journals not be taken.
+/// Reason why changes to the host cannot be journalled, or the lock beside the journals cannot be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The directory cannot be made or looked at.
+    /// The directory cannot be created or queried.
     #[error("the journal directory {} cannot be used: {source}", .dir.display())]
     Directory {
         /// The directory.
@@ -44,10 +44,10 @@ pub enum JournalError {
         /// What the system says.
         source: io::Error,
     },
-    /// Somebody else made a directory of that name.
+    /// Someone else created a directory of that name.
     #[error("the journal directory {} belongs to somebody else; remove it", .0.display())]
     NotOurs(PathBuf),
-    /// Benches that end remove the directory whenever it is made.
+    /// Other benches that end keep removing the directory.
     #[error("the journal directory is removed again and again; try once more")]
     Removed,
     /// A file in the directory cannot be opened.
@@ -69,10 +69,10 @@ pub enum JournalError {
     /// The bench has no command that starts the guardian.
     #[error("there is no guardian to start")]
     NoGuardian,
-    /// The guardian does not watch.
+    /// The guardian is not watching.
     #[error("the guardian cannot be started: {0}")]
     Guardian(#[from] GuardianError),
-    /// A line of the journal cannot be made.
+    /// A line of the journal cannot be serialised.
     #[error(transparent)]
     Line(#[from] serde_json::Error),
     /// A line of the journal cannot be appended.
@@ -80,27 +80,27 @@ pub enum JournalError {
     Append(#[source] io::Error),
 }
 
-/// Why the guardian does not watch.
+/// Reason why the guardian is not watching.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardianError {
-    /// The system does not start it.
+    /// The guardian cannot be started.
     #[error(transparent)]
     Start(#[from] io::Error),
-    /// It ended before it said that it watches.
+    /// The guardian ended before it was ready.
     #[error("it ended at once ({0})")]
     Ended(ExitStatus),
-    /// It does not say that it watches.
+    /// The guardian does not report that it is ready.
     #[error("it does not answer")]
     Silent,
 }
 
-/// Why memory cannot be limited by a control group.
+/// Reason why a control group cannot limit memory.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The user is not root.
     #[error("limiting memory by control group needs root")]
     NotRoot,
-    /// The host has no controller for memory.
+    /// The host has no memory controller.
     #[error("no control group controller for memory is mounted")]
     NoController,
     /// The host has no controller for disks.
@@ -109,7 +109,7 @@ pub enum CgroupError {
     /// A directory is on no disk of this host.
     #[error("{} is on no disk, so its reads cannot be bound", .0.display())]
     NoDisk(PathBuf),
-    /// A group cannot be made or limited.
+    /// A group cannot be created or limited.
     #[error("the control group {} cannot be set up: {source}", .path.display())]
     SetUp {
         /// The group's directory, or a file in it.
@@ -125,23 +125,23 @@ pub enum CgroupError {
         /// What the system says.
         source: io::Error,
     },
-    /// The change cannot be written down.
+    /// The change cannot be journalled.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
 
-/// Why a process is not started.
+/// Reason why a process is not started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The system does not start it.
+    /// The system cannot start it.
     #[error("{0}")]
     Spawn(#[source] io::Error),
-    /// It cannot be written down.
+    /// It cannot be journalled.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
 
-/// Why a program cannot be confined to a part of the processors.
+/// Reason why a program cannot be confined to some of the processors.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
     /// The system refuses.
@@ -149,20 +149,20 @@ pub enum ConfineError {
         "the processors that a program may use cannot be changed ({0}); is another policy in force?"
     )]
     System(#[from] Errno),
-    /// There is one processor, and two halves are wanted.
+    /// There is only one processor to halve.
     #[error(
         "agent and donors cannot have processors of their own: there is one; give the bench two"
     )]
     OnlyOne,
 }
 
-/// Why kernel swap cannot be had, or not be switched off.
+/// Reason why kernel swap cannot be used, or not be switched off.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
     /// The user is not root.
     #[error("{0} needs root to switch swap on")]
     NotRoot(Box<Variant>),
-    /// The host swaps already.
+    /// The host already has swap.
     #[error(
         "swap is already on ({}), which the bench leaves alone; switch it off first",
         .0.display()
@@ -177,19 +177,19 @@ pub enum SwapError {
     /// The kernel has no zram.
     #[error("this kernel has no zram")]
     NoZram,
-    /// The kernel does not tell what is lost for want of memory.
+    /// The kernel has no pressure stall information.
     #[error("this kernel has no pressure stall information (psi=1 on its command line)")]
     NoPressure,
-    /// The kernel has no folios of the size.
+    /// The kernel has no folios of this size.
     #[error("this kernel has no folios of 64 KiB (Linux 6.8, with transparent huge pages)")]
     NoFolios,
-    /// A setting is in no known form.
+    /// A setting has an unknown format.
     #[error("{} cannot be read: it has no choice in brackets", .0.display())]
     NoChoice(PathBuf),
     /// The kernel has no zswap.
     #[error("this kernel has no zswap")]
     NoZswap,
-    /// The kernel does not swap to files there.
+    /// The kernel cannot swap to files on this file system.
     #[error("the file system of {} holds no swap files", .0.display())]
     FileSystem(PathBuf),
     /// The disk has too little room.
@@ -200,21 +200,21 @@ pub enum SwapError {
     DiskFull {
         /// A directory on the disk.
         dir: PathBuf,
-        /// What is free there, in MiB.
+        /// Free space, in MiB.
         free_mib: u64,
-        /// What the file and the reserve take, in MiB.
+        /// Space needed for the file and the reserve, in MiB.
         wanted_mib: u64,
     },
-    /// No directory is known that could hold a swap file.
+    /// No directory could hold a swap file.
     #[error("there is no disk for a swap file")]
     NoDisk,
-    /// The kernel adds no device.
+    /// The kernel cannot add a zram device.
     #[error("no zram device can be added: {0}")]
     AddZram(#[source] io::Error),
-    /// The kernel does not say which device it added.
+    /// The kernel does not report the number of the added device.
     #[error("no zram device can be added")]
     NoZramNumber,
-    /// The device cannot compress as the bench wants it to.
+    /// The device has no lz4.
     #[error("this kernel's zram has no lz4")]
     NoLz4,
     /// A setting cannot be changed.
@@ -222,7 +222,7 @@ pub enum SwapError {
     Set {
         /// The setting's file.
         path: PathBuf,
-        /// What it was to hold.
+        /// The value to write.
         text: String,
         /// What the system says.
         source: io::Error,
@@ -235,10 +235,10 @@ pub enum SwapError {
         /// What the system says.
         source: io::Error,
     },
-    /// There is no disk with slow reads.
+    /// The disk with slow reads cannot be used.
     #[error(transparent)]
     SlowDisk(#[from] SlowDiskError),
-    /// The swap file cannot be made.
+    /// The swap file cannot be created.
     #[error("the swap file {} cannot be made: {source}", .path.display())]
     File {
         /// The file.
@@ -249,41 +249,41 @@ pub enum SwapError {
     /// A tool failed.
     #[error(transparent)]
     Tool(#[from] ToolError),
-    /// The change cannot be written down.
+    /// The change cannot be journalled.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
 
-/// Why there can be no disk with slow reads.
+/// Reason why a disk with slow reads cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SlowDiskError {
     /// A tool is not installed.
     #[error("a disk with slow reads needs {0}, which is not installed; install util-linux")]
     NoTool(&'static str),
-    /// The kernel has no such device.
+    /// The kernel lacks a device.
     #[error(
         "a disk with slow reads needs {0}, which cannot be opened; has this kernel FUSE and loop \
          devices?"
     )]
     NoDevice(&'static str),
-    /// The file would be looked for outside of the changed root.
+    /// In a chroot, the file would be looked up outside of it.
     #[error(
         "a disk with slow reads cannot be had in a chroot: its server's mounts are reached by nsenter, which leaves \
          the chroot; begin it in a namespace of mounts with its own root (unshare --mount, pivot_root)"
     )]
     Chroot,
-    /// Its bytes are held in memory, of which there is too little.
+    /// The disk's bytes are in memory, of which there is too little.
     #[error(
         "too little memory: {free_mib} MiB are available and a disk with slow reads wants \
          {wanted_mib}"
     )]
     MemoryFull {
-        /// What is available, in MiB.
+        /// Available memory, in MiB.
         free_mib: u64,
-        /// What the disk and the reserve take, in MiB.
+        /// Memory needed for the disk and the reserve, in MiB.
         wanted_mib: u64,
     },
-    /// There is no file that it could be mounted over.
+    /// The file to mount the disk over cannot be created.
     #[error("{} cannot be made: {source}", .path.display())]
     Place {
         /// The file.
@@ -291,13 +291,13 @@ pub enum SlowDiskError {
         /// What the system says.
         source: io::Error,
     },
-    /// The process that is the disk does not work.
+    /// The process that serves the disk does not work.
     #[error("a disk with slow reads cannot be started: {0}")]
     Server(String),
-    /// It cannot be read.
+    /// The disk cannot be read.
     #[error("the bench's own disk cannot be read: {0}")]
     Read(#[source] io::Error),
-    /// Its reads take another time than they should.
+    /// The disk's reads have the wrong latency.
     #[error(
         "reads of the bench's own disk take {} us and not 100; is this machine busy?",
         .0.as_micros()
@@ -306,12 +306,12 @@ pub enum SlowDiskError {
     /// A tool failed.
     #[error(transparent)]
     Tool(#[from] ToolError),
-    /// The change cannot be written down.
+    /// The change cannot be journalled.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
 
-/// Why there can be no network of the bench's own.
+/// Reason why the bench cannot have a network namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     /// The user is not root.
@@ -323,82 +323,82 @@ pub enum NetError {
     /// A tool of iproute2 is not installed.
     #[error("a link of its own needs {0}, which is not installed; install iproute2")]
     NoIproute(&'static str),
-    /// A namespace was tried, and there was none.
+    /// Creating a namespace failed.
     #[error("no network namespace can be made here: {0}")]
     NoNamespace(#[source] ToolError),
-    /// The answer about routes is in no known form.
+    /// The list of routes has an unknown format.
     #[error("the host's routes cannot be read: this `ip` has no JSON; install iproute2")]
     Routes,
-    /// The host uses all addresses for benchmarks.
+    /// The host uses all addresses reserved for benchmarks.
     #[error("the host has routes to all of 198.18.0.0/15; no address is left for a link")]
     NoAddress,
-    /// The process that keeps the namespace cannot be started or asked after.
+    /// The process that keeps the namespace cannot be started or queried.
     #[error("a network namespace cannot be made: {0}")]
     Keep(#[source] io::Error),
-    /// The process that keeps the namespace did not come to it.
+    /// The process that keeps the namespace is not in one.
     #[error("a network namespace cannot be made")]
     NotKept,
-    /// No connection gets through.
+    /// No connection works through the link.
     #[error(
         "nothing gets through the bench's own link ({0}); does a firewall drop what goes to \
          198.18.0.0/15?"
     )]
     Blocked(#[source] io::Error),
-    /// The program that holds packets back cannot be written.
+    /// The eBPF program of the delay cannot be written.
     #[error("what makes a link longer cannot be written: {0}")]
     Object(#[source] io::Error),
-    /// The program that holds packets back cannot be loaded.
+    /// The eBPF program of the delay cannot be loaded.
     #[error(
         "a link with a length needs a kernel with clsact and BPF (CONFIG_NET_CLS_BPF) and a tc \
          with BPF: {0}"
     )]
     NoDelay(String),
-    /// Packets came through too fast.
+    /// Round trips are shorter than the delay.
     #[error(
         "the bench's own link is too short: a round trip took {} us instead of {} or more",
         .shortest.as_micros(),
         .wanted.as_micros()
     )]
     TooShort {
-        /// The shortest round trip that was seen.
+        /// The shortest round trip measured.
         shortest: Duration,
-        /// What its two ways take.
+        /// The delay of both directions.
         wanted: Duration,
     },
     /// A tool failed.
     #[error(transparent)]
     Tool(#[from] ToolError),
-    /// The change cannot be written down.
+    /// The change cannot be journalled.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
 
-/// Why a change of the host is not undone.
+/// Reason why a change to the host is not undone.
 #[derive(Debug, thiserror::Error)]
 pub enum UndoError {
-    /// A program goes on.
+    /// A program is still running.
     #[error(transparent)]
     Tree(#[from] TreeError),
-    /// A control group stays.
+    /// A control group remains.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// Swap or a device for it stays.
+    /// Swap or its device remains.
     #[error(transparent)]
     Swap(#[from] SwapError),
-    /// A network link or a loop device stays.
+    /// A network link or a loop device remains.
     #[error(transparent)]
     Link(#[from] ToolError),
-    /// A setting stays changed.
+    /// A setting is not restored.
     #[error("{} cannot be set back to {text}: {source}", .path.display())]
     SetBack {
         /// The setting's file.
         path: PathBuf,
-        /// What it held.
+        /// Its original value.
         text: String,
         /// What the system says.
         source: io::Error,
     },
-    /// A file or a directory stays.
+    /// A file or a directory remains.
     #[error("{} cannot be removed: {source}", .path.display())]
     Remove {
         /// Its path.
@@ -406,7 +406,7 @@ pub enum UndoError {
         /// What the system says.
         source: io::Error,
     },
-    /// It is undone, and the journal does not say so.
+    /// The change is undone, but the journal cannot record that.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }

@@ -1,4 +1,4 @@
-//! What figures depend on, for the results file.
+//! Facts about the machine that the figures depend on, for the results file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use canvas_types::procfs::memory_bytes;
 use super::cgroup::Controller;
 use crate::record::Machine;
 
-/// Settings that are written down, by name.
+/// Settings to record, by name.
 const SETTINGS: [(&str, &str); 20] = [
     ("thp", "/sys/kernel/mm/transparent_hugepage/enabled"),
     (
@@ -62,7 +62,7 @@ fn read(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// What `canvas doctor` found of userfaultfd.
+/// Findings of `canvas doctor` about userfaultfd.
 fn from_doctor(canvas: &Path, features: &mut BTreeMap<String, String>) {
     let Ok(out) = Command::new(canvas).args(["doctor", "--json"]).output() else {
         return;
@@ -78,7 +78,7 @@ fn from_doctor(canvas: &Path, features: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Gathers them. `canvas` is the command itself.
+/// Gathers the facts. `canvas` is the path of the command.
 pub fn machine(canvas: &Path) -> Machine {
     let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
     let value = |key: &str| {

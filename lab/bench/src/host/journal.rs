@@ -1,4 +1,4 @@
-//! The directory of journals: it goes away with the machine, and belongs to the bench's user.
+//! The directory of journals, which belongs to the bench's user and disappears on reboot.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::JournalError;
 
-/// Where journals are.
+/// Path of the directory.
 pub(super) fn journal_dir() -> Result<PathBuf, JournalError> {
     let dir = if nix::unistd::geteuid().is_root() && Path::new("/run").is_dir() {
         PathBuf::from("/run/canvas-lab")
@@ -23,19 +23,19 @@ pub(super) fn journal_dir() -> Result<PathBuf, JournalError> {
     }
     use std::os::unix::fs::MetadataExt;
     let owner = fs::symlink_metadata(&dir).map_err(fail)?;
-    // In a directory that everybody may write to, somebody else may have been first.
+    // In a world-writable directory, someone else may have created it first.
     if !owner.is_dir() || owner.uid() != nix::unistd::geteuid().as_raw() {
         return Err(JournalError::NotOurs(dir));
     }
     Ok(dir)
 }
 
-/// Opens or makes the file `name` in the journal directory with `open`. An error is one sentence.
+/// Opens or creates the file `name` in the journal directory with `open`.
 pub(super) fn in_journal_dir<T>(
     name: &str,
     open: impl Fn(&Path) -> std::io::Result<T>,
 ) -> Result<T, JournalError> {
-    // A bench that ends may remove the directory before there is anything in it.
+    // A bench that ends may remove the directory while it is still empty.
     for _ in 0..100 {
         let path = journal_dir()?.join(name);
         match open(&path) {
@@ -47,7 +47,7 @@ pub(super) fn in_journal_dir<T>(
     Err(JournalError::Removed)
 }
 
-/// Removes the directory of `file` when that was the last in it.
+/// Removes the directory of `file` if it is empty.
 pub(super) fn leave_journal_dir(file: &Path) {
     if let Some(dir) = file.parent() {
         let _ = fs::remove_dir(dir);

@@ -1,4 +1,4 @@
-//! One bench at a time: two would take each other's processors, and count each other's paging.
+//! One bench at a time: two would compete for processors, and count each other's paging.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -12,30 +12,31 @@ use nix::fcntl::{Flock, FlockArg};
 use super::error::JournalError;
 use super::journal::{in_journal_dir, leave_journal_dir};
 
-/// The lock of this host's benches, root's in /run and any other user's in a directory of their
-/// own. The file goes when this is dropped, and its directory when that is empty.
+/// The lock of this host's benches; root's is in /run, any other user's in a directory of their own. Dropping
+/// it removes the file, and its directory if that is empty.
 pub struct Lock {
     path: PathBuf,
     _file: Flock<File>,
 }
 
-/// What came of trying.
+/// Result of trying to take the lock.
 pub enum Taken {
-    /// Nobody else has it.
+    /// Taken.
     Ours(Lock),
-    /// A bench that runs has it: its pid, when it has written it down.
+    /// A running bench has it; its pid, if it is in the file already.
     Others(Option<u32>),
 }
 
-/// A guardian that removes what a killed bench left has the lock for a moment, and is no bench.
+/// A guardian, which is not a bench, holds the lock for this long at most while it cleans up after a killed
+/// bench.
 const MOMENT: Duration = Duration::from_millis(200);
 
-/// Takes the lock, if nobody has it for longer than a moment. An error is one sentence.
+/// Takes the lock; gives up if another process holds it for longer than a moment.
 pub fn take() -> Result<Taken, JournalError> {
     in_journal_dir("lock", |path| take_within(path, MOMENT))
 }
 
-/// Takes it as soon as it is free, if that is within so long.
+/// Takes the lock as soon as it is free, within `time`.
 fn take_within(path: &Path, time: Duration) -> std::io::Result<Taken> {
     let until = Instant::now() + time;
     loop {
@@ -48,7 +49,7 @@ fn take_within(path: &Path, time: Duration) -> std::io::Result<Taken> {
     }
 }
 
-/// Removes the file that a bench which was killed left behind; not that of one that runs.
+/// Removes the file that a killed bench left behind, but not that of a running one.
 pub(super) fn tidy(path: &Path) {
     if path.exists() {
         drop(take_at(path));
@@ -73,7 +74,7 @@ fn take_at(path: &Path) -> std::io::Result<Taken> {
             }
             Err((_, e)) => return Err(e.into()),
         };
-        // The bench before removed the file between our opening and our locking: it locks nobody out.
+        // If the previous holder removed the file between opening and locking it, this lock excludes nobody.
         let ours = file.metadata()?;
         let same = |m: fs::Metadata| (m.dev(), m.ino()) == (ours.dev(), ours.ino());
         if !fs::symlink_metadata(path).is_ok_and(same) {
@@ -90,7 +91,7 @@ fn take_at(path: &Path) -> std::io::Result<Taken> {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // While it is held, so that whoever opens it next finds it gone or locked.
+        // Removed while locked, so that the next process to open it finds it gone or locked.
         let _ = fs::remove_file(&self.path);
         leave_journal_dir(&self.path);
     }
@@ -105,7 +106,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("bench-lock-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         let path = dir.join("lock");
-        // What a bench that was killed left locks nobody out.
+        // A killed bench's file excludes nobody.
         fs::write(&path, "99999999").unwrap();
         let Ok(Taken::Ours(first)) = take_at(&path) else {
             panic!("nobody has it");
@@ -126,12 +127,12 @@ mod tests {
         assert_eq!(gone.kind(), std::io::ErrorKind::NotFound);
     }
 
-    /// As a guardian has it, which removes what a bench that was killed left.
+    /// The lock may be held by a guardian that cleans up after a killed bench.
     #[test]
     fn who_has_it_for_a_moment_is_waited_for() {
         let dir = std::env::temp_dir().join(format!("bench-lock-moment-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
-        // Keeps the directory.
+        // Keeps the directory non-empty.
         fs::write(dir.join("x"), "").unwrap();
         let path = dir.join("lock");
         let Ok(Taken::Ours(guardians)) = take_at(&path) else {
@@ -150,13 +151,13 @@ mod tests {
         fs::remove_dir_all(dir).unwrap();
     }
 
-    /// Whoever holds it is alone, whatever opens and removes meanwhile.
+    /// At most one thread holds the lock, whatever others open and remove meanwhile.
     #[test]
     fn threads_that_fight_for_it_are_never_two() {
         use std::sync::atomic::{AtomicU32, Ordering};
         let dir = std::env::temp_dir().join(format!("bench-lock-fight-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
-        // Keeps the directory.
+        // Keeps the directory non-empty.
         fs::write(dir.join("x"), "").unwrap();
         let (path, inside, had) = (dir.join("lock"), AtomicU32::new(0), AtomicU32::new(0));
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The host: what is changed on it for a run, and that it is changed back.
+//! Changes to the host for a run, all of which are undone.
 
 pub mod cgroup;
 mod delay;

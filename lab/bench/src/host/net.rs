@@ -1,10 +1,8 @@
-//! A network of the bench's own: a namespace behind a link of a bounded rate, of a length, or of
-//! both, the same in either direction.
+//! A network of the bench: a namespace behind a link with a rate, a delay, or both, equal in both directions.
 //!
-//! The link is a pair of virtual Ethernet devices. For a rate either end has a token bucket (tbf),
-//! for a length a program that holds packets back ([`super::delay`]). The namespace has no name: it
-//! lives as long as a process in it does, and the process that keeps it ends with its standard input,
-//! that is, with the bench.
+//! The link is a pair of virtual Ethernet devices. For a rate each end has a token bucket (tbf), for a delay
+//! an eBPF program ([`super::delay`]). The namespace has no name and lives as long as a process is in it; the
+//! process that keeps it ends when its standard input closes, that is, with the bench.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -26,22 +24,22 @@ use super::undo::{Held, Undo};
 use crate::link::Link;
 use crate::rate::Rate;
 
-/// Of the addresses for benchmarks of networks (RFC 2544, 198.18.0.0/15), four to a network.
+/// First of the addresses for network benchmarks (RFC 2544, 198.18.0.0/15); each network has four.
 const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 0]);
 const SUBNETS: u32 = 1 << 15;
-/// The device inside.
+/// The device inside the namespace.
 const INSIDE: &str = "eth0";
-/// The least that a bucket holds: whole segments as the kernel hands them on (64 KiB).
+/// Smallest bucket: the kernel sends segments of up to 64 KiB at once.
 const BURST_BYTES_MIN: u64 = 128 << 10;
-/// What a bucket holds, and what waits for it, in ms at the full rate.
+/// Size of a bucket and of its queue, in ms at the full rate.
 const BURST_MS: u64 = 1;
 const QUEUE_MS: u64 = 20;
-/// How long the namespace may take to be there, and a packet to go through it.
+/// Timeout of creating the namespace, and of the first packet through it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Round trips of which the shortest tells whether a link is as long as it should be.
+/// Number of round trips, the shortest of which must show the delay.
 const TRIPS: usize = 50;
 
-/// Why there can be no network with this link here.
+/// Reason why a network with this link cannot be created here.
 pub fn missing(link: Link) -> Option<NetError> {
     if !nix::unistd::geteuid().is_root() {
         return Some(NetError::NotRoot);
@@ -58,12 +56,12 @@ pub fn missing(link: Link) -> Option<NetError> {
     if let Err(e) = tool::run(&["unshare", "--net", "true"]) {
         return Some(NetError::NoNamespace(e));
     }
-    // Tried on the loopback device of a namespace that ends with it.
+    // Tries it on the loopback device of a temporary namespace.
     let apart = ["unshare", "--net", "--"].map(str::to_owned);
     delay::put(&apart, "lo", link.delay?).err()
 }
 
-/// Takes the host's end of a link away, and the other end with it; nothing to take is no error.
+/// Removes the host's end of a link, and the other end with it; a missing link is not an error.
 pub(super) fn remove_link(name: &str) -> Result<(), ToolError> {
     let there = || Path::new("/sys/class/net").join(name).exists();
     if !there() {
@@ -75,8 +73,8 @@ pub(super) fn remove_link(name: &str) -> Result<(), ToolError> {
     }
 }
 
-/// Destinations of the routes in the answer of `ip -j route`, as address and length; the default
-/// route is none.
+/// Destinations of the routes in the output of `ip -j route`, as address and prefix length, without the
+/// default route.
 fn destinations(routes: &str) -> Option<Vec<(u32, u32)>> {
     let all: Vec<Value> = serde_json::from_str(routes).ok()?;
     let of = |route: &Value| {
@@ -88,7 +86,7 @@ fn destinations(routes: &str) -> Option<Vec<(u32, u32)>> {
     Some(all.iter().filter_map(of).collect())
 }
 
-/// The first network from number `from` on that no route has a part of.
+/// First subnet, from number `from` on, that overlaps with no route.
 fn free_subnet(taken: &[(u32, u32)], from: u32) -> Option<u32> {
     let overlaps = |base: u32, (address, length): (u32, u32)| {
         let mask = u32::MAX.checked_shl(32 - length.min(30)).unwrap_or(0);
@@ -99,7 +97,7 @@ fn free_subnet(taken: &[(u32, u32)], from: u32) -> Option<u32> {
         .find(|base| !taken.iter().any(|route| overlaps(*base, *route)))
 }
 
-/// Flags of a token bucket.
+/// Arguments of `tc` for a token bucket.
 pub(super) fn bucket(rate: Rate) -> [String; 3] {
     let bytes_in_ms = rate.bits_per_s / 8000;
     let burst = (bytes_in_ms * BURST_MS).max(BURST_BYTES_MIN);
@@ -111,14 +109,14 @@ pub(super) fn bucket(rate: Rate) -> [String; 3] {
     ]
 }
 
-/// Bytes that went through the bucket in the answer of `tc -s -j qdisc`.
+/// Bytes sent through the bucket, from the output of `tc -s -j qdisc`.
 fn sent_bytes(answer: &str) -> Option<u64> {
     let all: Vec<Value> = serde_json::from_str(answer).ok()?;
     let bucket = all.iter().find(|q| q["kind"] == "tbf")?;
     bucket.get("bytes")?.as_u64()
 }
 
-/// The process that keeps a namespace.
+/// The process that keeps a namespace alive.
 pub(super) struct Keeper {
     child: Child,
     _held: Held,
@@ -139,7 +137,7 @@ impl Keeper {
         let pid = child.id();
         let mut keeper = Keeper { child, _held: held };
         let until = Instant::now() + PATIENCE;
-        // It is there when the process has become `cat`.
+        // The namespace exists when the process has become `cat`.
         while std::fs::read(format!("/proc/{pid}/comm")).ok().as_deref() != Some(b"cat\n") {
             let ended = keeper.child.try_wait().map_err(NetError::Keep)?.is_some();
             if ended || Instant::now() > until {
@@ -154,18 +152,18 @@ impl Keeper {
         format!("/proc/{}/ns/net", self.child.id())
     }
 
-    /// Its number.
+    /// Its pid.
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Makes a socket inside, where it stays.
+    /// Creates a socket inside the namespace, where it stays.
     pub(super) fn inside<T: Send + 'static>(
         &self,
         make: impl FnOnce() -> std::io::Result<T> + Send + 'static,
     ) -> std::io::Result<T> {
         let namespace = File::open(self.namespace())?;
-        // A thread of its own goes there, and ends there.
+        // A thread enters the namespace, and ends there.
         let there = std::thread::spawn(move || {
             setns(namespace, CloneFlags::CLONE_NEWNET)?;
             make()
@@ -175,12 +173,12 @@ impl Keeper {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Runs a tool inside; what it writes.
+    /// Runs a tool inside; returns its output.
     pub(super) fn run(&self, argv: &[&str]) -> Result<String, ToolError> {
         tool::run_behind(&self.prefix(), argv)
     }
 
-    /// In front of a command that is to run inside.
+    /// Command prefix that runs a command inside.
     pub(super) fn prefix(&self) -> Vec<String> {
         let namespace = format!("--net={}", self.namespace());
         vec!["nsenter".to_owned(), namespace, "--".to_owned()]
@@ -196,21 +194,21 @@ impl Drop for Keeper {
     }
 }
 
-/// The network, until it is dropped.
+/// A network namespace with a link, removed when dropped.
 pub struct Network {
-    /// What it is behind.
+    /// Rate and delay of the link.
     pub link: Link,
-    /// The host's end.
+    /// The host's end of the link.
     device: String,
     /// The address inside.
     inside: Ipv4Addr,
-    // Goes before the namespace.
+    // Dropped before the namespace.
     _device: Held,
     keeper: Keeper,
 }
 
 impl Network {
-    /// Makes one. An error is one sentence.
+    /// Creates a network.
     pub fn start(link: Link, undo: &Arc<Undo>) -> Result<Network, NetError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let routes = tool::run(&["ip", "-4", "-j", "route", "show", "table", "all"])?;
@@ -218,12 +216,12 @@ impl Network {
         let (n, device) = loop {
             let n = NEXT.fetch_add(1, Ordering::Relaxed);
             let name = format!("cb{}n{n}", std::process::id());
-            // What is there is somebody else's, whatever it is called.
+            // A device of that name belongs to someone else.
             if !Path::new("/sys/class/net").join(&name).exists() {
                 break (n, name);
             }
         };
-        // Benches that run at the same time begin at different places.
+        // Benches that run at the same time start at different subnets.
         let from = std::process::id().wrapping_mul(16).wrapping_add(n);
         let base = free_subnet(&taken, from).ok_or(NetError::NoAddress)?;
         let (outside, inside) = (Ipv4Addr::from(base + 1), Ipv4Addr::from(base + 2));
@@ -255,7 +253,7 @@ impl Network {
         ];
         for (prefix, device, address) in ends {
             let run = |words: &[&str]| tool::run_behind(&prefix, words);
-            // Shaped before anything can go through.
+            // Shaped before any traffic.
             if let Some(rate) = self.link.rate {
                 let [rate, burst, limit] = bucket(rate);
                 run(&[
@@ -273,7 +271,7 @@ impl Network {
         Ok(())
     }
 
-    /// Whether a connection gets through, and is as long as it should be.
+    /// Checks that a connection works, and has the delay.
     fn try_it(&self) -> Result<(), NetError> {
         let address = self.listen().and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) = address.map_err(NetError::Blocked)?;
@@ -289,7 +287,7 @@ impl Network {
         Ok(())
     }
 
-    /// In front of a command that is to run inside.
+    /// Command prefix that runs a command inside.
     pub fn prefix(&self) -> Vec<String> {
         self.keeper.prefix()
     }
@@ -305,14 +303,14 @@ impl Network {
         self.keeper.inside(move || TcpListener::bind(address))
     }
 
-    /// Bytes that went through the link so far, to the host, as the bound counts them.
+    /// Bytes sent through the link to the host so far, as the token bucket counts them.
     pub fn to_host_bytes(&self) -> Option<u64> {
         let shown = ["tc", "-s", "-j", "qdisc", "show", "dev", INSIDE];
         sent_bytes(&self.keeper.run(&shown).ok()?)
     }
 }
 
-/// The shortest of some round trips of a byte.
+/// The shortest of several round trips of a byte.
 fn shortest_trip(mut ours: TcpStream, listener: &TcpListener) -> std::io::Result<Duration> {
     let (mut theirs, _) = listener.accept()?;
     for end in [&ours, &theirs] {
@@ -361,12 +359,12 @@ mod tests {
         assert_eq!(none.len(), 1);
         assert_eq!(free_subnet(&none, 0), Some(FIRST));
         assert_eq!(free_subnet(&none, SUBNETS + 2), Some(FIRST + 8));
-        // An address, a network, and one that is larger than all of ours.
+        // An address, a subnet, and a range larger than all of the bench's.
         assert_eq!(free_subnet(&taken(&["198.18.0.1"]), 0), Some(FIRST + 4));
         let half = taken(&["198.18.0.0/16"]);
         assert_eq!(free_subnet(&half, 7), Some(FIRST + (1 << 16)));
         assert_eq!(free_subnet(&taken(&["198.0.0.0/8"]), 0), None);
-        // Past the last one it goes on with the first.
+        // After the last subnet comes the first.
         let last = taken(&["198.19.255.254"]);
         assert_eq!(free_subnet(&last, SUBNETS - 1), Some(FIRST));
     }
@@ -389,7 +387,7 @@ mod tests {
         assert_eq!(sent_bytes("[]"), None);
     }
 
-    /// Bytes go through, no faster than the rate, and nothing is left behind.
+    /// Traffic does not exceed the rate, and nothing is left behind.
     #[test]
     fn a_link_bounds_what_goes_through_and_goes_away() {
         if !canvas_testing::has_root("a link of its own rate") {
@@ -426,7 +424,7 @@ mod tests {
         assert_eq!(all.len() as u64, BYTES);
         let through = network.to_host_bytes().unwrap() - before;
         assert!((BYTES..BYTES * 5 / 4).contains(&through), "{through}");
-        // The bucket was full at first.
+        // The bucket is full at first.
         let least_s = (BYTES - 2 * BURST_BYTES_MIN) as f64 / rate.bytes_per_s();
         assert!(took_s > least_s, "{took_s} s, at least {least_s} s");
         drop((ours, network, other));
@@ -434,7 +432,7 @@ mod tests {
         assert_eq!(undo.finish(), [""; 0]);
     }
 
-    /// A packet takes as long as the link is, whatever else it has, and nothing is left behind.
+    /// A packet takes the delay, and nothing is left behind.
     #[test]
     fn a_link_with_a_length_holds_packets_back_and_goes_away() {
         if !canvas_testing::has_root("a link with a length") {
@@ -455,7 +453,8 @@ mod tests {
         for link in [long(None), long(Some(Rate::mbit(1000)))] {
             let network = Network::start(link, &undo).unwrap();
             let listener = network.listen().unwrap();
-            // An acknowledgement that waited too would make three ways of each. On a busy machine most are longer.
+            // If acknowledgements were delayed too, a round trip would take three delays. On a busy machine
+            // most take longer, so the shortest counts.
             let mut ways = f64::MAX;
             for _ in 0..40 {
                 let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

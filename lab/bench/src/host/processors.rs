@@ -1,26 +1,26 @@
-//! A part of the processors for a while: what a program that runs alone has when it has its share.
+//! Confines programs to some of the processors for a while, for example to their fair share.
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::error::ConfineError;
 
-/// While this lives, this thread runs on a part of its processors, and so does all that it starts, programs and
-/// threads. What was there before is not moved.
+/// While this lives, this thread, and the programs and threads it starts, run on some of its processors.
+/// Existing threads are not moved.
 pub struct Confined(CpuSet);
 
 impl Confined {
-    /// To the first of them.
+    /// Confines to the first processor.
     pub fn to_one() -> Result<Confined, ConfineError> {
         Confined::to(0)
     }
 
-    /// To the first of them: `percent` of their number, one at least.
+    /// Confines to the first processors: `percent` of their number, at least one.
     pub fn to(percent: u32) -> Result<Confined, ConfineError> {
         Confined::within(|ours| Ok(&ours[..share(ours.len(), percent)]))
     }
 
-    /// To the first half of them, and with `second` to the rest: who is confined so does not take from who is not.
+    /// Confines to the first half, or with `second` to the rest, so that the two halves do not compete.
     pub fn to_half(second: bool) -> Result<Confined, ConfineError> {
         Confined::within(|ours| {
             let (first, rest) = ours.split_at(ours.len() / 2);
@@ -50,12 +50,12 @@ impl Confined {
 
 impl Drop for Confined {
     fn drop(&mut self) {
-        // They were ours a moment ago.
+        // These processors were allowed a moment ago, so this cannot fail.
         let _ = sched_setaffinity(Pid::from_raw(0), &self.0);
     }
 }
 
-/// So many of `all` are `percent` of them.
+/// Number of processors that are `percent` of `all`.
 fn share(all: usize, percent: u32) -> usize {
     (all * percent as usize).div_ceil(100).clamp(1, all)
 }

@@ -1,4 +1,4 @@
-//! How each change of the host is undone.
+//! Undoing each kind of change to the host.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use crate::processes;
 /// The host that the bench runs on.
 pub struct Host;
 
-/// What is gone already needs no undoing.
+/// Something that does not exist any more needs no undoing.
 fn or_gone(tried: io::Result<()>) -> io::Result<()> {
     match tried {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -42,7 +42,7 @@ impl Undoes for Host {
             Step::SwapOff { path } => Ok(swap::off(path)?),
             Step::ForgetZram { known } => Ok(swap::forget_zram(known)?),
             Step::RemoveZram { number } => Ok(swap::remove_zram(*number)?),
-            // A module that somebody else uses by now stays.
+            // A module that is in use by now stays loaded.
             Step::UnloadModule { name } => {
                 let _ = tool::run(&["modprobe", "-r", name]);
                 Ok(())

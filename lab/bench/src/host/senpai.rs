@@ -1,8 +1,9 @@
 //! TMO's loop (Senpai; Weiner et al., ASPLOS '22, section 3.3) over the kernel's reclaim.
 //!
-//! Each period it takes from a group its memory x [`STEP`] x max(0, 1 - lost / target), where *lost* is the part of
-//! the time that the kernel says the group lost for want of memory (pressure stall information). TMO has steps of
-//! 0.0005 and periods of 6 s, for services that run for weeks; these are as fast as `canvas run --slo` may be.
+//! Each period it reclaims from a group its memory x [`STEP`] x max(0, 1 - lost / target), where *lost* is
+//! the share of the time that the group stalled on memory (pressure stall information). TMO has steps of
+//! 0.0005 and periods of 6 s, for services that run for weeks; here they are as fast as those of `canvas run
+//! --slo`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,24 +17,24 @@ use super::cgroup::Reclaimer;
 
 const PERIOD: Duration = Duration::from_millis(100);
 const STEP: f64 = 0.01;
-/// What was lost counts half after so long, as for `--slo`.
+/// Half-life of past stalls, as for `--slo`.
 const HALF_LIFE_S: f64 = 1.5;
-/// Part of the most that it had which a program keeps, as with `--slo`; and the least.
+/// Share of its peak memory that a program keeps, as with `--slo`; below, the minimum in bytes.
 const KEPT: f64 = 0.1;
 const KEPT_BYTES: f64 = (8 << 20) as f64;
-/// Less is not worth a write.
+/// Smaller steps are skipped.
 const AT_ONCE_BYTES: f64 = (32 * 4096) as f64;
 
-/// The loop; it ends with this.
+/// The running loop, which ends when this is dropped.
 pub struct Senpai {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    /// The thread in which it reclaims.
+    /// The thread that reclaims.
     pub worker: Option<Pid>,
 }
 
 impl Senpai {
-    /// Begins to reclaim from a group, with this part of the time as its target.
+    /// Starts to reclaim from a group, with a share of the time as the target.
     pub fn start(group: Reclaimer, target: f64) -> Senpai {
         let over = Arc::new(AtomicBool::new(false));
         let (send, receive) = channel();
@@ -59,7 +60,7 @@ impl Drop for Senpai {
     }
 }
 
-/// What was lost, and the time in which it was, of the last seconds.
+/// Time lost, and time elapsed, in the last seconds.
 #[derive(Default)]
 struct Lost {
     stalled_s: f64,
@@ -67,7 +68,7 @@ struct Lost {
 }
 
 impl Lost {
-    /// Time lost over the time that was left, with `stalled_s` more of `elapsed_s`.
+    /// Share of the time that was lost, after adding `stalled_s` in `elapsed_s`.
     fn add(&mut self, stalled_s: f64, elapsed_s: f64) -> f64 {
         let left = 0.5f64.powf(elapsed_s / HALF_LIFE_S);
         self.stalled_s = self.stalled_s * left + stalled_s;
@@ -76,7 +77,7 @@ impl Lost {
     }
 }
 
-/// Bytes to take of a program's.
+/// Bytes to reclaim from a program.
 fn step(bytes: f64, most: f64, lost: f64, target: f64) -> f64 {
     if bytes < most * KEPT || bytes < KEPT_BYTES {
         return 0.0;

@@ -1,12 +1,11 @@
-//! A disk of the bench's own whose reads take 100 us each, on whatever the host has.
+//! A disk whose reads take 100 us each, on any host.
 //!
-//! It is a loop device over a file of a file system in user space. A process of ours is that file
-//! system: it holds the bytes in memory, answers a read when its time has come, and writes at once,
-//! as a disk with a cache does. Reads that are under way together wait together. The waiting is set
-//! so that a lone reader of single pages past the page cache sees 100 us, and set anew all the time
-//! so that the reads of whoever uses the disk take as long on the average. (A bound on reads a second
-//! by control group does not do it: it lets a tenth of a second's reads through as fast as they
-//! come, and then none.)
+//! It is a loop device over a file in a FUSE file system. The server process holds the bytes in memory,
+//! delays the answer to each read, and writes at once, as a disk with a cache does. Concurrent reads are
+//! delayed in parallel. The delay is calibrated so that a lone reader of single pages, without the page
+//! cache, sees 100 us, and adjusted all the time so that the mean of all reads stays there. (A control
+//! group's limit on reads per second would not do: it admits a tenth of a second's reads at full speed, and
+//! then none.)
 
 pub mod fuse;
 pub mod server;
@@ -31,28 +30,28 @@ use super::step::Step;
 use super::tool;
 use super::undo::{Held, Undo};
 
-/// What a read takes.
+/// Latency of a read.
 pub const READ: Duration = Duration::from_micros(100);
-/// How far the median of a lone reader may be from that: a tenth.
+/// Allowed deviation of a lone reader's median.
 const TOLERANCE: Duration = Duration::from_micros(10);
-/// What reads wait for at first.
+/// Initial delay.
 const FIRST_WAIT: Duration = Duration::from_micros(50);
-/// Reads that are timed, and how often the waiting is set anew by them.
+/// Number of timed reads per calibration step; below, the number of steps.
 const READS: usize = 500;
 const ROUNDS: usize = 6;
-/// How often the waiting is set anew while the disk is used, and by how many reads at least.
+/// Interval of adjustments while the disk is in use, and the least number of reads between them.
 const TICK: Duration = Duration::from_millis(50);
 const READS_A_TICK: u64 = 50;
 const PAGE: usize = 4096;
-/// Where the kernel hands requests to a file system in user space.
+/// Device over which the kernel sends requests to a FUSE server.
 const FUSE: &str = "/dev/fuse";
-/// What the server says when it is one, before the place of its namespace of mounts.
+/// Prefix of the server's line when it is ready, followed by the path of its mount namespace.
 const READY: &str = "ready ";
 const LOOP_CONTROL: &str = "/dev/loop-control";
-/// What must stay free of memory beside the disk's bytes.
+/// Memory that must stay free besides the disk's bytes.
 const MEMORY_RESERVE_BYTES: u64 = 1 << 30;
 
-/// Why there can be no such disk here.
+/// Reason why such a disk cannot be used here.
 pub fn missing() -> Option<SlowDiskError> {
     let tools = ["losetup", "chrt", "nsenter"];
     if let Some(name) = tools.into_iter().find(|n| !tool::is_installed(n)) {
@@ -68,13 +67,13 @@ pub fn missing() -> Option<SlowDiskError> {
     (!has_root_mount(&mounts)).then_some(SlowDiskError::Chroot)
 }
 
-/// Whether a file system is mounted at /, by the text of /proc/self/mountinfo: not in a plain chroot.
+/// Whether a file system is mounted at /, from the text of /proc/self/mountinfo; false in a plain chroot.
 fn has_root_mount(mounts: &str) -> bool {
     let mut points = mounts.lines().map(|line| line.split(' ').nth(4));
     points.any(|point| point == Some("/"))
 }
 
-/// Loop devices over a file of this name: /dev/loopN of each.
+/// Loop devices (/dev/loopN) over a file of this name.
 fn loops_of(name: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir("/sys/block") else {
         return Vec::new();
@@ -88,7 +87,7 @@ fn loops_of(name: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Takes away loop devices over a file of this name; none is no error.
+/// Detaches loop devices over a file of this name; none is not an error.
 pub(super) fn detach(name: &str) -> Result<(), ToolError> {
     for device in loops_of(name) {
         tool::run(&["losetup", "--detach", &device.to_string_lossy()])?;
@@ -96,7 +95,7 @@ pub(super) fn detach(name: &str) -> Result<(), ToolError> {
     Ok(())
 }
 
-/// Reads that the device has answered since it was there, and the ms that they took, in the text of
+/// Number of reads that the device has answered, and their total time in ms, from the text of
 /// /sys/block/DEVICE/stat.
 fn reads_in(stat: &str) -> Option<(u64, u64)> {
     let mut fields = stat.split_whitespace();
@@ -105,12 +104,12 @@ fn reads_in(stat: &str) -> Option<(u64, u64)> {
     Some((reads, ms))
 }
 
-/// The process that is the disk, and the way to tell it how long reads wait.
+/// The server process, and the pipe over which its delay is set.
 struct Server {
     child: Child,
     told: ChildStdin,
     says: BufReader<ChildStdout>,
-    /// Its namespace of mounts.
+    /// Path of its mount namespace.
     namespace: String,
 }
 
@@ -121,7 +120,7 @@ impl Server {
         bytes: u64,
         undo: &Arc<Undo>,
     ) -> Result<(Server, Held), SlowDiskError> {
-        // Before whatever else runs: a disk needs no processor of the host.
+        // High priority: a real disk needs no processor of the host.
         let mut command = {
             let mut all = Command::new("chrt");
             all.args(["--fifo", "1"]).args(command);
@@ -152,8 +151,8 @@ impl Server {
         Ok((server, held))
     }
 
-    /// Waits for a line that begins so, and returns the rest. Others before it are noise of a test
-    /// runner, but for the last of one that ended.
+    /// Waits for a line with this prefix and returns the rest. Skips other lines, which are a test runner's;
+    /// the last line of a server that ended is its error.
     fn hear(&mut self, begins: &str) -> Result<String, SlowDiskError> {
         let mut last = "it ended at once".to_owned();
         let mut line = String::new();
@@ -171,7 +170,7 @@ impl Server {
         }
     }
 
-    /// From now on reads wait so long.
+    /// Sets the delay of reads.
     fn wait(&mut self, wait: Duration) -> Result<(), SlowDiskError> {
         let ns = wait.as_nanos().to_string();
         writeln!(self.told, "{ns}").map_err(|e| SlowDiskError::Server(e.to_string()))?;
@@ -186,11 +185,11 @@ impl Drop for Server {
     }
 }
 
-/// A page where the device can put it.
+/// A page aligned for direct I/O.
 #[repr(align(4096))]
 struct Page([u8; PAGE]);
 
-/// Median time of single reads of pages that do not follow one another, past the page cache.
+/// Median time of direct single-page reads of non-adjacent pages.
 fn lone_read(device: &Path, bytes: u64) -> Result<Duration, SlowDiskError> {
     let fail = SlowDiskError::Read;
     let file = OpenOptions::new()
@@ -211,31 +210,31 @@ fn lone_read(device: &Path, bytes: u64) -> Result<Duration, SlowDiskError> {
     Ok(times[READS / 2])
 }
 
-/// The waiting that comes after one with which a read took `took`.
+/// Next delay to try after a read with delay `wait` took `took`.
 fn next_wait(wait: Duration, took: Duration) -> Duration {
     (wait + READ).saturating_sub(took)
 }
 
-/// Reads that a device has answered, and the ms that they took.
+/// Number of reads that a device has answered, and their total time in ms.
 fn reads_of(device: &Path) -> Option<(u64, u64)> {
     let name = device.file_name()?.to_str()?;
     reads_in(&fs::read_to_string(format!("/sys/block/{name}/stat")).ok()?)
 }
 
-/// Mean time of the reads between two looks; `None` when they were fewer than `least`.
+/// Mean time of the reads between two samples; `None` if there were fewer than `least`.
 fn mean_between(before: (u64, u64), now: (u64, u64), least: u64) -> Option<Duration> {
     let count = now.0.checked_sub(before.0).filter(|n| *n >= least.max(1))?;
     let ms = now.1.saturating_sub(before.1);
     Some(Duration::from_nanos(ms * 1_000_000 / count))
 }
 
-/// Half of the way to the waiting with which reads would have taken what they should.
+/// Moves the delay half of the way to the value that would have given the right mean.
 fn nearer(wait: Duration, mean: Duration) -> Duration {
     (wait + next_wait(wait, mean).min(READ)) / 2
 }
 
-/// Keeps the mean of all reads where it should be while others use the disk and the processors: a
-/// request waits for a processor on its way to the server, which a disk would not let it.
+/// Keeps the mean of all reads at its target while others use the disk and the processors: unlike on a real
+/// disk, a request waits for a processor on its way to the server.
 struct Keeper {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -253,7 +252,7 @@ impl Keeper {
                 };
                 before = now;
                 wait = nearer(wait, mean);
-                // It ends before this does.
+                // The server may end before this thread does.
                 let _ = server.wait(wait);
             }
         });
@@ -273,13 +272,13 @@ impl Drop for Keeper {
     }
 }
 
-/// Such a disk, until it is dropped.
+/// A slow disk, removed when dropped.
 pub struct SlowDisk {
-    /// /dev/loopN.
+    /// Path of the device, /dev/loopN.
     pub device: PathBuf,
-    /// Reads before anybody used it, and the ms that they took.
+    /// Number of reads during calibration, and their total time in ms.
     before: (u64, u64),
-    // In this order: what swap lies on goes after swap itself.
+    // Dropped in this order: swap first, then what it is on.
     _attached: Held,
     _process: Held,
     _place: Held,
@@ -287,8 +286,8 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Makes one of so many bytes; `server` is the command that comes to [`server::run`], with a path
-    /// and a number put behind it. Files go to `dir`. An error is one sentence.
+    /// Creates a disk of `bytes`; `server` is the command that calls [`server::run`], to which a path and a
+    /// number are appended. Files are in `dir`.
     pub fn start(
         server: &[OsString],
         bytes: u64,
@@ -342,14 +341,14 @@ impl SlowDisk {
         })
     }
 
-    /// Mean time of the reads so far, in ns, as the kernel counts it for the device.
+    /// Mean time of the reads so far, in ns, from the kernel's statistics of the device.
     pub fn mean_read_ns(&self) -> Option<f64> {
         let mean = mean_between(self.before, reads_of(&self.device)?, 1)?;
         Some(mean.as_nanos() as f64)
     }
 }
 
-/// Sets how long reads wait, by trying, and returns it.
+/// Calibrates the delay of reads, and returns it.
 fn set_wait(server: &mut Server, device: &Path, bytes: u64) -> Result<Duration, SlowDiskError> {
     let mut wait = FIRST_WAIT;
     let mut took = Duration::ZERO;
@@ -408,7 +407,7 @@ mod tests {
         assert_eq!(nearer(us(90), us(0)), us(95), "no longer than a read");
     }
 
-    /// It keeps what is written, takes its time to read it, and leaves nothing behind.
+    /// The disk stores what is written, reads slowly, and leaves nothing behind.
     #[test]
     fn a_slow_disk_is_a_disk_and_is_slow() {
         if !canvas_testing::has_root("a slow disk") {
@@ -424,7 +423,7 @@ mod tests {
         const BYTES: u64 = 64 << 20;
         let disk = match SlowDisk::start(&disk_server(), BYTES, dir.path(), &undo) {
             Ok(disk) => disk,
-            // On a machine that does other things too, no read takes the same time twice.
+            // On a busy machine reads vary too much to calibrate.
             Err(e @ SlowDiskError::NotSet(_)) => {
                 canvas_testing::skip(&e.to_string());
                 assert_eq!(undo.finish(), [""; 0]);

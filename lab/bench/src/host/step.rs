@@ -1,4 +1,4 @@
-//! A change of the host, as the journal keeps it.
+//! A change to the host, as recorded in the journal.
 
 use std::path::PathBuf;
 
@@ -6,32 +6,32 @@ use serde::{Deserialize, Serialize};
 
 use super::error::UndoError;
 
-/// A change of the host, by what undoes it.
+/// A change to the host, named by the action that undoes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Step {
-    /// A program was started: end it and all that descends from it.
+    /// A program was started: kill it and all its descendants.
     EndTree {
-        /// It leads a process group of this number.
+        /// Pid, equal to its process group.
         pid: u32,
-        /// Its identity beside the number.
+        /// Start time in clock ticks, which identifies it together with its pid.
         start_ticks: u64,
     },
-    /// A program is about to be started; its number is not known yet. End what bears this mark.
+    /// A program is about to be started, and its pid is unknown: kill the processes with this mark.
     EndMarked {
         /// Value of [`MARK`](crate::processes::MARK) in its environment.
         mark: String,
     },
-    /// A control group was made: end what is in it and remove it.
+    /// A control group was created: kill its processes and remove it.
     RemoveCgroup {
         /// Its directory.
         path: PathBuf,
     },
-    /// A setting was changed: write this back.
+    /// A setting was changed: restore its value.
     WriteBack {
         /// File of the setting.
         path: PathBuf,
-        /// What it held.
+        /// Original value.
         text: String,
     },
     /// Swap was switched on.
@@ -39,9 +39,9 @@ pub enum Step {
         /// Device or file.
         path: PathBuf,
     },
-    /// A zram device is about to be added; its number is not known yet.
+    /// A zram device is about to be added, and its number is unknown.
     ForgetZram {
-        /// The devices of before.
+        /// Numbers of the earlier devices.
         known: Vec<u32>,
     },
     /// A zram device was added.
@@ -54,30 +54,30 @@ pub enum Step {
         /// Its name.
         name: String,
     },
-    /// A file was made.
+    /// A file was created.
     RemoveFile {
         /// Its path.
         path: PathBuf,
     },
-    /// A directory was made: remove it with all that is in it.
+    /// A directory was created: remove it with its contents.
     RemoveTree {
         /// Its path.
         path: PathBuf,
     },
-    /// A loop device was put over a file.
+    /// A loop device was attached to a file.
     DetachLoop {
         /// The file's name, without its directory.
         name: String,
     },
-    /// A network link was made.
+    /// A network link was created.
     RemoveLink {
-        /// The host's end.
+        /// Name of the host's end.
         name: String,
     },
 }
 
-/// Who can undo changes.
+/// Undoes changes.
 pub trait Undoes: Sync {
-    /// Undoes the change; nothing to undo is no error. An error is one sentence.
+    /// Undoes a change; a change that was not made is not an error.
     fn undo(&self, step: &Step) -> Result<(), UndoError>;
 }

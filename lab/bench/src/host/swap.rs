@@ -1,4 +1,4 @@
-//! Swap of our own: on a zram device, or on a file on disk with or without zswap before it.
+//! Swap of the bench: on a zram device, or on a file with or without zswap.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,21 +20,21 @@ use crate::variant::Variant;
 
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
-/// What the kernel says of time that is lost for want of memory.
+/// The kernel's pressure stall information for memory.
 const PRESSURE: &str = "/proc/pressure/memory";
-/// Whether programs get folios of 64 KiB.
+/// Setting that gives programs folios of 64 KiB.
 pub(crate) const FOLIOS: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
-/// File systems whose files the kernel swaps to (statfs's numbers): ext2-4, XFS, Btrfs, F2FS.
+/// Magic numbers (statfs) of file systems with swappable files: ext2-4, XFS, Btrfs, F2FS.
 const SWAPPABLE: [i64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010];
 const BTRFS: i64 = 0x9123_683E;
-/// What must stay free on disk beside a swap file.
+/// Disk space that must stay free besides the swap file.
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
 
 fn tool(argv: &[&str]) -> Result<(), ToolError> {
     super::tool::run(argv).map(drop)
 }
 
-/// What is chosen of "always inherit madvise [never]".
+/// The chosen value in "always inherit madvise [never]".
 fn chosen(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once('[')?;
     Some(rest.split_once(']')?.0)
@@ -49,7 +49,7 @@ fn write(path: impl AsRef<Path>, text: &str) -> Result<(), SwapError> {
     })
 }
 
-/// The swap areas in the text of /proc/swaps: path and used bytes.
+/// Swap areas in the text of /proc/swaps: path and used bytes.
 fn areas(swaps: &str) -> Vec<(PathBuf, u64)> {
     let area = |line: &str| {
         let mut fields = line.split_whitespace();
@@ -64,7 +64,7 @@ fn current_areas() -> Vec<(PathBuf, u64)> {
     areas(&fs::read_to_string("/proc/swaps").unwrap_or_default())
 }
 
-/// Switches swap on `path` off if it is on. An error is one sentence.
+/// Switches swap on `path` off if it is on.
 pub fn off(path: &Path) -> Result<(), ToolError> {
     if !current_areas().iter().any(|(p, _)| p == path) {
         return Ok(());
@@ -72,7 +72,7 @@ pub fn off(path: &Path) -> Result<(), ToolError> {
     tool(&["swapoff", &path.to_string_lossy()])
 }
 
-/// Swap goes to the area with the greatest priority first.
+/// Priority of the bench's area; the kernel fills the area with the highest priority first.
 const PRIORITY: u32 = 100;
 
 fn on(path: &Path, priority: u32) -> Result<(), ToolError> {
@@ -92,7 +92,7 @@ fn zram_numbers() -> Vec<u32> {
         .collect()
 }
 
-/// Removes zram device `number`; nothing to remove is no error.
+/// Removes zram device `number`; a missing device is not an error.
 pub fn remove_zram(number: u32) -> Result<(), SwapError> {
     let until = Instant::now() + Duration::from_secs(5);
     loop {
@@ -100,7 +100,7 @@ pub fn remove_zram(number: u32) -> Result<(), SwapError> {
         if !Path::new(&dir).exists() {
             return Ok(());
         }
-        // Busy for a moment after swapoff, while udev looks at it.
+        // Busy for a moment after swapoff, while udev inspects the device.
         let tried = write(format!("{dir}/reset"), "1")
             .and_then(|()| write(format!("{ZRAM_CONTROL}/hot_remove"), &number.to_string()));
         match tried {
@@ -122,8 +122,8 @@ pub fn forget_zram(known: &[u32]) -> Result<(), SwapError> {
     Ok(())
 }
 
-/// Why kernel swap of this kind cannot be had here; `None` when it can, or when
-/// the variant needs none. Changes nothing.
+/// Reason why the variant's kernel swap cannot be used here; `None` if it can, or the variant needs none.
+/// Changes nothing.
 pub fn missing(variant: &Variant, cache: &Path) -> Option<SwapError> {
     if !variant.is_kernel() {
         return None;
@@ -162,11 +162,11 @@ pub fn missing(variant: &Variant, cache: &Path) -> Option<SwapError> {
     }
 }
 
-/// A directory whose file system can be swapped to and has room for `bytes`.
+/// A directory on a swappable file system with room for `bytes`.
 fn swap_place(cache: &Path, bytes: u64) -> Result<PathBuf, SwapError> {
     let mut first = None;
     for dir in [cache, Path::new("/var/tmp")] {
-        // The cache may not exist yet; what will hold it does.
+        // The cache may not exist yet; its nearest existing ancestor does.
         let Some(dir) = dir.ancestors().find(|d| d.is_dir()) else {
             continue;
         };
@@ -191,7 +191,7 @@ fn swap_place(cache: &Path, bytes: u64) -> Result<PathBuf, SwapError> {
     Err(first.unwrap_or(SwapError::NoDisk))
 }
 
-/// A directory for a file that is there and holds nothing.
+/// A directory for an empty file.
 fn file_place(cache: &Path) -> Result<PathBuf, SwapError> {
     let all = [cache, Path::new("/var/tmp")].map(Path::ancestors);
     all.into_iter()
@@ -201,14 +201,14 @@ fn file_place(cache: &Path) -> Result<PathBuf, SwapError> {
         .ok_or(SwapError::NoDisk)
 }
 
-/// Swap that is on; off and gone when dropped.
+/// Active swap, switched off and removed when dropped.
 pub struct Swap {
-    /// N of zramN, or `None` for a file.
+    /// Number of the zram device; `None` for a file.
     zram: Option<u32>,
     zswap: bool,
     /// The swap file, if there is one.
     file: Option<PathBuf>,
-    // Undone in this order: swap first, then what it lies on, then the settings.
+    // Undone in this order: swap first, then its device or file, then the settings.
     held: Vec<Held>,
     slow: Option<SlowDisk>,
 }
@@ -222,9 +222,8 @@ impl Drop for Swap {
 }
 
 impl Swap {
-    /// Switches on what `variant` wants, at least `bytes` large; `None` when it wants none.
-    /// `disk_server` is the command that comes to [`slow_disk::server::run`]. An error is one
-    /// sentence; then nothing is left on.
+    /// Switches on the variant's swap with at least `bytes`; `None` if the variant needs none. `disk_server`
+    /// is the command that calls [`slow_disk::server::run`]. On an error nothing is left on.
     pub fn on(
         variant: &Variant,
         bytes: u64,
@@ -232,7 +231,7 @@ impl Swap {
         disk_server: &[OsString],
         undo: &Arc<Undo>,
     ) -> Result<Option<Swap>, SwapError> {
-        // Asked again: somebody may have switched swap on since.
+        // Checked again: someone may have switched swap on since.
         if let Some(reason) = missing(variant, cache) {
             return Err(reason);
         }
@@ -275,7 +274,7 @@ impl Swap {
         Ok(Some(swap))
     }
 
-    /// Programs get folios of 64 KiB for as long as this lives.
+    /// Gives programs folios of 64 KiB for as long as this lives.
     fn folios_on(&mut self, undo: &Arc<Undo>) -> Result<(), SwapError> {
         let path = PathBuf::from(FOLIOS);
         let text = fs::read_to_string(&path).map_err(|source| SwapError::Read {
@@ -293,25 +292,25 @@ impl Swap {
         Ok(())
     }
 
-    /// Swaps to zram too, and to that first: what leaves memory from here on goes there.
+    /// Adds swap on zram with a higher priority: pages swapped out from here on go there.
     pub fn add_zram(&mut self, bytes: u64, undo: &Arc<Undo>) -> Result<(), SwapError> {
         self.zram_on(bytes, PRIORITY + 1, undo)
     }
 
-    /// Switches off the file that was on from the beginning: what lies there comes back, or goes elsewhere.
+    /// Switches off the swap file that was on first; its pages come back, or go elsewhere.
     pub fn off_first(&self) -> Result<(), ToolError> {
         self.file.as_deref().map_or(Ok(()), off)
     }
 
     fn zram_on(&mut self, bytes: u64, priority: u32, undo: &Arc<Undo>) -> Result<(), SwapError> {
         if !Path::new(ZRAM_CONTROL).exists() {
-            // For the rest of the run, not for this cell: undone at its end.
+            // Undone at the end of the run, not of this cell.
             undo.note(Step::UnloadModule {
                 name: "zram".to_owned(),
             })?;
             tool(&["modprobe", "zram"])?;
         }
-        // A device of before zswap's time would compress what it gets compressed.
+        // With zswap on, the device would get compressed pages.
         if Path::new(ZSWAP).exists() {
             self.zswap_set(false, undo)?;
         }
@@ -326,7 +325,7 @@ impl Swap {
         let dir = format!("/sys/block/zram{number}");
         write(format!("{dir}/comp_algorithm"), "lz4").map_err(|_| SwapError::NoLz4)?;
         write(format!("{dir}/disksize"), &bytes.to_string())?;
-        // From here on the device has a size, and the intent leaves it alone.
+        // The device has a size now, so undoing the intent leaves it alone.
         drop(intent);
         let device = self.device(number, &dir, undo)?;
         self.held.push(undo.hold(Step::SwapOff {
@@ -335,7 +334,7 @@ impl Swap {
         Ok(on(&device, priority)?)
     }
 
-    /// The device's node, which udev makes; without udev we do.
+    /// The device's node, which udev creates; without udev this function does.
     fn device(&mut self, number: u32, dir: &str, undo: &Arc<Undo>) -> Result<PathBuf, SwapError> {
         let device = PathBuf::from(format!("/dev/zram{number}"));
         let until = Instant::now() + Duration::from_secs(1);
@@ -383,12 +382,12 @@ impl Swap {
             Ok::<(), SwapError>(())
         };
         if enabled {
-            // A kernel without lz4 for zswap keeps its own; the machine's features name it.
+            // A kernel without lz4 for zswap keeps its own compressor; the machine's features record it.
             let _ = set("compressor", "lz4");
             if charges_pool {
-                // The pool is within the group's limit. Without the shrinker nothing makes the
-                // kernel write it out, and a program whose pages compress badly is ended for want
-                // of memory although swap is free. Kernels before 6.8 have none.
+                // The pool counts towards the group's limit. Without the shrinker nothing makes the kernel
+                // write it out, and a program with incompressible pages is killed although swap is free.
+                // Kernels before 6.8 have no shrinker.
                 let _ = set("shrinker_enabled", "Y");
             }
         }
@@ -412,10 +411,10 @@ impl Swap {
             .map_err(fail)?;
         let kind = nix::sys::statfs::fstatfs(&file).map_err(|e| fail(e.into()))?;
         if kind.filesystem_type().0 == BTRFS {
-            // Swap cannot be copied on write there; the flag must come before the first byte.
+            // A swap file must not be copy-on-write; the flag must be set while the file is empty.
             tool(&["chattr", "+C", &path.to_string_lossy()])?;
         }
-        // No holes: the kernel swaps to the blocks themselves.
+        // No holes: the kernel swaps to the blocks directly.
         let flags = nix::fcntl::FallocateFlags::empty();
         let length = i64::try_from(bytes).unwrap_or(i64::MAX);
         nix::fcntl::fallocate(&file, flags, 0, length).map_err(|e| fail(e.into()))?;
@@ -426,18 +425,18 @@ impl Swap {
         Ok(on(&path, PRIORITY)?)
     }
 
-    /// Whether it lies on a zram device.
+    /// Whether it is on a zram device.
     pub fn is_zram(&self) -> bool {
         self.zram.is_some()
     }
 
-    /// Mean time of the reads so far, in ns, of a disk of the bench's own.
+    /// Mean time of the reads so far, in ns, of a slow disk.
     pub fn mean_read_ns(&self) -> Option<f64> {
         self.slow.as_ref()?.mean_read_ns()
     }
 
-    /// Bytes that the far side takes now: memory of the zram device; pool of zswap and what went
-    /// past it to disk; used part of the swap file.
+    /// Bytes on the far side: memory of the zram device; pool of zswap and the pages on disk; used part of
+    /// the swap file.
     pub fn far_bytes(&self) -> u64 {
         if let Some(n) = self.zram {
             let text =

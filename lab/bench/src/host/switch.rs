@@ -1,6 +1,6 @@
-//! Hosts of a network of the bench's own: namespaces behind one switch, each by a link of a rate.
+//! Hosts in a network of the bench: namespaces at one switch, each behind a link with a rate.
 //!
-//! All of it lies in namespaces without names, so it goes with the processes that keep them.
+//! All namespaces are without names, so they disappear with the processes that keep them.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use super::net::{Keeper, bucket};
 use super::undo::Undo;
 use crate::rate::Rate;
 
-/// Addresses of hosts: this and their number. No route of this host leads there, and none is needed.
+/// Base of the hosts' addresses, to which their number is added. This host has, and needs, no route to them.
 const FIRST: u32 = u32::from_be_bytes([10, 77, 0, 1]);
-/// The device of a host, by which it reaches the others.
+/// Device of a host towards the switch.
 const DEVICE: &str = "eth0";
 
 /// A switch.
@@ -24,14 +24,14 @@ pub struct Switch {
 /// A host at a switch.
 pub struct Port {
     keeper: Keeper,
-    /// The end of its link at the switch.
+    /// Name of its link's end at the switch.
     name: String,
-    /// Where the others reach it.
+    /// Its address.
     pub address: Ipv4Addr,
 }
 
 impl Switch {
-    /// One whose links have this rate in either direction.
+    /// Creates a switch whose links have this rate in each direction.
     pub fn start(rate: Rate, undo: &Arc<Undo>) -> Result<Switch, NetError> {
         let keeper = Keeper::start(undo)?;
         keeper.run(&["ip", "link", "add", "bridge", "type", "bridge"])?;
@@ -39,7 +39,7 @@ impl Switch {
         Ok(Switch { keeper, rate })
     }
 
-    /// Joins a host with this number to it.
+    /// Connects a new host with this number.
     pub fn join(&self, number: u32, undo: &Arc<Undo>) -> Result<Port, NetError> {
         let port = Port {
             keeper: Keeper::start(undo)?,
@@ -67,7 +67,7 @@ impl Switch {
         Ok(port)
     }
 
-    /// Takes the cable of a host out, or puts it in again.
+    /// Disconnects a host, or connects it again.
     pub fn connect(&self, port: &Port, is_connected: bool) -> Result<(), NetError> {
         let state = if is_connected { "up" } else { "down" };
         self.keeper.run(&["ip", "link", "set", &port.name, state])?;
@@ -76,7 +76,7 @@ impl Switch {
 }
 
 impl Port {
-    /// In front of a command that is to run on the host.
+    /// Command prefix that runs a command on the host.
     pub fn prefix(&self) -> Vec<String> {
         self.keeper.prefix()
     }
@@ -92,7 +92,7 @@ mod tests {
     use std::net::{SocketAddr, TcpStream};
     use std::time::Duration;
 
-    /// Whether the second host reaches the first, where nobody has to listen for that.
+    /// Whether the second host can ping the first, which needs no listener.
     fn is_reached(ports: &[Port]) -> bool {
         let there = SocketAddr::from((ports[0].address, 9));
         let patience = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! A bound on the reads of a disk by what a program starts, from the kernel's controller for disks.
+//! Limits a program's reads of a disk, with the kernel's io controller.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use super::cgroup::{self, Controller, Group};
 use super::error::CgroupError;
 use super::undo::Undo;
 
-/// Why reads of the disk that `dir` is on, or will be, cannot be bound here.
+/// Reason why reads of the disk of `dir` cannot be limited here.
 pub fn missing(dir: &Path) -> Option<CgroupError> {
     let there = dir.ancestors().find(|d| d.is_dir()).unwrap_or(dir);
     controller().and_then(|_| disk_of(there)).err()
@@ -21,7 +21,7 @@ fn controller() -> Result<Controller, CgroupError> {
     Controller::named("blkio", "io")?.ok_or(CgroupError::NoDiskController)
 }
 
-/// The disk that a directory is on, as MAJOR:MINOR; of a partition its whole disk, which alone can be bound.
+/// Disk of a directory, as MAJOR:MINOR; for a partition its whole disk, since only that can be limited.
 fn disk_of(dir: &Path) -> Result<String, CgroupError> {
     let none = || CgroupError::NoDisk(dir.to_owned());
     let number = fs::metadata(dir).map_err(|_| none())?.dev();
@@ -37,8 +37,8 @@ fn disk_of(dir: &Path) -> Result<String, CgroupError> {
     Ok(whole.trim().to_owned())
 }
 
-/// Binds the reads of the disk that `dir` is on by what runs in `group`, or in a group beside it, in which it
-/// has to run then too.
+/// Limits the reads of the disk of `dir` by the processes of `group`, or by those of a sibling group, which
+/// they must then run in.
 pub fn bind(
     group: &Group,
     undo: &Arc<Undo>,

@@ -1,4 +1,4 @@
-//! Tools of the system that the bench calls.
+//! System tools that the bench calls.
 
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
@@ -6,24 +6,24 @@ use std::sync::{Mutex, PoisonError};
 
 use super::error::ToolError;
 
-/// The end of the guardian's pipe that tools inherit, so that it waits for them, too: a bench that is killed
-/// while `swapon` runs is over when `swapon` has ended, and not before there is something to undo.
+/// The end of the guardian's pipe, which tools inherit: if a bench is killed while `swapon` runs, the
+/// guardian waits until `swapon` has ended before it undoes anything.
 static GUARDIAN: Mutex<Option<OwnedFd>> = Mutex::new(None);
 
-/// Tools inherit this from here on; `None`: nothing. What they inherited before.
+/// Sets the pipe that tools inherit, or `None`; returns the previous one.
 pub(super) fn inherit(pipe: Option<OwnedFd>) -> Option<OwnedFd> {
     let mut guardian = GUARDIAN.lock().unwrap_or_else(PoisonError::into_inner);
     std::mem::replace(&mut *guardian, pipe)
 }
 
-/// A tool's standard input: nothing can be read from it.
+/// An empty standard input for a tool.
 fn input() -> Stdio {
     let guardian = GUARDIAN.lock().unwrap_or_else(PoisonError::into_inner);
     let pipe = guardian.as_ref().and_then(|pipe| pipe.try_clone().ok());
     pipe.map_or_else(Stdio::null, Stdio::from)
 }
 
-/// Runs a tool; an error is one sentence with what the tool said.
+/// Runs a tool and returns its output; the error has the tool's message.
 pub fn run(argv: &[&str]) -> Result<String, ToolError> {
     let missing = |source| ToolError::CannotRun {
         tool: argv[0].to_owned(),
@@ -45,13 +45,13 @@ pub fn run(argv: &[&str]) -> Result<String, ToolError> {
     })
 }
 
-/// The same behind a prefix such as `nsenter ... --`, or none.
+/// Runs a tool behind a prefix such as `nsenter ... --`, which may be empty.
 pub fn run_behind(prefix: &[String], argv: &[&str]) -> Result<String, ToolError> {
     let front = prefix.iter().map(String::as_str);
     run(&front.chain(argv.iter().copied()).collect::<Vec<_>>())
 }
 
-/// Whether PATH has it.
+/// Whether the program is in PATH.
 pub fn is_installed(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|d| d.join(name).is_file())

@@ -1,5 +1,5 @@
-//! Programs that are compared side by side: each has a processor, and they swap them twice a second, so that what
-//! disturbs a processor hits both alike.
+//! Side-by-side comparisons: each program has a processor, and the two swap processors twice a second, so
+//! that a disturbance of one processor hits both programs.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,25 +12,25 @@ use nix::unistd::Pid;
 use super::error::ConfineError;
 use crate::processes;
 
-/// How long each side stays on a processor.
+/// Time between two swaps.
 const TURN: Duration = Duration::from_millis(500);
 
-/// What runs on one side: processes with all that descends from them, and threads of the bench that work for them.
+/// One side: processes with their descendants, and threads of the bench that work for them.
 #[derive(Default)]
 pub struct Side {
-    /// Numbers and what tells them from later ones.
+    /// Pids and start times.
     trees: Mutex<Vec<(u32, u64)>>,
     threads: Mutex<Vec<Pid>>,
 }
 
 impl Side {
-    /// A process runs on this side, and all that descends from it.
+    /// Adds a process with all its descendants.
     pub fn add_tree(&self, pid: u32, start_ticks: u64) {
         let mut trees = self.trees.lock().unwrap_or_else(PoisonError::into_inner);
         trees.push((pid, start_ticks));
     }
 
-    /// A thread runs on this side.
+    /// Adds a thread.
     pub fn add_thread(&self, thread: Pid) {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.push(thread);
@@ -55,7 +55,7 @@ fn threads_of(pid: u32) -> Vec<Pid> {
     numbers.map(Pid::from_raw).collect()
 }
 
-/// A processor for each of two sides.
+/// One processor for each of two sides.
 pub struct Turns([CpuSet; 2]);
 
 impl Turns {
@@ -71,13 +71,13 @@ impl Turns {
         Ok(Turns([one()?, one()?]))
     }
 
-    /// Has the sides take turns until `over`.
+    /// Swaps the sides' processors until `over`.
     pub fn take(&self, sides: &[Side; 2], over: &AtomicBool) {
         let mut turn = 0;
         while !over.load(Ordering::Relaxed) {
             for (i, side) in sides.iter().enumerate() {
                 for thread in side.all() {
-                    // It may have ended since.
+                    // The thread may have ended since.
                     let _ = sched_setaffinity(thread, &self.0[(i + turn) % 2]);
                 }
             }

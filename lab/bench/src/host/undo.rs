@@ -1,10 +1,9 @@
-//! Every change of the host is written down before it is made, and undone however the bench ends.
+//! The journal of changes to the host: each is recorded before it is made, and undone however the bench ends.
 //!
-//! The journal is a file of JSON lines in a directory that goes away with the machine (/run). At
-//! the end of a run, on an error and on a signal the bench undoes its changes itself, newest first.
-//! When it cannot (SIGKILL, a panic), the *guardian* does: a process in a session of its own that
-//! waits on a pipe whose other end only the bench holds. A journal whose bench and guardian are
-//! both gone is undone by the next bench.
+//! The journal is a file of JSON lines in a directory that disappears on reboot (/run). At the end of a run,
+//! on an error and on a signal the bench undoes its changes itself, newest first. When it cannot (SIGKILL, a
+//! panic), the *guardian* does: a process in a session of its own that waits on a pipe whose other end only
+//! the bench holds. When bench and guardian are both gone, the next bench undoes their journal.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -26,23 +25,23 @@ use super::step::{Step, Undoes};
 use super::{lock, tool};
 use crate::processes;
 
-/// How long the guardian tries to undo what resists.
+/// Time for which the guardian retries failed undoing.
 const GUARDIAN_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A line of the journal.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Entry {
-    /// This will be undone under this number.
+    /// The change of this number is about to be made.
     Will(u64, Step),
-    /// It was.
+    /// The change of this number is undone.
     Done(u64),
-    /// From the guardian: it watches now.
+    /// From the guardian: it is watching.
     Ready,
 }
 
-/// What a journal still holds, oldest first. A line cut short (the bench died while it wrote) was
-/// written before its change was made, so there is nothing to undo for it.
+/// Changes in a journal that are not undone, oldest first. An incomplete last line (the bench died while
+/// writing) precedes its change, which was therefore not made.
 fn pending(text: &str) -> Vec<(u64, Step)> {
     let mut steps: Vec<(u64, Step)> = Vec::new();
     for entry in text.lines().filter_map(|l| serde_json::from_str(l).ok()) {
@@ -55,16 +54,15 @@ fn pending(text: &str) -> Vec<(u64, Step)> {
     steps
 }
 
-/// Undoes steps, newest first. When one of them resists all are tried again, together, until time is over:
-/// what there was nothing to undo of at first may have come meanwhile. Returns what could not be undone, as
-/// sentences.
+/// Undoes changes, newest first. If one fails, retries all of them until `patience` is over, since a change
+/// that was not made at first may have been made meanwhile. Returns the errors as sentences.
 fn undo_all(host: &dyn Undoes, steps: &[(u64, Step)], patience: Duration) -> Vec<String> {
     let until = Instant::now() + patience;
     loop {
         let mut failed = Vec::new();
         let mut swapped = Vec::new();
         for (_, step) in steps.iter().rev() {
-            // What the kernel still swaps to must stay, or swap could not be switched off any more.
+            // A file that is still used for swap must stay, or swap could not be switched off any more.
             if matches!(step, Step::RemoveFile { path } if swapped.contains(path)) {
                 continue;
             }
@@ -82,7 +80,7 @@ fn undo_all(host: &dyn Undoes, steps: &[(u64, Step)], patience: Duration) -> Vec
     }
 }
 
-/// Undoes the journals of benches that are gone with their guardians.
+/// Undoes the journals of benches that ended together with their guardians.
 fn recover(host: &dyn Undoes, dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;
@@ -94,7 +92,7 @@ fn recover(host: &dyn Undoes, dir: &Path) {
         let Ok(file) = File::open(&path) else {
             continue;
         };
-        // A bench or a guardian that lives holds the lock.
+        // A living bench or guardian holds the lock.
         let Ok(mut file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
             continue;
         };
@@ -107,7 +105,7 @@ fn recover(host: &dyn Undoes, dir: &Path) {
     }
 }
 
-/// Waits until the guardian is in its own session and says so in the journal.
+/// Waits until the guardian is in its own session and has recorded that in the journal.
 fn wait_until_ready(mut guardian: Child, journal: &Path) -> Result<Child, GuardianError> {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
@@ -136,14 +134,14 @@ struct Inner {
     guardian: Option<Child>,
 }
 
-/// The journal of a bench that runs.
+/// Journal of a running bench.
 pub struct Undo {
     host: &'static dyn Undoes,
     path: PathBuf,
     inner: Mutex<Inner>,
 }
 
-/// A change that is undone when this is dropped, or, should that fail, with all others at the end.
+/// A change that is undone when this is dropped, or, if that fails, at the end of the run.
 pub struct Held {
     undo: Arc<Undo>,
     id: u64,
@@ -158,8 +156,8 @@ impl Drop for Held {
 }
 
 impl Undo {
-    /// Begins a journal and starts the guardian: `guardian` with the journal's path behind it must
-    /// come to [`guard`]. An error is one sentence.
+    /// Begins a journal and starts the guardian: `guardian`, with the journal's path appended, must call
+    /// [`guard`].
     pub fn begin(
         host: &'static dyn Undoes,
         guardian: &[OsString],
@@ -179,8 +177,8 @@ impl Undo {
         };
         let file =
             Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| fail(e.into()))?;
-        // The lock belongs to the open file, which the guardian shares as its standard output: it
-        // lasts until both are gone.
+        // The lock belongs to the open file, which the guardian shares as its standard output: it lasts until
+        // both have ended.
         let shared = file.try_clone().map_err(fail)?;
         let (program, args) = guardian.split_first().ok_or(JournalError::NoGuardian)?;
         let guardian = Command::new(program)
@@ -229,15 +227,15 @@ impl Undo {
             .map_err(JournalError::Append)
     }
 
-    /// What is noted and not undone, oldest first.
+    /// Changes that are not undone, oldest first.
     #[cfg(test)]
     pub(crate) fn steps(&self) -> Vec<Step> {
         let inner = self.inner();
         inner.steps.iter().map(|(_, step)| step.clone()).collect()
     }
 
-    /// Writes down what undoes a change that lasts until the end of the run; make the change only
-    /// afterwards, and only on `Ok`.
+    /// Records a change that lasts until the end of the run. The caller makes the change afterwards, and only
+    /// on `Ok`.
     pub fn note(&self, step: Step) -> Result<u64, JournalError> {
         let mut inner = self.inner();
         let id = inner.next;
@@ -247,7 +245,7 @@ impl Undo {
         Ok(id)
     }
 
-    /// The same for a change that is undone when the value is dropped.
+    /// Records a change that is undone when the value is dropped.
     pub fn hold(self: &Arc<Self>, step: Step) -> Result<Held, JournalError> {
         Ok(Held {
             id: self.note(step)?,
@@ -255,8 +253,9 @@ impl Undo {
         })
     }
 
-    /// Starts a process; it is ended, and what it starts, when the value is dropped. The journal has it before
-    /// it is there, by a mark in its environment. When it started, in clock ticks, comes second.
+    /// Starts a process that is killed, with its descendants, when the value is dropped. The journal
+    /// identifies it before it exists, by a mark in its environment. Also returns its start time in clock
+    /// ticks.
     pub fn start(
         self: &Arc<Self>,
         command: &mut Command,
@@ -288,7 +287,7 @@ impl Undo {
         }
     }
 
-    /// Writes down that there is nothing to undo for a note any more.
+    /// Records that a change is undone.
     fn is_undone(&self, id: u64) -> Result<(), JournalError> {
         let mut inner = self.inner();
         inner.steps.retain(|(other, _)| *other != id);
@@ -305,13 +304,13 @@ impl Undo {
                 None => return Ok(()),
             }
         };
-        // Without the lock: programs of a co-run end at the same time.
+        // Without the lock, since programs of a co-run end at the same time.
         self.host.undo(&step)?;
         Ok(self.is_undone(id)?)
     }
 
-    /// Undoes what is left, ends the guardian and removes the journal. Returns what could not be
-    /// undone, as sentences; then the journal stays for the next bench.
+    /// Undoes all remaining changes, ends the guardian and removes the journal. Returns errors as sentences;
+    /// if there are any, the journal stays for the next bench.
     pub fn finish(&self) -> Vec<String> {
         let mut inner = self.inner();
         let Some(mut guardian) = inner.guardian.take() else {
@@ -325,7 +324,7 @@ impl Undo {
         if failed.is_empty() {
             let _ = fs::remove_file(&self.path);
         }
-        // The end of the pipe is what it waits for; without a journal it has nothing to do.
+        // Closing the pipe ends the guardian; without a journal it has nothing to do.
         drop(tool::inherit(None));
         drop(guardian.stdin.take());
         let _ = guardian.wait();
@@ -342,16 +341,15 @@ impl Drop for Undo {
     }
 }
 
-/// The guardian: waits for the bench's end and undoes what its journal holds then. Returns an exit
-/// code.
+/// The guardian: waits for the bench's end and undoes the changes in its journal. Returns an exit code.
 pub fn guard(host: &dyn Undoes, journal: &Path) -> i32 {
-    // Nothing that a terminal or a service manager sends to all of a session may end it.
+    // Signals that a terminal or a service manager sends to the session must not end the guardian.
     let _ = nix::sys::signal::SigSet::all().thread_block();
     let _ = nix::unistd::setsid();
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
     let _ = std::env::set_current_dir("/");
     if let Ok(line) = serde_json::to_string(&Entry::Ready) {
-        // On a line of its own, whatever is there already.
+        // On a line of its own, after a possibly incomplete one.
         println!("\n{line}");
     }
     let mut rest = Vec::new();
@@ -460,7 +458,7 @@ mod tests {
         fs::remove_dir_all(dir).unwrap();
     }
 
-    /// As when the bench is killed while it starts a program: it never learnt the number.
+    /// As when the bench is killed while it starts a program, whose pid it never learned.
     #[test]
     fn a_program_is_in_the_journal_before_it_runs_and_is_found_without_its_number() {
         let _one = one_journal();
@@ -493,7 +491,7 @@ mod tests {
         fs::remove_dir_all(dir).unwrap();
     }
 
-    /// As when the bench is killed while `swapon` runs: what it does comes after the bench's end.
+    /// As when the bench is killed while `swapon` runs, which takes effect after the bench's end.
     #[test]
     fn a_guardian_waits_for_the_tools_of_a_bench_that_was_killed() {
         let _one = one_journal();
@@ -510,7 +508,7 @@ mod tests {
         while !begun.exists() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // All that this process holds of the pipe, as its end would close it.
+        // Closes this process's ends of the pipe, as its exit would.
         let mut guardian = undo.inner().guardian.take().unwrap();
         drop(tool::inherit(None));
         drop(guardian.stdin.take());
@@ -525,7 +523,7 @@ mod tests {
     fn when_one_step_resists_all_are_tried_again() {
         let dir = scratch("again");
         let (late, held) = (dir.join("late"), dir.join("held"));
-        // A directory is no file, so it resists until it is one.
+        // Removing a directory as a file fails until it is a file.
         fs::create_dir(&held).unwrap();
         let steps = [&held, &late].map(|path| (0, Step::RemoveFile { path: path.clone() }));
         let comes = {

@@ -1,73 +1,72 @@
-//! What the kernel asks of a file system in user space (linux/fuse.h, version 7.31) that has one
-//! file, and the answers.
+//! The FUSE protocol (linux/fuse.h, version 7.31) for a file system with a single file.
 
-/// The file is the root itself.
+/// The root of the file system is the file itself.
 pub const ROOT_MODE: u32 = 0o100_600;
-/// Most that is written by one request.
+/// Most bytes per write.
 pub const WRITE_MAX: usize = 1 << 20;
-/// Bytes in front of a request, and in front of an answer.
+/// Bytes of a request's header; below, of an answer's.
 const IN_HEADER: usize = 40;
 const OUT_HEADER: usize = 16;
-/// What a request is read into: all of the longest one, which is a write.
+/// Size of the buffer for requests; the longest is a write.
 pub const REQUEST_MAX: usize = WRITE_MAX + 4096;
 
-/// Version that is spoken.
+/// Protocol version.
 const MAJOR: u32 = 7;
 const MINOR: u32 = 31;
-/// Several reads at a time, also of one that waits for them itself; pages by number.
+/// Reads may be concurrent.
 const ASYNC_READ: u32 = 1 << 0;
 const BIG_WRITES: u32 = 1 << 5;
 const ASYNC_DIO: u32 = 1 << 15;
 const MAX_PAGES: u32 = 1 << 22;
-/// The kernel keeps no pages of the file, so each read comes here.
+/// The kernel caches no pages of the file, so that each read reaches the server.
 const DIRECT_IO: u32 = 1 << 0;
 const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
-/// How many requests may be under way, and from how many on the kernel holds back.
+/// Most outstanding requests; beyond the next number the kernel throttles.
 const REQUESTS_MAX: u16 = 256;
 const REQUESTS_MANY: u16 = 192;
-/// What is known of the file's attributes stays known for so many seconds.
+/// Time for which the kernel may cache attributes, in seconds.
 const VALID_S: u64 = 3600;
 
 const NOT_IMPLEMENTED: i32 = -(nix::errno::Errno::ENOSYS as i32);
 const NO_SUCH_PLACE: i32 = -(nix::errno::Errno::EIO as i32);
 
-/// What is asked.
+/// Kind of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked<'a> {
-    /// To begin.
+    /// Begin the session.
     Init,
-    /// The file's attributes.
+    /// Get the file's attributes.
     Attributes,
-    /// To open the file.
+    /// Open the file.
     Open,
-    /// Bytes of the file.
+    /// Read from the file.
     Read {
-        /// From here.
+        /// Offset of the first byte.
         offset: u64,
-        /// So many.
+        /// Number of bytes.
         bytes: u32,
     },
-    /// To put bytes into the file.
+    /// Write to the file.
     Write {
-        /// From here.
+        /// Offset of the first byte.
         offset: u64,
-        /// These.
+        /// Data to write.
         data: &'a [u8],
     },
-    /// Something that there is nothing to do for.
+    /// A request that needs no action, only an answer.
     Nothing,
-    /// Something that gets no answer.
+    /// A request without an answer.
     Silence,
-    /// Something that this file cannot do.
+    /// An unsupported request.
     Unknown,
 }
 
 /// A request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Its number, for the answer.
+    /// Identifier of the request, for the answer.
     pub unique: u64,
-    /// What it is about.
+    /// Kind of the request.
     pub asked: Asked<'a>,
 }
 
@@ -80,11 +79,11 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Request<'_> {
-    /// Takes a request apart; `None` when it is shorter than it should be.
+    /// Parses a request; `None` if it is too short.
     pub fn parse(bytes: &[u8]) -> Option<Request<'_>> {
         let unique = u64_at(bytes, 8)?;
         let body = bytes.get(IN_HEADER..)?;
-        // Both kinds: a handle, where, how much.
+        // READ and WRITE both begin with handle, offset, size.
         let place = || Some((u64_at(body, 8)?, u32_at(body, 16)?));
         let asked = match u32_at(bytes, 4)? {
             26 => Asked::Init,
@@ -119,27 +118,27 @@ fn answer(unique: u64, error: i32, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// It is done, and this is what was asked for.
+/// Success, with data.
 pub fn data(unique: u64, data: &[u8]) -> Vec<u8> {
     answer(unique, 0, data)
 }
 
-/// It is done.
+/// Success.
 pub fn done(unique: u64) -> Vec<u8> {
     answer(unique, 0, &[])
 }
 
-/// It cannot be done.
+/// Failure: the request is not supported.
 pub fn unknown(unique: u64) -> Vec<u8> {
     answer(unique, NOT_IMPLEMENTED, &[])
 }
 
-/// There are no such bytes.
+/// Failure: there are no such bytes.
 pub fn no_such_place(unique: u64) -> Vec<u8> {
     answer(unique, NO_SUCH_PLACE, &[])
 }
 
-/// So it begins.
+/// Answer to the begin of the session.
 pub fn begun(unique: u64) -> Vec<u8> {
     let mut body = Vec::new();
     let flags = ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES;
@@ -149,31 +148,31 @@ pub fn begun(unique: u64) -> Vec<u8> {
     body.extend(REQUESTS_MAX.to_ne_bytes());
     body.extend(REQUESTS_MANY.to_ne_bytes());
     body.extend((WRITE_MAX as u32).to_ne_bytes());
-    // Times are right to a nanosecond.
+    // Granularity of times: one nanosecond.
     body.extend(1u32.to_ne_bytes());
     body.extend(((WRITE_MAX / 4096) as u16).to_ne_bytes());
     body.resize(64, 0);
     answer(unique, 0, &body)
 }
 
-/// The file's attributes: it is so long.
+/// Attributes of a file of `bytes` bytes.
 pub fn attributes(unique: u64, bytes: u64) -> Vec<u8> {
     let mut body = Vec::new();
     body.extend(VALID_S.to_ne_bytes());
     body.extend(0u64.to_ne_bytes());
-    // Number, length, blocks; three times, and their nanoseconds.
+    // Inode, size, blocks; three times, and their nanoseconds.
     for word in [1, bytes, bytes / 512, 0, 0, 0] {
         body.extend(word.to_ne_bytes());
     }
     body.resize(body.len() + 3 * 4, 0);
-    // Mode, links, user, group, device, size of a block, flags.
+    // Mode, links, user, group, device, block size, flags.
     for word in [ROOT_MODE, 1, 0, 0, 0, 4096, 0] {
         body.extend(word.to_ne_bytes());
     }
     answer(unique, 0, &body)
 }
 
-/// It is open.
+/// Answer to opening the file.
 pub fn opened(unique: u64) -> Vec<u8> {
     let mut body = 0u64.to_ne_bytes().to_vec();
     body.extend((DIRECT_IO | PARALLEL_DIRECT_WRITES).to_ne_bytes());
@@ -181,7 +180,7 @@ pub fn opened(unique: u64) -> Vec<u8> {
     answer(unique, 0, &body)
 }
 
-/// So many bytes were written.
+/// Number of bytes written.
 pub fn written(unique: u64, bytes: u32) -> Vec<u8> {
     let mut body = bytes.to_ne_bytes().to_vec();
     body.extend(0u32.to_ne_bytes());
@@ -227,7 +226,7 @@ mod tests {
         assert_eq!(Request::parse(&other).unwrap().asked, Asked::Unknown);
     }
 
-    /// As long as the kernel wants them (fuse_init_out, fuse_attr_out, fuse_open_out, fuse_write_out).
+    /// The kernel's sizes (fuse_init_out, fuse_attr_out, fuse_open_out, fuse_write_out).
     #[test]
     fn answers_have_their_lengths() {
         for (answer, body) in [

@@ -1,4 +1,4 @@
-//! The process that is the disk: it holds the bytes, and answers each read when its time has come.
+//! The server process of the slow disk: holds the bytes, and delays the answer to each read.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -21,10 +21,10 @@ use nix::unistd::{getpid, gettid};
 
 use super::fuse::{self, Asked, Request};
 
-/// Bytes are held in pieces of this size, from the first write on.
+/// Bytes are stored in chunks of this size, allocated at the first write.
 const CHUNK: usize = 256 << 10;
 
-/// The bytes of the disk.
+/// Contents of the disk.
 struct Store {
     bytes: u64,
     chunks: Vec<Option<Box<[u8]>>>,
@@ -39,14 +39,14 @@ impl Store {
         }
     }
 
-    /// Whether all of it is on the disk.
+    /// Whether the range is within the disk.
     fn has(&self, offset: u64, bytes: usize) -> bool {
         offset
             .checked_add(bytes as u64)
             .is_some_and(|end| end <= self.bytes)
     }
 
-    /// Each piece of so many bytes from `offset` on: number of its chunk, place there, length.
+    /// Splits a range at chunk boundaries: number of the chunk, offset in it, length.
     fn pieces(offset: u64, bytes: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let mut at = offset;
         let end = offset + bytes as u64;
@@ -85,17 +85,17 @@ impl Store {
     }
 }
 
-/// The disk and the answers that wait for their time.
+/// The disk and its delayed answers.
 struct Disk {
     store: Store,
-    /// From a read's arrival to its answer.
+    /// Delay from a read's arrival to its answer.
     wait: Duration,
-    /// When each is due. As all wait equally long, the first is due first.
+    /// Due time of each delayed answer. All have the same delay, so the first is due first.
     later: VecDeque<(Instant, Vec<u8>)>,
 }
 
 impl Disk {
-    /// Answers a request, or keeps the answer for later. `None` is no answer.
+    /// Processes a request; returns its answer, or `None` if it is delayed or has no answer.
     fn answer(&mut self, request: &Request<'_>, now: Instant) -> Option<Vec<u8>> {
         let unique = request.unique;
         Some(match request.asked {
@@ -119,15 +119,15 @@ impl Disk {
         })
     }
 
-    /// The next answer whose time has come.
+    /// The next answer that is due.
     fn due(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.later.front().filter(|(at, _)| *at <= now)?;
         self.later.pop_front().map(|(_, answer)| answer)
     }
 }
 
-/// The kernel's end of the file system, with the file in place of `place`, for this process and what
-/// joins its namespace of mounts.
+/// Mounts the file system over the file `place`, in a mount namespace of this process; returns the kernel's
+/// end.
 fn mounted(place: &Path) -> io::Result<File> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&str>;
@@ -153,7 +153,7 @@ fn mounted(place: &Path) -> io::Result<File> {
     Ok(device)
 }
 
-/// Waits until there is something to read from either, or the time has come.
+/// Waits for input from either file, or until a time.
 fn wait(
     device: &File,
     control: Option<&io::Stdin>,
@@ -171,8 +171,8 @@ fn wait(
     Ok([has(0), has(1)])
 }
 
-/// Answers until the file system is gone. Lines of standard input, each a number of ns, change how
-/// long reads wait; each is answered by itself.
+/// Serves requests until the file system is unmounted. Each line of standard input is a delay in ns, and is
+/// confirmed by a line.
 fn serve(device: &mut File, disk: &mut Disk) -> io::Result<()> {
     let mut request = vec![0; fuse::REQUEST_MAX];
     let stdin = io::stdin();
@@ -193,7 +193,7 @@ fn serve(device: &mut File, disk: &mut Disk) -> io::Result<()> {
                     }
                 }
                 Err(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => return Ok(()),
-                // Taken back before it was read, or a signal.
+                // The request was cancelled before it was read, or a signal arrived.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -204,7 +204,7 @@ fn serve(device: &mut File, disk: &mut Disk) -> io::Result<()> {
         }
         if told {
             let mut line = String::new();
-            // Without whoever tells, it goes on as it is: swap may still be on.
+            // Standard input is closed; the server goes on, since swap may still be on.
             if stdin.read_line(&mut line)? == 0 {
                 control = None;
             } else if let Ok(ns) = line.trim().parse() {
@@ -215,7 +215,7 @@ fn serve(device: &mut File, disk: &mut Disk) -> io::Result<()> {
     }
 }
 
-/// Gives an answer; whoever asked may be gone.
+/// Writes an answer; the requester may be gone.
 fn put(device: &mut File, answer: &[u8]) -> io::Result<()> {
     match device.write(answer) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
@@ -223,10 +223,10 @@ fn put(device: &mut File, answer: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Is a disk of so many bytes, in place of the file `place`, until it is killed. Returns an exit
-/// code.
+/// Serves a disk of `bytes` over the file `place` until it is killed. Returns an exit code.
 pub fn run(place: &Path, bytes: u64) -> i32 {
-    // What is swapped out lies here, so this ends when the bench says so, and is never swapped out.
+    // The disk holds swapped pages: the server ignores signals until the bench kills it, and locks its own
+    // memory.
     let _ = SigSet::all().thread_block();
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
     let begun = || -> io::Result<()> {
@@ -238,7 +238,7 @@ pub fn run(place: &Path, bytes: u64) -> i32 {
             wait: Duration::ZERO,
             later: VecDeque::new(),
         };
-        // Of this thread, which need not be the process's first.
+        // Mount namespace of this thread, which may not be the process's first.
         println!(
             "{}/proc/{}/task/{}/ns/mnt",
             super::READY,
@@ -250,7 +250,7 @@ pub fn run(place: &Path, bytes: u64) -> i32 {
     match begun() {
         Ok(()) => 0,
         Err(e) => {
-            // Nobody may be there to hear it.
+            // The reader may be gone.
             let _ = writeln!(io::stdout(), "{e}");
             1
         }
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(store.write(8192, &[1]), None);
     }
 
-    /// Reads wait, each for itself; what is written does not.
+    /// Each read is delayed by itself; writes are not.
     #[test]
     fn reads_are_answered_when_their_time_has_come() {
         let mut disk = Disk {
