@@ -1,8 +1,8 @@
-//! The bench: real programs run under canvas, kernel swap and all-local memory, side by side.
+//! The bench: runs real programs under canvas, kernel swap and all-local memory, and compares them.
 //!
-//! An *experiment* is a set of *cells* (workload × variant × local ratio, alone or in a co-run);
-//! the engine runs them interleaved and repeated, and appends one [`record::Sample`] a run to a
-//! results file. The report and the comparison read nothing but such files.
+//! An *experiment* is a set of *cells* (workload × variant × local ratio, alone or in a co-run); the engine
+//! runs them interleaved and repeated, and appends one [`record::Sample`] per run to a results file. Report
+//! and comparison read only such files.
 #![forbid(unsafe_code)]
 
 pub mod builtin;

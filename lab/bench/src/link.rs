@@ -1,4 +1,4 @@
-//! Links between hosts, as the command line writes them: 200mbit, 25us, 1gbit+25us.
+//! Links between hosts, in the command line's syntax: 200mbit, 25us, 1gbit+25us.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,24 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::rate::{LinkRateError, Rate};
 
-/// How long a packet with data is under way, in one direction.
+/// One-way delay of packets with data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Delay {
-    /// In ns.
+    /// Delay in ns.
     pub ns: u32,
 }
 
-/// Less is lost in a round trip's own time; more is past what a program of the kernel's may wait.
+/// Shorter delays disappear in a round trip's own time; longer ones exceed the time that an eBPF program can
+/// wait.
 const BOUNDS_NS: std::ops::RangeInclusive<u32> = 1_000..=100_000;
 
 impl Delay {
-    /// So many ns.
+    /// A delay of `ns` nanoseconds.
     pub const fn ns(ns: u32) -> Delay {
         Delay { ns }
     }
 
-    /// The same as a duration.
+    /// The delay as a [`Duration`].
     pub fn duration(self) -> Duration {
         Duration::from_nanos(self.ns.into())
     }
@@ -37,25 +38,25 @@ impl fmt::Display for Delay {
     }
 }
 
-/// A link between two hosts, the same in either direction; at least one of its two is there.
+/// A link between two hosts, equal in both directions; has a rate, a delay, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// What it carries; as much as the kernel can without one.
+    /// Rate; unlimited without it.
     pub rate: Option<Rate>,
-    /// How long it is.
+    /// One-way delay; none without it.
     pub delay: Option<Delay>,
 }
 
-/// Why a text is no link.
+/// Reason why a text is not a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LinkError {
-    /// What it says of a rate is none.
+    /// The rate is invalid.
     #[error(transparent)]
     Rate(#[from] LinkRateError),
-    /// Its delay is no number.
+    /// The delay is not a number.
     #[error("it has no delay; write one such as 25us or 12.5us, for one direction")]
     NoDelay,
-    /// Its delay is shorter or longer than the bench can make one.
+    /// The delay is out of range.
     #[error("its delay is out of range; write 1us to 100us, for one direction")]
     DelayRange,
 }
@@ -66,7 +67,7 @@ fn delay(number: &str) -> Result<Delay, LinkError> {
         Ok(us) if digits => us,
         _ => return Err(LinkError::NoDelay),
     };
-    // What is too large stays at the end of the type, which is out of range.
+    // The cast saturates, and the maximum is out of range.
     let ns = (us * 1e3).round() as u32;
     if BOUNDS_NS.contains(&ns) {
         Ok(Delay { ns })

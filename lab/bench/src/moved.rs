@@ -1,22 +1,22 @@
-//! What a program moved beyond its pool in a part of its time, by the ticks of its run.
+//! Data that a program moved beyond its pool in a part of its time, from the ticks of its run.
 
 use crate::record::{Sample, Tick};
 
-/// In all, in a stretch of time.
+/// Totals over a stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moved {
-    /// Its length.
+    /// Length in seconds.
     pub seconds: f64,
-    /// Bytes read, as they are stored.
+    /// Stored bytes read.
     pub in_bytes: f64,
-    /// Bytes written to the first copy.
+    /// Stored bytes written to the first copy.
     pub out_bytes: f64,
-    /// Pages that came back.
+    /// Pages promoted.
     pub in_pages: f64,
 }
 
-/// From one time to another, both in seconds since the program's start; `None` when that is no time,
-/// or the ticks do not tell all of it. Within a tick rates are taken to be even.
+/// Totals between two times, in seconds since the program's start; `None` if the interval is empty, or the
+/// ticks do not cover it. Rates are taken as constant within a tick.
 pub fn between(ticks: &[Tick], from_s: f64, to_s: f64) -> Option<Moved> {
     let told_to_s = ticks.last()?.at_s;
     if from_s < 0.0 || from_s >= to_s || to_s > told_to_s {
@@ -41,7 +41,7 @@ pub fn between(ticks: &[Tick], from_s: f64, to_s: f64) -> Option<Moved> {
     Some(moved)
 }
 
-/// In the measured part of a run, where its program says when that was.
+/// Totals over the measured part of a run, if its program reports it.
 pub fn measured(sample: &Sample) -> Option<Moved> {
     let (from_s, to_s) = sample.measured_s?;
     between(&sample.timeline, from_s, to_s)

@@ -1,17 +1,18 @@
-//! Local memory of a program under canvas, looked at from outside: what the kernel says its
-//! processes hold, less what the pools' mappings hold. Its own account is not asked.
+//! Local memory of a program under canvas, measured from outside: the memory of its processes less that of
+//! the pool's mappings, both from the kernel. Canvas's own accounting is not used.
 
 use std::fs;
 
 use canvas_sys::proc::same_memory;
 use canvas_types::procfs::memory_bytes;
 
-/// Bytes of the mapping in which libcanvas keeps the compressed pool in each process (canvas-preload,
-/// `areas.rs`). Where it lies is drawn for each tenant; no other mapping that can be read has this size. The kernel
-/// shows it in parts, side by side: what can be written to so far, what can be read only, and with `--numa` each node's.
+/// Size of the mapping in which libcanvas keeps the compressed pool in each process (canvas-preload,
+/// `areas.rs`). Its address is random for each tenant, and no other readable mapping has this size. The
+/// kernel lists it in adjacent parts: those writable so far, those only readable, and with `--numa` those of
+/// each node.
 const POOL_BYTES: usize = 4 << 40;
 
-/// Begin and end of a private mapping that can be read, as /proc/PID/smaps heads it.
+/// Begin and end of a readable private mapping, from its header line in /proc/PID/smaps.
 fn readable(head: &str) -> Option<(usize, usize)> {
     let (range, rest) = head.split_once(' ')?;
     let hex = |text| usize::from_str_radix(text, 16).ok();
@@ -22,9 +23,9 @@ fn readable(head: &str) -> Option<(usize, usize)> {
     (access.next() == Some('r') && access.nth(2) == Some('p')).then_some(ends)
 }
 
-/// Memory of the pool in the text of /proc/PID/smaps; what forks share counts in parts.
+/// Memory of the pool in the text of /proc/PID/smaps; pages shared after a fork count in proportion.
 fn pool_in(smaps: &str) -> u64 {
-    // Mappings that follow on each other at once, and their memory.
+    // Adjacent mappings, with their memory.
     let mut runs: Vec<(usize, usize, u64)> = Vec::new();
     let mut inside = false;
     for line in smaps.lines() {
@@ -52,8 +53,8 @@ fn read(pid: u32, file: &str) -> String {
     fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
 }
 
-/// Anonymous memory of a process: its walk over the maps may count a page twice that moves
-/// meanwhile, its counter counts in full what is shared. Neither is less than the truth.
+/// Anonymous memory of a process, at least: the kernel's walk over the maps may count a moving page twice,
+/// and its counter counts shared pages in full, so the smaller of the two is used.
 fn anonymous(pid: u32) -> u64 {
     let field = |file, name| memory_bytes(read(pid, file).as_bytes(), name).unwrap_or(0);
     field("smaps_rollup", "Pss_Anon").min(field("status", "RssAnon"))
@@ -63,7 +64,7 @@ fn pools(pids: &[u32]) -> u64 {
     pids.iter().map(|pid| pool_in(&read(*pid, "smaps"))).sum()
 }
 
-/// These processes without those whose memory is another's: a child of vfork, until its exec.
+/// The processes, without those that share another's memory (a child of vfork before its exec).
 fn memories(pids: &[u32]) -> Vec<u32> {
     let mut found: Vec<u32> = Vec::new();
     for pid in pids {
@@ -74,8 +75,8 @@ fn memories(pids: &[u32]) -> Vec<u32> {
     found
 }
 
-/// Local memory of these processes together, in bytes. The pools may change while the maps are
-/// read: only what is certain counts.
+/// Local memory of these processes in total, in bytes. The pools may change while the maps are read, so only
+/// the certain part counts.
 pub fn local_bytes(pids: &[u32]) -> u64 {
     let pids = &memories(pids)[..];
     let before = pools(pids);
@@ -83,7 +84,7 @@ pub fn local_bytes(pids: &[u32]) -> u64 {
     anonymous.saturating_sub(before.max(pools(pids)))
 }
 
-/// What may be held of a budget of `limit_bytes`: 1 % or 4 MiB more.
+/// Memory allowed under a limit of `limit_bytes`: 1 % more, or 4 MiB.
 pub fn allowed_bytes(limit_bytes: u64) -> u64 {
     limit_bytes + (limit_bytes / 100).max(4 << 20)
 }
@@ -108,7 +109,7 @@ mod tests {
                      Pss: 500 kB\n";
         assert_eq!(pool_in(smaps), 70 << 10);
         assert_eq!(pool_in(""), 0);
-        // In parts: one lies on another NUMA node, one was never used.
+        // In parts: one on another NUMA node, one never used.
         let parts = "690000000000-6b0000000000 rw-p 00000000 00:00 0 \n\
                      Rss: 90 kB\nPss:                70 kB\nPss_Dirty: 5 kB\n\
                      6b0000000000-6c0000000000 rw-p 00000000 00:00 0 \n\
@@ -136,7 +137,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let fifo = dir.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a fifo");
-        // posix_spawn's child has its parent's memory until its exec, for which it waits here.
+        // A child of posix_spawn shares its parent's memory until its exec, for which it waits here.
         let script = format!(
             "import os; os.posix_spawn('/bin/true', ['true'], {{}}, \
              file_actions=[(os.POSIX_SPAWN_OPEN, 0, {fifo:?}, os.O_RDONLY, 0)])"

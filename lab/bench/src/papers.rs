@@ -1,5 +1,5 @@
-//! What the papers measured, as data: only numbers that their text, tables or slides state, each
-//! with its place. A figure whose numbers cannot be read from the text is named as such.
+//! Figures of the papers, as data: only numbers that their text, tables or slides state, each with its place.
+//! Figures whose numbers the text does not state are listed without numbers.
 
 mod canvas;
 mod fastswap;
@@ -9,46 +9,46 @@ mod xdm;
 /// A paper or a talk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paper {
-    /// Short: "Canvas".
+    /// Short name: "Canvas".
     pub name: &'static str,
     /// Title and where it appeared.
     pub title: &'static str,
-    /// What they ran on, in short: absolute numbers mean little elsewhere.
+    /// Testbed in short; absolute numbers mean little on other machines.
     pub testbed: &'static str,
 }
 
-/// What is to be computed from our cells to stand beside a paper's number.
+/// Figure of the bench's cells that compares with a paper's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Speed as a share of the all-local run's (1 is as fast).
+    /// Speed as a share of the all-local run's (1 is equal).
     OfLocal,
-    /// How many times as fast as swapping to disk.
+    /// Speed over that of swapping to disk.
     OverDisk,
-    /// How many times as fast as swapping to zram, as the strongest peer in the kernel.
+    /// Speed over that of swapping to zram, the kernel's fastest variant.
     OverZram,
-    /// Time beside others over time alone, same variant and limit.
+    /// Time in a co-run over time alone, same variant and limit.
     CoRunSlowdown,
-    /// Operations a second.
+    /// Operations per second.
     OpsPerS,
     /// Time, in seconds.
     Seconds,
     /// Median time of a fault, in ns.
     FaultNs,
-    /// Time of a page that is brought in before it is touched, in ns.
+    /// Time of a proactive swap-in of one page, in ns.
     ProactivePageNs,
-    /// Pages brought in a second.
+    /// Pages faulted in per second.
     PagesInPerS,
-    /// Pages put out a second.
+    /// Pages evicted per second.
     PagesOutPerS,
-    /// Swap entries allocated under a lock a second.
+    /// Swap entries allocated under a lock, per second.
     EntriesPerS,
-    /// Most bytes on the far side.
+    /// Peak bytes on the far side.
     FarBytes,
-    /// Share of faults that prefetching answered, 0 to 1.
+    /// Share of faults on prefetched pages, 0 to 1.
     Contribution,
     /// Share of prefetched pages that were used, 0 to 1.
     Accuracy,
-    /// How many times less local memory than with swapping to disk a program needs to be at most
+    /// Local memory that swapping to disk needs, over the local memory that the variant needs, to be at most
     /// a quarter slower than all-local.
     LocalSaved,
 }
@@ -56,17 +56,17 @@ pub enum Measure {
 /// One number of a paper, in the unit of the row's [`Measure`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stated {
-    /// As printed.
+    /// An exact number.
     Number(f64),
-    /// Printed with a ~.
+    /// A number printed with a ~.
     About(f64),
-    /// Printed as "up to".
+    /// A number printed as "up to".
     UpTo(f64),
     /// The program did not finish.
     Crash,
 }
 
-/// A row of numbers that belong together.
+/// A row of related numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row {
     /// Name of the experiment that mirrors it.
@@ -75,39 +75,39 @@ pub struct Row {
     pub paper: &'static Paper,
     /// Section, table, figure or slide.
     pub source: &'static str,
-    /// What was measured, in words.
+    /// Description of the measurement.
     pub what: &'static str,
-    /// Whose number, and the number.
+    /// The numbers, each with the system it belongs to.
     pub numbers: &'static [(&'static str, Stated)],
-    /// What of ours stands beside it.
+    /// Figure of the bench that compares with it.
     pub measure: Measure,
-    /// Parts of names of our workloads, any of which will do; empty when we run no such program.
+    /// Substrings of the names of comparable workloads; empty if the bench has none.
     pub programs: &'static [&'static str],
-    /// Local share that corresponds.
+    /// Corresponding local share, in percent.
     pub local_percent: Option<u32>,
-    /// Whether our cells are those that ran beside others (`true`), alone (`false`) or any.
+    /// Whether comparable cells ran with others (`true`), alone (`false`) or either.
     pub co_run: Option<bool>,
 }
 
-/// A figure that the experiment mirrors and whose numbers the text does not give.
+/// A figure that the experiment mirrors, without numbers in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unread {
     /// Name of the experiment that mirrors it.
     pub experiment: &'static str,
     /// The paper.
     pub paper: &'static Paper,
-    /// Which figure, and what it shows.
+    /// The figure, and what it shows.
     pub figure: &'static str,
 }
 
-/// All rows, in the papers' order.
+/// All rows, in the order of the papers.
 pub fn rows() -> impl Iterator<Item = &'static Row> {
     [infiniswap::ROWS, fastswap::ROWS, canvas::ROWS, xdm::ROWS]
         .into_iter()
         .flatten()
 }
 
-/// All figures without readable numbers.
+/// All figures without numbers.
 pub fn unread() -> impl Iterator<Item = &'static Unread> {
     [
         infiniswap::UNREAD,
@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    /// Statements elsewhere in the papers that follow from the rows: a slip of a digit shows.
+    /// Checks the rows against summaries elsewhere in the papers, to reveal slips.
     #[test]
     fn the_papers_own_summaries_follow() {
         let numbers = |what: &str| rows().find(|r| r.what.contains(what)).unwrap().numbers;

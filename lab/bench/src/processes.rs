@@ -1,4 +1,4 @@
-//! Processes as /proc shows them: who descends from whom, what memory they have, ending them.
+//! Processes as /proc shows them: ancestry, memory, and killing them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -8,12 +8,12 @@ use canvas_types::procfs::{Stat, cpu_ticks, memory_bytes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A tree of processes goes on after it was ended: this one of it at least.
+/// A process tree is still alive after it was killed; has the pid of one of its processes.
 #[derive(Debug, thiserror::Error)]
 #[error("process {0} does not end")]
 pub struct TreeError(pub u32);
 
-/// What is known of process `pid`; `None` when there is none.
+/// The state of process `pid`; `None` if there is no such process.
 pub fn stat(pid: u32) -> Option<Stat> {
     Stat::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
@@ -29,10 +29,10 @@ fn all() -> HashMap<u32, Stat> {
         .collect()
 }
 
-/// The living processes that descend from `root` (itself included) or are in the group that it
-/// leads and no older than it.
+/// The living processes that descend from `root` (itself included), or are in its process group and not older
+/// than it.
 fn family(table: &HashMap<u32, Stat>, root: u32, start_ticks: u64) -> Vec<u32> {
-    // Another process has the number now: then the group of that number is not ours either.
+    // The pid was reused: then the group of that number belongs to another process too.
     if table
         .get(&root)
         .is_some_and(|s| s.start_ticks != start_ticks)
@@ -44,7 +44,7 @@ fn family(table: &HashMap<u32, Stat>, root: u32, start_ticks: u64) -> Vec<u32> {
         .filter(|(pid, s)| **pid == root || (s.group == root && s.start_ticks >= start_ticks))
         .map(|(pid, _)| *pid)
         .collect();
-    // The root first: a shell whose child was killed before it would go on with the next line.
+    // The root first: a shell would continue with its next line when its child is killed.
     found.sort_by_key(|pid| (*pid != root, *pid));
     let mut at = 0;
     while at < found.len() {
@@ -63,26 +63,25 @@ fn family(table: &HashMap<u32, Stat>, root: u32, start_ticks: u64) -> Vec<u32> {
     found
 }
 
-/// Living processes of the tree below `root`, which leads a process group and started at
-/// `start_ticks`.
+/// Living processes of the tree below `root`, which leads a process group and started at `start_ticks`.
 pub fn tree(root: u32, start_ticks: u64) -> Vec<u32> {
     family(&all(), root, start_ticks)
 }
 
-/// Processor time of these processes and of the children that they waited for, in seconds, in steps of a
+/// Processor time of these processes and of the children they waited for, in seconds, with a resolution of a
 /// clock tick.
 pub fn cpu_s(pids: &[u32]) -> f64 {
     let one = |pid: &u32| cpu_ticks(&fs::read(format!("/proc/{pid}/stat")).ok()?);
     pids.iter().filter_map(one).sum::<u64>() as f64 / ticks_a_second()
 }
 
-/// Clock ticks in a second.
+/// Clock ticks per second.
 fn ticks_a_second() -> f64 {
     let a_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK);
     a_second.ok().flatten().unwrap_or(100).max(1) as f64
 }
 
-/// Processor time of the threads of a process whose names begin so, in seconds, by name.
+/// Processor time of the threads of a process whose names have this prefix, in seconds, by name.
 pub fn threads_cpu_s(pid: u32, prefix: &str) -> BTreeMap<String, f64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let one = |task: fs::DirEntry| {
@@ -100,8 +99,8 @@ pub fn threads_cpu_s(pid: u32, prefix: &str) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// Anonymous memory mapped by these processes, in bytes, by the kernel's own counters; what a fork
-/// shares counts once for each.
+/// Anonymous memory of these processes, in bytes, from the kernel's counters; pages shared after a fork count
+/// once per process.
 pub fn anonymous_bytes(pids: &[u32]) -> u64 {
     let one = |pid: &u32| {
         let text = fs::read(format!("/proc/{pid}/status")).ok()?;
@@ -110,7 +109,7 @@ pub fn anonymous_bytes(pids: &[u32]) -> u64 {
     pids.iter().filter_map(one).sum()
 }
 
-/// Ends these processes. Those that are gone already are no error.
+/// Kills these processes; processes that have ended are not an error.
 pub fn kill_all(pids: &[u32]) {
     for pid in pids {
         if let Ok(pid) = i32::try_from(*pid) {
@@ -119,11 +118,11 @@ pub fn kill_all(pids: &[u32]) {
     }
 }
 
-/// Variable in the environment of what the bench starts, by which it is found when the bench dies before it
-/// has learnt the number. A program that writes over its environment (for its title) does so later.
+/// Environment variable of everything the bench starts, by which processes are found when the bench dies
+/// before it has learned their pid. A program that overwrites its environment (for its title) does so later.
 pub const MARK: &str = "BENCH_CHILD";
 
-/// Living processes with this value of [`MARK`]. Those of other users are not looked into.
+/// Living processes with this value of [`MARK`], except those of other users.
 fn marked(mark: &str) -> Vec<u32> {
     let entry = format!("{MARK}={mark}");
     let bears = |pid: &u32| {
@@ -135,7 +134,7 @@ fn marked(mark: &str) -> Vec<u32> {
     all().into_keys().filter(bears).collect()
 }
 
-/// Ends these processes until there are none, or says in one sentence that it could not within a few seconds.
+/// Kills these processes repeatedly until there are none; fails after a few seconds.
 fn end_until_none(living: impl Fn() -> Vec<u32>) -> Result<(), TreeError> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
@@ -151,12 +150,12 @@ fn end_until_none(living: impl Fn() -> Vec<u32>) -> Result<(), TreeError> {
     }
 }
 
-/// Ends all that has this value of [`MARK`], as [`end_tree`] does.
+/// Kills all processes with this value of [`MARK`]; fails like [`end_tree`].
 pub fn end_marked(mark: &str) -> Result<(), TreeError> {
     end_until_none(|| marked(mark))
 }
 
-/// Ends the whole tree below `root`, or says in one sentence that it could not within a few seconds.
+/// Kills the whole tree below `root`; fails if some of it is alive after a few seconds.
 pub fn end_tree(root: u32, start_ticks: u64) -> Result<(), TreeError> {
     end_until_none(|| tree(root, start_ticks))
 }
@@ -223,7 +222,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(anonymous_bytes(&[pid]) > 0);
-        // The test reaps, as the bench does for its own.
+        // The test reaps the child, as the bench does.
         let reaper = std::thread::spawn(move || child.wait().unwrap());
         end_tree(pid, ticks).unwrap();
         assert_eq!(tree(pid, ticks), [0; 0]);

@@ -1,44 +1,44 @@
-//! Rates of links, as `tc` and the command line write them: 200mbit, 2.5gbit.
+//! Rates of links, in the syntax of `tc` and the command line: 200mbit, 2.5gbit.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Bits in a second.
+/// Bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rate {
-    /// A whole number of thousands.
+    /// Bits per second, a multiple of 1000.
     pub bits_per_s: u64,
 }
 
 const MEGA: u64 = 1_000_000;
 const GIGA: u64 = 1_000_000_000;
-/// With less, the least that a cell moves takes hours; more is past what `tc` shapes here.
+/// With lower rates, even the smallest cell takes hours; higher rates exceed what `tc` can shape here.
 const BOUNDS: std::ops::RangeInclusive<u64> = MEGA..=100 * GIGA;
 
 impl Rate {
-    /// So many million bits a second.
+    /// A rate of `n` Mbit/s.
     pub const fn mbit(n: u32) -> Rate {
         Rate {
             bits_per_s: n as u64 * MEGA,
         }
     }
 
-    /// The same in bytes.
+    /// The rate in bytes per second.
     pub fn bytes_per_s(self) -> f64 {
         self.bits_per_s as f64 / 8.0
     }
 }
 
-/// Why a text is no rate of a link.
+/// Reason why a text is not a rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LinkRateError {
-    /// It is no number with a unit.
+    /// Not a number with a unit.
     #[error("it is no rate; write one such as 200mbit or 2.5gbit")]
     NoRate,
-    /// It is less or more than the bench can do something with.
+    /// Out of range.
     #[error("it is out of range; write 1mbit to 100gbit")]
     OutOfRange,
 }
@@ -58,7 +58,7 @@ impl FromStr for Rate {
             Ok(n) if digits(number) => n,
             _ => return Err(LinkRateError::NoRate),
         };
-        // Whole thousands: what is shown is what was meant.
+        // A multiple of 1000, so that the printed value is exact.
         let bits_per_s = (number * (unit / 1000) as f64).round() as u64 * 1000;
         if BOUNDS.contains(&bits_per_s) {
             Ok(Rate { bits_per_s })

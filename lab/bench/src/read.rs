@@ -1,4 +1,4 @@
-//! Reading results files.
+//! Parser of results files.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -7,23 +7,23 @@ use serde::Deserialize;
 
 use crate::record::{Line, NotYet, Run, SCHEMA, Sample, Skip};
 
-/// All that one or several results files say, in the order of the files.
+/// Contents of one or more results files, in the order of the files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Results {
-    /// At least one.
+    /// Runs of the bench; at least one.
     pub runs: Vec<Run>,
-    /// Each belongs to one of the runs.
+    /// Samples; each belongs to one of the runs.
     pub samples: Vec<Sample>,
     /// Cells that were not run.
     pub skips: Vec<Skip>,
-    /// What waits for a feature.
+    /// Features that canvas does not have yet.
     pub not_yet: Vec<NotYet>,
 }
 
-/// Why results cannot be read: which file, and which of its lines.
+/// Reason why results cannot be read, with file and line.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The system does not give the file.
+    /// The file cannot be read.
     #[error("{} cannot be read: {}", .path.display(), said(.source))]
     File {
         /// The file.
@@ -31,20 +31,20 @@ pub enum ReadError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// There is nothing in it.
+    /// The file is empty.
     #[error("{} is empty; give a file that lab run wrote", .0.display())]
     Empty(PathBuf),
-    /// A line is not as the bench writes it.
+    /// A line is damaged.
     #[error("{} line {line} is damaged ({why}); remove that line", .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the damage.
         why: String,
     },
-    /// A line is of another kind of file.
+    /// A line belongs to another kind of file.
     #[error(
         "{} line {line} is not of a results file ({what}); give a file that lab run wrote",
         .path.display()
@@ -54,10 +54,10 @@ pub enum ReadError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// By what it is known.
+        /// What identifies the other kind.
         what: String,
     },
-    /// A run is of another version of results.
+    /// A run has another version of the schema.
     #[error(
         "{} line {line} is of the form {form}, and this canvas reads {}; use the canvas that wrote it",
         .path.display(),
@@ -68,10 +68,10 @@ pub enum ReadError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// The version's name.
+        /// Name of the version.
         form: String,
     },
-    /// A line names a run that no file has.
+    /// A line names a run that no file begins.
     #[error(
         "{} line {line} belongs to the run {run_id:?}, which no file begins; give the file with its first line too",
         .path.display()
@@ -81,32 +81,32 @@ pub enum ReadError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// The run.
+        /// Identifier of the run.
         run_id: String,
     },
 }
 
-/// What the system says, without Rust's "(os error 2)".
+/// The system's message without Rust's "(os error 2)".
 fn said(e: &std::io::Error) -> String {
     let text = e.to_string();
     let why = text.split(" (os error").next().unwrap_or_default();
     why.to_owned()
 }
 
-/// What every line has; tells a foreign line from a damaged one.
+/// Fields of every line, which distinguish a foreign line from a damaged one.
 #[derive(Deserialize)]
 struct Head {
     kind: Option<String>,
     schema: Option<String>,
 }
 
-/// Reads files that `lab run` wrote; a line that several files share (a copy, a longer
-/// version of the same file) counts once.
+/// Reads files that `lab run` wrote; a line that several files have (a copy, a longer version of the same
+/// file) counts once. Fails at the first file or line that cannot be read.
 pub fn read(paths: &[PathBuf]) -> Result<Results, ReadError> {
     let mut results = Results::default();
     let mut seen = HashSet::new();
     let mut known = BTreeSet::new();
-    // Lines that name a run, looked at when all runs are known: files come in any order.
+    // Lines that name a run, checked when all runs are known, since files come in any order.
     let mut names: Vec<(&Path, usize, String)> = Vec::new();
     for path in paths {
         let bytes = std::fs::read(path).map_err(|source| ReadError::File {
@@ -190,8 +190,7 @@ fn parse(path: &Path, number: usize, text: &str) -> Result<Line, ReadError> {
     serde_json::from_value(value).map_err(|e| damaged(path, number, reason(&e)))
 }
 
-/// The parser's complaint without its own line number, which would confuse: each line is parsed
-/// alone.
+/// The parser's message without its own line number, which is always 1: each line is parsed alone.
 fn reason(e: &serde_json::Error) -> String {
     let text = e.to_string();
     match text.find(" at line ") {

@@ -1,6 +1,6 @@
-//! A results file: JSON lines that accumulate. What is written here is all that reports know.
+//! Schema of a results file: JSON lines that accumulate, the only input of reports.
 //!
-//! Units are last in names. A value that is not known or does not apply is absent.
+//! Names end in their unit. Unknown or inapplicable values are absent.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::variant::Variant;
 
-/// Name of this form of file; a line with another one is refused with a sentence.
+/// Name of the schema; lines with another one are refused.
 pub const SCHEMA: &str = "canvas-bench/1";
 
 /// One line of a results file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
-    /// Begins a run of the bench; later lines name it.
+    /// Begins a run of the bench; later lines refer to it.
     Run(Run),
-    /// One program, run once.
+    /// One run of a program.
     Sample(Box<Sample>),
     /// A cell that was not run, and why.
     Skip(Skip),
-    /// An experiment, or part of one, whose feature canvas does not have yet.
+    /// An experiment, or part of one, that needs a feature canvas does not have yet.
     NotYet(NotYet),
 }
 
@@ -31,13 +31,13 @@ pub enum Line {
 pub struct Run {
     /// Always [`SCHEMA`].
     pub schema: String,
-    /// Unique in any file: time and pid.
+    /// Identifier that is unique over all files: time and pid.
     pub run_id: String,
-    /// When it began.
+    /// Start time, in seconds since 1970.
     pub started_unix_s: u64,
     /// Version of the `canvas` command.
     pub canvas_version: String,
-    /// How the bench was called.
+    /// Command line of the bench.
     pub argv: Vec<String>,
     /// Size of the workloads; 1 is the default.
     pub scale: f64,
@@ -45,7 +45,7 @@ pub struct Run {
     pub repeats: u32,
     /// Seed of all generated data.
     pub seed: u64,
-    /// What the figures depend on.
+    /// The machine of the run.
     pub machine: Machine,
 }
 
@@ -54,127 +54,126 @@ pub struct Run {
 pub struct Machine {
     /// Model name from /proc/cpuinfo.
     pub cpu: String,
-    /// Processors online.
+    /// Number of processors online.
     pub cpus: u32,
-    /// Whether a hypervisor is below.
+    /// Whether the machine is virtual.
     pub is_virtual: bool,
-    /// Memory of the host.
+    /// Memory of the host, in bytes.
     pub memory_bytes: u64,
     /// `uname -r`.
     pub kernel: String,
-    /// 1 or 2: the version of cgroups that limits the kernel's variants.
+    /// Version of cgroups that limits the kernel's variants: 1 or 2.
     pub cgroup_version: Option<u32>,
-    /// Settings and features by name (thp, swappiness, damon, MGLRU, uffd ...), as the kernel writes them.
+    /// Settings and features by name (thp, swappiness, damon, MGLRU, uffd ...), in the kernel's format.
     pub features: BTreeMap<String, String>,
-    /// One-minute load average at the beginning.
+    /// One-minute load average at the start.
     pub load_average: f64,
 }
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Finished, and its answer was right.
+    /// Finished with the right answer.
     #[default]
     Ok,
-    /// Ended by the kernel for want of memory: a result, not a failure of the bench.
+    /// Killed by the kernel because memory was short: a result, not a failure of the bench.
     Oom,
     /// Did not finish in time.
     Timeout,
-    /// Finished with another answer than the local run.
+    /// Finished with an answer different from the local run's.
     Wrong,
-    /// Anything else, as a sentence.
+    /// Any other failure, as a sentence.
     Failed(String),
 }
 
-/// One program, run once under one variant. The default says nothing yet.
+/// One run of a program under one variant. The default has no figures.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// The [`Run`] that it belongs to.
+    /// Identifier of its [`Run`].
     pub run_id: String,
-    /// Experiment, by name ("quick", "canvas-fig2" ...).
+    /// Name of the experiment ("quick", "canvas-fig2" ...).
     pub experiment: String,
-    /// Workload, by name ("redis-ycsb-a", "xgboost" ...).
+    /// Name of the workload ("redis-ycsb-a", "xgboost" ...).
     pub workload: String,
-    /// What distinguishes this workload's run inside the experiment (threads=4, prefetcher=leap ...).
+    /// Parameters that distinguish this run of the workload within the experiment (threads=4, prefetcher=leap
+    /// ...).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, String>,
-    /// What was below the program.
+    /// The variant.
     pub variant: Variant,
-    /// Limit as a share of the measured working set; absent for unlimited runs.
+    /// Limit in percent of the measured working set; absent without a limit.
     pub local_percent: Option<u32>,
-    /// The limit.
+    /// Limit in bytes.
     pub limit_bytes: Option<u64>,
-    /// The programs that ran beside it, joined by '+', itself included; absent when alone.
+    /// All programs of a co-run, joined by '+'; absent when the program ran alone.
     pub co_run: Option<String>,
-    /// 0-based.
+    /// Number of the repeat, from 0.
     pub repeat: u32,
-    /// Seconds since the run began when this program started.
+    /// Start of the program, in seconds since the run began.
     pub at_s: f64,
-    /// How it ended. Figures of runs that are not `Ok` are not to be compared.
+    /// Outcome. Only figures of `Ok` runs may be compared.
     pub outcome: Outcome,
-    /// Time of the part of the program that is measured (loading data excluded where it says so).
+    /// Duration of the measured part (without loading data if the program separates it).
     pub seconds: Option<f64>,
-    /// When the measured part began and ended, in seconds since the program's start, where the program
-    /// says so.
+    /// Begin and end of the measured part, in seconds since the program's start, if the program reports them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_s: Option<(f64, f64)>,
-    /// What was counted in the measured part: that of `measured_s`, or else, of a server, the time of its last
-    /// client.
+    /// Counts over the measured part: `measured_s`, or for a server the time of its last client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
     /// Throughput, for workloads that have one (requests, pages ...).
     pub ops_per_s: Option<f64>,
     /// Latency of requests.
     pub latency_ns: Option<Quantiles>,
-    /// The same as (upper bound in ns, count), for distribution plots.
+    /// Histogram of `latency_ns` as (upper bound in ns, count), for distribution plots.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latency_histogram: Vec<(u64, u64)>,
-    /// Time of accesses that touch a page, timed by the program itself: the same under all variants.
+    /// Time of page-touching accesses, measured by the program itself in the same way under all variants.
     pub access_ns: Option<Quantiles>,
-    /// The same as (upper bound in ns, count).
+    /// Histogram of `access_ns` as (upper bound in ns, count).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub access_histogram: Vec<(u64, u64)>,
-    /// How canvas delivered faults ("signal", "thread"); absent of others and of older samples.
+    /// Canvas's fault delivery ("signal", "thread"); absent for other variants and in older samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Major faults for the kernel's variants; demand faults for canvas.
+    /// Major faults under the kernel's variants; demand faults under canvas.
     pub faults: Option<u64>,
-    /// Time lost to paging over the time without it in the whole run, as canvas reports it.
+    /// Time lost to paging over the time without it, in the whole run, as canvas reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_slowdown: Option<f64>,
-    /// Time of a fault, where the variant measures it.
+    /// Latency of faults, where the variant measures it.
     pub fault_ns: Option<Quantiles>,
-    /// The same as (upper bound in ns, count), where the variant reports it.
+    /// Histogram of `fault_ns` as (upper bound in ns, count), where the variant reports it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fault_histogram: Vec<(u64, u64)>,
-    /// Pages brought in, prefetched ones included.
+    /// Pages swapped in, with prefetched ones.
     pub swap_in_pages: Option<u64>,
-    /// Pages put out.
+    /// Pages swapped out.
     pub swap_out_pages: Option<u64>,
     /// Processor time in user mode.
     pub cpu_user_s: Option<f64>,
-    /// Processor time in the kernel.
+    /// Processor time in system mode.
     pub cpu_system_s: Option<f64>,
-    /// Most anonymous memory at one time.
+    /// Peak of anonymous memory.
     pub memory_peak_bytes: Option<u64>,
-    /// Most local memory of a program under canvas, looked at from outside once a second.
+    /// Peak of local memory under canvas, measured from outside once per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_sampled_peak_bytes: Option<u64>,
-    /// What local memory held under canvas.
+    /// Contents of local memory under canvas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<Held>,
-    /// Most bytes of the far side: pool, zram device, zswap pool, swap file.
+    /// Peak bytes on the far side: pool, zram device, zswap pool, swap file.
     pub far_peak_bytes: Option<u64>,
-    /// Mean time of a read of a disk of the bench's own in the whole run, as the kernel counts it.
+    /// Mean latency of reads of the slow disk in the whole run, as the kernel counts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_read_ns: Option<f64>,
-    /// Canvas's prefetcher, or the kernel's readahead where it counts.
+    /// Canvas's prefetcher, or the kernel's readahead if it is counted.
     pub prefetch: Option<Prefetch>,
-    /// The application tier of prefetching, where it was asked.
+    /// The application tier of prefetching, if it was on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app_tier: Option<AppTier>,
-    /// Pages that came back before they were touched, because local memory was free.
+    /// Pages swapped in proactively, because local memory was free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proactive: Option<Proactive>,
     /// Swap entries allocated.
@@ -182,247 +181,245 @@ pub struct Sample {
     /// Far memory beyond the pool, for runs over donors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<Far>,
-    /// What the link to the donors has carried to this host, all headers included: seconds since the run
-    /// began, and bytes. In the first sample of a co-run whose programs share an agent.
+    /// Total bytes from the donors' link to this host, with all headers, as (seconds since the run began,
+    /// bytes). Only in the first sample of a co-run whose programs share an agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub link_to_host: Vec<(f64, u64)>,
-    /// What an agent that programs share did for all of them while all were measured. In the first sample of a
-    /// cell.
+    /// Work of a shared agent while all programs were measured. Only in the first sample of a cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentWork>,
     /// Rates over time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<Tick>,
-    /// Figures of this experiment alone, by a name that ends in their unit.
+    /// Figures that only this experiment has, by a name that ends in the unit.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub figures: BTreeMap<String, f64>,
-    /// What the program computed, in short; the same for all variants of a workload.
+    /// Summary of the computed result; equal under all variants of a workload.
     pub answer: Option<String>,
 }
 
-/// Counted in a part of a run, from looks ten times a second.
+/// Counts over a part of a run, from samples taken ten times a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// When it began, in seconds since the program's start.
+    /// Begin, in seconds since the program's start.
     pub from_s: f64,
-    /// When it ended.
+    /// End, in seconds since the program's start.
     pub to_s: f64,
-    /// As `faults` of the whole run.
+    /// Faults, as in [`Sample::faults`].
     pub faults: Option<f64>,
-    /// Processor time of all processes of the run's control group, `canvas run` among them.
+    /// Processor time of all processes in the run's control group, including `canvas run`.
     pub cpu_s: Option<f64>,
     /// Mean of the program's local memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_bytes: Option<f64>,
-    /// Mean of all memory that it takes, with what is stored of it in memory.
+    /// Mean of all memory that the program takes, including far copies in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<f64>,
 }
 
-/// What local memory held when a program under canvas ended, by its report (docs/STATS.md).
+/// Contents of local memory when a program under canvas ended, from its report (docs/STATS.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// Managed pages that were mapped.
+    /// Mapped managed pages.
     pub resident_bytes: u64,
     /// Pages in the swap cache.
     pub cache_bytes: u64,
     /// Anonymous memory that canvas does not manage, its own metadata included.
     pub native_bytes: u64,
-    /// Canvas's metadata, where the kernel tells.
+    /// Canvas's metadata, if the kernel reports it.
     pub metadata_bytes: Option<u64>,
-    /// Most memory that the processes and the agent shared, beside the bound.
+    /// Peak of memory shared by the processes and the agent, which is not limited.
     pub segment_peak_bytes: u64,
 }
 
-/// As Canvas §6.3.2 defines them.
+/// Prefetch figures as defined in Canvas §6.3.2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prefetch {
     /// Pages prefetched.
     pub issued: u64,
-    /// Of those, found used.
+    /// Prefetched pages that were used.
     pub used: u64,
-    /// Share of faults that prefetching answered, 0 to 1.
+    /// Share of faults on prefetched pages, 0 to 1.
     pub contribution: Option<f64>,
     /// Share of prefetched pages that were used, 0 to 1.
     pub accuracy: Option<f64>,
 }
 
-/// What the application tier of prefetching was asked and gave: counters `app_*` of the report
-/// (docs/STATS.md).
+/// Work of the application tier of prefetching: counters `app_*` of the report (docs/STATS.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppTier {
-    /// Faults that were forwarded to it.
+    /// Faults forwarded to it.
     pub forwarded: u64,
-    /// Those of threads that collect garbage or compile, which were not.
+    /// Faults of garbage collector and compiler threads, which are not forwarded.
     pub kept_out: u64,
-    /// Pages by deltas of a thread in an array; part of [`Prefetch::issued`].
+    /// Pages prefetched by a thread's deltas in an array; included in [`Prefetch::issued`].
     pub by_arrays: u64,
-    /// Pages by links, read into the pool ahead.
+    /// Pages read into the pool ahead by links.
     pub by_links: u64,
-    /// Of those, faulted on then.
+    /// Pages read ahead by links and then faulted in.
     pub by_links_used: u64,
-    /// Pages by references, read into the pool ahead.
+    /// Pages read into the pool ahead by references.
     pub by_refs: u64,
-    /// Of those, faulted on then.
+    /// Pages read ahead by references and then faulted in.
     pub by_refs_used: u64,
 }
 
-/// Pages that came back before they were touched (FastSwap §V).
+/// Proactive swap-in (FastSwap §V).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Proactive {
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
-    /// Time that it took, all together.
+    /// Total time, in ns.
     pub ns: u64,
-    /// Of the pages, found used.
+    /// Pages that were used.
     pub used: u64,
 }
 
 impl Proactive {
-    /// Time of one page.
+    /// Mean time per page, in ns.
     pub fn page_ns(&self) -> Option<f64> {
         (self.pages > 0).then(|| self.ns as f64 / self.pages as f64)
     }
 }
 
-/// Far memory over donors of the bench's own, and plain TCP on the same host just after the run.
+/// Far memory over donors that the bench starts, and plain TCP on the same host just after the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Far {
-    /// Donors at the start.
+    /// Number of donors at the start.
     pub donors: u32,
-    /// `--pool`.
+    /// Size of the pool (`--pool`).
     pub pool_bytes: u64,
-    /// Pages that left the pool.
+    /// Pages demoted from the pool.
     pub pages_demoted: Option<u64>,
-    /// Of those, brought back with their neighbours.
+    /// Demoted pages that were promoted with their neighbours.
     pub pages_promoted: Option<u64>,
     /// Faults that waited for a page beyond the pool.
     pub faults: Option<u64>,
-    /// What they waited for it, from the request to the decoded page.
+    /// Latency of these faults, from the request to the decoded page.
     pub read_ns: Option<Quantiles>,
-    /// The same of the measured part alone, where the program says when that was, in whole looks (four a
-    /// second); without the longest one.
+    /// Latency of faults beyond the pool in the measured part, if the program reports it, in whole sample
+    /// intervals (four per second); without the maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_read_ns: Option<Quantiles>,
-    /// What was asked for ahead.
+    /// Reads ahead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ahead: Option<Ahead>,
-    /// Reads that the agent answered: of single pages and of extents.
+    /// Reads that the agent answered, of single pages and of extents.
     pub reads: Option<u64>,
-    /// Bytes read for them.
+    /// Bytes of these reads.
     pub in_bytes: Option<u64>,
     /// Extents written.
     pub extents_out: Option<u64>,
     /// Bytes written to the first copy.
     pub out_bytes: Option<u64>,
-    /// Reads that the first copy did not serve, or not in time.
+    /// Reads that the first copy did not answer, or not in time.
     pub failovers: Option<u64>,
-    /// Slabs whose lost copy was made anew.
+    /// Slabs whose lost copy was restored.
     pub repairs: Option<u64>,
-    /// Processor time of the donors, user and kernel, from their start to their end.
+    /// Processor time of the donors, user and system, from their start to their end.
     pub donors_cpu_s: Option<f64>,
-    /// Bytes that they read and wrote for their clients, as they count.
+    /// Bytes that the donors read and wrote for their clients, by their own count.
     pub donors_bytes: Option<u64>,
-    /// Processor time of an agent that programs share, of a program that has it to itself.
+    /// Processor time of a shared agent, in the sample of a program that runs alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_cpu_s: Option<f64>,
-    /// Most anonymous memory of the agent, looked at once a second.
+    /// Peak of the agent's anonymous memory, sampled once per second.
     pub agent_peak_bytes: Option<u64>,
-    /// From the death of a donor to the moment when no slab has too few copies.
+    /// Time from the death of a donor until no slab had too few copies.
     pub recovery_s: Option<f64>,
     /// Plain TCP over the loopback device; absent in co-runs.
     pub tcp: Option<Tcp>,
 }
 
-/// What an agent that programs share did in a time.
+/// Work of a shared agent in a time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AgentWork {
-    /// Processor time of all of its threads.
+    /// Processor time of all its threads, in seconds.
     pub cpu_s: f64,
-    /// Of each serving thread, the share of the time in which it ran.
+    /// Share of the time in which each serving thread ran.
     pub busy: Vec<f64>,
-    /// Reads that it answered.
+    /// Reads answered.
     pub reads: u64,
-    /// Bytes read for them in a second.
+    /// Bytes of these reads, per second.
     pub in_bytes_per_s: f64,
 }
 
 impl AgentWork {
-    /// Processor time of one read.
+    /// Processor time per read, in ns.
     pub fn read_ns(&self) -> Option<f64> {
         (self.reads > 0).then(|| self.cpu_s * 1e9 / self.reads as f64)
     }
 }
 
-/// Extents asked for ahead beyond the pool (Canvas §5.3).
+/// Reads ahead of extents beyond the pool (Canvas §5.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ahead {
-    /// Those that came.
+    /// Reads ahead that completed.
     pub done: u64,
-    /// Those that were not read, because they would have come too late.
+    /// Reads ahead that were dropped, because they would have completed too late.
     pub dropped: u64,
-    /// Those that a thread came to wait for before they were begun, or all of them was.
+    /// Reads ahead that a thread faulted on before they were started, or completed.
     pub promoted: u64,
-    /// Median time of those that came, from the request to the answer; absent where none came.
+    /// Median latency of completed reads ahead, in ns; absent if there were none.
     pub p50_ns: Option<f64>,
-    /// The 90th percentile.
+    /// 90th percentile of that latency, in ns.
     pub p90_ns: Option<f64>,
 }
 
-/// Plain TCP between two threads of the bench, with nothing else to do.
+/// Plain TCP between two threads of an otherwise idle bench.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tcp {
-    /// Bytes of an answer: what a read of the run came to.
+    /// Bytes of an answer: the mean read of the run.
     pub answer_bytes: u64,
-    /// Median round trip of such an answer; both ends sleep while they wait.
+    /// Median round trip of such an answer, in ns, with both ends blocking.
     pub blocking_ns: f64,
-    /// The same while both ends look all the time, as agent and donor do at first.
+    /// Median round trip in ns with both ends polling, as agent and donor do at first.
     pub busy_ns: f64,
-    /// A stream in one direction.
+    /// Throughput of a stream in one direction.
     pub stream_bytes_per_s: f64,
 }
 
 /// Allocation of swap entries (Canvas §5.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Entries {
-    /// Under the allocator's lock.
+    /// Allocated under the allocator's lock.
     pub locked: u64,
-    /// By the allocator without its lock; 0 in results of before there was that.
+    /// Allocated from the allocator's magazines, without its lock; 0 in results of older versions.
     #[serde(default)]
     pub stocked: u64,
-    /// By reservation, without a lock.
+    /// Allocated by reservation, without a lock.
     pub reserved: u64,
-    /// Reservations taken from hot pages.
+    /// Reservations dropped from hot pages.
     #[serde(default)]
     pub dropped: u64,
 }
 
-/// A moment of a run.
+/// A sample of a run's rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tick {
-    /// Since the program started.
+    /// Time in seconds since the program's start.
     pub at_s: f64,
-    /// Pages in a second since the tick before.
+    /// Pages swapped in per second since the previous tick.
     pub in_pages_per_s: f64,
-    /// Pages out a second since the tick before.
+    /// Pages swapped out per second since the previous tick.
     pub out_pages_per_s: f64,
-    /// Throughput since the tick before, where the workload reports it as it goes.
+    /// Throughput since the previous tick, if the workload reports it while it runs.
     pub ops_per_s: Option<f64>,
-    /// What moved beyond the pool since the tick before, for runs over donors.
+    /// Traffic beyond the pool since the previous tick, for runs over donors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<FarTick>,
 }
 
-/// What moves beyond the pool.
+/// Traffic beyond the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FarTick {
-    /// Bytes read, as they are stored.
+    /// Stored bytes read, per second.
     pub in_bytes_per_s: f64,
-    /// Bytes written to the first copy.
+    /// Stored bytes written to the first copy, per second.
     pub out_bytes_per_s: f64,
-    /// Pages that came back: those that faults waited for, and their neighbours.
+    /// Pages promoted per second, by faults and as their neighbours.
     pub in_pages_per_s: f64,
-    /// Reads that the agent answered; 0 in results of before they were counted.
+    /// Reads that the agent answered, per second; 0 in results of older versions.
     #[serde(default)]
     pub reads_per_s: f64,
 }
@@ -430,25 +427,25 @@ pub struct FarTick {
 /// A cell that was not run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skip {
-    /// The [`Run`] that it belongs to.
+    /// Identifier of its [`Run`].
     pub run_id: String,
     /// Experiment.
     pub experiment: String,
-    /// Workload, when only one is concerned.
+    /// Workload, if the reason concerns only one.
     pub workload: Option<String>,
-    /// Variant, when only one is concerned.
+    /// Variant, if the reason concerns only one.
     pub variant: Option<Variant>,
-    /// One sentence: what is missing.
+    /// Reason, as one sentence.
     pub reason: String,
 }
 
-/// What of an experiment is left out.
+/// A part of an experiment that is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotYet {
-    /// The [`Run`] that it belongs to.
+    /// Identifier of its [`Run`].
     pub run_id: String,
     /// Experiment.
     pub experiment: String,
-    /// One sentence: what is left out.
+    /// The missing feature, as one sentence.
     pub waits_for: String,
 }

@@ -1,7 +1,7 @@
-//! `canvas report`: one page for people, from results files and nothing else.
+//! `lab report`: makes one page from results files.
 //!
-//! The page stands alone: no script, no font, no request; its policy forbids them, so that not
-//! even a name that escaped escaping could run.
+//! The page is self-contained: no scripts, no fonts, no requests; its content security policy forbids them,
+//! so that even a name with missing escapes could not run.
 
 mod beside;
 mod figures;
@@ -25,11 +25,11 @@ use figures::{Figure, Group};
 use palette::Palette;
 
 const STYLE: &str = include_str!("report/style.css");
-/// Nothing but the styles in the page itself.
+/// Allows only the styles in the page itself.
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-/// Runs whose figures may be put together, and what they say.
+/// Comparable runs with their contents.
 struct Setting<'a> {
     runs: Vec<&'a Run>,
     cells: Vec<Cell<'a>>,
@@ -37,12 +37,12 @@ struct Setting<'a> {
     not_yet: Vec<&'a NotYet>,
 }
 
-/// What must be equal for figures to be put together.
+/// Runs are comparable if these are equal.
 fn identity(run: &Run) -> impl Ord + use<> {
     let m = &run.machine;
     (
         (m.cpu.clone(), m.cpus, m.kernel.clone(), m.cgroup_version),
-        // A kernel's idea of its memory differs by pages from boot to boot.
+        // The reported memory varies by some pages from boot to boot.
         (m.memory_bytes + (1 << 29)) >> 30,
         (run.canvas_version.clone(), run.scale.to_bits(), run.seed),
     )
@@ -73,7 +73,7 @@ fn settings(results: &Results) -> Vec<Setting<'_>> {
     settings
 }
 
-/// The page.
+/// Makes the page.
 pub fn html(results: &Results) -> String {
     let settings = settings(results);
     let several = settings.len() > 1;
@@ -106,7 +106,7 @@ pub fn html(results: &Results) -> String {
             }
         }
     };
-    // Names and reasons may hold what no page may (escape codes of a failed program).
+    // Names and reasons may have control characters (escape codes of a failed program), which are removed.
     page.into_string()
         .chars()
         .map(|c| match c {
@@ -119,7 +119,7 @@ pub fn html(results: &Results) -> String {
 
 fn one_setting(number: usize, setting: &Setting, several: bool) -> Markup {
     let mut palette = Palette::default();
-    // Whole variants have the first colours, however many parameters there are.
+    // Variants get the first colours, however many parameters there are.
     for cell in &setting.cells {
         palette.style(&cell.key.variant, "");
     }
@@ -150,7 +150,7 @@ fn one_setting(number: usize, setting: &Setting, several: bool) -> Markup {
     }
 }
 
-/// Names of experiments, those that were run first, in the order of their first samples.
+/// Names of experiments in the order of their first samples, then those that were not run.
 fn experiments<'s>(setting: &'s Setting) -> Vec<&'s str> {
     let mut first: BTreeMap<&str, (&str, f64)> = BTreeMap::new();
     for sample in setting.cells.iter().flat_map(|c| &c.samples) {
@@ -165,7 +165,7 @@ fn experiments<'s>(setting: &'s Setting) -> Vec<&'s str> {
         let (a, b) = (first[a], first[b]);
         a.0.cmp(b.0).then(a.1.total_cmp(&b.1))
     });
-    // What waits for a feature still has its paper's numbers.
+    // Experiments that need a missing feature still show their paper's numbers.
     for waiting in &setting.not_yet {
         let name = waiting.experiment.as_str();
         if beside::mirrors(name) && !names.contains(&name) {
@@ -247,7 +247,7 @@ fn plot(figure: &Figure) -> Markup {
                             li { i.(style.class()).dashed[style.dashed] {} (name) }
                         }
                     }
-                    // Plotters escapes what it writes.
+                    // Plotters has escaped the text.
                     (PreEscaped(svg))
                 }
                 Err(sentence) => { p { (sentence) } }

@@ -24,7 +24,7 @@ const ZSWAP: &str = "ZSwap";
 const PLAIN: &str = "FastSwap without compression";
 const OURS: &str = "FastSwap";
 
-/// Table I: how many times as fast as swapping to disk.
+/// Table I: speed over that of swapping to disk.
 const fn speedup(
     what: &'static str,
     numbers: &'static [(&'static str, Stated)],
@@ -68,7 +68,7 @@ const fn row(
 const MB: f64 = 1e6;
 const MINUTE: f64 = 60.0;
 
-/// Minutes as printed, in seconds.
+/// Minutes as printed, converted to seconds.
 const fn minutes(m: f64) -> Stated {
     Number(m * MINUTE)
 }

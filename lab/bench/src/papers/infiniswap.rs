@@ -10,10 +10,10 @@ static PAPER: Paper = Paper {
     testbed: "32 machines of 16 cores and 64 GB, 56 Gbit/s InfiniBand",
 };
 
-/// Three quarters local: only disk was shown. Bars carry numbers but the text no names, so the
+/// Three quarters local: the slides show only disk. The bars have numbers but the text has no names, so the
 /// order of the bars is that of the programs below them.
 const THREE_QUARTERS: &str = "slides 5 to 13, bars in their order";
-/// Half local, disk and Infiniswap side by side.
+/// Half local: disk and Infiniswap.
 const HALF: &str = "slides 57 and 58, bars in their order";
 
 const fn row(

@@ -1,4 +1,4 @@
-//! The papers' numbers, ours beside them.
+//! Tables of the papers' numbers and the bench's.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::stats::Spread;
 use crate::variant::Variant;
 use crate::words::{bytes, digits, nanoseconds, plain, quantity, seconds, share, times};
 
-/// Whether a paper is mirrored by an experiment.
+/// Whether the experiment mirrors a paper.
 pub fn mirrors(experiment: &str) -> bool {
     rows().any(|r| r.experiment == experiment)
 }
 
-/// The table of one experiment, or nothing when it mirrors no paper.
+/// The table of one experiment; empty if it mirrors no paper.
 pub fn of(cells: &[Cell], experiment: &str) -> Markup {
     let rows: Vec<&Row> = rows().filter(|r| r.experiment == experiment).collect();
     let Some(paper) = rows.first().map(|r| r.paper) else {
@@ -67,7 +67,7 @@ fn figures_without_numbers(experiment: &str, paper: &Paper) -> Markup {
     }
 }
 
-/// Names with their numbers, one a line.
+/// Names with their numbers, one per line.
 fn list<'w>(pairs: impl Iterator<Item = (&'w str, String)>) -> Markup {
     html! {
         ul.pairs {
@@ -78,7 +78,7 @@ fn list<'w>(pairs: impl Iterator<Item = (&'w str, String)>) -> Markup {
     }
 }
 
-/// What papers say of a measure, a sentence each, for a plot of it.
+/// The papers' statements on a measure, a sentence each, for its plot.
 pub fn sentences(measure: Measure) -> Vec<String> {
     let of = |row: &Row| {
         let numbers: Vec<String> = row
@@ -122,9 +122,9 @@ fn show(measure: Measure, value: f64) -> String {
     }
 }
 
-/// What our cells say to a row: one line a variant, or a sentence.
+/// The bench's figures for a row: a line per variant, or a sentence.
 fn ours(cells: &[Cell], row: &Row) -> Markup {
-    // The median time of a fault is of any program.
+    // The median time of a fault may come from any program.
     let any = row.programs.is_empty() && row.measure == Measure::FaultNs;
     if row.programs.is_empty() && !any {
         return html! { span.small { "no such program here" } };
@@ -164,7 +164,7 @@ fn ours(cells: &[Cell], row: &Row) -> Markup {
 fn matches(cell: &Cell, row: &Row) -> bool {
     let key = &cell.key;
     let name = key.workload.to_lowercase();
-    // A limit of 100 % is also what no limit says.
+    // A limit of 100 % also matches runs without a limit.
     let limit = row.local_percent.is_none() || row.local_percent == key.local_percent;
     row.programs.iter().any(|part| name.contains(part))
         && limit
@@ -202,10 +202,10 @@ fn measure(cells: &[Cell], cell: &Cell, measure: Measure) -> Option<f64> {
     }
 }
 
-/// Slowdown that counts as the same latency.
+/// Slowdown up to which performance counts as equal to all-local.
 const SAME: f64 = 1.25;
 
-/// Local share that disk needs over the one that this variant needs, at the same slowdown.
+/// Local share that disk needs over the local share that this variant needs, at the same slowdown.
 fn local_saved(cells: &[Cell], cell: &Cell) -> Option<f64> {
     if cell.key.variant == Variant::Disk {
         return None;

@@ -1,4 +1,4 @@
-//! Which plots there are, and what is in them.
+//! The plots of an experiment.
 
 mod latency;
 mod rates;
@@ -15,16 +15,16 @@ use crate::variant::Variant;
 
 pub use slowdown::offloadable;
 
-/// Lines that one plot can hold and still be read.
+/// Most lines in a readable plot.
 const LINES_MAX: usize = 7;
 
-/// One plot with its words.
+/// A plot with its texts.
 pub struct Figure {
     pub title: String,
     pub legend: Vec<(String, Style)>,
-    /// SVG.
+    /// The drawing as SVG.
     pub drawing: Result<String, PlotError>,
-    /// What papers say of the same, a sentence each.
+    /// Statements of papers on the plotted measure, a sentence each.
     pub beside: Vec<String>,
 }
 
@@ -32,25 +32,25 @@ pub struct Figure {
 pub struct Group {
     pub heading: &'static str,
     pub explain: &'static str,
-    /// What is said when there is none: "no ... was recorded".
+    /// Text if there is no plot: "no ... was recorded".
     pub absent: &'static str,
     pub figures: Vec<Figure>,
 }
 
-/// A cell with its name and style in one plot.
+/// A cell with its name and style in a plot.
 struct Entry<'c, 'a> {
     cell: &'c Cell<'a>,
     name: String,
     style: Style,
 }
 
-/// What goes into one plot.
+/// Contents of a plot.
 struct Panel<'c, 'a> {
     title: String,
     entries: Vec<Entry<'c, 'a>>,
 }
 
-/// All plots of an experiment. `cells` are those of all experiments, for their local runs.
+/// All plots of an experiment. `cells` has those of all experiments, for their local runs.
 pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group> {
     vec![
         Group {
@@ -104,8 +104,8 @@ pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group>
     ]
 }
 
-/// One panel a workload of the experiment; one for each set of parameters when a single one
-/// would hold too many lines.
+/// A panel per workload of the experiment; one per set of parameters if a single one would have too many
+/// lines.
 fn panels<'c, 'a>(
     cells: &'c [Cell<'a>],
     experiment: &str,
@@ -171,7 +171,7 @@ fn entry<'c, 'a>(cell: &'c Cell<'a>, named: bool, palette: &mut Palette) -> Entr
     }
 }
 
-/// Leaves only cells at the smallest limit that a limited variant was run at, and unlimited ones.
+/// Keeps only unlimited cells, and those at the smallest limit of any limited variant.
 fn tightest(panel: &mut Panel) {
     let least = panel
         .entries
@@ -226,12 +226,12 @@ fn series_of(e: &Entry, points: Vec<(f64, f64)>, marked: bool) -> Series {
     }
 }
 
-/// Whether a variant is limited at all.
+/// Whether a variant has a limit.
 pub fn limited(variant: &Variant) -> bool {
     !variant.is_local()
 }
 
-/// First and third quartile in words, with the median.
+/// Median with first and third quartile.
 pub fn with_spread(spread: &Spread, show: impl Fn(f64) -> String) -> String {
     if spread.count < 2 {
         return show(spread.median);

@@ -1,7 +1,7 @@
-//! Colours and marks, by what they stand for.
+//! Colours and marks of the plots.
 //!
-//! Plots carry the colours of the light page as plain attributes; the style sheet replaces them
-//! one by one on a dark page.
+//! Plots have the colours of the light page as plain attributes; the style sheet replaces each on a dark
+//! page.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use plotters::style::RGBColor;
 
 use crate::variant::Variant;
 
-/// Shape of a point, so that colour is not all that tells lines apart.
+/// Shape of a point, so that lines differ not only by colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     Circle,
@@ -19,13 +19,13 @@ pub enum Mark {
     Ring,
 }
 
-/// How one variant is drawn, everywhere on the page.
+/// Style of a variant, everywhere on the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Place in [`COLOURS`].
+    /// Index in [`COLOURS`].
     pub colour: usize,
     pub mark: Mark,
-    /// Whether the line is broken: the colours have come round.
+    /// Whether the line is dashed, because the colours repeat.
     pub dashed: bool,
 }
 
@@ -44,10 +44,10 @@ const ZRAM: usize = 1;
 const ZSWAP: usize = 2;
 const DISK: usize = 3;
 const LOCAL: usize = 4;
-/// The first colour for whatever else there is (canvas with flags, parameters).
+/// Index of the first colour for other lines (canvas with flags, parameters).
 const OTHERS: usize = 5;
 
-/// Chosen to be told apart with the usual kinds of colour blindness, neighbours first.
+/// Distinguishable with the common kinds of colour blindness, neighbours first.
 const COLOURS: [Colour; 9] = [
     colour(0x2a78d6, 0x3987e5),
     colour(0xeb6834, 0xd95926),
@@ -68,41 +68,41 @@ const fn rgb(c: u32) -> RGBColor {
     RGBColor((c >> 16) as u8, (c >> 8) as u8, c as u8)
 }
 
-/// Text in plots.
+/// Colour of text in plots.
 pub const fn ink() -> RGBColor {
     rgb(INK.light)
 }
 
-/// Lines of the grid.
+/// Colour of grid lines.
 pub const fn grid() -> RGBColor {
     rgb(GRID.light)
 }
 
-/// Axes and reference lines.
+/// Colour of axes and reference lines.
 pub const fn axis() -> RGBColor {
     rgb(AXIS.light)
 }
 
 impl Style {
-    /// As the plots draw it.
+    /// The colour in plots.
     pub fn rgb(self) -> RGBColor {
         rgb(COLOURS[self.colour].light)
     }
 
-    /// Class of the same colour in the page.
+    /// CSS class of the colour.
     pub fn class(self) -> String {
         format!("c{}", self.colour)
     }
 }
 
-/// Remembers which style was given to what.
+/// Assigns styles, and remembers them.
 #[derive(Default)]
 pub struct Palette {
     others: Vec<String>,
 }
 
 impl Palette {
-    /// The style of a variant, with parameters in words when lines differ by them.
+    /// Style of a variant, with its parameters if lines differ by them.
     pub fn style(&mut self, variant: &Variant, parameters: &str) -> Style {
         let known = match variant {
             Variant::Canvas(flags) if flags.is_empty() => Some((CANVAS, Mark::Circle)),
@@ -149,7 +149,7 @@ impl Palette {
     }
 }
 
-/// Rules of the style sheet: one class a colour, and what replaces each colour on a dark page.
+/// Style sheet: a class per colour, and the replacement of each colour on a dark page.
 pub fn css() -> String {
     let mut light = String::new();
     let mut dark = String::new();

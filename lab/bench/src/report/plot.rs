@@ -1,4 +1,4 @@
-//! Plots as SVG. They are drawn at twice their size on the page: coordinates are whole numbers.
+//! Plots as SVG, drawn at twice their size on the page because coordinates are integers.
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, ValueFormatter};
 use plotters::element::{DashedPathElement, PathElement};
@@ -18,24 +18,24 @@ const SMALL: f64 = 22.0 * 1.24;
 pub struct Series {
     pub name: String,
     pub style: Style,
-    /// In any order; plots over x sort them before.
+    /// Points in any order; plots over x sort them.
     pub points: Vec<(f64, f64)>,
-    /// Ranges drawn as thin lines up and down: (x, low, high).
+    /// Ranges, drawn as thin vertical lines: (x, low, high).
     pub ranges: Vec<(f64, f64, f64)>,
     /// Whether points are marked.
     pub marked: bool,
 }
 
-/// How numbers become places.
+/// Scale of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
     Linear,
     Log,
-    /// Shares of 0 to 1 by the number of nines: 0.9, 0.99, 0.999 are equally far apart.
+    /// Shares of 0 to 1 by number of nines: 0.9, 0.99, 0.999 are equally spaced.
     Nines,
 }
 
-/// Shares above this are drawn as this.
+/// Larger shares are drawn as this.
 const MOST_NINES: f64 = 6.0;
 
 impl Scale {
@@ -56,15 +56,15 @@ impl Scale {
 pub struct Axis {
     pub label: String,
     pub scale: Scale,
-    /// Value in words.
+    /// Formats a value.
     pub show: fn(f64) -> String,
-    /// Values that must be on the axis.
+    /// Values that the axis must include.
     pub include: Vec<f64>,
-    /// Where labels stand; found when empty.
+    /// Values with labels; chosen automatically if empty.
     pub ticks: Vec<f64>,
 }
 
-/// An axis laid out: its ends, and (place, words) of the ticks.
+/// An axis after layout: its ends, and (position, label) of the ticks.
 #[derive(Clone)]
 struct Laid {
     range: std::ops::Range<f64>,
@@ -85,7 +85,7 @@ impl Axis {
         }
         if high - low < 1e-9 {
             let room = if scale == Scale::Linear && low != 0.0 {
-                // Not less: ticks are told apart at this distance.
+                // At least this far, the resolution of ticks.
                 (low.abs() * 0.1).max(1e-8)
             } else {
                 0.1
@@ -125,12 +125,12 @@ impl Ranged for Laid {
 
     fn map(&self, place: &f64, limit: (i32, i32)) -> i32 {
         let share = (place - self.range.start) / (self.range.end - self.range.start);
-        // Saturates; nothing far outside is ever drawn.
+        // The cast saturates; nothing far outside is drawn.
         limit.0 + (share * f64::from(limit.1 - limit.0)).round() as i32
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        // Ticks have labels, and no smaller ones between them.
+        // Only labelled ticks, no minor ones.
         if hint.weight().allow_light_points() {
             return vec![];
         }
@@ -151,7 +151,7 @@ impl ValueFormatter<f64> for Laid {
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten, about five of them.
+/// About five multiples of 1, 2 or 5 times a power of ten.
 fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 5.0;
     let power = 10f64.powf(rough.log10().floor());
@@ -165,7 +165,7 @@ fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
     (first..=last).map(|n| n as f64 * step).collect()
 }
 
-/// Powers of ten; with 2 and 5 between them when there are few.
+/// Powers of ten, with 2 and 5 between them if there are few.
 fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let decades = high - low;
     let every = (decades / 7.0).ceil().max(1.0) as usize;
@@ -186,7 +186,7 @@ fn label(size: f64) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&ink())
 }
 
-/// Lines through points. `reference` draws level lines at these y.
+/// Plots lines through points, and horizontal lines at the values of `reference`.
 pub fn lines(
     x: &Axis,
     y: &Axis,
@@ -235,7 +235,7 @@ pub fn lines(
             } else {
                 chart.draw_series([PathElement::new(line.clone(), colour.stroke_width(4))])?;
             }
-            // A line of one point is no line.
+            // A line of a single point would be invisible.
             if one.marked || line.len() == 1 {
                 mark(chart, &line, one.style)?;
             }
@@ -244,8 +244,8 @@ pub fn lines(
     })
 }
 
-/// Bars side by side: a group for each category, a bar for each series whose points are
-/// (category's number, value).
+/// Plots bars in groups: a group per category, a bar for each series with a point (number of the category,
+/// value).
 pub fn bars(
     y: &Axis,
     categories: &[String],
@@ -287,7 +287,7 @@ pub fn bars(
     })
 }
 
-/// The first letters of a name, and an ellipsis when there are more.
+/// A name truncated to `room` letters with an ellipsis.
 fn shortened(name: &str, room: usize) -> String {
     if name.chars().count() <= room.max(3) {
         return name.to_owned();
@@ -299,12 +299,12 @@ fn shortened(name: &str, room: usize) -> String {
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Laid, Laid>>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// Why there is no drawing.
+/// Reason why a plot cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 #[error("this plot could not be drawn: {0}")]
 pub struct PlotError(#[source] DrawingAreaErrorKind<std::io::Error>);
 
-/// Frame, grid and labels; then what `draw` draws.
+/// Draws frame, grid and labels, then calls `draw`.
 fn svg(
     across: &Laid,
     up: &Laid,
@@ -317,10 +317,10 @@ fn svg(
         let root = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
         let mut chart = ChartBuilder::on(&root)
             .margin_top(22)
-            // Half of a tick such as "100 ms" at the very end.
+            // Room for half of the last label, such as "100 ms".
             .margin_right(48)
             .x_label_area_size(if x_label.is_empty() { 60 } else { 100 })
-            // Ticks such as "99.999 %", and the label upright before them.
+            // Room for labels such as "99.999 %" and the vertical title.
             .y_label_area_size(175)
             .build_cartesian_2d(across.clone(), up.clone())?;
         chart
@@ -458,7 +458,7 @@ mod tests {
         );
         for tick in ticks {
             let size = number(&tick, "font-size");
-            // Digits are a little more than half as wide as high.
+            // Digits are slightly wider than half of their height.
             let width = tick.text().unwrap().trim().len() as f64 * 0.56 * size;
             assert!(number(&tick, "x") - width > size, "{svg}");
         }

@@ -1,4 +1,4 @@
-//! What the results say, in words.
+//! Summary of the results in sentences.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,11 +10,11 @@ use crate::stats::{Ratio, Spread, Verdict};
 use crate::variant::{KERNEL, Variant};
 use crate::words::{count, times};
 
-/// Canvas against one peer over all cells that both have.
+/// Canvas against one kernel variant over all cells that both have.
 struct Duel {
     canvas: Variant,
     peer: Variant,
-    /// (ratio of speeds, where), ascending.
+    /// (ratio of speeds, cell), ascending.
     ratios: Vec<(Ratio, String)>,
 }
 
@@ -32,7 +32,7 @@ impl Duel {
     }
 }
 
-/// All pairs of a canvas variant and a peer that met at least once.
+/// All pairs of a canvas variant and a kernel variant with a cell in common.
 fn duels(cells: &[Cell]) -> Vec<Duel> {
     let variants: BTreeSet<&Variant> = cells.iter().map(|c| &c.key.variant).collect();
     let mut duels = Vec::new();
@@ -126,7 +126,7 @@ fn duel_table(duels: &[Duel]) -> Markup {
     }
 }
 
-/// What canvas costs against all-local memory, for each limit.
+/// Cost of canvas over all-local memory at each limit.
 fn cost(cells: &[Cell]) -> Markup {
     let mut limits: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     let plain = Variant::Canvas(vec![]);
@@ -158,7 +158,7 @@ fn cost(cells: &[Cell]) -> Markup {
     }
 }
 
-/// Whether the data was right.
+/// Statement on the correctness of the data.
 fn data(cells: &[Cell]) -> Markup {
     let all = || {
         cells
@@ -204,7 +204,7 @@ fn data(cells: &[Cell]) -> Markup {
     }
 }
 
-/// What was not run, and why.
+/// Cells that were not run, with the reasons.
 fn left_out(skips: &[&Skip], not_yet: &[&NotYet]) -> Markup {
     let skipped: BTreeSet<String> = skips
         .iter()

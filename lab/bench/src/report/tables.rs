@@ -1,4 +1,4 @@
-//! Every number of an experiment, in tables.
+//! Tables with all numbers of an experiment.
 
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use crate::targets;
 use crate::variant::{KERNEL, Variant};
 use crate::words::{bytes, digits, nanoseconds, quantity, seconds, share, times};
 
-/// What an empty place shows.
+/// Text of an empty cell.
 const NONE: &str = "–";
 
-/// What a column shows of a cell, in words.
+/// Formats a value of a cell.
 type Show<'f> = Box<dyn Fn(&Cell) -> Option<String> + 'f>;
 
-/// A column: heading, and what it shows of a cell.
+/// A column: heading, and its value for a cell.
 struct Column<'f> {
     head: String,
     show: Show<'f>,
@@ -31,7 +31,7 @@ fn column<'f>(head: impl Into<String>, show: impl Fn(&Cell) -> Option<String> + 
     }
 }
 
-/// Median of a number of the good samples, in words.
+/// Median of a number over the good samples, formatted.
 fn middle<'f>(
     head: &'f str,
     number: impl Fn(&Sample) -> Option<f64> + 'f,
@@ -40,7 +40,7 @@ fn middle<'f>(
     column(head, move |c| c.median(&number).map(&show))
 }
 
-/// The tables of one experiment; `cells` are those of all.
+/// Tables of one experiment; `cells` has those of all.
 pub fn of(cells: &[Cell], experiment: &str) -> Markup {
     let ours: Vec<&Cell> = cells
         .iter()
@@ -60,7 +60,7 @@ pub fn of(cells: &[Cell], experiment: &str) -> Markup {
     }
 }
 
-/// A table whose empty columns are left out; nothing when all are.
+/// A table without its empty columns; no table if all are empty.
 fn table(title: &str, open: bool, cells: &[&Cell], columns: &[Column]) -> Markup {
     let filled: Vec<(&Column, Vec<Option<String>>)> = columns
         .iter()
@@ -145,7 +145,7 @@ fn speed<'f>(cells: &'f [Cell], ours: &[&Cell]) -> Vec<Column<'f>> {
             c.speed_over(peer_of(cells, &c.key, &peer)?).map(ratio)
         }));
     }
-    // Where one ran it is the best, and has its column.
+    // If only one kernel variant ran it is the best one, and has its own column.
     if peers().count() > 1 {
         columns.push(column("over the kernel's best [95 %]", move |c| {
             if !c.key.variant.is_canvas() {
@@ -158,7 +158,7 @@ fn speed<'f>(cells: &'f [Cell], ours: &[&Cell]) -> Vec<Column<'f>> {
     columns
 }
 
-/// A ratio with its bounds, and a word when they say something.
+/// A ratio with its bounds, and a verdict if the bounds allow one.
 fn ratio(ratio: Ratio) -> String {
     let Some((low, high)) = ratio.bounds else {
         return times(ratio.ratio);
@@ -230,7 +230,7 @@ fn latency<'f>() -> Vec<Column<'f>> {
     columns
 }
 
-/// How long a program was watched: to the last tick, else the measured part.
+/// Time over which a program was sampled: up to the last tick, otherwise the measured part.
 fn watched_s(sample: &Sample) -> Option<f64> {
     let last = sample.timeline.last().map(|t| t.at_s);
     last.filter(|s| *s > 0.0)
@@ -238,17 +238,17 @@ fn watched_s(sample: &Sample) -> Option<f64> {
         .filter(|s| *s > 0.0)
 }
 
-/// Pages brought in a second.
+/// Pages swapped in per second.
 pub fn pages_in_per_s(sample: &Sample) -> Option<f64> {
     Some(sample.swap_in_pages? as f64 / watched_s(sample)?)
 }
 
-/// Pages put out a second.
+/// Pages swapped out per second.
 pub fn pages_out_per_s(sample: &Sample) -> Option<f64> {
     Some(sample.swap_out_pages? as f64 / watched_s(sample)?)
 }
 
-/// Swap entries that the allocator gave a second, with and without its lock.
+/// Swap entries allocated per second, with and without the lock.
 pub fn entries_per_s(sample: &Sample) -> Option<f64> {
     let entries = sample.entries.as_ref()?;
     Some((entries.locked + entries.stocked) as f64 / watched_s(sample)?)
@@ -327,8 +327,7 @@ fn prefetching<'f>() -> Vec<Column<'f>> {
     ]
 }
 
-/// Far memory over donors, and plain TCP beside it.
-/// The figures that only this experiment has.
+/// Columns of far memory over donors and plain TCP, and of figures that only this experiment has.
 fn own_figures<'f>(ours: &[&Cell]) -> Vec<Column<'f>> {
     let all = ours.iter().flat_map(|c| &c.samples);
     let names: BTreeSet<&String> = all.flat_map(|s| s.figures.keys()).collect();
@@ -401,10 +400,10 @@ fn donors<'f>() -> Vec<Column<'f>> {
     ]
 }
 
-/// Bounds on the slowdown for which the share that may be far is given.
+/// Bounds on the slowdown for which the far share is given.
 const BOUNDS: [f64; 4] = [1.1, 1.25, 1.5, 2.0];
 
-/// How much of each program may be far, where it was run at two limits or more.
+/// Far share of each program that ran at two limits or more.
 fn far_shares(cells: &[Cell], ours: &[&Cell]) -> Markup {
     let mut seen = BTreeSet::new();
     let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! The page's structure, read with a browser's parser.
+//! Checks of the page's structure, with a browser's parser.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ impl Element {
         found.map(|(_, v)| v.as_str())
     }
 
-    /// Itself and all below with this name.
+    /// The element and all its descendants with this name.
     fn all<'e>(&'e self, name: &str, found: &mut Vec<&'e Element>) {
         if self.name == name || name == "*" {
             found.push(self);
@@ -69,7 +69,7 @@ fn element(handle: &Handle) -> Element {
 struct Page(Element);
 
 impl Page {
-    /// Parses, and fails on whatever a browser would have to mend.
+    /// Parses the page; fails at anything that a browser would have to repair.
     fn of(results: &Results) -> Page {
         let text = html(results);
         let dom = parse_document(RcDom::default(), ParseOpts::default()).one(text.as_str());
@@ -140,7 +140,7 @@ fn every_kind_of_plot_and_table_is_there() {
         let mut legend = Vec::new();
         figure.all("li", &mut legend);
         assert!(!legend.is_empty(), "{title}: no legend");
-        // As many colours as there are names, each on a line or a bar.
+        // As many colours as names, each on a line or a bar.
         let colours: BTreeSet<&str> = drawn
             .iter()
             .filter(|e| ["polyline", "rect", "circle", "polygon"].contains(&e.name.as_str()))
@@ -229,7 +229,7 @@ fn nothing_from_results_becomes_markup() {
     stands_alone(&page);
 }
 
-/// No element that loads or runs anything, no attribute that does.
+/// No element or attribute loads or runs anything.
 fn stands_alone(page: &Page) {
     for e in page.all("*") {
         assert!(
@@ -280,7 +280,7 @@ fn no_data_is_a_sentence_and_no_empty_plot() {
     let page = Page::of(&results);
     assert!(page.has("No program was run"));
     assert!(page.all("svg").is_empty() && page.all("figure").is_empty());
-    // Nothing but times of one variant.
+    // Only times of one variant.
     results.samples = (0..3)
         .map(|n| fixture::sample("w", Variant::Zram, Some(50), n, 1.0))
         .collect();
@@ -310,7 +310,7 @@ fn other_machines_and_sizes_are_kept_apart() {
     let page = Page::of(&one);
     assert!(page.has("machine, version and size no. 2"));
     assert_eq!(page.all("figure").len(), 2 * cells);
-    // The same setting twice is one.
+    // A repeated setting counts once.
     let mut again = fixture::small("1", 1);
     let more = fixture::small("2", 2);
     again.runs.extend(more.runs);
@@ -346,7 +346,7 @@ fn papers_stand_beside_ours() {
     );
     let row = page.row(&["VoltDB, half of the working set local"]);
     assert_eq!(row[3], "no such program here");
-    // An experiment that canvas cannot do yet still shows what the paper says.
+    // An experiment that canvas cannot run yet still shows the paper's numbers.
     let row = page.row(&["accuracy, Spark KMeans"]);
     assert!(row[2].contains("LEAP17.2 %"), "{}", row[2]);
     assert_eq!(row[3], "not measured");
@@ -419,7 +419,7 @@ fn slow_accesses_are_cut_by_one_rule_and_counted() {
     for (variant, histogram) in [
         (Variant::Local, vec![(100, 999), (900, 1)]),
         (Variant::Zram, vec![(100, 750), (800, 50), (20_000, 200)]),
-        // Nothing slow, nothing drawn.
+        // No slow accesses, no curve.
         (Variant::Disk, vec![(100, 7)]),
     ] {
         let percent = (variant != Variant::Local).then_some(25);
@@ -479,7 +479,7 @@ fn threads_are_an_axis_with_the_papers_numbers() {
     assert_eq!(names, ["canvas", "zram"]);
     assert!(text.contains("table 4"), "{text}");
     figure("share of allocations that took the lock");
-    // One number of threads is no line.
+    // A single number of threads gives no line.
     results.samples.retain(|s| s.parameters["threads"] == "4");
     let page = Page::of(&results);
     assert!(
@@ -506,7 +506,7 @@ fn odd() -> impl Strategy<Value = f64> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
-    /// Whatever numbers a file holds, the page is whole.
+    /// Whatever numbers a file has, the page is complete.
     #[test]
     fn odd_numbers_do_no_harm(numbers in proptest::collection::vec(odd(), 64), counts in proptest::collection::vec(any::<u64>(), 16)) {
         let mut results = fixture::small("1", 1);

@@ -1,4 +1,4 @@
-//! How requests and faults are distributed.
+//! Distributions of the latency of requests and faults.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ fn nines(value: f64) -> String {
     format!("{} %", digits_of_share(value))
 }
 
-/// 0.999 as 99.9, without what rounding adds.
+/// A share of 0.999 as 99.9, without rounding errors.
 fn digits_of_share(value: f64) -> String {
     let text = format!("{:.4}", value * 100.0);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -46,12 +46,12 @@ pub(super) fn latencies(cells: &[Cell], experiment: &str, palette: &mut Palette)
     figures
 }
 
-/// Of all repeats.
+/// Distribution over all repeats of a cell.
 fn distribution(cell: &Cell, histogram: fn(&Sample) -> &Vec<(u64, u64)>) -> Vec<(f64, f64)> {
     steps(together(cell.good().flat_map(histogram)))
 }
 
-/// Counts as steps: a bucket's requests took at most its upper bound.
+/// Cumulative steps: all requests of a bucket have its upper bound.
 fn steps(counts: BTreeMap<u64, u64>) -> Vec<(f64, f64)> {
     let total: f64 = counts.values().map(|c| *c as f64).sum();
     let mut points = Vec::new();
@@ -59,7 +59,7 @@ fn steps(counts: BTreeMap<u64, u64>) -> Vec<(f64, f64)> {
     for (bound, count) in counts.into_iter().filter(|(b, c)| *b > 0 && *c > 0) {
         points.push((bound as f64, below / total));
         below += count as f64;
-        // All of n requests is not more nines than n requests can show.
+        // The last point shows no more nines than the number of requests supports.
         points.push((bound as f64, (below / total).min(1.0 - 0.5 / total)));
     }
     points

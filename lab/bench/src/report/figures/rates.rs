@@ -7,7 +7,7 @@ use crate::cells::Cell;
 use crate::record::{Sample, Tick};
 use crate::words::{digits, quantity};
 
-/// Points that a line over time is thinned to.
+/// Most points of a line over time.
 const POINTS_MAX: usize = 300;
 const PAGE_MIB: f64 = 4096.0 / 1_048_576.0;
 
@@ -29,7 +29,7 @@ fn over_time(
     for mut panel in panels(cells, experiment, wanted, palette) {
         tightest(&mut panel);
         let series = panel.entries.iter().filter_map(|e| {
-            // A repeat that was not sampled shows nothing, however typical.
+            // A repeat without ticks cannot be shown, even if it is the typical one.
             let sample = e
                 .cell
                 .typical()
@@ -52,7 +52,7 @@ fn over_time(
     figures
 }
 
-/// At most [`POINTS_MAX`] points, each the mean of as many neighbours.
+/// At most [`POINTS_MAX`] points, each the mean of equally many neighbours.
 fn thinned(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     let together = points.len().div_ceil(POINTS_MAX).max(1);
@@ -78,7 +78,7 @@ pub(super) fn bandwidths(cells: &[Cell], experiment: &str, palette: &mut Palette
     ];
     let sides = both.map(|(rate, what)| over_time(cells, experiment, palette, rate, what, &y));
     let [ins, outs] = sides;
-    // In beside out, program by program.
+    // Swap-in next to swap-out for each program.
     let mut all: Vec<Figure> = ins.into_iter().chain(outs).collect();
     all.sort_by(|a, b| a.title.cmp(&b.title));
     all

@@ -1,4 +1,4 @@
-//! How much slower programs become: with less local memory, and beside others.
+//! Slowdown of programs with less local memory, and in co-runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::{Figure, finish, panels, simple};
 use crate::cells::{Cell, Unit, local_of, solo_of};
 use crate::words::times;
 
-/// Groups of bars that one plot can hold.
+/// Most groups of bars in a plot.
 const GROUPS_MAX: usize = 6;
 
 fn percent(value: f64) -> String {
@@ -20,7 +20,7 @@ pub(super) fn slowdowns(cells: &[Cell], experiment: &str, palette: &mut Palette)
     let mut figures = Vec::new();
     let mut single: BTreeMap<u32, Vec<(String, Vec<Series>)>> = BTreeMap::new();
     for panel in panels(cells, experiment, wanted, palette) {
-        // One line a name, over its limits.
+        // One line per name, over its limits.
         let mut by_name: BTreeMap<String, Series> = BTreeMap::new();
         let mut order = Vec::new();
         for e in &panel.entries {
@@ -53,7 +53,7 @@ pub(super) fn slowdowns(cells: &[Cell], experiment: &str, palette: &mut Palette)
                 (least, most) = (least.min(*slow), most.max(*slow));
             }
         }
-        // One limit makes no line: such programs share a plot.
+        // A single limit gives no line: such programs share a bar plot.
         if limits.len() == 1 {
             let limit = limits.into_iter().next().unwrap_or(100);
             single.entry(limit).or_default().push((panel.title, series));
@@ -89,7 +89,7 @@ pub(super) fn slowdowns(cells: &[Cell], experiment: &str, palette: &mut Palette)
     figures
 }
 
-/// Programs that were run at one limit only, as groups of bars.
+/// A bar plot of programs with a single limit.
 fn slowdown_bars(limit: u32, programs: &[(String, Vec<Series>)]) -> Option<Figure> {
     let names: Vec<String> = programs.iter().map(|(name, _)| name.clone()).collect();
     let mut together: Vec<Series> = Vec::new();
@@ -116,7 +116,7 @@ fn slowdown_bars(limit: u32, programs: &[(String, Vec<Series>)]) -> Option<Figur
     finish(title, together, |s| bars(&y, &names, s, 1.0))
 }
 
-/// Slowdown of the median, and of the quartiles, against the local run's median.
+/// Slowdown of the median, and of the quartiles, relative to the local run's median.
 fn slowdown(cells: &[Cell], cell: &Cell) -> Option<(f64, Option<(f64, f64)>)> {
     let local = local_of(cells, &cell.key)?;
     let middle = cell.slowdown(local)?;
@@ -181,8 +181,8 @@ pub(super) fn co_runs(cells: &[Cell], experiment: &str, palette: &mut Palette) -
     figures
 }
 
-/// Share of the working set that may be far while the slowdown is at most `bound`, 0 to 1: linear
-/// between measured limits, from all-local downwards. `None` without a limited run.
+/// Share of the working set, 0 to 1, that can be far with a slowdown of at most `bound`: interpolates
+/// linearly between measured limits, from all-local downwards. `None` without a limited run.
 pub fn offloadable(cells: &[Cell], of: &Cell, bound: f64) -> Option<f64> {
     let mut points: Vec<(f64, f64)> = cells
         .iter()

@@ -1,4 +1,4 @@
-//! What more threads do: entries allocated, pages put out, operations, over their number.
+//! Scaling with threads: entries allocated, pages evicted, operations, over the number of threads.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::record::Sample;
 use crate::stats::Spread;
 use crate::words::{digits, quantity, share};
 
-/// The parameter that counts them.
+/// Name of the parameter with the number of threads.
 const THREADS: &str = "threads";
 
-/// What is plotted: its name, its number, how that is shown, and what of the papers it is beside.
+/// A plotted measure: its name, its value, its format, and the papers' measure to compare with.
 struct What {
     name: &'static str,
     number: fn(&Sample) -> Option<f64>,
@@ -51,7 +51,7 @@ const WHATS: [What; 4] = [
     },
 ];
 
-/// Of all allocations, those that no reservation saved the lock.
+/// Share of allocations that took the lock.
 fn locked_share(sample: &Sample) -> Option<f64> {
     let e = sample.entries?;
     let all = e
@@ -61,7 +61,7 @@ fn locked_share(sample: &Sample) -> Option<f64> {
     (all > 0).then(|| e.locked as f64 / all as f64)
 }
 
-/// Number of threads of a cell, and all else that tells its line from others.
+/// Number of threads of a cell, and the rest of its name, which identifies its line.
 fn place_of(cell: &Cell) -> Option<(f64, String)> {
     let threads: u32 = cell.key.parameters.get(THREADS)?.parse().ok()?;
     let mut others = cell.key.parameters.clone();
@@ -92,7 +92,7 @@ pub(super) fn by_threads(cells: &[Cell], experiment: &str, palette: &mut Palette
     figures
 }
 
-/// One plot: a line a variant. `None` where no variant has it at two numbers of threads.
+/// A plot with a line per variant; `None` if no variant has two numbers of threads.
 fn figure(
     title: &str,
     members: &[(f64, &Cell)],
