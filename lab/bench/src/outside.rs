@@ -53,8 +53,8 @@ fn read(pid: u32, file: &str) -> String {
     fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
 }
 
-/// Anonymous memory of a process, at least: the kernel's walk over the maps may count a moving page twice,
-/// and its counter counts shared pages in full, so the smaller of the two is used.
+/// Anonymous memory of a process: the smaller of two upper bounds. The kernel's walk over the maps may count
+/// a moving page twice, and its counter counts shared pages in full.
 fn anonymous(pid: u32) -> u64 {
     let field = |file, name| memory_bytes(read(pid, file).as_bytes(), name).unwrap_or(0);
     field("smaps_rollup", "Pss_Anon").min(field("status", "RssAnon"))

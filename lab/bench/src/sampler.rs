@@ -1,4 +1,4 @@
-//! What a program does to memory while it runs: peaks, and rates over time.
+//! Samples a program's memory and swap traffic while it runs: peaks, and rates over time.
 
 use std::fs::{self, File, OpenOptions};
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,12 +15,12 @@ use crate::outside;
 use crate::processes;
 use crate::record::{FarTick, Prefetch, Quantiles, Tick};
 
-/// Ticks of a run at most; past that, neighbours are joined.
+/// Most ticks of a run; beyond that, neighbours are merged.
 const TICKS_MAX: usize = 600;
-/// Time between two looks from outside: each walks over the maps of all processes.
+/// Interval of measurements from outside, each of which walks the maps of all processes.
 const OUTSIDE_EVERY_S: f64 = 1.0;
 
-/// Counters of the whole host; only used while one program alone has swap to itself.
+/// Counters of the whole host; used only for a program that has swap to itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Host {
     in_pages: u64,
@@ -35,7 +35,7 @@ impl Host {
             let value = |l: &str| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
             vmstat.lines().find_map(value).unwrap_or(0)
         };
-        // Through zswap, to and from the device, and pages of zeros, which go nowhere.
+        // Pages through zswap, to and from the device, and pages of zeros, which are not stored.
         Host {
             in_pages: get("pswpin") + get("zswpin") + get("swpin_zero"),
             out_pages: get("pswpout") + get("zswpout") + get("swpout_zero"),
@@ -49,7 +49,7 @@ impl Host {
     }
 }
 
-/// The memory that a canvas that runs shares with its processes.
+/// The segment that a running canvas shares with its processes.
 fn shared_memory(canvas: u32) -> Option<File> {
     let entries = fs::read_dir(format!("/proc/{canvas}/fd")).ok()?;
     let entry = entries.flatten().find(|entry| {
@@ -60,8 +60,8 @@ fn shared_memory(canvas: u32) -> Option<File> {
     file.ok()
 }
 
-/// Who creates a segment in this process for a test holds this meanwhile: tests run side by side,
-/// and [`shared_memory`] takes the first segment of a process.
+/// Held by tests that create a segment in this process: tests run in parallel, and [`shared_memory`] takes
+/// the first segment of a process.
 #[cfg(test)]
 pub static ONLY_SEGMENT: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
@@ -70,18 +70,18 @@ pub fn tenant_of(canvas: u32) -> Option<Lease> {
     Lease::map(&shared_memory(canvas)?).ok()
 }
 
-/// Counters of a `canvas run`, with far memory or without.
+/// Counters of a `canvas run`, with or without far memory.
 pub fn counters_of(canvas: u32) -> Option<&'static Segment> {
     Segment::map(&shared_memory(canvas)?).ok()
 }
 
-/// Is it an agent of far memory, which `canvas run` starts?
+/// Whether the process is an agent of far memory that `canvas run` started.
 fn is_agent(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split(|b| *b == 0).nth(1) == Some(b"agent-worker".as_slice())
 }
 
-/// What moved since the beginning.
+/// Totals since the beginning.
 #[derive(Clone, Copy)]
 struct Moved {
     in_pages: u64,
@@ -89,7 +89,7 @@ struct Moved {
     far: Option<FarMoved>,
 }
 
-/// What moved beyond the pool.
+/// Totals of traffic beyond the pool.
 #[derive(Clone, Copy, Default)]
 struct FarMoved {
     in_bytes: u64,
@@ -99,7 +99,7 @@ struct FarMoved {
 }
 
 impl Moved {
-    /// The rates between two looks.
+    /// Rates between two samples.
     fn since(&self, before: &Moved, before_s: f64, at_s: f64) -> Tick {
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / (at_s - before_s);
         let far = self.far.map(|now| {
@@ -121,23 +121,23 @@ impl Moved {
     }
 }
 
-/// Where the memory of a program is looked at.
+/// The program to sample.
 pub struct Watch<'a> {
-    /// Its group, where there is one.
+    /// Its control group, if it has one.
     pub group: Option<&'a Group>,
-    /// The process that was started.
+    /// Pid of the started process.
     pub pid: u32,
-    /// Its identity beside the number.
+    /// Start time in clock ticks, which identifies it together with its pid.
     pub start_ticks: u64,
     /// Whether that process is `canvas run`.
     pub is_canvas: bool,
     /// Whether it has far memory.
     pub is_far: bool,
-    /// The swap that it has to itself.
+    /// The swap area that the program has to itself.
     pub swap: Option<&'a Swap>,
 }
 
-/// Watches one program from its start.
+/// Samples one program from its start.
 pub struct Sampler<'a> {
     watch: Watch<'a>,
     started: Instant,
@@ -146,26 +146,26 @@ pub struct Sampler<'a> {
     tenant: Option<Lease>,
     first: Host,
     last: Option<(f64, Moved)>,
-    /// Reads beyond the pool that faults had waited for at each tick.
+    /// Histogram of faults beyond the pool at each tick.
     reads: Vec<(f64, [u64; BUCKETS])>,
-    /// When local memory was looked at from outside.
+    /// Time of the last measurement of local memory from outside.
     outside_s: f64,
-    /// Most anonymous memory, sampled.
+    /// Peak of sampled anonymous memory.
     pub memory_peak_bytes: u64,
-    /// Most local memory under canvas, as the kernel tells it.
+    /// Peak of local memory under canvas, from the kernel.
     pub local_peak_bytes: Option<u64>,
-    /// Most anonymous memory of the agent that keeps far memory for canvas, sampled.
+    /// Peak of the sampled anonymous memory of canvas's agent.
     pub agent_peak_bytes: Option<u64>,
-    /// Most bytes of the far side, sampled.
+    /// Peak of sampled bytes on the far side.
     pub far_peak_bytes: Option<u64>,
     /// Rates over time.
     pub ticks: Vec<Tick>,
-    /// What was counted at each look.
+    /// Sampled counters.
     pub looks: Looks,
 }
 
 impl<'a> Sampler<'a> {
-    /// Begins.
+    /// Begins sampling.
     pub fn new(watch: Watch<'a>, started: Instant, tick_every: Duration) -> Sampler<'a> {
         Sampler {
             watch,
@@ -186,7 +186,7 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// Looks once; a tick is added when it is time for one.
+    /// Takes a sample; adds a tick when one is due.
     pub fn sample(&mut self) {
         let w = &self.watch;
         let figures = w.group.map(Group::figures);
@@ -208,9 +208,9 @@ impl<'a> Sampler<'a> {
         if w.is_canvas && at_s >= self.outside_s + OUTSIDE_EVERY_S {
             self.outside_s = at_s;
             let mut pids = processes::tree(w.pid, w.start_ticks);
-            // The command itself is no part of the program.
+            // The command itself is not part of the program.
             pids.retain(|pid| *pid != w.pid);
-            // Nor is the agent, whose pages are not the program's.
+            // Neither is the agent.
             let (agents, pids): (Vec<u32>, Vec<u32>) = pids.iter().partition(|pid| is_agent(**pid));
             if !agents.is_empty() {
                 let bytes = processes::anonymous_bytes(&agents);
@@ -245,18 +245,17 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// Times of the reads beyond the pool that faults waited for between two times, in whole ticks; `None`
-    /// when there were none.
+    /// Latency of the faults beyond the pool between two times, in whole ticks; `None` if there were none.
     pub fn reads_between(&self, from_s: f64, to_s: f64) -> Option<Quantiles> {
         reads_between(&self.reads, from_s, to_s)
     }
 
-    /// What came from and went beyond the pool since the beginning.
+    /// Traffic beyond the pool since the beginning.
     fn far_moved(&self) -> Option<FarMoved> {
         let tenant = self.tenant.as_ref()?;
         let (counters, stats) = (tenant.segment(), &tenant.far().stats);
         Some(FarMoved {
-            // Lanes' reads are not among the agent's.
+            // The agent's count does not include reads over direct read channels.
             in_bytes: stats.bytes_in.load(Relaxed) + stats.lane_bytes.load(Relaxed),
             out_bytes: stats.bytes_out.load(Relaxed),
             in_pages: counters.total(Counter::FaultBeyondPool)
@@ -265,7 +264,7 @@ impl<'a> Sampler<'a> {
         })
     }
 
-    /// Pages in and out since the beginning, from whatever counts them.
+    /// Pages swapped in and out since the beginning, from any source that counts them.
     pub fn swapped(&mut self) -> Option<(u64, u64)> {
         if self.watch.is_canvas {
             if self.segment.is_none() {
@@ -294,7 +293,7 @@ impl<'a> Sampler<'a> {
         Some((figures.swapped_in_pages?, figures.swapped_out_pages?))
     }
 
-    /// What the kernel's readahead did, for a program that has swap to itself.
+    /// Work of the kernel's readahead, for a program that has swap to itself.
     pub fn readahead(&self, major_faults: Option<u64>) -> Option<Prefetch> {
         self.watch.swap?;
         let now = Host::now();
@@ -310,7 +309,7 @@ impl<'a> Sampler<'a> {
     }
 }
 
-/// What a program has had until now, by its group: without one nobody tells.
+/// Counters of a program so far; most need its control group.
 fn counted(watch: &Watch, segment: Option<&Segment>, figures: Option<Figures>) -> Counts {
     let faults = match watch.is_canvas {
         true => segment.map(|s| s.total(Counter::FaultFar)),
@@ -342,7 +341,7 @@ fn reads_between(seen: &[(f64, [u64; BUCKETS])], from_s: f64, to_s: f64) -> Opti
     })
 }
 
-/// Halves the ticks when there are too many: two neighbours become their mean.
+/// Merges pairs of neighbouring ticks into their means when there are too many.
 fn join_neighbours(ticks: &mut Vec<Tick>) {
     if ticks.len() < TICKS_MAX {
         return;
@@ -381,8 +380,8 @@ fn join_neighbours(ticks: &mut Vec<Tick>) {
     *ticks = joined;
 }
 
-/// Puts the rates that a workload reported itself (seconds since `offset_s` of the run, operations
-/// a second until then) into the ticks; without ticks they become ticks of their own.
+/// Adds rates that a workload reported itself (seconds since `offset_s` of the run, operations per second
+/// until then) to the ticks; creates ticks if there are none.
 pub fn merge_rates(ticks: &mut Vec<Tick>, rates: &[(f64, f64)], offset_s: f64) {
     if ticks.is_empty() {
         ticks.extend(rates.iter().map(|(at_s, ops)| Tick {
@@ -396,7 +395,7 @@ pub fn merge_rates(ticks: &mut Vec<Tick>, rates: &[(f64, f64)], offset_s: f64) {
         if tick.at_s < offset_s {
             continue;
         }
-        // The first whose time is not over before the tick's.
+        // The first rate whose interval ends at the tick or later.
         let of = rates.iter().find(|(at_s, _)| at_s + offset_s >= tick.at_s);
         tick.ops_per_s = of.map(|(_, ops)| *ops);
     }

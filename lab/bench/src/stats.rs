@@ -1,32 +1,32 @@
-//! Medians, their spread, and how sure a ratio of two medians is.
+//! Medians, their spread, and confidence intervals of the ratio of two medians.
 
 use std::collections::BTreeMap;
 
-/// Samples below which a side says nothing about its own noise.
+/// Least number of samples per side for a confidence interval.
 pub const REPEATS_MIN: usize = 3;
 
-/// Draws of the bootstrap: the 95 % bounds move by less than one rank in a hundred.
+/// Resamples of the bootstrap: the 95 % bounds vary by less than one rank in a hundred.
 const RESAMPLES: usize = 4000;
 
-/// Middle and width of some values.
+/// Median, quartiles and range of some values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// How many values there were.
+    /// Number of values.
     pub count: usize,
-    /// Least value.
+    /// Minimum.
     pub min: f64,
     /// First quartile.
     pub q1: f64,
-    /// Middle.
+    /// Median.
     pub median: f64,
     /// Third quartile.
     pub q3: f64,
-    /// Greatest value.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of all finite values; `None` when there are none.
+    /// Spread of all finite values; `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Spread> {
         let sorted = sorted(values);
         let (min, max) = (*sorted.first()?, *sorted.last()?);
@@ -48,26 +48,26 @@ fn sorted(values: &[f64]) -> Vec<f64> {
     finite
 }
 
-/// Quantile `q` (0 to 1) of ascending values, linear between neighbours (R's type 7). The slice
-/// must not be empty.
+/// Quantile `q` (0 to 1) of ascending values, interpolated linearly (R's type 7). The slice must not be
+/// empty.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let place = q * (sorted.len() - 1) as f64;
     let below = place.floor() as usize;
     let above = (below + 1).min(sorted.len() - 1);
     let share = place - below as f64;
-    // Equal neighbours first: inf - inf aside, x + (x - x) * share must be x and not nearly x.
+    // Equal neighbours first: x + (x - x) * share must be exactly x, and inf - inf is NaN.
     if share == 0.0 || sorted[below] == sorted[above] {
         return sorted[below];
     }
     sorted[below] * (1.0 - share) + sorted[above] * share
 }
 
-/// The middle of all finite values.
+/// Median of all finite values.
 pub fn median(values: &[f64]) -> Option<f64> {
     Spread::of(values).map(|s| s.median)
 }
 
-/// Several histograms of (upper bound, count) as one.
+/// Merges histograms of (upper bound, count).
 pub fn together<'a>(buckets: impl IntoIterator<Item = &'a (u64, u64)>) -> BTreeMap<u64, u64> {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     for (bound, count) in buckets {
@@ -77,7 +77,7 @@ pub fn together<'a>(buckets: impl IntoIterator<Item = &'a (u64, u64)>) -> BTreeM
     counts
 }
 
-/// The upper bound of the bucket that a quantile (0 to 1) lies in; `None` of nothing.
+/// Upper bound of the bucket that contains a quantile (0 to 1); `None` for an empty histogram.
 pub fn bucket_at(counts: &BTreeMap<u64, u64>, quantile: f64) -> Option<u64> {
     let total: u64 = counts.values().sum();
     let mut left = (total as f64 * quantile).ceil() as u64;
@@ -94,12 +94,11 @@ pub fn bucket_at(counts: &BTreeMap<u64, u64>, quantile: f64) -> Option<u64> {
 pub struct Ratio {
     /// Median over median.
     pub ratio: f64,
-    /// Where the ratio lies with 95 % confidence; absent with fewer than [`REPEATS_MIN`] values on
-    /// a side.
+    /// 95 % confidence interval of the ratio; absent with fewer than [`REPEATS_MIN`] values on a side.
     pub bounds: Option<(f64, f64)>,
 }
 
-/// What a ratio of speeds says, new over old.
+/// Verdict on a ratio of speeds, new over old.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The whole interval lies above 1.
@@ -113,7 +112,7 @@ pub enum Verdict {
 }
 
 impl Ratio {
-    /// Of a ratio of speeds.
+    /// Verdict on this ratio as one of speeds.
     pub fn verdict(&self) -> Verdict {
         match self.bounds {
             None => Verdict::TooFew,
@@ -124,9 +123,9 @@ impl Ratio {
     }
 }
 
-/// `median(above) / median(below)` with a percentile bootstrap: both sides are drawn anew, each
-/// from its own values. The same seed and values give the same bounds. `None` when a side has no
-/// value above zero (values that are not finite and positive are left out).
+/// `median(above) / median(below)` with a percentile bootstrap: resamples each side from its own values. The
+/// same seed and values give the same bounds. Ignores values that are not finite and positive; `None` if a
+/// side has no others.
 pub fn ratio_of_medians(above: &[f64], below: &[f64], seed: u64) -> Option<Ratio> {
     let positive =
         |values: &[f64]| -> Vec<f64> { sorted(values).into_iter().filter(|v| *v > 0.0).collect() };
@@ -153,7 +152,7 @@ pub fn ratio_of_medians(above: &[f64], below: &[f64], seed: u64) -> Option<Ratio
     })
 }
 
-/// Median of as many values drawn with replacement.
+/// Median of a resample of equal size, drawn with replacement.
 fn redrawn(values: &[f64], random: &mut fastrand::Rng, scratch: &mut Vec<f64>) -> f64 {
     scratch.clear();
     scratch.extend((0..values.len()).map(|_| values[random.usize(..values.len())]));
@@ -166,7 +165,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The k-th smallest by counting, without sorting.
+    /// The k-th smallest value, by counting instead of sorting.
     fn kth(values: &[f64], k: usize) -> f64 {
         *values
             .iter()
@@ -178,7 +177,7 @@ mod tests {
             .unwrap()
     }
 
-    /// All n^n resamples, each with its median: value -> share.
+    /// Distribution of the median over all n^n resamples: value -> share.
     fn all_medians(values: &[f64]) -> Vec<(f64, f64)> {
         let n = values.len();
         let total = n.pow(n as u32);
@@ -219,7 +218,7 @@ mod tests {
             }
         }
 
-        /// Against the exact distribution over all resamples.
+        /// Compares with the exact distribution over all resamples.
         #[test]
         fn bootstrap_is_near_the_exact_one(above in odd(), below in odd(), seed: u64) {
             let got = ratio_of_medians(&above, &below, seed).unwrap();

@@ -1,4 +1,4 @@
-//! What may lie below a program.
+//! Variants: what a program's memory is backed by.
 
 use std::fmt;
 
@@ -7,38 +7,39 @@ use serde::{Deserialize, Serialize};
 use crate::link::{Delay, Link};
 use crate::rate::Rate;
 
-/// What lies below a program.
+/// What a program's memory is backed by.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Variant {
-    /// All in memory, no limit.
+    /// All in local memory, no limit.
     #[default]
     Local,
-    /// The same, with the processors that programs have where agent and donors are apart: the first half.
+    /// All in local memory, on the first half of the processors, which programs have when agent and donors
+    /// have the other half.
     LocalOnHalf,
-    /// `canvas run`, with flags beside --local and --pool (none for the defaults).
+    /// `canvas run` with flags besides --local and --pool (none for the defaults).
     Canvas(Vec<String>),
-    /// `canvas run --far` over donors of the bench's own, with a small pool.
+    /// `canvas run --far` with a small pool, over donors that the bench starts.
     CanvasFar(FarBelow),
-    /// Kernel swap on a zram device of its own, lz4.
+    /// Kernel swap on a new zram device, lz4.
     Zram,
-    /// The same, and the kernel gives programs memory in folios of 64 KiB (multi-size huge pages), which
-    /// leave and come back whole where it can.
+    /// Kernel swap on zram, with memory in folios of 64 KiB (multi-size huge pages), which the kernel swaps
+    /// whole where it can.
     #[serde(rename = "zram_64k")]
     Zram64k,
-    /// Kernel swap on a file on disk, with zswap before it.
+    /// Kernel swap on a file, with zswap.
     Zswap,
-    /// Kernel swap on a file on disk, without zswap.
+    /// Kernel swap on a file, without zswap.
     Disk,
-    /// Kernel swap on a disk of the bench's own whose reads take 100 us, without zswap.
+    /// Kernel swap on a disk made by the bench whose reads take 100 us, without zswap.
     #[serde(rename = "disk_100us")]
     SlowDisk,
-    /// No limit, swap on zram, and TMO's loop, which takes memory as long as less than so many percent of the time
-    /// are lost for it.
+    /// No limit, swap on zram, and TMO's loop, which reclaims memory as long as less than this percentage of
+    /// the time is lost to it.
     Tmo(u32),
 }
 
-/// Far memory over donors.
+/// Parameters of far memory over donors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FarBelow {
     /// `--copies`.
@@ -47,62 +48,61 @@ pub struct FarBelow {
     pub donor_dies: bool,
     /// Further flags of `canvas run`.
     pub flags: Vec<String>,
-    /// Rate of the link between this host and the donors, in either direction; over the loopback
-    /// device without one.
+    /// Rate of the link between this host and the donors, in each direction; the loopback device if absent.
     #[serde(
         default,
         rename = "link_bits_per_s",
         skip_serializing_if = "Option::is_none"
     )]
     pub link: Option<Rate>,
-    /// Time that a packet with data takes between this host and the donors, in either direction.
+    /// One-way delay of packets with data between this host and the donors.
     #[serde(
         default,
         rename = "link_delay_ns",
         skip_serializing_if = "Option::is_none"
     )]
     pub delay: Option<Delay>,
-    /// Whose agent keeps it.
+    /// Which programs share an agent.
     #[serde(default, skip_serializing_if = "Tenancy::is_own")]
     pub tenancy: Tenancy,
-    /// Further flags of an agent that programs share.
+    /// Further flags of a shared agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub agent_flags: Vec<String>,
-    /// Part of the processors that all of it has, program, agent and donors, in percent; all without one.
+    /// Share of the processors for program, agent and donors together, in percent; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_percent: Option<u32>,
-    /// Whether agent and donors have processors of their own, the second half of them, and programs the first.
+    /// Whether programs have the first half of the processors, and agent and donors the second.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub apart: bool,
-    /// Reads a second that the disk is bound to which holds copies, where it is.
+    /// Limit on the reads per second of the disk that holds copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_reads_per_s: Option<u32>,
 }
 
-/// Whose agent keeps the far memory of programs that run together, and on which donors.
+/// Which programs of a co-run share an agent and donors.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Tenancy {
-    /// Each program's own, with donors of its own.
+    /// Each program has its own agent and donors.
     #[default]
     Own,
-    /// One for all, and all are one tenant: first come, first served.
+    /// All programs share an agent as one tenant: first come, first served.
     One,
-    /// One for all, and each is a tenant of its own.
+    /// All programs share an agent, each as a tenant of its own.
     Each,
 }
 
 impl Tenancy {
-    /// Whether nothing is shared.
+    /// Whether programs share no agent.
     pub fn is_own(&self) -> bool {
         *self == Tenancy::Own
     }
 }
 
 impl FarBelow {
-    /// The link that donors are behind, if they are behind one.
+    /// The link to the donors, if there is one.
     pub fn whole_link(&self) -> Option<Link> {
         (self.link.is_some() || self.delay.is_some()).then_some(Link {
             rate: self.link,
@@ -110,7 +110,7 @@ impl FarBelow {
         })
     }
 
-    /// The flag for its copies. Results call one copy at a donor `none`, as it was written once.
+    /// The value of `--copies`. Results write one copy on a donor as `none`, its former spelling.
     pub fn copies_flag(&self) -> String {
         let copies = match self.copies.as_str() {
             "none" => "1",
@@ -119,7 +119,7 @@ impl FarBelow {
         format!("--copies={copies}")
     }
 
-    /// So many copies, and all donors live.
+    /// This number of copies, without a killed donor.
     pub fn copies(copies: &str) -> FarBelow {
         FarBelow {
             copies: copies.to_owned(),
@@ -128,7 +128,7 @@ impl FarBelow {
     }
 }
 
-/// What the kernel has in place of canvas, in the order in which tables show it.
+/// The kernel's variants, in the order of tables.
 pub const KERNEL: [Variant; 5] = [
     Variant::Zram,
     Variant::Zram64k,
@@ -138,22 +138,22 @@ pub const KERNEL: [Variant; 5] = [
 ];
 
 impl Variant {
-    /// Whether the kernel's swap is below, which the whole host shares.
+    /// Whether the variant uses the kernel's swap, which the whole host shares.
     pub fn is_kernel(&self) -> bool {
         KERNEL.contains(self) || matches!(self, Variant::Tmo(_))
     }
 
-    /// Whether programs may have huge pages, of which the size is the variant's.
+    /// Whether programs may have huge pages, whose size the variant sets.
     pub fn has_huge_pages(&self) -> bool {
         *self == Variant::Zram64k
     }
 
-    /// Whether `canvas run` is below.
+    /// Whether the program runs under `canvas run`.
     pub fn is_canvas(&self) -> bool {
         matches!(self, Variant::Canvas(_) | Variant::CanvasFar(_))
     }
 
-    /// The link that donors are behind, if they are behind one.
+    /// The link to the donors, if there is one.
     pub fn link(&self) -> Option<Link> {
         match self {
             Variant::CanvasFar(far) => far.whole_link(),
@@ -161,7 +161,7 @@ impl Variant {
         }
     }
 
-    /// Part of the processors that it has, in percent, if not all.
+    /// Share of the processors, in percent; `None` for all.
     pub fn cpu_percent(&self) -> Option<u32> {
         match self {
             Variant::CanvasFar(far) => far.cpu_percent,
@@ -169,12 +169,12 @@ impl Variant {
         }
     }
 
-    /// Whether all is in memory, without a limit.
+    /// Whether all memory is local, without a limit.
     pub fn is_local(&self) -> bool {
         matches!(self, Variant::Local | Variant::LocalOnHalf)
     }
 
-    /// Whether programs have the first half of the processors; agent and donors, if there are any, have the second.
+    /// Whether programs have only the first half of the processors.
     pub fn is_on_half(&self) -> bool {
         match self {
             Variant::LocalOnHalf => true,
@@ -183,7 +183,7 @@ impl Variant {
         }
     }
 
-    /// Reads a second that its disk is bound to, if it is.
+    /// Limit on the disk's reads per second, if there is one.
     pub fn disk_reads_per_s(&self) -> Option<u32> {
         match self {
             Variant::CanvasFar(far) => far.disk_reads_per_s,
@@ -191,7 +191,7 @@ impl Variant {
         }
     }
 
-    /// Whose agent keeps far memory.
+    /// Which programs share an agent.
     pub fn tenancy(&self) -> Tenancy {
         match self {
             Variant::CanvasFar(far) => far.tenancy,
@@ -199,7 +199,7 @@ impl Variant {
         }
     }
 
-    /// Whether it is nothing without a limit.
+    /// Whether the variant makes sense only with a limit.
     pub fn needs_limit(&self) -> bool {
         KERNEL.contains(self) || matches!(self, Variant::CanvasFar(_))
     }
@@ -257,7 +257,7 @@ impl fmt::Display for Variant {
 mod tests {
     use super::*;
 
-    /// Results of before there were links and shared agents are read, and written as they were.
+    /// Results of versions without links and shared agents are read, and written unchanged.
     #[test]
     fn old_results_are_read() {
         let old = r#"{"canvas_far":{"copies":"2","donor_dies":false,"flags":[]}}"#;

@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Formats of numbers for people.
 
-/// Three digits that say something: 0.123, 1.23, 12.3, 123, 1230.
+/// Three significant digits: 0.123, 1.23, 12.3, 123, 1230.
 pub fn digits(value: f64) -> String {
     if !value.is_finite() {
         return "–".into();
@@ -24,7 +24,7 @@ pub fn digits(value: f64) -> String {
 /// A count or a rate: 950, 12.3 k, 4.56 M.
 pub fn quantity(value: f64) -> String {
     for (size, unit) in [(1e9, " G"), (1e6, " M"), (1e3, " k")] {
-        // What would be rounded to 1000 is the next unit's.
+        // A value that would round to 1000 gets the next unit.
         if value.abs() >= size * 0.9995 {
             return digits(value / size) + unit;
         }
@@ -77,7 +77,7 @@ pub fn times(value: f64) -> String {
     digits(value) + "×"
 }
 
-/// Without zeros that end a fraction: 1.50× as 1.5×, 10.0 µs as 10 µs.
+/// Removes trailing zeros of a fraction: 1.50× becomes 1.5×, 10.0 µs becomes 10 µs.
 pub fn plain(text: &str) -> String {
     let end = text
         .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '-'))

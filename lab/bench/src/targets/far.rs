@@ -1,4 +1,4 @@
-//! What far memory over donors is measured against, as data, and whether it was met.
+//! Targets of far memory over donors, as data, and whether they were met.
 
 use canvas_shm::far::{SLAB_EXTENTS, Slab};
 
@@ -11,54 +11,55 @@ use crate::targets::judged::{Judged, Verdict};
 use crate::variant::{FarBelow, Variant};
 use crate::words::{bytes, nanoseconds, seconds, times};
 
-/// The experiment that they belong to.
+/// Experiment of the targets.
 pub const EXPERIMENT: &str = "far";
 
-/// What is promised, or only told, of a cell over donors.
+/// Kind of a target; some only report a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Promise {
-    /// At least so many times as fast as a swap file.
+    /// Least speed over that of a swap file.
     OverDisk(f64),
-    /// At least so many times as fast as a disk whose reads take 100 us.
+    /// Least speed over that of a disk whose reads take 100 us.
     OverSlowDisk(f64),
-    /// At least so many times as fast as zram.
+    /// Least speed over that of zram.
     OverZram(f64),
-    /// Median of reads that faults wait for, at most so many times the faster round trip of plain TCP.
+    /// Median latency of faults beyond the pool, as a multiple of the faster round trip of plain TCP, at
+    /// most.
     ReadOverTcp(f64),
-    /// Bytes read a second, as they are stored, as a share of a plain TCP stream's; at least so much.
+    /// Stored bytes read per second, as a share of a plain TCP stream's, at least.
     StreamOfTcp(f64),
-    /// The same of the pages that came back, 4096 bytes each.
+    /// Bytes of promoted pages (4096 each) per second, as a share of a plain TCP stream's.
     PagesOfTcp,
-    /// Processor seconds of the donors for 10^9 bytes that they moved.
+    /// Processor seconds of the donors per 10^9 bytes moved.
     DonorCpu,
     /// Time from a donor's death until no slab has too few copies.
     Recovery,
-    /// The longest read that a fault waited for, at most so many seconds.
+    /// Longest fault beyond the pool, in seconds, at most.
     LongestRead(f64),
-    /// Bytes by which the host finds a page beyond the pool again, by the layout.
+    /// Bytes of metadata on the host per page beyond the pool, from the layout.
     HostBytesAPage,
-    /// The agent's memory for each page that is not local.
+    /// The agent's memory per page that is not local.
     AgentBytesAPage,
 }
 
-/// A promise about a cell.
+/// A target of a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
-    /// Its number, for people.
+    /// Number of the target.
     pub number: &'static str,
     /// The workload.
     pub workload: &'static str,
-    /// Local memory.
+    /// Local memory in percent of the working set.
     pub percent: u32,
     /// `--copies`.
     pub copies: &'static str,
-    /// Whether a donor dies.
+    /// Whether a donor is killed.
     pub donor_dies: bool,
-    /// Rate of the link that the donors are behind.
+    /// Rate of the link to the donors.
     pub link: Option<Rate>,
-    /// Time that a packet takes to them or back.
+    /// One-way delay of the link to the donors.
     pub delay: Option<Delay>,
-    /// What must hold.
+    /// Condition to meet.
     pub promise: Promise,
 }
 
@@ -81,7 +82,7 @@ const fn at(
     }
 }
 
-/// One copy over donors behind a link of so many 10^6 bits a second.
+/// One copy over donors behind a link of `mbit` Mbit/s.
 const fn behind(
     mbit: u32,
     number: &'static str,
@@ -95,7 +96,7 @@ const fn behind(
     }
 }
 
-/// One copy over donors that are so many ns away.
+/// One copy over donors with a one-way delay of `ns`.
 const fn away(ns: u32, promise: Promise) -> Target {
     Target {
         delay: Some(Delay::ns(ns)),
@@ -103,12 +104,12 @@ const fn away(ns: u32, promise: Promise) -> Target {
     }
 }
 
-/// Over the loopback device a round trip takes so little that opening and decoding count.
+/// A round trip over the loopback device is so short that decryption and decompression matter.
 const READ: Promise = Promise::ReadOverTcp(1.9);
 const READ_BEHIND: Promise = Promise::ReadOverTcp(1.5);
 const LONGEST_READ: Promise = Promise::LongestRead(0.4);
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     at("F1", "redis-get95", 50, "2", Promise::OverDisk(5.0)),
     at("F1", "redis-set-get", 50, "2", Promise::OverDisk(5.0)),
@@ -139,7 +140,7 @@ pub const TARGETS: &[Target] = &[
     away(25_000, Promise::ReadOverTcp(1.2)),
 ];
 
-/// Median read of a fault beyond the pool in the measured part, over the faster of the two round trips of
+/// Median latency of faults beyond the pool in the measured part, over the faster of the two round trips of
 /// plain TCP.
 pub fn read_over_tcp(far: &Far) -> Option<f64> {
     let tcp = far.tcp?;
@@ -147,26 +148,25 @@ pub fn read_over_tcp(far: &Far) -> Option<f64> {
     (least > 0.0).then_some(far.measured_read_ns?.p50 / least)
 }
 
-/// A number of bytes in a second as a share of a plain stream's.
+/// Bytes per second as a share of a plain stream's.
 fn of_stream(sample: &Sample, bytes_per_s: f64) -> Option<f64> {
     let tcp = sample.far.as_ref()?.tcp?;
     (tcp.stream_bytes_per_s > 0.0).then(|| bytes_per_s / tcp.stream_bytes_per_s)
 }
 
-/// Bytes read beyond the pool in a second of the measured part, as they are stored, as a share of a
-/// plain stream's.
+/// Stored bytes read beyond the pool per second of the measured part, as a share of a plain stream's.
 pub fn stream_of_tcp(sample: &Sample) -> Option<f64> {
     let moved = measured(sample)?;
     of_stream(sample, moved.in_bytes / moved.seconds)
 }
 
-/// The same of the pages that came back, as long as they are in memory.
+/// Uncompressed bytes of promoted pages per second of the measured part, as a share of a plain stream's.
 pub fn pages_of_tcp(sample: &Sample) -> Option<f64> {
     let moved = measured(sample)?;
     of_stream(sample, moved.in_pages * 4096.0 / moved.seconds)
 }
 
-/// Processor seconds of the donors for 10^9 bytes that they moved.
+/// Processor seconds of the donors per 10^9 bytes moved.
 pub fn donor_cpu_s_a_gb(far: &Far) -> Option<f64> {
     let moved = far.donors_bytes.filter(|b| *b > 0)?;
     Some(far.donors_cpu_s? / (moved as f64 / 1e9))
@@ -174,14 +174,13 @@ pub fn donor_cpu_s_a_gb(far: &Far) -> Option<f64> {
 
 /// A page's word and its swap entry, in the program.
 const BYTES_A_PAGE: f64 = 8.0 + 8.0;
-/// An extent's reasons to be kept and its forks, in the program, and its seal, in what it shares with
-/// the agent.
+/// An extent's reference counts and forks in the program, and its seal in the shared segment.
 const BYTES_AN_EXTENT: f64 = 1.0 + 8.0 + 8.0;
-/// A slab in what they share, its two words in the program, and its line in the agent's journal.
+/// A slab in the shared segment, its two words in the program, and its line in the agent's journal.
 const BYTES_A_SLAB: f64 = size_of::<Slab>() as f64 + 8.0 + 32.0 * 4.0;
 
-/// What a host keeps to find a page beyond the pool again: by the layout, and by how many pages the
-/// extents of this run held. A slab is taken to be full.
+/// Metadata on the host per page beyond the pool: from the layout, and the number of pages per extent in this
+/// run. Slabs are taken as full.
 fn host_bytes_a_page(far: &Far) -> Option<f64> {
     let (pages, extents) = (far.pages_demoted?, far.extents_out?);
     if pages == 0 || extents == 0 {
@@ -192,7 +191,7 @@ fn host_bytes_a_page(far: &Far) -> Option<f64> {
     Some(BYTES_A_PAGE + extent / pages_an_extent)
 }
 
-/// The agent's memory over the pages that do not fit into local memory, both at their most.
+/// The agent's peak memory over the peak number of pages that are not local.
 fn agent_bytes_a_page(sample: &Sample) -> Option<f64> {
     let far = sample.far.as_ref()?;
     let (limit, percent) = (sample.limit_bytes?, sample.local_percent?);
@@ -227,7 +226,7 @@ impl Target {
             && key.variant == self.variant()
     }
 
-    /// Whether the promise is kept (nothing where none was made), and the figure in words.
+    /// Whether the target is met (`None` if it only reports), and the figure as text.
     fn measure(&self, cells: &[Cell], ours: &Cell) -> Option<(Option<bool>, String)> {
         let over = |peer: &Variant| {
             let ratio = ours.speed_over(peer_of(cells, &ours.key, peer)?)?;
@@ -329,7 +328,7 @@ impl Promise {
     }
 }
 
-/// All of them, judged.
+/// All targets with their verdicts.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     TARGETS.iter().map(|t| t.judge(cells)).collect()
 }
@@ -364,7 +363,7 @@ mod tests {
         (j.verdict, j.measured.clone())
     }
 
-    /// A target that no cell of the experiment can ever meet would be "not measured" for good.
+    /// Otherwise the target would remain "not measured" for good.
     #[test]
     fn every_target_is_of_a_cell_that_runs() {
         let e = experiments::find(EXPERIMENT).unwrap();
@@ -440,7 +439,7 @@ mod tests {
         assert_eq!(donor_cpu_s_a_gb(&Far::default()), None);
     }
 
-    /// Bytes of before and after the measured part are not of it.
+    /// Bytes outside of the measured part do not count.
     #[test]
     fn a_stream_is_that_of_the_measured_part() {
         let behind = |link| {

@@ -1,5 +1,5 @@
-//! What the pager is to reach on programs (docs/TARGETS.md), as data, and whether it was reached. What it is
-//! compared with is zram in the same run; the same is told beside the best of the kernel's variants.
+//! Goals of the pager on programs (docs/TARGETS.md), as data, and whether they were reached. The baseline is
+//! zram in the same run; the figure over the best of the kernel's variants is reported as well.
 
 use crate::cells::{Cell, best_peer_of, local_of, peer_of};
 use crate::engine::plan::ONE_PROCESSOR;
@@ -8,12 +8,12 @@ use crate::targets::judged::{Judged, Verdict};
 use crate::variant::Variant;
 use crate::words::{nanoseconds, share, times};
 
-/// The experiment that they belong to.
+/// Experiment of the goals.
 pub const EXPERIMENT: &str = "goals";
 
-/// The ten programs, of which there is a mean and a worst. They are those of the papers and of the pager's own
-/// targets: two stores with a skewed load and one with a uniform one, a runtime with garbage collection, two
-/// that learn, Spark in two ways, and two that do nothing but compute.
+/// The ten programs of the mean and the worst, from the papers and the pager's own targets: two stores with a
+/// skewed load and one with a uniform load, a garbage-collected runtime, two that learn, two uses of Spark,
+/// and two that only compute.
 pub const TEN: [&str; 10] = [
     "redis-get95",
     "redis-set-get",
@@ -29,52 +29,52 @@ pub const TEN: [&str; 10] = [
 
 type Parameters = &'static [(&'static str, &'static str)];
 
-/// What tells programs apart that differ in their data or their limit.
+/// Parameter of programs with 1 GB of data.
 pub const DATA_1G: Parameters = &[("data", "1G")];
-/// The same: a limit of 64 MiB.
+/// Parameter of programs with a limit of 64 MiB.
 pub const LOCAL_64M: Parameters = &[("local", "64M")];
-/// The same: a limit of 1 GiB.
+/// Parameter of programs with a limit of 1 GiB.
 pub const LOCAL_1G: Parameters = &[("local", "1G")];
 
-/// What must hold of a cell under canvas, or is only told where there is no number.
+/// Condition on a cell under canvas; without a number it only reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Promise {
-    /// At least so many times as fast as zram.
+    /// Least speed over that of zram.
     OverZram(f64),
-    /// The geometric mean of that over the ten programs, at least.
+    /// Geometric mean of the speeds over zram of the ten programs, at least.
     MeanOverZram(f64),
-    /// The least of that over the ten programs, at least.
+    /// Lowest speed over zram of the ten programs, at least.
     WorstOverZram(f64),
-    /// This quantile of the accesses that were faults, in ns, at most.
+    /// Quantile `.0` of the accesses that were faults, in ns, at most `.1`.
     FaultNs(f64, Option<f64>),
-    /// The same as a share of zram's.
+    /// Quantile `.0` of the accesses that were faults, as a share of zram's, at most `.1`.
     FaultOfZram(f64, Option<f64>),
-    /// Processor time a far fault, less the plain program's, as a share of zram's, at most.
+    /// Processor time per far fault, without the plain program's, as a share of zram's, at most.
     CpuOfZram(f64),
-    /// Far faults for the same work as a share of the kernel's major faults, at most.
+    /// Far faults per work, as a share of the kernel's major faults, at most.
     FaultsOfZram(f64),
     /// Share of the limit that held the program's own memory at its end, at least.
     OwnShare(f64),
-    /// The same with the swap cache.
+    /// Share of the limit that held the program's own memory and the swap cache at its end.
     OwnShareWithCache,
-    /// Local memory, pool and what is shared beside them, as a share of zram's limit and device, at most.
+    /// Local memory, pool and shared segment, as a share of zram's limit and device, at most.
     MemoryOfZram(f64),
 }
 
-/// A promise about a cell; of the ten programs where it is about all of them.
+/// A goal for a cell, or for all of the ten programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
-    /// Its number, for people.
+    /// Number of the goal.
     pub number: &'static str,
-    /// The workload; of the ten programs none.
+    /// The workload; empty for the ten programs.
     pub workload: &'static str,
-    /// What tells it from others.
+    /// Parameters that identify the cell.
     pub parameters: Parameters,
-    /// Local memory.
+    /// Local memory in percent of the working set.
     pub percent: u32,
     /// Whether it runs on one processor.
     pub one_processor: bool,
-    /// What must hold.
+    /// Condition to meet.
     pub promise: Promise,
 }
 
@@ -149,7 +149,7 @@ const fn memory(workload: &'static str) -> Target {
     at("G10", workload, 25, Promise::MemoryOfZram(1.05))
 }
 
-/// All targets; those that are told for one processor too, or have other numbers there, stand twice.
+/// All goals; those that also hold on one processor, or have other numbers there, are listed twice.
 pub const TARGETS: &[Target] = &[
     speed("G1", "random-read", 25, 2.5),
     on_one(speed("G1", "random-read", 25, 2.0)),
@@ -257,8 +257,8 @@ pub const TARGETS: &[Target] = &[
     memory("snappy"),
 ];
 
-/// What is divided by: a pattern runs for a fixed time, so that its operations are its work; others do a fixed
-/// amount of it.
+/// Work of a run, to divide by: a pattern runs for a fixed time, so its operations are its work; other
+/// programs do a fixed amount.
 fn work(sample: &Sample) -> Option<f64> {
     match sample.measured_s {
         Some(_) => Some(sample.ops_per_s? * sample.seconds?).filter(|n| *n > 0.0),
@@ -266,7 +266,7 @@ fn work(sample: &Sample) -> Option<f64> {
     }
 }
 
-/// Faults for its work, of the measured part where there is one.
+/// Faults per work, over the measured part if there is one.
 fn faults_a_work(sample: &Sample) -> Option<f64> {
     let faults = match sample.measured {
         Some(part) => part.faults?,
@@ -275,7 +275,7 @@ fn faults_a_work(sample: &Sample) -> Option<f64> {
     Some(faults / work(sample)?)
 }
 
-/// Processor time for its work, likewise.
+/// Processor time per work, over the measured part if there is one.
 fn cpu_a_work(sample: &Sample) -> Option<f64> {
     let cpu_s = match sample.measured {
         Some(part) => part.cpu_s?,
@@ -284,14 +284,14 @@ fn cpu_a_work(sample: &Sample) -> Option<f64> {
     Some(cpu_s / work(sample)?)
 }
 
-/// Processor time that a far fault takes, in and out: what is beyond the plain program's, over the faults.
+/// Processor time per far fault, in and out: the time beyond the plain program's, divided by the faults.
 fn cpu_a_fault_s(cell: &Cell, local: &Cell) -> Option<f64> {
     let more = cell.median(cpu_a_work)? - local.median(cpu_a_work)?;
     let faults = cell.median(faults_a_work).filter(|n| *n > 0.0)?;
     (more > 0.0).then_some(more / faults)
 }
 
-/// Share of the limit that held memory of the program: its pages, and what canvas does not manage of it.
+/// Share of the limit that held the program's memory: its pages, and its memory that canvas does not manage.
 fn own_share_of(sample: &Sample, with_cache: bool) -> Option<f64> {
     let held = sample.held?;
     let native = held.native_bytes.saturating_sub(held.metadata_bytes?);
@@ -299,17 +299,17 @@ fn own_share_of(sample: &Sample, with_cache: bool) -> Option<f64> {
     Some((held.resident_bytes + native + cache) as f64 / sample.limit_bytes? as f64)
 }
 
-/// All memory of a run, at its most: local, far, and what is beside both.
+/// Peak of all memory of a run: local, far, and shared.
 fn memory_bytes(sample: &Sample) -> Option<f64> {
     let local = match sample.variant {
-        // Metadata is within it.
+        // The segment includes the metadata.
         Variant::Canvas(_) => sample.memory_peak_bytes? + sample.held?.segment_peak_bytes,
         _ => sample.limit_bytes?,
     };
     Some((local + sample.far_peak_bytes?) as f64)
 }
 
-/// Whether the promise is kept (nothing where none was made), and the figure in words.
+/// Whether the goal is met (`None` if it only reports), and the figure as text.
 type Found = (Option<bool>, String);
 
 fn at_least(value: f64, least: f64, words: String) -> Found {
@@ -320,7 +320,7 @@ fn at_most(value: f64, most: impl Into<Option<f64>>, words: String) -> Found {
     (most.into().map(|most| value <= most), words)
 }
 
-/// Speeds of the ten programs at a limit over the peer that `over` picks, ascending, with their names.
+/// Speeds of the ten programs at a limit over the baseline that `over` picks, ascending, with names.
 fn ten<'a>(
     cells: &'a [Cell],
     target: &Target,
@@ -338,13 +338,13 @@ fn ten<'a>(
     all
 }
 
-/// Of none there is no mean.
+/// Geometric mean; `None` for no speeds.
 fn geometric_mean(speeds: &[(f64, &str)]) -> Option<f64> {
     let sum: f64 = speeds.iter().map(|(speed, _)| speed.ln()).sum();
     (!speeds.is_empty()).then(|| (sum / speeds.len() as f64).exp())
 }
 
-/// " of 7 of 10": where not all were measured.
+/// " of 7 of 10" if not all programs were measured.
 fn of_ten(speeds: &[(f64, &str)]) -> String {
     match speeds.len() {
         n if n == TEN.len() => String::new(),
@@ -368,7 +368,7 @@ impl Target {
             && wanted().all(has)
     }
 
-    /// Its cell under canvas as it is.
+    /// Its cell under canvas without flags.
     fn cell<'c, 'a>(&self, cells: &'c [Cell<'a>]) -> Option<&'c Cell<'a>> {
         let plain = Variant::Canvas(Vec::new());
         let mut of = cells.iter().filter(|c| c.key.variant == plain);
@@ -393,7 +393,7 @@ impl Target {
         text
     }
 
-    /// Of one cell.
+    /// Judges a goal for one cell.
     fn measure(&self, cells: &[Cell], ours: &Cell) -> Option<Found> {
         let zram = || peer_of(cells, &ours.key, &Variant::Zram);
         let of_zram = |ours: f64, theirs: f64| (theirs > 0.0).then_some(ours / theirs);
@@ -440,7 +440,7 @@ impl Target {
         })
     }
 
-    /// Of the ten programs. As long as one is missing nothing is judged.
+    /// Judges a goal for the ten programs; no verdict while one is missing.
     fn measure_ten(&self, speeds: &[(f64, &str)]) -> Option<Found> {
         let (value, least, mut words) = match self.promise {
             Promise::MeanOverZram(least) => {
@@ -465,7 +465,7 @@ impl Target {
         )
     }
 
-    /// The same beside the best of the kernel's variants, where that is more than zram alone.
+    /// Speed over the best of the kernel's variants, if there is one besides zram.
     fn beside_best(&self, cells: &[Cell]) -> Option<String> {
         if self.is_of_ten() {
             let over = |ours| Some(best_peer_of(cells, ours)?.1.ratio);
@@ -495,7 +495,7 @@ impl Target {
         let verdict = match &found {
             Some((Some(true), _)) => Verdict::Met,
             Some((Some(false), _)) => Verdict::Missed,
-            // Some of ten are a figure to look at, and no verdict.
+            // A part of the ten is reported without a verdict.
             Some((None, _)) if self.is_of_ten() => Verdict::Unknown,
             Some((None, _)) => Verdict::Told,
             None => Verdict::Unknown,
@@ -563,7 +563,7 @@ impl Promise {
     }
 }
 
-/// All of them, judged.
+/// All goals with their verdicts.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     TARGETS.iter().flat_map(|t| t.judge(cells)).collect()
 }

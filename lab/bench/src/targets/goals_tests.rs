@@ -41,7 +41,7 @@ fn missed(words: &str) -> (Verdict, Option<String>) {
 
 const UNKNOWN: (Verdict, Option<String>) = (Verdict::Unknown, None);
 
-/// A target that no cell of the experiment can ever meet would be "not measured" for good.
+/// Otherwise the goal would remain "not measured" for good.
 #[test]
 fn every_target_is_of_a_cell_that_runs_beside_what_it_is_compared_with() {
     let e = experiments::find(EXPERIMENT).unwrap();
@@ -96,7 +96,7 @@ fn speeds_are_judged_by_zram_and_told_beside_the_best() {
 fn ten_programs_are_judged_when_all_were_measured() {
     let mut all = Vec::new();
     for (n, workload) in TEN.into_iter().enumerate() {
-        // Nine times 2, and once 0.5: the mean is 2^0.8.
+        // Nine times 2, and once 0.5: the geometric mean is 2^0.8.
         let rate = if n == 3 { 50.0 } else { 200.0 };
         all.push(sample(workload, canvas(), 50, rate));
         all.push(sample(workload, Variant::Zram, 50, 100.0));
@@ -111,7 +111,7 @@ fn ten_programs_are_judged_when_all_were_measured() {
         judged(&all, "ten programs at 25 %", "mean at least"),
         UNKNOWN
     );
-    // One that zram did not survive is missing.
+    // A program that zram did not survive is missing.
     all[1].outcome = Outcome::Oom;
     let (verdict, words) = judged(&all, place, "mean at least");
     assert_eq!(verdict, Verdict::Unknown);
@@ -121,7 +121,7 @@ fn ten_programs_are_judged_when_all_were_measured() {
     assert_eq!(words.unwrap(), "0.500× (java) of 9 of 10");
 }
 
-/// What a pattern does before and after it measures does not count, and a faster one does more.
+/// A pattern's counts before and after the measured part do not matter, and a faster pattern does more work.
 #[test]
 fn faults_and_processor_time_are_of_the_measured_part_and_its_work() {
     let of = |variant: Variant, rate: f64, faults: f64, cpu_s: f64| {
@@ -137,7 +137,7 @@ fn faults_and_processor_time_are_of_the_measured_part_and_its_work() {
         (s.faults, s.cpu_user_s, s.cpu_system_s) = (Some(1 << 40), Some(1e6), Some(1e6));
         s
     };
-    // In 2 s: 2000, 400 and 200 operations; 1 ms of a processor each is the program's own.
+    // In 2 s: 2000, 400 and 200 operations; each needs 1 ms of processor time itself.
     let all = [
         of(Variant::Local, 1000.0, 0.0, 2.0),
         of(canvas(), 200.0, 40.0, 0.4 + 40.0 * 0.006),
@@ -167,7 +167,7 @@ fn programs_with_a_fixed_amount_of_work_are_compared_as_a_whole() {
     assert_eq!(judged(&all, place, "far faults"), missed("1.10×"));
     let time = judged(&all, place, "processor time");
     assert_eq!(time, missed("0.909×, 9.09 ms of 10.0 ms"));
-    // Of a server that was loaded before, the part of the last client.
+    // For a server that was loaded before, the time of its last client counts.
     all[1].measured = Some(Measured {
         faults: Some(90.0),
         cpu_s: None,
@@ -223,7 +223,7 @@ fn all_memory_is_local_and_far_and_what_is_beside() {
         ..Held::default()
     });
     let mut zram = sample("zipf", Variant::Zram, 25, 1.0);
-    // Of zram's, what the group may hold: page tables are in it.
+    // For zram, the limit of the group, which includes page tables.
     (zram.limit_bytes, zram.memory_peak_bytes) = (Some(100), Some(60));
     zram.far_peak_bytes = Some(100);
     let place = "zipf at 25 %";

@@ -1,4 +1,4 @@
-//! What tenants may take from each other, as data, and whether they took more.
+//! Targets of isolation between tenants, as data, and whether they were met.
 
 use std::collections::BTreeMap;
 
@@ -12,53 +12,53 @@ use crate::targets::judged::{Judged, Verdict};
 use crate::variant::{FarBelow, Tenancy, Variant};
 use crate::words::{nanoseconds, quantity, times};
 
-/// The experiment that they belong to.
+/// Experiment of the targets.
 pub const EXPERIMENT: &str = "isolation";
-/// Rate of the link that tenants fight for, in 10^6 bits a second.
+/// Rate of the contended link, in Mbit/s.
 pub const LINK_MBIT: u32 = 200;
-/// Rate of one of today's slower networks.
+/// Rate of a common slow network.
 pub const GIGABIT_MBIT: u32 = 1_000;
-/// Of the one that decides nothing.
+/// Rate of a link that is no bottleneck.
 pub const FAST_LINK_MBIT: u32 = 10_000;
-/// Flags of an agent that reads all that is asked for ahead, however late.
+/// Flags of an agent that never drops reads ahead.
 pub const NOTHING_DROPPED: &[&str] = &["-o", "timeliness=off"];
-/// Flags of `canvas run` for tenants as Canvas has them before its 5.1 and 5.2: the kernel's readahead, and an entry from
-/// the lock at each swap-out.
+/// Flags of `canvas run` for Canvas without its 5.1 and 5.2: the kernel's readahead, and an entry allocated
+/// under the lock at each swap-out.
 pub const NOT_ADAPTIVE: &[&str] = &["-o", "reservations=off", "-o", "prefetch=readahead"];
-/// Parameter of a program that has a weight.
+/// Parameter with a program's weight.
 const WEIGHT: &str = "weight";
-/// Parameter of the programs of a co-run in which one takes what it can.
+/// Parameter of the programs of a co-run with a cheat.
 pub const CHEAT: &str = "cheat";
-/// Its value for that one; any other for those beside it.
+/// Its value for the cheat; the other programs have another value.
 pub const CHEATS: &str = "this one";
 
-/// What is promised.
+/// Kind of a target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Promise {
-    /// Weighted min-max ratio of what tenants with weights read at the same time, at least.
+    /// Weighted min-max ratio of the bytes that tenants read at the same time, at least.
     Shares(f64),
-    /// What the link carried meanwhile, as a share of its rate, at least.
+    /// Bytes on the link as a share of its rate, at least.
     LinkUse(f64),
-    /// 99th percentile of accesses, or of requests, over that alone, at most.
+    /// 99th percentile of accesses, or of requests, over that of the program alone, at most.
     P99(f64),
-    /// Throughput over that alone, at least.
+    /// Throughput over that of the program alone, at least.
     Throughput(f64),
-    /// Slowdown over each program alone, processors taken out: mean and standard deviation, at most.
+    /// Slowdown over each program alone, without the processors' part: mean and standard deviation, at most.
     Slowdown(f64, f64),
 }
 
-/// What a program has when it runs alone.
+/// Resources of the run alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Alone {
-    /// Rate of its link, in 10^6 bits a second.
+    /// Rate of its link, in Mbit/s.
     mbit: u32,
-    /// Part of the processors, if not all.
+    /// Share of the processors, in percent; all without it.
     cpu_percent: Option<u32>,
-    /// Agent and donors have processors of their own.
+    /// Whether agent and donors have processors of their own.
     apart: bool,
 }
 
-/// Everything.
+/// All resources.
 const ALONE: Alone = Alone {
     mbit: LINK_MBIT,
     cpu_percent: None,
@@ -74,7 +74,7 @@ impl Alone {
         })
     }
 
-    /// `mbit`: the link of those that it is compared with.
+    /// Description; `mbit` is the link of the co-run to compare with.
     fn words(self, mbit: u32) -> String {
         let link = (self.mbit != mbit).then(|| Rate::mbit(self.mbit).to_string());
         let processors = self.cpu_percent.map(|p| format!("{p} % of the processors"));
@@ -87,8 +87,8 @@ impl Alone {
     }
 }
 
-/// What of a figure over that alone is judged. With agent and donors apart, the same company over a link that nobody
-/// waits for loses what the processors take, and the rest is the network's.
+/// Part of a ratio that is judged. With agent and donors on processors of their own, the same co-run over an
+/// uncontended link loses the processors' part, and the rest is the network's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
     Whole,
@@ -96,22 +96,23 @@ enum Part {
     Network,
 }
 
-/// A promise about programs that run together.
+/// A target of a co-run.
 #[derive(Clone, Copy, Debug)]
 struct Target {
     number: &'static str,
-    /// The program that is looked at; all of them where they are equals.
+    /// The program to judge; all of them if they are equals.
     workload: &'static str,
-    /// In whose company, as samples write it.
+    /// Programs of the co-run, as samples write them.
     co_run: &'static str,
     percent: u32,
-    /// Rate of the link, in 10^6 bits a second.
+    /// Rate of the link, in Mbit/s.
     mbit: u32,
-    /// One of the programs takes what it can ([`CHEAT`]).
+    /// Whether one of the programs cheats ([`CHEAT`]).
     with_cheat: bool,
-    /// What of the figure it is about.
+    /// Part of the ratio to judge.
     part: Part,
-    /// What the run alone has that it is compared with; agent and donors are apart in both, or in neither.
+    /// Resources of the run alone to compare with; agent and donors have their own processors in both runs,
+    /// or in neither.
     alone: Alone,
     promise: Promise,
 }
@@ -146,7 +147,7 @@ const fn weighted(with_cheat: bool, promise: Promise) -> Target {
     }
 }
 
-/// Random reads beside a program that reads ahead, against the same alone, or on its share of the processors.
+/// Random reads next to a program that reads ahead, over the same alone, or on its share of the processors.
 const fn beside_reader(cpu_percent: Option<u32>) -> Target {
     Target {
         alone: Alone {
@@ -163,7 +164,7 @@ const fn beside_reader(cpu_percent: Option<u32>) -> Target {
     }
 }
 
-/// The same with agent and donors apart.
+/// As [`beside_reader`], with agent and donors on processors of their own.
 const fn beside_reader_apart(mbit: u32, part: Part, most: f64) -> Target {
     let at = beside_reader(None);
     Target {
@@ -179,7 +180,7 @@ const fn beside_reader_apart(mbit: u32, part: Part, most: f64) -> Target {
     }
 }
 
-/// memcached beside a writer, against memcached on its share of the link, half of it, and of the processors.
+/// memcached next to a writer, over memcached alone on half of the link, or on half of link and processors.
 const fn beside_writer(cpu_percent: Option<u32>, promise: Promise) -> Target {
     Target {
         alone: Alone {
@@ -197,7 +198,8 @@ const fn beside_writer(cpu_percent: Option<u32>, promise: Promise) -> Target {
     }
 }
 
-/// The same with agent and donors apart, over `mbit`, against memcached on half of that.
+/// As [`beside_writer`], with agent and donors on processors of their own, over `mbit`, relative to memcached
+/// on half of that.
 const fn beside_writer_apart(mbit: u32, part: Part, promise: Promise) -> Target {
     let at = beside_writer(None, promise);
     Target {
@@ -241,10 +243,11 @@ const TARGETS: &[Target] = &[
 
 /// Local memory of the co-runs with Spark.
 const TABLE_3_PERCENTS: [u32; 2] = [50, 25];
-/// The goal there, on two processors. (Canvas has 1.08 and 0.05 on 48, with its own goal of 1.05 and 0.03.)
+/// The target there, on two processors. (Canvas has 1.08 and 0.05 on 48, with its own target of 1.05 and
+/// 0.03.)
 const TABLE_3: Promise = Promise::Slowdown(1.10, 0.15);
 
-/// Shared far memory behind a link, as the experiment has it.
+/// Variant of shared far memory behind a link.
 fn below(mbit: u32, tenancy: Tenancy) -> Variant {
     Variant::CanvasFar(far_below(mbit, tenancy))
 }
@@ -257,7 +260,7 @@ fn far_below(mbit: u32, tenancy: Tenancy) -> FarBelow {
     }
 }
 
-/// Tenants without what adapts to each of them, in the co-runs with Spark.
+/// Variant of the co-runs with Spark without the parts that adapt to each tenant.
 fn not_adaptive() -> Variant {
     Variant::CanvasFar(FarBelow {
         flags: strings(NOT_ADAPTIVE),
@@ -266,7 +269,7 @@ fn not_adaptive() -> Variant {
     })
 }
 
-/// Tenants of whom agent and donors take no processor.
+/// Variant with agent and donors on processors of their own.
 fn isolated_apart() -> Variant {
     let alone = Alone {
         mbit: FAST_LINK_MBIT,
@@ -276,7 +279,7 @@ fn isolated_apart() -> Variant {
     alone.variant()
 }
 
-/// All in memory with the processors that programs have under a variant.
+/// All-local variant with the processors that programs have under `variant`.
 fn local_beside(variant: &Variant) -> Variant {
     if variant.is_on_half() {
         Variant::LocalOnHalf
@@ -285,10 +288,10 @@ fn local_beside(variant: &Variant) -> Variant {
     }
 }
 
-/// Who ran at the same time: run and repeat.
+/// Identifies a co-run: run and repeat.
 type Round<'a> = (&'a str, u32);
 
-/// The good samples of a target's co-run under a variant, those of one round together.
+/// Good samples of a target's co-run under a variant, grouped by round.
 fn rounds<'a>(
     cells: &[Cell<'a>],
     target: &Target,
@@ -317,8 +320,8 @@ fn rounds<'a>(
     rounds
 }
 
-/// The time in which all of these measured, in seconds since the run began. One that cheats does so from its beginning on,
-/// so late or little as it measures itself.
+/// Time in which all of these were measured, in seconds since the run began. A cheat counts from its start,
+/// whatever part it measures itself.
 fn together_s(samples: &[&Sample]) -> Option<(f64, f64)> {
     let mut all = (f64::NEG_INFINITY, f64::INFINITY);
     let cheats = |s: &&&Sample| s.parameters.get(CHEAT).is_some_and(|v| v == CHEATS);
@@ -330,9 +333,8 @@ fn together_s(samples: &[&Sample]) -> Option<(f64, f64)> {
     (all.0 < all.1).then_some(all)
 }
 
-/// The least over the most of what was read by weight: of stored bytes, in the time in which all of them
-/// read. Programs of one tenant have no bytes of their own; there it is of the pages that each says it
-/// read a second.
+/// Least over most of the stored bytes read, by weight, in the time in which all of them read. Programs of
+/// one tenant have no separate count of bytes; for them it uses the pages per second that each reports.
 fn shares(samples: &[&Sample]) -> Option<f64> {
     let (from_s, to_s) = together_s(samples)?;
     let mut each = Vec::new();
@@ -349,7 +351,7 @@ fn shares(samples: &[&Sample]) -> Option<f64> {
     (most > 0.0).then(|| least / most)
 }
 
-/// What a counter that was looked at now and then had come to at a time.
+/// Value of a sampled counter at a time, interpolated.
 fn counted(seen: &[(f64, u64)], at_s: f64) -> Option<f64> {
     let after = seen.iter().position(|(s, _)| *s >= at_s)?;
     let (to_s, to) = seen[after];
@@ -358,7 +360,7 @@ fn counted(seen: &[(f64, u64)], at_s: f64) -> Option<f64> {
     Some(from as f64 + part * to.saturating_sub(from) as f64)
 }
 
-/// What the link carried while all of these measured, as a share of its rate.
+/// Bytes on the link while all of these were measured, as a share of its rate.
 fn link_use(samples: &[&Sample]) -> Option<f64> {
     let (from_s, to_s) = together_s(samples)?;
     let rate = samples.first()?.variant.link()?.rate?;
@@ -368,7 +370,7 @@ fn link_use(samples: &[&Sample]) -> Option<f64> {
     Some(carried / (to_s - from_s) / rate.bytes_per_s())
 }
 
-/// Of what the program times itself: requests where it has them, else accesses.
+/// 99th percentile of a program's own measurement: of requests if it has them, otherwise of accesses.
 fn p99_ns(sample: &Sample) -> Option<f64> {
     let timed = sample.latency_ns.or(sample.access_ns)?;
     (timed.p99 > 0.0).then_some(timed.p99)
@@ -379,7 +381,7 @@ fn percent(share: f64) -> String {
 }
 
 impl Target {
-    /// Where it runs.
+    /// Its variant.
     fn variant(&self, tenancy: Tenancy) -> Variant {
         Variant::CanvasFar(FarBelow {
             apart: self.alone.apart,
@@ -387,7 +389,7 @@ impl Target {
         })
     }
 
-    /// The same company, with agent and donors apart, over a link that nobody waits for.
+    /// The same co-run with agent and donors on processors of their own, over an uncontended link.
     fn processors(&self) -> Target {
         Target {
             mbit: FAST_LINK_MBIT,
@@ -400,7 +402,7 @@ impl Target {
         }
     }
 
-    /// A figure of what it is about over that alone.
+    /// The target's figure over that of the program alone.
     fn over_alone(
         &self,
         cells: &[Cell],
@@ -424,7 +426,7 @@ impl Target {
         }
     }
 
-    /// The figure under a variant, and whether it keeps the promise.
+    /// The figure under a variant, and whether it meets the target.
     fn measure(&self, cells: &[Cell], tenancy: Tenancy) -> Option<(bool, String)> {
         let variant = self.variant(tenancy);
         let of_rounds = |figure: fn(&[&Sample]) -> Option<f64>| {
@@ -467,7 +469,8 @@ impl Target {
             None => self.workload.to_owned(),
         };
         let variant = self.variant(tenancy);
-        // One tenant for all promises nothing: it is there to be compared with. Nor does what the processors take.
+        // Two figures only report: those of a single tenant, which are for comparison, and the processors'
+        // part.
         let promises = tenancy == Tenancy::Each && self.part != Part::Processors;
         Judged {
             number: self.number,
@@ -512,19 +515,20 @@ impl Promise {
     }
 }
 
-/// A figure of a co-run's program over that of the same alone.
+/// A figure of a program in a co-run over that of the program alone.
 type OverAlone = fn(&Cell, &Cell) -> Option<f64>;
 
-/// How many times as long it takes.
+/// Ratio of the times.
 const SLOWDOWN: OverAlone = |cell, alone| cell.slowdown(alone);
-/// How many times as much of the processors its own threads use.
+/// Ratio of the processor times of the program's own threads.
 const PROCESSOR_TIME: OverAlone = |cell, alone| {
     let used = |cell: &Cell| cell.median(|s| Some(s.cpu_user_s? + s.cpu_system_s?));
     Some(used(cell)? / used(alone).filter(|s| *s > 0.0)?)
 };
 
-/// A figure of the programs of co-runs with Spark under a variant, over each alone under the same; and
-/// the same over what the all-local co-run's are on the same processors, which is all that they fight for.
+/// A figure of the programs of co-runs with Spark under a variant, over each alone under the same variant;
+/// and that ratio over the ratio of the all-local co-run on the same processors, which are all that its
+/// programs contend for.
 fn over_alone(
     cells: &[Cell],
     percent: u32,
@@ -560,7 +564,7 @@ fn over_alone(
     (plain, corrected)
 }
 
-/// Mean and standard deviation of all of them.
+/// Mean and standard deviation.
 fn mean_and_deviation(values: &[f64]) -> Option<(f64, f64)> {
     if values.is_empty() {
         return None;
@@ -583,8 +587,8 @@ fn in_words(values: &[f64]) -> Option<String> {
     ))
 }
 
-/// Canvas's table 3: a line for each variant as it is, one with the processors taken out, and what its programs use
-/// of these.
+/// Canvas's table 3: for each variant a line with the slowdown, one without the processors' part, and one
+/// with the programs' processor time.
 fn table_3(cells: &[Cell]) -> Vec<Judged> {
     let place = |variant: &Variant, percent: Option<u32>| {
         let at = percent.map_or(String::new(), |p| format!(" at {p} %"));
@@ -603,7 +607,7 @@ fn table_3(cells: &[Cell]) -> Vec<Judged> {
         let (values, _) = over_alone(cells, 0, &local, SLOWDOWN);
         all.push(told(place(&local, None), plainly, &values));
     }
-    // Each, and whether it promises something.
+    // Each variant, and whether it has a target.
     let variants = [
         (Variant::Zram, false),
         (below(FAST_LINK_MBIT, Tenancy::One), false),
@@ -637,19 +641,19 @@ fn table_3(cells: &[Cell]) -> Vec<Judged> {
     all
 }
 
-/// Canvas's figure 13: who reads ahead, in whose company, and at which share of local memory.
+/// Canvas's figure 13: the program that reads ahead, its company, and the limit.
 const AHEAD: &str = "sequential";
 const AHEAD_CO_RUN: &str = "sequential+random-read";
 const AHEAD_PERCENT: u32 = 25;
 
-/// Of the pages that came back from beyond the pool, the share that did so with a whole extent.
+/// Share of the promoted pages that came with a whole extent.
 fn not_alone(far: &Far) -> Option<f64> {
     let (raised, alone) = (far.pages_promoted?, far.faults?);
     let all = raised + alone;
     (all > 0).then(|| raised as f64 / all as f64)
 }
 
-/// The reader ahead with the rule of timeliness and without it: what is told, in words.
+/// Reports the program that reads ahead with and without the rule of timeliness.
 fn figure_13(cells: &[Cell]) -> Vec<Judged> {
     let without = Variant::CanvasFar(FarBelow {
         agent_flags: strings(NOTHING_DROPPED),
@@ -711,7 +715,7 @@ fn figure_13(cells: &[Cell]) -> Vec<Judged> {
     all
 }
 
-/// All of them, judged.
+/// All targets with their verdicts.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     let mut all = Vec::new();
     for target in TARGETS {

@@ -1,22 +1,22 @@
-//! A target after it was looked at.
+//! A target with its verdict.
 
 /// Whether a target was met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It was.
+    /// The target was met.
     Met,
-    /// Or because zram ran out of memory where canvas did not.
+    /// Met, because zram ran out of memory where canvas did not.
     MetByOom,
-    /// It was not.
+    /// The target was missed.
     Missed,
-    /// Nothing was promised: a figure to look at.
+    /// No target: the figure is only reported.
     Told,
-    /// What it needs was not measured.
+    /// Its figures were not measured.
     Unknown,
 }
 
 impl Verdict {
-    /// For tables.
+    /// The verdict in tables.
     pub fn word(self) -> &'static str {
         match self {
             Verdict::Met => "met",
@@ -28,17 +28,17 @@ impl Verdict {
     }
 }
 
-/// A target, or a budget, judged.
+/// A target, or a budget, with its verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judged {
-    /// V1 ...; L1 for budgets.
+    /// Number: V1 ..., or L1 for budgets.
     pub number: &'static str,
-    /// Of what: "random-read at 25 %".
+    /// Cell: "random-read at 25 %".
     pub place: String,
-    /// What was promised, in words.
+    /// The target as text.
     pub promise: String,
-    /// What was measured, in words.
+    /// The figure as text.
     pub measured: Option<String>,
-    /// The end.
+    /// The verdict.
     pub verdict: Verdict,
 }

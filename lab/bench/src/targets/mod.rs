@@ -1,4 +1,4 @@
-//! What experiments are measured against, as data, and whether it was met.
+//! Targets of experiments, as data, and whether they were met.
 
 pub mod far;
 pub mod goals;
@@ -11,7 +11,7 @@ use std::fmt::Write;
 use crate::cells::Cell;
 use judged::{Judged, Verdict};
 
-/// The targets of one experiment, judged; empty when it has none, or was not run.
+/// Targets of one experiment with verdicts; empty if it has none, or was not run.
 pub fn of(cells: &[Cell], experiment: &str) -> Vec<Judged> {
     if cells.iter().all(|c| c.key.experiment != experiment) {
         return Vec::new();
@@ -25,7 +25,7 @@ pub fn of(cells: &[Cell], experiment: &str) -> Vec<Judged> {
     }
 }
 
-/// All targets, judged, of the experiments that were run.
+/// Targets with verdicts of all experiments that were run.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     let with_targets = [
         pager::EXPERIMENT,
@@ -36,7 +36,7 @@ pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     with_targets.iter().flat_map(|e| of(cells, e)).collect()
 }
 
-/// The same as lines for a terminal.
+/// The verdicts as lines for a terminal.
 pub fn text(cells: &[Cell]) -> String {
     let all = judge(cells);
     let mut text = String::new();

@@ -1,5 +1,4 @@
-//! What the pager is measured against (V1 to V10 of docs/TARGETS.md), as data, and
-//! whether it was met.
+//! Targets of the pager (V1 to V10 of docs/TARGETS.md), as data, and whether they were met.
 
 use std::fmt::Write;
 
@@ -10,40 +9,40 @@ use crate::targets::judged::{Judged, Verdict};
 use crate::variant::Variant;
 use crate::words::{bytes, nanoseconds, seconds, times};
 
-/// The experiment that they belong to.
+/// Experiment of the targets.
 pub const EXPERIMENT: &str = "pager";
-/// What the noise of a median may take away where a figure must only not fall.
+/// Factor that allows for the noise of a median where a figure must only not fall.
 const NOISE: f64 = 0.97;
 
-/// What is promised of a cell under canvas.
+/// Condition on a cell under canvas.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Promise {
-    /// At least so many times as fast as zram.
+    /// Least speed over that of zram.
     OverZram(f64),
-    /// At least so many times as fast as all-local.
+    /// Least speed over that of the all-local run.
     OfLocal(f64),
-    /// At most so many seconds more than all-local.
+    /// Most seconds above the all-local run.
     MoreThanLocalS(f64),
     /// Median time of a fault, in ns, at most.
     FaultP50Ns(f64),
-    /// Time of one operation, in ns, at most.
+    /// Time per operation, in ns, at most.
     OperationNs(f64),
-    /// Not slower than with so many threads.
+    /// Not slower than with this number of threads.
     AsWithThreads(&'static str),
 }
 
-/// A promise about a cell.
+/// A target of a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
-    /// Its number in SPECIFICATION.md.
+    /// Number of the target in docs/TARGETS.md.
     pub number: &'static str,
     /// The workload.
     pub workload: &'static str,
-    /// Its number of threads, where the experiment varies it.
+    /// Number of threads, if the experiment varies it.
     pub threads: Option<&'static str>,
-    /// Local memory; `None` without a limit.
+    /// Local memory in percent of the working set; `None` for no limit.
     pub percent: Option<u32>,
-    /// What must hold.
+    /// Condition to meet.
     pub promise: Promise,
 }
 
@@ -123,7 +122,7 @@ impl Target {
             && key.parameters.get("threads").map(String::as_str) == self.threads
     }
 
-    /// The figure, whether it keeps the promise, and both in words.
+    /// The figure, whether it meets the target, and both as text.
     fn measure(&self, cells: &[Cell], ours: &Cell) -> Option<(bool, String)> {
         let local = || local_of(cells, &ours.key);
         let ratio = |other: &Cell, least: f64| {
@@ -199,18 +198,18 @@ impl Promise {
     }
 }
 
-/// By how much the memory of a run, sampled from outside, passed what is allowed.
+/// Bytes by which the memory of a run, sampled from outside, exceeded what is allowed.
 fn over_bytes(sample: &Sample) -> Option<u64> {
     let seen = sample.local_sampled_peak_bytes?;
     Some(seen.saturating_sub(allowed_bytes(sample.limit_bytes?)))
 }
 
-/// One line for all budgets that held, one for each that did not; nothing when nobody looked.
+/// One line for all budgets that held, one for each that did not; empty if nothing was sampled.
 pub(super) fn budgets(cells: &[Cell]) -> Vec<Judged> {
     let mut held = 0;
     let mut all = Vec::new();
     for cell in cells.iter().filter(|c| c.key.experiment == EXPERIMENT) {
-        // Also of runs that ended badly: the promise holds for those too.
+        // Runs that failed count as well: the budget holds for them too.
         let Some(over) = cell.samples.iter().filter_map(|s| over_bytes(s)).max() else {
             continue;
         };
@@ -244,7 +243,7 @@ fn budget(place: String, measured: String, verdict: Verdict) -> Judged {
     }
 }
 
-/// All of its targets and budgets, judged.
+/// All targets and budgets with their verdicts.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     let mut all: Vec<Judged> = TARGETS.iter().map(|t| t.judge(cells)).collect();
     all.extend(budgets(cells));

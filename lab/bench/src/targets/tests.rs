@@ -32,7 +32,7 @@ fn judged(samples: &[Sample], place: &str, promise: &str) -> Judged {
     found.unwrap_or_else(|| panic!("no {place}: {promise}"))
 }
 
-/// A target that no cell of the experiment can ever meet would be "not measured" for good.
+/// Otherwise the target would remain "not measured" for good.
 #[test]
 fn every_target_is_of_a_cell_that_runs() {
     let e = experiments::find(EXPERIMENT).unwrap();

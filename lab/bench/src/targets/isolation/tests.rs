@@ -14,7 +14,7 @@ fn sample(workload: &str, variant: Variant, at: Option<u32>, co_run: Option<&str
     s
 }
 
-/// A reader of this weight that measured from `from_s` to 100 s, at this rate; three times as much
+/// A reader of this weight that was measured from `from_s` to 100 s, at this rate; three times as fast
 /// before.
 fn reader(weight: u32, from_s: f64, rate: f64) -> Sample {
     let variant = below(LINK_MBIT, Tenancy::Each);
@@ -43,7 +43,7 @@ fn judged(samples: &[Sample], number: &str, promise: &str) -> (Verdict, Option<S
     (j.verdict, j.measured.clone())
 }
 
-/// A target that no cell of the experiment can ever meet would be "not measured" for good.
+/// Otherwise the target would remain "not measured" for good.
 #[test]
 fn every_target_is_of_a_cell_that_runs() {
     let e = experiments::find(EXPERIMENT).unwrap();
@@ -102,7 +102,7 @@ fn shares_are_of_the_time_in_which_all_read() {
     ];
     let ratio = |all: &[Sample]| judged(all, "I1", "weighted");
     assert_eq!(ratio(&all), (Verdict::Met, Some("1.000".into())));
-    // One began later: what the others did before does not count.
+    // One began later: the others' traffic before that does not count.
     all[0].at_s = 30.0;
     assert_eq!(ratio(&all), (Verdict::Met, Some("1.000".into())));
     all[3] = reader(8, 20.0, 9.0 * rate);
@@ -116,7 +116,7 @@ fn shares_are_of_the_time_in_which_all_read() {
     assert_eq!(ratio(&all), (Verdict::Unknown, None));
 }
 
-/// With one that cheats they are judged apart, though run and repeat are the same.
+/// Co-runs with a cheat are judged separately, even if run and repeat are the same.
 #[test]
 fn who_has_a_cheat_beside_it_is_not_among_the_others() {
     let mut all: Vec<Sample> = [1, 2, 4, 8]
@@ -128,7 +128,7 @@ fn who_has_a_cheat_beside_it_is_not_among_the_others() {
     for s in &mut beside {
         s.parameters.insert(CHEAT.into(), "beside".into());
     }
-    // It got twice its share, before it came to measuring.
+    // The cheat got twice its share before its measured part.
     beside[0].parameters.insert(CHEAT.into(), CHEATS.into());
     beside[0].measured_s = Some((98.0, 130.0));
     for tick in &mut beside[0].timeline {
@@ -149,7 +149,7 @@ fn who_has_a_cheat_beside_it_is_not_among_the_others() {
     assert_eq!(shares(true), (Verdict::Missed, "0.500".to_owned()));
 }
 
-/// What they share counts for all of them: only what each says itself tells them apart.
+/// Programs of one tenant share their counters: only their own reports distinguish them.
 #[test]
 fn programs_of_one_tenant_are_told_apart_by_what_they_say() {
     let mut all: Vec<Sample> = [1, 2, 4, 8].map(|w| reader(w, 20.0, 1e6)).into();
@@ -171,7 +171,7 @@ fn links_are_used_to_a_share_of_their_rate() {
     let mut all: Vec<Sample> = [1, 2, 4, 8].map(|w| reader(w, 20.0, 1e6)).into();
     let used = |all: &[Sample]| judged(all, "I1", "link");
     assert_eq!(used(&all), (Verdict::Unknown, None));
-    // 25 MB/s is full; the run began 10 s before the programs.
+    // The link carries 25 MB/s; the run began 10 s before the programs.
     let carried = |at_s: f64| (24.75e6 * at_s) as u64;
     all[2].link_to_host = (0..300)
         .map(|n| f64::from(n) / 2.0)
@@ -224,7 +224,7 @@ fn company_is_set_against_being_alone() {
     assert_eq!(judged(&all, "I2", "percentile").0, Verdict::Unknown);
 }
 
-/// What is lost where nobody waits for the link is not the network's.
+/// Losses over an uncontended link are not the network's.
 #[test]
 fn the_networks_part_is_what_the_processors_part_leaves() {
     let p99 = |mbit, co_run: Option<&str>, p99| {
@@ -298,7 +298,7 @@ fn reading_ahead_is_told_with_the_rule_and_without_it() {
         let all: Vec<&str> = p.programs.iter().map(|p| p.workload).collect();
         all.join("+") == AHEAD_CO_RUN
     };
-    // Of the cells that run, so that what is told is what they have.
+    // A cell that runs, so that the report's parameters are real.
     let part = e.parts.iter().find(names).unwrap();
     assert_eq!(part.percents, [AHEAD_PERCENT]);
     let below: Vec<Variant> = part.variants.iter().map(|b| resolve(*b)).collect();
@@ -317,7 +317,7 @@ fn reading_ahead_is_told_with_the_rule_and_without_it() {
     assert_eq!(told(&all), words.map(|w| (Verdict::Told, w.to_owned())));
     let unknown = told(&all[..1]);
     assert_eq!(unknown[4..], vec![(Verdict::Unknown, String::new()); 4]);
-    // A report without times of reads ahead.
+    // A report without latencies of reads ahead.
     let mut old = all[0].clone();
     old.far.as_mut().unwrap().ahead = None;
     assert_eq!(told(&[old])[0].0, Verdict::Unknown);
@@ -384,16 +384,16 @@ fn what_programs_use_of_processors_is_set_against_local() {
             .find(|j| j.promise.contains("own threads") && j.place.ends_with(&place))
             .unwrap()
     };
-    // 1.875 times over 1.25 times.
+    // 1.875 over 1.25.
     let told = ours(&all);
     assert_eq!(told.verdict, Verdict::Told);
     assert!(told.measured.unwrap().starts_with("mean 1.50×"));
-    // Without a figure of `local` there is nothing to take out.
+    // Without a local run the processors' part is unknown.
     all.remove(0);
     assert_eq!(ours(&all).verdict, Verdict::Unknown);
 }
 
-/// With agent and donors apart the programs have half of the processors, in memory as well.
+/// With agent and donors on processors of their own, the local co-run has half of the processors too.
 #[test]
 fn what_runs_apart_is_set_against_local_on_the_same_processors() {
     const SET: &str = "snappy+memcached-get95+xgboost+spark-lr";
@@ -418,7 +418,7 @@ fn what_runs_apart_is_set_against_local_on_the_same_processors() {
             .find(|j| j.promise.contains("taken out") && j.place.ends_with(&place))
             .unwrap()
     };
-    // 4.2 times over 4 times.
+    // 4.2 over 4.
     let judged = ours(&all);
     assert_eq!(judged.verdict, Verdict::Met);
     assert!(judged.measured.unwrap().starts_with("mean 1.05×"));
@@ -429,7 +429,7 @@ fn what_runs_apart_is_set_against_local_on_the_same_processors() {
 }
 
 proptest! {
-    /// However the tenants' times lie, shares by weight are fair.
+    /// Shares by weight are fair whatever the tenants' measured times.
     #[test]
     fn rates_by_weight_are_fair(weights in prop::collection::vec(1u32..100, 4), from in prop::collection::vec(20.0f64..90.0, 4)) {
         let all: Vec<Sample> = weights.iter().zip(&from)
