@@ -31,7 +31,7 @@ fn canvas_flags(canvas: &Path, text: &str) -> Result<Vec<String>, Failure> {
     }
     if plan::flags_missing(canvas, &flags).is_some() {
         return Err(Failure::usage(format!(
-            "--canvas-flags '{text}' are no flags of canvas run; see `canvas run --help`"
+            "--canvas-flags '{text}': canvas run does not accept these flags; see `canvas run --help`"
         )));
     }
     Ok(flags)
@@ -43,13 +43,17 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 fn no_path(e: io::Error) -> Failure {
-    Failure::usage(format!("a path is none: {}", reason(&e)))
+    Failure::usage(format!("a path is invalid: {}", reason(&e)))
 }
 
 /// Path of this executable.
 fn itself() -> Result<PathBuf, Failure> {
-    std::env::current_exe()
-        .map_err(|e| Failure::usage(format!("lab cannot find itself: {}", reason(&e))))
+    std::env::current_exe().map_err(|e| {
+        Failure::usage(format!(
+            "the path of the lab command is unknown: {}",
+            reason(&e)
+        ))
+    })
 }
 
 /// Command line of a hidden subcommand of `lab`.
@@ -134,7 +138,7 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
         Ended::Done | Ended::SomeFailed(_) => {
             say(format_args!("results are in {}", args.out.display()))
         }
-        Ended::Stopped(_) => say("stopped; the host is as it was"),
+        Ended::Stopped(_) => say("stopped; all changes to the host are undone"),
     }
     Ok(match ended {
         Ended::Done => exit::OK,

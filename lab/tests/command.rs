@@ -249,16 +249,19 @@ fn bad_arguments_of_run_are_2_and_change_nothing() {
         ("quick --time-max 3", "it has no unit"),
         ("quick --time-max 0s", "it is out of range"),
         ("quick --time-max soonm", "it does not start with a number"),
-        ("quick --far-link 1gbit,fast", "it is no rate"),
+        ("quick --far-link 1gbit,fast", "it is not a rate"),
         ("quick --far-link 1000gbit", "it is out of range"),
-        ("quick --far-link 1gbit+1ms", "it is no rate"),
+        ("quick --far-link 1gbit+1ms", "it is not a rate"),
         ("quick --far-link 200us", "its delay is out of range"),
         ("quick --co-run", "name two or more"),
         (
             "quick --canvas-flags --local=1G",
             "--local=1G is set by the bench itself",
         ),
-        ("quick --canvas-flags --bad", "are no flags of canvas run"),
+        (
+            "quick --canvas-flags --bad",
+            "canvas run does not accept these flags",
+        ),
     ] {
         let before = ["run", "--canvas", &canvas, "--out", out.to_str().unwrap()];
         let all: Vec<&str> = before.into_iter().chain(args.split_whitespace()).collect();
@@ -269,7 +272,7 @@ fn bad_arguments_of_run_are_2_and_change_nothing() {
     let other = file(&dir, "notes.txt", "mine\n");
     refuses(
         &["run", "canvas-fig10", "--out", &other],
-        "is no results file",
+        "is not a results file",
     );
     assert_eq!(fs::read_to_string(&other).unwrap(), "mine\n");
 }

@@ -29,7 +29,7 @@ fn place(options: &[String]) -> Result<Place, String> {
     let number = |name: &str| {
         let text = value(name)?;
         text.parse::<f64>()
-            .map_err(|_| format!("{name} {text} is no number"))
+            .map_err(|_| format!("{name} {text} is not a number"))
     };
     Ok(Place {
         cache: value("--cache")?.into(),

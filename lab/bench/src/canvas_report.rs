@@ -15,7 +15,7 @@ pub enum ReportError {
     #[error("canvas's report cannot be read: {0}")]
     Unreadable(String),
     /// The report has another schema.
-    #[error("canvas's report is of another form")]
+    #[error("canvas's report has another schema; measure the canvas of this version")]
     OtherForm,
     /// Number of pages that came back damaged.
     #[error("{0} far copies did not verify")]

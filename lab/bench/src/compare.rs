@@ -19,7 +19,7 @@ pub enum CompareError {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// A file has no samples.
-    #[error("{} has no sample to compare; run lab run to its end first", .0.display())]
+    #[error("{} has no samples to compare; let `lab run` finish first", .0.display())]
     NoSample(PathBuf),
 }
 

@@ -292,7 +292,7 @@ pub const SCRIPTS: &[Script] = &[
 pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "quick",
-        about: "built-in workloads at a small scale beside zram, in three minutes",
+        about: "built-in workloads at a small scale against zram, in three minutes",
         paper: None,
         parts: &[Part {
             programs: &[
@@ -312,7 +312,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: SWEEP,
-        about: "the workloads named beside it (or all) at 100, 75, 50 and 25 % local memory",
+        about: "the workloads named with it (or all) at 100, 75, 50 and 25 % local memory",
         paper: None,
         parts: &[Part {
             programs: &[],
@@ -327,7 +327,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "tight",
-        about: "several processes, forks and mapping calls at a tight limit, beside zram",
+        about: "several processes, forks and mapping calls at a tight limit, against zram",
         paper: None,
         parts: &[Part {
             programs: &[
@@ -400,7 +400,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: targets::far::EXPERIMENT,
-        about: "far memory over three donors beside zram, disks and plain TCP, also over links of 1 and 2.5 Gbit/s and of 25 us; a donor that dies",
+        about: "far memory over three donors against zram, disks and plain TCP, also over links of 1 and 2.5 Gbit/s and with a delay of 25 us; a donor that dies",
         paper: None,
         parts: &[
             // First, since it takes longest: a time limit leaves out the last cells.
@@ -585,7 +585,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "canvas-table5",
-        about: "contribution and accuracy of prefetchers, Leap's, the kernel's and ours with both tiers: Spark beside three native programs",
+        about: "contribution and accuracy of prefetchers, Leap's, the kernel's and canvas's with both tiers: Spark with three native programs",
         paper: Some("Canvas, table 5"),
         parts: &[
             prefetchers_beside(&[
@@ -614,7 +614,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "xdm-sweep",
-        about: "how much can be far at an equal slowdown: local memory from 100 down to 10 %",
+        about: "the share that can be far at an equal slowdown: local memory from 100 down to 10 %",
         paper: Some("xDM (SC '24), offloadable share at equal latency"),
         parts: &[Part {
             programs: &[],

@@ -76,7 +76,7 @@ fn memories(pids: &[u32]) -> Vec<u32> {
 }
 
 /// Local memory of these processes in total, in bytes. The pools may change while the maps are read, so only
-/// the certain part counts.
+/// the part that is certain counts.
 pub fn local_bytes(pids: &[u32]) -> u64 {
     let pids = &memories(pids)[..];
     let before = pools(pids);

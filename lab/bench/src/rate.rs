@@ -36,7 +36,7 @@ impl Rate {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LinkRateError {
     /// Not a number with a unit.
-    #[error("it is no rate; write one such as 200mbit or 2.5gbit")]
+    #[error("it is not a rate; write one such as 200mbit or 2.5gbit")]
     NoRate,
     /// Out of range.
     #[error("it is out of range; write 1mbit to 100gbit")]

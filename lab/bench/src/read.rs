@@ -32,7 +32,7 @@ pub enum ReadError {
         source: std::io::Error,
     },
     /// The file is empty.
-    #[error("{} is empty; give a file that lab run wrote", .0.display())]
+    #[error("{} is empty; give a file that `lab run` wrote", .0.display())]
     Empty(PathBuf),
     /// A line is damaged.
     #[error("{} line {line} is damaged ({why}); remove that line", .path.display())]
@@ -46,7 +46,7 @@ pub enum ReadError {
     },
     /// A line belongs to another kind of file.
     #[error(
-        "{} line {line} is not of a results file ({what}); give a file that lab run wrote",
+        "{} line {line} is not of a results file ({what}); give a file that `lab run` wrote",
         .path.display()
     )]
     Foreign {
@@ -59,7 +59,7 @@ pub enum ReadError {
     },
     /// A run has another version of the schema.
     #[error(
-        "{} line {line} is of the form {form}, and this canvas reads {}; use the canvas that wrote it",
+        "{} line {line} has the schema {form}, and this lab reads {}; use the lab that wrote it",
         .path.display(),
         SCHEMA
     )]
@@ -281,7 +281,7 @@ mod tests {
             ),
             (
                 good.replace(SCHEMA, "canvas-bench/99").into(),
-                "line 1 is of the form \"canvas-bench/99\"".into(),
+                "line 1 has the schema \"canvas-bench/99\"".into(),
                 "canvas that wrote it",
             ),
             (

@@ -205,7 +205,7 @@ fn target_table(all: &[Judged]) -> Markup {
     }
     html! {
         h3 { "Targets" }
-        p.small { "What is promised at scale 1, and what was measured. “No bound” is said of figures of which nothing is promised." }
+        p.small { "Targets at scale 1, and the figures measured. “No bound”: the figure has no target." }
         div.wide tabindex="0" role="region" aria-label="Targets" {
             table {
                 thead { tr {

@@ -16,7 +16,7 @@ fn main() {
     for name in names {
         let Some(trace) = synthetic::generate(&name, 1, 32768, 1_000_000).or_else(|| read(&name))
         else {
-            eprintln!("{name} is neither a made-up string nor a trace");
+            eprintln!("{name} is neither a generated string nor a trace");
             continue;
         };
         for percent in [25, 50] {

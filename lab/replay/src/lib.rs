@@ -341,7 +341,7 @@ impl fmt::Display for ReplayTable {
         }
         writeln!(
             f,
-            "canvas sees faults only, the others every touch. +2nd: second chances (cheap faults); run: mean pages a MOVE; +prefet: canvas with prefetch by {};",
+            "canvas sees faults only, the others every touch. +2nd: swap-cache hits (cheap faults); run: mean pages a MOVE; +prefet: canvas with prefetch by {};",
             self.prefetch.name()
         )?;
         write!(f, "us: modelled cost a touch ({})", Costs::DEFAULT)?;

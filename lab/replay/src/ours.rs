@@ -77,7 +77,7 @@ impl fmt::Display for Costs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "miss {}, second chance {}, prefetch {}, unmap {} a run + {} a page",
+            "miss {}, swap-cache hit {}, prefetch {}, unmap {} a run + {} a page",
             self.miss, self.second_chance, self.prefetch, self.run, self.page
         )
     }

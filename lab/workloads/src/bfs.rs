@@ -88,7 +88,9 @@ fn check(graph: &Graph, root: u32, parents: &[u32], order: &[u32]) -> Result<Vec
             }
         }
         if !has_parent {
-            return wrong(format!("vertex {v} is no neighbour of its parent {parent}"));
+            return wrong(format!(
+                "vertex {v} is not a neighbour of its parent {parent}"
+            ));
         }
     }
     Ok(levels)

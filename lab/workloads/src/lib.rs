@@ -164,7 +164,7 @@ pub static PROGRAMS: [Program; 16] = [
     ),
     pattern(
         "strided",
-        "reads every tenth page, then the pages beside them",
+        "reads every tenth page, then their neighbours",
         &[Knob::Seconds, Knob::Threads, Knob::Stride],
         patterns::strided,
     ),

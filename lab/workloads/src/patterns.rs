@@ -213,7 +213,7 @@ fn touch(arena: &Arena, walk: &mut Walk, p: usize) -> Result<(), Failure> {
             let next = heap.load(p, 1);
             if next >= heap.len() as u64 {
                 return Err(Failure::Wrong(format!(
-                    "page {p} names page {next} as the next, which there is not; memory was damaged"
+                    "page {p} names page {next} as the next, which does not exist; memory was damaged"
                 )));
             }
             walk.go_to(next as usize);

@@ -46,9 +46,7 @@ fn check(values: &[u64], before: Digest) -> Result<(), Failure> {
         )));
     }
     if sum(values) != before {
-        return Err(Failure::Wrong(
-            "the ints after sorting are not those of before".to_owned(),
-        ));
+        return Err(Failure::Wrong("sorting changed the ints".to_owned()));
     }
     Ok(())
 }

@@ -73,7 +73,7 @@ impl Packed {
                 .decompress(&self.bytes[from..*end], &mut out)
                 .map_err(wrong)?;
             if out[..n] != *block {
-                return Err(wrong(format!("block {i} comes back as another text")));
+                return Err(wrong(format!("block {i} does not decompress to its text")));
             }
             from = *end;
         }

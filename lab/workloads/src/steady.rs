@@ -97,7 +97,7 @@ pub fn run(
     let mut heap = Heap::new(mib, seed)?;
     let mut line = |text: &str| {
         let written = writeln!(out, "{text}").and_then(|()| out.flush());
-        written.map_err(|e| Failure::Usage(format!("nobody reads what is written: {e}")))
+        written.map_err(|e| Failure::Usage(format!("the output cannot be written: {e}")))
     };
     line(FILLED)?;
     let over = Arc::new(AtomicBool::new(false));

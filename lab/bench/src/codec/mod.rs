@@ -74,7 +74,7 @@ pub enum CodecError {
     #[error("its program failed: {0}")]
     Failed(String),
     /// The program ended before its memory could be read.
-    #[error("its program ended before its memory was looked at; a larger --scale makes it longer")]
+    #[error("its program ended before its memory could be read; write a larger --scale")]
     Gone,
     /// The program's memory cannot be read.
     #[error("the memory of process {pid} cannot be read: {source}")]
@@ -85,7 +85,7 @@ pub enum CodecError {
         source: io::Error,
     },
     /// A compressor did not restore a page.
-    #[error("{compressor} did not bring page {page} back as it was")]
+    #[error("{compressor} did not restore page {page}")]
     Damaged {
         /// Name of the compressor.
         compressor: String,
@@ -93,7 +93,7 @@ pub enum CodecError {
         page: usize,
     },
     /// No workload could be measured.
-    #[error("no program's pages could be had")]
+    #[error("no pages could be captured; the lines above say why")]
     Nothing,
     /// The results cannot be written.
     #[error("{} cannot be written: {source}", .path.display())]

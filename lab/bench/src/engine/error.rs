@@ -18,7 +18,7 @@ use crate::workload::WorkloadError;
 pub enum PlanError {
     /// The request names nothing.
     #[error(
-        "there is nothing to run; `lab run quick` is a beginning, `lab run --list` shows \
+        "there is nothing to run; start with `lab run quick`; `lab run --list` shows \
          all"
     )]
     Nothing,
@@ -70,11 +70,11 @@ pub enum ResultsError {
         source: io::Error,
     },
     /// It is a directory, or a device.
-    #[error("{} is no file; write another name", .0.display())]
+    #[error("{} is not a regular file; write another name", .0.display())]
     NoFile(PathBuf),
     /// The file has other contents.
     #[error(
-        "{} is no results file of this bench; write another name behind --out",
+        "{} is not a results file of this bench; write another name after --out",
         .0.display()
     )]
     NotOurs(PathBuf),
@@ -113,10 +113,10 @@ pub enum BenchError {
         source: Arc<WorkloadError>,
     },
     /// A planned workload is missing from the registry.
-    #[error("{0} is gone")]
+    #[error("the workload {0} is missing from the registry")]
     Gone(String),
     /// Signal handlers cannot be registered.
-    #[error("signals cannot be watched: {0}")]
+    #[error("signals cannot be received: {0}")]
     Signals(#[source] io::Error),
     /// The run's own directory cannot be created.
     #[error("{} cannot be made: {}", .template.display(), .error.desc())]
@@ -209,6 +209,6 @@ pub enum NeedError {
     #[error("its plain run ended with {0}")]
     Ended(&'static str),
     /// The plain run was too short.
-    #[error("it ended before its memory could be looked at")]
+    #[error("it ended before its memory could be measured; write a larger --scale")]
     TooShort,
 }

@@ -765,7 +765,7 @@ pub fn flags_missing(canvas: &Path, flags: &[String]) -> Option<String> {
     match out {
         Ok(out) if out.status.success() => None,
         Ok(_) => Some(format!(
-            "this canvas shares nothing out between tenants (`canvas run` does not take {})",
+            "this canvas cannot divide resources among tenants (`canvas run` does not accept {})",
             flags.join(" ")
         )),
         Err(e) => Some(format!("{} cannot be run: {e}", canvas.display())),

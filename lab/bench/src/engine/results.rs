@@ -67,7 +67,7 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let other = dir.join("other");
         std::fs::write(&other, "{\"kind\":\"machine\"}\n").unwrap();
-        assert!(Results::open(&other).is_err_and(|e| e.to_string().contains("no results file")));
+        assert!(Results::open(&other).is_err_and(|e| e.to_string().contains("not a results file")));
         std::fs::write(&other, [0xff, 0xfe, b'\n']).unwrap();
         assert!(Results::open(&other).is_err());
         assert!(Results::open(&dir).is_err());

@@ -51,7 +51,7 @@ const fn over_each(programs: &'static [Program]) -> Part {
 /// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "backends",
-    about: "far memory on a disk, a donor and both, bound and as they are; programs over the pool, disk, donor and both, beside swap",
+    about: "far memory on a disk, a donor and both, with and without limits on their rates; programs over the pool, disk, donor and both, against swap",
     paper: Some("xDM (SC '24), several backends at once"),
     parts: &[
         Part {

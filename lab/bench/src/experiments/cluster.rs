@@ -63,7 +63,7 @@ const fn lent(copies: &'static str) -> Case {
 /// Definition of the experiment.
 pub const SCRIPT: Script = Script {
     name: "cluster",
-    about: "five hosts that run programs and lend memory at one time; one wants its memory back, one dies",
+    about: "five hosts that run programs and lend memory at the same time; one needs its memory back, one dies",
     paper: Some("Infiniswap (NSDI '17), the experiment on 32 machines"),
     cases: &[
         case(Below::Local),
@@ -145,7 +145,7 @@ impl Churn<'_> {
         let name = c.name.trim_end_matches(AGAIN);
         let peak = plain(self.stage, name).and_then(|s| s.memory_peak_bytes);
         let peak = peak.ok_or_else(|| {
-            failed("the variant `local` says how large working sets are; let it run before")
+            failed("the variant `local` measures the working sets; run it as well")
         })?;
         let bytes = peak / 100 * u64::from(c.percent);
         Ok(match variant.is_canvas() {

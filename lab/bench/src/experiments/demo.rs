@@ -30,7 +30,7 @@ const fn reader(
 /// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "demo",
-    about: "what `make demo` shows: redis at a quarter of its memory beside zram; tenants with weights 1 and 4 on one link",
+    about: "the scenes of `make demo`: redis at a quarter of its memory against zram; tenants with weights 1 and 4 on one link",
     paper: None,
     parts: &[
         Part {

@@ -29,7 +29,7 @@ const fn of(copies: &'static str) -> Case {
 /// Definition of the experiment.
 pub const SCRIPT: Script = Script {
     name: "erasure",
-    about: "copies beside erasure codes: memory, latency and loss while one donor dies, then two at one time",
+    about: "copies against erasure codes: memory, latency and loss while one donor dies, then two at once",
     paper: None,
     cases: &[of("2"), of("3"), of("2+1"), of("4+2")],
     in_order: false,

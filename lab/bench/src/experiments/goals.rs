@@ -73,7 +73,7 @@ const REDIS_64M: Program = Program {
 /// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: crate::targets::goals::EXPERIMENT,
-    about: "the pager's goals beside zram with pages and with folios of 64 KiB: patterns and ten programs, on all processors and on one",
+    about: "the pager's goals against zram with pages and with folios of 64 KiB: patterns and ten programs, on all processors and on one",
     paper: None,
     parts: &[
         part(&twice("random-read"), &[25]),
@@ -97,7 +97,7 @@ pub const EXPERIMENT: Experiment = Experiment {
         part(&twice("snappy"), &[50, 25]),
         part(&twice("quicksort"), &[50, 25]),
     ],
-    not_yet: &["a 7.x kernel in a guest beside this one"],
+    not_yet: &["a 7.x kernel in a guest on this host"],
     repeats: REPEATS,
     scale: 1.0,
     time_max: None,

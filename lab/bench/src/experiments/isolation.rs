@@ -176,7 +176,7 @@ const fn table_3(programs: &'static [Program]) -> Part {
 /// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: targets::isolation::EXPERIMENT,
-    about: "tenants of one agent over donors behind a link: fair shares, latency beside a prefetcher and a writer, prefetching with and without the timeliness rule, co-runs with Spark",
+    about: "tenants of one agent over donors behind a link: fair shares, latency next to a prefetcher and a writer, prefetching with and without the timeliness rule, co-runs with Spark",
     paper: Some("Canvas (NSDI '23), table 3, figure 13 and sections 5.3, 6.2 and 6.3"),
     parts: &[
         Part {

@@ -15,7 +15,7 @@ const fn tier(flags: &'static [&'static str]) -> Below {
 /// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "pointers",
-    about: "lists, trees and maps whose nodes lie in any order, at donors behind a link, with and without the application tier",
+    about: "lists, trees and maps with nodes in random order, on donors behind a link, with and without the application tier",
     paper: None,
     parts: &[Part {
         programs: &[

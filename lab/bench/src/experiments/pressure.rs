@@ -21,7 +21,7 @@ const fn of_256_mib(workload: &'static str) -> Program {
 /// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "canvas-fig7",
-    about: "reservations with far memory at hand, past 75 % of it and nearly full, and without any",
+    about: "reservations with plenty of far memory, above 75 % of it and nearly full; and no reservations",
     paper: Some("Canvas, figure 7"),
     parts: &[Part {
         programs: &[of_256_mib("zipf"), of_256_mib("random-write")],

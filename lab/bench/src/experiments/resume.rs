@@ -62,7 +62,7 @@ const fn case(workload: &'static str, below: Below) -> Case {
 /// Definition of the experiment.
 pub const SCRIPT: Script = Script {
     name: "resume",
-    about: "idle programs that are needed again, their pages in the pool or at a donor, with and without -o learn",
+    about: "idle programs that resume, with their pages in the pool or on a donor, with and without -o learn",
     paper: None,
     cases: &[
         case("idle-redis", POOL),

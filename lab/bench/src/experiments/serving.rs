@@ -42,7 +42,7 @@ const fn tenants(programs: &'static [Program]) -> Part {
 /// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "serving",
-    about: "two and four tenants read through an agent with one serving thread, two, and as many as it chooses",
+    about: "two and four tenants read through an agent with one serving thread, two, and a number that it chooses",
     paper: None,
     parts: &[
         tenants(&[RANDOM; 2]),

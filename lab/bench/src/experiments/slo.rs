@@ -35,7 +35,7 @@ const fn part(programs: &'static [Program], variants: &'static [Below]) -> Part 
 /// Definition of the experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "slo",
-    about: "what targets of --slo save beside TMO's loop over zram, each side by side with the plain program",
+    about: "memory that targets of --slo save, against TMO's loop over zram, each side by side with the plain program",
     paper: Some("TMO (ASPLOS '22), section 3.3"),
     parts: &[
         part(&[program("redis-load")], TARGETS),

@@ -27,7 +27,7 @@ const NEAR_S: f64 = 0.35;
 /// Definition of the experiment.
 pub const SCRIPT: Script = Script {
     name: "switch",
-    about: "moving far memory of a program that works: canvas from disk to donor, the kernel from a swap file to zram by swapoff",
+    about: "moving far memory of a running program: canvas from disk to donor, the kernel from a swap file to zram by swapoff",
     paper: Some("xDM (SC '24), switching backends"),
     cases: &[
         Case {

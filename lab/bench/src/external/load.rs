@@ -33,31 +33,31 @@ struct Load {
 const ALL: [Load; 5] = [
     Load {
         name: "redis-load",
-        about: "redis for 20 s after 20: zipf 1.2, values of 1 KiB, one write in twenty",
+        about: "redis for 20 s after a warm-up of 20 s: zipf 1.2, values of 1 KiB, one write in twenty",
         kind: Kind::Redis,
         shape: "steady",
     },
     Load {
         name: "redis-phases",
-        about: "the same where other keys are popular every 20 s",
+        about: "redis under that load; the popular keys change every 20 s",
         kind: Kind::Redis,
         shape: "phases",
     },
     Load {
         name: "redis-diurnal",
-        about: "the same with a tenth of the requests at night, of days of 40 s",
+        about: "redis under that load; days of 40 s, with a tenth of the requests at night",
         kind: Kind::Redis,
         shape: "diurnal",
     },
     Load {
         name: "memcached-load",
-        about: "memcached for 20 s after 20: zipf 1.2, values of 1 KiB, one write in twenty",
+        about: "memcached for 20 s after a warm-up of 20 s: zipf 1.2, values of 1 KiB, one write in twenty",
         kind: Kind::Memcached,
         shape: "steady",
     },
     Load {
         name: "tables",
-        about: "tables of rows in Python's own objects for 20 s after 20, the popular ones by zipf 1.2",
+        about: "tables of rows in Python objects for 20 s after a warm-up of 20 s, zipf 1.2",
         kind: Kind::Tables,
         shape: "steady",
     },

@@ -101,7 +101,7 @@ impl Workload for Recovery {
     fn about(&self) -> &str {
         match self.0 {
             Freed::SiblingExits => {
-                "redis beside a sibling that exits: time until random GETs are as fast as all-local ones"
+                "redis with a sibling that exits: time until random GETs are as fast as all-local ones"
             }
             Freed::LimitRaised => {
                 "redis whose --local is raised: time until random GETs are as fast as all-local ones"

@@ -86,7 +86,7 @@ const ALL: [Rounds; 8] = [
         args: |mib, place| structure("list", mib, place),
         ..linked(
             "linked-list",
-            "a list in C whose nodes, a page each, lie in any order",
+            "a list in C with nodes of a page each, in random order",
             Written::C(LINKED),
         )
     },
@@ -94,7 +94,7 @@ const ALL: [Rounds; 8] = [
         args: |mib, place| structure("tree", mib, place),
         ..linked(
             "linked-tree",
-            "a tree in C whose nodes, a page each, lie in any order",
+            "a tree in C with nodes of a page each, in random order",
             Written::C(LINKED),
         )
     },
@@ -132,7 +132,7 @@ const ALL: [Rounds; 8] = [
     },
     Rounds {
         name: "btree-scan",
-        about: "examples/btree_scan.c: scans of a B+ tree whose leaves lie anywhere, with hints or without",
+        about: "examples/btree_scan.c: scans of a B+ tree with scattered leaves, with or without hints",
         written: Written::C(BTREE_SCAN),
         args: |mib, _| vec![mib.to_string(), "4".into()],
         learn: 1,

@@ -45,10 +45,10 @@ pub enum JournalError {
         source: io::Error,
     },
     /// Someone else created a directory of that name.
-    #[error("the journal directory {} belongs to somebody else; remove it", .0.display())]
+    #[error("the journal directory {} belongs to another user; remove it", .0.display())]
     NotOurs(PathBuf),
     /// Other benches that end keep removing the directory.
-    #[error("the journal directory is removed again and again; try once more")]
+    #[error("other benches keep removing the journal directory; try again")]
     Removed,
     /// A file in the directory cannot be opened.
     #[error("{} cannot be written: {source}", .path.display())]
@@ -67,7 +67,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// The bench has no command that starts the guardian.
-    #[error("there is no guardian to start")]
+    #[error("no command for the guardian was given")]
     NoGuardian,
     /// The guardian is not watching.
     #[error("the guardian cannot be started: {0}")]
@@ -107,7 +107,7 @@ pub enum CgroupError {
     #[error("no control group controller for disks (blkio or io) is mounted")]
     NoDiskController,
     /// A directory is on no disk of this host.
-    #[error("{} is on no disk, so its reads cannot be bound", .0.display())]
+    #[error("{} is on no disk, so its reads cannot be limited", .0.display())]
     NoDisk(PathBuf),
     /// A group cannot be created or limited.
     #[error("the control group {} cannot be set up: {source}", .path.display())]
@@ -151,7 +151,7 @@ pub enum ConfineError {
     System(#[from] Errno),
     /// There is only one processor to halve.
     #[error(
-        "agent and donors cannot have processors of their own: there is one; give the bench two"
+        "agent and donors need processors of their own, and this host has only one; use a host with two"
     )]
     OnlyOne,
 }
@@ -190,11 +190,11 @@ pub enum SwapError {
     #[error("this kernel has no zswap")]
     NoZswap,
     /// The kernel cannot swap to files on this file system.
-    #[error("the file system of {} holds no swap files", .0.display())]
+    #[error("the kernel cannot swap to files on the file system of {}", .0.display())]
     FileSystem(PathBuf),
     /// The disk has too little room.
     #[error(
-        "too little disk: {free_mib} MiB are free in {} and the swap file wants {wanted_mib}",
+        "too little disk: {free_mib} MiB are free in {} and the swap file needs {wanted_mib}",
         .dir.display()
     )]
     DiskFull {
@@ -206,7 +206,7 @@ pub enum SwapError {
         wanted_mib: u64,
     },
     /// No directory could hold a swap file.
-    #[error("there is no disk for a swap file")]
+    #[error("no directory is on a disk that can hold a swap file")]
     NoDisk,
     /// The kernel cannot add a zram device.
     #[error("no zram device can be added: {0}")]
@@ -295,11 +295,11 @@ pub enum SlowDiskError {
     #[error("a disk with slow reads cannot be started: {0}")]
     Server(String),
     /// The disk cannot be read.
-    #[error("the bench's own disk cannot be read: {0}")]
+    #[error("the bench's slow disk cannot be read: {0}")]
     Read(#[source] io::Error),
     /// The disk's reads have the wrong latency.
     #[error(
-        "reads of the bench's own disk take {} us and not 100; is this machine busy?",
+        "reads of the bench's slow disk take {} us instead of 100; is this machine busy?",
         .0.as_micros()
     )]
     NotSet(Duration),
@@ -315,13 +315,13 @@ pub enum SlowDiskError {
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     /// The user is not root.
-    #[error("a link of its own needs root")]
+    #[error("a network link needs root")]
     NotRoot,
     /// A tool is not installed.
-    #[error("a link of its own needs {0}, which is not installed")]
+    #[error("a network link needs {0}, which is not installed")]
     NoTool(&'static str),
     /// A tool of iproute2 is not installed.
-    #[error("a link of its own needs {0}, which is not installed; install iproute2")]
+    #[error("a network link needs {0}, which is not installed; install iproute2")]
     NoIproute(&'static str),
     /// Creating a namespace failed.
     #[error("no network namespace can be made here: {0}")]
@@ -340,22 +340,22 @@ pub enum NetError {
     NotKept,
     /// No connection works through the link.
     #[error(
-        "nothing gets through the bench's own link ({0}); does a firewall drop what goes to \
+        "no traffic passes the bench's link ({0}); does a firewall drop what goes to \
          198.18.0.0/15?"
     )]
     Blocked(#[source] io::Error),
     /// The eBPF program of the delay cannot be written.
-    #[error("what makes a link longer cannot be written: {0}")]
+    #[error("the program that delays packets cannot be written: {0}")]
     Object(#[source] io::Error),
     /// The eBPF program of the delay cannot be loaded.
     #[error(
-        "a link with a length needs a kernel with clsact and BPF (CONFIG_NET_CLS_BPF) and a tc \
+        "a link with a delay needs a kernel with clsact and BPF (CONFIG_NET_CLS_BPF) and a tc \
          with BPF: {0}"
     )]
     NoDelay(String),
     /// Round trips are shorter than the delay.
     #[error(
-        "the bench's own link is too short: a round trip took {} us instead of {} or more",
+        "the bench's link has too little delay: a round trip took {} us instead of {} or more",
         .shortest.as_micros(),
         .wanted.as_micros()
     )]

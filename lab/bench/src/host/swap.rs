@@ -496,7 +496,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            reason.starts_with("too little disk") || reason.contains("holds no swap"),
+            reason.starts_with("too little disk") || reason.contains("cannot swap to files"),
             "{reason}"
         );
     }

@@ -150,7 +150,7 @@ pub struct Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Err(e) = self.undo.undo(self.id) {
-            eprintln!("canvas: {e}; it is tried again at the end");
+            eprintln!("lab: {e}; it is tried again at the end of the run");
         }
     }
 }

@@ -61,7 +61,7 @@ pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group>
         },
         Group {
             heading: "Co-run slowdown",
-            explain: "Time beside the other programs over time alone, same variant and same limit; 1 is undisturbed, lower is better.",
+            explain: "Time in the co-run over time alone, under the same variant and limit; 1 is undisturbed, lower is better.",
             absent: "co-runs",
             figures: slowdown::co_runs(cells, experiment, palette),
         },
@@ -79,7 +79,7 @@ pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group>
         },
         Group {
             heading: "Time of a fault",
-            explain: "How long faults take, at the smallest local share, for variants that measure them (where only quantiles are known, the line between them is no measurement); further left is better.",
+            explain: "Latency of faults at the smallest local share, for variants that measure it (between quantiles the line is interpolated); further left is better.",
             absent: "times of faults",
             figures: latency::faults(cells, experiment, palette),
         },
@@ -91,7 +91,7 @@ pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group>
         },
         Group {
             heading: "Bandwidth over time",
-            explain: "What was brought in and put out, at the smallest local share, in the repeat nearest to the median.",
+            explain: "Pages swapped in and out at the smallest local share, in the repeat nearest to the median.",
             absent: "bandwidth",
             figures: rates::bandwidths(cells, experiment, palette),
         },

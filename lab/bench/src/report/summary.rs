@@ -71,7 +71,7 @@ pub fn of(cells: &[Cell], skips: &[&Skip], not_yet: &[&NotYet]) -> Markup {
             }
             (duel_table(&duels))
         } @else if !cells.is_empty() {
-            p { "No program was run both under canvas and under the kernel's swap, so there is nothing to set against each other." }
+            p { "No program was run both under canvas and under the kernel's swap, so there is nothing to compare." }
         }
         (cost(cells))
         (data(cells))
@@ -122,7 +122,7 @@ fn duel_table(duels: &[Duel]) -> Markup {
                 }
             }
         }
-        p.small { "Counted in cells: one program, limit and company. “Faster” and “slower” are said where the 95 % interval of the ratio of medians leaves out 1." }
+        p.small { "Counted in cells: one program, limit and company. “Faster” and “slower”: the 95 % interval of the ratio of medians excludes 1." }
     }
 }
 

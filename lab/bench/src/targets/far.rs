@@ -174,7 +174,7 @@ pub fn donor_cpu_s_a_gb(far: &Far) -> Option<f64> {
 
 /// A page's word and its swap entry, in the program.
 const BYTES_A_PAGE: f64 = 8.0 + 8.0;
-/// An extent's reference counts and forks in the program, and its seal in the shared segment.
+/// An extent's reference count and forks in the program, and its seal in the shared segment.
 const BYTES_AN_EXTENT: f64 = 1.0 + 8.0 + 8.0;
 /// A slab in the shared segment, its two words in the program, and its line in the agent's journal.
 const BYTES_A_SLAB: f64 = size_of::<Slab>() as f64 + 8.0 + 32.0 * 4.0;

@@ -219,7 +219,7 @@ impl Contained {
                 Ok(())
             }
             Err(Broken::Wrong) => {
-                Err(self.failed("it answered with another value than was stored"))
+                Err(self.failed("it returned a value different from the stored one"))
             }
             // The server's exit status gives the reason.
             Err(Broken::HungUp(_)) if self.program.wait(SOON).is_some() => Ok(()),
