@@ -1,8 +1,10 @@
-"""pytest's side of the end-to-end tests: what tests/e2e registers becomes pytest's items, and each result a
-line. Workers, timeouts, skips and files of results are pytest's own (xdist, pytest-timeout).
+"""pytest's side of the end-to-end tests: turns the tests that tests/e2e registers into pytest's items, and
+prints a line per result. pytest provides workers, timeouts, skips and files of results (xdist,
+pytest-timeout).
 
-Each worker has a directory of its own, adopts what its tests leave running, and ends it. Tests of one group
-(harness.group) stay with one worker; a test that must be alone waits until no other one runs.
+Each worker has its own directory, adopts the processes that its tests leave running, and ends them. Tests of
+one group (harness.group) stay with one worker; a test that must be alone waits until no other test is
+running.
 """
 
 import contextlib
@@ -23,7 +25,7 @@ from lib import harness, procs, registered, scratch  # noqa: E402
 
 
 def pytest_addoption(parser):
-    """What tests/run passes on."""
+    """Options that tests/run passes on."""
     ours = parser.getgroup("canvas")
     ours.addoption("--suite", default="normal")
     ours.addoption("--only", action="append")
@@ -38,15 +40,16 @@ def is_worker(config):
 
 
 def take_signals(config):
-    """Ignored when the tests were started by nohup or in a shell's background; then the programs would ignore
-    them too, and no shell can trap what it was started with ignored."""
+    """Handles SIGINT and SIGTERM. Both are ignored when the tests were started by nohup or in a shell's
+    background; the programs under test would then ignore them too, and a shell cannot trap a signal that was
+    ignored at its start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(name) == signal.SIG_IGN:
             signal.signal(name, signal.SIG_DFL)
 
     def terminated(*_):
-        # What is terminated still cleans up: the exception unwinds through every `finally`, the workers' too.
+        # SIGTERM cleans up as well: the exception unwinds through every `finally`, those of the workers too.
         if not is_worker(config) and config.getoption("numprocesses", None):
             for pid in procs.children(os.getpid()):
                 os.kill(pid, signal.SIGINT)
@@ -69,7 +72,7 @@ def pytest_configure(config):
         config.option.basetemp = os.path.join(home, "pytest")
     command = None if config.getoption("plain") else os.path.join(home, "canvas")
     if command and not is_worker(config):
-        # Copies that an ordinary user can execute wherever the work tree lies; `lab` is built beside canvas.
+        # Copies that an ordinary user can execute wherever the work tree is; `lab` is built next to canvas.
         built = config.getoption("canvas")
         lab = os.path.join(os.path.dirname(os.path.abspath(built)), "lab")
         for path, copy in ((built, command), (lab, os.path.join(home, "lab"))):
@@ -83,7 +86,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """A worker is about to start."""
+    """Passes the configuration to a worker that is about to start."""
     node.workerinput["canvas_home"] = node.config.canvas_home
 
 
@@ -96,7 +99,7 @@ def pytest_unconfigure(config):
 
 
 def processor_s():
-    """Processor time of this process and of all that it has waited for."""
+    """Processor time of this process and of all children it has waited for."""
     each = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(r.ru_utime + r.ru_stime for r in each)
 
@@ -126,7 +129,7 @@ class Item(pytest.Item):
         if isinstance(e, pytest.fail.Exception):
             return f"not finished: {e.msg}"
         frames = e.__traceback__
-        # From the test on; what comes before is pytest's.
+        # Starts at the test; the frames before it are pytest's.
         while frames.tb_next and frames.tb_frame.f_code.co_name != "run_one":
             frames = frames.tb_next
         return "".join(traceback.format_exception(type(e), e, frames))
@@ -134,8 +137,8 @@ class Item(pytest.Item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session, config, items):
-    """All items are ours, in groups; those that may take long come first, so that no worker ends long after
-    the others."""
+    """Sorts the items into groups, those that may take long first, so that all workers end at about the same
+    time."""
     registered.load()
     plain, groups = config.getoption("plain"), {}
     factor = 6 if config.getoption("suite") == "slow" else harness.PATIENCE
@@ -154,8 +157,8 @@ def pytest_collection_modifyitems(session, config, items):
 
 @contextlib.contextmanager
 def turn(config, alone):
-    """Tests run beside each other, and one that must be alone beside none. Who comes waits at the gate for one that
-    waits until the room is empty."""
+    """Lets tests run in parallel, but a test that must be alone only by itself. Later tests wait at the gate
+    while one waits for the room to be empty."""
     with open(os.path.join(config.canvas_home, "gate"), "a") as gate, \
             open(os.path.join(config.canvas_home, "room"), "a") as room:
         fcntl.flock(gate, fcntl.LOCK_EX)
@@ -166,13 +169,13 @@ def turn(config, alone):
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    """Around the timeout, which begins when it is the test's turn."""
+    """Wraps the timeout, which begins when it is the test's turn."""
     with turn(item.config, item.instance[0].alone):
         yield
 
 
 def case_reports(item, report):
-    """One report for each case that the test has counted, but for the one that `report` is."""
+    """One report for each case that the test has counted, except the one that `report` stands for."""
     cases = item.config.canvas_session.cases
     if report.when != "call" or not cases:
         return
@@ -191,7 +194,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def text_of(report):
-    """Notes of what is right, the reason of a skip, what is wrong with the rest."""
+    """Notes of a passed test, the reason of a skip, the errors of any other."""
     if report.outcome == "passed":
         return dict(report.user_properties).get("notes", "")
     if report.outcome == "skipped":
@@ -200,20 +203,20 @@ def text_of(report):
 
 
 def name_of(report):
-    """A worker adds its group's name to a test's."""
+    """Removes the group's name that a worker appends to a test's."""
     return report.nodeid.partition("@")[0]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report):
-    """Counted as usual; there is a line instead of a letter."""
+    """Counts a result as usual, but without pytest's letter: there is a line for it."""
     if report.when in ("setup", "teardown"):
         return "error" if report.failed else "", "", ""
     return report.outcome, "", ""
 
 
 class Lines:
-    """A line for each result, as it comes."""
+    """Prints a line for each result."""
 
     def __init__(self, config):
         self.config, self.out = config, config.pluginmanager.get_plugin("terminalreporter")
@@ -236,7 +239,7 @@ class Lines:
             return
         self.config.canvas_failed = True
         self.out.write_line("failed: " + " ".join(name for name, *_ in self.failures))
-        # Once more, where they are found: logs are cut in the middle.
+        # Repeats failures at the end, where readers look for them.
         for name, first, rest in self.failures[:20]:
             self.out.write_line(f"failed: {name}: {' | '.join([first, *rest.splitlines()])[:600]}")
         self.out.write_line(f"their files: {self.config.canvas_home}")

@@ -1,1 +1,1 @@
-"""Guests that swap: what `lab run fastswap` runs."""
+"""Guests that swap: the Python part of `lab run fastswap`."""

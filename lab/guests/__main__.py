@@ -1,4 +1,5 @@
-"""python3 -m guests PART VARIANT --canvas PATH --place DIR: boots a guest, has it work, and prints lines of JSON."""
+"""python3 -m guests PART VARIANT --canvas PATH --place DIR: boots a guest, runs programs in it, and prints
+lines of JSON."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What the bench over guests works out of what it read: counters of a guest, memory of the host, rates and dips."""
+"""Figures of the bench over guests: a guest's counters, the host's memory, rates and dips."""
 
 import math
 import re
@@ -8,14 +8,14 @@ PAGE = 4096
 
 
 def percentile(sorted_values, share):
-    """The smallest value that `share` of them do not exceed; None of nothing."""
+    """The smallest value that is not exceeded by `share` of the values; None for no values."""
     if not sorted_values:
         return None
     return sorted_values[max(0, math.ceil(share * len(sorted_values)) - 1)]
 
 
 def rates(done, batch, bin_s=1.0):
-    """Operations a second in each whole bin, of [(second of its end, us)] of batches."""
+    """Operations a second in each complete bin, from [(second of its end, us)] of batches."""
     if not done:
         return []
     counts = [0] * int(done[-1][0] / bin_s)
@@ -26,7 +26,7 @@ def rates(done, batch, bin_s=1.0):
 
 
 def summary(done, batch, since_s=0.0):
-    """Operations a second, and the times of batches, of those that ended after `since_s`."""
+    """Operations a second, and the latency of batches, of those that ended after `since_s`."""
     kept = [(end_s, us) for end_s, us in done if end_s >= since_s]
     times = sorted(us for _, us in kept)
     if not times:
@@ -36,7 +36,8 @@ def summary(done, batch, since_s=0.0):
 
 
 def dip_pct(per_second, began_s, ended_s, wide=3):
-    """How far the rate of `wide` seconds falls at most from `began_s` to `ended_s`, beside the median before, in %."""
+    """Largest drop of the rate over `wide` seconds from `began_s` to `ended_s`, relative to the median
+    before, in %."""
     before, within = per_second[:began_s], per_second[began_s:ended_s]
     if not before or len(within) < wide:
         return None
@@ -46,26 +47,28 @@ def dip_pct(per_second, began_s, ended_s, wide=3):
 
 
 def recovered_s(per_second, usual, share=0.9, wide=3):
-    """The first second from which `wide` seconds reach `share` of `usual`; None when they never do."""
+    """The first second after which the rate over `wide` seconds reaches `share` of `usual`; None if it never
+    does."""
     for i in range(len(per_second) - wide + 1):
         if statistics.fmean(per_second[i:i + wide]) >= share * usual:
             return i
     return None
 
 
-# What a guest is asked for at once.
+# Commands that print all counters of a guest at once.
 COUNTERS = ("grep -E '^(pswpin|pswpout|zswpin|zswpout|zswpwb|pgmajfault) ' /proc/vmstat; grep '^cpu ' /proc/stat; "
             "grep -E '^(MemAvailable|MemFree|SwapTotal|SwapFree|SwapCached|Zswap):' /proc/meminfo")
 
 
 def counters(said):
-    """What COUNTERS says: counts, jiffies of processors (`cpu`, in all, and `iowait`), and memory in KiB."""
+    """Parses the output of COUNTERS: counts, jiffies of processors (`cpu`, in all, and `iowait`), and memory
+    in KiB."""
     found = {}
     for line in said.splitlines():
         name, *values = line.split()
         numbers = [int(v) for v in values if v.isdigit()]
         if name == "cpu":
-            # Guests' time is part of user time.
+            # Guest time is part of user time.
             found["cpu"], found["iowait"] = sum(numbers[:8]), numbers[4]
         elif numbers:
             found[name.rstrip(":")] = numbers[0]
@@ -73,7 +76,7 @@ def counters(said):
 
 
 def between(before, after, seconds):
-    """What table II has of an interval."""
+    """Table II's figures of an interval."""
     processors = max(1, after["cpu"] - before["cpu"])
     return {"iowait_pct": round(100 * (after["iowait"] - before["iowait"]) / processors, 1),
             "pages_in_s": round((after["pswpin"] - before["pswpin"]) / seconds),
@@ -82,20 +85,20 @@ def between(before, after, seconds):
 
 
 def slots(now):
-    """Slots of swap in use."""
+    """Swap slots in use."""
     return (now["SwapTotal"] - now["SwapFree"]) * 1024 // PAGE
 
 
 def dead_pct(stored_pages, used_slots):
-    """Which share of what a disk stores nobody needs, in %; None of nothing."""
+    """Share of a disk's stored data that nothing needs any more, in %; None if it stores nothing."""
     return round(100 * max(0, stored_pages - used_slots) / stored_pages, 1) if stored_pages else None
 
 
 def swapped_pages(now):
-    """Slots of swap in use, without those whose page is in memory, too."""
+    """Swap slots in use, without those of pages that are also in memory."""
     return (now["SwapTotal"] - now["SwapFree"] - now.get("SwapCached", 0)) * 1024 // PAGE
 
 
 def memory_bytes(smaps_rollup, kind):
-    """Anon or Shmem memory of a process; what several share is divided among them."""
+    """Anon or Shmem memory of a process; shared memory is divided among its processes."""
     return sum(int(n) << 10 for n in re.findall(rf"^Pss_{kind}:\s+(\d+) kB", smaps_rollup, re.M))

@@ -1,7 +1,7 @@
-"""Guests that a bench works with: a stock Linux in qemu whose shell takes commands, its server reached by TCP.
+"""Guests of the bench: a stock Linux in qemu with a shell that takes commands, and a server reached over TCP.
 
-Kernel and file system are those of the tests' guests (tests/vm). The guest reads commands from a virtual serial port
-and answers on it; its memory grows and shrinks by the balloon, as FastSwap's figure 2 does it.
+Kernel and file system are those of the tests' guests (tests/vm). The guest reads commands from a virtual
+serial port and answers on it; a balloon grows and shrinks its memory, as in FastSwap's figure 2.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from vm.machine import BUSYBOX, KERNEL_LINE, PROCESSOR, QEMU, TOOLS
 from .host import MIB, read
 
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-# In two parts, for lab contains this file: canvas takes a program whose file has the whole name for one that runs
-# guests, and puts it into thread mode.
+# In two parts, because lab contains this file: canvas treats a program whose file has the whole name as one
+# that runs guests, and would put lab into thread mode.
 KVM = os.path.join("/dev", "kvm")
-# Where the guest's server listens; slirp gives the guest this address.
+# Address and port of the guest's server; slirp gives the guest this address.
 ADDRESS, SERVER_PORT = "10.0.2.15", 6379
-# Emulated and beside compilers; alone it takes six seconds.
+# Allows for emulation next to compilers; a guest alone boots in six seconds.
 BOOT_S = 240
-# Translated code, in MiB: by itself it takes more and more, beside which a guest's memory is little.
+# Size of the translated code, in MiB: without a limit it grows beyond the guest's own memory.
 CODE_MIB = 64
 MODULES = ("virtio_blk", "virtio_net", "virtio_balloon")
 SCRIPT = f"""
@@ -47,14 +47,14 @@ done
 
 
 def accelerator(wanted="auto", cpuinfo=None):
-    """KVM where its processor has what it takes, else emulation: the word for qemu, and why."""
+    """qemu's word for KVM if the processor supports it, else for emulation; and the reason."""
     flags = set(re.findall(r"\w+", read("/proc/cpuinfo") if cpuinfo is None else cpuinfo))
     if wanted != "auto":
         return wanted, "as --accel says"
     if not os.access(KVM, os.R_OK | os.W_OK):
         return "tcg", f"there is no {KVM} that may be opened"
     if not flags & {"vmx", "svm"}:
-        # Seen: a device of another kind, under which a stock Linux says nothing at all.
+        # Seen: a device of another kind, under which a stock Linux prints nothing.
         return "tcg", f"{KVM} is there, but the processor has neither VMX nor SVM"
     return "kvm", KVM
 
@@ -64,7 +64,8 @@ def which(name):
 
 
 def image(place, name, programs, files, loadable=()):
-    """The guest's file system: the host's `programs`, and `files` by their path in the guest. Its path."""
+    """Makes the guest's file system with the host's `programs`, and `files` by their path in the guest;
+    returns its path."""
     found = kernel.find()
     if found is None:
         raise Missing(f"there is no Linux {kernel.SERIES} for virtual machines; make deps-test fetches it")
@@ -93,11 +94,11 @@ def image(place, name, programs, files, loadable=()):
 
 
 class Guest:
-    """One that runs. What stops it raises OSError."""
+    """A running guest. Raises OSError if it stops."""
 
     def __init__(self, host, place, initrd, memory_mib, words, accel="tcg", cpus=2, before=(), is_shared=True,
                  page_cluster=3):
-        """`words` are more of qemu's; `before` is what stands before the whole command."""
+        """`words` are further arguments of qemu; `before` precedes the whole command."""
         self.host, self.home = host, os.path.join(place, host.unique("vm"))
         os.mkdir(self.home)
         with socket.socket() as s:
@@ -146,7 +147,7 @@ class Guest:
                 time.sleep(0.02)
 
     def _until(self, word, timeout_s):
-        """What the guest says up to `word`."""
+        """The guest's output up to `word`."""
         end = time.monotonic() + timeout_s
         while word not in self.heard:
             self.control.settimeout(max(0.01, end - time.monotonic()))
@@ -165,7 +166,7 @@ class Guest:
                 + read(self._at("console"))[-400:])
 
     def begin(self, command):
-        """Sends a command; `answer` has what came of it."""
+        """Sends a command; `answer` returns its output."""
         self.control.sendall(" ".join(command.split("\n")).encode() + b"\n")
 
     def answer(self, timeout_s=120):
@@ -179,12 +180,12 @@ class Guest:
         return said
 
     def run(self, command, timeout_s=120):
-        """What a line of shell says in the guest."""
+        """Output of a line of shell in the guest."""
         self.begin(command)
         return self.answer(timeout_s)
 
     def ask(self, command, **arguments):
-        """A command of qemu's monitor."""
+        """Sends a command to qemu's monitor."""
         self.qmp.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
         self.qmp.flush()
         while line := self.qmp.readline():
@@ -196,7 +197,7 @@ class Guest:
         raise OSError(f"qemu has ended: {self._tail()}")
 
     def balloon(self, mib, timeout_s=30):
-        """Leaves the guest so much memory."""
+        """Sets the guest's memory with the balloon."""
         self.ask("balloon", value=mib * MIB)
         end = time.monotonic() + timeout_s
         while abs(self.ask("query-balloon")["actual"] - mib * MIB) > MIB:

@@ -1,4 +1,4 @@
-"""Processes and files of one run. The laboratory, which started it, ends and removes what is left of them."""
+"""Processes and files of one run. The laboratory, which started the run, removes what is left of them."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def read(path, default=""):
 
 
 class Host:
-    """What was begun and not ended yet."""
+    """Processes that were started and have not ended yet."""
 
     def __init__(self):
         self.children, self.numbers = [], 0
@@ -31,7 +31,7 @@ class Host:
         return self.children[-1]
 
     def end(self, child):
-        """Ends what `start` began; its exit code."""
+        """Ends a process that `start` started; returns its exit code."""
         if child in self.children:
             self.children.remove(child)
         if child.poll() is None:
@@ -48,13 +48,13 @@ class Host:
 
 
 def file_of(path, size):
-    """A file without holes."""
+    """Creates a file without holes."""
     with open(path, "wb") as f:
         os.posix_fallocate(f.fileno(), 0, size)
 
 
 def is_direct(place):
-    """Whether files there are read past the page cache."""
+    """Whether files in the directory can be read past the page cache."""
     name = os.path.join(place, "direct")
     try:
         os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))

@@ -1,4 +1,4 @@
-"""The parts of the bench over guests: each boots guests, has them work, and yields lines of results."""
+"""The parts of the bench over guests: each boots guests, runs programs in them, and yields lines of results."""
 
 import threading
 import time
@@ -12,13 +12,13 @@ SERVERS = {
     "redis": "redis-server --port {port} --bind 0.0.0.0 --protected-mode no --save '' --appendonly no",
     "memcached": "memcached -u root -p {port} -m 4096 -t 2 -o no_lru_crawler",
 }
-# Of a key with its value, in either server.
+# Bytes of a key with its value, in either server.
 KEY_BYTES = VALUE_BYTES + 150
-# What it has in swap must be gone before swapoff, which the kernel ends when that does not fit.
+# A server must have exited before swapoff, which the kernel kills when the pages do not fit.
 END_REDIS = "kill $(pidof redis-server); while pidof redis-server > /dev/null; do sleep 0.1; done"
-# Longer is not waited for a kernel that brings everything back.
+# Timeout of a kernel that swaps everything in.
 SWAPOFF_S = 30
-# The growth of part `spill`: begins and ends at these seconds, of so many.
+# Part `spill`: the growth begins and ends at these seconds; the last number is the duration.
 GROWS_S, GROWN_S, SPILL_S = 10, 20, 32
 
 
@@ -35,7 +35,7 @@ class Row:
                                   self.swap.words, args.accel, args.cpus, self.swap.before, self.swap.is_shared,
                                   args.page_cluster)
         self.swap.setup(self.guest)
-        # What the guest itself takes: the rest is its programs'.
+        # Memory of the guest itself; the rest is for its programs.
         self.own_mib = args.memory_mib - (self.counters()["MemAvailable"] >> 10)
         return self
 
@@ -46,7 +46,7 @@ class Row:
         return counters(self.guest.run(COUNTERS, 120))
 
     def leave(self, mib):
-        """Programs have so much memory from now on."""
+        """Sets the memory that is left for programs."""
         self.swap.limit(min(self.args.memory_mib, self.own_mib + int(mib)))
 
     def serve(self, kind="redis", keys=None):
@@ -54,7 +54,7 @@ class Row:
         return Store(kind, self.guest.port, keys or int(self.data_mib * MIB / KEY_BYTES))
 
     def measured(self, work):
-        """What `work` returns, and table II's figures of that time."""
+        """Result of `work`, and table II's figures of that time."""
         before, cpu = self.counters(), self.swap.cpu_s()
         began = time.monotonic()
         found = work()
@@ -66,9 +66,9 @@ class Row:
                        "server_us_page": round(1e6 * cpu / moved, 1) if cpu and moved > 1000 else None}
 
     def memory(self):
-        """Memory of the host, and what is stored."""
+        """Memory of the host, and the amount stored."""
         if self.swap.state():
-            # It is written once a second.
+            # The state is written once a second.
             time.sleep(1.1)
         state, now = self.swap.state(), self.counters()
         guest, server, monitor = self.swap.guest_bytes(), self.swap.server_bytes(), self.swap.monitor_bytes()
@@ -81,7 +81,7 @@ class Row:
 
 
 def redis(bench, name):
-    """A redis with more than its guest's memory; then the guest gets memory (figure 2, tables II and IV)."""
+    """A redis larger than its guest's memory; then the guest gets more memory (figure 2, tables II and IV)."""
     args = bench.args
     with Row(bench, name, args.data * args.available_mib) as row:
         row.leave(args.available_mib)
@@ -97,7 +97,7 @@ def redis(bench, name):
         done = store.work(args.seconds, "uniform", 0.5)
         if row.swap.device:
             found["swapoff"] = swapoff(row)
-        # As it is when nothing is away any more.
+        # The baseline, when no page is swapped out any more.
         whole, series = summary(store.work(args.seconds / 2, "uniform", 0.5), store.batch), rates(done, store.batch)
         found["grown"] = {**summary(done, store.batch), "per_second": series, "whole_ops_s": whole["ops_s"],
                           "recovered_s": figures.recovered_s(series, whole["ops_s"])}
@@ -111,7 +111,8 @@ def us_page(pages, seconds):
 
 
 def swapoff(row):
-    """What the kernel takes to bring pages back, and what of them stays stored although nobody needs it."""
+    """Time that the kernel needs to swap everything in, and the part of it that stays stored although nothing
+    needs it."""
     before = row.swap.state().get("stored_pages")
     pages, took_s = row.swap.swap_in(SWAPOFF_S)
     found = {"pages": pages, "seconds": round(took_s, 2), "us_page": us_page(pages, took_s)}
@@ -125,14 +126,14 @@ def swapoff(row):
 
 
 def analytics(row, kind, mib, passes):
-    """A program over a data set of this size: seconds of its passes, and its answer."""
+    """A program over a data set of this size: duration of its passes in seconds, and its answer."""
     words = row.guest.run(f"analytics {kind} {int(mib)} {passes}", 400).split()
-    # The laboratory compares answers of variants.
+    # The laboratory compares the answers of all variants.
     return {"ready_s": float(words[1]), "run_s": float(words[3]), "answer": words[4]}
 
 
 def lr(bench, name):
-    """Logistic regression beside a redis, and alone k-means (tables I to III)."""
+    """Logistic regression together with a redis, and k-means alone (tables I to III)."""
     args = bench.args
     with Row(bench, name, args.available_mib / 3) as row:
         row.leave(args.available_mib)
@@ -150,7 +151,7 @@ def lr(bench, name):
 
 
 def beside(row, store, mib):
-    """LR while redis answers reads by zipf, as long as LR takes."""
+    """LR while redis answers Zipf-distributed reads, for as long as LR takes."""
     stop, done, failed = threading.Event(), [], []
 
     def read():
@@ -175,14 +176,15 @@ def beside(row, store, mib):
 
 
 def spill(bench, name):
-    """A redis that grows by half while it works: the pool passes its bound, and pages leave it (figures 9 to 11)."""
+    """A redis that grows by half while it is read: the pool reaches its limit, and pages are demoted (figures
+    9 to 11)."""
     args = bench.args
     keys = int(args.data * args.available_mib * MIB / KEY_BYTES)
     with Row(bench, name, 1.5 * args.data * args.available_mib) as row:
         row.leave(args.available_mib)
         store = row.serve(keys=keys + keys // 2)
         store.fill(0, keys)
-        # So that four fifths of the pool of the others are full when half of the growth is done.
+        # Four fifths of the pool of the other variants are then full when half of the growth is done.
         wanted_mib = max(16, int(row.memory()["space_bytes"] / MIB * 1.25 / 0.8)) if name == "lz4" else None
         grown = Grower(store, keys)
         (done, figure) = row.measured(lambda: store.work(SPILL_S, "uniform", 0.5, each=grown.step, below=keys))
@@ -197,7 +199,7 @@ def spill(bench, name):
 
 
 class Grower:
-    """Stores more keys between the batches, at an even pace from GROWS_S to GROWN_S."""
+    """Stores more keys between the batches, at a constant rate from GROWS_S to GROWN_S."""
 
     def __init__(self, store, first):
         self.store, self.first, self.at = store, first, first
@@ -206,14 +208,14 @@ class Grower:
         share = min(1.0, max(0.0, (gone_s - GROWS_S) / (GROWN_S - GROWS_S)))
         wanted = self.first + int(share * (self.store.keys - self.first))
         if wanted > self.at:
-            # No more at once than a batch, so that the rate stays one of small steps.
+            # At most a batch at once, so that the rate grows in small steps.
             last = min(wanted, self.at + 64)
             self.store.fill(self.at, last)
             self.at = last
 
 
 def infiniswap(bench, name, program):
-    """A server whose working set fits to 100, 75 and 50 % (Infiniswap's applications)."""
+    """A server with 100, 75 and 50 % of its working set local (Infiniswap's applications)."""
     args = bench.args
     with Row(bench, name, args.available_mib * args.data) as row:
         store = row.serve(program)

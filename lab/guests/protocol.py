@@ -1,4 +1,4 @@
-"""What clients of key-value servers have in common: values that say what they are, and two protocols."""
+"""Shared code of clients of key-value servers: self-describing values, and two protocols."""
 
 import itertools
 import random
@@ -18,7 +18,7 @@ class Values:
 
 
 def zipf(n, draws, seed, skew, run=1):
-    """`draws` of `n` things by their popularity; runs of `run` things are scattered."""
+    """`draws` Zipf-distributed draws of `n` things; runs of `run` things are scattered."""
     rng = random.Random(seed)
     runs = [range(first, min(first + run, n)) for first in range(0, n, run)]
     rng.shuffle(runs)
@@ -58,7 +58,7 @@ class Memcached:
 
 
 def answer(sock, buffer, request, size):
-    """Sends, and gives the `size` bytes that come back; fewer when the server hangs up."""
+    """Sends a request and returns `size` bytes of the answer; fewer if the server closes the connection."""
     sock.sendall(request)
     view, have = memoryview(buffer)[:size], 0
     while have < size:

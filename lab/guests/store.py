@@ -1,4 +1,5 @@
-"""A client of a guest's redis or memcached over TCP: it checks all that it reads, and notes how long batches took."""
+"""A client of a guest's redis or memcached over TCP: checks all that it reads, and records the latency of
+batches."""
 
 import random
 import socket
@@ -8,17 +9,17 @@ import time
 from .protocol import Memcached, Redis, Values, answer, zipf
 
 PROTOCOLS = {"redis": Redis, "memcached": Memcached}
-# YCSB's.
+# YCSB's values.
 SKEW, VALUE_BYTES = 0.99, 1000
 FILL_BATCH = 64
 
 
 class Wrong(OSError):
-    """An answer is not what was stored."""
+    """An answer differs from the stored value."""
 
 
 class Store:
-    """The keys of a server, and what each of them has to be."""
+    """The keys of a server, and the expected value of each."""
 
     def __init__(self, kind, port, keys, seed=1, batch=16):
         self.protocol, self.keys, self.seed, self.batch = PROTOCOLS[kind], keys, seed, batch
@@ -29,7 +30,7 @@ class Store:
                       "uniform": random.Random(seed).choices(range(keys), k=1 << 18)}
 
     def _connect(self, port, wait_s=60):
-        """The monitor accepts before the guest's server listens, so what counts is an answer."""
+        """Connects. qemu accepts connections before the guest's server listens, so only an answer counts."""
         end, probe = time.monotonic() + wait_s, self.protocol.get(9_999_999)
         while True:
             try:
@@ -47,7 +48,7 @@ class Store:
             time.sleep(0.1)
 
     def ask(self, request, wanted):
-        """Sends, and compares what comes back to the byte."""
+        """Sends requests, and compares the answers byte by byte."""
         got = answer(self.socket, self.buffer, request, len(wanted))
         if len(got) < len(wanted):
             raise OSError("the guest's server hung up")
@@ -55,7 +56,7 @@ class Store:
             raise Wrong("a value is not what was stored")
 
     def fill(self, first=0, last=None):
-        """Stores the keys of a range; keys a second."""
+        """Stores the keys of a range; returns keys a second."""
         last, began = self.keys if last is None else last, time.monotonic()
         for at in range(first, last, FILL_BATCH):
             batch = range(at, min(at + FILL_BATCH, last))
@@ -73,7 +74,7 @@ class Store:
     def _reply(self, key):
         version, reply = self.replies.get(key, (None, None))
         if version != self.versions[key]:
-            # Kept, so that the client takes little of the processors that the guest needs.
+            # Cached, so that the client needs little of the processors that the guest needs.
             version = self.versions[key]
             reply = self.protocol.reply(key, self.values.value(key, version))
             self.replies[key] = version, reply
@@ -95,9 +96,10 @@ class Store:
         return b"".join(request), b"".join(wanted)
 
     def work(self, seconds, popularity, writes=0.0, stop=None, each=None, below=None):
-        """Requests for so long, or until `stop` is set: [(second of its end, its time in us)] of the batches.
+        """Sends requests for some time, or until `stop` is set; returns [(second of its end, its time in us)]
+        of the batches.
 
-        Keys are those below `below`. `each` is called with the seconds that have gone by before each batch.
+        Keys are those below `below`. Calls `each` before each batch, with the seconds elapsed.
         """
         rng, draws, done = random.Random(self.seed + 1), self.draws[popularity], []
         stop, below = stop or threading.Event(), below or self.keys

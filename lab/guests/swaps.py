@@ -1,4 +1,5 @@
-"""What a guest swaps onto: a disk of qemu's, zswap or zram of its own, a ramdisk behind vhost-user, or canvas."""
+"""What a guest swaps onto: a disk of qemu's, zswap or zram of its own, a ramdisk behind vhost-user, or
+canvas."""
 
 import glob
 import json
@@ -17,15 +18,15 @@ ZSWAP = ("modprobe lz4; cd /sys/module/zswap/parameters; echo lz4 > compressor; 
          "echo Y > shrinker_enabled; echo {percent} > max_pool_percent; echo Y > enabled; ")
 ZRAM = ("modprobe zram && echo lz4 > /sys/block/zram0/comp_algorithm && echo {size} > /sys/block/zram0/disksize && "
         "mkswap /dev/zram0 > /dev/null && swapon /dev/zram0")
-# What FastSwap's disk may have done: a SCSI disk of 2010 seeks for some 7 ms.
+# Operations a second of FastSwap's disk, approximately: a SCSI disk of 2010 seeks in some 7 ms.
 SLOW_OPERATIONS = 150
 BLOCKS = "logical_block_size=4096,physical_block_size=4096"
-# Two copies, at two donors.
+# Two copies, on two donors.
 TWO = ("--copies", "2")
 
 
 def tree(pid):
-    """A process and all that it began."""
+    """A process and all its descendants."""
     parents = {}
     for path in glob.glob("/proc/[0-9]*/stat"):
         fields = read(path).rsplit(")", 1)
@@ -38,18 +39,18 @@ def tree(pid):
 
 
 def cpu_s(pid):
-    """Processor time of a process, its threads and what it began."""
+    """Processor time of a process, its threads and its descendants."""
     fields = [read(f"/proc/{p}/stat").rsplit(")", 1)[-1].split() for p in tree(pid)]
     return sum(int(f[11]) + int(f[12]) for f in fields if len(f) > 12) / TICK
 
 
 def memory(pid, kind):
-    """Memory of a process and what it began: Anon or Shmem."""
+    """Anon or Shmem memory of a process and its descendants."""
     return sum(memory_bytes(read(f"/proc/{p}/smaps_rollup"), kind) for p in tree(pid))
 
 
 class Swap:
-    """A disk of the guest's that qemu has by itself. `loadable` are modules of the guest's."""
+    """A disk that qemu serves itself. `loadable` are modules of the guest."""
 
     is_shared, before, server, device = True, (), None, "/dev/vda"
 
@@ -78,7 +79,7 @@ class Swap:
         return cpu_s(self.server.pid) if self.server else None
 
     def monitor_bytes(self):
-        """What qemu takes for itself."""
+        """Memory of qemu itself."""
         return memory(self.guest.child.pid, "Anon")
 
     def guest_bytes(self):
@@ -86,7 +87,7 @@ class Swap:
         return sum(memory(p.pid, "Shmem") for p in (self.guest.child, self.server) if p)
 
     def server_bytes(self):
-        """Memory of the host that keeps what was swapped out, with all that manages it."""
+        """Memory of the host for the swapped pages, with all metadata."""
         return memory(self.server.pid, "Anon") if self.server else 0
 
     def donor_bytes(self):
@@ -96,13 +97,13 @@ class Swap:
         return {}
 
     def space_bytes(self):
-        """What the stored pages take where they are kept: swap space, as table II has it."""
+        """Size of the stored pages: swap space, as in table II."""
         if self.file:
             return os.stat(self.file).st_blocks * 512
         return None
 
     def swap_in(self, timeout_s):
-        """The kernel brings back what it can in that time, by swapoff: (pages, seconds)."""
+        """Swaps in all that the kernel can in the given time, by swapoff: (pages, seconds)."""
         guest = self.guest
         before = swapped_pages(counters(guest.run(COUNTERS)))
         began = time.monotonic()
@@ -111,12 +112,12 @@ class Swap:
         return before - max(0, swapped_pages(counters(guest.run(COUNTERS)))), took_s
 
     def limit(self, mib):
-        """The guest has so much memory from now on."""
+        """Sets the guest's memory."""
         self.guest.balloon(mib)
 
 
 class Zram(Swap):
-    """Swap of the guest's in its own memory."""
+    """Swap in the guest's own memory."""
 
     device = "/dev/zram0"
 
@@ -131,7 +132,7 @@ class Ramdisk(Swap):
     """qemu's own server of vhost-user disks, over a file in memory."""
 
     def make(self, _operations_s):
-        # It goes with this process.
+        # The file disappears with this process.
         memory_file = os.memfd_create("ramdisk")
         os.truncate(memory_file, self.size_mib * MIB)
         self.file = f"/proc/{os.getpid()}/fd/{memory_file}"
@@ -178,7 +179,7 @@ class Canvas(Swap):
             f"virtio-blk-pci,drive=far,werror=report,rerror=report,{BLOCKS}")
 
     def state(self):
-        """As it was written last, at most a second ago."""
+        """The last state written, at most a second old."""
         try:
             return json.loads(read(self.json) or "{}")
         except ValueError:
@@ -195,7 +196,7 @@ class UnderCanvas(Swap):
     is_shared, device = False, None
 
     def guest_bytes(self):
-        """It is in what qemu has, its own memory and the pool's too: nothing tells them apart from outside."""
+        """qemu's memory contains its own and the pool's, which cannot be separated from outside."""
         return 0
 
     def make(self, _operations_s):
@@ -225,7 +226,7 @@ def wait_for(path, child, log=None, wait_s=20):
 
 
 def missing(name):
-    """Why a variant cannot be here, or None."""
+    """Reason why a variant cannot run here, or None."""
     if name == "ramdisk" and not shutil.which("qemu-storage-daemon"):
         return "there is no qemu-storage-daemon (Debian package qemu-system-common or qemu-utils)"
     return None
@@ -235,7 +236,7 @@ def _far(bench, size_mib):
     return ("--far", f"{2 * size_mib}M", "--to", f"disk:{bench.place}")
 
 
-# Each of a bench, the size of the swap in MiB, and its own name.
+# Constructors, which take a bench, the size of the swap in MiB, and the variant's name.
 MAKERS = {
     "disk": Swap,
     "slow-disk": lambda b, mib, name: Swap(b, mib, name, operations_s=SLOW_OPERATIONS),
@@ -255,5 +256,5 @@ NAMES = tuple(MAKERS)
 
 
 def make(bench, name, size_mib):
-    """A variant by its name."""
+    """Makes a variant by its name."""
     return MAKERS[name](bench, size_mib, name)

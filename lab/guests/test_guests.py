@@ -1,4 +1,5 @@
-"""Tests of what guests are asked for and what is worked out of it: PYTHONPATH=tests:lab python3 -m unittest guests.test_guests."""
+"""Tests of the commands to guests and of the figures computed from their output: PYTHONPATH=tests:lab python3
+-m unittest guests.test_guests."""
 
 import io
 import random
@@ -88,7 +89,7 @@ class Accelerator(unittest.TestCase):
 
 
 class Server:
-    """A socket that is a key-value server: what is asked of it is taken from and put into a dictionary."""
+    """A fake key-value server behind a socket, over a dictionary."""
 
     def __init__(self, protocol, wrong=None):
         self.protocol, self.kept, self.wrong, self.out = protocol, {}, wrong, b""

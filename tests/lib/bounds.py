@@ -1,11 +1,11 @@
-"""The numbers of docs/design/bounds.md against the constants that its rows name."""
+"""Compares the numbers of docs/design/bounds.md with the constants that its rows name."""
 
 import os
 import re
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DOCUMENT = "docs/design/bounds.md"
-# What a constant is made of that another file has.
+# Constants of other files that a constant may refer to.
 ELSEWHERE = {"PAGE_SIZE": 4096, "TAG_BYTES": 16}
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "us": 10**3, "ms": 10**6, "s": 10**9}
 TIMES = {"_NS": 1, "_US": 10**3, "_MS": 10**6}
@@ -13,7 +13,7 @@ DURATIONS = {"secs": 10**9, "millis": 10**6, "micros": 10**3, "nanos": 1}
 
 
 def numbers(cell):
-    """The numbers in a cell, sizes in bytes and times in ns."""
+    """The numbers in a cell; sizes in bytes, times in ns."""
     found = set()
     cell = re.sub(r"(\d+) to (\d+) (\w+)", r"\1 \3 to \2 \3", cell)
     for base, power, minus, plain, unit in re.findall(r"(\d+)\^(\d+)( - 1)?|(\d[\d,]*)(?: ([KMGT]iB|B|us|ms|s)\b)?", cell):
@@ -22,7 +22,7 @@ def numbers(cell):
 
 
 def constant(name, source):
-    """The value of a constant of Rust in the text of its file, times in ns; none when there is none."""
+    """The value of a Rust constant in the text of its file, times in ns; None if it is not there."""
     found = re.search(rf"\bconst {name}: [^=;]+= ([^;]+);", source)
     if not found:
         return None
@@ -41,7 +41,7 @@ def constant(name, source):
 
 
 def wrong(root=ROOT):
-    """What is wrong with the document's rows."""
+    """Errors in the document's rows."""
     with open(os.path.join(root, DOCUMENT)) as f:
         lines = f.read().splitlines()
     said, checked = [], 0

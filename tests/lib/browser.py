@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to over a pipe (the DevTools protocol), for pages in files."""
+"""A headless Chromium, driven over a pipe (the DevTools protocol), for pages in files."""
 
 import base64
 import fcntl
@@ -19,18 +19,18 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 
 
 def missing():
-    """Why there is no browser, or None."""
+    """Reason why there is no browser, or None."""
     return None if shutil.which("chromium") else "no chromium"
 
 
 class Browser:
-    """One browser with one page; everything that it logs or requests is kept."""
+    """One browser with one page; records its logs and requests."""
 
     def __init__(self, profile):
         # The browser reads commands from descriptor 3 and writes answers to 4.
         to_read, self._to = os.pipe()
         self._from, from_write = os.pipe()
-        # Far above 4, so that the shell's moves do not overwrite one with the other.
+        # Far above 4, so that the shell's redirections do not overwrite one with the other.
         pair = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (to_read, from_write)]
         argv = ["chromium", *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         shell = 'exec "$@" 3<&%d 4>&%d' % tuple(pair)
@@ -88,7 +88,7 @@ class Browser:
             self.loaded += 1
 
     def open(self, path, width, dark):
-        """Loads a file in a window so wide."""
+        """Loads a file in a window of this width."""
         if self.session is None:
             target = self.ask("Target.createTarget", url="about:blank")["targetId"]
             self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -103,14 +103,14 @@ class Browser:
             self._until(lambda m: m.get("method") == "Page.loadEventFired", 20, "loading the page")
 
     def value(self, expression):
-        """What a JavaScript expression gives, as JSON."""
+        """Value of a JavaScript expression, as JSON."""
         result = self.ask("Runtime.evaluate", expression=f"JSON.stringify({expression})", returnByValue=True)
         if "exceptionDetails" in result:
             raise Failure(f"chromium: {expression}: {result['exceptionDetails'].get('text')}")
         return json.loads(result["result"]["value"])
 
     def screenshot(self, path, box=None):
-        """Writes a PNG of the whole page, or of (x, y, width, height) of it."""
+        """Writes a PNG of the whole page, or of the rectangle (x, y, width, height)."""
         if box is None:
             size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
             box = (0, 0, size["width"], size["height"])
@@ -121,7 +121,7 @@ class Browser:
         return path
 
     def close(self):
-        """Ends the browser and everything that it started: they are a process group of their own."""
+        """Ends the browser and all its processes, which are a process group of their own."""
         for fd in (self._to, self._from):
             os.close(fd)
         try:

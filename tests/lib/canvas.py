@@ -1,14 +1,14 @@
-"""What the stats file of `canvas run` must say."""
+"""Checks of the stats file of `canvas run`."""
 
 import json
 
 MIB = 1 << 20
-# What `--local N%` never goes below.
+# Minimum of `--local N%`.
 LOCAL_MIN_BYTES = 8 * MIB
 
 
 def find(stats, name, default=None):
-    """A counter, or a field of the report's top level (docs/STATS.md)."""
+    """Value of a counter, or of a field of the report's top level (docs/STATS.md)."""
     return stats.get("counters", {}).get(name, stats.get(name, default))
 
 
@@ -23,11 +23,12 @@ def load_stats(path):
 
 
 def slack_bytes(limit_bytes, stats=None):
-    """By how much local memory may pass its limit at any moment.
+    """Bytes by which local memory may exceed its limit at any moment.
 
-    Known gap (SEMANTICS.md, "Known gaps", G14): what a fork shares is measured, not booked page by
-    page, so while parent and child write to shared pages the sum may pass the limit by as much
-    again for the length of a measurement (a larger family by more, for one sample). The promise holds for trees that do not fork and write.
+    Known gap (SEMANTICS.md, "Known gaps", G14): memory shared by a fork is measured, not charged page by
+    page, so while parent and child write to shared pages the sum may exceed the limit by as much again for
+    the length of a measurement (a larger family by more, for one sample). The promise holds for trees that do
+    not fork and write.
     """
     slack = max(limit_bytes // 100, 4 * MIB)
     if stats is not None and find(stats, "forks", 0) > 0:
@@ -36,7 +37,7 @@ def slack_bytes(limit_bytes, stats=None):
 
 
 def check_stats(stats, limit_bytes, share_percent=None, paged=True):
-    """Sentences about what is wrong with a finished run; an empty list when nothing is."""
+    """Sentences about errors of a finished run; an empty list if there are none."""
     wrong = []
     for key in ("verify_failures", "anomalies"):
         value = find(stats, key)
@@ -58,9 +59,9 @@ def check_stats(stats, limit_bytes, share_percent=None, paged=True):
             limit = max(LOCAL_MIN_BYTES, (memory(stats, "footprint_bytes") or 0) * share_percent // 100)
         slack = slack_bytes(limit, stats)
         if find(stats, "forks", 0) > 0:
-            # The books of a family run ahead of its memory: between two measurements each minor
-            # fault counts as a copy, and on a busy machine a measurement comes late. What it has in
-            # truth is sampled (harness.py), and has the narrow bound.
+            # The accounting of a family runs ahead of its memory: between two measurements each minor fault
+            # counts as a copy, and on a busy machine measurements are late. Its true memory is sampled
+            # (harness.py), and has the narrow bound.
             slack += 3 * limit
         if limit and peak > limit + slack:
             wrong.append(
@@ -71,7 +72,7 @@ def check_stats(stats, limit_bytes, share_percent=None, paged=True):
 
 
 def check_deep(stats):
-    """The same for a run that must have used far memory beyond its pool."""
+    """Like check_stats, for a run that must have used far memory beyond its pool."""
     wrong = []
     for key in ("pages_demoted", "faults_beyond_pool"):
         if find(stats, key, 0) <= 0:
@@ -82,7 +83,7 @@ def check_deep(stats):
 
 
 def summary(stats):
-    """A few figures for the test's line."""
+    """Some figures for the test's line."""
     if find(stats, "pages_demoted", 0):
         return "out %d in %d demoted %d promoted %d read %d peak %.0f MiB" % (
             find(stats, "pages_out", 0),

@@ -36,7 +36,7 @@ class Stream:
 
 
 def wait_socket(path, child, timeout_s=30):
-    """Waits until a server accepts connections on `path`; fails when it dies first."""
+    """Waits until a server accepts connections on `path`; fails when the server ends first."""
     end = time.monotonic() + timeout_s
     while True:
         if not child.alive():
@@ -60,7 +60,7 @@ def resp_command(*args):
 
 
 class Redis(Stream):
-    """Commands one at a time with `do`, or in a pipeline with `send` and `answer`."""
+    """Sends commands one at a time with `do`, or in a pipeline with `send` and `answer`."""
 
     def send(self, *commands):
         self.sock.sendall(b"".join(resp_command(*c) for c in commands))
@@ -84,7 +84,7 @@ class Redis(Stream):
         return self.answer()
 
     def pipeline(self, commands, batch=128):
-        """Yields the answer to each command, sending `batch` at a time."""
+        """Yields the answer to each command, in batches of `batch`."""
         todo = []
         for c in commands:
             todo.append(c)
@@ -103,7 +103,7 @@ class Memcached(Stream):
     """set and multi-key get."""
 
     def set_many(self, items):
-        """Stores (key, value) pairs; all must answer STORED."""
+        """Stores (key, value) pairs; each answer must be STORED."""
         self.sock.sendall(b"".join(b"set %s 0 0 %d\r\n%s\r\n" % (k, len(v), v) for k, v in items))
         for k, _ in items:
             line = self.line()

@@ -1,13 +1,13 @@
-"""The Debian package: what is in it, and its life in a bare system (tests/fresh, tests/e2e/package.py)."""
+"""The Debian package: its contents, and its life in a bare system (tests/fresh, tests/e2e/package.py)."""
 
 import os
 import re
 import subprocess
 
-# What a bare system may change by itself while packages come and go.
+# Paths that a bare system may change by itself while packages are installed and removed.
 CHURN = ("./proc", "./sys", "./dev", "./run", "./tmp", "./root", "./opt", "./var/lib/dpkg", "./var/lib/apt",
          "./var/cache/apt", "./var/cache/ldconfig", "./var/cache/debconf", "./var/log", "./etc/ld.so.cache")
-# A program of the bare system that needs more memory than it is given: 48 MiB that do not repeat.
+# A program of the bare system that needs more memory than its limit: 48 MiB that do not repeat.
 PAGES = ("my ($x, @all) = (1); for my $i (0 .. 767) { my $s = ''; "
          "for (1 .. 16384) { $x = ($x * 1103515245 + 12345) & 0x7fffffff; $s .= pack('V', $x) } push @all, $s } "
          "my $sum = 0; $sum += unpack('%32C*', $_) for @all; print \"$sum\\n\";")
@@ -23,7 +23,7 @@ def require(truth, text):
 
 
 def files(root):
-    """Everything in a root but what changes by itself."""
+    """All files in a root, without those that change by themselves."""
     found = subprocess.run(["find", ".", "-xdev", "-print"], cwd=root, capture_output=True, text=True, check=True)
     return {f for f in found.stdout.splitlines() if not any(f == c or f.startswith(c + "/") for c in CHURN)}
 
@@ -40,7 +40,7 @@ def contents(package):
 
 
 def judge(package, commands):
-    """The package has what it promises, with a manual page for each of `commands`."""
+    """Checks the package's contents, including a manual page for each of `commands`."""
     here = contents(package)
     require(all(owner == "root/root" for _, owner in here.values()), f"not all root's: {here}")
     wanted = ["./usr/bin/canvas", "./etc/canvas/canvas.toml", "./usr/share/man/man1/canvas.1.gz",
@@ -62,7 +62,8 @@ def judge(package, commands):
 
 
 def life(root, package):
-    """Installs the package in a bare `root` (tests/lib/fresh.py), uses it, and purges it: nothing of it is left."""
+    """Installs the package in a bare `root` (tests/lib/fresh.py), uses it, and purges it: no file of it may
+    be left."""
 
     def command(text):
         code, said = root.run(text, capture=True, timeout_s=600)
@@ -73,7 +74,7 @@ def life(root, package):
     name = "/root/" + os.path.basename(package)
     with open(package, "rb") as f, open(root.dir + name, "wb") as out:
         out.write(f.read())
-    # What it depends on stays when it goes; so that goes in before.
+    # Dependencies stay when the package is purged, so they are installed before the comparison.
     depends = ", ".join(d.split(" ")[0] for d in told(package, "Depends").split(", "))
     command(f"DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends {depends.replace(',', '')}")
     wants = "/etc/systemd/system/multi-user.target.wants"
@@ -83,7 +84,7 @@ def life(root, package):
     version = command("cd / && canvas --version").strip()
     require(version.startswith("canvas "), f"canvas --version: {version}")
     command("canvas config check")
-    # An ordinary user's program, paged; then with the agent that the unit starts, by the same line.
+    # An ordinary user's program with paging; then with the agent, started by the unit's command line.
     user = "setpriv --reuid 65534 --regid 65534 --clear-groups"
     plain = command(f"{user} perl -e '{quoted(PAGES)}'")
     stats = "/tmp/canvas-stats.json"
@@ -99,9 +100,9 @@ def life(root, package):
                    f"canvas run --to agent --local 16M --pool 8M --far 128M -- perl -e '{quoted(PAGES)}' && "
                    "kill $agent && wait $agent")
     require(plain.strip() in said, f"with the agent: {said}; plain: {plain}")
-    # What an administrator leaves: a key, and a unit that is enabled.
+    # Files that an administrator adds: a key, and an enabled unit.
     command("canvas keygen /etc/canvas/key && mkdir -p /var/cache/canvas/far")
-    # As `systemctl enable` does; systemd itself is not in this root.
+    # As `systemctl enable` does; systemd is not in this root.
     command(f"ln -s /usr/lib/systemd/system/canvas-serve.service {wants}/canvas-serve.service")
     command("apt-get purge -q -y canvas")
     left = sorted(files(root.dir) - before)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Is what the documents name there? Each test in SPECIFICATION.md; each target of the Makefile, link, path,
-command and flag in any document (pages.py); each number in the list of bounds (bounds.py); each speed over zram
-in README.md, the FAQ and the pager's page (figures.py). Is each page short, with one title and the glossary's words (prose.py)? And does no Rust test skip
-without being counted? Part of `make lint`; takes a few seconds and needs nothing that was built.
+"""Checks the documents against the tree: each test in SPECIFICATION.md; each target of the Makefile, link,
+path, command and flag in any document (pages.py); each number in the list of bounds (bounds.py); each speed
+over zram in README.md, the FAQ and the pager's page (figures.py); length, title and the glossary's words of
+each page (prose.py). Also checks that no Rust test skips without being counted. Part of `make lint`; takes a
+few seconds and needs no build.
 """
 
 import fnmatch
@@ -16,22 +17,22 @@ ROOT = os.path.dirname(TESTS)
 sys.path.insert(0, TESTS)
 from lib import bounds, figures, pages, prose, registered  # noqa: E402
 
-# Integration tests of the command, which documents call by the name of their directory alone.
+# Integration tests of the command; documents name only their directory.
 COMMAND = {"cli": "canvas-cli", "ops": "canvas-cli", "far": "canvas-cli", "host": "canvas-cli", "agent": "canvas-cli"}
-# What else stands in backquotes beside the tests of a promise.
+# Other words in backquotes among the tests of a promise.
 WORDS = {"verify_failures", "anomalies", "as_user", "nobody", "shuttle", "fuzz", "fuzz_targets", "Clean", "leap",
          "readahead", "streams", "serve", "run", "rdma_check"}
 NOT_NAMES = re.compile(r"--|CANVAS_|tests/|canvas |[0-9+]|none$")
 
 
 class Tests:
-    """The Rust tests of the tree, by reading it: no build is needed, and none is left out for a feature."""
+    """The Rust tests of the tree, found in the source: needs no build, and includes tests behind features."""
 
     def __init__(self, root=ROOT):
         # (crate, (module, ...), function)
         self.all = []
         places = [(os.path.basename(d), d) for d in glob.glob(os.path.join(root, "crates", "*"))]
-        # The laboratory's packages carry the same prefix, without it in their directories' names.
+        # The laboratory's packages have the prefix as well; their directories' names do not.
         places += [("canvas-" + os.path.basename(d), d) for d in glob.glob(os.path.join(root, "lab", "*"))]
         places.append(("canvas-lab", os.path.join(root, "lab")))
         for crate, home in places:
@@ -41,13 +42,13 @@ class Tests:
                     modules = os.path.relpath(path, top)[:-3].split(os.sep)
                     modules = [m for m in modules if m not in ("lib", "main", "mod")]
                     if modules and modules[-1].endswith("_tests"):
-                        # A module's tests in a file beside it.
+                        # A module's tests in a file of their own.
                         modules[-1:] = [modules[-1].removesuffix("_tests"), "tests"]
                     with open(path) as f:
                         self._file(crate, modules, f.read().splitlines(), kind == "examples")
 
     def _file(self, crate, modules, lines, is_program):
-        # A program that tests/run starts has its checks in functions.
+        # Programs that tests/run starts have their checks in functions.
         inner, is_test = [], is_program
         for line in lines:
             indent = len(line) - len(line.lstrip())
@@ -72,14 +73,14 @@ class Tests:
                 wanted = wanted[1:]
             elif wanted[0].startswith("canvas-") or wanted[0] in COMMAND and crate != COMMAND[wanted[0]]:
                 continue
-            # In order, and what lies between left out: documents do not say `tests`.
+            # In order, possibly with gaps: documents leave out `tests`.
             there = iter((*modules, function))
             if all(part in there for part in wanted):
                 return True
         return False
 
     def find(self, name, last):
-        """`name` in full, when it is there; `::x` is beside the name `last` or above it."""
+        """The full name of `name`, if it exists; `::x` stands for a sibling of `last`, or one of its parents."""
         if not name.startswith("::"):
             return name if self.has(name) else None
         base = last.split("::")[:-1] if last else []
@@ -96,7 +97,7 @@ def targets():
 
 
 def literals():
-    """All strings in the bench's source: what its programs are called."""
+    """All strings in the bench's source, which include the names of its programs."""
     found = set()
     for path in glob.glob(os.path.join(ROOT, "lab", "bench", "src", "**", "*.rs"), recursive=True):
         with open(path) as f:
@@ -105,7 +106,7 @@ def literals():
 
 
 class Specification:
-    """The names in SPECIFICATION.md's tables against what there is."""
+    """Compares the names in SPECIFICATION.md's tables with the tests."""
 
     def __init__(self, text, tests, e2e, made, programs):
         self.text, self.tests, self.e2e, self.made, self.programs = text, tests, e2e, made, programs
@@ -170,9 +171,9 @@ def documents():
 
 
 def other(name, text, made):
-    """What is wrong with the targets of the Makefile in a document."""
+    """Errors in the Makefile targets that a document names."""
     wrong = []
-    # In a block of commands or in backquotes, not the verb.
+    # In a block of commands or in backquotes; elsewhere "make" is a verb.
     code = [line for _, line, is_code in pages.fenced(text) if is_code] + re.findall(r"`(make [^`]+)`", text)
     for target in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)(?=[ \n]|$)", "\n".join(code), re.M):
         if target not in made:
@@ -181,7 +182,7 @@ def other(name, text, made):
 
 
 def names_of_code(name, text):
-    """What is wrong with the names of the code in "How to add ..."; the house rules have made-up ones."""
+    """Errors in the names of code in "How to add ..."; the house rules use invented names."""
     code = ""
     for top in ("crates", "lab", "tests"):
         for path in glob.glob(os.path.join(ROOT, top, "**", "*.[rpc]*"), recursive=True):
@@ -194,7 +195,7 @@ def names_of_code(name, text):
 
 
 def silent_skips():
-    """Tests that print that they are skipped, and then count as passed."""
+    """Tests that print that they skip, and then count as passed."""
     wrong = []
     for path in [p for top in ("crates", "lab") for p in glob.glob(os.path.join(ROOT, top, "**", "*.rs"), recursive=True)]:
         with open(path) as f:

@@ -1,5 +1,6 @@
-"""Are the speeds over zram in README.md, the FAQ and the pages of lab/experiments on pager and donors those of the
-laboratory's result files? Each is the median of canvas's samples over that of zram's, rounded as the page has it.
+"""Checks the speeds over zram in README.md, the FAQ and the pages of lab/experiments on pager and donors
+against the laboratory's result files. Each is the median of canvas's samples over that of zram's, rounded as
+on the page.
 """
 
 import collections
@@ -13,8 +14,8 @@ TWO, ONE, HALF = "20261125-093000-two", "20261125-093400-one", "20261125-093450-
 PROGRAMS, SPARK, TIGHT = "20261125-095300-programs", "20261125-181000-spark", "20261124-035400-tight"
 FAR = "20261127-212200-far"
 
-# Rows of tables: page, how the row begins, and (results, workload, % local, limit in MiB if it decides) of its figures in
-# order; further numbers in the row are of something else.
+# Rows of tables: page, begin of the row, and (results, workload, % local, limit in MiB if it decides) of its
+# figures in order; further numbers in the row are not checked.
 ROWS = [
     ("README.md", "sequential reads", [(TWO, "sequential", 25)]),
     ("README.md", "snappy; k-means; java", [(PROGRAMS, w, 25) for w in ("snappy", "sklearn-kmeans", "java")]),
@@ -26,7 +27,7 @@ ROWS = [
     ("README.md", "over donors", [(FAR, "redis-get95", 50), (FAR, "memcached-get95", 50)]),
     *(("lab/experiments/far.md", f"`{w}`", [(FAR, w, 50)]) for w in ("memcached-get95", "redis-get95", "redis-set-get")),
 ]
-# Tables of pager.md: what their header has, and by column the results and the % local.
+# Tables of pager.md: text in the header, and the results and the % local of each column.
 TABLES = [
     ("| program | two processors |", {1: (TWO, 25), -1: (ONE, 25)}),
     ("| program | 25 % local |", {1: (PROGRAMS, 25), 2: (PROGRAMS, 50)}),
@@ -43,7 +44,7 @@ SAID = [
 
 
 def variant_of(sample):
-    """What ran: of far memory, canvas with two copies at donors that live."""
+    """The sample's variant; far memory only with two copies on living donors."""
     variant = sample["variant"]
     if isinstance(variant, dict) and (far := variant.get("canvas_far")):
         return "canvas" if far["copies"] == "2" and not far["donor_dies"] else "another"
@@ -51,7 +52,7 @@ def variant_of(sample):
 
 
 class Results:
-    """Speeds of canvas over zram, by what ran."""
+    """Speeds of canvas over zram, by workload and limit."""
 
     def __init__(self):
         self.files = {}
@@ -80,7 +81,7 @@ class Results:
 
 
 def differs(said, ratio):
-    """Whether the number `said` is not `ratio`, rounded."""
+    """Whether the printed number `said` differs from `ratio`, rounded alike."""
     decimals = len(said.partition(".")[2])
     return ratio is None or abs(float(said) - ratio) > 0.5001 * 10 ** -decimals
 
@@ -99,7 +100,7 @@ def rows(text, header):
 
 
 def claims(read):
-    """(page, what, number, key) of each figure that is checked; no number where the page does not have it."""
+    """(page, text, number, key) of each figure to check; the number is None if the page does not have it."""
     for page, begin, keys in ROWS:
         row = next((cells(line) for line in read(page).splitlines() if line.startswith(f"| {begin}")), [begin, ""])
         numbers = re.findall(r"\d+\.\d+", row[1])

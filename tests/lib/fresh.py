@@ -1,9 +1,9 @@
-"""A newcomer's machine: a minimal Debian (12 unless another is named) with gcc, make, git, CA certificates and a Rust
-toolchain, in a directory of its own, and commands that run in it with chroot(8).
+"""A newcomer's machine: a minimal Debian (12 by default) with gcc, make, git, CA certificates and a Rust
+toolchain, in its own directory, and commands that run in it with chroot(8).
 
-Needs root, debootstrap and the right to mount. The bare system is made once and kept in the cache of
-the tests (tests/vm/kernel.py); each root is unpacked from it and removed afterwards. Rust's toolchain
-and cargo's registry are those of the host.
+Needs root, debootstrap and the right to mount. The bare system is made once and kept in the cache of the
+tests (tests/vm/kernel.py); each root is unpacked from it and removed afterwards. Rust's toolchain and cargo's
+registry are those of the host.
 """
 
 import os
@@ -17,15 +17,15 @@ from vm import kernel
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SUITE = "bookworm"
-# What a newcomer has; all else is installed by what is tested.
+# A newcomer's packages; the commands under test install all others.
 HAS = ("gcc", "libc6-dev", "make", "git", "ca-certificates")
-# Where the project lies in a root, and the toolchain.
+# Paths of the project and of the toolchain in a root.
 PROJECT = "/root/canvas"
 RUST = "/opt/rust"
 PATH = RUST + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Certificates that the host trusts, for networks with an authority of their own.
+# Certificates that the host trusts, for networks with their own authority.
 TRUSTED = ("/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/etc/ssl/certs")
-# Run as root of a new mount and process namespace: what is mounted and started goes with it.
+# Runs as root of a new mount and process namespace, so that mounts and processes end with it.
 ENTER = r"""
 set -eu
 mount --bind "$RUST_HERE" "$NEW$RUST_THERE"
@@ -40,11 +40,11 @@ exec chroot "$NEW" /usr/bin/env -i "$@"
 
 
 class Unavailable(Exception):
-    """A root cannot be made here; says why."""
+    """A root cannot be made here; has the reason."""
 
 
 def missing():
-    """Why there can be no root here, or None; and whether it is for want of privilege."""
+    """Reason why no root can be made here, or None; and whether the reason is missing privilege."""
     if os.getuid() != 0:
         return "needs root", True
     for name in ("debootstrap", "unshare", "chroot", "cargo", "git"):
@@ -54,7 +54,7 @@ def missing():
     if p.returncode:
         return "needs the right to make namespaces", True
     if os.path.realpath(_sysroot()) == "/usr":
-        # Bound into a root it would bring all programs of the host along.
+        # Bound into a root, /usr would bring along all programs of the host.
         return "needs a Rust toolchain in a directory of its own (https://rustup.rs)", False
     return None, False
 
@@ -71,7 +71,7 @@ def _checked(argv, **o):
 
 
 def _base(suite):
-    """The bare system as an archive, made when it is not there."""
+    """The bare system as an archive, made if missing."""
     path = os.path.join(kernel.CACHE, f"fresh-{suite}.tar")
     if os.path.exists(path):
         return path
@@ -86,7 +86,7 @@ def _base(suite):
 
 
 def _copy_sources(to):
-    """A clone of this checkout, with what is changed here and not committed yet."""
+    """A clone of this checkout, with its uncommitted changes."""
     _checked(["git", "clone", "-q", ROOT, to])
     git = ["git", "-C", ROOT, "ls-files", "-z"]
     changed = subprocess.check_output([*git, "--modified", "--others", "--exclude-standard"], text=True)
@@ -100,7 +100,7 @@ def _copy_sources(to):
 
 
 class Root:
-    """A new root; removed when its block ends."""
+    """A new root, removed at the end of its block."""
 
     def __init__(self, keep=False, suite=SUITE):
         self.keep, self.suite = keep, suite
@@ -127,7 +127,7 @@ class Root:
                 shutil.copy(os.path.join(home, name), self.dir + "/root/.cargo")
 
     def _network(self):
-        """Names, package sources and certificates are the host's: no root has them otherwise."""
+        """Copies names, package sources and certificates of the host, without which the root has no network."""
         for name in ("/etc/resolv.conf", "/etc/hosts"):
             if os.path.exists(name):
                 shutil.copy(name, self.dir + name)
@@ -143,13 +143,13 @@ class Root:
                 _checked(["cp", "-a", name + "/.", self.dir + name])
 
     def has(self, pattern):
-        """Whether a file of that name, with wildcards, is in the root: with the system or the project."""
+        """Whether a file matching the wildcards is in the root: in the system or the project."""
         return bool(_checked(["find", self.dir + "/usr", self.dir + PROJECT, "-xdev", "-name", "target", "-prune",
                               "-o", "-name", pattern, "-print"]))
 
     def run(self, command, env=None, timeout_s=3600, capture=False):
-        """Runs a shell's `command` in the project's directory, as root; (exit code, output). The output is
-        shown as it comes unless `capture`. Ends with all processes that it started."""
+        """Runs a shell's `command` in the project's directory, as root; returns (exit code, output). Shows
+        the output as it comes, unless `capture`. Ends all processes that the command started."""
         inside = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **(env or {})}
         for name, value in os.environ.items():
             if name.lower().endswith("_proxy") or name == "SSL_CERT_FILE":
@@ -160,7 +160,7 @@ class Root:
         places = {"NEW": self.dir, "RUST_HERE": _sysroot(), "RUST_THERE": RUST, "REGISTRY": self.registry}
         child = subprocess.Popen(argv, env={**os.environ, **places}, stdin=subprocess.DEVNULL, text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
-        # With unshare goes the first process of the namespace, and with that all others.
+        # Killing unshare ends the first process of the namespace, and with it all others.
         alarm = threading.Timer(timeout_s, child.kill)
         alarm.start()
         said = []

@@ -1,9 +1,8 @@
-"""The end-to-end tests' core: their registry, and the tools of one test. pytest runs them
-(tests/conftest.py), several at one time.
+"""Core of the end-to-end tests: the registry, and the tools of a test. pytest runs the tests
+(tests/conftest.py), several at a time.
 
-A *program* test is a scenario that runs twice: plain, which gives the right answer and the
-footprint, and under canvas at a share of that footprint; both answers must be equal. A *check*
-decides for itself.
+A *program* test is a scenario that runs twice: plain, which gives the right answer and the footprint, and
+under canvas at a share of that footprint; both answers must be equal. A *check* judges its results itself.
 """
 
 import contextlib
@@ -20,12 +19,12 @@ from . import canvas, procs
 MIB = canvas.MIB
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TESTS = os.path.join(ROOT, "tests")
-# Below this a limit says more about the C library than about canvas.
+# Smaller limits test the C library rather than canvas.
 LIMIT_FLOOR_BYTES = 12 * MIB
 POOL_FLOOR_BYTES = 2 * MIB
-# Times in tests are those of an idle machine; nothing is judged slow, only what hangs is ended.
+# Times in tests are those of an idle machine; this factor makes timeouts, which end only tests that hang.
 PATIENCE = 3
-# `normal` of a check that is about something above the modes: the slow suite has it in thread mode as well.
+# `normal` of a check of something independent of the modes; the slow suite also runs it in thread mode.
 ONCE = (("signal", None),)
 
 
@@ -34,15 +33,15 @@ class Failure(Exception):
 
 
 class Skip(Exception):
-    """The test cannot run here; says why."""
+    """The test cannot run here; has the reason."""
 
 
 class NeedsRoot(Skip):
-    """The test needs root; where root is promised, which is in continuous integration, it fails."""
+    """The test needs root; it fails where root is promised, as in continuous integration."""
 
 
 class Cases:
-    """Counts of a test that has cases of its own; each counts in the closing line."""
+    """Counts of a test with cases of its own; the closing line counts each."""
 
     def __init__(self):
         self.passed = self.failed = 0
@@ -51,13 +50,13 @@ class Cases:
 
 
 class WantOfRoot(str):
-    """What a test's `needs` answers when the reason is that we are not root."""
+    """Answer of a test's `needs` when the reason is missing root."""
 
 
 @functools.cache
 def example(name):
-    """A test program that is an example of some crate, built once. The selection of packages is that of
-    `make test-unit`, which has built it then: another one would build dependencies anew."""
+    """A test program that is an example of some crate, built once. Selects the same packages as `make
+    test-unit`, which has built it then: another selection would rebuild dependencies."""
     argv = ["cargo", "build", "--quiet", "--locked", "--workspace", "--exclude", "canvas-preload", "--example", name]
     p = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     if p.returncode:
@@ -67,7 +66,7 @@ def example(name):
 
 
 class Test:
-    """One registered test, before it is multiplied by modes and shares."""
+    """A registered test, before it is multiplied by modes and shares."""
 
     def __init__(self, name, fn, **o):
         self.name, self.fn = name, fn
@@ -82,15 +81,16 @@ class Test:
         self.needs = o.pop("needs", None)
         self.pool = o.pop("pool", "4G")
         self.env = o.pop("env", {})
-        # Changes what all of the host has (swap, zram, names of control groups): never two of these at one time.
+        # Changes something global on the host (swap, zram, names of control groups): never two of these at a
+        # time.
         self.host = o.pop("host", False)
-        # Judges what the load of other tests would change: runs when no other test does.
+        # Judges something that the load of other tests would change: runs when no other test is running.
         self.alone = o.pop("alone", False)
-        # Pool as a percentage of the plain footprint, with far memory below it; the run must use it.
+        # Pool as a percentage of the plain footprint, with far memory below it, which the run must use.
         self.deep_percent = o.pop("deep_percent", None)
-        # Whose plain run gives the answer.
+        # The test whose plain run gives the answer.
         self.reference = o.pop("reference", name)
-        # What the program is known to need, where sampling a short plain run would be too coarse.
+        # The program's known footprint, where sampling a short plain run would be too coarse.
         self.footprint_mib = o.pop("footprint_mib", None)
         if o:
             raise TypeError(f"{name}: unknown options {sorted(o)}")
@@ -114,7 +114,7 @@ REGISTRY = []
 
 
 def program(name, **o):
-    """Registers a scenario `fn(run) -> answer` to be run plain and managed."""
+    """Registers a scenario `fn(run) -> answer` that runs plain and managed."""
 
     def wrap(fn):
         REGISTRY.append(Test(name, fn, program=True, **o))
@@ -134,8 +134,8 @@ def check(name, **o):
 
 
 def deep(name, percent=12, slow_only=False, **o):
-    """Registers the program test `name` once more, as `deep-NAME`: with a pool of `percent` of the
-    footprint and far memory below it. Options change those of the original."""
+    """Registers the program test `name` again, as `deep-NAME`: with a pool of `percent` of the footprint and
+    far memory below it. Options replace those of the original."""
     base = next(t for t in REGISTRY if t.name == name)
     kept = {k: getattr(base, k) for k in
             ("modes", "shares", "normal", "slow_only", "as_user", "timeout_s", "paged", "needs", "env",
@@ -145,7 +145,7 @@ def deep(name, percent=12, slow_only=False, **o):
 
 
 class Run:
-    """What a scenario works with: a directory, a way to start processes, checks."""
+    """Environment of a scenario: a directory, a way to start processes, checks."""
 
     def __init__(self, session, test, mode, share, managed, limit_bytes, dir_path):
         self.session, self.test = session, test
@@ -172,8 +172,8 @@ class Run:
         return self.session.compile(name)
 
     def source(self, name):
-        """A file of tests/, copied to where the test's user can read it: the work tree may lie in a
-        home that is closed to others."""
+        """A copy of a file of tests/ that the test's user can read: the work tree may be in a closed home
+        directory."""
         return self.session.source(name)
 
     def _user_prefix(self):
@@ -216,8 +216,8 @@ class Run:
 
     def start(self, argv, tag=None, canvas_on=True, env=None, stdin=None, local=None, pool=None,
               extra=(), cwd=None, prefix=()):
-        """Starts `argv`, under canvas when this run is managed and `canvas_on`; what `prefix` says
-        comes before canvas itself, and ends in an exec of it."""
+        """Starts `argv`, under canvas if this run is managed and `canvas_on`; the words of `prefix` precede
+        canvas itself, and end in an exec of it."""
         tag = tag or f"p{len(self.children)}"
         argv = [str(a) for a in argv]
         wrapped = self.managed and canvas_on
@@ -233,21 +233,21 @@ class Run:
         child.share_percent = local if isinstance(local, str) else None
         if isinstance(self.limit_bytes, str) and local is None:
             child.limit_bytes, child.share_percent = 0, self.limit_bytes
-        # Nobody asks for the memory of a helper, and looking for it takes a processor's time.
+        # A helper's memory is not needed, and sampling it would take processor time.
         child.sampler = procs.Sampler(child.pid, managed=wrapped, looks=wrapped or not self.managed)
         self.children.append(child)
         return child
 
     def _reachable(self, words):
-        """Says so here, and not only where the work tree is closed to others."""
+        """Checks here that the user can reach a path, not only where the work tree is closed."""
         for word in words:
             if ROOT + os.sep in str(word):
                 raise Failure(f"{word}: the work tree may lie where {self.user.pw_name} cannot read it: "
                               f"use source() or binary()")
 
     def wait(self, child, expect=0, timeout_s=None):
-        """Waits for the end; `expect` is an exit code, a set of them, or None. What a signal ended has -n, and as a
-        shell shows it 128 + n."""
+        """Waits for the end; `expect` is an exit code, a set of them, or None. A process ended by signal n
+        has the code -n, or 128 + n under a shell."""
         try:
             code = child.wait(timeout_s and timeout_s * PATIENCE)
         except subprocess.TimeoutExpired:
@@ -260,7 +260,7 @@ class Run:
         return code
 
     def call(self, argv, expect=0, timeout_s=None, **o):
-        """start + wait; the finished child."""
+        """Starts a process and waits; returns the finished child."""
         child = self.start(argv, **o)
         self.wait(child, expect, timeout_s)
         return child
@@ -313,7 +313,7 @@ class Run:
             if share is not None:
                 limit = (canvas.memory(stats, "footprint_bytes") or 0) * share // 100
                 limit = max(limit, canvas.LOCAL_MIN_BYTES)
-            # What a family copies at once is measured a moment later (G14): there, what lasts counts.
+            # Copies of a family are measured a moment later (G14), so only lasting memory counts there.
             forked = canvas.find(stats, "forks", 0) > 0
             seen = c.sampler.local_lasting_peak_bytes if forked else c.sampler.local_peak_bytes
             if limit and seen > limit + canvas.slack_bytes(limit, stats):
@@ -342,13 +342,13 @@ class Run:
 
 
 class Session:
-    """One worker of a run of the tests: `home` is the run's directory, in which `dir` is the worker's."""
+    """One worker of a run of the tests: `home` is the run's directory, `dir` the worker's below it."""
 
     def __init__(self, suite, home, name, canvas_path, plain_only=False, keep=False):
         self.suite = suite
         self.plain_only = plain_only
         self.keep = keep
-        # What is made here (programs, copies) is for the ordinary user as well.
+        # The ordinary user may use the programs and copies made here.
         os.umask(0o022)
         self.dir = os.path.join(home, name)
         # Programs of tests/c, compiled once for all workers.
@@ -358,7 +358,7 @@ class Session:
         self.user = self._ordinary_user()
         self.canvas = canvas_path
         self.references = {}
-        # What the test that runs says of its own cases.
+        # Cases reported by the running test.
         self.cases = None
         self.count = 0
 
@@ -383,7 +383,7 @@ class Session:
         stem, _, kind = name.partition("-")
         source = os.path.join(TESTS, of, stem + ".c")
         flags = {"": [], "static": ["-static"], "library": ["-shared", "-fPIC"]}[kind]
-        # Short cases are built sooner than they would run faster.
+        # Short programs take longer to optimise than they would gain.
         flags += ["-O2", "-g"] if of == "c" else ["-O0"]
         argv = ["gcc", *flags, "-Wall", "-pthread", "-o", target + ".new", source]
         r = subprocess.run(argv, capture_output=True, text=True)
@@ -465,27 +465,27 @@ class Session:
 
 @contextlib.contextmanager
 def _locked(path):
-    """A file's lock, which this process has while it is entered."""
+    """Holds the lock of a file in its block."""
     with open(path, "a") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
         yield
 
 
 def label(test, mode, share, plain=False):
-    """What an instance of a test is called."""
+    """Name of an instance of a test."""
     return f"{test.name}/plain" if plain else "/".join(str(x) for x in (test.name, mode, share) if x is not None)
 
 
 def group(test):
-    """Of one group there is never more than one test at one time: of those with one plain run, which is done once,
-    and of those that change the host."""
+    """Group of an instance; tests of one group never run at the same time: those with a common plain run,
+    which is done once, and those that change the host."""
     if test.alone:
         return "alone"
     return "host" if test.host else test.reference
 
 
 def selected(suite, only=None, mode=None, plain=False):
-    """(test, mode, share) of what a command line asks for; of plain runs there is one for each test."""
+    """(test, mode, share) of the instances that a command line selects; each test has one plain run."""
     for test in REGISTRY:
         for m, share in test.instances():
             name = label(test, m, share)

@@ -7,7 +7,7 @@ from .harness import PATIENCE, Failure, Skip
 
 
 def path(r):
-    """The command; its runs measure the session's canvas."""
+    """Path of the command; its runs measure the session's canvas."""
     if not r.session.canvas:
         raise Skip("lab is found beside canvas")
     lab = os.path.join(os.path.dirname(r.session.canvas), "lab")

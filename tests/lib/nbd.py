@@ -1,4 +1,4 @@
-"""A client of NBD's fixed newstyle, for tests: says exactly what it is told to."""
+"""A client of NBD's fixed newstyle, for tests: sends exactly what the test asks for, valid or not."""
 
 import socket
 import struct
@@ -18,7 +18,7 @@ class Refused(Exception):
 
 
 def dial(path, timeout_s=30):
-    """A connection on which nothing was said yet."""
+    """A connection before the handshake."""
     s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     s.settimeout(timeout_s)
     s.connect(path)
@@ -26,7 +26,7 @@ def dial(path, timeout_s=30):
 
 
 class Client:
-    """A session past its handshake."""
+    """A session after its handshake."""
 
     def __init__(self, path, timeout_s=30, structured=False):
         """With `structured` reads are answered in chunks; `chunks` counts them by kind."""
@@ -57,7 +57,7 @@ class Client:
         return b"".join(parts)
 
     def option(self, number, data=b""):
-        """What an option is answered with, up to ACK or an error, which is raised."""
+        """Answers to an option, up to ACK; raises an error that the server returns."""
         self.sock.sendall(struct.pack(">QII", OPTION_MAGIC, number, len(data)) + data)
         while True:
             magic, option, kind, length = struct.unpack(">QIII", self.take(20))
@@ -87,7 +87,7 @@ class Client:
         return self.reply(length) if self.chunks is None else self.in_chunks(offset, length)
 
     def in_chunks(self, offset, length):
-        """The bytes of a read, each of which must come once."""
+        """The bytes of a read, each of which must arrive once."""
         parts, flags, error = [], 0, None
         while not flags:
             magic, flags, kind, cookie, size = struct.unpack(">IHHQI", self.take(20))

@@ -1,5 +1,5 @@
-"""What a document says, against what there is: links and their anchors, paths, commands and flags of
-`canvas`, results of the bench, and the width of its lines.
+"""Checks a document against the tree: links and their anchors, paths, commands and flags of `canvas`, results
+of the bench, and the width of its lines.
 """
 
 import glob
@@ -10,12 +10,12 @@ TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(TESTS)
 WIDTH = 100
 
-# Commands that are not for users, whose flags no help lists beside the others'.
+# Internal commands, whose flags are in no help.
 HIDDEN = {"agent-worker", "disk-server", "help"}
-# Flags of other programs, of `make demo`'s, of the simulator and of built-in workloads, as documents name them.
+# Flags of other programs, of `make demo`, the simulator and built-in workloads that documents name.
 FOREIGN = {"help", "version", "scale", "full", "seed", "mib", "seconds", "threads", "rounds", "stride", "huge-pages", "cheat", "pages", "device",
            "privileged", "seccomp-default", "security-opt", "only", "list", "memory", "brk"}
-# What a command makes.
+# Paths that a command creates.
 MADE = {"fuzz/artifacts"}
 
 
@@ -24,7 +24,7 @@ SWITCHES = {"require"}
 
 
 def own(arguments):
-    """Of the arguments of `canvas run` those before the program's name."""
+    """The arguments of `canvas run` before the program's name."""
     kept, takes = [], False
     for word in arguments.split():
         if not word.startswith("-") and not takes:
@@ -35,7 +35,7 @@ def own(arguments):
 
 
 class Canvas:
-    """The commands of `canvas` and their flags, from the list that `tests/cli/texts.rs` holds against --help."""
+    """The commands of `canvas` and their flags, from the list that `tests/cli/texts.rs` compares with --help."""
 
     def __init__(self, root=ROOT):
         with open(os.path.join(root, "crates/canvas-cli/tests/cli/texts.rs")) as f:
@@ -54,7 +54,7 @@ class Canvas:
                     self.aliases.update(re.findall(r'"([a-z-]+)"', names))
         with open(os.path.join(root, "lab/src/args.rs")) as f:
             text = f.read()
-        # The laboratory's: its flags are fields, whichever of its commands they are of.
+        # Flags of the laboratory, which are fields of any of its commands.
         self.lab_flags = {name.replace("_", "-") for name in re.findall(r"^    pub ([a-z_]+):", text, re.M)}
         commands = text.split("pub enum Command {", 1)[1].split("\n}\n", 1)[0]
         self.lab_commands = {name.lower() for name in re.findall(r"^    ([A-Z][a-z]+)[({ ]", commands, re.M)}
@@ -62,7 +62,7 @@ class Canvas:
         self.all = set().union(*self.flags.values()) | self.aliases | self.lab_flags
 
     def wrong(self, line):
-        """What is wrong with a line of commands, or a piece of code in a sentence."""
+        """Errors in a line of commands, or in code within a sentence."""
         said = []
         for found in re.finditer(r"(?:^|[\s(/])lab ([a-z][a-z-]*)((?:(?! -- )[^|;&#\n])*)", line):
             if found[1] not in self.lab_commands:
@@ -107,7 +107,7 @@ def anchors(text):
 
 
 def links(name, text, read):
-    """What is wrong with the links of the document `name`; `read` gives a file's text, or none."""
+    """Errors in the links of the document `name`; `read` returns a file's text, or None."""
     wrong = []
     prose = "\n".join("" if code else line for _, line, code in fenced(text))
     for target in re.findall(r"\]\(\s*([^)\s]+)\s*\)", prose):
@@ -123,26 +123,26 @@ def links(name, text, read):
 
 
 def paths(name, text):
-    """What is wrong with the paths in backquotes: from the root, or from `crates`."""
+    """Errors in the paths in backquotes, relative to the root or to `crates`."""
     wrong = []
     for path in re.findall(r"`((?:(?:crates|tests|docs|etc|fuzz|lab|bench|\.ci)|canvas-[a-z]+/(?:src|tests|examples))/[\w./-]+)`", text):
         base = path.rstrip("/")
         if base in MADE or re.match(r"lab/results/", base):
             continue
-        # Tests and examples of a crate are named as from its directory, too.
+        # Tests and examples of a crate may be named relative to its directory.
         if not any(glob.glob(os.path.join(ROOT, at, base)) for at in ("", "crates", "crates/*")):
             wrong.append(f"{name}: there is no {path}")
     return wrong
 
 
 def commands(name, text, canvas):
-    """What is wrong with commands of `canvas` and with flags, in code."""
+    """Errors in commands of `canvas` and in flags, in code."""
     wrong, going_on, prompts = [], "", False
     for number, line, code in fenced(text):
         if line.lstrip().startswith("```"):
             prompts = False
         elif code:
-            # Where what is typed stands behind a prompt, the rest is what is printed.
+            # In a block with prompts, lines without one are output.
             prompts |= bool(re.match(r"\s*\$ ", line))
             if prompts and not going_on and not re.match(r"\s*[$>] ", line):
                 continue
@@ -162,7 +162,7 @@ def commands(name, text, canvas):
 
 
 def results(name, text):
-    """Results of the bench that figures are said to be of, but that are not kept."""
+    """Result files that a document names as the source of figures, but that do not exist."""
     there = set(os.listdir(os.path.join(ROOT, "lab/results")))
     return [f"{name}: there is no lab/results/{f}"
             for f in sorted(set(re.findall(r"(?<![\w-])(\d{8}-\d{6}[\w-]*(?:\.jsonl)?)", text)))
@@ -170,14 +170,14 @@ def results(name, text):
 
 
 def widths(name, text):
-    """Lines that are too wide, outside of tables and code; a word that cannot be broken may be."""
+    """Lines that are too wide, outside of tables and code, unless a single word is too long."""
     return [f"{name}:{number}: {len(line)} columns, {WIDTH} at most"
             for number, line, code in fenced(text)
             if len(line) > WIDTH and not code and not line.startswith("|") and len(line.split()) > 2]
 
 
 def wrong(name, text, canvas):
-    """All that is wrong with a document."""
+    """All errors of a document."""
     def read(path):
         with open(os.path.join(ROOT, path)) as f:
             return f.read()

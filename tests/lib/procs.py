@@ -1,4 +1,4 @@
-"""Processes: start them, watch their whole tree's memory, and end exactly what was started."""
+"""Processes: starts them, samples their whole tree's memory, and ends exactly those started."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def become_subreaper():
-    """Orphans of our children become ours, so that daemons can be found and ended by pid."""
+    """Adopts orphans of our children, so that daemons can be found and ended by pid."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -37,7 +37,7 @@ def _parents():
 
 
 def children(parent):
-    """Pids of the living processes that `parent` has started."""
+    """Pids of the living children of `parent`."""
     return [pid for pid, (its, state) in _parents().items() if its == parent and state != b"Z"]
 
 
@@ -58,11 +58,11 @@ def tree(root, include_root=True):
 
 
 def memories(pids):
-    """These processes without those whose memory is another's: a child of vfork, until its exec."""
+    """The processes, without those that share another's memory (a child of vfork before its exec)."""
     libc = ctypes.CDLL(None, use_errno=True)
     found = []
     for pid in pids:
-        # 0 is "the same"; when one of them is gone, or the kernel cannot tell, it counts as another.
+        # 0 means the same memory; if a process is gone, or the kernel cannot tell, it counts as different.
         if all(libc.syscall(SYS_KCMP, pid, other, KCMP_VM, 0, 0) != 0 for other in found):
             found.append(pid)
     return found
@@ -72,7 +72,7 @@ _ROLLUP = re.compile(rb"^(Pss_Anon|Anonymous|Swap|SwapPss|Rss):\s+(\d+) kB", re.
 
 
 def rollup(pid):
-    """Fields of /proc/PID/smaps_rollup in bytes; {} when the process is gone."""
+    """Fields of /proc/PID/smaps_rollup in bytes; {} if the process is gone."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as f:
             return {k.decode(): int(v) * 1024 for k, v in _ROLLUP.findall(f.read())}
@@ -81,7 +81,7 @@ def rollup(pid):
 
 
 def rss_anon(pid):
-    """Anonymous pages mapped, by the kernel's own counter, in bytes; 0 when the process is gone."""
+    """Anonymous memory in bytes, from the kernel's own counter; 0 if the process is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as f:
             found = re.search(rb"^RssAnon:\s+(\d+) kB", f.read(), re.M)
@@ -91,27 +91,27 @@ def rss_anon(pid):
 
 
 def anon_bytes(pids):
-    """Anonymous memory that these processes hold together; shared copies are counted once.
+    """Anonymous memory of these processes in total; shared copies count once.
 
-    The walk over a process's maps takes milliseconds, in which pages move from the part behind it
-    to the part before it and are counted twice; the counter is read at once, but counts what is
-    shared in each process. Neither is ever less than the truth.
+    The smaller of two upper bounds. The walk over a process's maps takes milliseconds, in which pages that
+    move towards its end are counted twice; the counter is read at once, but counts shared pages in each
+    process.
     """
     return sum(min(rollup(p).get("Pss_Anon", 0), rss_anon(p)) for p in pids)
 
 
-# Bytes of the mapping in which libcanvas keeps the compressed pool in every process (canvas-preload,
-# areas.rs); where it lies is drawn for each run. The kernel shows it in parts, side by side: what can be written to
-# so far, what can be read only, and with --numa each node's.
+# Size of the mapping in which libcanvas keeps the compressed pool in every process (canvas-preload,
+# areas.rs); its address is random for each run. The kernel lists it in adjacent parts: those writable so far,
+# those only readable, and with --numa those of each node.
 POOL_BYTES = 4 << 40
 
-# And of the one in which it keeps the swap cache's pages.
+# Size of the mapping in which libcanvas keeps the swap cache's pages.
 CACHE_BYTES = 128 << 20
 
 
 def _resident_in(smaps, span):
-    """Bytes in mappings of `span` bytes, by the lines of /proc/PID/smaps."""
-    # Begin, end and KiB of mappings that can be read, with those that follow on them at once.
+    """Resident bytes in mappings of `span` bytes, from the lines of /proc/PID/smaps."""
+    # Begin, end and KiB of readable mappings, each joined with those adjacent to it.
     found, inside = [], False
     for line in smaps:
         if line[:4] == b"Pss:":
@@ -140,34 +140,34 @@ def _shares_of(pids, span):
 
 
 def pool_bytes(pids):
-    """Memory of the pools of these processes together; copies that a fork left shared count once."""
+    """Memory of the pools of these processes in total; copies shared after a fork count once."""
     return _shares_of(pids, POOL_BYTES)
 
 
 def cache_bytes(pids):
-    """Memory of the swap caches of these processes together, counted in the same way."""
+    """Memory of the swap caches of these processes in total; copies shared after a fork count once."""
     return _shares_of(pids, CACHE_BYTES)
 
 
 class Sampler:
     """Samples the memory of a process tree until stopped.
 
-    With `managed`, `root` is `canvas run` itself and left out, and local memory is what is left of
-    the anonymous memory without the pools. The pools are read from the maps: a counter lags behind
-    them, and after a fork cannot know which pool pages are still shared. The walks are no moment: of
-    one during which this thread waited for a processor, the pool may have been larger in between than
-    before and after, so it says nothing of local memory. Nor does one during which a process came or
-    went, who took or gave back its share of pages between the walks.
+    With `managed`, `root` is `canvas run` itself and is left out, and local memory is the anonymous memory
+    without the pools. The pools are read from the maps: a counter lags behind them, and after a fork cannot
+    know which pool pages are still shared. The walks over the maps are not atomic. If this thread had to wait
+    for a processor during a walk, the pool may have been larger in between than before and after, so the
+    sample is not used for local memory. Neither is a sample during which a process started or ended, since
+    its shared pages move between the walks.
     """
 
-    # A sample that takes longer is none of local memory. Walks take a few milliseconds.
+    # Longest walk that is used for local memory. Walks take a few milliseconds.
     WALK_S_MAX = 0.03
 
     def __init__(self, root, managed=False, interval_s=0.1, looks=True):
         self.root, self.managed, self.interval_s = root, managed, interval_s
         self.anon_peak_bytes = 0
         self.local_peak_bytes = 0
-        # The same of what two samples in a row have: what lasts longer than the walk between them.
+        # Peak of the smaller of two consecutive samples: memory that lasts longer than the walk between them.
         self.local_lasting_peak_bytes = 0
         self._local_before_bytes = 0
         self.pool_peak_bytes = 0
@@ -178,8 +178,8 @@ class Sampler:
             self._thread.start()
 
     def _loop(self):
-        # Closely at first: short programs reach their peak within a fraction of a second. A managed one, whose
-        # samples are dear, costs a tenth of a processor at most.
+        # Frequent at first: short programs reach their peak within a fraction of a second. A managed program,
+        # whose samples are expensive, costs a tenth of a processor at most.
         used_s = 0
         while not self._stop.wait(max(0.02 if self.samples < 50 else self.interval_s, self.managed * 9 * used_s)):
             began_s = time.thread_time()
@@ -199,7 +199,7 @@ class Sampler:
         self.samples += 1
         self.anon_peak_bytes = max(self.anon_peak_bytes, anon)
         if self.managed:
-            # The pool may change while the maps are walked: only what is certain counts.
+            # The pool may change while the maps are walked: only the certain part counts.
             pool = max(before, pool_bytes(pids))
             self.pool_peak_bytes = max(self.pool_peak_bytes, pool)
             if time.monotonic() - began > self.WALK_S_MAX or tree(self.root, False) != whole:
@@ -217,7 +217,7 @@ class Sampler:
 
 
 class Child:
-    """A process that was started, with its output in files."""
+    """A started process, with its output in files."""
 
     def __init__(self, argv, cwd, env, tag, stdin=None):
         self.argv = argv
@@ -277,7 +277,7 @@ class Child:
 
 
 def end_orphans(keep=()):
-    """Ends what daemonised away from our children; as subreaper we are its parent now."""
+    """Ends daemons that have left our children; as a subreaper this process is their parent."""
     me = os.getpid()
     for pid in tree(me, include_root=False):
         if pid in keep:

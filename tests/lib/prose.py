@@ -1,16 +1,16 @@
-"""What a machine can hold of the documents' prose: length, one title, and the glossary's words."""
+"""Checks of the documents' prose: length, one title, and the glossary's words."""
 
 import re
 
-# Words, which have a letter or a digit; bars of tables are none.
+# A word has a letter or a digit; bars of tables are not words.
 WORDS = re.compile(r"\S*\w\S*")
 WORDS_OF_A_PAGE_MAX = 6_000
 WORDS_MAX = 45_000
-# Made from code, each by a test that compares it.
+# Generated from code, and compared with it by a test.
 GENERATED = {"docs/CLI.md", "docs/TUNABLES.md"}
 COUNTERS = re.compile(r"^\| `counters\..*$", re.M)
 CODE = re.compile(r"^```.*?^```$", re.M | re.S)
-# In an old meaning, or in no language; what to write instead.
+# Words in a meaning that the glossary replaces, and unclear phrases; with the replacement.
 OLD = {
     r"second chances?": "swap-cache hit",
     r"(?:sinks?|sunk|sinking)": "demote",
@@ -24,14 +24,14 @@ OLD = {
 
 
 def by_hand(name, text):
-    """The words of a page that are written by hand."""
+    """Number of words of a page that are written by hand."""
     if name in GENERATED:
         return 0
     return len(WORDS.findall(COUNTERS.sub("", text)))
 
 
 def wrong(name, text):
-    """What is wrong with a page."""
+    """Errors of a page."""
     found, words = [], by_hand(name, text)
     if words > WORDS_OF_A_PAGE_MAX:
         found.append(f"{name}: {words} words; a page has {WORDS_OF_A_PAGE_MAX} at most")
@@ -47,5 +47,5 @@ def wrong(name, text):
 
 
 def too_many(words):
-    """What is wrong with documents of `words` words written by hand in all."""
+    """Errors of documents with `words` words written by hand in total."""
     return [f"the documents have {words} words written by hand; {WORDS_MAX} are the most"] if words > WORDS_MAX else []

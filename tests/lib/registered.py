@@ -1,4 +1,4 @@
-"""All tests of tests/e2e, by importing it."""
+"""Imports all tests of tests/e2e, which register themselves."""
 
 import importlib
 import os
@@ -9,7 +9,7 @@ E2E = os.path.join(harness.TESTS, "e2e")
 
 
 def load():
-    """Registers them; the registry by name."""
+    """Registers the tests; returns the registry by name."""
     for name in sorted(os.listdir(E2E)):
         if name.endswith(".py") and name != "__init__.py":
             importlib.import_module("e2e." + name[:-3])

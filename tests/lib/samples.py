@@ -1,11 +1,11 @@
-"""A results file of `lab run` as a run would have written it, made from a seed."""
+"""Makes a results file as `lab run` would write it, from a seed."""
 
 import json
 import math
 import random
 
 KERNEL = ("zram", "zswap", "disk")
-# How much each variant costs a fault, and how far its tail reaches: times, not truth.
+# Cost of a fault under each variant, and length of its tail; invented numbers.
 COST = {"local": 0.0, "canvas": 1.0, "canvas-plain": 1.25, "zram": 1.7, "zswap": 2.4, "disk": 9.0}
 VARIANT = {"canvas": {"canvas": []}, "canvas-plain": {"canvas": ["-o", "prefetch=none"]}}
 HOSTILE = "<script>document.title='owned'</script>"
@@ -63,7 +63,7 @@ class Maker:
             s["latency_ns"] = {"p50": p50, "p99": p50 * (3 + 9 * far * cost), "p999": p50 * (8 + 30 * far * cost)}
             s["latency_histogram"] = self.histogram(p50, 2 + 6 * far * cost)
         if workload.startswith("pattern"):
-            # Local accesses, and as many slow ones as pages are far.
+            # Local accesses, and slow ones in proportion to the far pages.
             slow = self.histogram(3_500 * (1 + cost), 2) if percent else [[900, 3]]
             s["access_histogram"] = [[100, 90_000], [700, 2_000], *[b for b in slow if b[0] > 800]]
         if percent is not None:
@@ -99,7 +99,7 @@ class Maker:
 
 
 def realistic(seed):
-    """The lines of a run: sweeps, co-runs, mirrors of papers, skips, and what went wrong."""
+    """Lines of a run: sweeps, co-runs, mirrors of papers, skips, and failures."""
     m = Maker(seed)
     variants = ("canvas", "canvas-plain", "zram", "zswap", "disk")
     m.sweep("quick", "redis-ycsb-a", 2.0, (100, 75, 50, 25), variants, requests=True)

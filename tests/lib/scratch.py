@@ -1,7 +1,7 @@
-"""Where tests put their files: a directory in which programs can be started, and that the ordinary
-user of the tests can reach.
+"""The directory of the tests' files, in which programs can be started, and which the ordinary user of the
+tests can reach.
 
-/tmp is not always that: it may be mounted noexec, and where it is a tmpfs its files are memory.
+/tmp may not do: it may be mounted noexec, and on a tmpfs its files are memory.
 """
 
 import os
@@ -12,12 +12,12 @@ import sys
 import tempfile
 
 USUAL = ("/tmp", "/var/tmp")
-# What the tests have there at one time: disks of the far tier, swap files, images of guests.
+# Space that the tests need at one time: disks of the far tier, swap files, images of guests.
 FREE_MIB = 3 << 10
 
 
 def is_open(path):
-    """Whether every user reaches what lies in `path`."""
+    """Whether every user can reach files in `path`."""
     path = os.path.realpath(path)
     while True:
         if not os.stat(path).st_mode & stat.S_IXOTH:
@@ -28,7 +28,7 @@ def is_open(path):
 
 
 def is_memory(path):
-    """Whether files in `path` are memory: the innermost mount that it lies in is a tmpfs."""
+    """Whether files in `path` are memory: its innermost mount is a tmpfs."""
     path, innermost, kind = os.path.realpath(path), "", ""
     with open("/proc/mounts") as f:
         for line in f:
@@ -39,7 +39,7 @@ def is_memory(path):
 
 
 def what_is_wrong(path):
-    """Why tests cannot work in `path`, or None."""
+    """Reason why tests cannot work in `path`, or None."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=path, prefix="canvas-", delete=False) as f:
             f.write("#!/bin/sh\nexit 0\n")
@@ -61,7 +61,7 @@ def what_is_wrong(path):
 
 
 def find():
-    """The directory. TMPDIR comes first, disks before memory. Ends the program when there is none."""
+    """Finds the directory: TMPDIR first, disks before memory. Ends the program if there is none."""
     places = sorted(USUAL, key=lambda p: os.path.isdir(p) and is_memory(p))
     if os.environ.get("TMPDIR"):
         places.insert(0, os.environ["TMPDIR"])

@@ -1,4 +1,4 @@
-"""Swap of a test's own on a zram device. One at a time on a host, and none beside a bench: they share a lock."""
+"""Swap of a test on a zram device. One at a time on a host, and not while a bench runs: they share a lock."""
 
 import contextlib
 import fcntl
@@ -10,18 +10,18 @@ import time
 from lib.harness import MIB, Skip, WantOfRoot
 
 CONTROL = "/sys/class/zram-control"
-# The bench's (lab/bench/src/host/lock.rs).
+# The bench's lock (lab/bench/src/host/lock.rs).
 LOCK = "/run/canvas-lab/lock"
 
 
 def areas():
-    """Swap areas that are on."""
+    """Active swap areas."""
     with open("/proc/swaps") as f:
         return [line.split()[0] for line in f.read().splitlines()[1:]]
 
 
 def missing():
-    """Why there can be no swap of ours here; None when there can."""
+    """Reason why tests cannot have swap here, or None."""
     if os.getuid() != 0:
         return WantOfRoot("switching swap on needs root")
     for command in ("mkswap", "swapon", "swapoff"):
@@ -34,7 +34,7 @@ def missing():
 
 @contextlib.contextmanager
 def _locked(timeout_s):
-    """The lock of this host's benches, as they take it."""
+    """Holds the lock of this host's benches, as they take it."""
     end = time.monotonic() + timeout_s
     while True:
         os.makedirs(os.path.dirname(LOCK), 0o700, exist_ok=True)
@@ -44,7 +44,7 @@ def _locked(timeout_s):
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who had it may have removed it since it was opened.
+            # The previous holder may have removed the file since it was opened.
             if os.stat(LOCK).st_ino == os.fstat(lock.fileno()).st_ino:
                 break
         except (BlockingIOError, FileNotFoundError):
@@ -73,7 +73,7 @@ def _write(path, text):
 def _remove(number):
     end = time.monotonic() + 5
     while os.path.exists(f"/sys/block/zram{number}"):
-        # Busy for a moment after swapoff, while udev looks at it.
+        # Busy for a moment after swapoff, while udev inspects the device.
         try:
             _write(f"/sys/block/zram{number}/reset", 1)
             _write(f"{CONTROL}/hot_remove", number)
@@ -84,7 +84,7 @@ def _remove(number):
 
 
 def _device(number):
-    """The device's node, which udev makes; without udev we do, and then it is ours to remove."""
+    """The device's node, which udev creates; without udev this function does, and removes it later."""
     path, end = f"/dev/zram{number}", time.monotonic() + 1
     while not os.path.exists(path):
         if time.monotonic() > end:
@@ -97,7 +97,7 @@ def _device(number):
 
 @contextlib.contextmanager
 def zram(size=256 * MIB, timeout_s=60):
-    """Swap of so many bytes, on while this is entered."""
+    """Swap of `size` bytes, active in its block."""
     with _locked(timeout_s):
         if areas():
             raise Skip(f"swap is already on ({areas()[0]})")

@@ -10,7 +10,7 @@ POOL_BYTES = 4 << 20
 class Values:
     """The value of (key, version) is a function of both, so any answer can be checked.
 
-    About 2.5:1 compressible: short runs from a small alphabet between random bytes.
+    Compressible about 2.5:1: short runs from a small alphabet between random bytes.
     """
 
     def __init__(self, seed, size_bytes):

@@ -1,4 +1,4 @@
-"""Memory servers on hosts."""
+"""Donors on hosts."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def key_file(run, name="key"):
 
 
 class Donor:
-    """`canvas serve` on a host, or another program in its place that takes the same flags."""
+    """`canvas serve` on a host, or another program that takes the same flags."""
 
     def __init__(self, run, host, key, memory="1G", extra=(), program=None):
         self.run, self.host, self.key, self.memory, self.extra = run, host, key, memory, extra
@@ -35,7 +35,7 @@ class Donor:
         self.start()
 
     def start(self):
-        """Starts, and waits until it listens."""
+        """Starts the donor, and waits until it listens."""
         argv = [*self.host.prefix(), *hosts.BOUND, *self.program, "--listen", self.addr, "--memory",
                 self.memory, "--key-file", self.key, "--state-json", self.state_path, *self.extra]
         at = os.path.getsize(self.log_path) if os.path.exists(self.log_path) else 0
@@ -63,7 +63,7 @@ class Donor:
         self.process.wait()
 
     def end(self):
-        """Asks it to end, as an operator would; its exit code."""
+        """Ends the donor with SIGTERM, as an operator would; returns its exit code."""
         self.signal(signal.SIGTERM)
         return self.process.wait(timeout=30)
 

@@ -1,8 +1,7 @@
-"""Hosts as network namespaces, joined by a bridge in a namespace of its own.
+"""Hosts as network namespaces, connected by a bridge in another namespace.
 
-The namespaces have no names: each lives as long as a process in it does, and the process that keeps
-it is told by the kernel to die with the test runner (PR_SET_PDEATHSIG). So nothing is left behind,
-however the runner ends.
+The namespaces have no names: each lives as long as a process in it does, and the process that keeps it dies
+with the test runner (PR_SET_PDEATHSIG). So nothing is left behind, however the runner ends.
 """
 
 import os
@@ -16,7 +15,7 @@ NET = "10.77.0."
 
 
 def missing():
-    """Why there can be no hosts here; None when there can."""
+    """Reason why there can be no hosts here, or None."""
     if os.getuid() != 0:
         return WantOfRoot("network namespaces need root")
     for command in ("ip", "tc", "nft", "nsenter", "unshare", "setpriv"):
@@ -26,7 +25,7 @@ def missing():
     return f"no network namespaces here: {r.stderr.strip()}" if r.returncode else None
 
 
-# Ends with its parent, SIGKILL or not.
+# The process ends with its parent, even if that is killed.
 BOUND = ["setpriv", "--pdeathsig", "KILL", "--"]
 
 
@@ -38,7 +37,7 @@ class Namespace:
                                        stdin=subprocess.DEVNULL, start_new_session=True)
         own = os.stat("/proc/self/ns/net").st_ino
         end = time.monotonic() + 20
-        # It is there when the keeper has become `sleep`.
+        # The namespace exists when the keeper has become `sleep`.
         while True:
             with open(f"/proc/{self.keeper.pid}/comm") as f:
                 if f.read() == "sleep\n" and os.stat(self.path()).st_ino != own:
@@ -51,7 +50,7 @@ class Namespace:
         return f"/proc/{self.keeper.pid}/ns/net"
 
     def prefix(self):
-        """In front of a command that is to run there."""
+        """Command prefix that runs a command in the namespace."""
         return ["nsenter", f"--net={self.path()}", "--"]
 
     def do(self, *argv, text=None):
@@ -81,7 +80,7 @@ class Host(Namespace):
         self.do("ip", "link", "set", "eth0", "up")
 
     def cap(self, mbit, kind="tbf"):
-        """Bounds both directions of its cable."""
+        """Limits the rate of its link in both directions."""
         for side, dev in ((self.switch, self.port), (self, "eth0")):
             if kind == "tbf":
                 side.do("tc", "qdisc", "replace", "dev", dev, "root", "tbf", "rate", f"{mbit}mbit",
@@ -92,20 +91,20 @@ class Host(Namespace):
                         "rate", f"{mbit}mbit", "burst", "256k")
 
     def sent_bytes(self):
-        """What it has sent so far."""
+        """Bytes that it has sent so far."""
         path = f"/proc/{self.keeper.pid}/net/dev"
         with open(path) as f:
             return next(int(line.split()[9]) for line in f if line.split()[0] == "eth0:")
 
     def unplug(self):
-        """Its cable is out: both ends see no carrier."""
+        """Unplugs its cable: both ends see no carrier."""
         self.switch.do("ip", "link", "set", self.port, "down")
 
     def plug(self):
         self.switch.do("ip", "link", "set", self.port, "up")
 
     def go_deaf(self):
-        """Half open: it sends, and hears nothing."""
+        """Makes its connections half open: it sends, and receives nothing."""
         self.do("nft", "-f", "-", text="table inet deaf {\n chain in {\n"
                 "  type filter hook input priority 0; policy accept;\n  iifname eth0 drop\n }\n}\n")
 

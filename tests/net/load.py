@@ -1,4 +1,4 @@
-"""Programs that use far memory while a test does things to donors, and know what is right."""
+"""Programs that use far memory while a test acts on donors, and that check their data."""
 
 import mmap
 import os
@@ -15,7 +15,7 @@ from lib.values import Values, Zipf
 from . import hosts
 
 def far_flags(donors, copies, key, run, wait="30s", far="512M"):
-    """Flags of a run whose far memory is at donors."""
+    """Flags of a run with far memory on donors."""
     directory = run.path("far")
     os.makedirs(directory, exist_ok=True)
     return ("--far", far, "--to", f"disk:{directory}", "--to", donors.flag(), "--copies", copies,
@@ -23,7 +23,7 @@ def far_flags(donors, copies, key, run, wait="30s", far="512M"):
 
 
 class Here:
-    """This host, for what needs no other."""
+    """This host, for tests that need no other."""
 
     @staticmethod
     def prefix():
@@ -43,7 +43,7 @@ class Managed:
             raise Failure(f"{self.tag} ended with {self.child.p.returncode}:\n{self.child.tail(30)}")
 
     def agent(self):
-        """The process of its agent."""
+        """Pid of its agent."""
         for pid in procs.tree(self.child.pid, include_root=False):
             try:
                 with open(f"/proc/{pid}/cmdline", "rb") as f:
@@ -54,7 +54,7 @@ class Managed:
         return None
 
     def far_now(self):
-        """Slabs that lack a copy, failovers and corrupt copies so far; None when nobody can say."""
+        """Slabs that lack a copy, failovers and corrupt copies so far; None if they cannot be read."""
         pid = self.agent()
         if pid is None:
             return None
@@ -67,7 +67,7 @@ class Managed:
         return now and now[0]
 
     def wait_whole(self, timeout_s=30):
-        """Waits until every slab has all its copies; seconds that took."""
+        """Waits until every slab has all its copies; returns the seconds that took."""
         begun = time.monotonic()
         while self.degraded() != 0:
             self.alive()
@@ -81,7 +81,7 @@ class Managed:
         """The report of a run that has ended well."""
         self.run.wait(self.child, expect, timeout_s=60)
         stats = self.run.load_stats(self.child)
-        # A lying donor's pages may not verify; nobody else's.
+        # Only a lying donor's pages may fail to verify.
         wrong = [w for w in canvas.check_stats(stats, self.child.limit_bytes)
                  if not (lying and "verify_failures" in w)]
         self.run.require(not wrong, "; ".join(wrong))
@@ -137,7 +137,7 @@ class Pages(Managed):
 
 
 class RedisLoad(Managed):
-    """redis, and a client outside that knows every value."""
+    """redis with a client outside of canvas that knows every value."""
 
     def __init__(self, run, host, flags, keys=30_000, tag="redis", seed=5):
         path = run.path(f"{tag}.sock")

@@ -1,6 +1,6 @@
-"""Runs one file of CPython's own tests and says of each test how it ended: cpython.py NAME [PART...].
+"""Runs one file of CPython's own tests and prints how each test ended: cpython.py NAME [PART...].
 
-A test whose name has one of the PARTs is left out. The lines are sorted; what failed is explained on stderr.
+Leaves out tests whose name has one of the PARTs. The lines are sorted; stderr has the details of failures.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from test.support import os_helper
 
 
 class Ended(unittest.TestResult):
-    """How each test ended, a test that failed in several subtests once."""
+    """How each test ended; a test that failed in several subtests counts once."""
 
     def __init__(self):
         super().__init__()

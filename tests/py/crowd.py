@@ -1,10 +1,10 @@
 """Small processes under one limit.
 
-`crowd.py PROCESSES MIB [FILE]`: so many programs of their own (not forks), each with its own MIB that it rewrites
-and checks, and an answer for each round; they go on until FILE is there, three rounds without one.
-`crowd.py storm N`: N short-lived forks, eight at a time, each of which changes what it inherited and checks it.
-`crowd.py redis SOURCE DIRECTORY UNITS...`: parts of Redis' own tests, four at a time, on the Redis that is installed.
-`crowd.py timed COMMAND...`: what a command takes, as the bench wants it.
+`crowd.py PROCESSES MIB [FILE]`: PROCESSES programs (not forks), each of which rewrites and checks MIB MiB and
+prints an answer for each round; they go on until FILE exists, or for three rounds without FILE. `crowd.py
+storm N`: N short-lived forks, eight at a time, each of which changes and checks its inherited memory.
+`crowd.py redis SOURCE DIRECTORY UNITS...`: parts of Redis's own tests, four at a time, on the installed
+Redis. `crowd.py timed COMMAND...`: duration of a command, in the bench's format.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""Runs a command whose programs get no thread of their own until a file appears.
+"""Runs a command whose programs get no thread until a file exists.
 
-`late_thread.py FILE PROGRAM COMMAND...`: every thread that a process of PROGRAM (a path) makes is stopped
-where it begins, until FILE is there. So a background thread looks at nothing before that, however idle the
-machine is. By ptrace; the command keeps this process's id.
+`late_thread.py FILE PROGRAM COMMAND...`: stops every thread that a process of PROGRAM (a path) creates at its
+start, until FILE exists, so that a background thread does nothing before that, even on an idle machine. Uses
+ptrace; the command keeps this process's pid.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def is_thread_of(program, tid):
 
 
 def trace(pid, release, program):
-    """Stops and lets go until the file is there; this process's end lets everything go."""
+    """Stops new threads until the file exists; the end of this process releases all of them."""
     while not os.path.exists(release):
         try:
             tid, status = os.waitpid(-1, WALL | os.WNOHANG)

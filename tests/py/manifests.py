@@ -17,7 +17,7 @@ def main():
             documents = [d for d in yaml.safe_load_all(f) if d]
         for document in documents:
             all_.append(document)
-            # Not the API's but kubectl's own.
+            # Belongs to kubectl, not to the API.
             if document["apiVersion"].startswith("kustomize."):
                 continue
             try:

@@ -9,13 +9,13 @@ import sys
 import numpy as np
 from PIL import Image
 
-# A line or bar covers more than this; what another one hides may be less.
+# A visible line or bar covers more pixels than this; one hidden behind another may cover fewer.
 PIXELS_MIN = 20
 NEAR = 40
 
 
 def covered(plot, colour):
-    """How many pixels have about this colour."""
+    """Number of pixels with about this colour."""
     rgb = np.array([int(v) for v in colour[4:-1].split(",")])
     return int((np.abs(plot - rgb).sum(axis=2) <= NEAR).sum())
 

@@ -40,7 +40,7 @@ def library():
 
 
 def applies(rule, caps=()):
-    """Does a rule with conditions hold on this kernel and processor, for a container with `caps`?"""
+    """Whether a rule with conditions applies on this kernel and processor, for a container with `caps`."""
     wants, refuses = rule.get("includes") or {}, rule.get("excludes") or {}
     kernel = tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2])
     if wants.get("minKernel") and kernel < tuple(int(n) for n in wants["minKernel"].split(".")):
@@ -61,7 +61,7 @@ def action(rule, default_errno):
 
 
 def verdict(profile, call, caps=()):
-    """0 when the profile allows the call whatever its arguments are, else the error it answers."""
+    """0 if the profile allows the call with any arguments, otherwise the error it returns."""
     for rule in profile["syscalls"]:
         if call in rule["names"] and applies(rule, caps) and not rule.get("args"):
             if rule["action"] == "SCMP_ACT_ALLOW":
@@ -71,7 +71,7 @@ def verdict(profile, call, caps=()):
 
 
 def load(lib, profile):
-    """Puts this process, and what it executes, under the profile."""
+    """Applies the filter to this process, and to programs that it executes."""
     default = {"action": profile["defaultAction"], "errnoRet": profile.get("defaultErrnoRet")}
     default = action(default, errno.EPERM)
     context = lib.seccomp_init(default)
@@ -84,7 +84,8 @@ def load(lib, profile):
         for name in rule["names"]:
             number = lib.seccomp_syscall_resolve_name(name.encode())
             if number < 0:
-                # Another processor's call, or one newer than the library: refused as runtimes do.
+                # A call of another processor, or one newer than the library: refused, as by container
+                # runtimes.
                 continue
             array = (Argument * len(arguments))(*arguments)
             code = lib.seccomp_rule_add_array(context, what, number, len(arguments), array)

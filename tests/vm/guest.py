@@ -1,8 +1,8 @@
-"""A guest: one script, run by a Linux 6.12 of its own in an emulated machine (qemu, no KVM).
+"""A guest: runs one script on its own Linux 6.12 in an emulated machine (qemu, no KVM).
 
-The guest lives in memory (initramfs.py); what it reads from the host is named by the caller and
-copied in. Output, exit code and the files that the script leaves in /out come back over virtual
-serial ports, the kernel's own messages over a real one.
+The guest is in memory only (initramfs.py); the caller names the host's files to copy into it. Output, exit
+code and the files that the script leaves in /out return over virtual serial ports, the kernel's messages over
+a real one.
 """
 
 import io
@@ -23,11 +23,11 @@ DISK_MODULES = ("virtio_blk", "crc32c_generic", "ext4")
 
 
 class NotBooted(Failure):
-    """The guest's kernel ended before anything of ours ran in it."""
+    """The guest's kernel ended before the script started."""
 
 
 def missing():
-    """Why no guest can run here, or None."""
+    """Reason why no guest can run here, or None."""
     if os.uname().machine != "x86_64":
         return "virtual machines of tests are x86-64"
     for name, package in ((QEMU, "qemu-system-x86"), ("kmod", "kmod"), ("depmod", "kmod"), ("mkfs.ext4", "e2fsprogs"),
@@ -40,17 +40,18 @@ def missing():
 
 
 def _which(name):
-    # An ordinary user's PATH may be without the places of mkfs and depmod.
+    # An ordinary user's PATH may lack the directories of mkfs and depmod.
     return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
 BEGUN = "guest: init"
-# The emulator makes a kernel panic at times before it runs anything of ours (one boot of some hundred): it is booted again.
+# Sometimes the emulator makes the kernel panic before the script starts (once in some hundred boots): boot
+# again then.
 BOOTS_MAX = 2
 
 
 class Result:
-    """What came of a script."""
+    """Result of a script."""
 
     def __init__(self, code, output, files, log, seconds):
         # Exit code, or a word for what kept the script from running.
@@ -60,7 +61,7 @@ class Result:
         self.boots = 1
 
     def tail(self, lines=25):
-        """The last that it said, script and kernel."""
+        """Last lines of script and kernel."""
         said = self.output.splitlines()[-lines:] + ["-- kernel:"] + self.log.splitlines()[-40:]
         return "\n".join(line[:300] for line in said)
 
@@ -69,17 +70,16 @@ def run(script, *, modules=(), loadable=(), programs=(), files=None, disks=(), m
         nodes_mib=(), qemu=(), under=(), timeout_s=120, work=None):
     """Boots a guest, runs the text `script` with its sh as root, and returns a Result.
 
-    `modules` are loaded before the script, `loadable` (and all that either needs) are there for
-    modprobe. `programs` are commands of the host, found by PATH, copied with their libraries.
-    `files` maps paths in the guest to paths on the host; executables bring their libraries, too.
-    Each of `disks` is the size in MiB of an empty ext4 disk at /disk/vda, /disk/vdb ...
-    Each of `nodes_mib` is the memory of a NUMA node without a processor, nodes 1, 2 ..., beside the
-    `memory_mib` of node 0, which has them all. `qemu` are more words for qemu's command line, `under`
-    those that start it.
-    The guest has no network but lo. `work` is where its files are made (a temporary directory).
+    Loads `modules` before the script; `loadable` (and all dependencies of both) are available to modprobe.
+    `programs` are commands of the host, found by PATH, copied with their libraries. `files` maps paths in the
+    guest to paths on the host; executables are copied with their libraries, too. Each of `disks` is the size
+    in MiB of an empty ext4 disk at /disk/vda, /disk/vdb ... Each of `nodes_mib` is the memory of a NUMA node
+    without a processor, nodes 1, 2 ..., in addition to the `memory_mib` of node 0, which has all processors.
+    `qemu` are further arguments of qemu, `under` the words before its command. The guest has no network but
+    lo. `work` is the directory of its files (a temporary directory by default).
 
-    Raises Skip when the host lacks something, Failure when the guest does not end in `timeout_s`
-    or gives no exit code.
+    Raises Skip when the host lacks something, Failure when the guest does not end in `timeout_s` or returns
+    no exit code.
     """
     reason = missing()
     if reason:
@@ -131,7 +131,7 @@ def _archive(home, script, modules, loadable, programs, files, disks):
 
 
 def _nodes(memory_mib, nodes_mib, cpus):
-    """Words that give the machine its memory: all of it, or by node."""
+    """Arguments that give the machine its memory: as a whole, or by node."""
     if not nodes_mib:
         return ["-m", str(memory_mib)]
     words = ["-m", str(memory_mib + sum(nodes_mib))]
@@ -154,7 +154,7 @@ def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, under, timeout
                  f"virtserialport,chardev={name},name={name}"]
     for i, size_mib in enumerate(disks):
         path = os.path.join(home, f"disk{i}")
-        # Holes: it takes only what is written to it.
+        # A sparse file, which takes only the space that is written.
         with open(path, "wb") as f:
             f.truncate(size_mib << 20)
         subprocess.run([_which("mkfs.ext4"), "-q", "-F", path], check=True, stdin=subprocess.DEVNULL)
@@ -171,7 +171,7 @@ def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, under, timeout
     finally:
         if child.poll() is None:
             if under:
-                # It passes the signal on, and would leave the machine running if it were killed.
+                # The prefix passes SIGTERM on; if it were killed, the machine would keep running.
                 child.terminate()
                 try:
                     child.wait(timeout=10)

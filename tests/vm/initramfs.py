@@ -6,18 +6,18 @@ import re
 import stat
 import subprocess
 
-# In the guest's PATH; the kernel calls /sbin/modprobe by this name.
+# The guest's PATH; the kernel calls /sbin/modprobe by this name.
 DIRECTORIES = ("bin", "sbin", "usr/bin", "usr/sbin", "dev", "proc", "sys", "run", "tmp", "var/tmp", "etc", "root",
                "out")
 _DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
 
 
 class Missing(Exception):
-    """The host lacks something that the guest needs; says what."""
+    """The host lacks something that the guest needs."""
 
 
 def libraries(program):
-    """What the loader maps beside `program`: {path: path with links resolved}. Empty if static."""
+    """Libraries that the loader maps for `program`: {path: path with links resolved}. Empty if static."""
     p = subprocess.run(["ldd", program], capture_output=True, text=True)
     if p.returncode:
         if "not a dynamic executable" in p.stderr + p.stdout:
@@ -59,7 +59,7 @@ class Modules:
         return self.read[name]
 
     def with_dependencies(self, names):
-        """`names` and all that they need, in the order in which they can be loaded."""
+        """`names` and all their dependencies, in the order in which they can be loaded."""
         order = []
 
         def add(name):
@@ -79,9 +79,9 @@ class Modules:
         return order
 
     def write(self, names, root):
-        """Puts modules where modprobe looks for them below `root`, with its tables."""
+        """Puts modules where modprobe finds them below `root`, with its tables."""
         for name in names:
-            # Uncompressed: unpacking is what an emulated processor is slow at.
+            # Uncompressed: unpacking is slow on an emulated processor.
             inside = os.path.relpath(self.files[name], self.kernel.modules).removesuffix(".xz")
             target = os.path.join(root, "lib/modules", self.kernel.version, inside)
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -124,7 +124,7 @@ class Archive:
         self.entries[path] = (stat.S_IFLNK | 0o777, target.encode())
 
     def copy(self, path, source):
-        """A file of the host; an executable with the libraries that it needs."""
+        """Adds a file of the host; an executable with its libraries."""
         with open(source, "rb") as f:
             content = f.read()
         executable = os.access(source, os.X_OK)
@@ -136,7 +136,7 @@ class Archive:
                         self.file(name, f.read(), 0o755)
 
     def tree(self, root):
-        """All that lies below a directory of the host."""
+        """Adds everything below a directory of the host."""
         for at, _, names in os.walk(root):
             for name in names:
                 path = os.path.join(at, name)
@@ -144,7 +144,7 @@ class Archive:
                     self.file(os.path.relpath(path, root), f.read())
 
     def write(self, path):
-        """The archive as a file. Not compressed: an emulated processor would unpack it."""
+        """Writes the archive to a file, uncompressed: unpacking is slow on an emulated processor."""
         with open(path, "wb") as f:
             for number, (name, (mode, content)) in enumerate([*self.entries.items(), ("TRAILER!!!", (0, b""))]):
                 raw = name.encode() + b"\0"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The guests' kernel: Debian's Linux 6.12 with its modules, unpacked into the user's cache.
 
-Debian 12 has it in bookworm-backports. It is fetched by apt with package lists of its own, so the
-host's package sources stay as they are, nothing is installed, and root is not needed.
-`make deps-test` runs this file; the tests themselves never fetch anything.
+Debian 12 has it in bookworm-backports. apt downloads it with separate package lists, so the host's package
+sources stay unchanged, nothing is installed, and root is not needed. `make deps-test` runs this file; the
+tests themselves never download anything.
 """
 
 import fcntl
@@ -17,14 +17,14 @@ import tempfile
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "canvas-tests")
 SUITE = "bookworm-backports"
 SERIES = "6.12"
-# A package without contents that depends on the suite's current kernel.
+# An empty package that depends on the suite's current kernel.
 META = "linux-image-amd64"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
 
 class Unavailable(Exception):
-    """There is no kernel to be had; says why."""
+    """No kernel can be downloaded; has the reason."""
 
 
 class Kernel:
@@ -63,7 +63,7 @@ def _run(argv, **o):
 
 
 def mirror():
-    """Where this host gets Debian 12 from."""
+    """The mirror from which this host gets Debian 12."""
     try:
         targets = _run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(CODENAME)|$(REPO_URI)"])
     except Unavailable:
@@ -92,7 +92,7 @@ def fetch():
             "APT::Architectures::": "amd64", "Acquire::Languages": "none",
         }
         if os.getuid() == 0:
-            # The user that apt would download as may not write to this directory.
+            # apt's download user may not be allowed to write to this directory.
             options["APT::Sandbox::User"] = "root"
         flags = [x for key, value in options.items() for x in ("-o", f"{key}={value}")]
         _run(["apt-get", "-q", *flags, "update"])
@@ -118,7 +118,7 @@ def main():
             print(f"fetching Linux {SERIES} for virtual machines from {SUITE} (110 MB)", flush=True)
             fetch()
         except Unavailable as e:
-            # As with other packages that are missing: the tests that need it are skipped.
+            # As with other missing packages: tests that need it are skipped.
             print(f"no kernel for virtual machines, their tests are skipped: {e}", file=sys.stderr)
     return 0
 

@@ -1,4 +1,4 @@
-"""Objects of Python that are linked in any order, gone through again and again: linked.py COUNT ROUNDS.
+"""Traverses linked Python objects in random order, repeatedly: linked.py COUNT ROUNDS.
 
 Prints the time of each round in ms, and checks what it reads.
 """
@@ -13,7 +13,7 @@ class Node:
 
 
 def make(count):
-    """The first of so many nodes."""
+    """Makes `count` linked nodes; returns the first."""
     nodes = [Node() for _ in range(count)]
     for i, node in enumerate(nodes):
         node.rest = bytes(random.Random(i).randbytes(400)) + b"." * 600

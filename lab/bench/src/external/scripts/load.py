@@ -1,14 +1,14 @@
-"""Clients and a program whose work is counted in a time: each checks all that it reads.
+"""Clients of servers, and a program, that count their work in a given time and check all that they read.
 
 load.py redis|memcached SOCKET KEYS SIZE SEED SETTLE SECONDS [steady|phases|diurnal]
 load.py tables - KEYS SIZE SEED SETTLE SECONDS
 
-The first two fill a server and read values by the popularity of zipf 1.2, with one write in twenty; 32 requests are
-under way at a time. Keys that were stored together, 32 at a time, are alike popular, and these runs are scattered.
-With `phases` other keys are popular every 20 s; with `diurnal` there are pauses, so that a day of 40 s has a night with
-a tenth of the requests. `tables` is a program of its own: tables of rows in Python's own objects, of which the popular
-ones are worked on. After SETTLE seconds of work, SECONDS are counted, which begin at a round time of the host's clock:
-two that run side by side count the same seconds. The last line is the bench's answer.
+The clients fill a server and read values with Zipf 1.2 popularity, with one write in twenty; 32 requests are
+outstanding. Keys stored together, 32 at a time, are equally popular, and these runs are scattered. With `phases`
+the popular keys change every 20 s; with `diurnal` there are pauses, so that a day of 40 s has a night with a tenth
+of the requests. `tables` needs no server: it reads and changes rows in tables of Python objects, some of them more
+often than others. The measurement takes SECONDS after SETTLE seconds of work, and begins at a round time of the
+host's clock, so that two programs side by side measure the same seconds. The last line is the bench's answer.
 """
 
 import json
@@ -23,18 +23,18 @@ from protocol import Memcached, Redis, Values, answer, zipf
 BATCH = 32
 SKEW = 1.2
 RUN = 32
-# One request of so many writes.
+# One request of this number is a write.
 WRITES = 20
 SHAPES = ("steady", "phases", "diurnal")
-# How long keys are popular, and how long a day is, in seconds.
+# Time after which other keys are popular, and length of a day, in seconds.
 PHASE_S, DAY_S = 20, 40
-# Counting begins at a multiple of this, in seconds since 1970.
+# The measurement begins at a multiple of this, in seconds since 1970.
 ROUND_S = 5
 TICK_S = 0.25
 
 
 class Count:
-    """What is done in the time that counts."""
+    """Operations in the measured time."""
 
     def __init__(self, settle, seconds):
         begin = time.time() + settle
@@ -43,7 +43,7 @@ class Count:
         self.tick, self.before = self.begin + TICK_S, 0
 
     def add(self, n):
-        """So many more were done. Returns whether there is time for others."""
+        """Counts `n` more operations; returns whether there is time for others."""
         now = time.time()
         if now < self.begin:
             return True
@@ -70,7 +70,7 @@ class Connection:
         self.buffer = bytearray(1 << 20)
 
     def ask(self, request, wanted):
-        """Sends, and compares what comes back to the byte."""
+        """Sends requests, and compares the answers byte by byte."""
         got = answer(self.sock, self.buffer, request, len(wanted))
         if len(got) < len(wanted):
             sys.exit("load: the server hung up")
@@ -79,12 +79,12 @@ class Connection:
 
 
 def shift(shape, keys):
-    """How far on the popular keys are now."""
+    """Current offset of the popular keys."""
     return int(time.time() / PHASE_S) * (keys // 3) % keys if shape == "phases" else 0
 
 
 def rest(shape, worked_s):
-    """Sleeps as the hour of the day says: a tenth of the requests at night, all at noon."""
+    """Sleeps according to the time of day: a tenth of the requests at night, all at noon."""
     if shape == "diurnal":
         activity = 0.55 + 0.45 * math.sin(2 * math.pi * time.time() / DAY_S)
         time.sleep(worked_s * (1 / activity - 1))
@@ -102,7 +102,7 @@ def serve(protocol, path, keys, size, seed, times, shape):
     rng = random.Random(seed + 1)
     count, goes_on = Count(*times), True
     while goes_on:
-        # Another part of the draws each time, so that they do not come in a cycle.
+        # A random part of the draws each time, so that they do not repeat in a cycle.
         at, ahead, began = rng.randrange(len(draws) - BATCH), shift(shape, keys), time.monotonic()
         for at in range(at, min(at + 200 * BATCH, len(draws) - BATCH), BATCH):
             batch = draws[at:at + BATCH]
@@ -115,7 +115,7 @@ def serve(protocol, path, keys, size, seed, times, shape):
                 value = values.value(key, versions[key])
                 request[i], wanted[i] = protocol.set(key, value), protocol.STORED
                 replies[key] = protocol.reply(key, value)
-                # A key that comes twice in a batch is answered as of then.
+                # A key that occurs twice in a batch has the value it had then.
                 for j in range(i + 1, BATCH):
                     if batch[j] == key:
                         wanted[j] = replies[key]
@@ -124,7 +124,7 @@ def serve(protocol, path, keys, size, seed, times, shape):
             if not goes_on:
                 break
         rest(shape, time.monotonic() - began)
-    # All of it once more.
+    # Checks all values at the end.
     for first in range(0, keys, BATCH):
         batch = range(first, min(first + BATCH, keys))
         link.ask(b"".join([gets[k] for k in batch]), b"".join([replies[k] for k in batch]))
@@ -132,7 +132,7 @@ def serve(protocol, path, keys, size, seed, times, shape):
 
 
 def tables(keys, size, seed, times):
-    """Rows in tables of 2,000; a few thousand reads and some writes in one table after the other."""
+    """Rows in tables of 2,000; a few thousand reads and some writes in one table after another."""
     rows, values = 2000, Values(size, seed)
     made = []
     for first in range(0, keys, rows):

@@ -18,12 +18,12 @@ def chunks(rows):
 
 
 def higgs(f, rows, seed):
-    """As the HIGGS set (Baldi et al. 2014): 21 features as measured, 7 derived from them, two classes."""
+    """Data like the HIGGS set (Baldi et al. 2014): 21 measured features, 7 derived from them, two classes."""
     rng = np.random.default_rng(seed)
     for n in chunks(rows):
         x = np.empty((n, 29), np.float32)
         low = rng.normal(size=(n, 21)).astype(np.float32)
-        # Momenta are positive and skewed, tags of jets have few values.
+        # Momenta are positive and skewed; jet tags have few values.
         low[:, 0::4] = np.exp(low[:, 0::4] * 0.5)
         low[:, 8:21:4] = np.round(np.abs(low[:, 8:21:4]))
         x[:, 1:22] = low
@@ -32,12 +32,12 @@ def higgs(f, rows, seed):
             x[:, 22 + i] = np.sqrt(a * a + b * b + np.abs(a * c))
         score = x[:, 22] - x[:, 24] + 0.5 * low[:, 1] * low[:, 5] + rng.normal(size=n)
         x[:, 0] = score > 0
-        # The original has about that many digits.
+        # The original has about this number of digits.
         f.write(np.round(x, 4).tobytes())
 
 
 def blobs(f, rows, seed):
-    """Around 16 centres that are apart from each other."""
+    """Points around 16 well-separated centres."""
     rng = np.random.default_rng(seed)
     centres = rng.uniform(-10, 10, size=(16, 32)).astype(np.float32)
     for n in chunks(rows):
@@ -46,7 +46,7 @@ def blobs(f, rows, seed):
 
 
 def edges(f, vertices, seed):
-    """RMAT with the Graph500's probabilities; no loops, no edge twice."""
+    """An RMAT graph with Graph500's probabilities; no loops, no repeated edges."""
     rng = np.random.default_rng(seed)
     bits = max(4, int(np.ceil(np.log2(vertices))))
     count = 8 << bits

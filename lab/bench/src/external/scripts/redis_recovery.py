@@ -1,13 +1,13 @@
-"""How soon redis is as fast as before when local memory becomes free.
+"""Measures how soon redis regains its speed when local memory becomes free.
 
-redis_recovery.py sibling DIR MIB             fills MIB and uses it, when DIR/fill is there, until DIR/exit is
+redis_recovery.py sibling DIR MIB             fills and uses MIB once DIR/fill exists, until DIR/exit exists
 redis_recovery.py client exits PORT KEYS DIR  a client; the sibling exits while it reads
 redis_recovery.py client raised PORT KEYS CANVAS BYTES
                                               a client; `canvas set local=BYTES` while it reads
 
-The client reads random keys, 8 at a time, and checks each value. "seconds" is the time from the moment at which
-memory is free until the throughput is 80 % of what it comes to, and "ops_per_s" the throughput in the first second
-after that moment.
+The client reads random keys, 8 at a time, and checks each value. "seconds" is the time from the release of memory
+until the throughput reaches 80 % of its final value, and "ops_per_s" the throughput in the first second after the
+release.
 """
 
 import json
@@ -21,15 +21,15 @@ import time
 
 DEPTH = 8
 VALUE_BYTES = 1000
-# Reads before the moment, and after it.
+# Duration of the reads before local memory becomes free, and after it.
 BEFORE_S, AFTER_S = 2.0, 5.0
-# Throughput is looked at over so long a time, in steps.
+# Throughput is averaged over windows of this length, in steps.
 WINDOW_S, STEP_S = 0.2, 0.02
 BACK = 0.8
 
 
 def value(key):
-    """Half of it is random, so that it shrinks as text does."""
+    """A value; half of it is random, so that it compresses as text does."""
     return (random.Random(key).randbytes(VALUE_BYTES // 2).hex()).encode()[:VALUE_BYTES]
 
 
@@ -78,7 +78,7 @@ class Client:
                 assert self.f.readline() == b"+OK\r\n", k
 
     def read(self, seconds):
-        """Reads for so long; the time at which each batch was answered."""
+        """Reads for some time; returns the time at which each batch was answered."""
         begun, times = time.monotonic(), []
         while not times or times[-1] < begun + seconds:
             keys = [self.random.randrange(self.keys) for _ in range(DEPTH)]
@@ -86,7 +86,7 @@ class Client:
             for k in keys:
                 head = self.f.readline()
                 got = self.f.read(int(head[1:]) + 2)
-                # Making each of them again would be the slowest part.
+                # Generating every value again would be the slowest part.
                 if k % 64 == 0:
                     assert got[:-2] == value(k), k
             times.append(time.monotonic())
@@ -99,7 +99,7 @@ class Client:
 
 
 def rates(times, begun, end):
-    """Throughput around each moment."""
+    """Throughput around each time."""
     out, first = [], 0
     at = begun
     while at + WINDOW_S <= end:
@@ -114,7 +114,7 @@ def rates(times, begun, end):
 
 
 def back_after(looks):
-    """When the last time ends in which it was not back for a whole window: the scheduler lets single looks drop."""
+    """End of the last window below the threshold; short drops by the scheduler do not count."""
     back, missed = 0.0, 0
     for at, is_back in looks:
         missed = 0 if is_back else missed + 1
@@ -130,7 +130,7 @@ def raise_limit(canvas, pid, limit):
         if pid in run.get("processes", []):
             subprocess.run([canvas, "set", str(run["pid"]), f"local={limit}"], check=True)
             return
-    # No limit, nothing to raise.
+    # Without a limit there is nothing to raise.
 
 
 def client(how, port, keys, *more):
@@ -146,7 +146,7 @@ def client(how, port, keys, *more):
     c.read(BEFORE_S)
     if how == "exits":
         open(os.path.join(home, "exit"), "w").close()
-        # It looks each 2 ms, and has gone some milliseconds later.
+        # The sibling polls every 2 ms, and exits some milliseconds later.
     else:
         raise_limit(canvas, pid, limit)
     moment, moment_unix_s = time.monotonic(), time.time()

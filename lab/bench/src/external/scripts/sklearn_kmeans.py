@@ -1,4 +1,4 @@
-"""scikit-learn's KMeans on blobs; prints what the clusters are like.
+"""scikit-learn's KMeans on blobs; prints the sizes of the clusters.
 
 sklearn_kmeans.py FILE ROUNDS SEED
 """
@@ -19,8 +19,8 @@ def main():
     model = KMeans(n_clusters=16, init="k-means++", n_init=1, max_iter=rounds, tol=0, copy_x=False,
                    algorithm="lloyd", random_state=seed).fit(points)
     seconds = time.monotonic() - began
-    # Sums over threads end in other digits each time; which cluster a point belongs to does not
-    # depend on them, because the clusters are apart.
+    # Sums over threads differ in their last digits each time; the assignment of points to clusters does not
+    # depend on them, because the clusters are well separated.
     sizes = sorted(np.bincount(model.labels_, minlength=16).tolist())
     digest = hashlib.sha256(repr(sizes).encode()).hexdigest()[:16]
     centres = float(np.abs(model.cluster_centers_.astype(np.float64)).sum())

@@ -1,4 +1,4 @@
-"""What the Spark workloads share: the session, and the line that the bench reads."""
+"""Code shared by the Spark workloads: the session, and the line that the bench parses."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 
 def session(memory, scratch):
-    """local[2] with a heap of `memory` (for example 700m), all its files in `scratch`."""
+    """A local[2] session with a heap of `memory` (for example 700m) and all its files in `scratch`."""
     spark = (
         SparkSession.builder.master("local[2]")
         .appName("canvas-bench")
@@ -21,7 +21,7 @@ def session(memory, scratch):
         .config("spark.sql.warehouse.dir", scratch + "/warehouse")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.default.parallelism", "4")
-        # Plans that change with sizes measured at run time would change sums in their last digits.
+        # Adaptive plans would change the last digits of sums.
         .config("spark.sql.adaptive.enabled", "false")
         .getOrCreate()
     )
@@ -30,14 +30,14 @@ def session(memory, scratch):
 
 
 def unit(*columns):
-    """A column of doubles from 0 to 1 that follows from `columns` alone: the same in each run."""
+    """A column of doubles from 0 to 1 that depends only on `columns`: equal in every run."""
     from pyspark.sql import functions as F
 
     return F.shiftrightunsigned(F.xxhash64(*columns), 11).cast("double") / F.lit(float(1 << 53))
 
 
 class Timer:
-    """Seconds since it was made."""
+    """Measures the seconds since its creation."""
 
     def __init__(self):
         self.began = time.monotonic()
@@ -47,6 +47,6 @@ class Timer:
 
 
 def finish(spark, answer, seconds):
-    """The last line of standard output."""
+    """Prints the last line of standard output."""
     spark.stop()
     print(json.dumps({"answer": answer, "seconds": round(seconds, 3)}), flush=True)

@@ -18,7 +18,7 @@ PAGERANK_ROUNDS = 8
 
 
 class GraphX:
-    """A graph whose edges are in memory, and what can be asked about it."""
+    """A graph with its edges in memory, and the algorithms on it."""
 
     def __init__(self, spark, path, canonical, seed):
         self.spark, self.jvm, self.seed = spark, spark.sparkContext._jvm, seed
@@ -35,7 +35,7 @@ class GraphX:
         self.nodes = self.graph.vertices().count()
 
     def result(self, graph, scratch):
-        """(id, value as text) of each vertex; the algorithm runs here."""
+        """Runs the algorithm; returns (id, value as text) of each vertex."""
         path = scratch + "/vertices"
         graph.vertices().toJavaRDD().saveAsTextFile("file://" + path)
         pair = r"^\((\d+),(.*)\)$"
@@ -67,8 +67,8 @@ def cc_answer(rows):
 
 
 def sssp(g):
-    """To three vertices, edges of length one."""
-    # Made in the JVM: Py4J would turn each Long into an Integer on its way here and back.
+    """Distances to three vertices, with edges of length one."""
+    # Made in the JVM: Py4J would convert each Long into an Integer on its way here and back.
     stream = g.jvm.java.util.stream
     landmarks = stream.LongStream.rangeClosed(0, 2).boxed().collect(stream.Collectors.toList())
     scala = g.jvm.scala.collection.JavaConverters.asScalaBufferConverter(landmarks).asScala().toSeq()
@@ -76,7 +76,7 @@ def sssp(g):
 
 
 def sssp_answer(rows):
-    """Values are maps: "Map(0 -> 2, 1 -> 1)"; each landmark's distance by its own."""
+    """Parses values such as "Map(0 -> 2, 1 -> 1)"; each landmark has its own distance."""
     total = []
     for v in (0, 1, 2):
         d = F.regexp_extract("value", rf"\b{v} -> (\d+)", 1)

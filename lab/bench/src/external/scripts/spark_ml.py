@@ -24,7 +24,7 @@ def digest(value):
 
 
 def points(spark, rows, columns, seed):
-    """Rows of a vector of `columns` numbers from 0 to 1."""
+    """Rows with a vector of `columns` numbers from 0 to 1."""
     ids = spark.range(0, rows, 1, PARTITIONS)
     names = [f"x{i}" for i in range(columns)]
     return ids.select("id", *[unit(F.col("id"), F.lit(seed), F.lit(i)).alias(n) for i, n in enumerate(names)]), names
@@ -39,14 +39,14 @@ def lr(spark, scale, seed):
     timer = Timer()
     model = LogisticRegression(maxIter=20, regParam=0.01, tol=0.0).fit(data)
     seconds = timer.seconds()
-    # A point that lies on the border may fall to either side by the last digit of a sum.
+    # The last digit of a sum may decide about a point on the border.
     positive = round(model.transform(data).filter("prediction = 1").count() / rows, 3)
     return f"{rows} rows, coefficients {[round(float(v), 3) + 0.0 for v in model.coefficients[:4]]}, positive {positive}", seconds
 
 
 def kmeans(spark, scale, seed):
     data, names = points(spark, max(2000, int(1_000_000 * scale)), 20, seed)
-    # Ten centres apart from each other, so that no point is between two.
+    # Ten well-separated centres, so that no point is between two.
     centre = F.pmod(F.col("id"), F.lit(10))
     moved = [(F.col(n) + 4 * F.pmod(F.xxhash64(centre, F.lit(seed), F.lit(n)), F.lit(8))).alias(n) for n in names]
     data = VectorAssembler(inputCols=names, outputCol="features").transform(data.select(*moved))
@@ -60,7 +60,7 @@ def kmeans(spark, scale, seed):
 
 
 def bayes(spark, scale, seed):
-    """Multinomial naive Bayes over bags of words, word frequencies by class and Zipf-like."""
+    """Multinomial naive Bayes over bags of words, with Zipf-like word frequencies per class."""
     docs, words, vocabulary, classes = max(1000, int(220_000 * scale)), 60, 20_000, 20
     ids = spark.range(0, docs, 1, PARTITIONS)
     ids = ids.withColumn("label", F.pmod(F.xxhash64("id", F.lit(seed)), F.lit(classes)).cast("double"))
@@ -78,13 +78,13 @@ def bayes(spark, scale, seed):
     model = NaiveBayes(smoothing=1.0, modelType="multinomial").fit(data)
     right = model.transform(data).filter("prediction = label").count()
     seconds = timer.seconds()
-    # Counts of words are whole, so that their sums do not depend on order.
+    # Word counts are integers, so their sums do not depend on the order.
     theta = digest([round(float(v), 6) for v in model.theta.toArray()[0][:500]])
     return f"{rows} documents, {right} classified rightly, model {theta}", seconds
 
 
 def skewed_groupby(spark, scale, seed):
-    """groupByKey with one key that has a large part of the rows: all values of a key come together."""
+    """groupByKey with one key that has a large part of the rows: all values of a key are collected."""
     rows = max(4000, int(5_000_000 * scale))
     ids = spark.range(0, rows, 1, PARTITIONS)
     u = unit(F.col("id"), F.lit(seed), F.lit("key"))

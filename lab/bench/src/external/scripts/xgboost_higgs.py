@@ -1,4 +1,4 @@
-"""Trains gradient-boosted trees on HIGGS-shaped data and prints how good they are.
+"""Trains gradient-boosted trees on HIGGS-shaped data and prints their quality.
 
 xgboost_higgs.py FILE ROUNDS
 """
@@ -28,7 +28,7 @@ def main():
     y = test[:, 0]
     loss = float(-np.mean(np.where(y > 0.5, np.log(p), np.log1p(-p)).astype(np.float64)))
     right = float(np.mean((p > 0.5) == (y > 0.5)))
-    # Sums over threads may end in other digits.
+    # Sums over threads may differ in their last digits.
     answer = f"{rows} rows, {rounds} rounds: loss {loss:.3f}, {right * 100:.1f} % of {held_out} right"
     print(json.dumps({"answer": answer, "seconds": round(seconds, 3)}))
 

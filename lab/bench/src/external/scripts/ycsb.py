@@ -13,13 +13,13 @@ import subprocess
 import sys
 import tempfile
 
-# "... 12 sec: 250000 operations; 25000.5 current ops/sec; ..."; the last one has no current rate.
+# "... 12 sec: 250000 operations; 25000.5 current ops/sec; ..."; the last line has no current rate.
 STATUS = re.compile(r" (\d+) sec: (\d+) operations; ([\d.]+) current ops/sec")
 NAMES = ("READ", "UPDATE", "INSERT", "SCAN")
 
 
 class Wrong(Exception):
-    """One sentence about what is not as it must be."""
+    """An error in the results, as one sentence."""
 
 
 def figures(stdout):
@@ -36,7 +36,7 @@ def figures(stdout):
 
 
 def check_line(stderr):
-    """What the store's binding found out (YCSB closes standard output before that)."""
+    """The summary of the store's checks (YCSB closes standard output before that)."""
     lines = [line for line in stderr.splitlines() if line.startswith("CHECK ")]
     if not lines:
         raise Wrong("YCSB ended before its values were read back")
@@ -44,7 +44,7 @@ def check_line(stderr):
 
 
 def rates(stderr):
-    """[(seconds since the start, operations a second)]; the rest after the last full second is left out."""
+    """[(seconds since the start, operations a second)] without the rest after the last full second."""
     found = {}
     for m in STATUS.finditer(stderr):
         found.setdefault(int(m[1]), float(m[3]))
@@ -52,10 +52,10 @@ def rates(stderr):
 
 
 def answer(phase, records, operations, stdout, stderr):
-    """The object that the bench reads; raises Wrong when requests or values are missing."""
+    """The object that the bench parses; raises Wrong when requests or values are missing."""
     found, check = figures(stdout), check_line(stderr)
     done = {n: int(found.get((n, "Return=OK"), 0)) for n in NAMES}
-    # A read-modify-write is counted once more under its own name.
+    # A read-modify-write is also counted under its own name.
     ok = sum(done.values()) - int(found.get(("READ-MODIFY-WRITE", "Operations"), 0))
     wanted = records if phase == "load" else operations
     if check["wrong"] or check["failed"] or ok != wanted:
@@ -92,7 +92,7 @@ def main(argv):
     if argv[0] == "parse":
         out_path, err_path = argv[4], argv[5]
     else:
-        # Fresh each time: YCSB appends to the histograms that it finds.
+        # A new directory each time: YCSB appends to existing histograms.
         home = tempfile.mkdtemp(prefix=f"ycsb-{phase}-", dir=argv[4])
         out_path, err_path = os.path.join(home, "out"), os.path.join(home, "err")
         java = argv[argv.index("--") + 1:] + ["-p", f"hdrhistogram.output.path={home}/"]
