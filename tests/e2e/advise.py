@@ -1,4 +1,4 @@
-"""`canvas advise`: how much local memory a program needs for a wanted speed."""
+"""`canvas advise`: the local memory that a program needs for a given speed."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from lib.harness import MIB, Skip, check
 from . import slo
 from .operate import ask, python, wait_until
 
-# 80 MiB, of which 12 are used again and again, all of them checked at the end.
+# 80 MiB, of which 12 are in constant use; all of them are checked at the end.
 WORK = """
 import mmap, random, sys
 SIZE, PAGES, HOT, STEPS = 4096, 80 << 8, 12 << 8, 600_000
@@ -36,7 +36,7 @@ def advise(r, *words, expect=0, timeout_s=120):
 
 @check("advise-new", as_user=True, modes=("signal",), timeout_s=240)
 def advise_new(r):
-    """A new program: the size that is advised holds what it uses, was tried, and is much less than all of it."""
+    """A new program: the advised size holds its hot pages, was tried, and is much less than all of it."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     done = advise(r, "--json", "--speed", "60", "--tries", 10, "--", python(), "-c", WORK)
@@ -46,11 +46,11 @@ def advise_new(r):
     r.require(told["alone_s"] > 0.1, f"{told}")
     (got,) = told["advice"]
     r.require(got["is_measured"] and got["speed"] >= 0.6, f"{told}")
-    # 12 MiB are hot, and the interpreter has some. A slow host hides some of the cost of paging.
+    # 12 MiB are hot, and some of the interpreter. A slow host hides a part of the cost of paging.
     r.require(8 * MIB < got["local_bytes"] < 60 * MIB, f"{told}")
     sizes = [row["local_bytes"] for row in told["sizes"]]
     r.same(sizes, sorted(sizes), "sizes in order")
-    # For people: a line for each wanted speed.
+    # Text output: a line for each requested speed.
     text = advise(r, "--speed", "60,50", "--tries", 1, "--", python(), "-c", WORK).stdout
     r.require("  measured\n" in text, text)
     r.same(text.count("of full speed: "), 2, text)
@@ -59,7 +59,8 @@ def advise_new(r):
 
 @check("advise-run", as_user=True, timeout_s=240, normal=(("signal", None),))
 def advise_run(r):
-    """A run: what more memory would give; with --check smaller and larger sizes are set, and the first one again."""
+    """A running program: advises what more memory would gain; --check tries smaller and larger sizes, and
+    restores the first one."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     c, name, end, _ = slo.cold(r, local=24 * MIB)
@@ -76,7 +77,7 @@ def advise_run(r):
     r.require(len(measured) > 1, f"{checked}")
     limits = json.loads(ask(r, "status", name, "--json"))["limits"]
     r.same(limits["local_bytes"], 24 * MIB, "local is put back")
-    # Stopped while another size is set.
+    # Interrupted while another size is set.
     p = subprocess.Popen([r.session.canvas, "advise", name, "--check", "-i", "20"], stdout=subprocess.PIPE,
                          stderr=subprocess.PIPE, text=True)
     p2 = subprocess.run([r.session.canvas, "stat", name, "-i", "1", "-n", "1"], capture_output=True, timeout=30)
@@ -91,7 +92,7 @@ def advise_run(r):
 
 @check("advise-refused", as_user=True, modes=("signal",), timeout_s=120)
 def advise_refused(r):
-    """What cannot be advised is one sentence with the right exit code."""
+    """Requests that cannot be advised on get one sentence and the right exit code."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     for words, code, why in (

@@ -1,4 +1,4 @@
-"""canvas.h and what is made from it: every call, the examples, with canvas and without."""
+"""canvas.h and its bindings: every call and the examples, with canvas and without."""
 
 import functools
 import glob
@@ -22,7 +22,7 @@ def run(argv, **o):
 
 @functools.cache
 def library(where):
-    """libcanvas-api, shared and static, in a directory of the session's."""
+    """libcanvas-api, shared and static, in a directory of the session."""
     run([os.path.join(ROOT, "api/build"), where, where])
     os.chmod(where, 0o755)
     return where
@@ -54,7 +54,7 @@ def right(r, c, timeout_s=60):
 
 
 def example(r, name, argv, plain=None, env=None, **o):
-    """Runs an example without canvas and with it: its answer is the same, and its hints bring something in."""
+    """Runs an example with and without canvas: its answer is the same, and its hints bring in some pages."""
     c = r.start(argv, tag=f"{name}-plain", canvas_on=False, env=env)
     r.wait(c, timeout_s=60)
     want = c.out()
@@ -71,7 +71,7 @@ def example(r, name, argv, plain=None, env=None, **o):
 
 @check("api-calls", normal=ONCE, timeout_s=120)
 def api_calls(r):
-    """Each call does what canvas.h says, or answers with an error; without canvas it is -ENOSYS."""
+    """Each call does what canvas.h documents, or returns an error; without canvas it returns -ENOSYS."""
     if not r.managed:
         return
     source = os.path.join(ROOT, "tests/c/api_calls.c")
@@ -81,7 +81,7 @@ def api_calls(r):
         c = r.start(argv, tag=f"plain{static}", canvas_on=False)
         r.wait(c)
         r.same(c.out(), "without canvas\n", "without canvas")
-        # Without a limit canvas stands aside, which is as good as none.
+        # Without a limit canvas does not manage the program, so the calls act as without canvas.
         c = r.start(argv, tag=f"aside{static}", local=0, extra=["--allow-unmanaged"])
         r.wait(c)
         r.same(c.out(), "without canvas\n", "without a limit")
@@ -92,13 +92,13 @@ def api_calls(r):
 
 @check("api-example-c", timeout_s=120, normal=ONCE)
 def api_example_c(r):
-    """A scan of a B+ tree and a walk through a graph, which ask for their next nodes."""
+    """A scan of a B+ tree and a walk through a graph, which hint their next nodes."""
     if not r.managed:
         return
     program = linked(r, os.path.join(EXAMPLES, "btree_scan.c"), "btree_scan")
     example(r, "btree_scan", [program, 64, 2], local=24 * MIB)
     program = linked(r, os.path.join(EXAMPLES, "graph_walk.c"), "graph_walk")
-    # Long enough that it does not matter on which processor the reclaim thread begins.
+    # Long enough that the processor on which the reclaim thread starts does not matter.
     argv = [program, 96, 6000]
     told = example(r, "graph_walk", argv, local=32 * MIB)
     c = r.start([*argv, "plain"], tag="untold", local=32 * MIB, pool=256 * MIB)
@@ -110,7 +110,7 @@ def api_example_c(r):
 
 @check("api-example-python", timeout_s=120, normal=ONCE)
 def api_example_python(r):
-    """The Python package is built offline; an array is summed with it, and without it."""
+    """The Python package builds offline; sums an array with it, and without it."""
     if not r.managed:
         return
     where = bindings(os.path.join(r.session.dir, "python"), "python")
@@ -149,7 +149,7 @@ def api_example_python(r):
 
 @check("api-example-java", timeout_s=150, normal=ONCE)
 def api_example_java(r):
-    """One jar, without flags of the JVM; a direct buffer is summed with it."""
+    """One jar, without JVM flags; sums a direct buffer with it."""
     if not r.managed:
         return
     where = bindings(os.path.join(r.session.dir, "java"), "java")

@@ -1,4 +1,4 @@
-"""`-o app-tier`: faults that the prefetcher has nothing for."""
+"""`-o app-tier`: prefetching for faults that the pager's prefetcher cannot predict."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROUNDS = 5
 
 
 def linked(r, kind, tier, *flags):
-    """tests/c/linked.c with a quarter of its pages local and most beyond the pool: its report."""
+    """Runs tests/c/linked.c with a quarter of its pages local and most beyond the pool; returns its report."""
     c = r.call([r.binary("linked"), kind, 24, 4096, ROUNDS, *hostile.seeds(r, 1)], tag=f"{kind}-{tier}", local=8 * MIB,
                pool=4 * MIB, extra=["--far", "256M", "--to", f"disk:{r.dir}", "--copies", "disk", "-o", "unit=4K",
                                     "-o", "proactive-threshold=off", "-o", f"app-tier={tier}", *flags])
@@ -29,7 +29,7 @@ def linked(r, kind, tier, *flags):
 
 @check("app-tier", timeout_s=240, normal=ONCE, **hostile.C)
 def app_tier(r):
-    """A list and a tree of pages in any order: what they refer to is read ahead, and little else."""
+    """A list and a tree of pages in random order: the pages they refer to are read ahead, and few others."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     for kind in ("list", "tree"):
@@ -41,18 +41,18 @@ def app_tier(r):
         refs = by_tier["refs"]
         issued, used = (sum(find(refs, f"app_{what}_{by}") for by in ("links", "refs")) for what in ("issued", "used"))
         r.require(used > 0.9 * issued, f"{kind}: {used} of {issued} pages read ahead were used")
-        # As it is measured here; that it measures does not depend on the host.
+        # Values as measured here; the measurement itself does not depend on the host.
         trials = {tier: sum(find(by_tier[tier], f"app_trials_{way}") for way in ("for", "against")) for tier in by_tier}
         r.require(trials["auto"] > 0 and trials["refs"] == 0, f"{kind}: comparisons {trials}")
         r.note(f"{kind}: comparisons for it {find(by_tier['auto'], 'app_trials_for')} of {trials['auto']}")
-        # Where an instruction is known its pointers are, and without it the order of before.
+        # Where the faulting instruction is known so are its pointers; otherwise only the former order is.
         part = 0.2 if r.mode == "signal" else 0.8
         r.require(waited["refs"] < part * waited["off"], f"{kind}: {waited}")
 
 
 @check("app-tier-set", modes=("signal",), timeout_s=120, **hostile.C)
 def app_tier_set(r):
-    """Off and on while a program works; what is wrong is refused in one line and changes nothing."""
+    """Switched off and on while a program runs; a wrong value is refused in one line and changes nothing."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     name = f"tier{os.getpid()}"
@@ -110,7 +110,8 @@ public class Nodes {
 
 @check("app-tier-java", modes=("signal",), timeout_s=200, needs=lambda: None if shutil.which("javac") else "no javac")
 def java(r):
-    """References of a stock JVM are read by its own tables; its collectors are kept out; nothing is said on stderr."""
+    """Reads references of a stock JVM by its own tables, and ignores its collector threads; nothing is
+    written to stderr."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     source = r.write("Nodes.java", JAVA)

@@ -1,4 +1,4 @@
-"""`lab run` itself: a tiny run, its results, the report, the comparison; a host left as it was."""
+"""`lab run` itself: a tiny run, its results, report and comparison; the host is left unchanged."""
 
 import glob
 import json
@@ -12,12 +12,12 @@ from net import hosts
 
 from .command import canvas_only
 
-# As small as it can be while half of the working set is more than any program's least.
+# The smallest size at which half of the working set exceeds each program's minimum.
 SIZE = ("--scale", "0.06", "--repeats", "3")
 
 
 def host():
-    """What a bench changes, as it is now."""
+    """Present state of everything that a bench changes."""
     with open("/proc/swaps") as f:
         swaps = f.read()
     groups = []
@@ -39,14 +39,14 @@ def skipped(all_lines):
 
 
 def kind(sample):
-    """A variant's name, whatever its flags."""
+    """A variant's name without its flags."""
     v = sample["variant"]
     return v if isinstance(v, str) else next(iter(v))
 
 
 @check("bench-tiny", host=True, modes=("signal",), timeout_s=120)
 def tiny(r):
-    """Two programs on all that this host has; report and comparison of the results."""
+    """Two programs under all variants of this host; report and comparison of the results."""
     canvas_only(r)
     before = host()
     results = r.path("results.jsonl")
@@ -65,7 +65,7 @@ def tiny(r):
     for s in samples:
         what = f"{s['workload']} on {s['variant']}"
         if kind(s) == "zram" and s["outcome"] == "oom":
-            # Version 1 of control groups does it now and then although swap is free: a result.
+            # With cgroup v1 this happens at times although swap is free: a valid result.
             ooms += 1
             continue
         r.same(s["outcome"], "ok", what)
@@ -97,7 +97,8 @@ def tiny(r):
 
 @check("bench-far", host=True, modes=("signal",), timeout_s=150)
 def far(r):
-    """A program over donors of the bench's own: what it records, and that nothing of them is left."""
+    """A program over donors that the bench starts: its records are complete, and nothing of the donors is
+    left."""
     canvas_only(r)
     before = host()
     results = r.path("results.jsonl")
@@ -122,7 +123,8 @@ def far(r):
 
 @check("bench-far-link", host=True, modes=("signal",), slow_only=True, needs=hosts.missing, timeout_s=180)
 def far_link(r):
-    """Donors behind a link of 200 Mbit/s: nothing is faster than that; nothing of it is left, killed or not."""
+    """Donors behind a link of 200 Mbit/s: nothing exceeds that rate, and nothing of the link is left, even
+    after a kill."""
     canvas_only(r)
     before = host()
     results = r.path("results.jsonl")
@@ -136,7 +138,7 @@ def far_link(r):
     r.require(0.5 * link < sample["far"]["tcp"]["stream_bytes_per_s"] < link, f"a stream: {sample['far']}")
     begin, end = sample["measured_s"]
     r.require(0 <= begin < end, f"the measured part: {begin} to {end}")
-    # Ticks are a quarter of a second, in which a full bucket is little.
+    # Ticks are a quarter of a second, in which a full bucket matters little.
     rates = [t["far"]["in_bytes_per_s"] for t in sample["timeline"] if begin < t["at_s"] < end]
     r.require(rates and 0 < max(rates) < 1.1 * link, f"rates of reading: {rates}")
 
@@ -159,11 +161,12 @@ def far_link(r):
 
 @check("bench-isolation", host=True, modes=("signal",), needs=hosts.missing, slow_only=True, timeout_s=340)
 def isolation(r):
-    """A program alone, and in company, at one agent behind a link: the company ends with it, and nothing is left."""
+    """A program alone and with company, on one agent behind a link: the company ends with it, and nothing is
+    left."""
     canvas_only(r)
     before = host()
     results = r.path("results.jsonl")
-    # What comes behind the first cells is left out.
+    # Cells after the first ones are left out.
     p = lab.call(r, "run", "isolation", "--variants", "canvas-far", "--scale", "0.1", "--repeats", "1", "--time-max",
             "240s", "--out", results, "--cache", r.path("cache"), timeout_s=320)
     r.require(p.returncode in (0, 1), f"code of the bench ({p.stderr[-1500:]})")
@@ -183,7 +186,7 @@ def isolation(r):
 
 
 def processes():
-    """The command lines of all processes."""
+    """Command lines of all processes."""
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
@@ -196,7 +199,7 @@ def processes():
 
 @check("bench-user", host=True, modes=("signal",), as_user=True, timeout_s=90)
 def user(r):
-    """Without root: local and canvas run, the kernel's variants are skipped with the reason."""
+    """Without root, local and canvas run; the kernel's variants are skipped with the reason."""
     canvas_only(r)
     before = host()
     results = r.path("results.jsonl")
@@ -218,7 +221,7 @@ def user(r):
 
 
 def first_sample(r, child, results):
-    """Waits until the bench `child` has written one."""
+    """Waits until the bench `child` has written a sample."""
     end = time.monotonic() + 60
     while not (os.path.exists(results) and any(x["kind"] == "sample" for x in lines(results))):
         if not child.alive():
@@ -229,7 +232,7 @@ def first_sample(r, child, results):
 
 @check("bench-two", host=True, modes=("signal",), timeout_s=120)
 def two(r):
-    """A second bench is told of the first: with the kernel's swap it ends at once, without it runs."""
+    """A second bench reports the first: with the kernel's swap it ends at once, without it runs."""
     canvas_only(r)
     before = host()
     results, other = r.path("results.jsonl"), r.path("other.jsonl")
@@ -254,7 +257,7 @@ def two(r):
 
 @check("bench-interrupted", host=True, modes=("signal",), timeout_s=90)
 def interrupted(r):
-    """Ctrl-C in the middle of a run: exit code 130, and the host is as before."""
+    """Ctrl-C in the middle of a run: exit code 130, and the host is unchanged."""
     canvas_only(r)
     before = host()
     results = r.path("results.jsonl")

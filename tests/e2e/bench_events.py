@@ -1,4 +1,4 @@
-"""Experiments of `lab` that are a course of events, as small as they can be: donors that die, and a cluster."""
+"""Scripts of `lab` at the smallest size: donors that die, and a cluster."""
 
 import glob
 import os
@@ -25,7 +25,7 @@ def cannot():
 
 
 def samples_of(r, *words, timeout_s):
-    """The samples of an experiment that was run once, and what it printed; the host is as before."""
+    """Runs an experiment once; returns its samples and its output, and checks that the host is unchanged."""
     before, out = host(), r.path("results.jsonl")
     p = lab.call(r, "run", *words, "--repeats", "1", "--out", out, "--cache", r.path("cache"), timeout_s=timeout_s)
     r.same(p.returncode, 0, p.stdout[-3000:] + p.stderr[-3000:])
@@ -53,14 +53,15 @@ def erasure(r):
 
 @check("lab-cluster", host=True, modes=("signal",), slow_only=True, timeout_s=420, needs=cannot)
 def cluster(r):
-    """Five hosts run programs and lend at one time; one wants its memory back, one dies: all bytes are right."""
+    """Five hosts run programs and lend memory at the same time; one needs its memory back, one dies: all
+    bytes are right."""
     canvas_only(r)
     samples, said = samples_of(r, "cluster", "--scale", "0.25", "--variants", "local,canvas-far", timeout_s=410)
     wholes = {s["variant"]["canvas_far"]["copies"] if kind(s) == "canvas_far" else "local": s["figures"]
               for s in samples if s["workload"] == "cluster"}
     r.same(sorted(wholes), ["1+disk", "local"], "the variants")
     for s in samples:
-        # How fast they are is not judged here; on a host of two processors some still work when it ends.
+        # Does not judge the speed: on a host with two processors some containers are unfinished at the end.
         r.require(s["outcome"] in ("ok", "oom"), f"{s}")
     ended = [s for s in samples if "container" in s.get("parameters", {}) and kind(s) == "canvas_far"]
     r.require(sum(s["seconds"] is not None for s in ended) >= len(ended) // 3, f"how containers ended: {ended}")

@@ -1,4 +1,4 @@
-"""Guests that swap (`lab run fastswap`): what is worked out of what they say, and a small run."""
+"""Guests that swap (`lab run fastswap`): the figures computed from their output, and a small run."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def cannot():
 
 @check("lab-guests-figures", modes=("signal",), timeout_s=60)
 def figures(r):
-    """What is asked of guests and worked out is right, and the client notices an answer that is wrong."""
+    """Commands to guests and computed figures are right, and the client notices a wrong answer."""
     canvas_only(r)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.join(ROOT, d) for d in ("tests", "lab"))}
     done = subprocess.run([sys.executable, "-m", "unittest", "guests.test_guests"], env=env, capture_output=True, text=True)
@@ -35,7 +35,8 @@ def figures(r):
 
 @check("lab-guests", host=True, modes=("signal",), slow_only=True, timeout_s=600, needs=cannot)
 def small(r):
-    """Analytics beside a redis in guests that swap onto canvas: rows with their figures, and the same answers."""
+    """Analytics together with a redis in guests that swap onto canvas: rows with all figures, and equal
+    answers."""
     canvas_only(r)
     samples, said = samples_of(r, "fastswap", "--with", "lr", "--variants", "canvas", "--scale", "0.2", timeout_s=580)
     for s in samples:

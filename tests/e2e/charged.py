@@ -1,4 +1,4 @@
-"""What canvas says that a tenant's processes use, beside what the kernel counts for them."""
+"""Memory that canvas charges to a tenant's processes, compared with the kernel's count."""
 
 import json
 import os
@@ -12,15 +12,15 @@ from lib.harness import MIB, Skip, check
 from .operate import ask, wait_until
 from .reserve import Group
 
-# Of a control group that is there to count.
+# Limit of a control group that only counts.
 LIMIT_BYTES = 2048 * MIB
 
-# What a process takes that has not been measured since: stacks and tables, a few pages at a time.
+# Memory that a process takes between measurements: stacks and tables, a few pages at a time.
 SLACK_BYTES = MIB // 2
 
 
 def figures(r, name):
-    """Bytes of pool and of all: canvas's and the kernel's."""
+    """Bytes of the pool, and of all memory: by canvas and by the kernel."""
     said = json.loads(ask(r, "status", name, "--json"))
     used, pids = said["used"], procs.memories(said["processes"])
     pool, all_of_it = procs.pool_bytes(pids), procs.anon_bytes(pids)
@@ -28,7 +28,7 @@ def figures(r, name):
 
 
 def compare(r, argv, what, writes=False, peak=0, **o):
-    """Starts a program that says when it is ready, and compares; at rest, both figures stand still."""
+    """Starts a program that reports when it is ready, and compares; at rest, both figures are stable."""
     name = f"charged{os.getpid()}-{len(r.children)}"
     c = r.start(argv, tag=name, stdin=subprocess.PIPE, **{**o, "extra": ["--tenant", name, *o.get("extra", ())]})
     wait_until(r, "the program is ready", lambda: "\n" in c.out() or not c.alive())
@@ -39,14 +39,14 @@ def compare(r, argv, what, writes=False, peak=0, **o):
         before = figures(r, name)
         charged_pool, charged, pool, all_of_it = figures(r, name)
         peak = max(peak, pool, before[2])
-        # While it writes, memory moves between two looks at it: the truth lies between those.
+        # While it writes, memory changes between two samples: the truth is between those.
         moved = abs(before[3] - all_of_it) if writes else 0
         wrong = abs(charged - all_of_it) - moved
         of_pool = abs(charged_pool - pool) - (abs(before[2] - pool) if writes else 0)
         last = (f"pool {charged_pool / MIB:.2f} of {pool / MIB:.2f} MiB, in all {charged / MIB:.2f} of "
                 f"{all_of_it / MIB:.2f}")
-        # The strip of raw headers of slabs that were given back stays: 0.8 % of the largest pool there was,
-        # and is counted as local.
+        # The strip of raw headers of freed slabs stays: 0.8 % of the largest pool so far, which is charged as
+        # local.
         largest = peak
         return wrong <= max(all_of_it // 100, SLACK_BYTES) and of_pool <= max(largest // 100, SLACK_BYTES)
 
@@ -60,7 +60,7 @@ def compare(r, argv, what, writes=False, peak=0, **o):
 
 
 def memfds(pid):
-    """Bytes of the files in memory that a process has open, by name; each file once."""
+    """Sizes of the memory files that a process has open, by name; each file once."""
     found = {}
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
@@ -91,8 +91,8 @@ def donor(r):
 
 
 def compare_all(r, group):
-    """Everything that a run with far memory at donors takes, part by part; and, where a control group of its own
-    can be had, against all that the kernel counts there."""
+    """Compares all memory of a run with far memory at donors, part by part; and its sum with the kernel's
+    count, where the run can have a control group."""
     name = f"charged{os.getpid()}-all"
     prefix = group.prefix() if group else ()
     flags = ["--tenant", name, "--far", "256M", "--to", f"{donor(r)},{donor(r)}", "--copies", "2"]
@@ -112,19 +112,19 @@ def compare_all(r, group):
         segment = sum(size for name, size in files if name == "canvas-segment")
         pairs = [
             ("segment", used["segment_bytes"], segment, segment // 100),
-            # A few pages of an agent that looks at its donors each second.
+            # Some pages of an agent that polls its donors each second.
             ("agent", used["agent_bytes"], procs.anon_bytes([agent]), 4 * 4096),
         ]
         truth = procs.anon_bytes([*pids, agent]) + segment
-        # What relatives share is measured now and then; the rest of it is what faults said since.
+        # Memory shared by relatives is measured at intervals, and estimated from faults in between.
         pairs.append(("all", used["memory_bytes"], truth, truth // 50))
         if group:
-            # The runner itself is in the group, and the files that are no tenant's memory.
+            # The runner itself is in the group, and so are files that belong to no tenant.
             others = procs.anon_bytes([c.pid]) + sum(size for name, size in files if name != "canvas-segment")
             truth = group.anonymous_and_shared() - others
             pairs.append(("control group", used["memory_bytes"], truth, truth // 50))
         last = ", ".join(f"{what} {charged / MIB:.2f} of {truth / MIB:.2f} MiB" for what, charged, truth, _ in pairs)
-        # Buffers and requests were used at all.
+        # Checks that buffers and requests were used at all.
         return segment > MIB and all(abs(charged - truth) <= most for _, charged, truth, most in pairs)
 
     end = time.monotonic() + 60
@@ -158,7 +158,7 @@ def charged_all(r):
         if group:
             group.close()
     if why:
-        # All but the count by control group was looked at.
+        # Everything except the comparison with the control group was checked.
         raise why
 
 

@@ -1,4 +1,5 @@
-"""Programs below `canvas run` that bring libraries, rules and tools of their own, and the systems that it all runs on."""
+"""Programs below `canvas run` with libraries, filters and tools of their own, and the systems that canvas
+runs on."""
 
 import os
 import re
@@ -9,10 +10,10 @@ from lib.harness import ONCE, Skip, check
 
 from .launching import PYTHON, both, command, managed_only, within
 
-# Holds more than the limit, and prints a sum that is wrong when a page is.
+# Holds more memory than the limit, and prints a sum that is wrong if a page is.
 PAGES = ("import hashlib, sys; b = [bytes([i % 251]) * 65536 + i.to_bytes(8, 'little') for i in range(400)]; "
          "print(hashlib.md5(b''.join(b)).hexdigest())")
-# Installs a filter of (op, jt, jf, k) and executes the rest of its arguments.
+# Installs a filter of (op, jt, jf, k), then executes the remaining arguments.
 FILTER = r"""
 import ctypes, os, struct, sys
 ops = eval(sys.argv[1])
@@ -38,7 +39,8 @@ def one_line(r, p, answer, word, code=0):
 
 @check("preload-joined", as_user=True, normal=ONCE)
 def preload_joined(r):
-    """A library that a program names for its children is loaded beside canvas's, wherever the environment comes from."""
+    """A library that a program names for its children is loaded in addition to canvas's, wherever the
+    environment comes from."""
     managed_only(r)
     theirs, ours = "libutil.so.1", "canvas-preload"
     look = "cat /proc/self/maps"
@@ -59,7 +61,7 @@ def preload_joined(r):
         r.same(theirs.split(".")[0] in out.stdout, has_theirs, f"{script}: theirs")
     out = within(r, [*command(r), "sh", "-c", f"LD_PRELOAD={theirs} env | grep ^LD_PRELOAD="])
     r.require(re.fullmatch(rf"LD_PRELOAD=/proc/self/fd/\d+:{theirs}\n", out.stdout), f"order: {out.stdout}")
-    # Longer than what is joined: theirs stays, and nothing is cut.
+    # Too long to append canvas's library: the program's list stays, and nothing is cut off.
     long = ":".join(["/nonexistent/" + "x" * 200] * 30)
     out = within(r, [*command(r), "sh", "-c", f"LD_PRELOAD={long} env 2>/dev/null | grep -c ^LD_PRELOAD={long}$"])
     r.same(out.stdout, "1\n", "a long one")
@@ -67,12 +69,12 @@ def preload_joined(r):
 
 @check("write-xor-execute", as_user=True, normal=ONCE)
 def write_xor_execute(r):
-    """Below MemoryDenyWriteExecute= programs are managed, with prepared code and without."""
+    """Under MemoryDenyWriteExecute= programs are managed, with prepared code and without."""
     managed_only(r)
     limited = [r.session.canvas, "run", "--local", "16M", "--mode", r.mode, "--require", "--"]
     program = [PYTHON, "-I", "-c", PAGES]
     plain = within(r, program)
-    # systemd's: mmap with WRITE and EXEC, mprotect and pkey_mprotect with EXEC, shmat with SHM_EXEC.
+    # systemd's filter: mmap with WRITE and EXEC, mprotect and pkey_mprotect with EXEC, shmat with SHM_EXEC.
     load = lambda arg: (0x20, 0, 0, 16 + 8 * arg)  # noqa: E731
     ops = [(0x20, 0, 0, 0), (0x15, 0, 4, 9), load(2), (0x54, 0, 0, 6), (0x15, 0, 6, 6), (6, 0, 0, EPERM),
            (0x15, 1, 0, 10), (0x15, 0, 3, 329), load(2), (0x45, 0, 1, 4), (6, 0, 0, EPERM), (6, 0, 0, ALLOW)]
@@ -91,13 +93,13 @@ def write_xor_execute(r):
 
 @check("killing-filter", as_user=True, normal=ONCE)
 def killing_filter(r):
-    """A sandbox's filter that ends whoever makes a call that it does not know: what it executes runs all the same."""
+    """A sandbox's filter that kills on unknown calls: the programs it executes run nevertheless."""
     managed_only(r)
     for number in (323, 319):
         ops = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, KILL), (6, 0, 0, ALLOW)]
         argv = [PYTHON, "-c", FILTER, repr(ops), "echo", "hello"]
         one_line(r, within(r, [*command(r), *argv]), "hello\n", "seccomp filter")
-        # What the filter's program forks is told of it too; who has no such filter is managed.
+        # Forks of the program with the filter get a message too; programs without such a filter are managed.
         script = f"import subprocess, sys; subprocess.run(sys.argv[1:]); subprocess.run(['grep', '-c', 'canvas-preload', '/proc/self/maps'])"
         p = within(r, [*command(r), PYTHON, "-c", script, *argv])
         first, count = p.stdout.split("\n")[:2]
@@ -106,7 +108,7 @@ def killing_filter(r):
 
 @check("strict-mode", as_user=True, normal=ONCE)
 def strict_mode(r):
-    """Strict mode, in which no page could come back, is refused with one line, and the program goes on."""
+    """Strict mode, in which no page could be faulted in, is refused with one line, and the program continues."""
     managed_only(r)
     script = ("import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.prctl(22, 1), ctypes.get_errno()); "
               "print(c.syscall(317, 0, 0, None), ctypes.get_errno())")
@@ -138,7 +140,7 @@ def sanitizers(r):
 
 @check("tools", as_user=True, normal=ONCE, timeout_s=120)
 def tools(r):
-    """valgrind, rr and their like run a program unmanaged, after one line."""
+    """valgrind, rr and similar tools run a program unmanaged, after one line."""
     managed_only(r)
     program = ["sh", "-c", "echo x; exit 3"]
     for name, variable in (("rr", "RUNNING_UNDER_RR"), ("DynamoRIO", "DYNAMORIO_RUNUNDER")):
@@ -151,7 +153,7 @@ def tools(r):
 
 @check("limits-over-exec", as_user=True, normal=ONCE)
 def limits_over_exec(r):
-    """Limits on address space go with an exec, whoever set them."""
+    """Limits on address space are lifted at an exec, whoever set them."""
     managed_only(r)
     both(r, ["bash", "-c", "ulimit -Sv 800000; ulimit -Sd 700000; ulimit -Sv; bash -c 'ulimit -Sv; ulimit -Sd'; "
              "exec bash -c 'ulimit -Sv; exec nonexistent-program 2>/dev/null || ulimit -Sv'"])
@@ -161,7 +163,7 @@ def limits_over_exec(r):
 
 @check("no-proc", normal=ONCE)
 def no_proc(r):
-    """Where there is no /proc the loader does not find the library: the program runs, and nobody says anything."""
+    """Without /proc the loader does not find the library: the program runs, without a message."""
     managed_only(r)
     enter = ["unshare", "-m", "--propagation", "private"]
     if subprocess.run([*enter, "true"], capture_output=True).returncode:
@@ -171,12 +173,12 @@ def no_proc(r):
     r.same((p.returncode, p.stdout, p.stderr), (6, "\n", ""), "without /proc")
 
 
-# What the documents promise.
+# The version that the documents promise.
 GLIBC = (2, 31)
 
 
 def newest(path):
-    """The newest version of glibc that a file asks for, and the libraries that it needs."""
+    """The newest glibc version that a file requires, and the libraries it needs."""
     said = subprocess.run(["readelf", "-W", "-V", "-d", path], capture_output=True, text=True, check=True).stdout
     versions = [tuple(map(int, v.split("."))) for v in re.findall(r"\bGLIBC_([\d.]+)", said)]
     return max(versions), set(re.findall(r"Shared library: \[(.*?)\]", said))
@@ -184,7 +186,8 @@ def newest(path):
 
 @check("portable", normal=ONCE)
 def portable(r):
-    """The command asks for no newer C library than is promised, the library for an older one still, and little else."""
+    """The command requires no newer C library than promised, the library an even older one, and few other
+    libraries."""
     managed_only(r)
     if not shutil.which("readelf"):
         raise Skip("readelf is not installed")
@@ -196,6 +199,6 @@ def portable(r):
     p = within(r, [*command(r), "sh", "-c", f"cat /proc/self/fd/$CANVAS_PRELOAD_FD > {library}"])
     r.same(p.returncode, 0, p.stderr)
     version, needed = newest(library)
-    # So that on older systems it says itself why it stays out.
+    # Old enough to load on older systems, where the library itself reports why it does nothing.
     r.require(version <= (2, 17), f"the library needs glibc {version}")
     r.same(needed, {"libc.so.6", "ld-linux-x86-64.so.2"}, "what the library needs")

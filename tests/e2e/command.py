@@ -22,7 +22,7 @@ def cli(r, *argv, timeout_s=30):
 
 @check("exit-codes", normal=ONCE, as_user=True, timeout_s=60)
 def exit_codes(r):
-    """The program's code passes through; 125, 126 and 127 are ours."""
+    """The program's exit code passes through; 125, 126 and 127 are canvas's own."""
     canvas_only(r)
     run = ["run", "--local", "64M", "--mode", r.mode]
     for argv, code in (
@@ -66,7 +66,7 @@ def signals_pass(r):
             time.sleep(0.02)
         os.kill(c.pid, sig)
         r.wait(c, expect=code, timeout_s=15)
-    # The runner's own violent death must not leave a corrupted program behind; it may end.
+    # When the runner is killed, the program may end, but must not continue with damaged memory.
     c = r.start(["sleep", "30"], tag="sleep", local=64 * MIB)
     time.sleep(0.3)
     c.signal(signal.SIGTERM)
@@ -75,7 +75,7 @@ def signals_pass(r):
 
 @check("doctor", as_user=True, modes=("signal",), timeout_s=30)
 def doctor(r):
-    """`canvas doctor` says which mode will be chosen, for people and as JSON."""
+    """`canvas doctor` reports the mode that will be chosen, as text and as JSON."""
     canvas_only(r)
     p = cli(r, "doctor")
     r.require(p.returncode in (0, 1) and p.stdout.strip(), f"doctor: {p.returncode} {p.stdout[:200]}{p.stderr[:200]}")
@@ -89,7 +89,7 @@ def doctor(r):
 
 @check("stdio", normal=ONCE, as_user=True, timeout_s=30)
 def stdio(r):
-    """stdin, stdout and descriptors pass through; libcanvas writes nothing of its own."""
+    """stdin, stdout and descriptors pass through; libcanvas writes nothing itself."""
     canvas_only(r)
     data = os.urandom(300_000)
     p = subprocess.run([*r._user_prefix(), r.session.canvas, "run", "--local", "64M", "--mode", r.mode, "--", "cat"],
@@ -101,7 +101,7 @@ def stdio(r):
 
 @check("no-limit", normal=ONCE, as_user=True, timeout_s=60)
 def no_limit(r):
-    """Without --local canvas stands aside: no fault is ours, and the report tells the memory."""
+    """Without --local canvas does not manage memory: it handles no faults, and the report has the memory."""
     canvas_only(r)
     stats_path = r.path("stats.json")
     script = ("import os, subprocess, time; b = b'x' * (128 << 20); time.sleep(0.4); "
@@ -118,7 +118,7 @@ def no_limit(r):
 
 @check("roomy", normal=ONCE, as_user=True, timeout_s=60)
 def roomy(r):
-    """Below its limit a program is managed, and nothing is paged out."""
+    """Below its limit a program is managed, and nothing is evicted."""
     canvas_only(r)
     stats_path = r.path("stats.json")
     p = cli(r, "run", "--local", "1G", "--mode", r.mode, "--stats", stats_path, "--", r.binary("mem"), "leaf", "128")
@@ -143,7 +143,7 @@ def percent(r):
 
 @check("nested", as_user=True, modes=("signal",), timeout_s=60)
 def nested(r):
-    """A `canvas run` within a `canvas run`: the inner program keeps to the inner limit."""
+    """A `canvas run` within a `canvas run`: the inner limit holds for the inner program."""
     canvas_only(r)
     outer, inner = r.path("outer.json"), r.path("inner.json")
     p = cli(r, "run", "--local", "256M", "--stats", outer, "--", r.session.canvas, "run", "--local", "24M",

@@ -1,4 +1,5 @@
-"""The conformance suite (tests/conformance): system calls as their manual pages promise them, plainly and managed."""
+"""The conformance suite (tests/conformance): system calls act as their manual pages promise, plain and
+managed."""
 
 import glob
 import os
@@ -12,11 +13,11 @@ from lib import canvas
 from lib.harness import ONCE, TESTS, Cases, Failure, Skip, check
 
 HOME = os.path.join(TESTS, "conformance")
-# So small that whatever a case sends away is away; the programs need a tenth of it.
+# Small, so that pages a case evicts are far; the programs need a tenth of it.
 LOCAL, POOL = "16M", "256M"
 LINE = re.compile(r"(ok|FAIL|skip) (\w+)(?:: (.*))?$")
 GAP = re.compile(r"(\w+\.\w+)\s+(signal|thread|signal,thread)\s+(G\d+)\s+(\S.*)$")
-# /dev/userfaultfd for everybody, in a mount namespace of its own: thread mode for an ordinary user.
+# Makes /dev/userfaultfd accessible to everyone, in a mount namespace: thread mode for an ordinary user.
 EVERYBODY = 'mknod -m 666 "$0" c "$1" "$2" && mount --bind "$0" /dev/userfaultfd && shift 2 && exec "$@"'
 
 
@@ -35,10 +36,10 @@ def gaps():
 
 
 def program(r, name):
-    """Its command line."""
+    """Command line of a program."""
     if not os.path.exists(os.path.join(HOME, name + ".py")):
         return [r.session.compile(name, of="conformance")]
-    # Where `import conformance` finds its frame.
+    # Directory from which `import conformance` finds its module.
     home = os.path.join(r.session.dir, "conformance")
     if not os.path.exists(home):
         shutil.copytree(HOME, home, ignore=shutil.ignore_patterns("__pycache__"))
@@ -46,7 +47,7 @@ def program(r, name):
 
 
 def users(r):
-    """Who runs the cases, each with what comes before the command."""
+    """Users to run the cases as, each with its command prefix."""
     if os.getuid() != 0:
         return {"user": []}
     found = {"root": []}
@@ -57,7 +58,7 @@ def users(r):
 
 
 def for_everybody(r):
-    """What makes thread mode possible for ordinary users, or None."""
+    """The prefix that makes thread mode possible for ordinary users, or None."""
     try:
         device = os.stat("/dev/userfaultfd")
     except OSError:
@@ -85,7 +86,7 @@ def start(r, name, user, prefix, managed):
 
 
 def results(r, child, what):
-    """{case: (word, text)} of a program that was started."""
+    """{case: (word, text)} of a started program."""
     code = r.wait(child, expect=None)
     found = {}
     for line in child.out().splitlines():
@@ -100,7 +101,7 @@ def results(r, child, what):
 
 
 def by_user(r, name, managed):
-    """{user: {case: (word, text)}}; all users at one time."""
+    """{user: {case: (word, text)}}; runs all users at the same time."""
     children = {u: start(r, name, u, prefix, managed) for u, prefix in users(r).items()}
     how = f"in {r.mode} mode" if managed else "plainly"
     found = {u: results(r, c, f"as {u}, {how}") for u, c in children.items() if c}
@@ -113,7 +114,7 @@ def by_user(r, name, managed):
 
 
 class Verdict:
-    """What the runs say of a program's cases."""
+    """Results of the runs of a program's cases."""
 
     def __init__(self, name, mode, known):
         self.name, self.mode, self.known = name, mode, known
@@ -128,7 +129,7 @@ class Verdict:
     def case(self, case, plain, got, is_managed):
         said = [f"plainly, as {u}: {text}" for u, (word, text) in plain.items() if word == "FAIL"]
         if not said and is_managed:
-            # Nor may a case be skipped for what canvas lacks.
+            # A case must not be skipped because canvas lacks something.
             said = [f"as {u}: {text}" for u, (word, text) in got.items()
                     if word == "FAIL" or (word == "skip" and plain[u][0] == "ok")]
             modes, number, _ = self.known.get(f"{self.name}.{case}", ((), "", ""))
@@ -148,7 +149,7 @@ class Verdict:
 
 
 def register(name):
-    # Of Python's library the quick suite asks in one mode: the calls below it are C's cases.
+    # The quick suite tests Python's library in one mode: its system calls have their own cases in C.
     normal = ONCE if os.path.exists(os.path.join(HOME, name + ".py")) else None
 
     @check(f"conformance-{name}", timeout_s=150, normal=normal)
@@ -176,7 +177,7 @@ for _name in PROGRAMS:
 
 
 def cases_of(r):
-    """The names of all cases, as they stand in the list of gaps."""
+    """Names of all cases, as written in the list of gaps."""
     found = set()
     for name in PROGRAMS:
         p = subprocess.run([*program(r, name), "--list"], capture_output=True, text=True, cwd=r.dir)
@@ -186,7 +187,7 @@ def cases_of(r):
 
 @check("conformance-gaps", modes=("signal",), timeout_s=60)
 def list_and_page(r):
-    """SEMANTICS.md names each known difference in the paragraph of its gap, and no other; each is a case."""
+    """SEMANTICS.md names each known difference, and no other, in the paragraph of its gap; each is a case."""
     with open(os.path.join(os.path.dirname(TESTS), "SEMANTICS.md")) as f:
         known = f.read().partition("## Known gaps")[2]
     page = {}

@@ -1,4 +1,4 @@
-"""Containers: what their seccomp profiles refuse, the image's recipe, the manifests."""
+"""Containers: calls that seccomp profiles refuse, the image's recipe, the manifests."""
 
 import importlib.util
 import json
@@ -33,7 +33,7 @@ def no_library():
 
 
 def shared(r, path):
-    """A copy that an ordinary user can read wherever the work tree lies."""
+    """A copy that an ordinary user can read wherever the work tree is."""
     copy = r.path(os.path.relpath(path, ROOT).replace("/", "-"))
     with open(path) as f, open(copy, "w") as out:
         out.write(f.read())
@@ -42,10 +42,10 @@ def shared(r, path):
 
 
 def under(r, filter_args, *argv, env=None, timeout_s=60):
-    """Runs canvas under a filter: the profile's file, or what `profile.py` takes instead."""
+    """Runs canvas under a filter: the profile's file, or other arguments of `profile.py`."""
     if not r.managed:
         raise Skip("says nothing without canvas")
-    # The copies, and what the run writes, are an ordinary user's.
+    # The copies, and the files of the run, belong to an ordinary user.
     helper_copy = shared(r, HELPER)
     return subprocess.run(
         [*r._user_prefix(), "python3", helper_copy, *filter_args, r.session.canvas, *[str(a) for a in argv]],
@@ -62,8 +62,8 @@ def one_sentence(r, p, *words):
 
 @check("containers", as_user=True, modes=("signal",), timeout_s=120, needs=no_library)
 def containers(r):
-    """Under the runtimes' default profiles doctor and run say who refuses what, and how to allow it;
-    with the profiles that canvas ships a program is managed."""
+    """Under the runtimes' default profiles doctor and run report which calls are refused, and how to allow
+    them; with canvas's own profiles a program is managed."""
     for name, words in RUNTIMES.items():
         default = shared(r, os.path.join(TESTS, "data", "seccomp", name + ".json"))
         ours = shared(r, os.path.join(ROOT, "etc", "seccomp", name + ".json"))
@@ -98,7 +98,7 @@ def containers(r):
 
 @check("container-kill", as_user=True, modes=("signal",), timeout_s=60, needs=no_library)
 def container_kill(r):
-    """A filter that ends whoever calls userfaultfd ends neither doctor nor run."""
+    """A filter that kills on userfaultfd kills neither doctor nor run."""
     kill = ["--kill", "userfaultfd"]
     p = under(r, kill, "doctor", "--json")
     doctor = json.loads(p.stdout or "{}")
@@ -122,7 +122,7 @@ def ignored(path):
 
 @check("container-recipe", modes=("signal",), timeout_s=60)
 def container_recipe(r):
-    """The Containerfile agrees with the tree: stages, the Makefile's targets, what is copied, the versions."""
+    """The Containerfile agrees with the tree: stages, Makefile targets, copied files, versions."""
     steps = recipe()
     bases = [rest.split() for word, rest in steps if word == "FROM"]
     r.same(len(bases), 2, "stages")
@@ -143,12 +143,12 @@ def container_recipe(r):
     for rest in (rest for word, rest in steps if word == "COPY" and "--from=build /src/" in rest):
         source = rest.split()[1].removeprefix("/src/")
         r.require(os.path.exists(os.path.join(ROOT, source)) and not ignored(source), f"COPY {rest}: no {source}")
-    # What the build reads is in the context; what it does not need is not.
+    # The build context contains everything that the build reads, and nothing else.
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     needed = [f for f in tracked if f.split("/")[0] in ("crates", "sim", "etc", "docs", "Cargo.toml", "Cargo.lock", "Makefile")]
     r.same([f for f in needed if ignored(f)], [], "files that the build reads and .dockerignore leaves out")
     r.require(ignored("target") and ignored(".git"), "the context has target or .git")
-    # What it says of seccomp is what there is.
+    # Its statements about seccomp agree with the files.
     with open(os.path.join(ROOT, "etc/container/Containerfile")) as f:
         said = f.read()
     profiles = set()

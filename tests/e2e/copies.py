@@ -1,4 +1,4 @@
-"""`canvas set RUN copies=...`: far memory moves to other places while a program works, and nothing stops."""
+"""`canvas set RUN copies=...`: far memory moves to other places while a program runs, without interruption."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from .hostile import seeds
 from .operate import ask, python, wait_until
 from .suite import closed_missing
 
-# 64 MiB that hardly shrink, of which a few pages are checked and written to at a time, until the file `end` is
-# there; then all of them are checked. A line says how long the slowest step took.
+# 64 MiB of incompressible data, of which a few pages are checked and written at a time until the file `end`
+# exists; then all of them are checked. A line has the duration of the slowest step.
 WORKER = """
 import hashlib, mmap, os, random, sys, time
 SIZE, PAGES = 4096, 64 << 8
@@ -46,7 +46,7 @@ print(f"{steps} steps, the slowest {slowest * 1e3:.1f} ms", file=sys.stderr)
 """
 
 
-# 256 MiB that do not shrink, of which every seventh stays mapped; then nothing.
+# Fills 256 MiB of incompressible data, then keeps every seventh page mapped, then none.
 FREES = """
 import hashlib, mmap, os, sys
 MIB = 1 << 20
@@ -76,20 +76,20 @@ SLAB = 64 * MIB
 
 
 def lenders(r, n):
-    """So many servers of this host, and where they listen."""
+    """Starts `count` donors on this host; returns them and their addresses."""
     addresses = [donor(r) for _ in range(n)]
     return r.children[-n:], addresses
 
 
 def where(r, name):
-    """The tenant's status, and the slabs that each server has."""
+    """The tenant's status, and the number of slabs at each donor."""
     status = json.loads(ask(r, "status", name, "--json"))
     slabs = {d["address"]: d["slabs"] for d in status["donors"]}
     return status, slabs
 
 
 def moved(r, name, copies, servers, donors):
-    """All slabs have their copies: so many of each are at servers."""
+    """Waits until all slabs have their copies: this number of each at donors."""
     def is_there():
         status, slabs = where(r, name)
         used = -(-status["used"]["far_bytes"] // (64 * MIB))
@@ -107,7 +107,7 @@ def set_copies(r, name, copies):
 
 
 def worker(r, servers, flags=(), keeper=None):
-    """The program above, with its far memory kept by an agent of its own or by `keeper`."""
+    """The program above, with its far memory kept by its own agent or by `keeper`."""
     name, end = f"copies{os.getpid()}", r.path("end")
     seed = seeds(r, 1)[0]
     places = [*(["--to", ",".join(servers)] if servers else []), "--to", f"disk:{r.dir}"]
@@ -125,7 +125,8 @@ def ends_right(r, c, end):
 
 @check("far-given-back", modes=("signal",), timeout_s=300)
 def far_given_back(r):
-    """What a program frees beyond the pool is given back, by donors and the disk, and what it keeps stays right."""
+    """Memory that a program frees beyond the pool is freed by donors and the disk, and its other memory stays
+    right."""
     if not r.managed:
         return
     servers = lenders(r, 4)[1]
@@ -164,7 +165,7 @@ def far_given_back(r):
 
 @check("copies-move", timeout_s=200, normal=ONCE)
 def copies_move(r):
-    """From a disk to servers, to more of them, and back, while each byte is checked."""
+    """From a disk to donors, to more of them, and back, while each byte is checked."""
     if not r.managed:
         return
     lending, servers = lenders(r, 3)
@@ -173,7 +174,7 @@ def copies_move(r):
     for copies, donors in (("1+disk", 1), ("2", 2), ("disk", 0), ("3", 3), ("1+disk-async", 1)):
         set_copies(r, name, copies)
         moved(r, name, copies, servers, donors)
-    # The disk is behind, by little, and catches up when nothing is written.
+    # The disk is slightly behind, and catches up when nothing is written.
     behind = lambda: where(r, name)[0]["far"]["disk_behind_bytes"]
     r.require(behind() <= 64 * MIB, f"{behind()} bytes behind")
     wait_until(r, "the disk has nearly all", lambda: behind() < 4 * MIB, 30, state=behind)
@@ -184,12 +185,12 @@ def copies_move(r):
 
 @check("copies-move-on", modes=("signal",), timeout_s=200)
 def copies_move_on(r):
-    """The agent is killed while copies move, and then a server that had one; they arrive all the same."""
+    """The agent is killed while copies move, and then a donor that has one; the move completes nevertheless."""
     if not r.managed:
         return
     lending, servers = lenders(r, 3)
     c, name, end = worker(r, servers, flags=("--copies", "disk"))
-    # The next agent knows what is on the disk, and moves it.
+    # The next agent knows the disk's contents, and moves them.
     os.kill(agent_of(c.pid), signal.SIGKILL)
     set_copies(r, name, "1+disk")
     moved(r, name, "1+disk", servers, 1)
@@ -205,7 +206,7 @@ def copies_move_on(r):
 
 @check("copies-move-agent", modes=("signal",), timeout_s=200)
 def copies_move_agent(r):
-    """The same with the host's agent, which is replaced and then killed while copies move."""
+    """Copies move at the host's agent, which is replaced and then killed meanwhile."""
     if not r.managed:
         return
     lending, servers = lenders(r, 3)
@@ -238,14 +239,14 @@ def copies_move_agent(r):
 
 @check("copies-erasure", modes=("signal",), timeout_s=200)
 def copies_erasure(r):
-    """Pages in shards at donors: the agent is killed, then two of the donors that hold them, while each byte is
-    checked; what they had is made again at others, and one more dies."""
+    """Pages in shards at donors: the agent is killed, then two of the donors that hold them, while each byte
+    is checked; the lost shards are rebuilt at other donors, and one more donor dies."""
     if not r.managed:
         return
     lending, servers = lenders(r, 9)
     c, name, end = worker(r, servers, flags=("--copies", "4+2"))
     moved(r, name, "4+2", servers, 6)
-    # Six parts of a quarter of a slab each: one and a half times what is kept.
+    # Six shards of a quarter of a slab each: one and a half times the data.
     status, slabs = where(r, name)
     r.same(sum(slabs.values()), 6 * -(-status["used"]["far_bytes"] // (64 * MIB)), "parts of slabs")
     os.kill(agent_of(c.pid), signal.SIGKILL)
@@ -258,7 +259,7 @@ def copies_erasure(r):
             lending[servers.index(address)].signal(signal.SIGKILL)
         if dies == 2:
             moved(r, name, "4+2", alive, 6)
-    # Six are left, so writes go on; what the last one had is computed.
+    # Six donors are left, so writes continue; shards of the last dead one are computed.
     time.sleep(0.5)
     ends_right_of(r, c, end)
 
@@ -272,7 +273,7 @@ def ends_right_of(r, c, end):
 
 @check("copies-refused", modes=("signal",), timeout_s=60)
 def copies_refused(r):
-    """What cannot be had changes nothing, and is one sentence."""
+    """A request that cannot be met changes nothing, and gets one sentence."""
     if not r.managed:
         return
     (lender,), (server,) = lenders(r, 1)
@@ -291,7 +292,7 @@ def copies_refused(r):
 
 
 def lines_of(r, name, *flags, n=1):
-    """What `canvas tune` says of a run in so many intervals."""
+    """Output of `canvas tune` for a run over some intervals."""
     p = subprocess.Popen([r.session.canvas, "tune", name, "--json", "-i", "0.25", *flags], stdout=subprocess.PIPE,
                          stderr=subprocess.PIPE, text=True)
     said = [json.loads(p.stdout.readline()) for _ in range(n)]
@@ -304,7 +305,7 @@ def lines_of(r, name, *flags, n=1):
 
 @check("tune", modes=("signal",), timeout_s=120)
 def tune(r):
-    """The pool of a run that reads beyond it grows until it does not any more; --dry-run only says so."""
+    """The pool of a run that reads beyond it grows until it no longer does; --dry-run only reports."""
     if not r.managed:
         return
     c, name, end = worker(r, [], flags=("--copies", "disk"))
@@ -317,18 +318,18 @@ def tune(r):
     r.require(said[0]["change"] == "pool=10M" and said[0]["is_done"], f"{said[0]}")
     r.require(limit() > 24 * MIB, f"the pool after 24 intervals: {limit()}, {said[-1]}")
     r.require(said[-1]["reads_per_s"] < dry["reads_per_s"] / 5, f"reads from the disk: {dry}, {said[-1]}")
-    # For people.
+    # Text output.
     text = ask(r, "tune", name, "--once", "-i", "0.2")
     r.require(text.startswith("------tenant------") and name in text, text)
     ends_right(r, c, end)
 
 
-# A directory that is memory, and small.
+# A small directory in memory.
 SMALL = 'mkdir -p "$0" && mount -t tmpfs -o size=14m canvas-test "$0" && exec "$@"'
 
 
 def kept_bytes(pid, directory):
-    """What an agent's file in a directory takes."""
+    """Size of an agent's file in a directory."""
     device, kept = os.stat(directory).st_dev, 0
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -342,8 +343,8 @@ def kept_bytes(pid, directory):
 
 @check("far-dirs", modes=("signal",), timeout_s=120, needs=closed_missing)
 def far_dirs(r):
-    """Two far directories, of which one is small: both are used, what is there is found by the next agent, and all
-    of it is right."""
+    """Two far directories, one of them small: both are used, the next agent finds their contents, and all
+    bytes are right."""
     if not r.managed:
         return
     name, end, small = f"dirs{os.getpid()}", r.path("end"), r.path("small")
@@ -367,7 +368,7 @@ def far_dirs(r):
 
 @check("far-dirs-refused", modes=("signal",), timeout_s=30)
 def far_dirs_refused(r):
-    """A directory that is not there, or one too many, is one sentence, and CMD is not started."""
+    """A missing directory, or one too many, gets one sentence, and CMD is not started."""
     if not r.managed:
         return
     for dirs, why in ((f"{r.dir},disk:{r.path('none')}", "none: No such file or directory"),

@@ -1,5 +1,5 @@
-"""Figures of the report beside what is known from outside: a program that does a known number of things, and one
-that does none."""
+"""Compares figures of the report with known numbers: of a program with a known number of operations, and of
+one without any."""
 
 from lib import canvas
 from lib.harness import MIB, check
@@ -8,16 +8,16 @@ from .hostile import C
 
 PAGES, FORKS = 4096, 5
 PAGE = 4096
-# Pages that a first touch brings in.
+# Pages that a first touch populates.
 CHUNK_PAGES = 64
-# By the low bits of a tag (tests/c/common.h): the counter of pages stored so, if there is one, and what the pool takes
-# of such a page, at least and at most.
+# For the low bits of a tag (tests/c/common.h): the counter of pages stored in that way, if there is one, and
+# the least and most bytes that the pool needs for such a page.
 KINDS = {0: ("pages_out_zero", 0, 0), 8: ("pages_out_raw", PAGE, PAGE * 1.05), 11: (None, PAGE / 8, PAGE / 2)}
 BY_KIND = [counter for counter, _, _ in KINDS.values() if counter] + ["pages_out_same_filled", "pages_out_delta"]
 
 
 def report(r, pages, tag, forks):
-    """Of the program that does this."""
+    """Report of a program with these arguments."""
     c = r.call([r.binary("counted"), pages, tag, forks], tag=f"{pages}-{tag}-{forks}", local="64M", pool="64M",
                extra=["-o", "prefetch=none", "-o", "app-tier=off"])
     r.same(c.out(), "done\n", "output")
@@ -26,7 +26,7 @@ def report(r, pages, tag, forks):
 
 @check("figures", timeout_s=60, paged=False, **C)
 def figures(r):
-    """Pages that are touched, leave, are stored in each way and come back, and forks: each is counted once."""
+    """Pages that are touched, evicted, stored in each way and faulted in, and forks: each is counted once."""
     if not r.managed:
         return
     nothing = report(r, 0, 0, 0)
@@ -34,12 +34,12 @@ def figures(r):
     for tag, (counter, least, most) in KINDS.items():
         did = report(r, PAGES, tag, 0)
         more = {name: n - nothing["counters"][name] for name, n in did["counters"].items()}
-        # Beside the pages: the list that mincore fills.
+        # In addition to the pages: the list that mincore fills.
         near = lambda name, got, want: r.require(want <= got <= want + 8, f"tag {tag}: {name} is {got}, not {want}")
         near("faults_first_touch", more["faults_first_touch"], PAGES // CHUNK_PAGES)
         near("pages_zero_filled", more["pages_zero_filled"], PAGES)
         near("hint_pages_out", more["hint_pages_out"], PAGES)
-        # A page that is read before the swap cache has written it out has not left.
+        # A page that is read before the swap cache has written it out was not evicted.
         hits = more["cache_hits_victim"]
         for name in ("pages_out", "pages_in", "faults_far"):
             near(f"{name} and hits in the swap cache", more[name] + hits, PAGES)

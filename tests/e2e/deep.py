@@ -1,4 +1,4 @@
-"""Programs with a pool that is far too small, and far memory on a disk below it."""
+"""Programs with a pool that is far too small, and far memory on a disk."""
 
 import json
 import os
@@ -55,13 +55,13 @@ def wait_for_agent(r, child, not_pid=None):
 
 @check("far-timeliness", modes=("signal",), timeout_s=60)
 def far_timeliness(r):
-    """-o timeliness=off reaches the agent's scheduler: whatever waits there, nothing read ahead is dropped."""
+    """-o timeliness=off reaches the agent's scheduler: no read ahead is dropped, however long the queue."""
     if not r.managed:
         return
     answers = {}
     for rule in ("on", "off") if r.slow else ("off",):
-        # Streams of four threads, and a limit behind which what they ask for ahead waits: with the rule some of it is
-        # dropped, as a rule.
+        # Streams of four threads, and a limit that delays their reads ahead: with the rule some of them are
+        # usually dropped.
         argv = [lab.path(r), "workload", "sequential", "--mib", "24", "--seconds", "0.5", "--threads", "4"]
         extra = ["--far", "256M", "--to", f"disk:{r.dir}", "-o", f"timeliness={rule}", "-o", "swap-in-limit=6M/s"]
         c = r.call(argv, tag=rule, local=8 * MIB, pool=2 * MIB, extra=extra, timeout_s=50)
@@ -78,7 +78,7 @@ def far_timeliness(r):
 
 @check("deep-limit", timeout_s=90, normal=(("signal", None),), **hostile.C)
 def deep_limit(r):
-    """--pool and --far used up: mmap says ENOMEM, everything is right, freed memory can be had again."""
+    """--pool and --far used up: mmap returns ENOMEM, all bytes are right, and freed memory can be used again."""
     if not r.managed:
         return
     c = r.call([r.binary("mem"), "enomem", "1024"], tag="enomem", local="32M", pool="16M",
@@ -97,13 +97,13 @@ def deep_limit(r):
 
 @check("deep-compaction", timeout_s=150, normal=ONCE, **hostile.C)
 def compaction(r):
-    """Pages that are rewritten at random leave far memory mostly empty everywhere, and it is used again:
-    what --far holds is not what was once written there. Agents die meanwhile."""
+    """Pages rewritten at random leave far memory mostly empty everywhere, and it is used again: --far limits
+    live data, not everything ever written. Agents die meanwhile."""
     if not r.managed:
         return
     pages = Pages(r, Here, ("--far", "64M", "--to", f"disk:{r.dir}"), 104)
     rng, kills, last, end = random.Random(6), 0, None, time.monotonic() + r.size(40, 120)
-    # By then all of it has been written anew about once, which would take another 64M.
+    # By then about all of it has been rewritten once, which would need another 64M.
     while pages.writes() < r.size(20_000, 100_000) and time.monotonic() < end:
         pages.alive()
         time.sleep(rng.uniform(0.2, 1))
@@ -123,7 +123,7 @@ def compaction(r):
 
 @check("deep-clean", timeout_s=90, normal=ONCE, **hostile.C)
 def deep_clean(r):
-    """What was read from beyond the pool and not changed is not written again, read alone or in a stream."""
+    """Data read from beyond the pool and not changed is not written again, whether read alone or in a stream."""
     if not r.managed:
         return
     for pattern in ("random-read", "sequential"):
@@ -133,14 +133,14 @@ def deep_clean(r):
         far = {k: stats["far"][k] for k in ("bytes_in", "bytes_out")}
         clean = canvas.find(stats, "pages_out_clean")
         r.require(far["bytes_in"] > 0 and clean > 0, f"{pattern}: {far}, {clean} pages out clean")
-        # All of it has to be written once, and what is still under way twice.
+        # All data is written once, and the part in flight twice.
         r.require(far["bytes_out"] < 96 * MIB, f"{pattern}: {far}: written again and again")
         r.note(f"{pattern}: {far}, {clean} pages out clean; {canvas.summary(stats)}")
 
 
 @check("deep-agent-killed", timeout_s=200, normal=ONCE, **hostile.C)
 def agent_killed(r):
-    """The agent is killed again and again: the next one adopts everything, and every byte is right."""
+    """The agent is killed repeatedly: the next one adopts everything, and every byte is right."""
     if not r.managed:
         return
     c = r.start([r.binary("hammer"), 5, 2, r.size(3000, 40_000), r.size(96, 256)], tag="hammer",
@@ -167,7 +167,7 @@ def agent_killed(r):
 
 @check("deep-agent-stopped", timeout_s=90, normal=ONCE, **hostile.C)
 def agent_stopped(r):
-    """The agent hangs: a page that cannot be had in time is SIGBUS with a reason, never zeros."""
+    """The agent hangs: a page that cannot be read in time raises SIGBUS with a reason, and is never zeros."""
     if not r.managed:
         return
     c = r.start([r.binary("mem"), "leaf", 192], tag="leaf", local=16 * MIB, pool=4 * MIB,
@@ -175,7 +175,7 @@ def agent_stopped(r):
     agent = wait_for_agent(r, c)
     r.require(agent, f"it ended too soon\n{c.tail()}")
     end = time.monotonic() + 30
-    # Once it writes, the program cannot end without reading it all back.
+    # Once the agent writes, the program cannot end without reading all data back.
     while c.alive() and written_bytes(agent) < 8 * MIB:
         r.require(time.monotonic() < end, f"nothing was written\n{c.tail()}")
         time.sleep(0.005)
@@ -188,14 +188,14 @@ def agent_stopped(r):
         except ProcessLookupError:
             pass
     r.require("right" not in c.out(), f"it ended as if nothing had happened: {c.out()}")
-    # Whichever comes first: a page that it reads, or room for one that it writes.
+    # Depends on which comes first: a page to read, or room for a page to write.
     reasons = ("cannot be reached", "does not answer")
     r.require(any(why in c.err() for why in reasons), f"no line on stderr tells why\n{c.tail()}")
     r.require(len(c.err().splitlines()) <= 8, f"the same is told again and again\n{c.tail()}")
 
 
 def limit_files(pid, soft):
-    """Bounds the descriptors of a process, as its user: root may not do so everywhere."""
+    """Limits the descriptors of a process, as its user: root may lack the right in some places."""
     who = os.stat(f"/proc/{pid}")
     subprocess.run(["prlimit", f"--pid={pid}", f"--nofile={soft}:"], check=True, user=who.st_uid, group=who.st_gid,
                    extra_groups=[])
@@ -203,7 +203,8 @@ def limit_files(pid, soft):
 
 @check("deep-agent-unstartable", timeout_s=60, normal=ONCE, **hostile.C)
 def agent_unstartable(r):
-    """An agent that cannot be started is tried again and again with pauses, and one line; then all goes on."""
+    """An agent that cannot be started is retried with pauses, and reported in one line; then the run
+    continues."""
     if not r.managed:
         return
     pages = Pages(r, Here, ("--far", "64M", "--to", f"disk:{r.dir}"), 40)
@@ -212,14 +213,14 @@ def agent_unstartable(r):
     pages.alive()
     with open(f"/proc/{child.pid}/limits") as limits:
         soft = next(line.split()[3] for line in limits if line.startswith("Max open files"))
-    # What the runner has open stays; it can open nothing more, and so start nobody.
+    # The runner keeps its open descriptors and can open no more, so it can start no agent.
     limit_files(child.pid, 3)
     os.kill(agent, signal.SIGKILL)
     end = time.monotonic() + 30
     while "cannot be started" not in child.err():
         r.require(time.monotonic() < end, f"nobody says so\n{child.tail()}")
         time.sleep(0.01)
-    # What is wrong here is said at once, or ten times a second.
+    # An error here would show at once, or ten times a second.
     time.sleep(1.5)
     r.same(child.err().count("cannot be started"), 1, "lines about it")
     limit_files(child.pid, soft)
@@ -229,7 +230,7 @@ def agent_unstartable(r):
 
 @check("deep-vfork-killed", timeout_s=90, modes=("signal",), **hostile.C)
 def vfork_killed(r):
-    """A child of vfork is killed inside of a fault: its parent's fork fails with a sentence, and does not hang."""
+    """A child of vfork is killed inside a fault: its parent's fork fails with a sentence, and does not hang."""
     if not r.managed:
         return
     c = r.start([r.binary("door"), "vfork"], tag="vfork", local=16 * MIB, pool=4 * MIB, stdin=subprocess.PIPE,

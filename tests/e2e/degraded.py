@@ -1,4 +1,4 @@
-"""Donors that die where there are no others, and donors that are slow."""
+"""Donors that die without a replacement, and slow donors."""
 
 import contextlib
 import json
@@ -14,8 +14,8 @@ from .copies import ends_right, lenders, moved, where, worker
 from .operate import ask, python, wait_until
 from .slo import find
 
-# 48 MiB that hardly shrink. At a line `read` it reads pages in random order, each checked, and at `write` it writes and
-# reads each page. What it has done is a line.
+# 48 MiB of incompressible data. At a line `read` it reads all pages in random order and checks each, and at
+# `write` it writes and reads each page. It prints a line when done.
 READER = """
 import hashlib, mmap, os, random, sys
 SIZE, PAGES = 4096, 48 << 8
@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 
 def does(r, c, what, times=1):
-    """The program does something, and is through with it."""
+    """Has the program do something, and waits until it is done."""
     before = c.out().count(what)
     c.p.stdin.write(f"{what}\n".encode() * times)
     c.p.stdin.flush()
@@ -55,19 +55,20 @@ def far(r, name):
 
 
 def lends_again(r, address):
-    """A donor of nothing, where one has died."""
+    """Starts an empty donor in place of a dead one."""
     c = r.start([r.session.canvas, "serve", "--listen", address, "--memory", "256M", "--reserve", "0"],
                 tag=f"donor{len(r.children)}", canvas_on=False)
     wait_until(r, "the donor listens", lambda: "listening on" in c.err() or not c.alive())
 
 
 def reads_on(r, copies, n, kills):
-    """A program reads while as many donors are dead as may be, and none takes their place; then they come back."""
+    """A program reads while as many donors are dead as its copies allow, without replacements; then the
+    donors come back."""
     lending, servers = lenders(r, n)
     name = f"degraded{os.getpid()}"
     c = r.start([python(), "-c", READER, "7"], tag="reader", stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
                 extra=["--tenant", name, "--far", "256M", "--copies", copies, "--to", ",".join(servers)])
-    # Until nothing is on its way any more: each page has its copies.
+    # Until no write is in flight: each page has its copies.
     does(r, c, "read")
     slabs = where(r, name)[1]
     dead = sorted(servers, key=lambda s: -slabs.get(s, 0))[:kills]
@@ -87,7 +88,7 @@ def reads_on(r, copies, n, kills):
         lends_again(r, address)
     wait_until(r, "all is whole again", lambda: far(r, name)["degraded_slabs"] == 0, 120,
                state=lambda: where(r, name))
-    # And is written to again.
+    # Writes work again.
     does(r, c, "write")
     c.p.stdin.close()
     r.wait(c, timeout_s=120)
@@ -99,19 +100,19 @@ def reads_on(r, copies, n, kills):
 
 @check("donors-dead-2", normal=ONCE, timeout_s=300)
 def donors_dead_2(r):
-    """Two copies at two donors, one of which dies: a program that only reads notices nothing."""
+    """Two copies on two donors, one of which dies: a program that only reads is not affected."""
     return reads_on(r, "2", 2, 1) if r.managed else None
 
 
 @check("donors-dead-4-2", slow_only=True, modes=("signal",), timeout_s=300)
 def donors_dead_4_2(r):
-    """Shards at six donors, two of which die: the same."""
+    """Shards on six donors, two of which die: a program that only reads is not affected."""
     return reads_on(r, "4+2", 6, 2) if r.managed else None
 
 
 @check("donors-dead-disk", modes=("signal",), timeout_s=300)
 def donors_dead_disk(r):
-    """Two copies at two donors, one of which dies: what it lacks goes to a far directory, and back."""
+    """Two copies on two donors, one of which dies: the missing copies go to a far directory, and back."""
     if not r.managed:
         return
     lending, servers = lenders(r, 2)
@@ -129,7 +130,7 @@ def donors_dead_disk(r):
 
 @contextlib.contextmanager
 def busy(lends):
-    """A donor is kept from its processors for most of the time, each time for longer than another copy is waited with."""
+    """Keeps a donor from running most of the time, each time for longer than the delay of a hedged read."""
     over = threading.Event()
 
     def stops():
@@ -150,8 +151,8 @@ def busy(lends):
 
 @check("donor-slow", modes=("signal",), timeout_s=200)
 def donor_slow(r):
-    """Of two donors one becomes slow: one command names it within seconds, also while nothing is read there, and says
-    how late it answers, until it is as fast as the other one."""
+    """One of two donors becomes slow: one command names it within seconds, even while nothing is read from
+    it, with its latency, until it is as fast as the other."""
     if not r.managed:
         return
     lending, (slow, fast) = lenders(r, 2)

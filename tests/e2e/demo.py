@@ -1,4 +1,4 @@
-"""`make demo`: what its scenes say and leave behind. The short form, and a part of it."""
+"""`make demo`: the output of its scenes, and what they leave behind; in the short form, and in part."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def demo(r, *flags, timeout_s):
 
 @check("demo-donor", modes=("signal",), timeout_s=60, needs=missing("redis-server"))
 def donor(r):
-    """The scene in which a donor is killed: every byte is right, and nothing is left running."""
+    """The scene in which a donor is killed: every byte is right, and no process is left."""
     canvas_only(r)
     said, _ = demo(r, "--scale", "0.3", "--scenes", "2", timeout_s=100)
     r.require("every byte right" in said and "killed" in said, said)
@@ -29,7 +29,7 @@ def donor(r):
 
 @check("demo", modes=("signal",), slow_only=True, timeout_s=300, needs=missing("redis-server", "redis-benchmark"))
 def all_scenes(r):
-    """All three, short: each is shown or says why not, and there is a report with plots."""
+    """All three scenes, short: each is shown or gives a reason, and there is a report with plots."""
     canvas_only(r)
     said, out = demo(r, "--scale", "0.2", timeout_s=280)
     summary = said.split("== What was measured")[1]

@@ -1,4 +1,5 @@
-"""`canvas disk`: a disk in far memory, over NBD: bytes, bounds, hostile clients, and guests that swap onto it."""
+"""`canvas disk`: a disk in far memory, over NBD: bytes, limits, hostile clients, and guests that swap onto
+it."""
 
 import json
 import os
@@ -23,21 +24,21 @@ from .operate import wait_until
 
 PAGE = 4096
 SIZE = 64 * MIB
-# What far memory is given and taken by.
+# Far memory is allocated and freed in units of this size.
 SLAB = 64 * MIB
 
 
 def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk", by="--nbd", env=None):
-    """A disk that is served: the process, and the path of its socket."""
+    """Starts a disk: returns the process, and the path of its socket."""
     canvas_only(r)
     path = r.path(f"{tag}.sock")
-    # What a killed one left there is not this one's.
+    # The socket that a killed disk left there does not count.
     number = lambda: os.path.exists(path) and os.stat(path).st_ino
     before = number()
     pool = ("--pool", pool) if pool else ()
     c = r.start([r.session.canvas, "disk", "--size", size, *pool, by, path, "--state-json", r.path(f"{tag}.json"),
                  *flags], tag=tag, canvas_on=False, env=env)
-    # The socket is there before the process that serves it, which says so when it answers.
+    # The socket exists before the process that serves it, which prints a line when it answers.
     served = lambda: number() not in (False, before) and path in c.err()
     wait_until(r, "the disk is served", lambda: served() or not c.alive(), 20)
     r.require(c.alive(), f"it ended\n{c.tail()}")
@@ -53,7 +54,7 @@ def state(r, tag="disk"):
 
 
 def settled(r, what, probe, tag="disk"):
-    """The state, once `probe` is true of it: it is written once a second."""
+    """Waits until `probe` is true of the state, which is written once a second; returns the state."""
     return wait_until(r, what, lambda: (s := state(r, tag)) and probe(s) and s, 20, state=lambda: state(r, tag))
 
 
@@ -63,13 +64,13 @@ def free_port():
 
 
 def scraped(port):
-    """The lines of a disk's metrics."""
+    """Lines of a disk's metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return answer.read().decode().splitlines()
 
 
 def ends(r, c, path):
-    """SIGTERM ends it, and leaves nothing behind."""
+    """SIGTERM ends it, and nothing is left."""
     r.stop(c, signal.SIGTERM, expect=0)
     left = [p for p in (path, path + ".lock") if os.path.exists(p)]
     r.same(left, [], "what is left of the socket")
@@ -82,10 +83,10 @@ def page(seed, random_bytes=1500):
 
 @check("disk", modes=("signal",), timeout_s=60)
 def bytes_(r):
-    """What is written is read, in any sectors; what is discarded takes nothing; two clients see one disk."""
+    """Data written in any sectors is read back; discarded data needs no space; two clients see one disk."""
     port = free_port()
     c, path = disk(r, "--metrics", f"127.0.0.1:{port}")
-    # The second one is answered in chunks.
+    # The second client gets answers in chunks.
     one, two = nbd.Client(path), nbd.Client(path, structured=True)
     r.same((one.size, one.blocks[1]), (SIZE, PAGE), "size and preferred block")
     r.same((two.flags & ~one.flags, one.flags & ~two.flags), (1 << 7, 0), "what only chunks have")
@@ -139,7 +140,7 @@ def bytes_(r):
 
 @check("disk-full", modes=("signal",), timeout_s=60)
 def full(r):
-    """A full pool refuses what is new, in one line, and keeps what is there; what is freed is there at once."""
+    """A full pool refuses new data, in one line, and keeps its contents; freed space can be used at once."""
     c, path = disk(r, pool=2 * MIB)
     client = nbd.Client(path)
     stored = {}
@@ -171,7 +172,7 @@ def full(r):
 
 @check("disk-hostile", modes=("signal",), timeout_s=120)
 def hostile(r):
-    """Clients that send nonsense, lie about lengths, or are too many harm nobody but themselves."""
+    """Clients that send nonsense, lie about lengths, or are too many harm only themselves."""
     c, path = disk(r)
     good = nbd.Client(path)
     pages = {i: page(i) for i in range(0, 400, 3)}
@@ -198,7 +199,7 @@ def hostile(r):
             bad.close()
     for i, data in pages.items():
         r.require(good.read(i * PAGE, PAGE) == data, f"page {i} after nonsense")
-    # Clients that say nothing keep their places, and no more than there are.
+    # Silent clients keep their connections, up to the limit.
     silent = [nbd.dial(path) for _ in range(40)]
     wait_until(r, "some are turned away", lambda: state(r)["counters"]["turned_away"] >= 25, 20, state=lambda: state(r))
     r.require(good.read(0, PAGE) == pages[0], "a page beside silent clients")
@@ -212,7 +213,7 @@ def hostile(r):
 
 
 def server_of(r, c):
-    """The process that serves the disk, which the command has started."""
+    """The process that serves the disk, a child of the command."""
     def find():
         for pid in procs.tree(c.pid, include_root=False):
             try:
@@ -233,11 +234,11 @@ def kill_server(r, c, sig=signal.SIGKILL):
 
 
 class Writer:
-    """Writes pages one after another, each of a new version, whoever serves the disk."""
+    """Writes pages one after another, each with a new version, while servers come and go."""
 
     def __init__(self, path, first, count, seed):
         self.path, self.first, self.count, self.rng = path, first, count, random.Random(seed)
-        # Of each page the last version that was acknowledged, and the one that was not.
+        # For each page the last acknowledged version, and the one not yet acknowledged.
         self.done, self.open = {}, {}
         self.writes, self.ended = 0, threading.Event()
         self.thread = threading.Thread(target=self._write, daemon=True)
@@ -280,7 +281,7 @@ class Writer:
 
 @check("disk-killed", modes=("signal",), timeout_s=90)
 def killed(r):
-    """Clients of a killed server find every byte that was acknowledged at the next one, which has the same path."""
+    """Clients of a killed server find every acknowledged byte at the next one, which has the same path."""
     c, path = disk(r, pool=24 * MIB)
     client = nbd.Client(path)
     pages = fill(client, 3000)
@@ -327,7 +328,8 @@ def killed(r):
 
 @check("disk-killed-often", modes=("signal",), timeout_s=60)
 def killed_often(r):
-    """Servers that die too often are followed by no other, in one sentence; without any, the next disk takes the path."""
+    """Servers that die too often are not replaced, with one sentence; afterwards the next disk can use the
+    path."""
     c, path = disk(r, "-o", "restarts=2")
     nbd.Client(path).write(0, page(1))
     for _ in range(2):
@@ -359,7 +361,8 @@ def killed_often(r):
 
 @check("disk-holder-killed", modes=("signal",), timeout_s=60)
 def holder_killed(r):
-    """A server whose holder is killed goes on, and ends when it is told to; one that is told to ends its holder."""
+    """A server whose holder is killed goes on, and ends on SIGTERM; a server that gets SIGTERM ends its
+    holder."""
     c, path = disk(r)
     client = nbd.Client(path)
     client.write(0, page(1))
@@ -373,11 +376,11 @@ def holder_killed(r):
                             timeout=20)
     r.same(second.returncode, 2, "a second disk beside it")
     os.kill(server, signal.SIGTERM)
-    # It was left to this process.
+    # This process has inherited the server.
     pid, code = wait_until(r, "it has ended", lambda: (end := os.waitpid(server, os.WNOHANG))[0] and end, 20)
     r.same((pid, code), (server, 0), "how it ended")
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
-    # At whichever step of its start.
+    # Killed at any step of its start.
     for i in range(20):
         c, path = disk(r, tag=f"again-{i}")
         server = server_of(r, c)
@@ -388,10 +391,10 @@ def holder_killed(r):
 
 
 class Peak:
-    """The state in which most pages were stored, and the last one with any, as seen twice a second."""
+    """The state with the most stored pages, and the last one with any, sampled twice a second."""
 
     def __init__(self, r, on=None):
-        """`on` is called with each state until it returns something true."""
+        """Calls `on` with each state until it returns something true."""
         self.run, self.most, self.last = r, {"stored_pages": 0, "ratio": 0}, {"stored_pages": 0}
         self.on = on
         self.ended = threading.Event()
@@ -413,7 +416,8 @@ class Peak:
         self.thread.join()
 
 
-# A guest with half of the memory that its program needs. What it frees by itself is told before the rest is.
+# A guest with half of the memory that its program needs. Discards pages that the guest frees itself before
+# the rest.
 SWAPS = """
     echo 0 > /sys/block/vda/queue/rotational
     mkswap /dev/vda > /dev/null || exit 10
@@ -428,14 +432,14 @@ SWAPS = """
 
 
 def attached(path):
-    """Words of qemu's that attach a disk over NBD, and wait for another server when the one dies."""
+    """qemu arguments that attach a disk over NBD, and wait for another server when one dies."""
     node = f"driver=nbd,node-name=far,server.type=unix,server.path={path},discard=unmap,reconnect-delay=60"
     device = "virtio-blk-pci,drive=far,werror=report,rerror=report,logical_block_size=4096,physical_block_size=4096"
     return ("-blockdev", node, "-device", device)
 
 
 def shared(path, queues=1, memory="memory-backend-memfd,share=on"):
-    """Words of qemu's that attach a disk over vhost-user."""
+    """qemu arguments that attach a disk over vhost-user."""
     return ("-object", f"{memory},id=ram,size=96M", "-machine", "memory-backend=ram", "-chardev",
             f"socket,id=far,path={path},reconnect=1", "-device", f"vhost-user-blk-pci,chardev=far,num-queues={queues}")
 
@@ -448,7 +452,7 @@ def vm_missing():
 
 
 def swaps(r, words, script=SWAPS, **o):
-    """Runs the guest above; how many pages came and went."""
+    """Runs the guest above; returns how many pages were swapped in and out."""
     result = guest.run("set -u\n" + script, files={"/usr/bin/swapped": r.binary("swapped-static")}, modules=("virtio_blk",),
                        programs=("mkswap", "swapon", "swapoff"), memory_mib=96, work=r.dir, qemu=words,
                        **{"timeout_s": 220, **o})
@@ -463,7 +467,7 @@ def swaps(r, words, script=SWAPS, **o):
 
 @check("vm-disk", modes=("signal",), slow_only=True, timeout_s=240, needs=vm_missing)
 def vm(r):
-    """A stock guest swaps onto the disk over NBD: every byte is right, and nothing stays once it is discarded."""
+    """A stock guest swaps onto the disk over NBD: every byte is right, and discarded pages are freed."""
     c, path = disk(r, size=512 * MIB, pool=256 * MIB)
     peak = Peak(r)
     moved = swaps(r, attached(path))
@@ -480,7 +484,8 @@ def vm(r):
 
 @check("vm-disk-vhost", modes=("signal",), timeout_s=240, needs=vm_missing)
 def vm_vhost(r):
-    """The same over vhost-user, in the guest's own memory, with two queues; a second guest finds the disk free."""
+    """A guest swaps over vhost-user, in the guest's own memory, with two queues; a second guest can use the
+    disk afterwards."""
     c, path = disk(r, "--queues", "2", size=512 * MIB, pool=256 * MIB, by="--vhost-user")
     peak = Peak(r)
     moved = swaps(r, shared(path, queues=2))
@@ -500,7 +505,7 @@ def vm_vhost(r):
 
 @check("disk-vhost-refused", modes=("signal",), timeout_s=120, needs=vm_missing)
 def vhost_refused(r):
-    """Guest memory that could be cut short under the disk is refused in one line, and the disk goes on."""
+    """Guest memory that could be truncated under the disk is refused in one line, and the disk goes on."""
     c, path = disk(r, by="--vhost-user")
     memory = f"memory-backend-file,share=on,mem-path={r.path('ram')}"
     ended = []
@@ -517,7 +522,7 @@ def vhost_refused(r):
     try:
         wait_until(r, "it is told", lambda: "could be cut short" in c.err(), 90)
     finally:
-        # Its driver waits for a disk that is none.
+        # The guest's driver waits for a disk that does not answer.
         for pid in procs.tree(os.getpid(), include_root=False):
             with open(f"/proc/{pid}/cmdline", "rb") as f:
                 words = f.read()
@@ -531,7 +536,7 @@ def vhost_refused(r):
 
 
 def fill(client, count, seed=0, random_bytes=2500):
-    """Writes so many pages; what they are."""
+    """Writes a number of pages; returns their contents."""
     pages = {}
     for i in range(count):
         pages[i] = page(seed * 1_000_003 + i, random_bytes)
@@ -546,7 +551,8 @@ def looks(r, client, pages, rng, looks):
 
 @check("disk-far", modes=("signal",), timeout_s=120)
 def far(r):
-    """What a pool has too much goes to far memory, and comes back; discards are free beyond the pool as well."""
+    """Pages are demoted from a full pool to far memory, and come back; discards free space beyond the pool as
+    well."""
     size, count = 128 * MIB, 24_000
     c, path = disk(r, "--far", "512M", "--to", f"disk:{r.dir}", size=size, pool=6 * MIB)
     client = nbd.Client(path)
@@ -568,7 +574,7 @@ def far(r):
     os.kill(agent, signal.SIGKILL)
     looks(r, client, pages, rng, 1000)
     client.zero(0, size)
-    # The slab that is being filled stays.
+    # The slab being filled stays.
     settled(r, "all is free", lambda s: s["stored_pages"] == 0 and s["far_bytes"] <= SLAB)
     r.require(client.read(0, MIB) == bytes(MIB), "what was discarded is not zeros")
     r.note(f"{got['counters']['far_reads']} reads beyond the pool")
@@ -578,7 +584,8 @@ def far(r):
 
 @check("disk-far-lost", modes=("signal",), timeout_s=120)
 def far_lost(r):
-    """With two copies a donor may die; without any a read is an error after -o far-wait, and never zeros."""
+    """With two copies a donor may die; without any copy a read fails after -o far-wait, and never returns
+    zeros."""
     canvas_only(r)
     lending, servers = lenders(r, 2)
     c, path = disk(r, "--far", "256M", "--to", ",".join(servers), "--copies", "2", "-o", "far-wait=2s", pool=4 * MIB)
@@ -611,8 +618,8 @@ def far_lost(r):
 
 @check("disk-lanes", modes=("signal",), timeout_s=120)
 def disk_lanes(r):
-    """A disk reads its pages from a donor by itself, also by its next server; not with `-o lanes=off`, and a donor that
-    dies ends in the agent's reads from the other copy. Every byte is right."""
+    """A disk reads pages directly from a donor, also after its server was replaced; with `-o lanes=off` it
+    does not. When a donor dies, the agent reads the other copy. Every byte is right."""
     canvas_only(r)
     for flags in ((), ("-o", "lanes=off")):
         lending, servers = lenders(r, 2)
@@ -646,7 +653,8 @@ def disk_lanes(r):
 
 @check("disk-donor-back", modes=("signal",), timeout_s=120)
 def donor_back(r):
-    """Two copies and two donors: while one is dead nothing leaves the pool, which fills; when it is back, all goes on."""
+    """Two copies on two donors: while one is dead nothing leaves the pool, which fills; when it is back,
+    writes go on."""
     canvas_only(r)
     lending, servers = lenders(r, 2)
     env = {"CANVAS_RUN_DIR": r.path("runs")}
@@ -695,7 +703,8 @@ def donor_back(r):
 
 @check("vm-disk-far", modes=("signal",), slow_only=True, timeout_s=300, needs=vm_missing)
 def vm_far(r):
-    """A guest's swap beyond the pool, with copies at two of three donors, of which one dies: every byte is right."""
+    """A guest's swap beyond the pool, with copies on two of three donors, one of which dies: every byte is
+    right."""
     canvas_only(r)
     lending, servers = lenders(r, 3)
     c, path = disk(r, "--far", "512M", "--to", ",".join(servers), "--copies", "2", "--queues", "2", size=512 * MIB,
@@ -711,7 +720,8 @@ def vm_far(r):
     ends(r, c, path)
 
 
-# What was swapped is lost, and whoever needs it gets SIGBUS: here one program, as only its group has little memory.
+# The swapped pages are lost, and programs that need them get SIGBUS: here one program, since only its group
+# has little memory.
 LOSES = """
     mkswap /dev/vda > /dev/null || exit 10
     swapon -d /dev/vda || exit 11
@@ -728,7 +738,8 @@ LOSES = """
 
 @check("vm-disk-lost", modes=("signal",), slow_only=True, timeout_s=120, needs=vm_missing)
 def vm_lost(r):
-    """A disk that is killed with all it holds takes the program that swapped, and nothing else: guest and host go on."""
+    """Killing a disk with all its processes kills the program that swapped, and nothing else: guest and host
+    go on."""
     c, path = disk(r, "-o", "restarts=0", size=512 * MIB, pool=256 * MIB)
     peak = Peak(r, on=lambda s: s["stored_pages"] > 12_000 and not c.signal(signal.SIGKILL))
     words = [w.replace(",reconnect-delay=60", "") for w in attached(path)]
@@ -780,11 +791,12 @@ def vm_killed(r, by, words, *flags, pool=256 * MIB):
 
 @check("vm-disk-killed", modes=("signal",), slow_only=True, timeout_s=500, needs=vm_missing)
 def vm_killed_vhost(r):
-    """A guest swaps over vhost-user while the disk's server is killed again and again: it sees pauses, and no error."""
+    """A guest swaps over vhost-user while the disk's server is killed repeatedly: the guest sees pauses, and
+    no error."""
     vm_killed(r, "--vhost-user", lambda path: shared(path, queues=2))
 
 
 @check("vm-disk-killed-nbd", modes=("signal",), slow_only=True, timeout_s=500, needs=vm_missing)
 def vm_killed_nbd(r):
-    """The same over NBD, by qemu's own client."""
+    """A guest swaps over NBD, by qemu's own client, while the disk's server is killed repeatedly."""
     vm_killed(r, "--nbd", attached)

@@ -1,4 +1,4 @@
-"""Disks with far memory whose servers, agents and holders are killed: nothing that was acknowledged is lost."""
+"""Disks with far memory whose servers, agents and holders are killed: no acknowledged write is lost."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SIZE, COUNT = 128 * MIB, 16_000
 
 
 class Clients:
-    """Pages that are written and read between a server's deaths, and writers that go on meanwhile."""
+    """Pages written and read between deaths of a server, and concurrent writers."""
 
     def __init__(self, r, path):
         self.run, self.path, self.rng = r, path, random.Random(3)
@@ -30,7 +30,7 @@ class Clients:
         self.writers = [Writer(path, 20_000 + n * 3000, 3000, n) for n in range(2)]
 
     def outlive(self, kill):
-        """`kill` ends something while all write; then everything that is looked at is there."""
+        """Calls `kill` while all clients write; then checks all pages."""
         before = [w.writes for w in self.writers]
         going = lambda: all(w.writes > b + 300 for w, b in zip(self.writers, before))
         wait_until(self.run, "they write", going, 30)
@@ -42,7 +42,7 @@ class Clients:
             client.write(i * PAGE, self.pages[i])
 
     def judge(self):
-        """Every byte is right, and all is free once it is discarded."""
+        """Checks every byte, and that discarding frees everything."""
         for w in self.writers:
             w.stop()
         client = nbd.Client(self.path)
@@ -54,13 +54,13 @@ class Clients:
         self.run.same([got["lost_pages"]] + [got["counters"][k] for k in ("damaged", "unreachable", "refused")], [0] * 4,
                       "failures")
         client.zero(0, SIZE)
-        # The slab that is being filled stays.
+        # The slab being filled stays.
         settled(self.run, "all is free", lambda s: s["stored_pages"] == 0 and s["far_bytes"] <= SLAB)
         client.close()
 
 
 def asking(r, env):
-    """Asks the disk `vm`: exit code, what was printed, and what was said."""
+    """Runs a command on the disk `vm`: exit code, stdout, stderr."""
     def ask(*words):
         done = subprocess.run([r.session.canvas, *words], capture_output=True, text=True, timeout=30,
                               env={**os.environ, **env})
@@ -70,8 +70,8 @@ def asking(r, env):
 
 @check("disk-killed-far", modes=("signal",), timeout_s=180)
 def far(r):
-    """What a killed server had at a donor and on the disk is there at the next one, also when the agent, or the holder, is
-    killed; its bounds can be changed as long as it has a holder."""
+    """Data of a killed server at a donor and on the disk is there at the next one, even if agent or holder
+    are killed; its limits can be changed as long as it has a holder."""
     canvas_only(r)
     _, servers = lenders(r, 1)
     env = {"CANVAS_RUN_DIR": r.path("runs")}
@@ -97,7 +97,7 @@ def far(r):
     limits = json.loads(ask("status", "vm", "--json")[1])["limits"]
     r.same([limits[k] for k in ("weight", "spill_at_percent")], [7, 50], "limits at the next server")
     settled(r, "it is told", lambda s: s["restarts"] == 4)
-    # Without its holder it goes on, as it is.
+    # Without its holder the server goes on unchanged.
     server = server_of(r, c)
     clients.outlive(lambda: r.stop(c, signal.SIGKILL, expect=-9))
     code, _, why = ask("set", "vm", "weight=8")
@@ -105,7 +105,7 @@ def far(r):
     r.same(json.loads(ask("status", "vm", "--json")[1])["pid"], server, "who serves it")
     clients.judge()
     os.kill(server, signal.SIGTERM)
-    # It was left to this process.
+    # This process has inherited the server.
     pid, code = wait_until(r, "it has ended", lambda: (end := os.waitpid(server, os.WNOHANG))[0] and end, 20)
     r.same((pid, code), (server, 0), "how it ended")
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
@@ -113,7 +113,8 @@ def far(r):
 
 @check("disk-killed-all", modes=("signal",), timeout_s=90)
 def all_of_it(r):
-    """With holder and server killed a disk is over: its agent gives back what it had, and ends; the path is free."""
+    """When holder and server are both killed a disk ends: its agent frees its memory, and ends; the path is
+    free."""
     flags = ("--far", "256M", "--to", f"disk:{r.dir}")
     c, path = disk(r, *flags, pool=4 * MIB)
     fill(nbd.Client(path), 4000, random_bytes=PAGE)
@@ -121,7 +122,7 @@ def all_of_it(r):
     server, agent = server_of(r, c), wait_for_agent(r, c)
     r.stop(c, signal.SIGKILL, expect=-9)
     os.kill(server, signal.SIGKILL)
-    # They were left to this process.
+    # This process has inherited them.
     os.waitpid(server, 0)
     pid, code = wait_until(r, "its agent has ended", lambda: (end := os.waitpid(agent, os.WNOHANG))[0] and end, 20)
     r.same((pid, code), (agent, 0), "how it ended")
@@ -132,7 +133,8 @@ def all_of_it(r):
 
 @check("disk-killed-agent", modes=("signal",), timeout_s=180)
 def host_agent(r):
-    """The same of a tenant of the host's agent, which is killed as well, and away while the next server begins."""
+    """A disk as a tenant of the host's agent, which is killed as well, and absent while the next server
+    begins."""
     canvas_only(r)
     sock, env = r.path("agent.sock"), {"CANVAS_RUN_DIR": r.path("runs")}
 
@@ -152,7 +154,7 @@ def host_agent(r):
     def both():
         r.stop(first, signal.SIGKILL, expect=-9)
         kill_server(r, c)
-        # What the next server needs from beyond the pool it waits for.
+        # The next server waits for the data that it needs from beyond the pool.
         later = threading.Timer(1, lambda: second.append(agent("agent-2")))
         later.start()
 
@@ -174,5 +176,6 @@ def host_agent(r):
 
 @check("vm-disk-killed-far", modes=("signal",), slow_only=True, timeout_s=500, needs=vm_missing)
 def vm(r):
-    """A guest's swap beyond the pool, whose disk's server is killed again and again: every byte is right, and no error."""
+    """A guest's swap beyond the pool, with the disk's server killed repeatedly: every byte is right, without
+    an error."""
     vm_killed(r, "--vhost-user", lambda path: shared(path, queues=2), "--far", "512M", "--to", f"disk:{r.dir}", pool=24 * MIB)

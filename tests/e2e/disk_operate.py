@@ -1,4 +1,5 @@
-"""`canvas disk` as operators have it: at a host's agent, in `canvas status` and its like, by settled terms, in one pool."""
+"""Operating `canvas disk`: at a host's agent, in `canvas status` and similar commands, with configured
+limits, in one pool."""
 
 import json
 import os
@@ -19,7 +20,8 @@ from .operate import wait_until
 
 @check("disk-agent", modes=("signal",), timeout_s=120)
 def host_agent(r):
-    """A disk as a tenant of the host's agent, which may be killed; its section of the configuration has its flags."""
+    """A disk as a tenant of the host's agent, which may be killed; its section of the configuration has its
+    flags."""
     canvas_only(r)
     sock = r.path("agent.sock")
     agent = lambda tag: r.start([r.session.canvas, "agent", "--socket", sock, "--to", f"disk:{r.dir}"], tag=tag,
@@ -45,13 +47,13 @@ def host_agent(r):
     r.stop(second, signal.SIGTERM, expect=0)
 
 
-# How long each of two loads lasts that alternate.
+# Duration of each of two alternating loads.
 PHASE_S = 8
 
 
 @check("disk-status", modes=("signal",), timeout_s=120)
 def status(r):
-    """`canvas status` and `stat` know disks beside runs; those that are silent, hostile or dead are told as runs are."""
+    """`canvas status` and `stat` list disks with runs; silent, hostile or dead ones are reported like runs."""
     canvas_only(r)
     runs = r.path("runs")
     env = {"CANVAS_RUN_DIR": runs}
@@ -66,7 +68,7 @@ def status(r):
         return code, json.loads(out)
 
     c, path = disk(r, "--tenant", "vm", "--far", "256M", "--to", f"disk:{r.dir}", pool=6 * MIB, env=env)
-    # Of one process: it is to be stopped and killed whole.
+    # A single process, which is stopped and killed as a whole.
     small, small_path = disk(r, "-o", "restarts=0", pool=2 * MIB, tag="small", env=env)
     client = nbd.Client(path)
     pages = fill(client, 6000, random_bytes=PAGE)
@@ -91,7 +93,7 @@ def status(r):
         looks(r, client, pages, rng, 100)
     rates = json.loads(stat.stdout.read().splitlines()[-1])
     r.require(rates["pages_in_per_s"] > 0 and rates["faults_beyond_pool_per_s"] > 0, f"{rates}")
-    # Its bounds can be changed, all or none, where it has far memory; what is for programs alone leaves it out.
+    # All limits can be changed if it has far memory; settings that only programs have are refused.
     for name, pairs, want in (("vm", ("weight=7", "local=1G"), "a disk has no setting local"),
                               ("vm", ("weight=7", "pool=7M"), "write 6M or less"),
                               ("vm", ("weight=7", "spill-at=0"), "it is not a part of the pool"),
@@ -107,7 +109,7 @@ def status(r):
     looks(r, client, pages, rng, 300)
     code, _, why = ask("tune", "vm", "--once", "-i", "100ms")
     r.require(code == 2 and "there is no run vm" in why, f"{code}: {why}")
-    # One that has no room says so.
+    # A command that finds no room reports that.
     with_room = nbd.Client(small_path)
     def refused():
         try:
@@ -120,7 +122,7 @@ def status(r):
         code, got = told("disk")
         return code == 1 and [p["code"] for p in got["health"]] == ["C004"]
     wait_until(r, "its pool is full", full, 10)
-    # One that does not answer, one that answers nonsense, and one that is gone.
+    # A server that does not answer, one that answers nonsense, and one that has gone.
     small.signal(signal.SIGSTOP)
     code, got = told("disk")
     r.same((code, got["healthy"], [p["code"] for p in got["health"]]), (1, False, ["C012"]), "a stopped one")
@@ -142,7 +144,7 @@ def status(r):
 
         liar = threading.Thread(target=lies)
         liar.start()
-        # The last one hangs up, and is asked again in vain: it is there.
+        # The last server hangs up, and is asked again in vain: it exists.
         for answer in answers:
             code, got = told("evil")
             r.same((code, [p["code"] for p in got["health"]]), (1, ["C012"]), f"{answer[:30]}")
@@ -158,7 +160,8 @@ def status(r):
 
 @check("disk-terms", modes=("signal",), timeout_s=120)
 def terms(r):
-    """What the agent's operator settles for a tenant holds for the disk of that name: as defaults, and as bounds."""
+    """Settings of the agent's operator for a tenant apply to the disk of that name: as defaults, and as
+    limits."""
     canvas_only(r)
     sock, env = r.path("agent.sock"), {"CANVAS_RUN_DIR": r.path("runs")}
     config = r.write("agent.toml", '[tenant.vm]\npool = "8M"\nfar = "128M"\nweight = 50\nswap_out_limit = "100M/s"\n')
@@ -191,7 +194,7 @@ def terms(r):
 
 @check("disk-elastic", modes=("signal",), slow_only=True, timeout_s=120)
 def elastic(r):
-    """Two disks at an agent with one pool: it follows the one that is used, back and forth, and every byte is right."""
+    """Two disks at an agent with one pool: it follows the load, back and forth, and every byte is right."""
     canvas_only(r)
     sock = r.path("agent.sock")
     a = r.start([r.session.canvas, "agent", "--socket", sock, "--to", f"disk:{r.dir}", "--pool", "32M"], tag="agent",
@@ -210,7 +213,7 @@ def elastic(r):
         return next(float(line.split()[-1]) for line in scraped(ports[i]) if line.startswith(name))
 
     rng = random.Random(8)
-    # About two seconds; up to seven where the machine is so busy that loads seem to pause. The note has the times.
+    # About two seconds; up to seven on a busy machine, where loads seem to pause. The note has the times.
     for used in (0, 1, 0, 1):
         began, follows = time.monotonic(), None
         while follows is None or time.monotonic() < began + PHASE_S:

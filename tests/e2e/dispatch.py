@@ -1,4 +1,4 @@
-"""`canvas dispatch`: programs are run where they suit, with what their earlier runs have shown."""
+"""`canvas dispatch`: runs programs where they suit, judged by their earlier runs."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from lib.harness import MIB, Skip, check
 from .copies import lenders
 from .operate import python, wait_until
 
-# 60 MiB that do not compress, read at random or in order and checked; then it waits for a file.
+# 60 MiB of incompressible data, read and checked in random order or in sequence; then it waits for a file.
 WORK = """
 import mmap, os, random, sys, time
 SIZE, PAGES = 4096, 60 << 8
@@ -47,7 +47,7 @@ class Place:
         return [self.r.session.canvas, "dispatch", "--socket", self.socket, *map(str, words)]
 
     def ask(self, *words, expect=0, **env):
-        """What a dispatch prints, of which a process is the end."""
+        """Output of a dispatch, which becomes the process of the program."""
         done = subprocess.run(self.words(*words), capture_output=True, text=True, timeout=60,
                               env={**self.env, **env})
         self.r.same(done.returncode, expect, f"exit code of {words}: {done.stderr}")
@@ -75,7 +75,7 @@ class Place:
 
 @check("dispatch", modes=("signal",), timeout_s=120)
 def dispatch(r):
-    """Random pages go to a server and streams to the disk; each program gets a tenant that suits."""
+    """Random pages go to a donor and streams to the disk; each program gets a suitable tenant."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     (lending,), (server,) = lenders(r, 1)
@@ -84,20 +84,20 @@ def dispatch(r):
     work = [python(), "-c", WORK, end, "at-random"]
     stream = [python(), "-c", WORK, end, "in-order"]
 
-    # Nothing is known: what the agent does for everybody.
+    # Nothing is known: the agent's default.
     told = place.prepared(work, ("prepared", "1+disk"))
     r.same((told["runs"], told["need_bytes"]), (0, None), f"{told}")
     r.require("the program has no earlier runs" in place.ask("--dry-run", "--", *work).stdout, "for people")
     r.require(not os.path.exists(place.state), "--dry-run notes nothing")
 
-    # What is learned: its pages come back at random, and 24 MiB are too little.
+    # Learned: its pages are faulted in at random, and 24 MiB are too little.
     open(end, "w").close()
     r.same(place.ask("--", *work, CANVAS_LOCAL="24M", CANVAS_OPTIONS="mode=signal,require=on,pool=8M").stdout, "right\n", "the program's answer")
     told = place.prepared(work, ("prepared", "1+disk"))
     r.require(told["runs"] == 1 and "refaults are random" in told["why"], f"{told}")
     r.require(26 * MIB < told["need_bytes"] < 100 * MIB and told["pool_bytes"] < 128 * MIB, f"{told}")
 
-    # The same of one that reads in order, and of sort(1): its answer is right, too.
+    # Likewise for a program that reads in sequence, and for sort(1), whose answer is right, too.
     place.ask("--", *stream, CANVAS_LOCAL="24M", CANVAS_OPTIONS="mode=signal,require=on,pool=8M")
     sorts(r, place)
     os.remove(end)
@@ -109,7 +109,7 @@ def dispatch(r):
 
 
 def sorts(r, place):
-    """sort(1) of 12 MiB of lines in less memory than they take."""
+    """sort(1) of 12 MiB of lines in less memory than they need."""
     lines = [f"{i * 7919 % 1_000_003:07d} " + "x" * 56 for i in range(180_000)]
     r.write("lines", "\n".join(lines) + "\n")
     want = "\n".join(sorted(lines)) + "\n"
@@ -122,7 +122,7 @@ def sorts(r, place):
 
 
 def joins(r, place, work, end):
-    """While it runs with memory to spare, another one of the same kind joins it."""
+    """While it runs with memory to spare, another program of the same kind joins it."""
     first = place.begin(*work, CANVAS_LOCAL="400M")
     r.same(first.stdout.readline(), "right\n", "the first one")
     (one,) = place.runs()
@@ -134,7 +134,7 @@ def joins(r, place, work, end):
     runs = place.runs()
     r.same([run["tenant"] for run in runs], [one["tenant"]] * 2, "two runs of one tenant")
     r.same(len({run["shared"] for run in runs}), 1, "two runs of one tenant")
-    # With less to spare than it needs there is no joining.
+    # With too little memory to spare it does not join.
     tight = place.told(*work, CANVAS_LOCAL="390M")
     r.require(tight["tenant"] != "join", f"{tight}")
     open(end, "w").close()
@@ -145,7 +145,7 @@ def joins(r, place, work, end):
 
 
 def switched(r, place, work, end):
-    """A prepared tenant's copies are switched to what is wanted, and its program's pages are there."""
+    """A prepared tenant's copies are changed to the requested ones, and its program's pages are there."""
     told = place.prepared(work, ("switch", "disk"))
     r.require("sequential" in told["why"], f"{told}")
     child = place.begin(*work, CANVAS_LOCAL="24M", CANVAS_FAR="256M",
@@ -163,7 +163,8 @@ def switched(r, place, work, end):
 
 @check("dispatch-refused", modes=("signal",), timeout_s=60)
 def dispatch_refused(r):
-    """What cannot be dispatched is one sentence; a damaged file of earlier runs is left alone and stops nobody."""
+    """Requests that cannot be dispatched get one sentence; a damaged file of earlier runs is left unchanged
+    and stops no program."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     place = Place(r)
@@ -178,7 +179,7 @@ def dispatch_refused(r):
     ):
         err = place.ask(*words, expect=code, **env).stderr
         r.require(why in err and err.count("\n") == 1, f"{words}: {err}")
-        # Of the flags that errors name it has these alone.
+        # Errors name only flags of this command.
         flags = set(re.findall(r"--[a-z-]+", err))
         r.same(sorted(flags - {"--dry-run", "--json", "--socket", "--help"}), [], f"flags in {err}")
     # Nothing is prepared, and nothing is known: a new tenant.
@@ -192,6 +193,6 @@ def dispatch_refused(r):
     with open(place.state) as f:
         r.same(f.read(), '{"schema":', "the damaged file")
     r.stop(place.agent, signal.SIGTERM, expect={0})
-    # Nobody listens there any more.
+    # No agent listens there any more.
     err = place.ask("--", "true", expect=125).stderr
     r.require("cannot be used" in err and "--to=agent" not in err, err)

@@ -1,6 +1,6 @@
 """The bench's external workloads, tiny: YCSB on redis and memcached, XGBoost, scikit-learn, Spark.
 
-Downloads (PyPI, Maven Central) and data are kept under the user's cache, as for the bench itself.
+Downloads (PyPI, Maven Central) and data are kept in the user's cache, as for the bench itself.
 """
 
 import json
@@ -67,7 +67,7 @@ def run_workload(r, name):
     listening(p["socket"], server)
     for i, client in enumerate(p["clients"]):
         child = r.call(client["argv"], tag=f"client{i}", env=dict(client["env"]), canvas_on=False)
-    # The footprint is the server's.
+    # The footprint is that of the server.
     r.anon_peak_bytes = 0
     got = answer(child)
     r.stop(server)

@@ -1,4 +1,4 @@
-"""Memory of a family of processes, counted from outside while all of them stand still."""
+"""Memory of a family of processes, measured from outside while all of them are stopped."""
 
 import contextlib
 import json
@@ -14,9 +14,9 @@ from lib.harness import MIB, ONCE, Failure, Skip, check
 from .operate import ask, python
 
 LOCAL = 48 * MIB
-# How much the books may differ from what is there.
+# Allowed difference between canvas's accounting and the true memory.
 DIFFERENCE = LOCAL // 10
-# Four processes inherit 60 MiB, read it, and make 20 MiB of their own each, again and again; sums are compared.
+# Four processes inherit 60 MiB, read it, and fill 20 MiB each, repeatedly; sums are compared.
 FAMILY = """
 import hashlib, multiprocessing, os
 data = [os.urandom(1 << 20) for _ in range(60)]
@@ -33,7 +33,7 @@ with multiprocessing.Pool(4) as pool:
 """
 
 
-# Eight processes inherit 48 MiB while there is room, and all at once read them and make 6 MiB of their own each.
+# Eight processes inherit 48 MiB while there is room; then all read them at once and fill 6 MiB each.
 CHILDREN = 8
 AT_ONCE = f"""
 import hashlib, os
@@ -54,7 +54,7 @@ print(*[os.waitstatus_to_exitcode(os.wait()[1]) for _ in range({CHILDREN})])
 """
 
 
-# Of three processes each has half of --local, and locks and unlocks it as it is told to.
+# Three processes with half of --local each, which lock and unlock it on command.
 LOCKERS = """
 import ctypes, errno, hashlib, mmap, os, sys
 libc, size = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
@@ -92,7 +92,7 @@ def send(pids, number):
 
 @contextlib.contextmanager
 def all_stopped(root):
-    """While this lasts, what `root` has started stands still, also what it forks meanwhile."""
+    """Stops all descendants of `root` for the block, including new forks."""
     stopped = set()
     while new := set(procs.tree(root, False)) - stopped:
         send(new, signal.SIGSTOP)
@@ -104,14 +104,14 @@ def all_stopped(root):
 
 
 def snapshot(r, name, root):
-    """Bytes of local memory that a run really has, has by its books, and by their parts; None when a process came or
-    went."""
+    """Bytes of local memory of a run: true, by its accounting, and by the parts of that; None when a process
+    started or ended."""
     with all_stopped(root) as stopped:
         there = procs.anon_bytes(stopped) - procs.pool_bytes(stopped)
         try:
             run = json.loads(ask(r, "status", name, "--json"))
         except Failure:
-            # It begins, or is over.
+            # A process starts or ends.
             return None
         if len(run.get("processes", ())) != len(stopped) or set(procs.tree(root, False)) != stopped:
             return None
@@ -122,7 +122,7 @@ def snapshot(r, name, root):
 
 @check("forks-books", timeout_s=300)
 def forks_books(r):
-    """The books of a family whose memory is a multiple of --local say what is there (past --local: G14)."""
+    """The accounting of a family whose memory is a multiple of --local is true (beyond --local: G14)."""
     name = f"family-{os.getpid()}-{r.mode}"
     c = r.start([python(), "-c", FAMILY], local=LOCAL, pool="1G", extra=("--tenant", name))
     seen = []
@@ -136,14 +136,14 @@ def forks_books(r):
     if not r.managed:
         return None
     r.require(len(seen) > 5, f"{len(seen)} instants were seen")
-    # Without what lasts no longer than from one instant to the next.
+    # Without peaks that last for a single sample only.
     lasting = max(min(a[0], b[0]) for a, b in zip(seen, seen[1:]))
     differences = [abs(books - there) for there, books, _ in seen]
     r.same([s for s in seen if abs(s[1] - s[2]) > MIB], [], "instants at which the parts of local memory do not add up")
     typical = statistics.quantiles(differences, n=4)[2]
     said = f"{lasting / MIB:.1f} MiB at most, books off by {typical / MIB:.1f} MiB or less in three of four instants"
     r.require(typical <= DIFFERENCE, said)
-    # What was charged to nobody, as when a fork met a measurement, lets a family grow by as much.
+    # Memory charged to no process, as when a fork met a measurement, lets a family grow by as much.
     missing = max(there - books for there, books, _ in seen)
     r.require(missing <= LOCAL // 4, f"{missing / MIB:.1f} MiB are in no book")
     return said
@@ -151,8 +151,8 @@ def forks_books(r):
 
 @check("forks-cache", normal=ONCE, timeout_s=120)
 def forks_cache(r):
-    """Relatives that reclaim have one swap cache together: a sixteenth of --local, and less than three times as much
-    again that lasts until its pages are written out; one each would be nine sixteenths."""
+    """Related processes that reclaim share one swap cache: a sixteenth of --local, and up to three times as
+    much until its pages are written out; one per process would be nine sixteenths."""
     c = r.start([python(), "-c", AT_ONCE], local=LOCAL, pool="1G", extra=("--tenant", f"cache-{os.getpid()}-{r.mode}"))
     most = seen = 0
     while r.managed and c.alive():
@@ -171,7 +171,7 @@ def forks_cache(r):
 
 @check("locked-by-several", normal=ONCE, timeout_s=120)
 def locked_by_several(r):
-    """What several processes lock is three quarters of --local together: more is refused, and no page is lost."""
+    """Several processes may lock three quarters of --local in total: more is refused, and no page is lost."""
     if not r.managed:
         return
     most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]

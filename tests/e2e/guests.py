@@ -1,5 +1,5 @@
-"""Guests in other ways than on a canvas disk alone: `canvas swap-in` in one, qemu under `canvas run`, KVM, and a kernel
-that swaps onto a disk of its own host."""
+"""Guests in other ways than on a canvas disk alone: `canvas swap-in` in a guest, qemu under `canvas run`,
+KVM, and a kernel that swaps onto a disk of its own host."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from .disk import attached, disk, ends, vm_missing
 from .reserve import Group
 from .vm import boot
 
-# A program's memory is swapped out by the limit of its group, and the group has room again afterwards. $1: how its pages
-# come back before it touches them; what it says then goes to /out.
+# The limit of its group swaps a program's memory out, and then the group has room again. $1: command that
+# brings its pages back before it touches them; its output goes to /out.
 SLEEPER = r"""
     modprobe virtio_blk
     echo 0 > /sys/block/vda/queue/rotational
@@ -82,7 +82,7 @@ SLEEPER = r"""
 
 
 def waits(result, name):
-    """For how many faults the program waited for the disk, and what it read was right."""
+    """Number of faults that waited for the disk; checks that all data was right."""
     words = result.files[name].decode().split()
     if words[:2] != ["right", "after"]:
         raise Failure(f"{name}: {words}\n{result.tail()}")
@@ -91,7 +91,8 @@ def waits(result, name):
 
 @check("vm-swap-in", modes=("signal",), timeout_s=300, needs=vm_missing)
 def swap_in(r):
-    """In a stock guest on a disk, `canvas swap-in` brings a program's pages back, and its next touches wait for none."""
+    """In a stock guest on a disk, `canvas swap-in` brings a program's pages back, so that its next touches
+    wait for none."""
     canvas_only(r)
     c, path = disk(r, size=256 * MIB, pool=128 * MIB)
     result = boot(r, SLEEPER, files={"/usr/bin/dormant": r.binary("dormant-static")}, modules=("virtio_blk",),
@@ -122,7 +123,7 @@ def swap_in(r):
 
 @check("swap-in-refused", modes=("signal",), timeout_s=30)
 def swap_in_refused(r):
-    """Bad input is refused in one sentence; where nothing is swapped out, that is said."""
+    """Bad input is refused in one sentence; if nothing is swapped out, the command says so."""
     canvas_only(r)
     for flags, sentence in ((("--pid", "4194303"), "--pid 4194303: there is no such process"),
                             (("--cgroup", "no/such"), "--cgroup no/such: there is no such control group"),
@@ -143,8 +144,8 @@ UNDER = "swapped 160 2 || exit 10\ngrep -E 'MemTotal|SwapTotal' /proc/meminfo\n"
 
 @check("vm-under-canvas", modes=("signal",), timeout_s=240, needs=guest.missing)
 def under_canvas(r):
-    """qemu as it is under `canvas run`, with less local memory than its guest has RAM: the guest's program finds every
-    byte, and nothing of the guest knows."""
+    """Unmodified qemu under `canvas run`, with less local memory than its guest has RAM: the guest's program
+    finds every byte, and the guest notices nothing."""
     canvas_only(r)
     local = 112 * MIB
     report = r.path("qemu.json")
@@ -169,8 +170,8 @@ def kvm_missing():
 
 @check("kvm-guest", modes=("signal",), timeout_s=120, needs=kvm_missing)
 def kvm(r):
-    """A monitor that uses KVM gets thread mode by itself, and its guest finds every page; in signal mode KVM is refused
-    in one line, and qemu falls back to emulation."""
+    """A monitor that uses KVM gets thread mode automatically, and its guest finds every page; in signal mode
+    KVM is refused in one line, and qemu falls back to emulation."""
     canvas_only(r)
     program = r.binary("kvm")
     plain = subprocess.run([program, "4", "1"], capture_output=True, text=True, timeout=60)
@@ -202,7 +203,7 @@ def kvm(r):
 
 
 def qemu(r, run, accelerators):
-    """Starts qemu without a guest, and asks it whether it uses KVM: its answer, and its stderr."""
+    """Starts qemu without a guest, and asks it whether it uses KVM: returns its answer and its stderr."""
     words = [w for a in accelerators for w in ("-accel", a)]
     argv = [guest.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-S", "-m", "64", *words, "-monitor",
             "stdio"]
@@ -213,8 +214,8 @@ def qemu(r, run, accelerators):
     return answer, p.stderr
 
 
-# A kernel that swaps onto a disk of its own host's: two programs that need more than all memory, and a third that writes
-# and frees files in memory, so that the kernel itself has none most of the time.
+# A kernel that swaps onto a disk of its own host: two programs that need more than all memory, and a third
+# that writes and frees files in memory, so that the kernel itself has hardly any memory most of the time.
 HOST = r"""
     ends() {
         wait $disk || exit 11
@@ -273,8 +274,8 @@ HOST = r"""
 
 @check("swap-host-grouped", host=True, modes=("signal",), timeout_s=60)
 def swap_host_grouped(r):
-    """A disk for its own host's swap is refused in a control group with a limit, of either version: it would wait for
-    memory that it is to free."""
+    """A disk for its own host's swap is refused in a control group with a limit, of either version: it would
+    wait for memory that it must free."""
     canvas_only(r)
     group = Group(1 << 30)
     try:
@@ -288,8 +289,8 @@ def swap_host_grouped(r):
 
 @check("vm-swap-host", modes=("signal",), slow_only=True, timeout_s=400, needs=vm_missing)
 def swap_host(r):
-    """A kernel swaps onto a disk of its own host by --swap-host, with memory short all the time, and every byte is right;
-    what cannot hold is refused, and the disk does not end under its host."""
+    """A kernel swaps onto a disk of its own host by --swap-host, with little memory all the time, and every
+    byte is right; settings that cannot work are refused, and the disk does not end under its host."""
     result = boot(r, HOST, files={"/usr/bin/swapped": r.binary("swapped-static")}, loadable=("ublk_drv",),
                   programs=("mkswap", "swapon", "swapoff", "setpriv"), memory_mib=384, timeout_s=360)
     text = lambda name: result.files[name].decode()
@@ -312,7 +313,7 @@ def swap_host(r):
     r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, {state['counters']['writes']} pages written")
 
 
-# A kernel that attaches a disk of its own host's over NBD.
+# A kernel that attaches a disk of its own host over NBD.
 ATTACHED = r"""
     modprobe nbd || exit 12
     canvas disk --size 64M --pool 8M --nbd /run/disk.sock 2> /out/said.txt &
@@ -336,7 +337,8 @@ ATTACHED = r"""
 
 @check("vm-nbd-host", modes=("signal",), timeout_s=120, needs=vm_missing)
 def nbd_host(r):
-    """A kernel that is the NBD client of its own host's disk gets an error for each request, and the disk says why."""
+    """A kernel that is the NBD client of its own host's disk gets an error for each request, and the disk
+    reports the reason."""
     result = boot(r, ATTACHED, files={"/usr/bin/attach": r.binary("attach-static")}, loadable=("nbd",),
                   programs=("mkswap",), memory_mib=384, timeout_s=100)
     said = result.files["said.txt"].decode()

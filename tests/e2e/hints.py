@@ -1,12 +1,12 @@
-"""madvise: what the program says of its memory is done, in the background, and never costs a byte."""
+"""madvise: canvas follows the program's advice in the background, and never loses a byte."""
 
 from lib import canvas
 from lib.harness import MIB, ONCE, Failure, check
 
 from .operate import python
 
-# Twice the limit, in pages that are all different. Then, for some of the pages, the steps that are
-# named: advise by number, wait until they are resident or away, read in order or at random, tell what is resident.
+# Twice the limit, in pages that are all different. Then the given steps for some of the pages: advise by
+# number, wait until they are resident or far, read in order or at random, report which are resident.
 PROGRAM = """
 import ctypes, hashlib, mmap, random, sys, time
 SIZE, PAGES = 4096, int(sys.argv[1])
@@ -57,31 +57,31 @@ for step in sys.argv[4:]:
 print("right", flush=True)
 """
 NORMAL, RANDOM, SEQUENTIAL, WILLNEED, COLD, PAGEOUT = 0, 1, 2, 3, 20, 21
-# Many pages beside those of the interpreter, and less than an eighth of 64 MiB.
+# Many pages compared with the interpreter's own, and less than an eighth of 64 MiB.
 PAGES = 3000, 4800
 
 
 def run(r, tag, *steps, pages=PAGES, extra=(), local=32 * MIB):
-    """The report, what was printed, and that all pages were right."""
+    """Returns the report and the output; checks that all pages were right."""
     c = r.start([python(), "-c", PROGRAM, 2 * local // 4096, *pages, *steps], tag=tag, local=local, pool=128 * MIB,
                 extra=["-o", "proactive-threshold=off", *extra])
     r.wait(c, timeout_s=60)
     r.require("right" in c.out(), f"no closing line\n{c.tail()}")
     stats = r.load_stats(c)
     r.same([canvas.find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0], "verify failures, anomalies")
-    # [name, pages] as the steps `resident=NAME` told them.
+    # [name, pages] as printed by the steps `resident=NAME`.
     said = dict(line.split()[1:] for line in c.out().splitlines() if line.startswith("resident"))
     return stats, {name: int(n) for name, n in said.items()}
 
 
 @check("hints-needed", normal=ONCE, timeout_s=150)
 def hints_needed(r):
-    """MADV_WILLNEED: what is far comes in ahead, at the limit as well, and is not faulted for."""
+    """MADV_WILLNEED: far pages are prefetched, at the limit as well, and cause no faults."""
     if not r.managed:
         return
     how = {"pages": PAGES, "local": 64 * MIB, "extra": ["-o", "prefetch=none"]}
     wanted = PAGES[1] - PAGES[0]
-    # Looked at page by page: what the interpreter faults for of its own memory differs by hundreds from run to run.
+    # Judged page by page: the interpreter's own faults differ by hundreds from run to run.
     for _ in range(3):
         without, said = run(r, "without", "watched=read", **how)
         alone = said["read"]
@@ -99,7 +99,7 @@ def hints_needed(r):
 
 @check("hints-bounded", normal=ONCE, timeout_s=150)
 def hints_bounded(r):
-    """A hint for everything brings in an eighth of the limit, and costs no more than that."""
+    """A hint for everything brings in an eighth of the limit, and evicts no more than that."""
     if not r.managed:
         return
     stats, said = run(r, "all", f"advise={WILLNEED}", "wait=in", "resident=after", pages=(0, 12000),
@@ -111,10 +111,11 @@ def hints_bounded(r):
 
 @check("hints-unneeded", normal=ONCE, timeout_s=150)
 def hints_unneeded(r):
-    """MADV_PAGEOUT: resident pages leave. MADV_COLD: they leave before others that were used earlier."""
+    """MADV_PAGEOUT: resident pages are evicted. MADV_COLD: they are evicted before others that were used
+    earlier."""
     if not r.managed:
         return
-    # The last ones that were filled.
+    # The pages filled last.
     last = (64 << 8) - 1000, 64 << 8
     steps = ("read", "resident=before", f"advise={PAGEOUT}", "wait=out", "resident=after", "read")
     alone = ["-o", "prefetch=none"]
@@ -122,13 +123,13 @@ def hints_unneeded(r):
     r.require(said["before"] > 900, f"{said}: the test shows nothing")
     r.require(said["after"] < 50, f"{said}")
     left = canvas.find(stats, "hint_pages_out")
-    # They were cold at once: other reclaim may have found some first.
+    # They became cold at once: other reclaim may have found some first.
     r.require(left >= said["before"] // 2, f"{left} pages left by hints: {said}")
     cold = {}
     for name, advice in (("without", NORMAL), ("told", COLD)):
         steps = ("read", "read", f"advise={advice}", "resident=before", "others=2000", "resident=after")
         _, said = run(r, name, *steps, pages=last, extra=alone)
-        # After the advice some may have left already.
+        # Some may have been evicted already.
         r.require(said["before"] > 500, f"{name}: {said}: the test shows nothing")
         cold[name] = said["after"]
     r.require(cold["told"] < cold["without"] // 2, f"resident afterwards: {cold}")
@@ -137,17 +138,18 @@ def hints_unneeded(r):
 
 @check("hints-order", normal=ONCE, timeout_s=150)
 def hints_order(r):
-    """MADV_RANDOM: nothing comes in beside a fault. MADV_SEQUENTIAL: the widest window does, at once."""
+    """MADV_RANDOM: a fault brings in no other pages. MADV_SEQUENTIAL: it brings in the widest window at once."""
     if not r.managed:
         return
 
     def read(name, advice, *more):
-        """Pages that came in before they were read, and pages that were far when they were."""
+        """Number of pages resident before they were read, and of pages that were far."""
         _, said = run(r, name, f"advise={advice}", *more, "watched=far", local=64 * MIB)
         return said["far-ahead"], said["far"]
 
     pages, told = PAGES[1] - PAGES[0], []
-    # On a busy host reclaim and what comes ahead may be late; advice that is not followed never comes out right.
+    # On a busy host reclaim and prefetch may be late; advice that is not followed never gives the right
+    # numbers.
     for _ in range(6):
         normal, random = read("normal", NORMAL), read("random", RANDOM)
         sequential = read("sequential", SEQUENTIAL)
@@ -160,7 +162,7 @@ def hints_order(r):
     raise Failure("\n".join(told))
 
 
-# What the kernel answers to advice for anonymous memory, right and wrong; the plain run is the model.
+# The kernel's results of right and wrong advice for anonymous memory; the plain run is the model.
 ANSWERS = """
 import ctypes, mmap
 libc = ctypes.CDLL(None, use_errno=True)
@@ -194,7 +196,7 @@ print("right")
 
 @check("hints-misuse", normal=ONCE, timeout_s=60)
 def hints_misuse(r):
-    """Null, odd, huge and unmapped ranges are answered as by the kernel, and nothing happens to any page."""
+    """Null, odd, huge and unmapped ranges get the kernel's results, and no page changes."""
     if not r.managed:
         return
     answers = []
@@ -210,7 +212,7 @@ def hints_misuse(r):
 
 @check("hints-storm", timeout_s=200, as_user=True, normal=ONCE)
 def hints_storm(r):
-    """Four threads advise at random while another unmaps and fills, with forks in the middle."""
+    """Four threads advise at random while another unmaps and fills, with forks in between."""
     if not r.managed:
         return
     for seed in (1, 2):

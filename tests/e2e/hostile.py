@@ -1,4 +1,4 @@
-"""C programs that do everything to their memory, and know what every byte must be."""
+"""C programs that do everything to their memory, and check every byte."""
 
 import os
 import random
@@ -19,7 +19,7 @@ C = {"needs": no_compiler, "as_user": True}
 
 
 def seeds(r, count, first=1):
-    """Fixed seeds in the normal suite, one new one besides in the slow suite; all printed."""
+    """Fixed seeds in the normal suite, a new one as well in the slow suite; all are printed."""
     given = os.environ.get("CANVAS_TEST_SEED")
     if given:
         return [int(given)]
@@ -28,7 +28,7 @@ def seeds(r, count, first=1):
 
 
 def hammer(r, threads, extra=(), env=None):
-    # In the normal suite each mode has a seed of its own.
+    # In the normal suite each mode has another seed.
     for seed in seeds(r, r.size(1, 6), r.size(2 if r.mode == "thread" else 1, 1)):
         began = time.monotonic()
         c = r.call([r.binary("hammer"), seed, threads, r.size(3000, 40_000), r.size(160, 512), *extra],
@@ -41,19 +41,19 @@ def hammer(r, threads, extra=(), env=None):
 
 @program("hammer", timeout_s=150, normal=(("signal", 25), ("thread", 25)), **C)
 def hammer_all(r):
-    """4 threads: mapping calls, forks, execs, faults of its own, system calls with far buffers."""
+    """4 threads: mapping calls, forks, execs, faults of the program's own, system calls with far buffers."""
     return hammer(r, 4)
 
 
 @program("hammer-no-fork", timeout_s=120, normal=(("signal", 25),), **C)
 def hammer_no_fork(r):
-    """The same without forks: nothing is ever shared."""
+    """Without forks: no memory is ever shared."""
     return hammer(r, 2, ["no-fork"])
 
 
 @program("window-model", timeout_s=150, normal=(("signal", 25), ("thread", 50)), **C)
 def window_model(r):
-    """Mapping calls against an oracle; all results the same as in a plain run."""
+    """Mapping calls against an oracle; all results equal those of a plain run."""
     answers = []
     ops = r.size(50_000, 2_500_000)
     for seed in (1, 2, 3, 4) if r.slow else (1, 2):
@@ -78,7 +78,7 @@ for _part in ("segv", "blockall", "sigbus", "waits", "trap", "frames"):
 
 @check("filter-forbids-children", timeout_s=60, modes=("signal",), **C)
 def filter_forbids_children(r):
-    """Under the program's own filter a child could not be managed: fork fails, and nobody is ended."""
+    """Under the program's own filter a child could not be managed: fork fails, and no process is killed."""
     for part in ("childless", "childless-killed"):
         c = r.call([r.binary("sigs"), part, 64], tag=part, local="16M")
         answer = "EAGAIN" if r.managed else "done"
@@ -109,7 +109,8 @@ def needs_root():
 
 @check("rights-given-up", timeout_s=60, modes=("signal", "thread"), needs=needs_root)
 def rights_given_up(r):
-    """A fork after root's rights were given up: managed in signal mode; in thread mode it fails, and nothing else."""
+    """A fork after root's rights were given up: managed in signal mode; in thread mode fork fails, and
+    nothing else."""
     c = r.call(["python3", "-c", GIVEN_UP], local="16M")
     fails = r.managed and r.mode == "thread"
     r.same(c.out(), "BlockingIOError 11 256\n" if fails else "ends with True 256\n", "output")
@@ -118,7 +119,7 @@ def rights_given_up(r):
 
 @check("filter-forbids", timeout_s=60, modes=("signal",), **C)
 def filter_forbids(r):
-    """A program's own seccomp filter that kills by a call which canvas needs: told when it is installed."""
+    """A program's own seccomp filter that kills on a call which canvas needs: reported when it is installed."""
     c = r.call([r.binary("sigs"), "forbid", 64], tag="forbid", local="16M",
                expect={159, -31} if r.managed else 0)
     if not r.managed:
@@ -128,7 +129,7 @@ def filter_forbids(r):
 
 
 def places(maps):
-    """Gate page and window in a text of /proc/PID/maps (canvas-types, layout.rs)."""
+    """Addresses of gate page and managed range in the text of /proc/PID/maps (canvas-types, layout.rs)."""
     found = {}
     for line in maps.splitlines():
         ends, access = line.split()[:2]
@@ -142,7 +143,7 @@ def places(maps):
 
 @check("addresses", timeout_s=60, **C)
 def addresses(r):
-    """Where a run has its memory is drawn anew for each, and is the same in all its processes."""
+    """The addresses of a run's memory are random, and equal in all its processes."""
     if not r.managed:
         return
     seen = []
@@ -152,7 +153,7 @@ def addresses(r):
         r.require(len(first) == 2, f"gate and window were not found in\n{c.out()}")
         r.same(second, first, "gate and window of the run's second program")
         seen.append(first)
-    # Where the kernel moves programs further than usual there is room for the gate only.
+    # A kernel that randomises more than usual leaves room for the gate only.
     with open("/proc/sys/vm/mmap_rnd_bits") as f:
         drawn = ["gate", "window"] if int(f.read()) <= 28 else ["gate"]
     for what in drawn:
@@ -161,7 +162,7 @@ def addresses(r):
 
 @check("discard-fails", timeout_s=120, modes=("signal",), **C)
 def discard_fails(r):
-    """A kernel that keeps what it is asked to discard: every byte is right, and the pages stay."""
+    """On a kernel that ignores discards, every byte is right, and the pages stay."""
     c = r.call([r.binary("sigs"), "kept", 64], tag="kept", local="32M")
     r.same(c.out(), "sigs kept: right\n", "output")
     if r.managed:
@@ -173,7 +174,7 @@ def discard_fails(r):
 
 @check("device-held", timeout_s=90, normal=(("signal", None), ("thread", None)), **C)
 def device_held(r):
-    """During an ioctl on a device no page leaves memory, whoever it belongs to; afterwards they do again."""
+    """During an ioctl on a device no page of any process is evicted; afterwards pages are evicted again."""
     if r.managed:
         c = r.call([r.binary("device"), "held", 48], tag="held", local="16M")
         r.same(c.out(), "device held: right\n", "output")
@@ -181,14 +182,14 @@ def device_held(r):
 
 @check("device-busy", timeout_s=90, **C)
 def device_busy(r):
-    """A program that never stops making such calls is kept to its limit."""
+    """A program that makes such calls all the time stays within its limit."""
     if r.managed:
         c = r.call([r.binary("device"), "busy", 64], tag="busy", local="16M")
         r.same(c.out(), "device busy: right\n", "output")
 
 
 def with_other_libc(r, *argv):
-    """A command with a copy of libc, for which `canvas run` has prepared nothing: it is patched in place."""
+    """A command with a copy of libc, for which `canvas run` has no prepared code: it is patched in place."""
     libc = re.search(r"/\S*/libc\.so\.6", open("/proc/self/maps").read()).group()
     shutil.copy(libc, r.path("libc.so.6"))
     return ["env", f"LD_LIBRARY_PATH={r.path('.')}", *argv]
@@ -205,10 +206,10 @@ def code_stays_open(r):
 
 @check("two-tenants", timeout_s=60, modes=("signal",), **C)
 def two_tenants(r):
-    """A program of one run that is started with the environment of another one stays unmanaged, and right."""
+    """A program of one run started with the environment of another stays unmanaged, and right."""
     if not r.managed:
         return
-    # The shell writes where its own run has its segment, and waits.
+    # The shell prints the segment of its own run, and waits.
     hold = "echo $$ $CANVAS_SEGMENT_FD; read end"
     other = r.start(["sh", "-c", hold], tag="other", local="16M", stdin=subprocess.PIPE, extra=["--allow-unmanaged"])
     end = time.monotonic() + 20
@@ -244,9 +245,9 @@ def no_noexec():
 
 @check("door-noexec", timeout_s=60, modes=("signal",), needs=lambda: no_compiler() or no_noexec())
 def door_noexec(r):
-    """On a host that allows no executable files in memory (vm.memfd_noexec) the library is loaded all the same."""
+    """On a host that forbids executable memory files (vm.memfd_noexec) the library is loaded nevertheless."""
     for level in (1, 2):
-        # The setting is a PID namespace's own.
+        # A PID namespace has its own setting.
         script = f'echo {level} > /proc/sys/vm/memfd_noexec && exec "$@"'
         prefix = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh"]
         c = r.call([r.binary("door"), "write"], tag=f"noexec{level}", local="16M", prefix=prefix)
@@ -257,10 +258,10 @@ def door_noexec(r):
 
 @check("door-users", timeout_s=60, needs=lambda: no_compiler() or not_root())
 def door_users(r):
-    """A run whose processes change their user says that it is one trust domain: once, in one line."""
+    """A run whose processes change their user reports once, in one line, that it is one trust domain."""
     c = r.call([r.binary("door"), "users"], tag="users", local="16M")
     r.same(c.err().count("give each a run of its own"), 1 if r.managed else 0, f"lines of warning ({c.err()!r})")
-    # One that does not is told nothing.
+    # A run without such processes gets no message.
     c = r.call(["true"], tag="quiet", local="16M")
     r.same(c.err(), "", "standard error")
 
@@ -280,7 +281,7 @@ mem("brk", normal=(("signal", 25),))
 mem("threads", 64)
 mem("vectors", 64)
 mem("waiters", 64, normal=(("signal", 25),))
-# In signal mode a signal that is delivered on a far stack ends the program (known gap G3).
+# In signal mode a signal delivered on a far stack ends the program (known gap G3).
 mem("stacks", 64, normal=(("thread", 25),), modes=("thread",))
 mem("forks", 64)
 mem("dontfork", 64, normal=(("signal", 25),))
@@ -289,7 +290,7 @@ mem("closes", 64)
 
 @check("far-limit", timeout_s=90, normal=(("signal", None),), **C)
 def far_limit(r):
-    """--pool used up: mmap says ENOMEM, everything stored is right, freed memory can be had again."""
+    """--pool used up: mmap returns ENOMEM, all stored data is right, and freed memory can be used again."""
     c = r.call([r.binary("mem"), "enomem", "1024"], tag="enomem", local="64M", pool="64M")
     granted = int(c.out().split()[1]) if c.out().startswith("chunks") else -1
     if not r.managed:
@@ -304,7 +305,7 @@ def far_limit(r):
 
 @check("damaged-copies", timeout_s=60, modes=("signal",), **C)
 def damaged_copies(r):
-    """Stored pages with flipped bits: the program sees SIGBUS or the right page, never another."""
+    """Stored pages with flipped bits: the program gets SIGBUS or the right page, never another one."""
     if not r.managed:
         return
     c = r.call([r.binary("mem"), "damage", 64], tag="damage", local="16M")
@@ -318,7 +319,7 @@ def damaged_copies(r):
 
 
 def crafted(r, kind, tag, clean, **o):
-    """Runs tests/c/crafted.c: no write may be lost, of pages that went out unchanged before."""
+    """Runs tests/c/crafted.c: no write may be lost, of pages that were evicted unchanged before."""
     mib = r.size(32, 128)
     c = r.call([r.binary("crafted"), kind, mib], tag=tag, **o)
     r.same(c.out(), f"crafted: {mib << 8} pages, lost writes of one's own 0, beside a neighbour 0\n", "answer")
@@ -330,7 +331,7 @@ def crafted(r, kind, tag, clean, **o):
 
 @check("crafted", timeout_s=60, **C)
 def crafted_private(r):
-    """Writes, also a neighbour's, that are made to be taken for none by a hash without a key: all are there."""
+    """Writes, also a neighbour's, crafted to leave a hash without a key unchanged: all are there."""
     crafted(r, "private", "pool", "pages_out_clean", local=12 * MIB)
     crafted(r, "private", "far", "pages_out_clean", local=12 * MIB, pool="4M",
             extra=["--far", "1G", "--to", f"disk:{r.dir}"])
@@ -338,7 +339,7 @@ def crafted_private(r):
 
 @check("both-full", timeout_s=60, **C)
 def both_full(r):
-    """Local and far memory both used up by mapped memory: SIGBUS and one clear line."""
+    """Local and far memory both full of mapped memory: SIGBUS and one clear line."""
     c = r.call([r.binary("mem"), "overfull", 256], tag="overfull", local="32M", pool="32M",
                expect={-7, 135} if r.managed else 0)
     if not r.managed:
@@ -349,7 +350,7 @@ def both_full(r):
 
 @check("shared-budget", timeout_s=120, **C)
 def shared_budget(r):
-    """Five processes of one exec tree stay within one budget together, seen from outside."""
+    """Five processes of one exec tree stay within one budget in total, measured from outside."""
     mib, children = r.size(40, 120), 4
     limit = (mib * (children + 1)) * MIB // 4
     r.limit_bytes = limit
@@ -394,7 +395,7 @@ def static_program(r):
 
 @check("lowest-descriptor", timeout_s=60, **C)
 def lowest_descriptor(r):
-    """What canvas's threads read takes no descriptor that the program counts on: `close(0); open` gives 0."""
+    """canvas's threads take no descriptor that the program relies on: `close(0); open` returns 0."""
     c = r.call([r.binary("lowest_fd"), "48", "1"], tag="lowest", local=24 * MIB)
     r.same(c.out(), "lowest_fd: right\n", f"output ({c.err()[:300]!r})")
 

@@ -1,4 +1,4 @@
-"""`canvas read` and `canvas dump`: the bytes of managed programs, seen from outside and by gdb."""
+"""`canvas read` and `canvas dump`: the bytes of managed programs, read from outside and by gdb."""
 
 import contextlib
 import os
@@ -19,21 +19,21 @@ PT_LOAD = 1
 
 
 def command(r, *words, prefix=()):
-    """A command of canvas's: exit code, standard output, standard error."""
+    """Runs a canvas command: exit code, stdout, stderr."""
     done = subprocess.run([*prefix, r.session.canvas, *map(str, words)], capture_output=True, timeout=120,
                           cwd=r.dir)
     return done.returncode, done.stdout, done.stderr.decode()
 
 
 def whole(r, *words):
-    """The same when it must succeed without a word on standard error."""
+    """Runs a command that must succeed without output on stderr."""
     code, out, err = command(r, *words)
     r.require((code, err) == (0, ""), f"canvas {words}: exit code {code}, {err}")
     return out
 
 
 def holder(r, mib=48, kind="private", **o):
-    """tests/c/holder.c under canvas: child, process, first address, what it holds."""
+    """tests/c/holder.c under canvas: child, process, first address, contents."""
     expected = r.path("expected.bin")
     c = r.start([r.binary("holder"), mib, expected, kind], tag="holder", stdin=subprocess.PIPE, **o)
     wait_until(r, "the program holds its memory", lambda: "\n" in c.out() or not c.alive())
@@ -46,20 +46,20 @@ def holder(r, mib=48, kind="private", **o):
 
 
 def dumped(r, pid, name):
-    """What `canvas dump` writes to the file `name`."""
+    """The file that `canvas dump` writes."""
     core = r.path(name)
     whole(r, "dump", pid, "-o", core)
     return core
 
 
 def whole_is_right(r, what, got, want):
-    """All bytes are as expected."""
+    """Checks that all bytes are as expected."""
     wrong = differs(got, want)
     r.require(not wrong, f"{what}: {wrong}")
 
 
 def end(r, c, left="pages_out"):
-    """The program checks its own bytes, and ends."""
+    """Has the program check its own bytes, and end."""
     c.p.stdin.close()
     r.wait(c, timeout_s=60)
     r.require("right" in c.out(), f"the program found its bytes wrong\n{c.tail()}")
@@ -70,7 +70,7 @@ def end(r, c, left="pages_out"):
 
 
 def differs(got, want):
-    """The first page that differs, in words; nothing when none does."""
+    """The first page that differs, as text; empty if none does."""
     if got == want:
         return ""
     for i in range(0, len(want), PAGE):
@@ -94,7 +94,7 @@ class Core:
                 self.loads.append((addr, offset, size))
 
     def read(self, addr, size):
-        """Bytes of the process; they may lie in several mappings."""
+        """Bytes of the process, which may span several mappings."""
         out = b""
         while len(out) < size:
             at = addr + len(out)
@@ -108,7 +108,7 @@ class Core:
 
 
 def refusals(r, pid, addr):
-    """What cannot be read, each with its sentence and exit code 2, and nothing written."""
+    """Requests that cannot be met: each gets its sentence and exit code 2, and nothing is written."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     stranger = []
@@ -137,7 +137,7 @@ def refusals(r, pid, addr):
 
 @check("inspect", normal=ONCE, timeout_s=120)
 def inspect(r):
-    """Bytes of a running program by `canvas read` and `canvas dump`; those that it has after it."""
+    """Bytes of a running program by `canvas read` and `canvas dump`, compared with its own afterwards."""
     if not r.managed:
         return
     c, pid, addr, want = holder(r, local=16 * MIB, pool=64 * MIB)
@@ -146,7 +146,7 @@ def inspect(r):
         whole(r, "read", pid, hex(addr), len(want), "-o", out)
         with open(out, "rb") as f:
             whole_is_right(r, "canvas read", f.read(), want)
-    # A range across pages, to standard output; lines for the eye.
+    # A range across pages to stdout; text output.
     r.same(whole(r, "read", pid, addr + 2 * PAGE - 7, 20, "--raw"), want[2 * PAGE - 7:2 * PAGE + 13], "read --raw")
     lines = whole(r, "read", pid, hex(addr + 2 * PAGE), 32).decode().splitlines()
     text = want[2 * PAGE:2 * PAGE + 32]
@@ -161,13 +161,13 @@ def inspect(r):
     end(r, c)
 
 
-# How often a process is stopped anew that was stopped while canvas took pages out.
+# How often to stop a process again that was stopped while canvas evicted its pages.
 STOPS = 50
 
 
 @contextlib.contextmanager
 def stopped(r, pid, addr, size):
-    """Stops the process, at a moment at which no page is on its way; its bytes by `canvas read`."""
+    """Stops the process while none of its pages is in flight; returns its bytes by `canvas read`."""
     for n in range(STOPS):
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -183,7 +183,7 @@ def stopped(r, pid, addr, size):
 
 @check("inspect-deep", timeout_s=120, modes=("signal",))
 def inspect_deep(r):
-    """The same of pages beyond the pool, with the program running and stopped."""
+    """Bytes of pages beyond the pool, with the program running and stopped."""
     if not r.managed:
         return
     c, pid, addr, want = holder(r, local=12 * MIB, pool=4 * MIB, extra=["--far", "256M", "--to", f"disk:{r.dir}"])
@@ -198,12 +198,13 @@ def inspect_deep(r):
 
 @check("inspect-shared", timeout_s=120, modes=("signal",))
 def inspect_shared(r):
-    """The same of memory that forks share."""
+    """Bytes of memory that forks share."""
     if not r.managed:
         return
     c, pid, addr, want = holder(r, mib=32, kind="shared", local=24 * MIB, pool=64 * MIB, extra=["--shared", "8M"])
     whole_is_right(r, "canvas read", whole(r, "read", pid, hex(addr), len(want), "--raw"), want)
-    # The walk over it never ends: often a stop falls into an eviction, and must not be the last one.
+    # The program walks over it all the time: a stop often falls into an eviction, and must not be the last
+    # one.
     for n in range(4):
         core = dumped(r, pid, f"shared-{n}.core")
         whole_is_right(r, "canvas dump", Core(core).read(addr, len(want)), want)
@@ -213,7 +214,7 @@ def inspect_shared(r):
 
 @check("inspect-shared-deep", timeout_s=120, modes=("signal",))
 def inspect_shared_deep(r):
-    """The same of such memory beyond the pool."""
+    """Bytes of shared memory beyond the pool."""
     if not r.managed:
         return
     c, pid, addr, want = holder(r, mib=32, kind="shared", local=24 * MIB, pool=MIB,
@@ -224,8 +225,8 @@ def inspect_shared_deep(r):
     end(r, c, "shared_pages_demoted")
 
 
-# Marks each page of 12 MiB, private and shared, and wants [3, 9) MiB of both in no dump, but then [5, 6) again; a child
-# inherits that.
+# Marks each page of 12 MiB, private and shared, and excludes [3, 9) MiB of both from dumps, but includes [5,
+# 6) again; a child inherits that.
 MARKS = """
 import mmap, os, sys
 MIB = 1 << 20
@@ -248,8 +249,8 @@ os.waitpid(child, 0)
 
 @check("inspect-left-out", normal=ONCE, timeout_s=120)
 def inspect_left_out(r):
-    """What the program wants in no core dump (MADV_DONTDUMP) is not in that of `canvas dump`, and all else is, managed
-    or native, near or far, also in a fork's child."""
+    """Memory that the program excludes from core dumps (MADV_DONTDUMP) is not in that of `canvas dump`, and
+    all other memory is, managed or native, near or far, also in a fork's child."""
     if not r.managed:
         return
     want = {n for n in range(12 * 256) if not (3 * 256 <= n < 5 * 256 or 6 * 256 <= n < 9 * 256)}
@@ -268,7 +269,7 @@ def inspect_left_out(r):
 
 
 def gdb(r, *words):
-    """What gdb prints in batch mode."""
+    """Output of gdb in batch mode."""
     if not shutil.which("gdb"):
         raise Skip("gdb is not installed")
     argv = ["gdb", "-nx", "-batch", "-iex", "set debuginfod enabled off", *map(str, words)]
@@ -278,7 +279,7 @@ def gdb(r, *words):
 
 @check("inspect-gdb", normal=ONCE, timeout_s=150)
 def inspect_gdb(r):
-    """gdb opens a dump, with threads, symbols and far bytes; and canvas reads what gdb holds."""
+    """gdb opens a dump, with threads, symbols and far bytes; and canvas reads a process that gdb holds."""
     if not r.managed:
         return
     c, pid, addr, want = holder(r, local=16 * MIB, pool=64 * MIB)
@@ -290,9 +291,9 @@ def inspect_gdb(r):
         value = int.from_bytes(want[p * PAGE:p * PAGE + 8], "little")
         r.require(re.search(rf"{addr + p * PAGE:#x}:\t0x{value:016x}$", text, re.M), f"page {p} in gdb:\n{text}")
     r.require(f"$1 = {len(want) // PAGE}" in text, f"no symbols in gdb:\n{text}")
-    # The program's four threads; canvas may have some of its own. What they do is another thing at each moment.
+    # The program's four threads; canvas may have some of its own. Their states change at each moment.
     r.require(text.count("[New LWP ") >= 4 and f"(LWP {pid})" in text, f"threads are missing in gdb:\n{text}")
-    # In gdb's hands: canvas reads and dumps all the same. It was stopped before: gdb takes seconds to attach.
+    # Under gdb canvas still reads and dumps. Stopped before, since gdb takes seconds to attach.
     live, other = r.path("live.bin"), r.path("live.core")
     with stopped(r, pid, addr, len(want)):
         text = gdb(r, "-p", pid,
@@ -306,7 +307,7 @@ def inspect_gdb(r):
 
 @check("inspect-redis", timeout_s=150, modes=("signal",))
 def inspect_redis(r):
-    """All values of a redis whose memory is far for the most part are in its dump."""
+    """All values of a redis with mostly far memory are in its dump."""
     if not r.managed:
         return
     if not shutil.which("redis-server"):
@@ -321,7 +322,7 @@ def inspect_redis(r):
         r.same(answer, b"OK", "SET")
     pid = next(p for p in procs.tree(c.pid, False) if "redis" in open(f"/proc/{p}/comm").read())
     held = Core(dumped(r, pid, "redis.core")).bytes
-    # In one pass: to look for each value apart takes half a minute.
+    # In one pass: searching for each value separately takes half a minute.
     found = {held[m.start():m.start() + 1500] for m in re.finditer(rb"value-\d{5}:", held)}
     r.same(len(set(values) - found), 0, "values that the dump lacks")
     r.same(client.do(b"GET", b"k29999"), values[29999], "redis afterwards")
