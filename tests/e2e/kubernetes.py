@@ -1,4 +1,4 @@
-"""The manifests of etc/kubernetes: valid, and what they start works together."""
+"""The manifests of etc/kubernetes: they are valid, and their containers work together."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from lib.harness import ROOT, TESTS, Failure, Skip, check
 from lib.venv import python_with
 
 MANIFESTS = os.path.join(ROOT, "etc", "kubernetes")
-# The newest whose schemas the validator has.
+# The newest version for which the validator has schemas.
 VERSION = "1.37"
-# In place of the node's address: nobody else's on the loopback device.
+# Replaces the node's address: an unused one on the loopback device.
 NODE = "127.0.71.1"
 
 
@@ -51,7 +51,7 @@ def valid(r):
     names, all_ = manifests()
     listed = next(d for d in all_ if d["kind"] == "Kustomization")
     r.same(sorted(listed["resources"] + ["kustomization.yaml"]), names, "files that kustomization.yaml lists")
-    # A field that the API has not is found: the validator is no yes-man.
+    # Checks the validator itself: it must reject an unknown field.
     with open(os.path.join(MANIFESTS, "pod.yaml")) as f:
         wrong = r.path("wrong.yaml")
         with open(wrong, "w") as out:
@@ -64,7 +64,7 @@ def valid(r):
         c = container(document)
         profile = (c["securityContext"].get("seccompProfile")
                    or document["spec"]["securityContext"]["seccompProfile"])
-        # Only who manages memory needs a profile of its own.
+        # Only containers that manage memory need canvas's profile.
         expected = {"type": "Localhost", "localhostProfile": "canvas.json"} if document is pod else {"type": "RuntimeDefault"}
         r.same(profile, expected, f"{document['metadata']['name']}'s profile")
         r.require(not c["securityContext"]["allowPrivilegeEscalation"], "rights may grow")
@@ -100,7 +100,7 @@ class Cluster:
                        '"0.0.0.0:': f'"{NODE}:'}
         for name in ("run", "far", "secret"):
             os.mkdir(r.path(name))
-        # A volume of a secret is links to a directory of its own.
+        # A secret's volume consists of links into a hidden directory.
         subprocess.run([r.session.canvas, "keygen", r.path("secret/.data")], check=True, capture_output=True)
         os.symlink(".data", r.path("secret/key"))
         config = one(self.all, "ConfigMap", "canvas-config")["data"]["canvas.toml"]
@@ -117,7 +117,7 @@ class Cluster:
         argv = [self.r.session.canvas, *(self.here(a) for a in c["args"])]
         argv = [self.r.session.canvas if a == "canvas" else a for a in argv]
         out = self.r.path(document["metadata"]["name"])
-        # A container has processes of its own, and none of root's capabilities but those it adds.
+        # A container has its own process namespace, and only those of root's capabilities that it adds.
         kept = ",".join(f"+{name.lower()}" for name in c["securityContext"]["capabilities"].get("add", []))
         caps = "-all" + ("," + kept if kept else "")
         argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "python3", HELPER, profile, "setpriv",
@@ -154,8 +154,8 @@ def answers(url):
 
 @check("kubernetes-containers", modes=("signal",), timeout_s=180, needs=no_cluster)
 def works(r):
-    """What the manifests start works under the profiles that they name: donor, agent, and a program whose pages
-    go to both."""
+    """The containers of the manifests work under their profiles: donor, agent, and a program whose pages go to
+    both."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     cluster = Cluster(r)
@@ -171,7 +171,7 @@ def works(r):
         child, out = cluster.start(agent, default)
         probe = [cluster.here(a) for a in container(agent)["readinessProbe"]["exec"]["command"]]
         cluster.wait("the agent", lambda: subprocess.run(probe).returncode == 0, child, out)
-        # The program, shorter and smaller than in the manifest; all else as it stands there.
+        # The program runs for a shorter time with less memory than in the manifest; all else is unchanged.
         pod = one(cluster.all, "Pod", "canvas-example")
         c = container(pod)
         stats = r.path("stats.json")
@@ -183,7 +183,7 @@ def works(r):
         child, out = cluster.start(pod, ours)
         port = c["ports"][0]["containerPort"]
         cluster.wait("the program", lambda: answers(f"http://{NODE}:{port}/metrics"), child, out)
-        # The startup probe, as the kubelet runs it: in the container.
+        # The startup probe runs in the container, as the kubelet would run it.
         with open(f"/proc/{child.pid}/task/{child.pid}/children") as f:
             inside = f.read().split()[0]
         r.same(c["startupProbe"]["exec"]["command"], ["canvas", "status"], "the probe")
@@ -193,7 +193,7 @@ def works(r):
             probe = subprocess.run(status, capture_output=True, text=True, env=r._environment({}))
             return probe.returncode == 0 and "example" in probe.stdout
 
-        # More than once, as the kubelet does: a slab that is new has its second copy a moment later.
+        # Repeated, as by the kubelet: a new slab gets its second copy a moment later.
         cluster.wait("the startup probe", started, child, out)
         child.wait(timeout=90)
         with open(out + ".err") as f:

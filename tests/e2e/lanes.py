@@ -1,5 +1,5 @@
-"""`-o lanes`: threads read their pages from donors by themselves. Whatever happens to a lane ends in the agent's mailbox,
-and never in wrong data: every byte is checked."""
+"""`-o lanes`: threads read their pages directly from donors. Whatever happens to a direct read channel, the read
+goes to the agent's mailbox, and never returns wrong data: every byte is checked."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from .copies import lenders
 from .hostile import seeds
 from .operate import ask, python, wait_until
 
-# 48 MiB that hardly shrink, read at random until the file `end` is there; then all of them. What is done beside that
-# says the third argument, and how often it was done the line in the end.
+# 48 MiB of incompressible data, read at random until the file `end` exists; then all of it. The third argument
+# names what is done at the same time, and the last line says how often.
 READER = """
 import ctypes, hashlib, mmap, os, random, struct, sys, threading, time
 SIZE, PAGES = 4096, 48 << 8
@@ -134,7 +134,7 @@ print(f"right, {times} times", flush=True)
 
 
 def reader(r, servers, what, flags=(), local=16 * MIB):
-    """The program above; its name, and the file that ends it."""
+    """Starts the program above; returns it, its name, and the file that ends it."""
     name, end = f"lanes-{what}-{r.mode}-{os.getpid()}-{time.time_ns() % 1_000_000}", r.path(f"{what}{len(r.children)}.end")
     seed = seeds(r, 1)[0]
     at = [] if any(f.startswith("--to=agent") for f in flags) else ["--to", ",".join(servers)]
@@ -146,20 +146,20 @@ def reader(r, servers, what, flags=(), local=16 * MIB):
 
 
 def far_of(r, name):
-    """How its far memory stands. A run that did not answer in time is asked again."""
+    """Status of its far memory; asks again if the run did not answer in time."""
     told = lambda: json.loads(ask(r, "status", name, "--json")).get("far")
     return told() or wait_until(r, f"{name} answers", told, 30)
 
 
 def grow(r, name, what="lane_reads", by=200, timeout_s=60):
-    """Waits until so many more reads went over lanes; how far memory stands then."""
+    """Waits until `more` more reads went over channels; returns the status of its far memory."""
     before = far_of(r, name)[what]
     return wait_until(r, f"{what} grow", lambda: (f := far_of(r, name))[what] >= before + by and f, timeout_s,
                       state=lambda: far_of(r, name))
 
 
 def agent_reads(r, name, why):
-    """All reads of the program go to the agent now."""
+    """Checks that all reads of the program go to the agent now."""
     time.sleep(0.5)
     still = far_of(r, name)["lane_reads"]
     grow(r, name, "reads")
@@ -167,7 +167,7 @@ def agent_reads(r, name, why):
 
 
 def ends_right(r, c, end):
-    """The program's end, and what its report says of far memory."""
+    """Ends the program; returns what its report has about far memory."""
     far = slo.ends_right(r, c, end)["far"]
     r.same(far["corrupt"], 0, "copies that did not verify")
     r.note(f"{c.out().strip().splitlines()[-1]}: {far['lane_reads']} of {far['reads']} reads over {far['lanes_opened']} "
@@ -177,7 +177,7 @@ def ends_right(r, c, end):
 
 @check("lanes", timeout_s=200, normal=ONCE)
 def lanes(r):
-    """Nearly all reads go over lanes; none when they are not wanted, and again when they are."""
+    """Nearly all reads go over channels; none when they are switched off, and again when they are on."""
     if not r.managed:
         return
     _, servers = lenders(r, 1)
@@ -190,14 +190,14 @@ def lanes(r):
     agent_reads(r, name, "reads over lanes that nobody wants")
     subprocess.run([r.session.canvas, "set", name, "lanes=on"], check=True, timeout=30)
     grow(r, name)
-    # A limit is kept by who does the reading.
+    # A limit must hold for the program's own reads.
     subprocess.run([r.session.canvas, "set", name, "swap-in-limit=64M/s"], check=True, timeout=30)
     agent_reads(r, name, "reads that no limit holds")
     subprocess.run([r.session.canvas, "set", name, "swap-in-limit=none"], check=True, timeout=30)
     grow(r, name)
     ends_right(r, c, end)
     r.require(share > 0.85, f"{share:.0%} of the reads went over lanes: {before} {after}")
-    # From the start.
+    # Off from the start.
     c, name, end = reader(r, servers, "off", flags=["-o", "lanes=off"])
     grow(r, name, "reads")
     r.same(ends_right(r, c, end)["lanes_opened"], 0, "lanes that nobody wanted")
@@ -205,7 +205,8 @@ def lanes(r):
 
 @check("lanes-hostile", timeout_s=300, normal=ONCE)
 def lanes_hostile(r):
-    """Forks, threads with other descriptors, and who closes or replaces what is not its own; no byte goes astray."""
+    """Forks, threads with other descriptors, and programs that close or replace descriptors not their own; every
+    byte is right."""
     if not r.managed:
         return
     _, servers = lenders(r, 1)
@@ -220,12 +221,12 @@ def lanes_hostile(r):
 
 @check("lanes-filter", timeout_s=120)
 def lanes_filter(r):
-    """A program's own filter that forbids connections: the agent reads, and nothing is said to the program."""
+    """A program's own filter that forbids connections: the agent reads, and the program gets no message."""
     if not r.managed:
         return
     _, servers = lenders(r, 1)
     c, name, end = reader(r, servers, "filter")
-    # Until it is installed there may be some.
+    # Before the filter is installed there may be some.
     before = grow(r, name, "reads", 500)["lane_reads"]
     grow(r, name, "reads", 500)
     after = far_of(r, name)["lane_reads"]
@@ -235,7 +236,7 @@ def lanes_filter(r):
 
 @check("lanes-shards", normal=ONCE, timeout_s=300)
 def lanes_shards(r):
-    """Pages in shards are read from their shard's donor; when that dies the agent computes them, and every byte is right."""
+    """Shards are read directly from their donor; when that dies the agent computes them, and every byte is right."""
     if not r.managed:
         return
     donors, servers = lenders(r, 4)
@@ -254,7 +255,7 @@ def lanes_shards(r):
 
 @check("lanes-killed", timeout_s=300, modes=("signal",))
 def lanes_killed(r):
-    """The agent is killed, a donor stands still, and another one is killed: reads go on, and over lanes again."""
+    """The agent is killed, a donor is stopped, and another one is killed: reads go on, and use channels again."""
     if not r.managed:
         return
     donors, servers = lenders(r, 3)
@@ -274,7 +275,7 @@ def lanes_killed(r):
 
 
 def agent_for(r, servers, *more):
-    """An agent over these servers that listens, and its socket."""
+    """Starts an agent that uses these donors; returns it and its socket."""
     socket = r.path("agent.sock")
     agent = r.start([r.session.canvas, "agent", "--socket", socket, "--to", ",".join(servers), "--to", f"disk:{r.dir}", *more],
                     tag="agent", canvas_on=False)
@@ -283,14 +284,14 @@ def agent_for(r, servers, *more):
 
 
 def answers(r, name):
-    """Waits until the run does."""
+    """Waits until the run answers."""
     told = lambda: subprocess.run([r.session.canvas, "status", name], capture_output=True).returncode < 2
     wait_until(r, "the run answers", told)
 
 
 def taken_turns(r, *more):
-    """Two tenants of one agent: who is alone reads over lanes, and so do two, each its share of what the link moves. What
-    each thread of the agent's has used by then (`serving_s`)."""
+    """Two tenants of one agent: one alone reads over channels, and so do both, each its share of what the link
+    moves. Returns the processor time of each of the agent's threads (`serving_s`)."""
     _, servers = lenders(r, 1)
     agent, socket = agent_for(r, servers, "--pool", "64M", *more)
     flags = [f"--to=agent:{socket}", "--copies", "1"]
@@ -299,7 +300,7 @@ def taken_turns(r, *more):
     other, others, ends = reader(r, servers, "second", flags=flags)
     for n in (name, others, name):
         grow(r, n)
-    # One that must be read for by the agent does not keep the other from its lanes.
+    # A tenant whose reads must go through the agent does not keep the other from its channels.
     subprocess.run([r.session.canvas, "set", others, "swap-in-limit=64M/s"], check=True, timeout=30)
     time.sleep(0.5)
     still = far_of(r, others)["lane_reads"]
@@ -314,7 +315,7 @@ def taken_turns(r, *more):
 
 
 def serving_s(agent):
-    """Seconds of a processor that each thread of an agent that serves has used."""
+    """Processor seconds of each serving thread of an agent."""
     found = {}
     for task in os.listdir(f"/proc/{agent.pid}/task"):
         with open(f"/proc/{agent.pid}/task/{task}/stat") as f:
@@ -328,7 +329,7 @@ def serving_s(agent):
 
 @check("lanes-taken-turns", timeout_s=200, modes=("signal",))
 def lanes_taken_turns(r):
-    """Tenants of one agent: who is alone reads over lanes, and so do two, each its share of what the link moves."""
+    """Tenants of one agent: one alone reads over channels, and so do both, each its share of what the link moves."""
     if r.managed:
         r.same(list(taken_turns(r)), ["serve"], "threads that serve")
 
@@ -338,7 +339,7 @@ def no_root():
 
 
 def sockets_of(root):
-    """The most sockets that one process of a tree has."""
+    """Largest number of sockets of any process in a tree."""
     def count(pid):
         try:
             links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
@@ -350,19 +351,19 @@ def sockets_of(root):
 
 @check("lanes-cheat", timeout_s=200, modes=("signal",), needs=no_root)
 def lanes_cheat(r):
-    """A tenant that takes of the links whatever it can, over as many lanes as there are, beside one that does not: both have
-    their own bytes, and the other one goes on."""
+    """A cheating tenant that takes all it can of the links, over as many channels as there are, next to an honest
+    one: both have their own bytes, and the honest one goes on."""
     if not r.managed:
         return
     _, servers = lenders(r, 2)
     agent, socket = agent_for(r, servers)
     villain = f"cheat-{os.getpid()}"
-    # It checks each word that it reads, and all of them at the end.
+    # Checks each word that it reads, and all of them at the end.
     cheat = r.start([lab.path(r), "workload", "random-read", "--mib", 48, "--seconds", 12, "--cheat"], tag="cheat",
                     local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--to=agent:{socket}",
                                                          "--copies", "1", "-o", "prefetch=none"])
     answers(r, villain)
-    # While it is alone it gets whatever it wants. Beside others who is ahead gets no more lanes.
+    # Alone, the cheat gets what it wants. With another tenant, the one that is ahead gets no more channels.
     open_lanes = wait_until(r, "it has many more lanes than the library", lambda: (n := sockets_of(cheat.pid)) > 24 and n, 20,
                             state=lambda: sockets_of(cheat.pid))
     grow(r, villain, by=2000)
@@ -378,8 +379,8 @@ def lanes_cheat(r):
 
 @check("tenants-move", timeout_s=200, modes=("signal",))
 def tenants_move(r):
-    """Three tenants on two threads of an agent; when the one that has a thread for itself ends, another one moves there, in
-    the middle of its work, and nothing of it is lost."""
+    """Three tenants on two threads of an agent; when the one that has a thread to itself ends, another one moves
+    there in the middle of its work, and loses nothing."""
     if not r.managed:
         return
     _, servers = lenders(r, 1)
@@ -406,8 +407,8 @@ def tenants_move(r):
         return all(after[k] - before[k] >= 0.05 for k in after) and after
 
     wait_until(r, "both threads work", both_work)
-    # Two of the three share a thread: without the third one, one of them moves. Whichever that is: with each of the
-    # three gone once, two of the three times somebody moves.
+    # Two of the three share a thread: without the third, one of them moves. Each of the three ends once, and two of
+    # these times a tenant moves.
     for n in range(3):
         r.stop(runs[n], signal.SIGTERM, expect=143)
         wait_until(r, "both threads work for two tenants", both_work)
@@ -423,7 +424,7 @@ def tenants_move(r):
 
 @check("lanes-two-threads", timeout_s=200, modes=("signal",))
 def lanes_two_threads(r):
-    """The same where each of the two has a thread of the agent's: they share the link all the same."""
+    """Two tenants with a thread of the agent each share the link as well."""
     if not r.managed:
         return
     worked = taken_turns(r, "-o", "threads=2")

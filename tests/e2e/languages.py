@@ -1,4 +1,4 @@
-"""Python, Java and Spark: the same bytes out as without canvas."""
+"""Python, Java and Spark: the same output as without canvas."""
 
 import functools
 import os
@@ -61,7 +61,7 @@ print("right" if ended == 0 and kept == kept[: 1 << 20] * 48 else "wrong")
 
 @check("spawn", timeout_s=60, needs=lambda: None)
 def spawn(r):
-    """A child of posix_spawn that takes its time: its parent's memory is not counted twice."""
+    """A slow child of posix_spawn: its parent's memory is not counted twice."""
     if not r.managed:
         return
     fifo = r.path("fifo")
@@ -73,7 +73,7 @@ def spawn(r):
         return not c.alive() or len(procs.memories(pids)) < len(pids)
 
     wait_until(r, "the child waits with its parent's memory", is_one_memory, timeout_s=30)
-    time.sleep(0.5)  # The harness samples meanwhile, every 20 ms.
+    time.sleep(0.5)  # The harness samples every 20 ms in this time.
     open(fifo, "w").close()
     r.wait(c)
     r.same(c.out(), "right\n", "what the program says")
@@ -119,8 +119,8 @@ def register_java(name, collector, normal, **o):
 register_java("serial", "Serial", (("signal", 25), ("thread", 50)))
 register_java("parallel", "Parallel", (("signal", 25),))
 register_java("g1", "G1", (("signal", 25),))
-# ZGC's heap is shared memory, which stays with the kernel. Of its 40 MiB of anonymous memory, half is
-# native (the class archive, a private file mapping): shares are of these and a part of the heap.
+# ZGC's heap is shared memory, which canvas leaves to the kernel. Half of its 40 MiB of anonymous memory is native
+# (the class archive, a private file mapping): shares are of these and a part of the heap.
 register_java("zgc", "Z", (("signal", 25),), paged=False, footprint_mib=112)
 
 

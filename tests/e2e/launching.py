@@ -1,4 +1,4 @@
-"""How `canvas run` stands between its caller and the program: whatever the caller did, the program sees it as plain."""
+"""`canvas run` between its caller and the program: the program sees the caller's settings as without canvas."""
 
 import os
 import signal
@@ -9,9 +9,9 @@ import time
 
 from lib.harness import ONCE, Skip, check
 
-# One that an ordinary user may execute.
+# An interpreter that an ordinary user may execute.
 PYTHON = "/usr/bin/python3"
-# What the caller gave the program, and the kernel tells of it.
+# Settings inherited from the caller, as the kernel reports them.
 SEEN = r"""
 import os, resource, signal, sys
 status = {l.split(":")[0]: l.split(":")[1].strip() for l in open("/proc/self/status")}
@@ -26,7 +26,7 @@ print([os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd
 
 
 def command(r, *more):
-    """`canvas run` of this run, or nothing in the plain one."""
+    """The command prefix `canvas run` of this run; empty in the plain one."""
     if not r.managed:
         return []
     return [r.session.canvas, "run", "--local", "64M", "--mode", r.mode, *more, "--"]
@@ -38,7 +38,7 @@ def within(r, argv, setup=None, **o):
 
 
 def both(r, argv, setup=None, **o):
-    """Output and end of `argv`, plain and managed; they must be equal."""
+    """Output and exit status of `argv`, plain and managed, which must be equal."""
     plain = within(r, argv, setup, **o)
     ours = within(r, [*command(r), *argv], setup, **o)
     what = " ".join(argv)[:80]
@@ -82,7 +82,7 @@ def inherits(r):
 
 @check("launch-ends", as_user=True, normal=ONCE)
 def ends(r):
-    """Whoever waits for canvas sees how the program ended, and has no child left; a pipeline ends with its reader."""
+    """The caller of canvas sees how the program ended, and has no child left; a pipeline ends with its reader."""
     managed_only(r)
     for end in ("exit 0", "exit 7", "exit 255", *(f"kill -{s} $$; sleep 9" for s in
                 ("HUP", "INT", "QUIT", "ILL", "ABRT", "FPE", "KILL", "SEGV", "PIPE", "ALRM", "TERM", "USR1", "RTMIN", "RTMAX"))):
@@ -93,7 +93,7 @@ def ends(r):
 
 @check("launch-signals", as_user=True, normal=ONCE, timeout_s=180)
 def signals(r):
-    """Each signal that can be caught reaches the program, once; with it the value that was queued; its timers too."""
+    """Each signal that can be caught reaches the program, once; with the queued value; and so do its timers."""
     managed_only(r)
     script = ("import os, signal, sys\n"
               "own = set(range(1, 65)) - {9, 19, 32, 33}\n"
@@ -102,7 +102,7 @@ def signals(r):
               "for _ in range(int(sys.argv[1])):\n"
               "    i = signal.sigwaitinfo(own)\n"
               "    print(i.si_signo, i.si_code == -1 and i.si_pid, flush=True)\n")
-    # What stops or continues is job control's; a program that blocks them has them pending as others.
+    # Stop and continue signals belong to job control; a program that blocks them has them pending like others.
     wanted = [n for n in range(1, 65) if n not in (9, 17, 18, 19, 32, 33)]
     argv = [*r._user_prefix(), *command(r), PYTHON, "-I", "-c", script, str(len(wanted))]
     p = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=r.dir, env=r._environment({}))
@@ -120,7 +120,7 @@ def signals(r):
 
 @check("launch-stops", as_user=True, normal=ONCE)
 def stops(r):
-    """Who stops canvas as a job stops the program, and sees it stopped; SIGCONT continues both."""
+    """Stopping canvas as a job stops the program, visibly to the caller; SIGCONT continues both."""
     managed_only(r)
     argv = [*r._user_prefix(), *command(r), "sh", "-c", "echo $$; read x; echo went on"]
     p = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=r.dir,
@@ -151,7 +151,7 @@ def stops(r):
 
 @check("launch-hang-up", as_user=True, normal=ONCE)
 def hang_up(r):
-    """A terminal that hangs up tells the program, also where canvas leads its session."""
+    """A terminal that hangs up signals the program, also where canvas leads its session."""
     managed_only(r)
     import pty
     said = r.path("said")
@@ -174,8 +174,8 @@ def hang_up(r):
 
 @check("launch-service", as_user=True, normal=ONCE)
 def service(r):
-    """Socket activation and watchdogs name the program; what it says to the service manager comes from canvas, which
-    is the main process there, with its descriptors; its own number is no new main process."""
+    """Socket activation and watchdogs name the program's pid; its messages to the service manager come from canvas,
+    the main process there, with its descriptors; the program's pid does not become the main one."""
     managed_only(r)
     script = ("import os; me = str(os.getpid())\n"
               "print([os.environ.get(v) == me for v in ('LISTEN_PID', 'WATCHDOG_PID', 'SYSTEMD_EXEC_PID')], "
@@ -222,7 +222,7 @@ def service(r):
 
 @check("launch-init", normal=ONCE)
 def init(r):
-    """As the first process of a container canvas takes away what its children leave."""
+    """As the first process of a container canvas reaps orphans."""
     managed_only(r)
     if subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True).returncode:
         raise Skip("needs the right to make namespaces")

@@ -1,4 +1,5 @@
-"""`-o learn`: what a program needed when it resumed comes in ahead when it resumes again, in this run or a later one."""
+"""`-o learn`: pages that a program needed when it resumed are prefetched when it resumes again, in this run or a
+later one."""
 
 import os
 import random
@@ -17,7 +18,8 @@ from lib.values import Values
 
 from .operate import ask, local_bytes, wait_until
 
-# Pages that are all different. For each line: those that it names are read and checked, by the program or by a child.
+# Pages that are all different. For each line of input, reads and checks the pages it names, in the program or in a
+# child.
 PROGRAM = """
 import hashlib, mmap, os, random, sys, time
 n = int(sys.argv[1])
@@ -52,13 +54,13 @@ for line in sys.stdin:
     print("touched", int(took * 1e6), flush=True)
 print("right", flush=True)
 """
-# Far more than what stays local while it is idle, which no first resumption can show.
+# Far more than the pages that stay local while it is idle, which the first resumption cannot learn.
 PAGES = 32768
 LOCAL, LEAST = 240 * MIB, 8 * MIB
 
 
 class Resuming:
-    """A program under `-o learn` that is made idle, and whose pages all leave, before each of its resumptions."""
+    """A program under `-o learn` that is made idle before each resumption: all its pages are evicted."""
 
     def __init__(self, r, argv, tag, learn=None, local=LOCAL, least=LEAST, pool=512 * MIB, flags=()):
         self.r, self.name, self.local, self.least = r, f"{tag}{os.getpid()}", local, least
@@ -68,7 +70,7 @@ class Resuming:
         extra = ["--tenant", self.name, "-o", "proactive-threshold=off", "--metrics", f"127.0.0.1:{self.port}"]
         extra += ["-o", f"learn={learn}"] if learn else []
         extra += flags
-        # Kept open by this end for as long as there are resumptions to come.
+        # This end keeps the pipe open until the last resumption.
         self.out, self.into = os.pipe()
         self.c = r.start(argv, tag=tag, local=local, pool=pool, extra=extra, stdin=self.out)
         os.close(self.out)
@@ -84,25 +86,25 @@ class Resuming:
         self.r.require(self.c.out().count(word) >= times, f"it does not say {word}\n{self.c.tail()}")
 
     def idle(self):
-        """All pages leave, and have room again; then it is quiet for as long as a resumption asks."""
+        """Evicts all pages, and makes room again; then pauses for as long as a resumption requires."""
         ask(self.r, "set", self.name, f"local={self.least}")
         wait_until(self.r, "pages leave", lambda: local_bytes(self.r, self.name) <= self.least)
         ask(self.r, "set", self.name, f"local={self.local}")
         time.sleep(2)
 
     def resume(self, touch):
-        """What is counted of one resumption, which `touch` brings about."""
+        """Counts of one resumption, which `touch` starts."""
         self.idle()
         before = self.counters()
         touch()
-        # Its end is seen, and what it has shown is kept.
+        # The end is noticed, and the recording kept.
         time.sleep(0.6)
         after = self.counters()
         return {name: after[name] - before[name] for name in after}
 
     def best(self, touch, faults_max):
-        """The same of up to three: where this host's processors are taken from it for half a second, a resumption is over
-        and the next begins."""
+        """The best of up to three resumptions: if this host takes the processors away for half a second, the
+        resumption counts as over and another begins."""
         counts = []
         while not counts or counts[-1]["faults_far"] > faults_max and len(counts) < 3:
             counts.append(self.resume(touch))
@@ -133,7 +135,7 @@ def python(r, tag, learn=None, pages=PAGES, **how):
 
 
 def few(r, what, first, then, part):
-    """Far faults are a part of the first time's, in a hundredth."""
+    """Checks that far faults are at most `percent` % of the first resumption's."""
     said = f"{what}: {then['faults_far']} far faults, {first['faults_far']} before; {then['learn_pages_in']} came ahead"
     said += f", {then['learn_replays']} replays, {then['learn_stopped']} stopped"
     r.require(then["faults_far"] * 100 <= first["faults_far"] * part, said)
@@ -141,8 +143,8 @@ def few(r, what, first, then, part):
 
 
 def judge_run(r, first, counts, least, part):
-    """Two resumptions of a run: of the first run (`first` is None) the second is compared with the first one, of a later
-    run the first one with that. What later runs are compared with."""
+    """Checks two resumptions of a run: in the first run (`first` is None) the second is compared with the first
+    one, in a later run the first one with `first`. Returns the figures to compare later runs with."""
     if first is None:
         first = counts[0]
         r.require(first["faults_far"] >= least, f"{first['faults_far']} far faults: the test shows nothing")
@@ -173,7 +175,7 @@ def learn_python(r):
 
 @check("learn-far", timeout_s=150, normal=ONCE)
 def learn_far(r):
-    """The same where nearly all has left the pool for the disk: it is asked for ahead, and comes in from there."""
+    """Most pages have been demoted to the disk: they are requested ahead, and come from there."""
     if not r.managed:
         return
     p = python(r, "far", r.path("book"), PAGES // 2, pool=8 * MIB,
@@ -189,7 +191,8 @@ def learn_far(r):
 
 @check("learn-other", timeout_s=150, normal=ONCE)
 def learn_other(r):
-    """Who resumes with the other half of its memory gets little in vain, and what it needs is learnt as well."""
+    """A program that resumes with the other half of its memory gets few useless pages, and its new pages are
+    learned."""
     if not r.managed:
         return
     p = python(r, "other", r.path("book"))
@@ -204,7 +207,7 @@ def learn_other(r):
 
 @check("learn-fork", timeout_s=150, normal=ONCE)
 def learn_fork(r):
-    """A fork in the middle: parent and child each read a half, with a recording of both; no byte is wrong."""
+    """A fork in the middle: parent and child read a half each, with a recording of both; no byte is wrong."""
     if not r.managed:
         return
     p = python(r, "fork", r.path("book"), pages=6000)
@@ -230,7 +233,7 @@ def learn_redis(r):
         list(client.pipeline((b"SET", b"key:%d" % k, values.get(k, 0)) for k in range(n)))
 
         def read(step):
-            # At random: what lies side by side would be found by prefetch as well.
+            # At random: ordinary prefetch would find adjacent keys as well.
             keys = random.Random(step).sample(range(n), n)
             for k, got in zip(keys, client.pipeline((b"GET", b"key:%d" % k) for k in keys)):
                 r.require(got == values.get(k, 0), f"key {k}")
@@ -265,7 +268,7 @@ def learn_java(r):
 
 @check("learn-file", timeout_s=100, modes=("signal",))
 def learn_file(r):
-    """A file that is somebody else's is refused and stays; a damaged one is reported and overwritten."""
+    """A file of another kind is refused and stays; a damaged recording is reported and overwritten."""
     if not r.managed:
         return
 
@@ -287,7 +290,7 @@ def learn_file(r):
         r.require(done.returncode == 125 and done.stderr.count("\n") == 1, f"{path}: {done}")
     p = python(r, "file", book, pages=4000)
     p.resume(lambda: p.line("all"))
-    # While it runs.
+    # Written while the program runs.
     wait_until(r, "the file is there", lambda: os.path.exists(book), timeout_s=10)
     p.end()
     good = whole()

@@ -1,4 +1,4 @@
-"""Processes whose numbers mean something else elsewhere: PID namespaces, and what is told of how many there are."""
+"""Processes whose pids differ between namespaces, and reports of how many there are."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import time
 from lib import procs
 from lib.harness import MIB, ONCE, Failure, Skip, check
 
-# N MiB that do not repeat; S seconds later all of them are compared T times.
+# Fills N MiB that do not repeat; after S seconds compares all of them T times.
 HOLD = """
 import hashlib, os, sys, time
 n, pause, times = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
@@ -21,9 +21,9 @@ print("bad", sum(hashlib.md5(p).digest() != s for _ in range(times) for p, s in 
 """
 
 IN_NAMESPACES = {
-    # The number of a process there is another process's here, or nobody's.
+    # The pid of a process in its namespace belongs to another process outside, or to none.
     "beside": ("unshare -pf --mount-proc {hold} 60 6 1 & sleep 2; {hold} 60 .2 1; {hold} 60 .2 1; wait", 3),
-    # Two processes with the number 1.
+    # Two processes with pid 1.
     "two": ("unshare -pf --mount-proc {hold} 40 5 1 & unshare -pf --mount-proc {hold} 40 5 1 & sleep 1; "
             "{hold} 40 .2 1; wait", 3),
     # /proc is not that of the namespace.
@@ -40,7 +40,7 @@ def missing():
 
 
 def lives(tree):
-    """The numbers of the managed processes below `tree`, as /proc shows them: each maps the file of its identity."""
+    """Pids of the managed processes below `tree`, as /proc shows them: each maps the file of its identity."""
     managed = set()
     for pid in procs.tree(tree):
         try:
@@ -59,7 +59,7 @@ def status(r, env):
 
 
 def told_as_seen(r, child, env, least):
-    """Waits until `least` processes or more are there, and then compares the command's list with the kernel's."""
+    """Waits until at least `least` processes exist, then compares the command's list with the kernel's."""
     end = time.monotonic() + 60
     while time.monotonic() < end and child.alive():
         before = lives(child.pid)
@@ -73,7 +73,7 @@ def told_as_seen(r, child, env, least):
 
 @check("pid-namespaces", normal=ONCE, timeout_s=240, needs=missing)
 def pid_namespaces(r):
-    """Programs in PID namespaces of their own keep their memory, as do those beside them."""
+    """Programs in their own PID namespaces keep their memory, as do those outside."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     hold = f"{sys.executable} {r.write('hold.py', HOLD)}"
@@ -87,7 +87,7 @@ def pid_namespaces(r):
         r.same(child.out().splitlines(), ["bad 0"] * programs, f"{name}: what the programs found")
 
 
-# What sandboxes do before they run a program; the kernel grants it to programs of one thread.
+# Steps of sandboxes before they run a program; the kernel allows them in single-threaded programs.
 SANDBOXES = {
     "sandbox-user": ["unshare", "-r"],
     "sandbox-rootless": ["unshare", "-Urmpf", "--mount-proc"],
@@ -98,7 +98,7 @@ SANDBOXES = {
 
 def sandbox(name, words):
     def run(r):
-        """Programs in a sandbox of their own, beyond the limit, keep their memory."""
+        """Programs in their own sandbox, with more memory than the limit, keep it."""
         if r.wait(r.start([*words, "true"], tag="plain", canvas_on=False), expect=None):
             raise Skip(f"{words[0]} cannot make a sandbox here")
         who = r.call([*words, "id", "-u"], tag="id", local=24 * MIB)

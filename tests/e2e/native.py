@@ -1,4 +1,4 @@
-"""Memory that canvas does not page, and where there is swap: it leaves through the kernel when it is in the way."""
+"""Memory that canvas does not page: where the host has swap, the kernel swaps it out when local memory is short."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from lib.harness import MIB, ONCE, Skip, check
 from . import hostile
 from .operate import ask, wait_until
 
-# Of .data and .bss, without the MiB that is locked.
+# Size of .data and .bss, without the locked MiB.
 COLD = 8 * MIB
 
 
@@ -24,7 +24,7 @@ def swapped(pid):
 
 
 class Native:
-    """The program that has cold native memory, at work under a limit that leaves it little beside that."""
+    """A running program with cold native memory, under a limit that leaves little besides it."""
 
     def __init__(self, r, tag, *extra):
         self.r, self.name, self.end = r, f"{tag}{os.getpid()}", r.path(f"{tag}.end")
@@ -39,7 +39,7 @@ class Native:
         return json.loads(ask(self.r, "status", self.name, "--json"))
 
     def close(self):
-        """Ends it; its report."""
+        """Ends the program; returns its report."""
         open(self.end, "w").close()
         self.r.wait(self.child, timeout_s=60)
         self.r.require("native right" in self.child.out(), f"no closing line\n{self.child.tail()}")
@@ -55,8 +55,8 @@ def missing():
 
 @check("native-swap", normal=ONCE, host=True, timeout_s=120, needs=missing)
 def native_swap(r):
-    """Cold native memory that is in the way leaves through the host's swap, is charged no more and told; what is
-    locked stays, and every byte is right. Where that is switched off nothing leaves."""
+    """When memory is short, cold native memory goes to the host's swap, is no longer charged, and is reported;
+    locked memory stays, and every byte is right. With the setting off nothing is swapped."""
     if not r.managed:
         return
     with swap.zram():
@@ -87,7 +87,7 @@ def native_swap(r):
 
 @check("native-stays", normal=ONCE, host=True, timeout_s=60, **hostile.C)
 def native_stays(r):
-    """Where the host has no swap, native memory stays, and nothing of it is lost."""
+    """Without swap on the host native memory stays, and nothing of it is lost."""
     if not r.managed:
         return
     if swap.areas():
@@ -103,7 +103,8 @@ def native_stays(r):
 
 @check("early-memory", timeout_s=60, **hostile.C)
 def early_memory(r):
-    """What a library maps in its constructor, as allocators do, is paged: canvas starts before all libraries."""
+    """Memory that a library maps in its constructor, as allocators do, is paged: canvas starts before all
+    libraries."""
     if not r.managed:
         return
     c = r.start(["true"], tag="early", local=12 * MIB, pool=64 * MIB, env={"LD_PRELOAD": r.binary("early-library")})
@@ -117,7 +118,7 @@ def early_memory(r):
 
 
 def paged(r, c, limit):
-    """Its program had nearly no native memory, and kept to its limit."""
+    """Checks that the program had nearly no native memory, and stayed within its limit."""
     stats = r.load_stats(c)
     wrong = canvas.check_stats(stats, limit)
     r.require(not wrong, "; ".join(wrong))
@@ -127,7 +128,8 @@ def paged(r, c, limit):
 
 @check("drawn-addresses", modes=("signal", "thread"), timeout_s=60, **hostile.C)
 def drawn_addresses(r):
-    """What a program reserves at addresses that it draws itself is paged like other memory once it is opened."""
+    """Memory reserved at addresses that the program chooses at random is paged like other memory once it is
+    accessible."""
     if not r.managed:
         r.call([r.binary("drawn")], tag="drawn")
         return
@@ -137,7 +139,7 @@ def drawn_addresses(r):
     paged(r, c, 24 * MIB)
 
 
-# A heap of 1.2 million objects, some 180 MiB. V8 draws its addresses.
+# A heap of 1.2 million objects, some 180 MiB. V8 chooses random addresses.
 OBJECTS = """
 const all = [];
 for (let i = 0; i < 1200000; i++) all.push({x: i, y: i * 2, z: [i]});
@@ -150,7 +152,7 @@ console.log(all.length, sum);
 @check("node-heap", normal=ONCE, modes=("signal", "thread"), timeout_s=120,
        needs=lambda: None if shutil.which("node") else "no node (tests/packages.txt)")
 def node_heap(r):
-    """The heap of node is paged, and keeps to its limit."""
+    """The heap of node is paged, and stays within its limit."""
     if not r.managed:
         return
     c = r.start([shutil.which("node"), "-e", OBJECTS], tag="heap", local=48 * MIB, pool=256 * MIB)

@@ -1,8 +1,8 @@
 """Far memory over a network: five hosts in namespaces, real programs, donors that fail and lie.
 
-Every byte that a program reads is checked: by itself (tests/c/far_pages.c) or, for redis, by a
-client outside. Each test prints the longest stall, as the report has it (of any fault) and as the
-client saw it, and the seed of what it did at random.
+Every byte that a program reads is checked: by itself (tests/c/far_pages.c) or, for redis, by a client outside. Each
+test prints the longest stall, from the report (of any fault) and from the client, and the seed of its random
+actions.
 """
 
 import functools
@@ -26,8 +26,8 @@ from .operate import ask, wait_until
 from .servers import missing
 
 COPIES = ("1+disk", "2", "3")
-# A donor that is silent is given up after half a second, then the next copy is asked. The bound has
-# room for a busy machine; it is below the 10 s for which donors are stopped.
+# A silent donor is given up after half a second, then the next copy is asked. The limit leaves room for a busy
+# machine, and is below the 10 s for which donors are stopped.
 STALL_MS_MAX = 8000
 KILLS = {"1+disk": (20, 400), "2": (6, 300), "3": (6, 300)}
 SIGBUS_CODE = 128 + signal.SIGBUS
@@ -38,7 +38,7 @@ def net_missing():
 
 
 def net_check(name, **o):
-    """A test with hosts; its body gets a run that knows the test programs."""
+    """Registers a test with hosts; its body gets a run that has the test programs."""
 
     def wrap(fn):
         def body(r):
@@ -53,7 +53,7 @@ def net_check(name, **o):
 
 
 class Stalls:
-    """The longest stall by what was done."""
+    """The longest stall of each kind of action."""
 
     def __init__(self, run):
         self.run, self.longest = run, {}
@@ -76,7 +76,7 @@ class Stalls:
 
 
 def goes_on(client, before, what, timeout_s=STALL_MS_MAX / 1e3):
-    """The program makes progress."""
+    """Checks that the program makes progress."""
     end = time.monotonic() + timeout_s
     while client.reads() == before:
         client.alive()
@@ -88,7 +88,7 @@ def goes_on(client, before, what, timeout_s=STALL_MS_MAX / 1e3):
 # -- (1) many to many --------------------------------------------------------------------------
 @net_check("net-many-to-many", timeout_s=90)
 def many_to_many(r):
-    """Three clients on three hosts over four donors, two of which share hosts with clients."""
+    """Three clients on three hosts over four donors, two of which are on hosts of clients."""
     key = key_file(r)
     with Network(5) as net, Donors() as donors:
         for host in net.hosts[:4]:
@@ -124,8 +124,7 @@ def both(r, host, donors, copies, key):
 
 
 def whole(clients, copies):
-    """Nothing is taken away again before it is made good: one failure at a time. The disk of
-    1+disk is always there."""
+    """Waits until all copies are restored: one failure at a time. The disk of 1+disk always works."""
     for c in clients:
         c.alive()
         if copies != "1+disk":
@@ -159,7 +158,7 @@ def kills(r, copies):
 
 
 def busiest(donors):
-    """The donor that most reads go to now."""
+    """The donor that gets the most reads now."""
     before = [d.state()["counters"]["reads"] for d in donors]
     time.sleep(2.2)  # The state files are written once a second.
     after = [d.state()["counters"]["reads"] for d in donors]
@@ -167,7 +166,7 @@ def busiest(donors):
 
 
 def faults(r, copies):
-    """Stopped, unplugged, half open, ended in order and started again."""
+    """Donors are stopped, unplugged, half open, ended in order and started again."""
     key, stalls = key_file(r), Stalls(r)
     with Network(5) as net, Donors() as donors:
         for host in net.hosts[:4]:
@@ -221,7 +220,7 @@ for _copies in COPIES:
 
 @net_check("net-cut-off", timeout_s=90)
 def cut_off(r):
-    """A client whose own cable is out reaches no copy at all: it waits, and goes on."""
+    """A client that is itself unplugged reaches no copy at all: it waits, and goes on."""
     key = key_file(r)
     for copies in ("2", "1"):
         stalls = Stalls(r)
@@ -242,7 +241,7 @@ def cut_off(r):
 
 @net_check("net-none", timeout_s=60, slow_only=False)
 def none(r):
-    """With one copy only, what a dead donor held is lost, and the program is told: never zeros."""
+    """With only one copy, the data of a dead donor is lost, and the program gets SIGBUS: never zeros."""
     key = key_file(r)
     for again in (False, True):
         with Network(2) as net, Donors() as donors:
@@ -288,7 +287,7 @@ def refusals(r):
          r"^canvas: --memory is less than one slab; write 64M or more")
     with Network(3) as net, Donors() as donors:
         donors.append(Donor(r, net.hosts[0], right, memory="64M"))
-        # A donor that is full: 64 MiB are one slab. With a disk the program does not notice.
+        # A full donor: 64 MiB are one slab. With a disk the program is not affected.
         c = Pages(r, net.hosts[1], far_flags(donors, "1+disk", right, r), 224, "full")
         goes_on(c, c.reads(), "donor full")
         time.sleep(1.1)  # The state file is written once a second.
@@ -296,28 +295,28 @@ def refusals(r):
         r.same((state["slabs"], state["free_bytes"]), (1, 0), "slabs and free memory of the full donor")
         far = c.finish()["far"]
         r.require(far["used_bytes"] > 64 << 20, f"one slab was enough: {far}")
-        # Another key: nothing is kept there, the disk has it all, and both sides say why.
+        # Another key: the donor stores nothing, the disk has all data, and both sides report the reason.
         c = Pages(r, net.hosts[1], far_flags(donors, "1+disk", wrong, r), tag="wrongkey")
         goes_on(c, c.reads(), "wrong key")
         time.sleep(0.3)
         c.finish()
         answered(c.child.err(), r"another cluster key", "the client")
         answered(donors[0].log(), r"another cluster key", "the donor")
-        # With no other place the program goes on in the pool until that is full; then SIGBUS.
+        # Without another place the program goes on in the pool until that is full; then SIGBUS.
         tag = "wrongonly"
         flags = far_flags(donors, "1", wrong, r, wait="2s")
         child = r.start([*hosts.BOUND, r.binary("far_pages"), 64, r.path("status"), 3], tag=tag,
                         local=10 << 20, pool="4M", extra=flags, prefix=[*net.hosts[1].prefix(), *hosts.BOUND])
         r.wait(child, SIGBUS_CODE, timeout_s=30)
         answered(child.err(), r"another cluster key", "the client")
-        # Frames that are none: the donor hangs up, says why, and serves the others.
+        # Invalid frames: the donor hangs up, reports the reason, and serves the others.
         for first in (b"GET / HTTP/1.1\r\n\r\n", struct.pack("<H", 48) + b"\x07" * 48, b"\xff" * 2000):
             answer = talk(net.hosts[2], first)
             r.same(answer, b"", f"what the donor answers to {first[:8]!r}")
         c = Pages(r, net.hosts[1], far_flags(donors, "1+disk", right, r), tag="after")
         goes_on(c, c.reads(), "after bad peers")
         c.finish()
-    # Another version: a donor whose handshake is right and whose Welcome is of version 9.
+    # Another version: a donor with a valid handshake and a Welcome of version 9.
     with Network(2) as net, Donors() as donors:
         program = [example("evil_donor"), "--how", "version", "--when", r.dir]
         donors.append(Donor(r, net.hosts[0], right, program=program))
@@ -328,7 +327,7 @@ def refusals(r):
 
 
 def talk(host, data):
-    """Sends bytes to donor 1 from a host, and returns what comes until it hangs up."""
+    """Sends bytes to donor 1 from a host, and returns its answer until it hangs up."""
     code = ("import socket,sys\n"
             f"s=socket.create_connection(('{hosts.NET}1',{PORT}),10); s.settimeout(10)\n"
             f"s.sendall(bytes.fromhex('{data.hex()}'))\n"
@@ -353,7 +352,7 @@ def liar(r, host, key, way, start_file):
 
 @net_check("net-liar", timeout_s=120, slow_only=False)
 def lying_donor(r):
-    """The other copy is used, and what was wrong is counted."""
+    """The other copy is used, and wrong copies are counted."""
     key = key_file(r)
     for way in WAYS:
         for copies in ("1+disk", "2") if r.slow or way == "corrupt" else ("1+disk",):
@@ -370,7 +369,7 @@ def lying_donor(r):
                 while sum((c.far_now() or (0, 0, 0))[1:]) == 0 and time.monotonic() < end:
                     c.alive()
                     if copies == "2":
-                        # Or the honest one may be asked first for ever.
+                        # Otherwise the honest donor may be asked first every time.
                         donors[1].host.unplug()
                         time.sleep(1)
                         donors[1].host.plug()
@@ -386,7 +385,7 @@ def lying_donor(r):
 
 @net_check("net-liar-alone", timeout_s=90)
 def lying_donor_alone(r):
-    """With no other copy the program gets SIGBUS, and never gets what the donor made up."""
+    """Without another copy the program gets SIGBUS, and never the donor's false data."""
     key = key_file(r)
     for way in WAYS:
         with Network(2) as net, Donors() as donors:
@@ -395,7 +394,7 @@ def lying_donor_alone(r):
             flags = far_flags(donors, "1", key, r, wait="2s", far=ONE_SLAB)
             c = Pages(r, net.hosts[1], flags, tag=way, seed=12)
             open(start, "w").close()
-            # Exit code 1 is far_pages' own: it saw a wrong byte.
+            # Exit code 1 of far_pages means that it saw a wrong byte.
             r.wait(c.child, SIGBUS_CODE, timeout_s=30)
             answered(c.child.err(), r"(the far copy of page 0x[0-9a-f]+ does not verify|page 0x[0-9a-f]+: its far copy cannot be reached)", way)
 
@@ -403,7 +402,7 @@ def lying_donor_alone(r):
 # -- (5) narrow links --------------------------------------------------------------------------
 @net_check("net-narrow", timeout_s=90)
 def narrow(r):
-    """Two donors behind 200 Mbit each; the client's own link is capped by another kind of queue."""
+    """Two donors behind 200 Mbit each; the client's own link is limited by another kind of queue."""
     key = key_file(r)
     with Network(3) as net, Donors() as donors:
         for host in net.hosts[:2]:
@@ -426,14 +425,16 @@ def narrow(r):
 
 @net_check("net-slow-donor", timeout_s=120, slow_only=False)
 def slow_donor(r):
-    """A donor's link becomes ten times slower while the program works, and fast again: the disk takes its reads over."""
+    """A donor's link becomes ten times slower while the program runs, and fast again: the disk takes its reads
+    over."""
     key, name, stalls = key_file(r), f"slow{os.getpid()}", Stalls(r)
 
     def far():
         return json.loads(ask(r, "status", name, "--json"))["far"]
 
     def of_disk(seconds):
-        """Part of the reads in so many seconds that went to the disk though the donor had them; how many there were."""
+        """Share of the reads in some seconds that went to the disk although the donor had the data; and their
+        number."""
         before = far()
         time.sleep(seconds)
         c.alive()
@@ -447,7 +448,7 @@ def slow_donor(r):
         c = Pages(r, net.hosts[1], [*far_flags(donors, "1+disk", key, r), "--tenant", name])
         for mbit, what in ((200, "fast"), (20, "ten times slower"), (200, "fast again")):
             net.hosts[0].cap(mbit)
-            # Turns move by a twentieth, four times a second.
+            # Shares change by a twentieth, four times a second.
             time.sleep(r.size(5, 15))
             part, reads = of_disk(r.size(2, 10))
             r.note(f"{what}: {reads} reads, {part:.0%} of the disk")
@@ -461,12 +462,13 @@ def slow_donor(r):
 # -- (6) one link for many ---------------------------------------------------------------------
 @net_check("net-shared", timeout_s=150, slow_only=False)
 def shared(r):
-    """Tenants of one agent come and go over a narrow link, killed while they read; who stays is served by weight."""
+    """Tenants of one agent come and go over a narrow link, killed while they read; the remaining ones get shares by
+    weight."""
     key, socket, seconds = key_file(r), r.path("agent.sock"), r.size(8, 60)
     weights, passing = (1, 2, 4, 8), r.size(10, 40)
     with Network(2) as net, Donors() as donors:
         net.hosts[0].cap(200)
-        # Enough for those that are there at one time: who ends gives its slabs back at once.
+        # Enough for the tenants present at one time: a tenant that ends frees its slabs at once.
         donors.append(Donor(r, net.hosts[0], key, memory="1G"))
         agent = r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}", "--to", donors.flag(),
                          "--key-file", key], tag="agent", canvas_on=False,

@@ -1,6 +1,6 @@
-"""`--numa`: pages go to memory of NUMA nodes first, and what lies there longest goes on into the pool.
+"""`--numa`: pages go to memory of NUMA nodes first, and the oldest are demoted into the pool.
 
-Node 0 of this host will do for most of it; a guest has a node without a processor.
+Most tests use node 0 of this host; a guest has a node without a processor.
 """
 
 import json
@@ -19,8 +19,8 @@ from .operate import ask, python, wait_until
 
 find = canvas.find
 
-# 64 MiB of pages that shrink to a half. It looks at them at random, and writes to some, until the file is there; a
-# child that it forks does the same when asked to.
+# 64 MiB of pages that compress to a half. Reads random pages, and writes some, until the file exists; on request
+# forks a child that does the same.
 USER = """
 import hashlib, mmap, os, random, sys
 SIZE, PAGES = 4096, 64 << 8
@@ -72,7 +72,7 @@ def missing():
 
 
 def user(r, what, *flags, nodes="0=24M", local=12 * MIB, pool=64 * MIB):
-    """The program above, its name, and the file that ends it."""
+    """Starts the program above; returns it, its name, and the file that ends it."""
     name, end = f"numa-{what}-{r.mode}-{time.time_ns() % 1_000_000}", r.path(f"end-{what}")
     c = r.start([python(), "-c", USER, end, what], tag=f"numa-{what}", local=local, pool=pool,
                 extra=["--tenant", name, "--numa", nodes, *flags])
@@ -90,7 +90,8 @@ def on_node(r, name, place=0):
 
 @check("numa", normal=ONCE, timeout_s=200, needs=missing)
 def numa(r):
-    """The node is filled first, its oldest sink into the pool; `canvas set` drains it, and fills it again."""
+    """The node is filled first, and its oldest pages are demoted into the pool; `canvas set` drains it, and fills
+    it again."""
     if not r.managed:
         return
     c, name, end = user(r, "writes")
@@ -125,7 +126,7 @@ def numa(r):
 
 @check("numa-full-pool", modes=("signal",), timeout_s=150, needs=missing)
 def numa_full_pool(r):
-    """A pool without room leaves on the node what lies there: nothing is lost, and nothing refused."""
+    """With a full pool, pages stay on the node: nothing is lost, and nothing refused."""
     if not r.managed:
         return
     c, _, end = user(r, "reads", nodes="0=44M", pool=24 * MIB)
@@ -154,13 +155,13 @@ def numa_far(r):
 
 @check("numa-fork", normal=ONCE, timeout_s=240, needs=missing)
 def numa_fork(r):
-    """Parent and child have pages on the node, each its own; what the dead had there is given back."""
+    """Parent and child have their own pages on the node; those of a dead process are freed."""
     if not r.managed:
         return
-    # The pool holds what both have for a while, and is full sooner than a slow host measures that.
+    # For a while the pool holds the pages of both, and is full sooner than a slow host measures that.
     c, name, end = user(r, "forks", pool=160 * MIB)
     wait_until(r, "the last child has ended", lambda: "forked" in c.out() or not c.alive(), 120)
-    # It is measured now and then: what stays is the parent's.
+    # Measured at intervals: only the parent's pages stay.
     wait_until(r, "the books are right", lambda: on_node(r, name) <= 24 * MIB, 20,
                state=lambda: status(r, name)["nodes"])
     r.require(on_node(r, name) > 4 * MIB, f"{on_node(r, name)} bytes are left on the node")
@@ -173,7 +174,7 @@ def numa_fork(r):
 
 @check("numa-redis", timeout_s=150, needs=missing, normal=ONCE)
 def numa_redis(r):
-    """A redis whose values lie on the node and in the pool, and that forks to save them; all values are right."""
+    """A redis with values on the node and in the pool, which forks to save them; all values are right."""
     if not r.managed:
         return
     if not shutil.which("redis-server"):
@@ -205,7 +206,7 @@ def numa_redis(r):
 
 @check("numa-refused", modes=("signal",), timeout_s=60)
 def numa_refused(r):
-    """What cannot be is one sentence, before anything runs."""
+    """A setting that cannot work gets one sentence, before anything runs."""
     if not r.managed:
         return
     config = r.write("canvas.toml", '[tenant.refused]\nnuma = ["0=1M", "0=2M"]\n')
@@ -231,8 +232,8 @@ def numa_refused(r):
     r.same(os.path.exists(witness), False, "the program ran")
 
 
-# A container's profile that refuses mbind (237) with EPERM, for what it starts: prctl(PR_SET_NO_NEW_PRIVS), then
-# prctl(PR_SET_SECCOMP) with a filter of four instructions.
+# A container's profile that refuses mbind (237) with EPERM, for the command it runs: prctl(PR_SET_NO_NEW_PRIVS),
+# then prctl(PR_SET_SECCOMP) with a filter of four instructions.
 FILTERED = """
 import ctypes, os, struct, sys
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, 237), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7fff0000)]
@@ -246,7 +247,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 @check("numa-filtered", modes=("signal",), timeout_s=60, needs=missing)
 def numa_filtered(r):
-    """Where a seccomp profile refuses mbind, nothing runs, and the sentence says what to allow."""
+    """If a seccomp profile refuses mbind, nothing runs, and the message says what to allow."""
     if not r.managed:
         return
     argv = [python(), "-c", FILTERED, r.session.canvas, "run", "--local", "16M", "--numa", "0=1M", "--", "true"]
@@ -257,7 +258,7 @@ def numa_filtered(r):
 
 @check("vm-numa", modes=("signal",), slow_only=True, timeout_s=300, needs=guest.missing)
 def vm_numa(r):
-    """A node without a processor, on Linux 6.12: pages lie there; it fills, drains, and has no memory left."""
+    """A node without a processor, on Linux 6.12: it holds pages, fills, drains, and runs out of memory."""
     work = "lab workload sequential --mib 40 --seconds"
     run = "canvas run --local 12M --pool 256M --require --stats"
     result = vm.boot(r, vm.UNTIL + f"""

@@ -1,4 +1,4 @@
-"""A run that is changed while it runs, and one whose far memory the host's agent keeps."""
+"""A run whose settings change while it runs, and one whose far memory the host's agent keeps."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from lib.values import Values, Zipf
 
 from . import hostile, servers
 
-# 48 MiB of pages that no two are alike, all of them checked at the end.
+# 48 MiB of pages that are all different, all of them checked at the end.
 HOLDER = """
 import hashlib, sys, time
 pages = [hashlib.sha512(b"%d" % i).digest() * 64 for i in range(12288)]
@@ -33,14 +33,14 @@ def python():
 
 
 def ask(r, *words):
-    """What a command of canvas's answers, as JSON when it is."""
+    """Output of a canvas command, as JSON if it is."""
     done = subprocess.run([r.session.canvas, *words], capture_output=True, text=True, timeout=30)
     r.require(done.returncode in (0, 1), f"{words}: {done.stderr}")
     return done.stdout
 
 
 def wait_until(r, what, probe, timeout_s=60, state=None):
-    """Returns what `probe` does once that is true. When it never is, says what `state` returns as well."""
+    """Returns the result of `probe` once that is true. On a timeout the message has the result of `state` as well."""
     timeout_s *= PATIENCE
     end = time.monotonic() + timeout_s
     while True:
@@ -52,8 +52,7 @@ def wait_until(r, what, probe, timeout_s=60, state=None):
         time.sleep(0.1)
 
 
-# What is local once the holder's pages have come back, at least: they alone are more than the rest of what
-# a limit of 24 MiB leaves away.
+# Least local memory once the holder's pages are back: more than what a limit of 24 MiB could hold with the rest.
 CAME_BACK = 52 * MIB
 
 
@@ -63,7 +62,7 @@ def local_bytes(r, name):
 
 @check("raise-local", normal=ONCE, timeout_s=150)
 def raise_local(r):
-    """`canvas set NAME local=`: raised, pages come back before they are touched; lowered, they leave."""
+    """`canvas set NAME local=`: raised, pages come back before they are touched; lowered, pages are evicted."""
     if not r.managed:
         return
     name, end = f"holder{os.getpid()}", r.path("end")
@@ -91,7 +90,7 @@ def raise_local(r):
 
 @check("raise-local-late", timeout_s=150, modes=("signal",))
 def raise_local_late(r):
-    """The limit is raised before the background thread has looked at it once: it sees the raise all the same."""
+    """The limit is raised before the background thread has run once: it notices the raise nevertheless."""
     if not r.managed:
         return
     name, end, looks = f"late{os.getpid()}", r.path("end"), r.path("looks")
@@ -111,8 +110,8 @@ def raise_local_late(r):
 
 
 def replaced_and_killed(r, first, agent):
-    """What programs have at a host's agent outlives it: it is replaced, and that one killed. `agent` starts one with
-    further flags; the last of them."""
+    """Far memory at a host's agent outlives the agent, which is replaced, and whose successor is killed. `agent`
+    starts one with further flags; returns the last of them."""
     second = agent("--replace")
     r.wait(first, expect=0, timeout_s=20)
     time.sleep(1)
@@ -122,8 +121,8 @@ def replaced_and_killed(r, first, agent):
 
 
 def outlived(r, threads):
-    """Two programs' far memory with one `canvas agent`, which is replaced and killed meanwhile: `threads` are the flags of
-    the three of them."""
+    """Two programs' far memory with one `canvas agent`, which is replaced and killed meanwhile: `threads` are the
+    flags of the three agents."""
     socket = r.path("agent.sock")
     flags = iter(threads)
 
@@ -156,7 +155,7 @@ def host_agent(r):
 
 @check("host-agent-threads", timeout_s=200, modes=("signal",), **hostile.C)
 def host_agent_threads(r):
-    """The same with two threads that serve, then one, then three; and a number that makes no sense."""
+    """Agents with two serving threads, then one, then three; and an invalid number."""
     if not r.managed:
         return
     for wrong in ("0", "65", "few"):
@@ -168,14 +167,14 @@ def host_agent_threads(r):
 
 
 def sum_of_local_bytes(children):
-    """Anonymous memory of all processes of these runs, without their pools: a moment's sum."""
+    """Anonymous memory of all processes of these runs, without their pools, in one sample."""
     pids = procs.memories([pid for c in children if c.alive() for pid in procs.tree(c.pid, False)])
     before = procs.pool_bytes(pids)
     return procs.anon_bytes(pids) - max(before, procs.pool_bytes(pids))
 
 
 def agent_of(r):
-    """A host agent of this test's, and the flags with which runs find it."""
+    """Starts a host agent for this test; returns it and the flags with which runs find it."""
     socket = r.path("agent.sock")
     r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}"], tag="agent", canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
@@ -184,17 +183,17 @@ def agent_of(r):
 
 @check("joined-tenant", timeout_s=300, modes=("signal",), needs=hostile.no_compiler)
 def joined_tenant(r):
-    """Programs of their own in one tenant: one bound for the sum of them; one that is killed is nobody else's end."""
+    """Separate programs in one tenant: one limit for their sum; killing one does not end the others."""
     if not r.managed:
         return
     flags, end = agent_of(r), r.path("end")
-    # A quarter of what the three of them hold.
+    # A quarter of their memory.
     local = 52 * MIB
 
     def start(argv, tag):
         return r.start(argv, tag=tag, local=local, pool=8 * MIB, extra=flags)
 
-    # The first one begins the tenant, and ends before the others do.
+    # The first program creates the tenant, and ends before the others do.
     first = start([r.binary("mem"), "leaf", 64], "leaf")
     victim = start([sys.executable, "-c", HOLDER, end], "victim")
     holder = start([sys.executable, "-c", HOLDER, end], "holder")
@@ -224,7 +223,7 @@ def joined_tenant(r):
     r.wait(first, timeout_s=90)
     r.require(max(sums) <= local + canvas.slack_bytes(local), f"{max(sums) / MIB:.1f} MiB at one time")
     r.note(f"{max(sums) / MIB:.1f} of {local / MIB:.0f} MiB at most")
-    # A family of its own beside it, with forks that share far memory.
+    # A family of another run in the tenant, with forks that share far memory.
     r.wait(start([r.binary("hammer"), 11, 2, 4000, 48], "hammer"), timeout_s=120)
     open(end, "w").close()
     r.wait(holder, timeout_s=90)
@@ -236,7 +235,7 @@ def joined_tenant(r):
     r.require(canvas.find(last, "forks") > 0, "nobody forked")
 
 
-# Pages that do not shrink, read all the time, and checked at the end.
+# Incompressible pages, read all the time, and checked at the end.
 RESIDENT = """
 import hashlib, os, sys, time
 page = lambda i: hashlib.shake_128(b"%d" % i).digest(4000)
@@ -254,7 +253,7 @@ print("right", flush=True)
 # Slow: proactive swap-in left pages far for a minute in one run of four.
 @check("joined-pool", timeout_s=150, modes=("signal",), needs=hostile.no_compiler, slow_only=True)
 def joined_pool(r):
-    """A pool full of copies of pages that are in local memory: it follows its bound, and others of the tenant have it."""
+    """A pool full of copies of local pages: it follows its limit, and other programs of the tenant can use it."""
     if not r.managed:
         return
     flags, end = agent_of(r), r.path("end")
@@ -266,7 +265,7 @@ def joined_pool(r):
     def used():
         return json.loads(ask(r, "status", name, "--json").splitlines()[0])["used"]
 
-    # All of it comes back, and its copies stay.
+    # All pages come back, and their copies stay.
     ask(r, "set", name, "local=72M")
     wait_until(r, "pages come back", lambda: used()["far_pages_bytes"] < 4 * MIB)
     r.require(used()["pool_bytes"] > 4 * MIB, f"no copies are in the pool: {used()}")
@@ -289,7 +288,7 @@ def joined_pool(r):
 @check("joined-servers", timeout_s=200, modes=("signal",), as_user=True,
        needs=servers.missing("redis-server", "memcached"))
 def joined_servers(r):
-    """redis and memcached in one tenant, every value verified; one ends, and the other has its memory."""
+    """redis and memcached in one tenant, every value verified; one ends, and the other gets its memory."""
     if not r.managed:
         return
     flags, n = agent_of(r), 30_000
@@ -329,7 +328,7 @@ def joined_servers(r):
     r.require(canvas.find(stats, "pages_demoted") > 0, "nothing went to the agent")
 
 
-# Pages that cannot be compressed, read in random order or left alone until a file is there, then all checked.
+# Incompressible pages, read in random order or left alone until a file exists, then all checked.
 SWAPPER = """
 import hashlib, os, random, sys, time
 end, n, busy = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "busy"
@@ -350,7 +349,7 @@ print("right", flush=True)
 
 @check("elastic-pools", timeout_s=300, modes=("signal",), slow_only=True)
 def elastic_pools(r):
-    """One pool for two programs: the one that swaps gets what the idle one has, and all when that is over."""
+    """One pool for two programs: the one that swaps gets the idle one's part, and all of it afterwards."""
     if not r.managed:
         return
     socket = r.path("agent.sock")

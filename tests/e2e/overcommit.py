@@ -1,4 +1,5 @@
-"""Hosts that do not overcommit memory (vm.overcommit_memory=2): what canvas reserves is not charged before it is used."""
+"""Hosts that do not overcommit memory (vm.overcommit_memory=2): canvas's reservations are not charged before they
+are used."""
 
 import glob
 import json
@@ -13,8 +14,8 @@ from vm import guest
 from .servers import pg_bin, pg_missing
 from .vm import UNTIL, boot, text
 
-# A host that does not overcommit charges all private memory that can be written to, touched or not. What a program has
-# of it after it has held three times what is local, its answer, and what it has when it has given that back.
+# A host that does not overcommit charges all private writable memory, touched or not. Reports the charge of a
+# program that holds three times its local memory, its answer, and the charge when it has freed that memory.
 HOLDS = """
 import hashlib, mmap
 
@@ -37,12 +38,12 @@ print(right, most, charged())
 """
 LOCAL = 16 * MIB
 # Tables for the first pages of the heap and of mappings, stacks, working memory of a fault and of reclaim, and the
-# pool, in which what is compressed so well takes 4 MiB.
+# pool, in which this compressible data takes 4 MiB.
 OWN_BYTES = 12 * MIB
 
 
 def holds(r, **o):
-    """What the program says: whether it is right, and its charged bytes at most and in the end."""
+    """Output of the program: whether it is right, and its highest and last charge in bytes."""
     argv = [sys.executable, "-c", HOLDS.format(bytes=3 * LOCAL)]
     said = r.call(argv, **o).out().split()
     r.same(said[0], "True", "what is read is what was written")
@@ -51,8 +52,8 @@ def holds(r, **o):
 
 @check("overcommit-charged", normal=ONCE, timeout_s=90)
 def charged(r):
-    """What canvas reserves beside a program's memory counts for little where no memory is overcommitted, whatever the
-    far space could hold."""
+    """Canvas's reservations in addition to a program's memory are small where memory is not overcommitted, whatever
+    the size of the far space."""
     plain = holds(r, canvas_on=False)
     for what, extra in (("pool", ()), ("far", ("--far", "512G", "--to", f"disk:{r.dir}"))):
         managed = holds(r, local=LOCAL, pool=64 * MIB, extra=extra)
@@ -75,8 +76,8 @@ SCRIPT = r"""
 
 @check("overcommit-never", modes=("signal",), slow_only=True, timeout_s=240, needs=guest.missing)
 def never(r):
-    """Under vm.overcommit_memory=2 a program is managed and right; what it gives back it may have again, and what is too
-    much it is refused."""
+    """Under vm.overcommit_memory=2 a program is managed and right; freed memory can be used again, and too much is
+    refused."""
     result = boot(r, SCRIPT.replace("LOCAL", str(LOCAL)), files={"/usr/bin/overcommit": r.binary("overcommit")},
                   timeout_s=220)
     r.same(text(result, "setting"), "2\n", "vm.overcommit_memory")
@@ -91,7 +92,7 @@ def never(r):
     r.note("; ".join(f"{name}{said[name][1].rstrip()}" for name in said))
 
 
-# Rows are sorted, joined and grouped in private memory.
+# Sorts, joins and groups rows in private memory.
 SQL = """
 create temp table t as select i, md5(i::text) as h, repeat(md5((i % 977)::text), 6) as pad
     from generate_series(1, 20000) i;
@@ -142,7 +143,7 @@ def packed(r, bin_dir):
     os.chmod(r.dir, 0o1777)
     argv = [*prefix, f"{bin_dir}/initdb", "-D", r.path("data"), "-U", "canvas", "-A", "trust", "-N", "-E", "UTF8",
             "--locale=C"]
-    # The guest has no database of time zones, and this one is built in.
+    # The guest has no time zone database, and this zone is built in.
     env = {**os.environ, "TZ": "GMT"}
     p = subprocess.run(argv, cwd=r.dir, env=env, capture_output=True, text=True, timeout=120)
     if p.returncode:
@@ -161,7 +162,7 @@ def postgres_missing():
 
 @check("overcommit-postgres", modes=("signal",), timeout_s=600, slow_only=True, needs=postgres_missing)
 def postgres(r):
-    """Under vm.overcommit_memory=2 PostgreSQL is managed, and answers as without."""
+    """Under vm.overcommit_memory=2 PostgreSQL is managed, and gives the same answers as without canvas."""
     bin_dir = pg_bin()
     files = {f"{bin_dir}/{name}": f"{bin_dir}/{name}" for name in ("postgres", "psql", "pg_isready")}
     files |= {"/postgres.tar": packed(r, bin_dir), "/sql": r.write("sql", SQL)}

@@ -1,4 +1,4 @@
-"""What a stranger finds beside the code: the Debian package, the documents, the workflow."""
+"""Deliverables besides the code: the Debian package, the documents, the workflow."""
 
 import os
 import re
@@ -40,8 +40,8 @@ def debian_package(r):
 
 @check("workflow", modes=("signal",), timeout_s=60)
 def workflow(r):
-    """The forge's workflows run `.ci/run`, the Rust version that Cargo.toml requires, every fuzz target, and targets
-    that the Makefile has."""
+    """The forge's workflows run `.ci/run`, the Rust version that Cargo.toml requires, every fuzz target, and
+    existing Makefile targets."""
     texts = {}
     for name in ("ci.yml", "nightly.yml"):
         with open(os.path.join(ROOT, ".github/workflows", name)) as f:

@@ -1,4 +1,4 @@
-"""`canvas run -o codec`, `-o reservations`, `--prefetch`: the same data, and what the report says."""
+"""`canvas run -o codec`, `-o reservations`, `--prefetch`: the same data, and the report's figures."""
 
 import json
 import os
@@ -16,7 +16,8 @@ find = canvas.find
 
 
 def paged(r, name, *flags, mib=64, args=(), **limits):
-    """A built-in program, which checks its own data, under a quarter of it; its answer, the report."""
+    """Runs a built-in program, which checks its own data, with a quarter of it local; returns its answer and the
+    report."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     tag = "-".join([name, *flags]).replace("--", "")
@@ -30,12 +31,12 @@ def paged(r, name, *flags, mib=64, args=(), **limits):
 
 
 def compressed_peak(stats):
-    """Bytes in slots that a whole page does not fit into."""
+    """Bytes in slots that are smaller than a page."""
     return sum(c["peak_bytes"] for c in stats["classes"] if c["slot_bytes"] < 4096)
 
 
-# Fills memory with what lz4 would shrink, and forks; the child checks its copy, then execs a program
-# that does the same in a heap of its own.
+# Fills memory with data that lz4 would compress, and forks; the child checks its copy, then execs a program that
+# does the same in its own heap.
 FAMILY = """
 import os, sys
 def fill(mib):
@@ -57,7 +58,7 @@ print("right" if right(data) and code == 0 else "wrong")
 
 @check("codec-none", as_user=True, timeout_s=120, normal=ONCE)
 def codec_none(r):
-    """Nothing is compressed, pages of one value still store nothing, and the data is the same."""
+    """Nothing is compressed, pages of one value still store nothing, and the data is right."""
     args = ["--seconds", "1"]
     want, plain = paged(r, "random-write", args=args)
     got, stats = paged(r, "random-write", "-o", "codec=none", args=args)
@@ -74,7 +75,7 @@ def codec_none(r):
 
 @check("codec-none-family", normal=ONCE, as_user=True, timeout_s=120)
 def codec_none_family(r):
-    """Forked and exec'd processes inherit it."""
+    """Forked and exec'd processes inherit the setting."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     script = r.write("family.py", FAMILY)
@@ -87,8 +88,8 @@ def codec_none_family(r):
     r.same(compressed_peak(stats), 0, "bytes in slots of less than a page")
 
 
-# Pages of noise and text. In each round a few words of each page change; in the last, all of one page in
-# four. In the end each is compared with what is known of it.
+# Pages of noise and text. In each round a few words of each page change; in the last, all of one page in four. At
+# the end each page is compared with its expected contents.
 COUNTERS = """
 import random, struct
 PAGES, WORDS = 4096, (3, 200, 511)
@@ -116,7 +117,7 @@ print(all(data[i * 4096:(i + 1) * 4096] == want(i) for i in range(PAGES)))
 
 @check("few-words", normal=ONCE, as_user=True, timeout_s=120)
 def few_words(r):
-    """Of pages that changed by a few words these words are stored, and every byte comes back."""
+    """For pages with a few changed words only these words are stored, and every byte comes back."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
@@ -131,10 +132,10 @@ def few_words(r):
 
 @check("stale-copies", as_user=True, timeout_s=120, normal=ONCE)
 def stale_copies(r):
-    """Where the pool is tight, the first write to a page takes its stale copy out of it; else it stays."""
+    """Where the pool is nearly full, the first write to a page removes its stale copy; otherwise the copy stays."""
     args = ["--seconds", "1"]
     want, idle = paged(r, "random-write", args=args)
-    # Little more than it filled: how much that is depends on what the machine does in the time.
+    # Slightly more than it filled, which depends on what the machine does in the time.
     pool = find(idle, "memory")["pool_bytes"]["peak"] * 21 // 20
     got, tight = paged(r, "random-write", args=args, pool=pool)
     r.same(got, want, "answer")
@@ -145,7 +146,7 @@ def stale_copies(r):
 
 @check("hot-copies", as_user=True, timeout_s=120, normal=ONCE)
 def hot_copies(r):
-    """Pages that stay for long do not keep their copies in the pool; pages that are read all alike do."""
+    """Pages that stay local for long lose their copies in the pool; pages that are all read equally keep them."""
     counts = {}
     for load in ("zipf", "sequential"):
         _, stats = paged(r, load, args=["--seconds", "3"])
@@ -157,29 +158,29 @@ def hot_copies(r):
 
 @check("in-line", as_user=True, timeout_s=120)
 def in_line(r):
-    """Where pages leave clean the thread that takes memory frees more of them than where they are written to."""
+    """Where pages are evicted clean, direct reclaim frees more of them than where they are written."""
     shares = {}
     for load in ("random-read", "random-write"):
         _, stats = paged(r, load, args=["--seconds", "1"])
         pages = {who: find(stats, f"reclaim_pages_{who}") for who in ("in_line", "background")}
         shares[load] = pages["in_line"] / sum(pages.values())
         r.same([find(stats, what) for what in ("verify_failures", "anomalies")], [0, 0], load)
-    # A heap that is filled first leaves dirty, and for how long that lasts depends on the host.
+    # A heap that is filled first is evicted dirty, for a time that depends on the host.
     r.require(shares["random-read"] > 3 * shares["random-write"], f"parts freed in line: {shares}")
 
 
 @check("features", as_user=True, timeout_s=150, normal=ONCE)
 def features(r):
-    """Page features tell reads from writes, streams from random access, and how much paging costs."""
+    """Page features distinguish reads from writes, streams from random access, and show the cost of paging."""
     of = {}
     for load in ("sequential", "random-read", "random-write"):
-        # Filling and the check in the end are streams; on a busy host little is done in a second.
+        # The fill and the final check are streams; a busy host does little in a second.
         _, stats = paged(r, load, args=["--seconds", "1" if load == "sequential" else "2"])
         of[load] = stats["features"]
     r.require(of["sequential"]["sequential_ratio"] > 0.9, f"a stream: {of['sequential']}")
     for load in ("random-read", "random-write"):
         r.require(of[load]["sequential_ratio"] < 0.4, f"{load}: {of[load]}")
-    # A heap that is filled first leaves dirty once.
+    # A heap that is filled first is evicted dirty once.
     r.require(of["random-read"]["store_ratio"] < 0.5 < 0.6 < of["random-write"]["store_ratio"],
               f"reads and writes: {of}")
     for load, f in of.items():
@@ -190,19 +191,19 @@ def features(r):
 
 @check("features-slowdown", timeout_s=120, normal=ONCE)
 def features_slowdown(r):
-    """The slowdown that is told follows from processor time and sleep that the same report has counted."""
+    """The reported slowdown follows from the processor time and sleep in the same report."""
     _, stats = paged(r, "random-read", args=["--seconds", "1"])
     ns = {n: find(stats, n) for n in ("fault_cpu_ns", "fault_sleep_ns", "reclaim_cpu_ns", "reclaim_wanted_ns")}
     r.require(ns["fault_cpu_ns"] > 0, f"faults took no processor time: {ns}")
     worked_ns = (stats["time"]["user_s"] + stats["time"]["system_s"]) * 1e9 - ns["reclaim_cpu_ns"]
-    # What the kernel takes to deliver a fault, which is no counter, comes on top.
+    # The kernel's time to deliver a fault, which has no counter, is added.
     least_ns = ns["fault_cpu_ns"] + ns["fault_sleep_ns"] + min(ns["reclaim_wanted_ns"], ns["reclaim_cpu_ns"])
     least = least_ns / max(worked_ns - ns["fault_cpu_ns"], worked_ns / 100)
     told = stats["features"]["slowdown"]
     r.require(told >= 0.99 * min(least, 100), f"{told} is told, and {least:.3f} counted: {ns}, {stats['time']}")
 
 
-# Touches one page in eight of 128 MiB, then waits, and reads a few of them in every turn.
+# Touches one page in eight of 128 MiB, then waits, and reads some of them in each round.
 SPARSE = """
 import mmap, os, random, sys, time
 m = mmap.mmap(-1, 128 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -221,7 +222,7 @@ print("right", flush=True)
 
 @check("features-live", as_user=True, timeout_s=120, normal=ONCE)
 def features_live(r):
-    """`canvas stat` shows features of each interval, of a program that touches little of each block."""
+    """`canvas stat` shows features of each interval, for a program that touches a small part of each block."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     name, end = f"sparse{os.getpid()}", r.path("end")
@@ -251,7 +252,7 @@ def features_live(r):
 
 @check("reservations-off", as_user=True, timeout_s=120, normal=ONCE)
 def reservations_off(r):
-    """Each swap-out allocates its entry; with reservations only a page's first does."""
+    """Without reservations each swap-out allocates its entry; with them only the first of each page does."""
     args = ["--seconds", "1"]
     want, on = paged(r, "random-write", args=args)
     got, off = paged(r, "random-write", "-o", "reservations=off", args=args)
@@ -259,7 +260,7 @@ def reservations_off(r):
     r.same([on["policy"]["reservations"], off["policy"]["reservations"]], [True, False], "policy")
     allocs = lambda s: s["entries"]["allocs_locked"] + s["entries"]["allocs_stocked"]
     share = lambda s: allocs(s) / (find(s, "pages_out") - find(s, "pages_out_zero"))
-    # What came in and went unused keeps its entry, as in the kernel's swap cache.
+    # Pages that were prefetched but not used keep their entries, as in the kernel's swap cache.
     r.require(share(off) > 0.95, f"without: {share(off):.3f} of the swap-outs allocated an entry")
     r.require(share(on) < 0.7, f"with: {share(on):.3f} of the swap-outs allocated an entry")
     r.require(allocs(off) > allocs(on), "fewer allocations without")
@@ -268,9 +269,9 @@ def reservations_off(r):
     r.require(locked < allocs(on) / 4, f"{locked} of {allocs(on)} allocations took the lock")
 
 
-# Pages of which a few are used all the time and all are used again and again, a quarter of them written
-# to; each is half noise, so that it is stored at about half of its size. In the end each is compared with
-# what is known of it.
+# Pages of which a few are in constant use and all are used repeatedly, a quarter of them written; each is half
+# noise, so that it is stored in about half of its size. At the end each page is compared with its expected
+# contents.
 EPOCHS = """
 import random
 SIZE, PAGES, STEPS = 4096, 16 << 10, 250_000
@@ -299,7 +300,7 @@ print(sum(writes))
 
 @check("reservations-dropped", as_user=True, timeout_s=180, normal=ONCE)
 def reservations_dropped(r):
-    """Where the far limit is near, hot pages lose their reservations and allocate entries anew."""
+    """When far memory is nearly full, hot pages lose their reservations and allocate new entries."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
@@ -322,7 +323,7 @@ def reservations_dropped(r):
 
 @check("prefetch-policies", as_user=True, timeout_s=180, normal=(("signal", None),))
 def prefetch_policies(r):
-    """A sequential reader: every prefetcher brings most of it in, and that is used."""
+    """A sequential reader: every prefetcher brings in most pages, and they are used."""
     args = ["--seconds", "1"]
     answers = set()
     for who in ("streams", "leap", "readahead", "auto"):
@@ -331,12 +332,12 @@ def prefetch_policies(r):
         p = stats["prefetch"]
         r.same(stats["policy"]["prefetch"], who, "policy.prefetch")
         r.require(p["issued"] > 1000, f"{who}: {p['issued']} pages prefetched")
-        # The streams' figure is an estimate from below: a page that was left unmapped may be written
-        # out of a small swap cache before the reader comes to it.
+        # The figure of `streams` is a lower bound: an unmapped page may be written out of a small swap cache before
+        # the reader comes to it.
         r.require(p["accuracy"] > (0.3 if who in ("streams", "auto") else 0.8), f"{who}: {p}")
         r.require(p["contribution"] > 0.6, f"{who}: {p}")
         if who in ("leap", "readahead"):
-            # Each page waits in the swap cache, so that each use is a fault that hits.
+            # Each page waits in the swap cache, so each use is a swap-cache hit.
             r.same(p["used"], stats["swap_cache"]["prefetch_hits"], f"{who}: used, hits")
     for flags in (["-o", "prefetch=none"], ["-o", "prefetch=none"]):
         answer, stats = paged(r, "sequential", *flags, args=args)
@@ -346,8 +347,8 @@ def prefetch_policies(r):
     r.same(len(answers), 1, f"answers {answers}")
 
 
-# One thread reads every third page of an array in order, one reads records of 16 pages in random order,
-# their pages out of order, and one reads single pages at random. Each page begins with its number.
+# One thread reads every third page of an array in order, one reads records of 16 pages in random order, with their
+# pages out of order, and one reads random single pages. Each page begins with its number.
 MIXED = """
 import threading
 import numpy as np
@@ -381,7 +382,7 @@ print("right" if all(right) and len(right) == 6 else "wrong")
 
 @check("prefetch-auto", normal=ONCE, as_user=True, timeout_s=180)
 def prefetch_auto(r):
-    """Records in random order beside a strided and a random reader: only theirs are brought in whole."""
+    """Records in random order next to a strided and a random reader: only records are brought in whole."""
     if not r.managed or python_missing():
         raise Skip(python_missing() or "says nothing without canvas")
     script = r.write("mixed.py", MIXED)
@@ -402,13 +403,13 @@ def prefetch_auto(r):
             r.require(used > 0.25 * beside, f"{used} of {beside} pages beside a fault were used")
         else:
             r.same(beside, 0, f"{who}: pages beside a fault")
-    # What a stream finds depends on how the threads are scheduled, so `none` is what this is held to.
+    # The streams found depend on the scheduling of the threads, so `none` is the baseline.
     r.require(far["auto"] < 0.6 * far["none"], f"far faults {far}")
 
 
 @check("prefetch-streams-of-threads", normal=ONCE, timeout_s=120, modes=("signal", "thread"), **hostile.C)
 def prefetch_streams_of_threads(r):
-    """Eight threads that each read four arrays side by side: no thread's streams displace another's."""
+    """Eight threads that each read four arrays in parallel: no thread's streams displace another's."""
     c = r.call([r.binary("streams")], tag="streams", local=40 * MIB, pool=256 * MIB)
     r.require(c.out().startswith("ok "), f"closing line {c.out()!r}")
     if not r.managed:
@@ -424,7 +425,7 @@ def prefetch_streams_of_threads(r):
 
 @check("first-writes", timeout_s=240, modes=("signal", "thread"), normal=ONCE, **hostile.C)
 def first_writes(r):
-    """Pages come in write-protected where they are read, and every kind of first write is seen."""
+    """Pages are faulted in write-protected where they are read, and every kind of first write is noticed."""
     c = r.call([r.binary("protected")], tag="protected", local=12 * MIB, pool=256 * MIB)
     r.require(c.out().strip() == "ok", f"closing line {c.out()!r}")
     if not r.managed:
@@ -438,7 +439,7 @@ def first_writes(r):
 
 @check("prefetch-policies-threads", as_user=True, timeout_s=180, normal=ONCE)
 def prefetch_policies_threads(r):
-    """Four threads that write at random, whose pages wait in the swap cache when prefetched."""
+    """Four threads that write at random, with prefetched pages waiting in the swap cache."""
     args = ["--seconds", "1", "--threads", "4"]
     answers = {paged(r, "random-write", "-o", f"prefetch={who}", args=args)[0]
                for who in ("leap", "readahead", "auto")}

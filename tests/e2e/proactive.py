@@ -1,4 +1,4 @@
-"""Proactive swap-in: while local memory is free, what left last comes back before it is touched."""
+"""Proactive swap-in: while local memory is free, the pages evicted last come back before they are touched."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from lib.harness import MIB, ONCE, check
 
 from .operate import ask, wait_until
 
-# Fills memory A, lets others push it out, and waits; then tells what was faulted for A, and whether it is right.
-# Pages of A are all different. What pushes is named first: memory of its own that it unmaps, a child that
-# fills and ends, or nobody.
+# Fills memory A, has it evicted, and waits; then reports the faults on A, and whether it is right. Pages of A are
+# all different. The first argument names what evicts A: memory that the program unmaps, a child that fills and
+# ends, or nothing.
 PUSHED = """
 import hashlib, mmap, os, sys, time
 what, mib, end = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -92,7 +92,7 @@ def ends_right(r, c, end):
 
 
 def comes_back(r, c, name, end, far_before):
-    """What was far comes back, and is not faulted for when it is touched."""
+    """Far pages come back, and cause no faults when they are touched."""
     r.require(far_before > 12 * MIB, f"{far_before} bytes are far: the test shows nothing")
     wait_until(r, "pages come back by themselves", lambda: far_bytes(r, name) < MIB)
     stats = ends_right(r, c, end)
@@ -103,7 +103,7 @@ def comes_back(r, c, name, end, far_before):
 
 @check("proactive-unmap", normal=ONCE, timeout_s=150)
 def proactive_unmap(r):
-    """Memory that is unmapped is used for what had left, and nothing of that is faulted for."""
+    """Memory freed by an unmap is used for evicted pages, which then cause no faults."""
     if not r.managed:
         return
     c, name, end = pushed(r, "unmap", local=48 * MIB, pool=64 * MIB)
@@ -114,14 +114,14 @@ def proactive_unmap(r):
     faults = canvas.find(stats, "faults_far")
     r.require(faults < came // 4, f"{faults} far faults, though {came} pages came back before")
     used = canvas.find(stats, "pages_in_proactive_used")
-    # Where the swap cache is more than half full, none is looked at.
+    # While the swap cache is more than half full, no page is looked up.
     r.require(used > came // 5, f"{used} of {came} pages were found used, though all were")
     r.note(f"{came} pages came back, {used} found used, {faults} far faults")
 
 
 @check("proactive-sibling", normal=ONCE, timeout_s=150)
 def proactive_sibling(r):
-    """A sibling that exits leaves its memory to what its neighbour had lost."""
+    """A sibling that exits leaves its memory to its neighbour's evicted pages."""
     if not r.managed:
         return
     end, name = r.path("end"), f"siblings{os.getpid()}"
@@ -139,7 +139,7 @@ def proactive_sibling(r):
 
 @check("proactive-child", normal=ONCE, timeout_s=150)
 def proactive_child(r):
-    """A fork's child pushes its parent's pages out, and ends: they come back."""
+    """A fork's child evicts its parent's pages, and ends: they come back."""
     if not r.managed:
         return
     c, name, end = pushed(r, "child", local=48 * MIB, pool=64 * MIB)
@@ -153,7 +153,7 @@ def proactive_child(r):
 
 @check("proactive-deep", timeout_s=200, modes=("signal",))
 def proactive_deep(r):
-    """What has left the pool for a disk comes back by the pool, when both have room."""
+    """Pages demoted to a disk come back through the pool, when both have room."""
     if not r.managed:
         return
     c, name, end = pushed(r, "unmap", local=48 * MIB, pool=6 * MIB,
@@ -167,7 +167,7 @@ def proactive_deep(r):
     r.note(f"{came} pages came back, {canvas.find(stats, 'pages_promoted')} raised")
 
 
-# Touches pages at random, more of them than there is room for, and checks what it reads.
+# Touches random pages, more than fit, and checks them.
 BUSY = """
 import mmap, random
 n, rounds = 16384, 60000
@@ -184,7 +184,7 @@ print("right")
 
 @check("proactive-busy", normal=ONCE, timeout_s=150)
 def proactive_busy(r):
-    """A program that uses all of its limit: nothing comes in besides what it asks for, and nothing leaves for it."""
+    """A program that uses all of its limit: no pages come in except by its faults, and none are evicted for others."""
     if not r.managed:
         return
     counts = {}
@@ -204,7 +204,7 @@ def proactive_busy(r):
 
 @check("proactive-unused", timeout_s=200, normal=ONCE)
 def proactive_unused(r):
-    """What comes back and leaves again unused makes it come less and less often."""
+    """Pages that come back and are evicted unused make swap-in less and less frequent."""
     if not r.managed:
         return
     cycles = 14
@@ -220,7 +220,7 @@ def proactive_unused(r):
 
 @check("proactive-set", timeout_s=150, modes=("signal",))
 def proactive_set(r):
-    """Threshold and batch by variable, configuration file and `canvas set`; what is wrong changes nothing."""
+    """Threshold and batch by variable, configuration file and `canvas set`; a wrong value changes nothing."""
     if not r.managed:
         return
     name = f"settings{os.getpid()}"
@@ -245,7 +245,7 @@ def proactive_set(r):
     says(r, c, "freed")
     far = far_bytes(r, name)
     time.sleep(1)
-    # The program waits for a file, and needs a few of its own pages for that.
+    # The program polls for a file, and needs some of its own pages for that.
     r.require(far_bytes(r, name) >= far - MIB, "pages came back though it is off")
     ask(r, "set", name, "proactive-threshold=4M", "proactive-batch=64K")
     r.same(limits(), (4 * MIB, 64 << 10), "what was set")

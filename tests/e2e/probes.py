@@ -6,8 +6,8 @@ import subprocess
 
 from lib.harness import MIB, Skip, WantOfRoot, check
 
-# A command, with probes on three functions of libc: where tracefs is to be mounted, the probes' group, libc, and the
-# functions' places come before it.
+# Runs a command with probes on three functions of libc. Arguments: mount point of tracefs, the probes' group, libc,
+# the functions' offsets, the command.
 WITH_PROBES = """
 home=$1 group=$2 libc=$3
 shift 3
@@ -38,7 +38,7 @@ def places(libc, names):
 
 @check("uprobes", modes=("signal", "thread"), timeout_s=60, needs=missing)
 def uprobes(r):
-    """Programs act as they do without the probes."""
+    """Programs behave as without the probes."""
     program = r.session.compile("probed")
     out = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     libc = next(os.path.realpath(w[2]) for w in map(str.split, out.splitlines()) if w[0] == "libc.so.6")

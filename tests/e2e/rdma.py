@@ -19,7 +19,7 @@ LIBRARY = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"
 DRIVER = "/etc/libibverbs.d/rxe.driver"
 LOADER = "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
 PROVIDERS = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"
-# A device over the loopback interface, and the wait until its port is up.
+# A device over the loopback interface; waits until its port is up.
 DEVICE = """
 rdma link add rxe0 type rxe netdev lo || exit 20
 for i in 1 2 3 4 5 6 7 8 9 10; do
@@ -28,8 +28,8 @@ for i in 1 2 3 4 5 6 7 8 9 10; do
 done
 ulimit -l unlimited
 """
-# A donor, started and waited for; and a program that checks what it reads, which runs until `finish`.
-# Words of its status file (tests/c/far_pages.c): 0 ready, 1 pages read, 4 stop.
+# Starts and ends a donor; runs a program that checks what it reads until `finish`. Words of its status file
+# (tests/c/far_pages.c): 0 ready, 1 pages read, 4 stop.
 COMMANDS = """
 donor() {
     : > /run/donor
@@ -66,12 +66,12 @@ def missing():
 
 
 def verbs():
-    """What verbs need in a guest: {path in the guest: path here}."""
+    """Files that verbs need in a guest: {path in the guest: path here}."""
     found = [os.path.realpath(LIBRARY), *glob.glob(PROVIDERS)]
     files = {path: path for path in found}
     for path in found:
         files.update(libraries(path))
-    # The loader finds itself among the libraries when it loads some apart.
+    # The loader is among the libraries when some of them are loaded separately.
     return {**files, LIBRARY: os.path.realpath(LIBRARY), DRIVER: DRIVER, LOADER: os.path.realpath(LOADER)}
 
 
@@ -86,7 +86,7 @@ HEADER = "/usr/include/infiniband/verbs.h"
 @check("rdma-layout", modes=("signal",), timeout_s=30,
        needs=lambda: None if os.path.exists(HEADER) else f"no {HEADER} (Debian package libibverbs-dev)")
 def layout(r):
-    """The bindings' sizes, offsets and numbers are those of the C header, says the C compiler."""
+    """The bindings' sizes, offsets and numbers agree with the C header, as compiled."""
     with open(os.path.join(ROOT, "crates", "canvas-rdma", "src", "abi.rs"), encoding="utf-8") as f:
         source = f.read()
     claims = [f"{name} == {value}" for name, value in re.findall(r"pub const (IBV_\w+): \w+ = ([\d <]+);", source)]
@@ -115,7 +115,7 @@ def layout(r):
 
 @check("rdma-rights", modes=("signal",), slow_only=True, timeout_s=400, needs=missing)
 def rights(r):
-    """Keys open what they were given for, as long as it is lent, and reads are timed beside TCP."""
+    """Keys allow access only to their range and as long as it is lent; reads are timed against TCP."""
     result = rdma_boot(r, "rdma_check 127.0.0.1 1000 > /out/check.json || exit 10\n",
                        files={"/usr/bin/rdma_check": example("rdma_check")}, timeout_s=300)
     for turn in json.loads(text(result, "check.json"))["latency"]:
@@ -125,7 +125,7 @@ def rights(r):
 
 
 def judged(r, result):
-    """The report of the program, which was right; and the donor's last word."""
+    """Report of the program, which was right; and the donor's last state."""
     r.require(text(result, "said").startswith("every byte right"), text(result, "said"))
     stats = json.loads(text(result, "stats.json"))
     far = stats["far"]
@@ -140,7 +140,8 @@ def judged(r, result):
 
 @check("rdma-run", modes=("signal",), slow_only=True, timeout_s=240, needs=missing)
 def run(r):
-    """A program pages over RDMA, with no other copy: every byte right, and not through the donor's hands."""
+    """A program pages over RDMA, without another copy: every byte is right, and the donor's processor is not
+    involved."""
     result = rdma_boot(r, """
         donor
         program --copies 1
@@ -154,17 +155,17 @@ def run(r):
     """, files={"/usr/bin/far_pages": r.binary("far_pages")}, disks=(512,), timeout_s=r.size(220, 220))
     stats, counters = judged(r, result)
     r.require(counters["exposed_slabs"] > 0, f"no slab was exposed: {counters}")
-    # Only what came before the slab was exposed went over the session.
+    # Only reads before the slab was exposed went over the session.
     r.require(counters["reads"] < stats["far"]["reads"] / 4,
               f"{counters['reads']} of {stats['far']['reads']} reads went over the session")
-    # Its threads read by queue pairs of their own, once these were joined.
+    # Its threads read over their own queue pairs, once these were connected.
     r.require(stats["far"]["lane_pair_reads"] > 100, f"reads by queue pairs: {stats['far']}")
     r.same(counters["refused"], 0, "requests that the donor refused")
 
 
 @check("rdma-lanes", modes=("signal",), slow_only=True, timeout_s=500, needs=missing)
 def rdma_lanes(r):
-    """Programs read by queue pairs of their own, and go on without them whatever they do to their descriptors."""
+    """Programs read over their own queue pairs, and go on without them whatever they do to their descriptors."""
     whats = ("nothing", "fork", "close", "replace", "unshare", "filter")
     result = rdma_boot(r, f"""
         donor
@@ -190,7 +191,7 @@ def rdma_lanes(r):
         r.note(f"{what}: {far['reads']} reads, {far['lane_reads']} over lanes, {by_pair} by queue pairs, "
                f"{far['lane_failures']} not; " + "; ".join(text(result, what + ".err").splitlines()))
         r.require(by_pair > far["reads"] / (2 if what == "nothing" else 20), f"{what}: {far}")
-    # In an emulated machine: what it says is which way needs less of the processors.
+    # In an emulated machine the note only shows which way needs less processor time.
     for name in ("nothing", "connections", "agent"):
         far = json.loads(text(result, name + ".json"))["far"]
         r.note(f"{name}: a page after {far['fault_read_ns'] / far['fault_reads'] / 1000:.0f} us on average, "
@@ -201,8 +202,8 @@ def rdma_lanes(r):
 
 @check("rdma-lanes-turns", modes=("signal",), slow_only=True, timeout_s=400, needs=missing)
 def turns(r):
-    """Two tenants of one agent: who is alone reads by queue pairs, beside another one over connections, and then by queue
-    pairs again."""
+    """Two tenants of one agent: one alone reads over queue pairs, next to another one over connections, and then
+    over queue pairs again."""
     result = rdma_boot(r, """
         donor
         mkdir -p /run/canvas
@@ -252,7 +253,7 @@ def turns(r):
 
 @check("rdma-evicted", modes=("signal",), slow_only=True, timeout_s=240, needs=missing)
 def evicted(r):
-    """A donor takes back its memory, with the only copy in it: all of it goes to the other, over RDMA."""
+    """A donor takes back its memory, with the only copy in it: all of it moves to the other donor, over RDMA."""
     result = rdma_boot(r, """
         # What the host of donor $1 says of its memory, in MiB; in one step, or half of it could be read.
         available() {
@@ -293,7 +294,7 @@ def evicted(r):
     r.same(came["counters"]["evicted_slabs"], before["slabs"], "slabs that went")
     r.same(came["counters"]["evicted_late_slabs"], 0, "slabs that were freed before they were moved")
     r.same(to["evicted_slabs"], 0, "slabs that the other donor told to go")
-    # Only what came before a slab was exposed went over the session.
+    # Only reads before a slab was exposed went over the session.
     over_session = came["counters"]["reads"] + to["reads"]
     r.require(over_session < stats["far"]["reads"] / 4,
               f"{over_session} of {stats['far']['reads']} reads went over the session")
@@ -303,7 +304,7 @@ def evicted(r):
 
 @check("rdma-donor-killed", modes=("signal",), slow_only=True, timeout_s=400, needs=missing)
 def donor_killed(r):
-    """The donor is killed under load, again and again: the disk has it all, and it is used again."""
+    """The donor is killed under load, repeatedly: the disk has all data, and the donor is used again."""
     kills = 5
     result = rdma_boot(r, f"""
         donor

@@ -1,4 +1,4 @@
-"""Programs that people run every day, at a quarter of their memory: what they say is what they say without canvas.
+"""Common programs with a quarter of their memory local: their output equals that without canvas.
 
 Each is a row of PROGRAMS; a row's function prepares its files, runs it, and returns the answer.
 """
@@ -16,7 +16,7 @@ from .servers import missing
 
 
 def digest(path):
-    """Of all files below a directory, with their names."""
+    """Digest of all files below a directory, with their names."""
     found = hashlib.sha256()
     for home, dirs, files in os.walk(path):
         dirs.sort()
@@ -39,7 +39,7 @@ def tree(r, files):
 
 
 def shell(r, script, tag, **env):
-    """Runs a script of several steps in the test's directory; its output."""
+    """Runs a script of several steps in the test's directory; returns its output."""
     return r.call(["bash", "-euo", "pipefail", "-c", script], tag=tag, env=env).out()
 
 
@@ -73,7 +73,7 @@ export const made{i} = (n: number) => {{
 
 
 def typescript(r):
-    """A project is compiled, and its program run."""
+    """Compiles a project, and runs its program."""
     count = r.size(40, 400)
     files = {f"src/m{i}.ts": MODULE.format(i=i) for i in range(count)}
     files["src/main.ts"] = "".join(f'import {{ made{i} }} from "./m{i}";\n' for i in range(count)) + (
@@ -87,7 +87,7 @@ def typescript(r):
 
 
 def npm(r):
-    """A package is packed, and installed as another's dependency, without a network."""
+    """Packs a package, and installs it as another's dependency, without a network."""
     tree(r, {
         "leaf/package.json": '{"name": "leaf", "version": "1.2.3", "main": "index.js"}',
         "leaf/index.js": "module.exports = n => n * 7;\n",
@@ -126,7 +126,7 @@ def cpython(name, *without):
 
 # -- fio -----------------------------------------------------------------------------------------
 def fio(engine, blocks, refused_by=None):
-    """Writes at random, then reads all and compares; `refused_by` is what fio says where canvas refuses an engine."""
+    """Writes at random, then reads all and compares; `refused_by` is fio's message where canvas refuses an engine."""
 
     def run(r):
         argv = ["fio", "--name=verify", f"--directory={r.dir}", f"--ioengine={engine}", "--rw=randwrite",
@@ -218,7 +218,7 @@ def git(r):
 
 
 def c_build(r):
-    """make -j2, link-time optimisation included; the program is the same to the byte."""
+    """make -j2 with link-time optimisation; the program is equal to the byte."""
     count = r.size(8, 60)
     files = {f"m{i}.c": f"""#include <stdlib.h>
 #include <string.h>
@@ -275,7 +275,7 @@ pub fn work(n: u64) -> u64 {{
                  RUSTUP_HOME=os.environ.get("RUSTUP_HOME", f"{home}/.rustup"), CARGO_TARGET_DIR=r.path("rust/target"))
 
 
-# Each in both modes, at a quarter. What of it the quick suite has (`normal`): None where the slow one alone has it.
+# Each in both modes, at a quarter. `normal`: the modes in the quick suite; None if only the slow suite runs it.
 BOTH, SIGNAL, THREAD = (("signal", 25), ("thread", 25)), (("signal", 25),), (("thread", 25),)
 USER = {"as_user": True}
 PROGRAMS = [
@@ -294,13 +294,13 @@ PROGRAMS = [
     ("rust-build", rust_build, missing("cargo"), None, {}),
 ]
 CPYTHON = [
-    # name, normal, parts of the names of tests that are left out
+    # name, normal, substrings of the names of tests to leave out
     ("fork1", SIGNAL), ("mmap", BOTH), ("posix", THREAD), ("os", None), ("thread", BOTH), ("signal", None),
     ("threading", None),
     # `test_user` has a child without root's rights, which --require refuses in thread mode (G23).
     ("subprocess", None, "test_user"),
 ]
-# Interpreters that test themselves are hundreds of small processes: few pages leave.
+# Interpreters that test themselves are hundreds of small processes: few pages are evicted.
 PROGRAMS += [(f"cpython-{name}", cpython(f"test_{name}", *without), cpython_missing, normal, {"paged": False})
              for name, normal, *without in CPYTHON]
 

@@ -1,4 +1,4 @@
-"""`lab report`: the page in a browser, light and dark. Are the plots drawn, does it stay alone?"""
+"""`lab report`: the page in a browser, light and dark. Are the plots drawn, and does the page request nothing?"""
 
 import json
 import os
@@ -10,7 +10,7 @@ from lib.harness import TESTS, Failure, check
 
 from .command import canvas_only
 
-# Every plot, its legend's colours as the page shows them, and the line or bar for each.
+# Every plot, its legend's colours as shown on the page, and the line or bar for each.
 FIGURES = """
 [...document.querySelectorAll('figure')].map(f => {
   const box = f.querySelector('svg').getBoundingClientRect();
@@ -25,7 +25,7 @@ FIGURES = """
 
 
 def python():
-    """An interpreter that can read pictures."""
+    """An interpreter that can read images."""
     for exe in ("/usr/bin/python3", sys.executable):
         if subprocess.run([exe, "-c", "import numpy, PIL"], capture_output=True).returncode == 0:
             return exe
@@ -37,7 +37,7 @@ def needs():
 
 
 def look(r, page, dark):
-    """Checks each plot of the loaded page by its pixels; the plots."""
+    """Checks each plot of the loaded page by its pixels; returns the plots."""
     name = "dark" if dark else "light"
     image = page.screenshot(r.path(f"{name}.png"))
     ground = page.value("getComputedStyle(document.body).backgroundColor")
@@ -57,7 +57,7 @@ def look(r, page, dark):
 
 @check("report", modes=("signal",), timeout_s=90, needs=needs)
 def report(r):
-    """A realistic file gives a page whose every plot is drawn, and that talks to nobody."""
+    """A realistic file gives a page with every plot drawn, and without any request."""
     canvas_only(r)
     results, output = r.path("results.jsonl"), r.path("report.html")
     samples.write(results, samples.realistic(7))
@@ -78,7 +78,7 @@ def report(r):
         r.require(len(figures) >= 19, f"{len(figures)} plots")
         r.require(page.value("document.title") == "canvas in the laboratory", "a name in the results ran as a script")
         r.same(page.value("document.scripts.length"), 0, "scripts on the page")
-        # A telephone: tables scroll in their frames, the page does not.
+        # A phone: tables scroll in their frames, the page does not.
         page.open(output, 400, False)
         r.require(page.value("document.documentElement.scrollWidth <= innerWidth"), "too wide for 400 pixels")
         other = [u for u in page.requests if u != "file://" + output]

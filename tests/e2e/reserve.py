@@ -1,4 +1,4 @@
-"""The host's reserve: tenants that grow without end in a control group with a limit, which is their host."""
+"""The host's reserve: tenants that grow without end in a control group with a limit, which acts as their host."""
 
 import json
 import os
@@ -16,7 +16,7 @@ RESERVE_BYTES = LIMIT_BYTES // 20
 
 
 class Group:
-    """A control group of ours with a limit on memory, of version 1 or 2; gone when closed."""
+    """A control group with a memory limit, of version 1 or 2; removed when closed."""
 
     def __init__(self, limit_bytes=LIMIT_BYTES):
         self.limit_bytes = limit_bytes
@@ -60,11 +60,11 @@ class Group:
             f.write(str(text))
 
     def prefix(self):
-        """Starts what follows in the group."""
+        """Command prefix that starts a command in the group."""
         return ["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh"]
 
     def available(self):
-        """What the group can still use: pages of files are taken back."""
+        """Memory that the group can still use, with reclaimable page cache."""
         used = self._read(f"{self.path}/{('memory.usage_in_bytes', 'memory.current')[self.version - 1]}")
         stat = dict(line.split() for line in self._read(f"{self.path}/memory.stat").splitlines())
         before = ("total_", "")[self.version - 1]
@@ -72,7 +72,7 @@ class Group:
         return self.limit_bytes - max(0, int(used) - files)
 
     def anonymous_and_shared(self):
-        """What of its memory is no copy of a file on a disk."""
+        """Memory of the group that is not page cache."""
         stat = dict(line.split() for line in self._read(f"{self.path}/memory.stat").splitlines())
         return sum(int(stat[name]) for name in (("total_rss", "total_shmem"), ("anon", "shmem"))[self.version - 1])
 
@@ -84,7 +84,7 @@ class Group:
                 continue
 
     def kills(self):
-        """Processes that the kernel has killed here for want of memory."""
+        """Processes of the group that the kernel killed because memory was short."""
         text = self._read(f"{self.path}/{('memory.oom_control', 'memory.events')[self.version - 1]}")
         return sum(int(n) for line in text.splitlines() for k, n in [line.split()] if k == "oom_kill")
 
@@ -128,7 +128,7 @@ def end(r, runs):
 
 @check("host-reserve", host=True, timeout_s=180, modes=("signal",))
 def host_reserve(r):
-    """Without far memory: pools stop growing and new memory is refused, with a sentence; nobody is killed."""
+    """Without far memory: pools stop growing and new memory is refused, with a sentence; no process is killed."""
     if not r.managed:
         return
     group = Group()
@@ -153,7 +153,7 @@ def host_reserve(r):
 
 @check("host-reserve-far", host=True, timeout_s=240, modes=("signal",))
 def host_reserve_far(r):
-    """With far memory: pools spill instead, and every tenant gets all that it wants."""
+    """With far memory: pools demote pages instead, and every tenant gets all the memory it wants."""
     if not r.managed:
         return
     group = Group()
@@ -174,7 +174,7 @@ def host_reserve_far(r):
 
 @check("pool-default", host=True, timeout_s=60, modes=("signal",))
 def pool_default(r):
-    """Without --pool the pool is half of the memory that the control group lets a run use."""
+    """Without --pool the pool is half of the memory that the control group allows a run."""
     if not r.managed:
         return
     group = Group()

@@ -1,4 +1,4 @@
-"""redis, memcached and PostgreSQL: every answer is checked against what was stored."""
+"""redis, memcached and PostgreSQL: every answer is compared with what was stored."""
 
 import functools
 import glob
@@ -27,7 +27,7 @@ def missing(*commands):
 # -- redis -------------------------------------------------------------------------------------
 @functools.cache
 def redis_debug():
-    """What allows DEBUG, which redis before 7 always does."""
+    """The flag that allows DEBUG, which redis before 7 always allows."""
     said = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout
     version = re.search(r"v=(\d+)", said)
     return [] if version and int(version[1]) < 7 else ["--enable-debug-command", "yes"]
@@ -101,7 +101,7 @@ def redis(r):
                     raise Failure(f"{b[:2]}: got {str(got)[:120]}, expected {e[:60]}")
 
     traffic(rounds)
-    # The server runs commands one by one: the snapshot is the state at BGSAVE's answer.
+    # The server runs commands one by one: the snapshot has the state at BGSAVE's answer.
     snapshot = list(versions)
     if not client.do(b"BGSAVE").startswith(b"Background saving started"):
         raise Failure("BGSAVE refused")

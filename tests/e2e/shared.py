@@ -1,4 +1,5 @@
-"""Memory that forks share (`canvas run --shared`): evicted once for all, right for each, whoever is killed."""
+"""Memory that forks share (`canvas run --shared`): evicted for all processes at once, right for each, whichever is
+killed."""
 
 import json
 import os
@@ -18,11 +19,11 @@ SIGNAL = {"modes": ("signal",)}
 
 
 def judge_shared(r, child, bound_bytes, threads, least_out=1000):
-    """What the report says of the shared pages: they were evicted, within the bound, and none was damaged."""
+    """Checks the report's figures of shared pages: they were evicted, within the limit, and none was damaged."""
     stats = r.load_stats(child)
     shared, counters = stats["shared"], stats["counters"]
     r.require(shared["limit_bytes"] == bound_bytes, f"limit: {shared}")
-    # A fill for each thread at most.
+    # At most one page in flight per thread.
     most = bound_bytes + (threads + 1) * 4096
     r.require(shared["resident_bytes"]["peak"] <= most, f"over the bound: {shared}")
     r.require(counters["shared_pages_out"] >= least_out, f"hardly anything was evicted: {counters}")
@@ -36,7 +37,7 @@ def judge_shared(r, child, bound_bytes, threads, least_out=1000):
 
 
 def judge_beyond(r, child):
-    """What the report says of shared pages beyond the pool: they went there and came back, and nothing failed."""
+    """Checks the report's figures of shared pages beyond the pool: they went there and came back without failures."""
     stats = r.load_stats(child)
     counters = stats["counters"]
     for what in ("shared_pages_demoted", "shared_pages_in_beyond_pool"):
@@ -47,7 +48,7 @@ def judge_beyond(r, child):
 
 
 def counting(r, workers, kill_every_us, bound=2, **o):
-    """The workload with each seed; the children, which were right."""
+    """Runs the workload with each seed; returns the children, which were right."""
     extra, children = o.pop("extra", ()), []
     for seed in seeds(r, r.size(2, 4)):
         c = r.call([r.binary("shared"), seed, workers, 2000, r.size(4, 30), kill_every_us],
@@ -61,24 +62,24 @@ def counting(r, workers, kill_every_us, bound=2, **o):
 
 @check("shared", timeout_s=400, paged=False, **SIGNAL, **C)
 def shared(r):
-    """Four processes write to and check 8 MiB under a bound of 2 MiB, by stores and by system calls."""
+    """Four processes write and check 8 MiB under a limit of 2 MiB, by stores and by system calls."""
     counting(r, 4, 0)
 
 
 @check("shared-kill", timeout_s=400, paged=False, **SIGNAL, **C)
 def shared_kill(r):
-    """The same with a random one killed every 5 ms, and seven of them."""
+    """Seven processes, of which a random one is killed every 5 ms."""
     counting(r, 7, 5000)
 
 
 def beyond(r):
-    """A pool of which shared pages leave soon, and where to."""
+    """A pool from which shared pages are soon demoted, and their destination."""
     return {"bound": 1, "pool": MIB, "extra": ("--far", "512M", "--to", f"disk:{r.dir}")}
 
 
 @check("shared-far", timeout_s=400, paged=False, **SIGNAL, **C)
 def shared_far(r):
-    """Four processes' shared pages, most of them on disk, beyond a pool of 1 MiB; nothing there fails."""
+    """Four processes' shared pages, most of them on disk, beyond a pool of 1 MiB, without failures."""
     for c in counting(r, 4, 0, **beyond(r)):
         counters = judge_beyond(r, c)["counters"]
         r.same(counters["beyond_pool_failures"], 0, "beyond_pool_failures")
@@ -86,14 +87,16 @@ def shared_far(r):
 
 @check("shared-far-kill", timeout_s=400, paged=False, **SIGNAL, **C)
 def shared_far_kill(r):
-    """The same with a random one of seven killed every 5 ms: reading, writing, or ending what another wrote."""
+    """Shared pages on disk, with a random one of seven processes killed every 5 ms: while reading, writing, or
+    completing another's write."""
     for c in counting(r, 7, 5000, **beyond(r)):
         judge_beyond(r, c)
 
 
 @check("shared-far-agents", timeout_s=200, paged=False, **SIGNAL, **C)
 def shared_far_agents(r):
-    """The same at the host's agent, which is replaced and killed while it reads and writes, and processes as well."""
+    """Shared pages at the host's agent, which is replaced and killed while it reads and writes; processes are
+    killed as well."""
     if not r.managed:
         return
     socket = r.path("agent.sock")
@@ -141,7 +144,7 @@ wait(2)
 
 @check("shared-far-freed", timeout_s=120, paged=False, **SIGNAL)
 def shared_far_freed(r):
-    """What a process wrote that has ended is there, beyond the pool; slabs are given back when all is unmapped."""
+    """Pages written by a process that has ended are there, beyond the pool; slabs are freed when all is unmapped."""
     if not r.managed:
         return
     name, ends = f"freer{os.getpid()}", [r.path("first"), r.path("second")]
@@ -187,7 +190,7 @@ assert child == 0 or os.waitpid(child, 0)[1] == 0
 
 @check("shared-ahead", timeout_s=200, paged=False, **SIGNAL)
 def shared_ahead(r):
-    """Who reads in order has most of what it needs brought ahead, from the pool and from beyond it; others nothing."""
+    """A sequential reader has most of its pages prefetched, from the pool and from beyond it; others have none."""
     if not r.managed:
         return
     far = ("--far", "512M", "--to", f"disk:{r.dir}")
@@ -208,13 +211,13 @@ def shared_ahead(r):
 
 @check("shared-crafted", timeout_s=60, paged=False, **SIGNAL, **C)
 def shared_crafted(r):
-    """Writes of two processes to one page, of which one hides the other from a hash without a key."""
+    """Writes of two processes to one page, one of which hides the other from a hash without a key."""
     crafted(r, "shared", "shared", "shared_pages_out_clean", local=64 * MIB, extra=("--shared", "4M"))
 
 
 @check("shared-off", timeout_s=60, paged=False, **SIGNAL, **C)
 def shared_off(r):
-    """Without --shared such memory is the kernel's own."""
+    """Without --shared such memory is left to the kernel."""
     c = r.call([r.binary("shared"), 1, 2, 500, 1, 0], local=64 * MIB)
     r.same(c.out(), "shared seed 1: every byte right\n", "answer")
     stats = r.load_stats(c)
@@ -223,7 +226,7 @@ def shared_off(r):
         r.require(n == 0 or not name.startswith("shared_"), f"{name}: {n}")
 
 
-# 16 MiB that its child shares, no two pages alike; both check all of them at the end.
+# 16 MiB that its child shares, all pages different; both check all of them at the end.
 HOLDER = """
 import hashlib, mmap, os, sys, time
 PAGES = 4096
@@ -246,7 +249,7 @@ if child:
 
 @check("shared-set", timeout_s=60, **SIGNAL)
 def shared_set(r):
-    """`canvas set NAME shared=`: lowered, pages leave all processes; `status` tells."""
+    """`canvas set NAME shared=`: lowered, pages are evicted from all processes; `status` shows it."""
     if not r.managed:
         return
     name, end = f"shared{os.getpid()}", r.path("end")
@@ -275,10 +278,10 @@ def shared_set(r):
     r.note(f"in {stats['counters']['shared_pages_in']}, store {store >> 10} KiB")
 
 
-# The same of pages that do not compress.
+# The holder with incompressible pages.
 NOISE = "import random\n" + HOLDER.replace('hashlib.sha512(b"%d" % i).digest() * 64', "random.Random(i).randbytes(4096)")
 
-# The same, with 48 MiB of its own beside.
+# The holder with 48 MiB of private memory as well.
 BOTH = """
 import random
 own = [random.Random(-i).randbytes(4096) for i in range(12288)]
@@ -291,7 +294,7 @@ print("all right", flush=True)
 
 @check("shared-descriptors", timeout_s=120, **SIGNAL)
 def shared_descriptors(r):
-    """The reclaim thread has all descriptors of shared memory, also of programs that start when the host is busy."""
+    """The reclaim thread has all descriptors of shared memory, also in programs that start on a busy host."""
     if not r.managed:
         return
     end = r.path("end")
@@ -303,7 +306,7 @@ def shared_descriptors(r):
         program = procs.tree(c.pid, include_root=False)[0]
         numbers = lambda task: {int(fd) for fd in os.listdir(f"/proc/{program}/task/{task}/fd")}
         tasks = wait_until(r, "there is a reclaim thread", lambda: len(t := os.listdir(f"/proc/{program}/task")) > 1 and t)
-        # Those of the program aside, which the thread leaves when it begins.
+        # Without those of the program, which the thread closes when it starts.
         ours = {fd for fd in numbers(program) if fd > 100}
         r.require(len(ours) > 5, f"descriptors of ours: {ours}")
         for task in tasks:
@@ -316,7 +319,7 @@ def shared_descriptors(r):
 
 @check("shared-agent", timeout_s=150, **SIGNAL)
 def shared_agent(r):
-    """With the host's agent: both kinds of memory leave, and their pool is one, also when the agent makes it smaller."""
+    """With the host's agent: both kinds of memory are evicted into one pool, also when the agent makes it smaller."""
     if not r.managed:
         return
     socket, name, end = r.path("agent.sock"), f"both{os.getpid()}", r.path("end")
@@ -336,7 +339,8 @@ def shared_agent(r):
         return used["pool_bytes"] + used["shared_store_bytes"]
 
     r.require(status()["used"]["shared_store_bytes"] > 0, f"no shared page is in the pool: {status()}")
-    # A run that joins shares nothing with the first: its own is native, and it is told so when it asks for more.
+    # A run that joins shares nothing with the first: its shared memory is native, and a larger limit is refused
+    # with a message.
     joins = [r.session.canvas, "run", "--local", "24M", *flags, "--tenant", name]
     small = "import mmap, os; m = mmap.mmap(-1, 4096); os.fork() and os.wait() or m.write(b'x'); print(m[0])"
     done = subprocess.run([*joins, "--", sys.executable, "-c", small], capture_output=True, text=True,
@@ -345,7 +349,7 @@ def shared_agent(r):
     r.same(done.stderr, "", "what the run that joins is told")
     done = subprocess.run([*joins, "--shared", "4M", "--", "true"], capture_output=True, text=True, timeout=60 * PATIENCE)
     r.require(done.returncode == 125 and "leave --shared out" in done.stderr, f"{done.returncode}: {done.stderr}")
-    # The agent takes of the pool for another tenant what this one does not use.
+    # The agent gives the part of the pool that this tenant does not use to another.
     whole = status()["limits"]["pool_grant_bytes"]
     other = r.start([sys.executable, "-c", NOISE.replace("PAGES * 4096)", "PAGES * 4096, flags=mmap.MAP_PRIVATE)"), end], tag="other", local=8 * MIB,
                     pool=64 * MIB, extra=flags)
@@ -364,7 +368,7 @@ def shared_agent(r):
     r.note(f"pool {whole >> 20} MiB, then {grant >> 20} MiB")
 
 
-# 48 MiB that its child shares; both go through all of it again and again while a file is there, until another one is.
+# 48 MiB that its child shares; both read all of it repeatedly while one file exists, until another one does.
 WORKER = """
 import hashlib, mmap, os, sys, time
 PAGES = 12288
@@ -389,14 +393,14 @@ if child:
 
 
 class Section:
-    """A host's agent with a bound on the shared memory of all, and programs that share some."""
+    """A host's agent with a limit on all shared memory, and programs that share some."""
 
     def __init__(self, r):
         self.r, self.socket, self.file, self.runs = r, r.path("agent.sock"), r.path("canvas.toml"), {}
         self.bound, self.agent_run = 0, None
 
     def agent(self, mib, *more):
-        """The agent, or the next one, with so many MiB for all."""
+        """Starts the agent, or the next one, with this number of MiB for all."""
         with open(self.file, "w") as f:
             f.write(f'[shared]\nlocal = "{mib}M"\n')
         before, r = self.agent_run, self.r
@@ -408,7 +412,7 @@ class Section:
         self.bound = mib * MIB
 
     def start(self, what):
-        """A program with 48 MiB that its processes share, of which all may be in memory."""
+        """Starts a program with 48 MiB that its processes share, all of which may be in memory."""
         r, name = self.r, f"{what}{os.getpid()}"
         files = [r.path(f"{what}.busy"), r.path(f"{what}.end")]
         c = r.start([python(), "-c", WORKER, *files], tag=what, local=64 * MIB, pool=64 * MIB,
@@ -421,13 +425,13 @@ class Section:
         return json.loads(ask(self.r, "status", name, "--json"))
 
     def looks(self, first, second, judged=True):
-        """Grants and uses of both, whose sums stay within the bound (`judged`)."""
+        """Grants and uses of both, whose sums stay within the limit (`judged`)."""
         def look(name):
             s = self.status(name)
             return s["limits"]["shared_grant_bytes"], s["used"]["shared_bytes"]
 
-        # Between two looks at one the other may rise by what the one loses. A thread may fill one page more, and
-        # readahead what was free at that moment.
+        # Between two samples of one, the other may grow by what the first one loses. A thread may populate one page
+        # more, and readahead the pages that were free at that moment.
         before, other, after = look(first), look(second), look(first)
         if not judged:
             return after, other
@@ -454,7 +458,8 @@ class Section:
 
 @check("shared-section", timeout_s=300, paged=False, **SIGNAL)
 def shared_section(r):
-    """One bound for two programs' shared memory: it follows their loads, which alternate, and a new file of the agent's."""
+    """One limit for two programs' shared memory: it follows their alternating loads, and a new configuration of the
+    agent."""
     if not r.managed:
         return
     s = Section(r)
@@ -474,12 +479,12 @@ def shared_section(r):
         notes.append(f"{time.monotonic() - began:.1f}")
         r.require(s.looks(busy, idle)[1][0] >= 8 * MIB, "the idle one is below its floor")
         s.work(busy, False)
-    # Half of it for all, live.
+    # Halves the limit for all while they run.
     before = s.looks(*names)
     s.agent(32, "--replace")
     wait_until(r, "grants are those of the new file", lambda: sum(s.status(n)["limits"]["shared_grant_bytes"]
                                                                    for n in names) <= 32 * MIB)
-    # What is above them leaves within a moment.
+    # Pages above the limit are evicted within a moment.
     wait_until(r, "both keep to it", lambda: sum(used for _, used in s.looks(*names, judged=False)) <= 33 * MIB)
     for name in names:
         s.work(name, True)
@@ -502,7 +507,8 @@ def shared_section(r):
 
 @check("shared-section-kill", timeout_s=150, paged=False, **SIGNAL, **C)
 def shared_section_kill(r):
-    """Processes that share memory are killed while their part of the agent's bound rises and falls; so is the agent."""
+    """Processes that share memory are killed while their part of the agent's limit grows and shrinks; so is the
+    agent."""
     if not r.managed:
         return
     s = Section(r)
@@ -533,7 +539,7 @@ def shared_section_kill(r):
 
 @check("shared-file-limit", timeout_s=60, paged=False, **SIGNAL, **C)
 def shared_file_limit(r):
-    """A bound on the size of files, outside or inside, does not end the program: its shared memory stays native."""
+    """A limit on the size of files, outside or inside, does not end the program: its shared memory stays native."""
     limited = ["sh", "-c", 'ulimit -f 200000; exec "$0" "$@"']
     workload = [r.binary("shared"), "1", "2", "500", "1", "0"]
     c = r.call([*limited, *workload], tag="inside", local=64 * MIB, extra=("--shared", "2M"))
@@ -552,7 +558,7 @@ def shared_file_limit(r):
 
 @check("shared-hammer", timeout_s=180, paged=False, **SIGNAL, **C)
 def shared_hammer(r):
-    """Everything at once in private memory, by four threads, forks and execs, whose oracle is shared memory."""
+    """Everything at once in private memory, by four threads, forks and execs, with shared memory as the oracle."""
     c = r.call([r.binary("hammer"), 3, 4, r.size(3000, 20_000), 96], local=48 * MIB,
                extra=("--shared", "1M"))
     r.require(c.out().startswith("hammer seed 3: "), f"no closing line\n{c.tail()}")
@@ -561,7 +567,7 @@ def shared_hammer(r):
 
 @check("shared-full", timeout_s=120, paged=False, **SIGNAL, **C)
 def shared_full(r):
-    """With the pool full as well a worker ends by SIGBUS, or a call fails, with a line; no byte is wrong until then."""
+    """With a full pool a worker ends by SIGBUS, or a call fails, with a line; no byte is wrong until then."""
     c = r.call([r.binary("shared"), 1, 2, 2000, 60, 0], expect=1, local=64 * MIB, pool="1M",
                extra=("--shared", "1M"))
     r.require("shared and far memory are both full" in c.err(), f"no line\n{c.tail()}")
@@ -618,7 +624,7 @@ def postgres(r, bound_mib, crashes=1, **o):
     want = ["t|t|t", f"{n}|{n * (n + 1) // 2}|{n}"]
     got = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", text=sums).split()
     r.same(got, want, "balances and rows")
-    # The postmaster restarts all of them with new shared memory, and replays its log into it.
+    # The postmaster restarts all processes with new shared memory, and replays its log into it.
     for what in KILLED[:crashes]:
         backend = subprocess.Popen([*who, f"{bin_dir}/psql", *at, "-q", "-d", "bench", "-c",
                                     "select count(*), pg_sleep(60) from pgbench_accounts"],
@@ -635,26 +641,26 @@ def postgres(r, bound_mib, crashes=1, **o):
     return server
 
 
-# What finds the process that is killed.
+# Queries that find the process to kill.
 KILLED = ["select pid from pg_stat_activity where backend_type = 'checkpointer'",
           "select pid from pg_stat_activity where query like '%pg_sleep(60)%' and pid <> pg_backend_pid()"]
 
 
 @check("shared-postgres", as_user=True, timeout_s=300, needs=pg_missing, paged=False, **SIGNAL)
 def shared_postgres(r):
-    """PostgreSQL's shared buffers, four times what is let into memory; its checkpointer is killed in the middle."""
+    """PostgreSQL's shared buffers, four times the limit; its checkpointer is killed in the middle."""
     postgres(r, 32)
 
 
 @check("shared-postgres-far", as_user=True, timeout_s=300, needs=pg_missing, paged=False, slow_only=True, **SIGNAL)
 def shared_postgres_far(r):
-    """The same with eight times as much, most of it on disk; a backend is killed as well."""
+    """Shared buffers of eight times the limit, most of them on disk; a backend is killed as well."""
     judge_beyond(r, postgres(r, 16, crashes=2, pool=4 * MIB, extra=("--far", "1G", "--to", f"disk:{r.dir}")))
 
 
 @check("shared-postgres-donor", slow_only=True, as_user=True, timeout_s=400, needs=pg_missing, paged=False, **SIGNAL)
 def shared_postgres_donor(r):
-    """The same with all of it at a donor, through the host's agent, beside a neighbour there."""
+    """Shared buffers at a donor, through the host's agent, together with another tenant."""
     socket, end = r.path("agent.sock"), r.path("end")
     r.start([r.session.canvas, "agent", "--socket", socket, "--to", f"disk:{r.dir}", "--to", donor(r)], tag="agent",
             canvas_on=False)

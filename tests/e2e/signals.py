@@ -1,4 +1,4 @@
-"""Signals at their edges: SIGBUS and SIGSYS, which are canvas's, and the stacks that handlers run on."""
+"""Signals at their edges: SIGBUS and SIGSYS, which canvas uses, and the stacks that handlers run on."""
 
 from lib.harness import program
 

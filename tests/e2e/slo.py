@@ -1,4 +1,4 @@
-"""`--slo`: memory that a program does not need leaves, and the program is slowed by little."""
+"""`--slo`: memory that a program does not need is evicted, and the program is slowed only slightly."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from .operate import ask, python, wait_until
 
 find = canvas.find
 
-# 96 MiB that are filled once, of which a twelfth is used all the time, until the file `end` is there. When the
-# file `phase` comes, another twelfth is. In the end each page is compared with what is known of it.
+# 96 MiB that are filled once, of which a twelfth is in constant use, until the file `end` exists. When the file
+# `phase` exists, another twelfth is. At the end each page is compared with its expected contents.
 COLD = """
 import mmap, os, sys
 SIZE, PAGES, HOT = 4096, 96 << 8, 8 << 8
@@ -44,7 +44,7 @@ print("right", flush=True)
 
 
 def cold(r, *flags, **limits):
-    """The program above under canvas: it, its tenant's name, its two files."""
+    """Starts the program above under canvas: returns it, its tenant's name, its two files."""
     name, end, phase = f"cold{os.getpid()}", r.path("end"), r.path("phase")
     c = r.start([python(), "-c", COLD, end, phase], tag="cold", extra=["--tenant", name, *flags], **limits)
     wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive())
@@ -56,7 +56,7 @@ def used(r, name):
 
 
 def slowdown(r, name, seconds=3):
-    """How much the program was slowed by paging in so many seconds."""
+    """Slowdown of the program by paging over some seconds."""
     said = ask(r, "stat", name, "--json", "-i", str(seconds), "-n", "1")
     return json.loads(said)["features"]["slowdown"]
 
@@ -72,7 +72,7 @@ def ends_right(r, c, end):
 
 @check("slo", as_user=True, timeout_s=180, normal=(("signal", None),))
 def slo(r):
-    """Without --local: what is cold leaves, what is hot stays, and a new phase is followed."""
+    """Without --local: cold pages are evicted, hot ones stay, and a new phase is followed."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     c, name, end, phase = cold(r, "--slo", "5%")
@@ -81,11 +81,11 @@ def slo(r):
         return used(r, name)["local_bytes"] < 45 * MIB
 
     wait_until(r, "of 96 MiB less than 45 are local", is_small)
-    # The target's part of it is aimed at; this is a machine with others on it.
+    # The controller aims at a part of the target; the test allows for other load on the machine.
     r.require(slowdown(r, name) < 0.15, "5 % were asked for")
     at_first = used(r, name)
     r.require(at_first["far_pages_bytes"] > 50 * MIB, f"{at_first}")
-    # All of the host's memory is no bound to be shown.
+    # A limit of all the host's memory is not shown.
     local = next(line for line in ask(r, "status", name).splitlines() if line.startswith("  local"))
     r.require(local.endswith(", limited only by slo=5%"), local)
     open(phase, "w").close()
@@ -95,13 +95,13 @@ def slo(r):
     stats = ends_right(r, c, end)
     r.same(stats["policy"]["slo"], "5%", "policy.slo")
     r.require(find(stats, "pages_offload_asked") > 12_000, "pages that were asked for")
-    # Nothing of the program's ever waited for room.
+    # The program never waited for direct reclaim.
     r.same(find(stats, "reclaim_pages_direct"), 0, "reclaim_pages_direct")
 
 
 @check("slo-set", as_user=True, modes=("signal",), timeout_s=180)
 def slo_set(r):
-    """`canvas set RUN slo=`: nothing leaves before; from then on it does; what is wrong changes nothing."""
+    """`canvas set RUN slo=`: nothing is evicted before; afterwards cold pages are; a wrong value changes nothing."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     c, name, end, _ = cold(r, local=160 * MIB)
@@ -118,14 +118,14 @@ def slo_set(r):
     ask(r, "set", name, "slo=off")
     time.sleep(0.5)
     r.same(json.loads(ask(r, "status", name, "--json"))["limits"]["slo"], None, "limits.slo")
-    # What left comes back, because local memory is free.
+    # Evicted pages come back, because local memory is free.
     wait_until(r, "pages come back", lambda: used(r, name)["far_pages_bytes"] < 12 * MIB)
     ends_right(r, c, end)
 
 
 @check("slo-flag", modes=("signal",), timeout_s=30)
 def slo_flag(r):
-    """A target that cannot be kept is one sentence, and CMD is not started."""
+    """An unreachable target gets one sentence, and CMD is not started."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     for bad, want in (("0.01%", "write a share of 0.1% to 50%"), ("p99=1h", "write p99=1us to p99=10s"),

@@ -1,4 +1,4 @@
-"""A slow fault says what it waited for."""
+"""The report of a slow fault names what it waited for."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from .operate import ask
 
 @check("slow-faults", normal=ONCE, timeout_s=120, modes=("signal", "thread"), **hostile.C)
 def slow_faults(r):
-    """Four causes of slow faults, each seen by its name in the status, the metrics and the report."""
+    """Four causes of slow faults, each reported by name in the status, the metrics and the report."""
     if not r.managed:
         return
     name = f"slow-{r.mode}"
@@ -31,7 +31,7 @@ def slow_faults(r):
     program = min(json.loads(ask(r, "status", name, "--json"))["processes"])
     while not wanted <= set(said):
         r.require(c.alive() and time.monotonic() < end, f"of {wanted} only {said}\n{c.tail()}")
-        # A thread waits for the agent, others for its page; then the program stands still in its faults.
+        # A thread waits for the agent, others for its page; then the program is stopped in its faults.
         for pid in (agent, program):
             os.kill(pid, signal.SIGSTOP)
             time.sleep(0.02)

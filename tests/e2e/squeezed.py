@@ -1,4 +1,4 @@
-"""A donor whose host's own programs take its memory faster than clients can move what it lends."""
+"""A donor whose host's own programs take its memory faster than clients can move their slabs."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from .operate import python, wait_until
 from .reserve import Group
 
 TOTAL_MIB, RESERVE_MIB = 4096, 64
-# What the host has left when its own program begins to grow, and how fast that grows.
+# Memory left on the host when its own program begins to grow, and the rate of its growth.
 LEFT_MIB, GROWS_MIB_S = 256, 48
-# What it leaves at last, of all that it can have.
+# Memory that the program finally leaves.
 SPARES_MIB = 24
-# A control group that a donor is in, and what other programs in it leave at last.
+# Size of a donor's control group, and memory that other programs in it finally leave.
 GROUP_MIB, GROUP_SPARES_MIB = 512, 48
 
-# A program that takes so much memory, at such a rate.
+# A program that takes this much memory, at this rate.
 GROWS = """
 import mmap, sys, time
 mib, mib_s = int(sys.argv[1]), int(sys.argv[2])
@@ -40,14 +40,14 @@ sys.stdin.read()
 
 
 def listens(r, donor):
-    """Where a donor listens, once it does."""
+    """Address of a donor, once it listens."""
     wait_until(r, "the donor listens", lambda: "listening on" in donor.err() or not donor.alive())
     return re.search(r"listening on (\S+),", donor.err())[1]
 
 
 class Host:
-    """A host with a donor, as the donor sees it: of what there is it has what the host's own program leaves, and
-    the kernel kills it when there is nothing."""
+    """A host with a donor, as the donor sees it: it can use what the host's own program leaves, and the kernel
+    kills it when nothing is left."""
 
     def __init__(self, r, name, taken=0):
         self.r, self.name, self.taken, self.killed, self.over = r, name, taken, False, threading.Event()
@@ -66,7 +66,7 @@ class Host:
         return os.path.join(self.r.path(self.name), name)
 
     def lends(self):
-        """Bytes that the donor takes."""
+        """Bytes that the donor has lent."""
         try:
             with open(f"/proc/{self.child.pid}/statm") as f:
                 return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -91,7 +91,7 @@ class Host:
                 self.child.signal(signal.SIGKILL)
 
     def squeeze(self):
-        """The host's own program takes all but a little of what there is, also of what the donor gives back."""
+        """The host's own program takes nearly all memory, also what the donor gives back."""
         self.taken = self.total - self.lends() - LEFT_MIB * MIB
         began, from_there = time.monotonic(), self.taken
         most = self.total - SPARES_MIB * MIB - 16 * MIB
@@ -113,14 +113,14 @@ class Host:
 
 
 def signal_all(runs, sig):
-    """Programs, runners and agents, all at once."""
+    """Signals programs, runners and agents, all at once."""
     pids = [pid for c, _ in runs for pid in procs.tree(c.pid, False)]
     for pid in pids:
         os.kill(pid, sig)
 
 
 def begin(r, servers, n):
-    """So many programs, each with a slab in two copies."""
+    """Starts a number of programs, each with a slab in two copies."""
     runs = []
     for i, seed in enumerate(seeds(r, n)):
         name = f"squeezed{os.getpid()}-{i}"
@@ -133,7 +133,7 @@ def begin(r, servers, n):
 
 
 def are_whole(r, runs, server):
-    """Each slab has both copies, one of them at this server."""
+    """Whether each slab has both copies, one of them at this donor."""
     for _, name in runs:
         status, slabs = where(r, name)
         if status["far"]["degraded_slabs"] != 0 or slabs.get(server, 0) == 0:
@@ -143,19 +143,19 @@ def are_whole(r, runs, server):
 
 @check("donor-squeezed", modes=("signal",), timeout_s=240)
 def donor_squeezed(r):
-    """Clients are stopped while the memory of a donor's host ends: it frees what it lends in time, lives, and all
-    that was there is read from the other copies and copied anew."""
+    """Clients are stopped while the memory of a donor's host runs out: the donor frees lent memory in time,
+    survives, and all data is read from the other copies and copied again."""
     if not r.managed:
         return
-    # The third one has no room at first, so that the others have all.
+    # The third host has no room at first, so that the other two have all slabs.
     host, other, third = hosts = Host(r, "squeezed"), Host(r, "other"), Host(r, "third", (TOTAL_MIB - 100) * MIB)
     try:
         runs = begin(r, [h.address for h in hosts], 3)
         wait_until(r, "both have all", lambda: are_whole(r, runs, host.address), 60)
-        # Of each slab one donor may free its copy, and knows; after the programs are stopped nothing is told.
+        # One donor of each slab may free its copy, and knows it; stopped programs report nothing any more.
         wait_until(r, "both know", lambda: sum(h.state()["spare_slabs"] for h in (host, other)) == len(runs), 20,
                    state=lambda: [h.state() for h in (host, other)])
-        # What the pools do not keep goes there in the background, and the donor counts it now and then.
+        # Pages beyond the pools go there in the background, and the donor counts them at intervals.
         wait_until(r, "much is lent", lambda: host.state()["touched_bytes"] > len(runs) * 16 * MIB, 60,
                    state=host.state)
         lent = host.state()["touched_bytes"]
@@ -187,8 +187,9 @@ def donor_squeezed(r):
 
 @check("donor-grouped", host=True, modes=("signal",), timeout_s=120)
 def donor_grouped(r):
-    """A donor in a control group with a limit: it lends what the group leaves, and gives that back when other
-    programs of the group grow. By the machine's memory alone it would lend until the kernel ends it."""
+    """A donor in a control group with a limit: it lends what the group leaves, and takes that back when other
+    programs of the group grow. With the machine's memory as the only bound, it would lend until the kernel kills
+    it."""
     if not r.managed:
         return
     group = Group(GROUP_MIB * MIB)

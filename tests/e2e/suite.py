@@ -1,4 +1,4 @@
-"""The suite itself: it works from a work tree that is closed to others, and counts what it skips."""
+"""The suite itself: it works from a work tree that is closed to others, and counts skips."""
 
 import os
 import shutil
@@ -10,24 +10,24 @@ from lib.harness import ROOT, TESTS, Failure, NeedsRoot, WantOfRoot, check
 
 from .command import canvas_only
 
-# A /tmp that is memory, in which no program can be started.
+# A /tmp in memory, in which no program can be started.
 CLOSED_TMP = 'mount -t tmpfs -o noexec,size=16m canvas-test /tmp && exec "$@"'
 
 
 def copy_of_tests(path):
-    """The tests in a work tree at `path`."""
+    """A copy of the tests in a work tree at `path`."""
     shutil.copytree(TESTS, os.path.join(path, "tests"), ignore=shutil.ignore_patterns("__pycache__"))
     return os.path.join(path, "tests", "run")
 
 
 def environment(**more):
-    """That of a shell from which the tests are started."""
+    """Environment of a shell from which the tests are started."""
     env = {k: v for k, v in os.environ.items() if k not in ("TMPDIR", "CI", "CARGO_TARGET_DIR")}
     return {**env, **more}
 
 
 def closing_line_of(p):
-    """What pytest counts, in the end of tests/run's output."""
+    """pytest's counts at the end of the output of tests/run."""
     return (p.stdout.splitlines() or [""])[-1].partition(" in ")[0]
 
 
@@ -58,7 +58,7 @@ def closed(r):
 
 @check("suite-reachable", modes=("signal",), as_user=True, timeout_s=20)
 def reachable(r):
-    """A case that gives an ordinary user a path in the work tree fails wherever the tree lies."""
+    """A test that gives an ordinary user a path in the work tree fails wherever the tree is."""
     if not r.user:
         raise NeedsRoot("only root runs tests as other users")
     try:
@@ -75,7 +75,7 @@ def skips(r):
     """Without root a test that needs it is skipped and counted, and fails where root is promised."""
     run = copy_of_tests(r.path("checkout"))
     user = []
-    # What a test leaves that failed is ours to remove.
+    # This test must remove what a failed test leaves behind.
     os.mkdir(r.path("tmp"))
     os.chmod(r.path("tmp"), 0o1777)
     if os.getuid() == 0:
@@ -88,7 +88,7 @@ def skips(r):
         r.same((closing_line_of(p), p.returncode), (line, code), f"CI={ci}: {p.stdout}{p.stderr}")
 
 
-# What targets of a Makefile say, and what cargo's tests note of themselves meanwhile.
+# Output of the targets of a Makefile, and notes of cargo's tests.
 SAID = {
     "style": "lint: 1 skipped: cargo-deny is not installed (cargo install cargo-deny)",
     "unit": """test a::b ... ok
@@ -124,9 +124,9 @@ def closing_line(r):
         r.write(f"make.{name}", text + "\n")
     for targets, line, code in (
         (["style", "unit", "programs", "fresh"], "9 passed, 0 failed, 4 skipped", 0),
-        # Nothing stays of the run before.
+        # No counts remain from the previous run.
         (["programs"], "2 passed, 0 failed, 1 skipped", 0),
-        # What comes after a step that failed runs as well.
+        # Steps after a failed one run as well.
         (["unit", "broken", "programs"], "15 passed, 4 failed, 3 skipped", 1),
         (["unbuilt", "programs"], "2 passed, 1 failed, 1 skipped", 1),
     ):
@@ -145,7 +145,7 @@ def closing_line(r):
             r.same(said[-4:-1], closing, "what failed is repeated")
 
 
-# A table of promises that is wrong in each way, and what is to be said of its lines.
+# A table of promises with every kind of error, and the expected messages.
 PROMISES = """
 | # | promise | enforced by |
 |---|---|---|
@@ -169,7 +169,7 @@ WRONG = [
     "SPECIFICATION.md:12: there is no test `::cold_pages_come_first`",
 ]
 
-# Pieces of a document in docs, and what is to be said of each.
+# Parts of a document in docs, each with the expected messages.
 PAGES = [
     ("# A [b](CLI.md#canvas-run)\n[c](#a-b) [d](https://no.such/#x) [e](../README.md)\n```\n[f](no.md)\n```\n", []),
     ("[a](no.md)", [": there is no no.md"]),
@@ -191,17 +191,17 @@ PAGES = [
 
 @check("suite-documents", modes=("signal",), timeout_s=20)
 def names(r):
-    """What SPECIFICATION.md names is there (`make lint` looks), and a name of nothing is found."""
+    """The names in SPECIFICATION.md exist (`make lint` checks that), and an unknown name is found."""
     parts = (documents.Tests(), registered.load(), documents.targets(), documents.literals())
     r.same(documents.Specification(PROMISES, *parts).check(), WRONG, "what is said")
     got = documents.other("docs/X.md", "```\nmake moon\n```\n`make test`\nmake sense\n", documents.targets())
     r.same(got, ["docs/X.md: there is no `make moon`"], "what is said of targets")
     for text, said in PAGES:
         r.same(pages.wrong("docs/X.md", text, pages.Canvas()), [f"docs/X.md{s}" for s in said], text)
-    # A figure is rounded as the page has it; one without results is wrong.
+    # A figure is rounded as on the page; one without results is an error.
     differs = [figures.differs(said, ratio) for said, ratio in (("1.9", 1.904), ("1.90", 1.904), ("1.8", 1.904), ("1", None))]
     r.same(differs, [False, False, True, True], "which figures differ from their results")
-    # In two parts, as this file is searched too.
+    # In two parts, because this file is searched too.
     made_up = "moon_" + "beam"
     got = documents.names_of_code("X.md", f"`{made_up}` ## How to add `dispatch` `{made_up}`")
     r.same(got, [f"X.md: nothing is called {made_up}"], "what is said of the code's names")

@@ -1,5 +1,5 @@
-"""A limit that is tight for several processes, or below what they need at all. That a run ends within the
-runner's patience is what these show; how fast it is, `lab run tight` does."""
+"""A limit that is tight for several processes, or below what they need at all. These tests show that a run ends
+within the runner's patience; `lab run tight` measures the speed."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def status(r, name):
 
 @check("tight-ten", timeout_s=150)
 def tight_ten(r):
-    """Ten processes at a limit that leaves each some 4 MiB, Python included: all of them come to their end."""
+    """Ten processes at a limit that leaves each some 4 MiB, with Python: all of them finish."""
     if not r.managed:
         return
     c = r.start([*CROWD, 10, 4], tag="ten", local=48 * MIB, pool=128 * MIB)
@@ -38,7 +38,8 @@ def tight_ten(r):
 
 @check("tight-hopeless", timeout_s=200, normal=ONCE)
 def tight_hopeless(r):
-    """Ten processes at a limit below what cannot be paged: they go on, and status and report say what would do."""
+    """Ten processes at a limit below the memory that cannot be paged: they go on, and status and report name a
+    sufficient limit."""
     if not r.managed:
         return
     name, end = f"tight{os.getpid()}", r.path("end")
@@ -52,7 +53,7 @@ def tight_hopeless(r):
     r.same(told["name"], "local-too-small", "name")
     needed = wait_until(r, "what is needed is told", lambda: status(r, name)["limits"]["local_needed_bytes"], 20)
     r.require(12 * MIB < needed <= 100 * MIB, f"{needed} bytes would do")
-    # With that and some more it is over.
+    # With that limit and some more the warning ends.
     subprocess.run([r.session.canvas, "set", name, "local=200M"], check=True, timeout=30)
     wait_until(r, "C013 is over", lambda: problem() is None, 20)
     open(end, "w").close()
@@ -65,11 +66,11 @@ def tight_hopeless(r):
 
 @check("tight-siblings", timeout_s=60, **hostile.C)
 def tight_siblings(r):
-    """A process that sleeps gives its pages before one that is busy loses any, though that one's are older."""
+    """A sleeping process loses its pages before a busy one loses any, even if the busy one's are older."""
     if not r.managed:
         return
-    # Where the sleeper's reclaim thread gets no processor for 2 ms the busy one gives: the best of three tries
-    # is that of a machine which is not crowded. Without ages no try is good.
+    # If the sleeper's reclaim thread gets no processor for 2 ms, the busy process is reclaimed from: the best of
+    # three tries is that of an uncrowded machine. Without ages no try is good.
     tries = []
     while not tries or (min(tries) >= 100 and len(tries) < 3):
         c = r.call([r.binary("siblings"), 24, 32, 24], tag=f"siblings{len(tries)}", local=72 * MIB, pool=128 * MIB)
@@ -83,7 +84,7 @@ def tight_siblings(r):
 
 @check("tight-asleep", timeout_s=90, normal=ONCE, **hostile.C)
 def tight_asleep(r):
-    """A process that sleeps with pages in the swap cache only is asked for them, and does not look again and again."""
+    """A sleeping process with pages in the swap cache only is asked for them, and does not poll."""
     if not r.managed:
         return
     used = []
@@ -93,14 +94,14 @@ def tight_asleep(r):
         said = re.search(r"asleep used (\d+) us of (\d+)", c.err())
         used.append(int(said[1]) / int(said[2]))
         r.same(canvas.find(r.load_stats(c), "verify_failures"), 0, "verify_failures")
-    # 0.5 to 1.3 times what the kernel takes to give 64 MiB (36 ms on a quiet machine), and 5 to 6 times where it looks.
+    # 0.5 to 1.3 times the kernel's time to free 64 MiB (36 ms on an idle machine), and 5 to 6 times if it polls.
     r.note(f"asleep it used {min(used):.1f} times what 64 MiB take")
     r.require(min(used) < 1.6, f"it used {used} times what 64 MiB take")
 
 
 @check("tight-storm", timeout_s=200, normal=ONCE)
 def tight_storm(r):
-    """1,000 short processes at 32 MiB, eight at a time: the storm ends."""
+    """1,000 short processes at 32 MiB, eight at a time: all of them finish."""
     if not r.managed:
         return
     c = r.start([*CROWD, "storm", 1000], tag="storm", local=32 * MIB, pool=64 * MIB)
@@ -113,13 +114,13 @@ def tight_storm(r):
 
 @check("tight-small", timeout_s=60)
 def tight_small(r):
-    """What canvas takes of a small process, its tables, stacks and patched code included, is less than 1 MiB, and
-    is told as the kernel counts it."""
+    """Canvas's memory for a small process, with tables, stacks and patched code, is less than 1 MiB, and is
+    reported as the kernel counts it."""
     if not r.managed:
         return
 
     def ready(tag, on):
-        # What a shell has beside canvas is the same with and without it.
+        # The shell's other memory is the same with and without canvas.
         c = r.start(["sh", "-c", "echo ready; read line; :"], tag=tag, canvas_on=on, stdin=subprocess.PIPE,
                     local=32 * MIB, pool=16 * MIB, extra=["--tenant", tag])
         wait_until(r, "the shell is ready", lambda: "ready" in c.out() or not c.alive())
@@ -142,8 +143,8 @@ def tight_small(r):
         takes, own = procs.rss_anon(pid) - plain, said["used"]["metadata_bytes"]
         last = f"{takes >> 10} KiB, of which canvas names {own and own >> 10}"
         r.require(takes < MIB, f"canvas takes {takes} bytes of a shell")
-        # Start-up leaves some pages of the shell's stack, and of what the loader relocates, behind. (Before Linux 6.7 the
-        # figure is not to be had.)
+        # The start leaves some pages of the shell's stack, and relocated pages, behind. (Kernels before Linux 6.7
+        # do not have the figure.)
         return own is None or takes - 96 * 1024 <= own <= takes
 
     end_s = time.monotonic() + 20
@@ -156,7 +157,7 @@ def tight_small(r):
 
 @check("below-break", timeout_s=60, **hostile.C)
 def below_break(r):
-    """The page below the break that a program begins with is there, also for one that has no heap yet."""
+    """The page below the initial break exists, also for a program without a heap yet."""
     if not r.managed:
         return
     c = r.start([r.binary("below_break")], tag="brk", local=12 * MIB, pool=16 * MIB)
@@ -166,7 +167,7 @@ def below_break(r):
 
 @check("little-brk", timeout_s=60, **hostile.C)
 def little_brk(r):
-    """A break that moves by a page at a time: zeros, errors as ever, and a fault for few of the pages."""
+    """A break that moves by a page at a time: zeros, the usual errors, and a fault for few of the pages."""
     if not r.managed:
         return
     c = r.start([r.binary("little_brk")], tag="brk", local=12 * MIB, pool=64 * MIB)
@@ -188,14 +189,14 @@ def sites(c):
 
 @check("prepared-code", timeout_s=60)
 def prepared_code(r):
-    """The code of libc and the loader is prepared once for the run; what is not the very same is patched in place."""
+    """The code of libc and the loader is prepared once for the run; any other file is patched in place."""
     if not r.managed:
         return
     env = {"CANVAS_DEBUG_START": "1"}
     c = r.call(["cat", "/proc/self/maps"], tag="same", local="16M", env=env)
     patched, prepared = sites(c)
     r.require(patched == prepared > 300, f"{prepared} of {patched} sites prepared")
-    # No page of libc's code is the process's own, nor can be written to.
+    # No page of libc's code is private to the process, or writable.
     code = [line.split() for line in c.out().splitlines() if "r-xp" in line or "rwxp" in line]
     r.require(all(line[1] == "r-xp" for line in code), f"code that can be written to: {code}")
     r.require(not any(line[-1].endswith("/libc.so.6") for line in code), "libc's own code is mapped")
@@ -207,7 +208,7 @@ def prepared_code(r):
 
 @check("one-filter", timeout_s=60, modes=("signal",))
 def one_filter(r):
-    """A program that execs others does not heap up system call filters: each would cost every call."""
+    """A program that execs others does not accumulate system call filters: each would slow down every call."""
     if not r.managed:
         return
     show = "exec grep Seccomp_filters /proc/self/status"
@@ -219,7 +220,7 @@ def one_filter(r):
 
 @check("grow-advised", timeout_s=120, **hostile.C)
 def grow_advised(r):
-    """Memory with advice for forks grows and moves by mremap as one mapping, far pages and shared ones included."""
+    """Memory with advice for forks grows and moves by mremap as one mapping, with far and shared pages."""
     c = r.start([r.binary("grow_advised")], tag="grow", local=24 * MIB, pool=200 * MIB)
     r.wait(c, timeout_s=100)
     r.require("right" in c.out(), f"no closing line\n{c.tail()}")
@@ -229,6 +230,6 @@ def grow_advised(r):
 
 @check("tight-waiters", timeout_s=60, **hostile.C)
 def waiters(r):
-    """A thousand children that wait, far more than the limit has room for: nobody works for them meanwhile."""
+    """A thousand waiting children, far more than fit into the limit: no thread works for them meanwhile."""
     c = r.call([r.binary("futex_children"), 1000], tag="waiters", local="16M")
     r.same(c.out(), "all are back\n", "output")

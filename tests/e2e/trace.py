@@ -1,4 +1,4 @@
-"""`canvas run -o trace` and `lab replay`: a program whose touches are known, and the table."""
+"""`canvas run -o trace` and `lab replay`: a program with known touches, and the table."""
 
 import os
 import re
@@ -12,8 +12,8 @@ HEADER_BYTES, RECORD = 64, struct.Struct("<IIHBBHH")
 FIRST_TOUCH, DEMAND, SECOND_CHANCE, SAMPLED_TOUCH, DISCARD = 1, 2, 3, 4, 7
 TOUCHES = {FIRST_TOUCH, DEMAND, SECOND_CHANCE, SAMPLED_TOUCH, 6}
 
-# Touches `hot` MiB again and again and the rest never again, then gives `cold` MiB back; a child
-# forked in between touches as many pages. Three seconds are many rounds of the sampler.
+# Touches `hot` MiB repeatedly and the rest only once, then frees `cold` MiB; a child forked in between touches the
+# same number of pages. Three seconds are many rounds of the sampler.
 PROGRAM = """
 import mmap, os, sys, time
 cold, hot = (int(a) << 20 for a in sys.argv[1:3])
@@ -59,7 +59,7 @@ def rows(text):
 
 
 def record(r, local, extra=()):
-    """Runs the program with a trace; its records, the replay's table, the stats."""
+    """Runs the program with a trace; returns its records, the replay's table, the stats."""
     script, path = r.write("touch.py", PROGRAM), r.path("touch.trace")
     exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
     c = r.call([exe, script, 96, 24], tag="touch", local=local, extra=["-o", f"trace={path}", *extra])
@@ -78,7 +78,7 @@ def judge(r, rate, found, table):
     for rec in found:
         by_kind.setdefault(rec[3], []).append(rec)
     pages = lambda kind: {(x[5], x[1]) for x in by_kind.get(kind, ())}
-    # The parent's 120 MiB, sampled, and what python itself needs; within what chance allows.
+    # The parent's 120 MiB, sampled, and the interpreter's own pages; within chance.
     want = 120 * MIB / 4096 * rate
     got = len(pages(FIRST_TOUCH))
     r.require(0.8 * want <= got <= 1.6 * want, f"{got} pages touched first, expected about {want:.0f}")
@@ -96,7 +96,7 @@ def judge(r, rate, found, table):
     for percent, (lru, fifo, s3, sieve, opt, ours) in table.items():
         r.require(opt <= min(lru, fifo, s3, sieve, ours), f"at {percent} %: OPT {opt} is not the least")
         r.require(max(lru, fifo, s3, sieve, ours) <= 100, f"at {percent} %: more than 100 % missed")
-    # The hot pages of both fit in half of the footprint, so hardly anything is missed there.
+    # The hot pages of both fit in half of the footprint, so there are hardly any misses.
     r.same(sorted(table), list(range(10, 100, 10)), "percentages")
     r.require(table[90][5] <= 15 and table[90][0] <= 15, f"at 90 % local: {table[90]}")
     r.require(table[10][4] > table[90][4], f"OPT misses no more at 10 % than at 90 %: {table[10]} {table[90]}")
@@ -104,7 +104,7 @@ def judge(r, rate, found, table):
 
 @check("trace", as_user=True, timeout_s=60, normal=ONCE)
 def trace(r):
-    """Without a limit: all of the working set, nothing paged out."""
+    """Without a limit: the whole working set, nothing evicted."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     rate, found, table, stats = record(r, None)
@@ -116,7 +116,7 @@ def trace(r):
 
 @check("trace-limit", as_user=True, timeout_s=60, normal=ONCE)
 def trace_limit(r):
-    """Under a limit: reclaim and the sampler share the swap cache, and the data stays right."""
+    """Under a limit: reclaim and the sampler share the swap cache, and the data is right."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     _, found, table, stats = record(r, 64 * MIB)

@@ -1,4 +1,4 @@
-"""`-o unit`: what comes back beside a page; every byte is checked."""
+"""`-o unit`: pages faulted in together with a page; every byte is checked."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ from . import slo
 from .copies import lenders, moved, where, worker
 from .operate import ask, python, wait_until
 
-# 64 MiB that hardly shrink. Groups of 64 pages are used together, in any order (`groups`), or pages alone (`pages`),
-# until the file is there.
+# 64 MiB of incompressible data. Uses groups of 64 pages together, in random order (`groups`), or single pages
+# (`pages`), until the file exists.
 USER = """
 import hashlib, mmap, os, random, sys
 SIZE, PAGES, GROUP = 4096, 64 << 8, 64
@@ -36,7 +36,7 @@ print("right", flush=True)
 
 
 def user(r, how, *flags):
-    """The program above, its far memory on the disk; how to read its status, and the file that ends it."""
+    """The program above with its far memory on the disk; how to read its status, and the file that ends it."""
     name, end = f"unit-{how}-{r.mode}-{time.time_ns() % 1_000_000}", r.path(f"end-{how}")
     c = r.start([python(), "-c", USER, end, how], tag=f"unit-{how}", local=12 * MIB, pool=10 * MIB,
                 extra=["--tenant", name, "--far", "256M", "--to", f"disk:{r.dir}", "-o", "prefetch=none", *flags])
@@ -57,7 +57,7 @@ def unit(r):
     wait_until(r, "the unit grows", lambda: far_of(r, name)["unit_bytes"] >= 64 << 10, 60,
                state=lambda: far_of(r, name))
     r.note(f"{far_of(r, name)['unit_bytes'] >> 10} KiB for groups")
-    # As it is set, from then on.
+    # A new setting holds from then on.
     before = far_of(r, name)
     subprocess.run([r.session.canvas, "set", name, "unit=4K"], check=True, timeout=30)
     time.sleep(1)
@@ -81,7 +81,7 @@ def unit(r):
 
 @check("unit-refused", modes=("signal",), timeout_s=60)
 def unit_refused(r):
-    """What is no unit is one sentence, before anything runs."""
+    """An invalid unit gets one sentence, before anything runs."""
     if not r.managed:
         return
     for flags, why in ((["-o", "unit=3M"], "it is no read unit; write auto, 4K, or 32K to 2M"),):

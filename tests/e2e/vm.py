@@ -1,7 +1,7 @@
-"""In a virtual machine (tests/vm): Linux 6.12 with control groups of version 2 only.
+"""In a virtual machine (tests/vm): Linux 6.12 with only cgroup v2.
 
-Hosts differ in their control groups; the bench's kernel variants must work on either version, and
-canvas on the oldest kernel that distributions support for long.
+Hosts differ in their control groups; the bench's kernel variants must work with either version, and canvas on the
+oldest kernel with long-term support of distributions.
 """
 
 import json
@@ -13,7 +13,7 @@ from vm import guest
 from .bench import kind, skipped
 from .command import canvas_only
 
-# What a bench may not leave behind, as one text. $1: where to write it.
+# State that a bench must restore, as one text. $1: where to write it.
 STATE = r"""
 state() {
     {
@@ -27,7 +27,7 @@ state() {
     } > "$1" 2>&1
 }
 """
-# Ends when it has been true or after $1 seconds: until_true 20 some command.
+# Ends when the command succeeds or after $1 seconds: until_true 20 some command.
 UNTIL = r"""
 until_true() {
     left=$(($1 * 5)); shift
@@ -38,7 +38,7 @@ until_true() {
     done
 }
 """
-# Notes what the groups are limited to and have used while the bench runs.
+# Records limits and usage of the groups while the bench runs.
 WATCH = r"""
 watch() {
     while :; do
@@ -52,7 +52,7 @@ watch() {
     done
 }
 """
-# A program in a control group is swapped to zram; the state is that of before.
+# A program in a control group is swapped to zram; compares the state with the one before.
 SWAPPING = r"""
 swapping() {
     grep -q zram /proc/swaps && [ "$(cat /sys/fs/cgroup/canvas-bench-*/memory.swap.current)" -gt 0 ]
@@ -70,7 +70,7 @@ BENCH = "--scale 0.04 --ratios 50 --out /out/%s.jsonl --cache /disk/vda/cache"
 
 
 def boot(r, script, **o):
-    """Runs a script with canvas and lab in its PATH; the result, whose code must be 0."""
+    """Runs a script with canvas and lab in its PATH; returns the result, whose code must be 0."""
     canvas_only(r)
     result = guest.run("set -u\n" + script, files={"/usr/bin/canvas": r.session.canvas, "/usr/bin/lab": lab.path(r), **o.pop("files", {})},
                        work=r.dir, **o)
@@ -88,7 +88,7 @@ def text(result, name):
 
 
 def same_state(r, result, name, when):
-    """The host, a virtual one here, is as it was before."""
+    """Checks that the (virtual) host is unchanged."""
     before, after = text(result, "before").splitlines(), text(result, name).splitlines()
     changed = [f"-{x}" for x in before if x not in after] + [f"+{x}" for x in after if x not in before]
     r.same(changed, [], f"the host {when}")
@@ -123,7 +123,7 @@ def judge(r, samples, variants):
             continue
         r.require(s["swap_out_pages"] > 0 and s["faults"] > 0, f"{what} did not page: {s['swap_out_pages']} out")
         r.require(s["far_peak_bytes"] > 0, f"{what}: nothing was far")
-        # The control group, and canvas, hold it exactly; what a poll reads may be a moment old.
+        # The control group, and canvas, hold it exactly; a polled value may be a moment old.
         r.require(s["memory_peak_bytes"] <= s["limit_bytes"] * 1.01 + 4 * MIB,
                   f"{what}: {s['memory_peak_bytes']} B of {s['limit_bytes']}")
     for name in {s["workload"] for s in samples}:
@@ -134,7 +134,7 @@ def judge(r, samples, variants):
 
 @check("vm-cgroup2-bench", modes=("signal",), slow_only=True, timeout_s=240, needs=guest.missing)
 def bench(r):
-    """The kernel's variants on cgroup v2: limits in force, right answers, the host left as it was."""
+    """The kernel's variants on cgroup v2: limits in force, right answers, the host unchanged."""
     names = r.size(("zipf",), ("zipf", "quicksort"))
     variants = r.size(("local", "canvas", "zram"), ("local", "canvas", "zram", "zswap", "disk"))
     script = STATE + UNTIL + WATCH + SWAPPING + f"""
@@ -172,12 +172,12 @@ def bench(r):
 
     limits = {s["limit_bytes"] for s in samples if kind(s) not in ("local", "canvas")}
     groups = [line.split() for line in text(result, "groups").splitlines()]
-    # A group is seen before its limit is written, too; it cannot use memory then.
+    # A group may be seen before its limit is written; it cannot use memory then.
     limited = [g for g in groups if g[1] != "max" and int(g[1]) in limits]
     r.same({int(g[1]) for g in limited}, limits, "limits of the groups")
     behind_zswap = {g[0] for g in limited if int(g[5]) > 0}
     for name, limit, peak, *_ in limited:
-        # What reclaim itself needs is charged past the limit for a moment; with zswap it needs its pool.
+        # Reclaim's own memory is charged beyond the limit for a moment; with zswap it needs its pool.
         slack = int(limit) // 2 if name in behind_zswap else MIB
         r.require(int(peak) <= int(limit) + slack, f"{name} used {peak} B of {limit}")
     r.require(max(int(g[4]) for g in limited) > MIB, "no group was swapped out")

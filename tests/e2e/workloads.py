@@ -7,7 +7,7 @@ from lib.harness import Failure, program
 
 
 def workload(r, name, mib, *flags):
-    """What the workload answered; how fast it was is not compared."""
+    """Runs the workload; compares its answer, not its speed."""
     c = r.call([lab.path(r), "workload", name, "--mib", mib, *flags], tag=name)
     return answer_of(c, name)
 
