@@ -10,24 +10,31 @@ import time
 from lib import procs
 from lib.harness import MIB, ONCE, Failure, Skip, check
 
-# Fills N MiB that do not repeat; after S seconds compares all of them T times.
+# Fills N MiB that do not repeat, and compares all of them later: after a moment, or with a name, once the file NAME
+# says that they are filled and NAME.end exists.
 HOLD = """
 import hashlib, os, sys, time
-n, pause, times = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-pages = [os.urandom(1 << 20) for _ in range(n)]
+pages = [os.urandom(1 << 20) for _ in range(int(sys.argv[1]))]
 sums = [hashlib.md5(p).digest() for p in pages]
-time.sleep(pause)
-print("bad", sum(hashlib.md5(p).digest() != s for _ in range(times) for p, s in zip(pages, sums)), flush=True)
+if len(sys.argv) > 2:
+    open(sys.argv[2], "w").close()
+    while not os.path.exists(sys.argv[2] + ".end"):
+        time.sleep(0.05)
+else:
+    time.sleep(0.2)
+print("bad", sum(hashlib.md5(p).digest() != s for p, s in zip(pages, sums)), flush=True)
 """
 
+# A namespace's program has filled its memory before others begin; `read` ends when the processes were compared.
+WAITS = "waits() { until [ -e $1 ]; do sleep 0.05; done; }; "
 IN_NAMESPACES = {
     # The pid of a process in its namespace belongs to another process outside, or to none.
-    "beside": ("unshare -pf --mount-proc {hold} 60 6 1 & sleep 2; {hold} 60 .2 1; {hold} 60 .2 1; wait", 3),
+    "beside": ("unshare -pf --mount-proc {hold} 32 a & waits a; {hold} 32; {hold} 32; read; touch a.end; wait", 3),
     # Two processes with pid 1.
-    "two": ("unshare -pf --mount-proc {hold} 40 5 1 & unshare -pf --mount-proc {hold} 40 5 1 & sleep 1; "
-            "{hold} 40 .2 1; wait", 3),
+    "two": ("unshare -pf --mount-proc {hold} 24 a & unshare -pf --mount-proc {hold} 24 b & waits a; waits b; "
+            "{hold} 24; read; touch a.end b.end; wait", 3),
     # /proc is not that of the namespace.
-    "outer-proc": ("unshare -pf {hold} 40 5 1 & sleep 1; {hold} 40 .2 1; {hold} 40 .2 1; wait", 3),
+    "outer-proc": ("unshare -pf {hold} 24 a & waits a; {hold} 24; {hold} 24; read; touch a.end; wait", 3),
 }
 
 
@@ -80,9 +87,11 @@ def pid_namespaces(r):
     for name, (script, programs) in IN_NAMESPACES.items():
         env = {"CANVAS_RUN_DIR": r.path(f"run-{name}")}
         far = ["--far", "512M", "--to", f"disk:{r.dir}", "-o", "far-wait=20s"]
-        child = r.start(["bash", "-c", script.format(hold=hold)], tag=name, env=env, local=24 * MIB, pool=8 * MIB,
-                        extra=far)
+        os.mkdir(r.path(name))
+        child = r.start(["bash", "-c", WAITS + script.format(hold=hold)], tag=name, env=env, local=24 * MIB,
+                        pool=8 * MIB, extra=far, cwd=r.path(name), stdin=subprocess.PIPE)
         told_as_seen(r, child, env, 3)
+        child.p.stdin.close()
         r.wait(child, timeout_s=180)
         r.same(child.out().splitlines(), ["bad 0"] * programs, f"{name}: what the programs found")
 
@@ -103,7 +112,7 @@ def sandbox(name, words):
             raise Skip(f"{words[0]} cannot make a sandbox here")
         who = r.call([*words, "id", "-u"], tag="id", local=24 * MIB)
         r.same(who.out().strip(), "0", "the user that a program is there")
-        hold = r.call([*words, "python3", r.write("hold.py", HOLD), "60", ".2", "2"], tag="hold", local=24 * MIB)
+        hold = r.call([*words, "python3", r.write("hold.py", HOLD), "32"], tag="hold", local=24 * MIB)
         r.same(hold.out().strip(), "bad 0", "what the program found")
         r.judge(paged=True)
 
