@@ -16,11 +16,11 @@ from .copies import lenders
 from .hostile import seeds
 from .operate import ask, python, wait_until
 
-# 48 MiB of incompressible data, read at random until the file `end` exists; then all of it. The third argument
-# names what is done at the same time, and the last line says how often.
+# Incompressible data, read at random until the file `end` exists; then all of it. The third argument names what is
+# done at the same time, the fourth the size in MiB, and the last line says how often.
 READER = """
 import ctypes, hashlib, mmap, os, random, struct, sys, threading, time
-SIZE, PAGES = 4096, 48 << 8
+SIZE, PAGES = 4096, int(sys.argv[4]) << 8
 libc = ctypes.CDLL(None, use_errno=True)
 m = mmap.mmap(-1, SIZE * PAGES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 page = lambda i: hashlib.shake_128(b"%d" % i).digest(2048)
@@ -133,14 +133,16 @@ print(f"right, {times} times", flush=True)
 """
 
 
-def reader(r, servers, what, flags=(), local=16 * MIB):
+def reader(r, servers, what, flags=()):
     """Starts the program above; returns it, its name, and the file that ends it."""
     name, end = f"lanes-{what}-{r.mode}-{os.getpid()}-{time.time_ns() % 1_000_000}", r.path(f"{what}{len(r.children)}.end")
     seed = seeds(r, 1)[0]
+    mib, local, pool = r.size((24, 12, 2), (48, 16, 8))
     at = [] if any(f.startswith("--to=agent") for f in flags) else ["--to", ",".join(servers)]
     copies = [] if "--copies" in flags else ["--copies", "1"]
-    c = r.start([python(), "-c", READER, end, seed, what], tag=f"{what}{len(r.children)}", local=local, pool=8 * MIB,
-                extra=["--tenant", name, "--far", "256M", "-o", "prefetch=none", "-o", "unit=4K", *at, *copies, *flags])
+    c = r.start([python(), "-c", READER, end, seed, what, mib], tag=f"{what}{len(r.children)}", local=local * MIB,
+                pool=pool * MIB, extra=["--tenant", name, "--far", "256M", "-o", "prefetch=none", "-o", "unit=4K", *at,
+                                        *copies, *flags])
     wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive(), 60)
     return c, name, end
 
@@ -151,8 +153,8 @@ def far_of(r, name):
     return told() or wait_until(r, f"{name} answers", told, 30)
 
 
-def grow(r, name, what="lane_reads", by=200, timeout_s=60):
-    """Waits until `more` more reads went over channels; returns the status of its far memory."""
+def grow(r, name, what="lane_reads", by=100, timeout_s=60):
+    """Waits until `by` more reads went over channels; returns the status of its far memory."""
     before = far_of(r, name)[what]
     return wait_until(r, f"{what} grow", lambda: (f := far_of(r, name))[what] >= before + by and f, timeout_s,
                       state=lambda: far_of(r, name))
@@ -183,7 +185,7 @@ def lanes(r):
     _, servers = lenders(r, 1)
     c, name, end = reader(r, servers, "read")
     before = far_of(r, name)
-    after = grow(r, name, by=2000)
+    after = grow(r, name, by=1000)
     share = (after["lane_reads"] - before["lane_reads"]) / (after["reads"] - before["reads"])
     subprocess.run([r.session.canvas, "set", name, "lanes=off"], check=True, timeout=30)
     r.same(json.loads(ask(r, "status", name, "--json"))["limits"]["lanes"], False, "limits.lanes")
@@ -213,13 +215,13 @@ def lanes_hostile(r):
     for what in ("fork", "close", "replace", "unshare"):
         c, name, end = reader(r, servers, what)
         grow(r, name)
-        grow(r, name, "reads", 1000)
+        grow(r, name, "reads", r.size(300, 1000))
         far = ends_right(r, c, end)
         if what == "fork":
             r.require(far["lanes_opened"] > 2, f"children have no lanes: {far}")
 
 
-@check("lanes-filter", timeout_s=120)
+@check("lanes-filter", timeout_s=120, normal=ONCE)
 def lanes_filter(r):
     """A program's own filter that forbids connections: the agent reads, and the program gets no message."""
     if not r.managed:
@@ -263,9 +265,8 @@ def lanes_killed(r):
     grow(r, name)
     os.kill(agent_of(c.pid), signal.SIGKILL)
     grow(r, name, timeout_s=30)
-    grow(r, name)
     donors[0].signal(signal.SIGSTOP)
-    time.sleep(2.0)
+    time.sleep(1.5)
     grow(r, name, "reads")
     donors[0].signal(signal.SIGCONT)
     grow(r, name)
@@ -359,8 +360,8 @@ def lanes_cheat(r):
     agent, socket = agent_for(r, servers)
     villain = f"cheat-{os.getpid()}"
     # Checks each word that it reads, and all of them at the end.
-    cheat = r.start([lab.path(r), "workload", "random-read", "--mib", 48, "--seconds", 12, "--cheat"], tag="cheat",
-                    local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--to=agent:{socket}",
+    cheat = r.start([lab.path(r), "workload", "random-read", "--mib", 40, "--seconds", r.size(8, 12), "--cheat"],
+                    tag="cheat", local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--to=agent:{socket}",
                                                          "--copies", "1", "-o", "prefetch=none"])
     answers(r, villain)
     # Alone, the cheat gets what it wants. With another tenant, the one that is ahead gets no more channels.
@@ -368,7 +369,7 @@ def lanes_cheat(r):
                             state=lambda: sockets_of(cheat.pid))
     grow(r, villain, by=2000)
     c, name, end = reader(r, servers, "beside", flags=[f"--to=agent:{socket}"])
-    grow(r, name, "reads", 1000)
+    grow(r, name, "reads", r.size(300, 1000))
     r.require(cheat.alive(), "the one that cheats ended before the other one had read")
     taken = far_of(r, villain)
     r.wait(cheat, expect=0, timeout_s=120)
@@ -386,15 +387,16 @@ def tenants_move(r):
     _, servers = lenders(r, 1)
     agent, socket = agent_for(r, servers, "-o", "threads=2")
     names = [f"move{n}-{os.getpid()}" for n in range(3)]
+    some = r.size(300, 2000)
 
     def start(name):
-        return r.start([lab.path(r), "workload", "random-read", "--mib", 64, "--seconds", 120], tag=name,
+        return r.start([lab.path(r), "workload", "random-read", "--mib", 40, "--seconds", 120], tag=name,
                        local=16 * MIB, pool=8 * MIB, extra=["--tenant", name, "--far", "256M", f"--to=agent:{socket}",
                                                             "--copies", "1", "-o", "lanes=off", "-o", "prefetch=none"])
 
     def reads(name):
         answers(r, name)
-        grow(r, name, "reads", 2000)
+        grow(r, name, "reads", some)
 
     runs = [start(name) for name in names]
     for name in names:
@@ -402,9 +404,9 @@ def tenants_move(r):
 
     def both_work():
         before = serving_s(agent)
-        time.sleep(1.0)
+        time.sleep(0.3)
         after = serving_s(agent)
-        return all(after[k] - before[k] >= 0.05 for k in after) and after
+        return all(after[k] - before[k] >= 0.02 for k in after) and after
 
     wait_until(r, "both threads work", both_work)
     # Two of the three share a thread: without the third, one of them moves. Each of the three ends once, and two of
@@ -413,7 +415,7 @@ def tenants_move(r):
         r.stop(runs[n], signal.SIGTERM, expect=143)
         wait_until(r, "both threads work for two tenants", both_work)
         for name in names[:n] + names[n + 1:]:
-            grow(r, name, "reads", 2000)
+            grow(r, name, "reads", some)
         runs[n] = start(names[n])
         reads(names[n])
     for c in runs:
@@ -422,7 +424,7 @@ def tenants_move(r):
     r.note(f"threads: {serving_s(agent)}")
 
 
-@check("lanes-two-threads", timeout_s=200, modes=("signal",))
+@check("lanes-two-threads", timeout_s=200, modes=("signal",), slow_only=True)
 def lanes_two_threads(r):
     """Two tenants with a thread of the agent each share the link as well."""
     if not r.managed:
