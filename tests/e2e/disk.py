@@ -1,6 +1,7 @@
 """`canvas disk`: a disk in far memory, over NBD: bytes, limits, hostile clients, and guests that swap onto
 it."""
 
+import fcntl
 import json
 import os
 import random
@@ -13,7 +14,7 @@ import threading
 import time
 import urllib.request
 
-from lib import nbd, procs
+from lib import nbd, procs, vhost
 from lib.harness import MIB, Failure, check
 from vm import guest
 
@@ -381,7 +382,7 @@ def holder_killed(r):
     r.same((pid, code), (server, 0), "how it ended")
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
     # Killed at any step of its start.
-    for i in range(20):
+    for i in range(r.size(8, 20)):
         c, path = disk(r, tag=f"again-{i}")
         server = server_of(r, c)
         time.sleep(i * 0.0005)
@@ -438,9 +439,9 @@ def attached(path):
     return ("-blockdev", node, "-device", device)
 
 
-def shared(path, queues=1, memory="memory-backend-memfd,share=on"):
+def shared(path, queues=1, memory_mib=96):
     """qemu arguments that attach a disk over vhost-user."""
-    return ("-object", f"{memory},id=ram,size=96M", "-machine", "memory-backend=ram", "-chardev",
+    return ("-object", f"memory-backend-memfd,share=on,id=ram,size={memory_mib}M", "-machine", "memory-backend=ram", "-chardev",
             f"socket,id=far,path={path},reconnect=1", "-device", f"vhost-user-blk-pci,chardev=far,num-queues={queues}")
 
 
@@ -482,7 +483,7 @@ def vm(r):
     ends(r, c, path)
 
 
-@check("vm-disk-vhost", modes=("signal",), timeout_s=240, needs=vm_missing)
+@check("vm-disk-vhost", modes=("signal",), slow_only=True, timeout_s=240, needs=vm_missing)
 def vm_vhost(r):
     """A guest swaps over vhost-user, in the guest's own memory, with two queues; a second guest can use the
     disk afterwards."""
@@ -503,45 +504,43 @@ def vm_vhost(r):
     ends(r, c, path)
 
 
-@check("disk-vhost-refused", modes=("signal",), timeout_s=120, needs=vm_missing)
+@check("disk-vhost-refused", modes=("signal",), timeout_s=60)
 def vhost_refused(r):
     """Guest memory that could be truncated under the disk is refused in one line, and the disk goes on."""
     c, path = disk(r, by="--vhost-user")
-    memory = f"memory-backend-file,share=on,mem-path={r.path('ram')}"
-    ended = []
-
-    def boot():
-        try:
-            guest.run("true", modules=("virtio_blk",), memory_mib=96, timeout_s=100, work=r.dir,
-                      qemu=shared(path, memory=memory))
-        except Failure as e:
-            ended.append(str(e))
-
-    booting = threading.Thread(target=boot)
-    booting.start()
-    try:
-        wait_until(r, "it is told", lambda: "could be cut short" in c.err(), 90)
-    finally:
-        # The guest's driver waits for a disk that does not answer.
-        for pid in procs.tree(os.getpid(), include_root=False):
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
-                words = f.read()
-            if guest.QEMU.encode() in words and path.encode() in words:
-                os.kill(pid, signal.SIGKILL)
-        booting.join()
-    r.require("did not run its script" in ended[0], f"{ended}")
+    size = 16 * MIB
+    with open(r.path("ram"), "wb+") as plain, open(os.memfd_create("ram", os.MFD_ALLOW_SEALING), "wb+") as sealed:
+        for f in plain, sealed:
+            f.truncate(size)
+        fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        for f, taken in (plain, False), (plain, False), (sealed, True):
+            monitor = vhost.Monitor(path)
+            r.same(monitor.takes_memory(f.fileno(), size), taken, "whether it takes the memory")
+            monitor.close()
     r.same(c.err().count("-object memory-backend-memfd,share=on"), 1, f"lines about it\n{c.err()}")
     r.require(c.alive(), "the disk has ended")
     ends(r, c, path)
 
 
+# Pages of one request, where it does not matter how many there are.
+TOGETHER = 16
+
+
 def fill(client, count, seed=0, random_bytes=2500):
     """Writes a number of pages; returns their contents."""
-    pages = {}
-    for i in range(count):
-        pages[i] = page(seed * 1_000_003 + i, random_bytes)
-        client.write(i * PAGE, pages[i])
+    pages = {i: page(seed * 1_000_003 + i, random_bytes) for i in range(count)}
+    for first in range(0, count, TOGETHER):
+        client.write(first * PAGE, b"".join(pages[i] for i in range(first, min(first + TOGETHER, count))))
     return pages
+
+
+def all_right(r, client, pages):
+    """Every one of the pages is what was written."""
+    for first in range(0, max(pages) + 1, TOGETHER):
+        got = client.read(first * PAGE, TOGETHER * PAGE)
+        for i in range(first, first + TOGETHER):
+            at = (i - first) * PAGE
+            r.require(i not in pages or got[at:at + PAGE] == pages[i], f"page {i} in the end")
 
 
 def looks(r, client, pages, rng, looks):
@@ -553,7 +552,8 @@ def looks(r, client, pages, rng, looks):
 def far(r):
     """Pages are demoted from a full pool to far memory, and come back; discards free space beyond the pool as
     well."""
-    size, count = 128 * MIB, 24_000
+    # More than a slab of them goes beyond the pool.
+    size, count = 128 * MIB, r.size(18_500, 24_000)
     c, path = disk(r, "--far", "512M", "--to", f"disk:{r.dir}", size=size, pool=6 * MIB)
     client = nbd.Client(path)
     pages = fill(client, count, random_bytes=PAGE)
@@ -561,18 +561,17 @@ def far(r):
                   lambda s: s["far_bytes"] > SLAB and s["stored_pages"] == count)
     r.require(got["pool_bytes"] <= 8 * MIB, f"{got}")
     rng = random.Random(2)
-    for turn in range(3):
-        looks(r, client, pages, rng, 2500)
-        for i in rng.sample(sorted(pages), 600):
+    for turn in range(r.size(2, 3)):
+        looks(r, client, pages, rng, r.size(700, 2500))
+        for i in rng.sample(sorted(pages), r.size(300, 600)):
             pages[i] = page(turn * 77_777 + i, rng.choice((0, 900, PAGE)))
             client.write(i * PAGE, pages[i])
-    for i, data in pages.items():
-        r.require(client.read(i * PAGE, PAGE) == data, f"page {i} in the end")
+    all_right(r, client, pages)
     got = settled(r, "reads beyond the pool are counted", lambda s: s["counters"]["far_reads"] > 1000)
     r.same([got["counters"][k] for k in ("damaged", "unreachable", "refused")], [0, 0, 0], "failures")
     agent = wait_for_agent(r, c)
     os.kill(agent, signal.SIGKILL)
-    looks(r, client, pages, rng, 1000)
+    looks(r, client, pages, rng, r.size(300, 1000))
     client.zero(0, size)
     # The slab being filled stays.
     settled(r, "all is free", lambda s: s["stored_pages"] == 0 and s["far_bytes"] <= SLAB)
@@ -588,17 +587,16 @@ def far_lost(r):
     zeros."""
     canvas_only(r)
     lending, servers = lenders(r, 2)
-    c, path = disk(r, "--far", "256M", "--to", ",".join(servers), "--copies", "2", "-o", "far-wait=2s", pool=4 * MIB)
+    c, path = disk(r, "--far", "256M", "--to", ",".join(servers), "--copies", "2", "-o", "far-wait=1s", pool=4 * MIB)
     client = nbd.Client(path)
     pages = fill(client, 4000, random_bytes=3000)
     settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0)
     rng = random.Random(5)
-    looks(r, client, pages, rng, 500)
+    looks(r, client, pages, rng, r.size(200, 500))
     r.stop(lending[0], signal.SIGKILL, expect=-9)
-    looks(r, client, pages, rng, 1500)
+    looks(r, client, pages, rng, r.size(500, 1500))
     r.stop(lending[1], signal.SIGKILL, expect=-9)
     failed, right = 0, 0
-    began = time.monotonic()
     for i in rng.sample(sorted(pages), 200):
         try:
             r.require(client.read(i * PAGE, PAGE) == pages[i], f"page {i} is not what was written")
@@ -608,12 +606,10 @@ def far_lost(r):
             failed += 1
             if failed == 3:
                 break
-    took_s = time.monotonic() - began
-    r.require(failed == 3 and took_s < 20, f"{failed} reads failed in {took_s:.1f} s, {right} were right")
-    r.require(state(r)["counters"]["unreachable"] >= 1, f"{state(r)}")
-    began = time.monotonic()
+    r.same(failed, 3, f"reads that failed; {right} were right")
+    settled(r, "failures are counted", lambda s: s["counters"]["unreachable"] >= 1)
+    # It does not wait for donors that are gone.
     ends(r, c, path)
-    r.require(time.monotonic() - began < 8, "the end waits for donors that are gone")
 
 
 @check("disk-lanes", modes=("signal",), timeout_s=120)
@@ -629,11 +625,9 @@ def disk_lanes(r):
         pages = fill(client, 4000, random_bytes=3000)
         settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0 and s["pool_bytes"] < 4 * MIB, tag)
         rng = random.Random(5)
-        began = time.monotonic()
-        looks(r, client, pages, rng, 2000)
-        each_us = (time.monotonic() - began) * 1e6 / 2000
-        got = settled(r, "reads are counted", lambda s: s["counters"]["far_reads"] > 1000, tag)["counters"]
-        r.note(f"{tag}: {got['lane_reads']} of {got['far_reads']} reads over lanes, {each_us:.0f} us a page")
+        looks(r, client, pages, rng, 600)
+        got = settled(r, "reads are counted", lambda s: s["counters"]["far_reads"] > 250, tag)["counters"]
+        r.note(f"{tag}: {got['lane_reads']} of {got['far_reads']} reads over lanes")
         if flags:
             r.same(got["lane_reads"], 0, "reads over lanes that nobody wanted")
             ends(r, c, path)
@@ -641,11 +635,11 @@ def disk_lanes(r):
         r.require(got["lane_reads"] > 0.8 * got["far_reads"], f"reads over lanes: {got}")
         kill_server(r, c)
         client = nbd.Client(path)
-        looks(r, client, pages, rng, 1000)
+        looks(r, client, pages, rng, 400)
         after = settled(r, "the next server reads over lanes",
-                        lambda s: s["restarts"] == 1 and s["counters"]["lane_reads"] > got["lane_reads"] + 300, tag)
+                        lambda s: s["restarts"] == 1 and s["counters"]["lane_reads"] > got["lane_reads"] + 100, tag)
         r.stop(lending[0], signal.SIGKILL, expect=-9)
-        looks(r, client, pages, rng, 2000)
+        looks(r, client, pages, rng, 600)
         r.same(settled(r, "it is told", lambda s: s["counters"]["far_reads"] > 0, tag)["counters"]["damaged"], 0, "damaged")
         r.require(after["counters"]["damaged"] == 0, f"{after}")
         ends(r, c, path)
@@ -668,7 +662,8 @@ def donor_back(r):
 
     client = nbd.Client(path)
     pages = fill(client, 3000, random_bytes=PAGE)
-    settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0 and s["pool_bytes"] < 4 * MIB)
+    # Its threshold: there is room for some of what comes then.
+    settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0 and s["pool_bytes"] < 3.5 * MIB)
     r.stop(lending[0], signal.SIGKILL, expect=-9)
     rng, refused, slowest = random.Random(7), 0, 0
     for i in range(3000, 5000):
@@ -685,7 +680,7 @@ def donor_back(r):
     r.require(slowest < 10, f"one write took {slowest:.1f} s")
     said = codes()
     r.require("C001" in said and "C004" in said, f"{said}")
-    looks(r, client, pages, rng, 1500)
+    looks(r, client, pages, rng, r.size(400, 1500))
     began = time.monotonic()
     again = r.start([r.session.canvas, "serve", "--listen", servers[0], "--memory", "256M", "--reserve", "0"],
                     tag="again", canvas_on=False)
@@ -694,10 +689,10 @@ def donor_back(r):
     wait_until(r, "all is well", lambda: codes() == [], 40, state=codes)
     r.note(f"{taken} writes taken, the slowest refused after {slowest:.1f} s; well {time.monotonic() - began:.1f} s after "
            "the donor was started")
-    for i in range(5000, 7000):
+    for i in range(5000, r.size(6000, 7000)):
         pages[i] = page(i, PAGE)
         client.write(i * PAGE, pages[i])
-    looks(r, client, pages, rng, 3000)
+    looks(r, client, pages, rng, r.size(700, 3000))
     ends(r, c, path)
 
 

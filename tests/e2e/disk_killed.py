@@ -13,11 +13,11 @@ from lib.harness import MIB, check
 from .command import canvas_only
 from .copies import lenders
 from .deep import agent_of, wait_for_agent
-from .disk import (PAGE, SLAB, Writer, disk, fill, kill_server, looks, page, server_of, settled, shared, vm_killed,
+from .disk import (PAGE, SLAB, Writer, all_right, disk, fill, kill_server, looks, page, server_of, settled, shared, vm_killed,
                    vm_missing)
 from .operate import wait_until
 
-SIZE, COUNT = 128 * MIB, 16_000
+SIZE = 128 * MIB
 
 
 class Clients:
@@ -25,19 +25,20 @@ class Clients:
 
     def __init__(self, r, path):
         self.run, self.path, self.rng = r, path, random.Random(3)
-        self.pages = fill(nbd.Client(path), COUNT, random_bytes=PAGE)
-        settled(r, "most of it is beyond the pool", lambda s: s["far_bytes"] > 0 and s["stored_pages"] == COUNT)
+        self.count = r.size(4000, 16_000)
+        self.pages = fill(nbd.Client(path), self.count, random_bytes=PAGE)
+        settled(r, "most of it is beyond the pool", lambda s: s["far_bytes"] > 0 and s["stored_pages"] == self.count)
         self.writers = [Writer(path, 20_000 + n * 3000, 3000, n) for n in range(2)]
 
     def outlive(self, kill):
         """Calls `kill` while all clients write; then checks all pages."""
         before = [w.writes for w in self.writers]
-        going = lambda: all(w.writes > b + 300 for w, b in zip(self.writers, before))
+        going = lambda: all(w.writes > b + self.run.size(100, 300) for w, b in zip(self.writers, before))
         wait_until(self.run, "they write", going, 30)
         kill()
         client = nbd.Client(self.path)
-        looks(self.run, client, self.pages, self.rng, 1500)
-        for i in self.rng.sample(sorted(self.pages), 300):
+        looks(self.run, client, self.pages, self.rng, self.run.size(400, 1500))
+        for i in self.rng.sample(sorted(self.pages), self.run.size(100, 300)):
             self.pages[i] = page(self.rng.randrange(1 << 40), self.rng.choice((0, 900, PAGE)))
             client.write(i * PAGE, self.pages[i])
 
@@ -46,11 +47,10 @@ class Clients:
         for w in self.writers:
             w.stop()
         client = nbd.Client(self.path)
-        for i, data in self.pages.items():
-            self.run.require(client.read(i * PAGE, PAGE) == data, f"page {i} in the end")
+        all_right(self.run, client, self.pages)
         for w in self.writers:
             w.check(self.run, client)
-        got = settled(self.run, "the state follows", lambda s: s["counters"]["reads"] >= COUNT)
+        got = settled(self.run, "the state follows", lambda s: s["counters"]["reads"] >= self.count)
         self.run.same([got["lost_pages"]] + [got["counters"][k] for k in ("damaged", "unreachable", "refused")], [0] * 4,
                       "failures")
         client.zero(0, SIZE)

@@ -10,13 +10,13 @@ from lib.harness import MIB, Failure, Skip, check
 from vm import guest
 
 from .command import canvas_only, cli
-from .disk import attached, disk, ends, vm_missing
+from .disk import attached, disk, ends, settled, shared, vm_missing
 from .reserve import Group
 from .vm import boot
 
-# The limit of its group swaps a program's memory out, and then the group has room again. $1: command that
-# brings its pages back before it touches them; its output goes to /out.
-SLEEPER = r"""
+# The limit of its group swaps a program's memory out, and then the group has room again. `touch_all HOW`: the program
+# touches its pages, which came back by HOW; its answer goes to /out/HOW.
+ASLEEP = r"""
     modprobe virtio_blk
     echo 0 > /sys/block/vda/queue/rotational
     mkswap /dev/vda > /dev/null || exit 10
@@ -25,15 +25,15 @@ SLEEPER = r"""
     group=/sys/fs/cgroup/sleeper
     mkdir $group
     mkfifo /root/go
-    sh -c "echo \$\$ > $group/cgroup.procs; exec dormant 64" < /root/go > /root/said &
+    sh -c "echo \$\$ > $group/cgroup.procs; exec dormant $mib" < /root/go > /root/said &
     sleeper=$!
     exec 3> /root/go
     until grep -q ready /root/said; do sleep 0.2; done
     swap_out() {
         for _ in 1 2 3 4 5 6; do
-            echo 64M > $group/memory.reclaim
+            echo ${mib}M > $group/memory.reclaim
             swapped=$(sed -n 's/^VmSwap:[^0-9]*\([0-9]*\).*/\1/p' /proc/$sleeper/status)
-            [ "$swapped" -gt 60000 ] && return
+            [ "$swapped" -gt $((mib * 930)) ] && return
         done
         echo "only $swapped KiB are swapped out"
         exit 12
@@ -44,6 +44,8 @@ SLEEPER = r"""
         until [ "$(wc -l < /root/said)" -gt "$lines" ]; do sleep 0.1; done
         tail -n 1 /root/said > /out/$1
     }
+"""
+SLEEPER = "mib=64\n" + ASLEEP + r"""
     swap_out
     touch_all alone
     swap_out
@@ -89,13 +91,62 @@ def waits(result, name):
     return int(words[2])
 
 
-@check("vm-swap-in", modes=("signal",), timeout_s=300, needs=vm_missing)
+# In one guest, as its boot takes most of the time: canvas runs in it, a program with little memory swaps onto the disk,
+# and another one's pages are brought back.
+SHORT = r"""
+    canvas doctor --json > /out/doctor.json || exit 30
+    canvas run --local 14M --require --stats /out/stats.json -- mem leaf 24 > /out/managed || exit 31
+    mib=12
+""" + ASLEEP + r"""
+    mkdir /sys/fs/cgroup/little
+    echo 12M > /sys/fs/cgroup/little/memory.max
+    sh -c 'echo $$ > /sys/fs/cgroup/little/cgroup.procs; exec swapped 24 2' || exit 32
+    swap_out
+    touch_all alone
+    swap_out
+    canvas swap-in --pid $sleeper --batch 10M --free 16M --json > /out/pid.json || exit 33
+    touch_all pid
+    exec 3>&-
+    wait $sleeper || exit 34
+    grep -E 'pswp(in|out) ' /proc/vmstat
+    swapoff /dev/vda || exit 35
+    blkdiscard /dev/vda || exit 36
+"""
+
+
+@check("vm-short", modes=("signal",), timeout_s=120, needs=vm_missing)
+def short(r):
+    """On Linux 6.12 `canvas run` manages a program; a guest swaps onto a disk over vhost-user, every byte is right and
+    nothing stays; what `canvas swap-in` brings back is not waited for."""
+    c, path = disk(r, "--queues", "2", size=64 * MIB, pool=48 * MIB, by="--vhost-user")
+    files = {f"/usr/bin/{name}": r.binary(of) for name, of in (("mem", "mem"), ("swapped", "swapped-static"),
+                                                             ("dormant", "dormant-static"))}
+    result = boot(r, SHORT, with_lab=False, files=files, modules=("virtio_blk",), programs=("mkswap", "swapon", "swapoff"),
+                  memory_mib=256, cpus=1, timeout_s=110, qemu=shared(path, queues=2, memory_mib=256))
+    told = lambda name: json.loads(result.files[name])
+    r.require(told("doctor.json")["kernel"].startswith("6.12."), f"kernel of the guest: {told('doctor.json')['kernel']}")
+    r.same(result.files["managed"], b"mem leaf: right\n", "answer under canvas")
+    stats = told("stats.json")
+    r.same((stats["mode"], canvas.check_stats(stats, 14 * MIB)), ("signal", []), "mode, and what is wrong with the report")
+    r.require("round 1 is right" in result.output and "I/O error" not in result.output + result.log, result.tail())
+    moved = {k: int(v) for k, v in (line.split() for line in result.output.splitlines() if line.startswith("pswp"))}
+    r.require(moved["pswpout"] > 8000 and moved["pswpin"] > 8000, f"{moved}")
+    alone, after, got = waits(result, "alone"), waits(result, "pid"), told("pid.json")
+    r.require(alone > 60 and after <= 8, f"{after} waits after swap-in, {alone} without")
+    r.require(got["pages"] > 2800 and got["end"] == "nothing is left", f"{got}")
+    end = settled(r, "the guest is gone, and nothing is left of it", lambda s: s["clients"] == 0 and s["stored_pages"] <= 2)
+    r.same([end["counters"][k] for k in ("refused", "damaged")], [0, 0], "refused, damaged")
+    r.note(f"{moved['pswpout']} out, {moved['pswpin']} in; {alone} waits alone, {after} after swap-in")
+    ends(r, c, path)
+
+
+@check("vm-swap-in", modes=("signal",), slow_only=True, timeout_s=300, needs=vm_missing)
 def swap_in(r):
     """In a stock guest on a disk, `canvas swap-in` brings a program's pages back, so that its next touches
     wait for none."""
     canvas_only(r)
     c, path = disk(r, size=256 * MIB, pool=128 * MIB)
-    result = boot(r, SLEEPER, files={"/usr/bin/dormant": r.binary("dormant-static")}, modules=("virtio_blk",),
+    result = boot(r, SLEEPER, with_lab=False, files={"/usr/bin/dormant": r.binary("dormant-static")}, modules=("virtio_blk",),
                   programs=("mkswap", "swapon", "swapoff", "setpriv"), memory_mib=512, timeout_s=260, qemu=attached(path))
     told = lambda name: [json.loads(line) for line in result.files[name].decode().splitlines()]
     alone = waits(result, "alone")
@@ -142,7 +193,7 @@ def swap_in_refused(r):
 UNDER = "swapped 160 2 || exit 10\ngrep -E 'MemTotal|SwapTotal' /proc/meminfo\n"
 
 
-@check("vm-under-canvas", modes=("signal",), timeout_s=240, needs=guest.missing)
+@check("vm-under-canvas", modes=("signal",), slow_only=True, timeout_s=240, needs=guest.missing)
 def under_canvas(r):
     """Unmodified qemu under `canvas run`, with less local memory than its guest has RAM: the guest's program
     finds every byte, and the guest notices nothing."""
@@ -335,7 +386,7 @@ ATTACHED = r"""
 """
 
 
-@check("vm-nbd-host", modes=("signal",), timeout_s=120, needs=vm_missing)
+@check("vm-nbd-host", modes=("signal",), slow_only=True, timeout_s=120, needs=vm_missing)
 def nbd_host(r):
     """A kernel that is the NBD client of its own host's disk gets an error for each request, and the disk
     reports the reason."""

@@ -5,9 +5,11 @@ oldest kernel with long-term support of distributions.
 """
 
 import json
+import os
+import subprocess
 
 from lib import canvas, lab
-from lib.harness import MIB, ONCE, Failure, check
+from lib.harness import MIB, Failure, check
 from vm import guest
 
 from .bench import kind, skipped
@@ -69,11 +71,19 @@ step() {
 BENCH = "--scale 0.04 --ratios 50 --out /out/%s.jsonl --cache /disk/vda/cache"
 
 
-def boot(r, script, **o):
-    """Runs a script with canvas and lab in its PATH; returns the result, whose code must be 0."""
+def stripped(r, program):
+    """A copy without debug information, most of the file, which the emulated processor would unpack."""
+    copy = r.path(os.path.basename(program))
+    subprocess.run(["strip", "-o", copy, program], check=True)
+    return copy
+
+
+def boot(r, script, with_lab=True, **o):
+    """Runs a script with canvas, and lab, in its PATH; returns the result, whose code must be 0."""
     canvas_only(r)
-    result = guest.run("set -u\n" + script, files={"/usr/bin/canvas": r.session.canvas, "/usr/bin/lab": lab.path(r), **o.pop("files", {})},
-                       work=r.dir, **o)
+    programs = [r.session.canvas, *([lab.path(r)] if with_lab else [])]
+    files = {f"/usr/bin/{os.path.basename(p)}": stripped(r, p) for p in programs}
+    result = guest.run("set -u\n" + script, files={**files, **o.pop("files", {})}, work=r.dir, **o)
     r.note(f"{result.seconds:.0f} s in the guest" + (f", after {result.boots} boots" if result.boots > 1 else ""))
     if result.code != 0:
         raise Failure(f"code {result.code} of the script\n{result.tail()}")
@@ -94,7 +104,7 @@ def same_state(r, result, name, when):
     r.same(changed, [], f"the host {when}")
 
 
-@check("vm-run", timeout_s=240, needs=guest.missing, normal=ONCE)
+@check("vm-run", timeout_s=240, needs=guest.missing, slow_only=True)
 def run(r):
     """`canvas doctor` and a program that pages, on Linux 6.12."""
     limit = 16 * MIB
