@@ -13,7 +13,7 @@ from net import hosts
 from .command import canvas_only
 
 # The smallest size at which half of the working set exceeds each program's minimum.
-SIZE = ("--scale", "0.06", "--repeats", "3")
+SCALE = ("--scale", "0.06")
 
 
 def host():
@@ -46,12 +46,12 @@ def kind(sample):
 
 @check("bench-tiny", host=True, modes=("signal",), timeout_s=120)
 def tiny(r):
-    """Two programs under all variants of this host; report and comparison of the results."""
+    """Programs under all variants of this host; report and comparison of the results."""
     canvas_only(r)
     before = host()
     results = r.path("results.jsonl")
-    names = ("quicksort", "zipf")
-    p = lab.call(r, "run", *names, *SIZE, "--ratios", "50", "--variants", "local,canvas,zram", "--out", results,
+    names = r.size(("zipf",), ("quicksort", "zipf"))
+    p = lab.call(r, "run", *names, *SCALE, "--repeats", "3", "--ratios", "50", "--variants", "local,canvas,zram", "--out", results,
             "--cache", r.path("cache"), timeout_s=110)
     r.same(p.returncode, 0, f"code of the bench ({p.stderr[-1500:]})")
     r.same(host(), before, "the host after the bench")
@@ -204,7 +204,7 @@ def user(r):
     before = host()
     results = r.path("results.jsonl")
     common = ("--ratios", "50", "--out", results, "--cache", r.path("cache"))
-    p = lab.call(r, "run", "quicksort", "--scale", "0.06", "--repeats", "1", *common, "--variants", "local,canvas,zram",
+    p = lab.call(r, "run", "zipf", *SCALE, "--repeats", "1", *common, "--variants", "local,canvas,zram",
             timeout_s=80)
     r.same(p.returncode, 0, f"code ({p.stderr[-1500:]})")
     got = lines(results)
@@ -212,7 +212,7 @@ def user(r):
     r.same(sorted((kind(s), s["outcome"]) for s in got if s["kind"] == "sample"),
            [("canvas", "ok"), ("local", "ok")], "samples")
     size = os.path.getsize(results)
-    p = lab.call(r, "run", "quicksort", *common, "--variants", "zram")
+    p = lab.call(r, "run", "zipf", *common, "--variants", "zram")
     r.same((p.returncode, p.stdout), (2, ""), "zram alone")
     r.require("root" in p.stderr and len(p.stderr.splitlines()) == 1, f"what it says: {p.stderr!r}")
     r.same(os.path.getsize(results), size, "results after an error")
@@ -236,8 +236,8 @@ def two(r):
     canvas_only(r)
     before = host()
     results, other = r.path("results.jsonl"), r.path("other.jsonl")
-    common = ("--scale", "0.06", "--ratios", "50", "--cache", r.path("cache"))
-    child = r.start([lab.path(r), "run", "quicksort", *common, "--variants", "local,canvas", "--repeats", "99",
+    common = (*SCALE, "--ratios", "50", "--cache", r.path("cache"))
+    child = r.start([lab.path(r), "run", "zipf", *common, "--variants", "local,canvas", "--repeats", "99",
                      "--out", results], tag="bench", canvas_on=False)
     first_sample(r, child, results)
     p = lab.call(r, "run", "zipf", *common, "--variants", "local,zram", "--out", other)
@@ -245,12 +245,12 @@ def two(r):
         r.same((p.returncode, p.stdout, os.path.exists(other)), (2, "", False), f"beside another ({p.stderr})")
         r.require(f"process {child.pid}" in p.stderr and len(p.stderr.splitlines()) == 1,
                   f"what it says: {p.stderr!r} (the first is {child.pid})")
-    p = lab.call(r, "run", "quicksort", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
+    p = lab.call(r, "run", "zipf", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
     r.same(p.returncode, 0, f"without the kernel's swap ({p.stderr})")
     r.require(f"process {child.pid}" in p.stderr, f"what it says: {p.stderr!r}")
     child.signal(signal.SIGINT)
     r.wait(child, expect=130, timeout_s=30)
-    p = lab.call(r, "run", "quicksort", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
+    p = lab.call(r, "run", "zipf", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
     r.same((p.returncode, "process" in p.stderr), (0, False), f"alone again ({p.stderr})")
     r.same(host(), before, "the host")
 

@@ -22,7 +22,7 @@ def demo(r, *flags, timeout_s):
 def donor(r):
     """The scene in which a donor is killed: every byte is right, and no process is left."""
     canvas_only(r)
-    said, _ = demo(r, "--scale", "0.3", "--scenes", "2", timeout_s=100)
+    said, _ = demo(r, "--scale", "0.15", "--scenes", "2", timeout_s=100)
     r.require("every byte right" in said and "killed" in said, said)
     r.note(said.splitlines()[-1])
 
