@@ -133,9 +133,9 @@ def outlived(r, threads):
     first = agent()
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
     flags_of_run = ["--far", "1G", f"--to=agent:{socket}"]
-    runs = [r.start([r.binary("hammer"), 11, 2, 4000, 96, "no-fork"], tag="hammer", local=16 * MIB, pool=4 * MIB,
-                    extra=flags_of_run),
-            r.start([r.binary("mem"), "leaf", 96], tag="leaf", local=12 * MIB, pool=3 * MIB, extra=flags_of_run)]
+    runs = [r.start([r.binary("hammer"), 11, 2, r.size(2500, 4000), 96, "no-fork"], tag="hammer", local=16 * MIB,
+                    pool=4 * MIB, extra=flags_of_run),
+            r.start([r.binary("mem"), "leaf", r.size(64, 96)], tag="leaf", local=12 * MIB, pool=3 * MIB, extra=flags_of_run)]
     time.sleep(1)
     third = replaced_and_killed(r, first, agent)
     for c in runs:
@@ -146,7 +146,7 @@ def outlived(r, threads):
     r.stop(third, expect=0)
 
 
-@check("host-agent", timeout_s=200, modes=("signal",), **hostile.C)
+@check("host-agent", timeout_s=200, modes=("signal",), slow_only=True, **hostile.C)
 def host_agent(r):
     """Two programs' far memory with one `canvas agent`, which is replaced and killed meanwhile."""
     if r.managed:
@@ -193,8 +193,8 @@ def joined_tenant(r):
     def start(argv, tag):
         return r.start(argv, tag=tag, local=local, pool=8 * MIB, extra=flags)
 
-    # The first program creates the tenant, and ends before the others do.
-    first = start([r.binary("mem"), "leaf", 64], "leaf")
+    # The first one begins the tenant, and ends before the others do.
+    first = start([r.binary("mem"), "leaf", r.size(40, 64)], "leaf")
     victim = start([sys.executable, "-c", HOLDER, end], "victim")
     holder = start([sys.executable, "-c", HOLDER, end], "holder")
     sums = []
@@ -223,8 +223,8 @@ def joined_tenant(r):
     r.wait(first, timeout_s=90)
     r.require(max(sums) <= local + canvas.slack_bytes(local), f"{max(sums) / MIB:.1f} MiB at one time")
     r.note(f"{max(sums) / MIB:.1f} of {local / MIB:.0f} MiB at most")
-    # A family of another run in the tenant, with forks that share far memory.
-    r.wait(start([r.binary("hammer"), 11, 2, 4000, 48], "hammer"), timeout_s=120)
+    # A family of its own beside it, with forks that share far memory.
+    r.wait(start([r.binary("hammer"), 11, 2, r.size(1000, 4000), 48], "hammer"), timeout_s=120)
     open(end, "w").close()
     r.wait(holder, timeout_s=90)
     r.require("right" in holder.out(), f"no closing line\n{holder.tail()}")
@@ -291,8 +291,8 @@ def joined_servers(r):
     """redis and memcached in one tenant, every value verified; one ends, and the other gets its memory."""
     if not r.managed:
         return
-    flags, n = agent_of(r), 30_000
-    values, local = Values(5, 1000), 24 * MIB
+    flags, n = agent_of(r), r.size(12_000, 30_000)
+    values, local, pool = Values(5, 1000), r.size(16, 24) * MIB, r.size(4, 8) * MIB
     home, paths = r.path("redis.d"), [r.path("redis.sock"), r.path("memcached.sock")]
     os.mkdir(home)
     argvs = [["redis-server", "--port", "0", "--unixsocket", paths[0], "--unixsocketperm", "777", "--save", "",
@@ -302,7 +302,7 @@ def joined_servers(r):
         os.chown(home, r.user.pw_uid, r.user.pw_gid)
     runs = []
     for argv, path in zip(argvs, paths):
-        runs.append(r.start(argv, tag=argv[0], local=local, pool=8 * MIB, extra=flags))
+        runs.append(r.start(argv, tag=argv[0], local=local, pool=pool, extra=flags))
         wait_socket(path, runs[-1], timeout_s=60)
     redis, cached = Redis(paths[0]), Memcached(paths[1])
     for at in range(0, n, 100):
@@ -311,7 +311,7 @@ def joined_servers(r):
             r.require(answer == b"OK", f"SET: {answer}")
     r.require(sum_of_local_bytes(runs) <= local + canvas.slack_bytes(local), "the sum is over the limit")
     zipf = Zipf(n, seed=9)
-    for _ in range(300):
+    for _ in range(r.size(100, 300)):
         keys = {zipf.next() for _ in range(50)}
         found = cached.get_many([b"key:%d" % k for k in keys])
         for k in keys:
