@@ -77,7 +77,7 @@ def api_calls(r):
     source = os.path.join(ROOT, "tests/c/api_calls.c")
     for static in (False, True):
         program = linked(r, source, f"api-calls-{static}", static)
-        argv = [program, 64, int(r.mode == "thread")]
+        argv = [program, r.size(48, 64), int(r.mode == "thread")]
         c = r.start(argv, tag=f"plain{static}", canvas_on=False)
         r.wait(c)
         r.same(c.out(), "without canvas\n", "without canvas")
@@ -96,12 +96,13 @@ def api_example_c(r):
     if not r.managed:
         return
     program = linked(r, os.path.join(EXAMPLES, "btree_scan.c"), "btree_scan")
-    example(r, "btree_scan", [program, 64, 2], local=24 * MIB)
+    example(r, "btree_scan", [program, r.size(40, 64), 2], local=16 * MIB)
     program = linked(r, os.path.join(EXAMPLES, "graph_walk.c"), "graph_walk")
-    # Long enough that the processor on which the reclaim thread starts does not matter.
-    argv = [program, 96, 6000]
-    told = example(r, "graph_walk", argv, local=32 * MIB)
-    c = r.start([*argv, "plain"], tag="untold", local=32 * MIB, pool=256 * MIB)
+    # Long enough that it does not matter on which processor the reclaim thread begins.
+    argv = [program, *r.size((48, 3000), (96, 6000))]
+    local = r.size(16, 32) * MIB
+    told = example(r, "graph_walk", argv, local=local)
+    c = r.start([*argv, "plain"], tag="untold", local=local, pool=256 * MIB)
     untold = right(r, c)
     faults = [canvas.find(s, "faults_far") for s in (told, untold)]
     r.require(faults[0] < faults[1] // 2, f"{faults[0]} far faults with hints, {faults[1]} without")
@@ -118,7 +119,7 @@ def api_example_python(r):
     target = r.path("site")
     run([python(), "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", target, wheel])
     script = os.path.join(EXAMPLES, "array_sum.py")
-    example(r, "array_sum", [python(), script, 64], env={"PYTHONPATH": target}, local=32 * MIB)
+    example(r, "array_sum", [python(), script, 32], env={"PYTHONPATH": target}, local=24 * MIB)
     c = r.start([python(), script, 4], tag="no-package", canvas_on=False)
     r.wait(c)
     wrong = ("import canvas\n"

@@ -32,8 +32,8 @@ def whole(r, *words):
     return out
 
 
-def holder(r, mib=48, kind="private", **o):
-    """tests/c/holder.c under canvas: child, process, first address, contents."""
+def holder(r, mib=32, kind="private", **o):
+    """tests/c/holder.c under canvas: child, process, first address, what it holds."""
     expected = r.path("expected.bin")
     c = r.start([r.binary("holder"), mib, expected, kind], tag="holder", stdin=subprocess.PIPE, **o)
     wait_until(r, "the program holds its memory", lambda: "\n" in c.out() or not c.alive())
@@ -201,7 +201,7 @@ def inspect_shared(r):
     """Bytes of memory that forks share."""
     if not r.managed:
         return
-    c, pid, addr, want = holder(r, mib=32, kind="shared", local=24 * MIB, pool=64 * MIB, extra=["--shared", "8M"])
+    c, pid, addr, want = holder(r, kind="shared", local=24 * MIB, pool=64 * MIB, extra=["--shared", "8M"])
     whole_is_right(r, "canvas read", whole(r, "read", pid, hex(addr), len(want), "--raw"), want)
     # The program walks over it all the time: a stop often falls into an eviction, and must not be the last
     # one.
@@ -217,7 +217,7 @@ def inspect_shared_deep(r):
     """Bytes of shared memory beyond the pool."""
     if not r.managed:
         return
-    c, pid, addr, want = holder(r, mib=32, kind="shared", local=24 * MIB, pool=MIB,
+    c, pid, addr, want = holder(r, kind="shared", local=24 * MIB, pool=MIB,
                                 extra=["--shared", "4M", "--far", "512M", "--to", f"disk:{r.dir}"])
     whole_is_right(r, "canvas read", whole(r, "read", pid, hex(addr), len(want), "--raw"), want)
     core = dumped(r, pid, "shared-deep.core")

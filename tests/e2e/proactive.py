@@ -207,7 +207,7 @@ def proactive_unused(r):
     """Pages that come back and are evicted unused make swap-in less and less frequent."""
     if not r.managed:
         return
-    cycles = 14
+    cycles = r.size(8, 14)
     c, _, end = pushed(r, "cycles", cycles, local=48 * MIB, pool=64 * MIB)
     says(r, c, "freed")
     stats = ends_right(r, c, end)
