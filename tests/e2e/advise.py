@@ -56,14 +56,14 @@ def advise_new(r):
 
 @check("advise-once", as_user=True, modes=("signal",), timeout_s=60)
 def advise_once(r):
-    """A new program that is tried once: what it uses is known, and each wanted speed has its line."""
+    """A new program that is tried once: its footprint is known, and each requested speed has its line."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     short = [python(), "-c", WORK.replace("80 << 8", "32 << 8").replace("600_000", "60_000")]
     told = json.loads(advise(r, "--json", "--tries", 1, "--", *short).stdout)
     r.require(32 * MIB < told["footprint_bytes"] < 92 * MIB and told["alone_s"] > 0, f"{told}")
     r.require(any(row["is_measured"] and row["local_bytes"] < told["footprint_bytes"] for row in told["sizes"]), f"{told}")
-    # For people.
+    # Text output: a line for each requested speed.
     text = advise(r, "--speed", "60,50", "--tries", 1, "--", *short).stdout
     r.require("  measured\n" in text, text)
     r.same(text.count("of full speed: "), 2, text)

@@ -11,7 +11,7 @@ from lib.harness import MIB, Skip, check
 from .copies import lenders
 from .operate import python, wait_until
 
-# 40 MiB that do not compress, read at random or in order and checked; then it waits for a file.
+# 40 MiB of incompressible data, read and checked in random order or in sequence; then it waits for a file.
 WORK = """
 import mmap, os, random, sys, time
 SIZE, PAGES = 4096, 40 << 8
@@ -90,14 +90,14 @@ def dispatch(r):
     r.require("the program has no earlier runs" in place.ask("--dry-run", "--", *work).stdout, "for people")
     r.require(not os.path.exists(place.state), "--dry-run notes nothing")
 
-    # What is learned: its pages come back at random, and 16 MiB are too little.
+    # Learned: its pages are faulted in at random, and 16 MiB are too little.
     open(end, "w").close()
     r.same(place.ask("--", *work, CANVAS_LOCAL="16M", CANVAS_OPTIONS="mode=signal,require=on,pool=6M").stdout, "right\n", "the program's answer")
     told = place.prepared(work, ("prepared", "1+disk"))
     r.require(told["runs"] == 1 and "refaults are random" in told["why"], f"{told}")
     r.require(18 * MIB < told["need_bytes"] < 80 * MIB and told["pool_bytes"] < 128 * MIB, f"{told}")
 
-    # The same of one that reads in order, and of sort(1): its answer is right, too.
+    # Likewise for a program that reads in sequence, and for sort(1), whose answer is right, too.
     place.ask("--", *stream, CANVAS_LOCAL="16M", CANVAS_OPTIONS="mode=signal,require=on,pool=6M")
     sorts(r, place)
     os.remove(end)

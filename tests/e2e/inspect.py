@@ -33,7 +33,7 @@ def whole(r, *words):
 
 
 def holder(r, mib=32, kind="private", **o):
-    """tests/c/holder.c under canvas: child, process, first address, what it holds."""
+    """tests/c/holder.c under canvas: child, process, first address, contents."""
     expected = r.path("expected.bin")
     c = r.start([r.binary("holder"), mib, expected, kind], tag="holder", stdin=subprocess.PIPE, **o)
     wait_until(r, "the program holds its memory", lambda: "\n" in c.out() or not c.alive())

@@ -193,7 +193,7 @@ def joined_tenant(r):
     def start(argv, tag):
         return r.start(argv, tag=tag, local=local, pool=8 * MIB, extra=flags)
 
-    # The first one begins the tenant, and ends before the others do.
+    # The first program creates the tenant, and ends before the others do.
     first = start([r.binary("mem"), "leaf", r.size(40, 64)], "leaf")
     victim = start([sys.executable, "-c", HOLDER, end], "victim")
     holder = start([sys.executable, "-c", HOLDER, end], "holder")
@@ -223,7 +223,7 @@ def joined_tenant(r):
     r.wait(first, timeout_s=90)
     r.require(max(sums) <= local + canvas.slack_bytes(local), f"{max(sums) / MIB:.1f} MiB at one time")
     r.note(f"{max(sums) / MIB:.1f} of {local / MIB:.0f} MiB at most")
-    # A family of its own beside it, with forks that share far memory.
+    # A family of another run in the tenant, with forks that share far memory.
     r.wait(start([r.binary("hammer"), 11, 2, r.size(1000, 4000), 48], "hammer"), timeout_s=120)
     open(end, "w").close()
     r.wait(holder, timeout_s=90)

@@ -12,8 +12,8 @@ from .operate import ask, python, wait_until
 
 find = canvas.find
 
-# 64 MiB that are filled once, of which an eighth is used all the time, until the file `end` is there. When the
-# file `phase` comes, another eighth is. In the end each page is compared with what is known of it.
+# 64 MiB that are filled once, of which an eighth is in constant use, until the file `end` exists. When the file
+# `phase` exists, another eighth is. At the end each page is compared with its expected contents.
 COLD = """
 import mmap, os, sys
 SIZE, PAGES, HOT = 4096, 64 << 8, 8 << 8
@@ -80,20 +80,20 @@ def slo(r):
     wait_until(r, "of 64 MiB less than 36 are local", is_small)
     at_first = used(r, name)
     r.require(at_first["far_pages_bytes"] > 28 * MIB, f"{at_first}")
-    # All of the host's memory is no bound to be shown.
+    # A limit of all the host's memory is not shown.
     local = next(line for line in ask(r, "status", name).splitlines() if line.startswith("  local"))
     r.require(local.endswith(", limited only by slo=5%"), local)
     open(phase, "w").close()
     wait_until(r, "the new phase goes on", lambda: "moved" in c.out() or not c.alive())
     wait_until(r, "the new phase is local, and the old one leaves", is_small)
     stats = ends_right(r, c, end)
-    # How slow it was depends on who else is here; what is hot was there when it was touched.
+    # Other load changes the slowdown, but not that hot pages were local when the program touched them.
     turns, faults = int(c.out().split()[-2]), find(stats, "faults_far")
     r.require(faults < 3 * PAGES + turns * HOT_PAGES // 100, f"{faults} far faults in {turns} turns of {HOT_PAGES} pages")
     r.note(f"{faults} far faults in {turns} turns of {HOT_PAGES} pages")
     r.same(stats["policy"]["slo"], "5%", "policy.slo")
     r.require(find(stats, "pages_offload_asked") > 7000, "pages that were asked for")
-    # Nothing of the program's ever waited for room.
+    # The program never waited for direct reclaim.
     r.same(find(stats, "reclaim_pages_direct"), 0, "reclaim_pages_direct")
 
 
