@@ -2,7 +2,7 @@
  *
  * analytics lr|kmeans|sort MIB PASSES
  *
- * Fills so much memory and goes over it; prints "ready" with the seconds that filling took, and "done" with the
+ * Fills MIB of memory and goes over it; prints "ready" with the seconds that filling took, and "done" with the
  * seconds of the passes and the answer. Samples have 20 features in steps of a sixteenth.
  */
 #include <stdint.h>

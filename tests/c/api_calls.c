@@ -74,7 +74,7 @@ static void misuse(void) {
     memset(&s, 0x55, sizeof s);
     is("two fields", canvas_stats(&s, 20), 16);
     is("what lies behind them", s.pool_bytes == 0x5555555555555555, 1);
-    /* More regions than there can be; then the same ones are forgotten by munmap. */
+    /* More regions than the table holds; then munmap makes canvas forget all of them. */
     size_t many = 3 * 4097;
     char *all = mmap(NULL, many * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (int round = 0; round < 2; round++) {
@@ -90,7 +90,7 @@ static void misuse(void) {
     munmap(all, many * PAGE);
 }
 
-/* What left long ago comes in by a hint, and is not faulted for. */
+/* Far pages brought in by a hint cause no faults. */
 static void prefetch(void) {
     struct canvas_stats before = now();
     long wanted = canvas_prefetch(base + 100, 200 * PAGE);
@@ -114,7 +114,7 @@ static void prefetch(void) {
     CHECK(now().hint_pages_in - before.hint_pages_in >= 100, "three ranges brought in too little");
 }
 
-/* Reads far pages in order; pages prefetched, and faults. */
+/* Reads far pages in order; returns the numbers of pages prefetched and of faults. */
 static struct canvas_stats read_in_order(size_t from, size_t n) {
     struct canvas_stats before = now();
     for (size_t p = from; p < from + n; p++)
@@ -143,8 +143,8 @@ static void *waiter(void *got) {
     return NULL;
 }
 
-/* How many of the faults are of the memory that is touched here. The rest of the program (heap, data) may be evicted
- * at any time, too, and then it faults whenever it is used. */
+/* Number of faults on the memory under test. The rest of the program (heap, data) may be evicted at any time too,
+ * and then it faults. */
 static int of_base(const struct canvas_fault *f, long n) {
     int ours = 0;
     for (long i = 0; i < n; i++)
@@ -152,7 +152,7 @@ static int of_base(const struct canvas_fault *f, long n) {
     return ours;
 }
 
-/* A thread that only faults: those are told, with all that belongs to them. */
+/* A thread that only faults: its faults are reported with all their fields. */
 static void faults(int thread_mode) {
     extern char __executable_start, etext;
     struct canvas_fault f[2000];
@@ -181,17 +181,17 @@ static void faults(int thread_mode) {
               "the instruction is at %#lx", (long)ip);
     }
     CHECK(ours >= 15, "%d faults of 20 are ours", ours);
-    /* Nobody reads: the newest are kept, the others counted. */
+    /* Nothing reads the queue: the newest faults are kept, the others counted. */
     for (size_t p = from + 20; p < from + 2020; p++)
         touch(p);
     uint64_t dropped = now().faults_dropped;
     n = canvas_faults_next(f, 2000, 0);
-    /* While the kept ones are read, more may come, of the memory that they are written to, too. */
+    /* While the queue is read, the buffer itself may fault. */
     int kept = of_base(f, n);
     CHECK(kept > 900 && kept <= 1024, "%d faults were kept of 2000", kept);
     dropped = now().faults_dropped - dropped;
     CHECK(dropped > 700 && dropped < 1100, "%lu faults were dropped of 2000", dropped);
-    /* One that waits is woken. */
+    /* A waiting reader is woken. */
     pthread_t thread;
     long got = 0;
     CHECK(pthread_create(&thread, NULL, waiter, &got) == 0, "pthread_create");
@@ -217,7 +217,7 @@ int main(int argc, char **argv) {
     for (size_t p = 0; p < pages; p++)
         pattern_fill((uint64_t *)(base + p * PAGE), mix64(p) | 8);
     misuse();
-    /* What the misuse has asked for comes, and leaves again. */
+    /* Pages requested by the misuse come in, and are evicted again. */
     usleep(300000);
     CHECK(madvise(base, pages / 2 * PAGE, MADV_PAGEOUT) == 0, "madvise: %s", strerror(errno));
     usleep(300000);

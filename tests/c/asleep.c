@@ -1,10 +1,9 @@
-/* A program that sleeps with pages in the swap cache and no others, beside one that needs all the memory that
- * there is.
+/* A program that sleeps with pages in the swap cache only, and another one that needs all memory.
  *
  * usage: asleep BUSY_MIB IDLE_MIB SECONDS
  *
- * Prints what the sleeper's threads used of a processor while it slept, and what a fixed piece of work takes on this
- * machine at this time.
+ * Prints the processor time of the sleeper's threads while it slept, and the time of a fixed piece of work on this
+ * machine at present.
  */
 #include "children.h"
 
@@ -25,7 +24,7 @@ static void check(volatile uint64_t *base, size_t pages) {
         CHECK(pattern_check(base + p * WORDS, 99 + p) < 0, "page %zu is wrong", p);
 }
 
-/* Goes through its memory, and again whenever it is told to. */
+/* Goes through its memory, again for each command. */
 static void busy(size_t pages, double seconds) {
     volatile uint64_t *base = map_pages(pages, PROT_READ | PROT_WRITE);
     fill(base, pages);
@@ -39,11 +38,11 @@ static void busy(size_t pages, double seconds) {
     }
 }
 
-/* How long the kernel takes to give 64 MiB, in us: a machine that is slow at memory is slow at looking for it. */
+/* Time of the kernel to free 64 MiB, in us: a machine with slow memory is slow at scanning it. */
 static unsigned long long yardstick_us(void) {
     const size_t pages = 16384;
     uint64_t before = used_ns();
-    /* Shared memory is the kernel's own, also under canvas. */
+    /* Shared memory is left to the kernel, also under canvas. */
     volatile char *base = mmap(NULL, pages << 12, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(base != MAP_FAILED, "%s", strerror(errno));
     for (size_t p = 0; p < pages; p++)
@@ -56,7 +55,7 @@ static void idle(size_t pages) {
     fill(base, pages);
     say(1);
     hear(0);
-    /* What comes in ahead of need, after the first few pages of a run, is in the swap cache. */
+    /* Pages prefetched after the first few of a run are in the swap cache. */
     uint64_t sum = 0;
     for (size_t p = 0; p + 64 < pages; p += 64)
         for (size_t q = p; q < p + 4; q++)

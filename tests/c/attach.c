@@ -1,4 +1,4 @@
-/* Attaches a disk that is served over NBD at a UNIX socket to the kernel of this host, as nbd-client(8) does, and stays
+/* Attaches a disk that is served over NBD at a UNIX socket to this host's kernel, as nbd-client(8) does, and stays
  * until it is detached. usage: attach SOCKET DEVICE */
 #include <endian.h>
 #include <fcntl.h>
@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
         ioctl(disk, NBD_SET_FLAGS, (unsigned long)be16toh(export.flags)) || ioctl(disk, NBD_SET_SOCK, peer))
         return 5;
     int over = ioctl(disk, NBD_DO_IT);
-    /* What is under way fails, instead of waiting for ever. */
+    /* Outstanding requests fail instead of waiting for ever. */
     ioctl(disk, NBD_CLEAR_QUE);
     ioctl(disk, NBD_CLEAR_SOCK);
     return over ? 6 : 0;

@@ -1,5 +1,5 @@
-/* A program that has not allocated anything reads and writes below the break that it began with, as one may
- * where a heap lies there, and moves the break back to where it was. */
+/* A program that has not allocated anything reads and writes below its initial break, where a heap may be, and
+ * restores the break. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
-/* An address that cannot be read, or not be written, with its name. */
+/* An unreadable or unwritable address, with its name. */
 struct bad {
     const char *name;
     char *at;
@@ -27,7 +27,7 @@ static void said(const char *call, const char *where, long r) {
 
 #define SAY(call, ...) said(call, b->name, syscall(__VA_ARGS__))
 
-/* Where the call reads. */
+/* Passes an address that the call reads. */
 static void bad_to_read(const struct bad *b, int epoll, int file) {
     char *at = b->at, *echo[] = {"/bin/true", NULL};
     SAY("sigaction", SYS_rt_sigaction, SIGUSR1, at, NULL, 8);
@@ -69,7 +69,7 @@ static void bad_to_read(const struct bad *b, int epoll, int file) {
     SAY("nanosleep", SYS_nanosleep, at, NULL);
 }
 
-/* Where the call writes. */
+/* Passes an address that the call writes. */
 static void bad_to_write(const struct bad *b, int fd) {
     char *at = b->at;
     struct timespec none = {0, 0};
@@ -119,7 +119,7 @@ static void bad_pointers(void) {
     fflush(stdout);
 }
 
-/* Memory that has pages leave while the calls are made. */
+/* Memory that causes evictions while the calls are made. */
 #define BALLAST (48UL << 20)
 
 static uint64_t *ballast(void) {

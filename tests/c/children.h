@@ -1,4 +1,4 @@
-/* Children that are programs of their own, and that take turns with their parent by pipes. */
+/* Children that are separate programs, and that take turns with their parent over pipes. */
 #ifndef CANVAS_TEST_CHILDREN_H
 #define CANVAS_TEST_CHILDREN_H
 #include "common.h"
@@ -21,7 +21,7 @@ static inline struct child start(char *program, char *role, char *pages, char *g
     int to[2], from[2];
     CHECK(pipe(to) == 0 && pipe(from) == 0, "%s", strerror(errno));
     char *argv[] = {program, role, pages, growth, NULL};
-    /* No relative: vfork's child becomes another program at once. */
+    /* vfork's child becomes another program at once. */
     pid_t pid = vfork();
     CHECK(pid >= 0, "%s", strerror(errno));
     if (pid == 0) {

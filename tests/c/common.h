@@ -82,14 +82,14 @@ static inline void __attribute__((noreturn, format(printf, 1, 2))) fail(const ch
             fail("%s:%d: %s: " format, __FILE__, __LINE__, #condition, ##__VA_ARGS__);             \
     } while (0)
 
-/* A private anonymous mapping or the end of the program. */
+/* A private anonymous mapping; ends the program if there is none. */
 static inline void *map_pages(size_t pages, int prot) {
     void *p = mmap(NULL, pages * PAGE, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(p != MAP_FAILED, "mmap of %zu pages: %s", pages, strerror(errno));
     return p;
 }
 
-/* Ballast: pages written once and swept, which pushes everything else out of local memory. */
+/* Ballast: pages written once and swept, which evicts everything else from local memory. */
 struct ballast {
     volatile uint64_t *base;
     size_t pages;

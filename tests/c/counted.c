@@ -1,7 +1,8 @@
-/* Does a known number of things to memory, so that what canvas counts can be compared. usage: counted PAGES TAG FORKS
+/* Performs a known number of operations on memory, to compare with canvas's counters. usage: counted PAGES TAG
+ * FORKS
  *
- * Pages are filled, each by a tag of the same low bits (common.h), put away by MADV_PAGEOUT, and read; then processes
- * are forked that end at once.
+ * Fills pages with tags of the same low bits (common.h), evicts them by MADV_PAGEOUT, and reads them; then forks
+ * processes that end at once.
  */
 #include "common.h"
 
@@ -33,7 +34,7 @@ int main(int argc, char **argv) {
             _exit(0);
         CHECK(waitpid(child, NULL, 0) == child, "waitpid: %s", strerror(errno));
     }
-    /* Long enough for who looks at its memory from time to time. */
+    /* Long enough for canvas to measure this process's memory. */
     usleep(500 * 1000);
     puts("done");
     return 0;

@@ -18,7 +18,7 @@
  */
 #include "common.h"
 
-/* Words of the secret beside the first word of each stripe (XXH3_kSecret, at 8k). */
+/* Words of the secret besides the first word of each stripe (XXH3_kSecret, at 8k). */
 static const uint64_t secret[] = {
     0xbe4ba423396cfeb8ULL, 0x1cad21f72c81017cULL, 0xdb979083e96dd4deULL, 0x1f67b3b7a4a44072ULL,
     0x78e5c0cc4ee679cbULL, 0x2172ffcc7dd05a82ULL, 0x8e2443f7744608b8ULL,
@@ -43,7 +43,7 @@ static uint64_t product(unsigned stripe, uint64_t word) {
     return (uint64_t)LOW(keyed) * HIGH(keyed);
 }
 
-/* What page `p` holds before and after. */
+/* Contents of page `p` before and after. */
 static void contents(size_t p, struct content *before, struct content *after) {
     uint64_t amount = mix64(p) % 1000000;
     *before = *after = (struct content){.balance = amount};
@@ -58,7 +58,7 @@ static void contents(size_t p, struct content *before, struct content *after) {
     }
     memcpy(after->pair, before->pair, sizeof after->pair);
     after->balance = amount + 1 + mix64(p + 4) % 1000000;
-    /* To be taken from the sum of products, as two words of 2^31 * high and one of 1 * low. */
+    /* Subtracted from the sum of products, as two words of 2^31 * high and one of 1 * low. */
     uint64_t products = product(0, before->balance) - product(0, after->balance);
     uint32_t x[3] = {1, 1u << 31, 1u << 31}, y[3] = {LOW(products), HIGH(products), HIGH(products)};
     uint64_t sum = before->balance - after->balance;
@@ -129,7 +129,7 @@ int main(int argc, char **argv) {
             contents(p, &before, &after);
             CHECK(holds(pages + p * WORDS, &before), "page %zu is wrong before it was changed", p);
         }
-    /* A few pages at a time: none must go out between the two changes. */
+    /* A few pages at a time, since none may be evicted between the two changes. */
     for (size_t from = 0; from < count; from += BATCH) {
         for (size_t p = from; p < count && p < from + BATCH; p++) {
             contents(p, &before, &after);

@@ -1,10 +1,10 @@
-/* Memory that a device may write to during an ioctl stays where it is, though nobody named it; afterwards
- * it is reclaimed as before, also while such calls never stop.
+/* Memory that a device may write to during an ioctl is not evicted, although no argument names it; afterwards it is
+ * reclaimed as before, even if such calls never stop.
  *
  * usage: device held MIB | device busy MIB
  *
- * The device is a pseudo terminal. A change of its settings that waits for its output (TCSETSW) waits for as
- * long as another thread's write to it does, and that is until somebody reads.
+ * The device is a pseudo terminal. A change of its settings that waits for its output (TCSETSW) waits as long as
+ * another thread's write to it, which ends when another process reads.
  */
 #include "common.h"
 
@@ -24,7 +24,7 @@ static void open_terminal(void) {
     CHECK(terminal >= 0, "%s", strerror(errno));
 }
 
-/* Pages of a range that the kernel has, by its own account. */
+/* Number of pages of a range that the kernel has in memory. */
 static size_t present(const volatile void *at, size_t pages) {
     int fd = open("/proc/self/pagemap", O_RDONLY);
     CHECK(fd >= 0, "%s", strerror(errno));
@@ -54,7 +54,7 @@ static void *change_settings(void *arg) {
     return NULL;
 }
 
-/* Waits until a thread is in a system call and stays there. */
+/* Waits until a thread blocks in a system call. */
 static void wait_for_call(const char *what, int tid) {
     char path[64], line[64];
     snprintf(path, sizeof path, "/proc/self/task/%d/syscall", tid);
@@ -77,7 +77,7 @@ static void held(size_t mib) {
     for (size_t p = 0; p < BUFFER_PAGES; p++)
         pattern_fill(buffer + p * WORDS, 17 + p);
     CHECK(pthread_create(&writer, NULL, write_much, NULL) == 0, "no thread");
-    /* The terminal takes some of it; the rest waits. */
+    /* The terminal accepts some of it; the rest waits. */
     int waiting = 0;
     for (int last = -1; waiting == 0 || waiting != last; usleep(50000)) {
         last = waiting;

@@ -1,8 +1,8 @@
-/* What a child that gave up its rights can do to the others of its run. usage: door WHAT
+/* Attacks of a child that gave up its rights on other processes of its run. usage: door WHAT
  *
- * write: tries to write to the code that all processes share, through every descriptor that it has.
- * users: changes its user, twice.
- * vfork: a child of vfork is killed while it waits for a page, which nobody brings; then the parent forks.
+ * write: tries to write to the code that all processes share, through every descriptor that it has. users: changes
+ * its user, twice. vfork: a child of vfork is killed while it waits for a page that never arrives; then the parent
+ * forks.
  */
 #include "common.h"
 
@@ -29,7 +29,7 @@ static void try_fd(int fd) {
     }
 }
 
-/* Files in memory that hold a program: the library. */
+/* Whether the descriptor is a memory file with a program: the library. */
 static int is_code(int fd) {
     char magic[4];
     return pread(fd, magic, 4, 0) == 4 && !memcmp(magic, "\177ELF", 4);

@@ -1,6 +1,5 @@
-/* Memory that lies idle until it is asked for: fills it, then, for each line of its input, looks at every byte and says
- * how many of its faults had to wait for a disk. Half of each page is random. Nothing of canvas's is needed.
- * usage: dormant MIB */
+/* Memory that is idle until requested: fills it, then, for each line of its input, checks every byte and prints how
+ * many of its faults waited for a disk. Half of each page is random. Needs nothing of canvas. usage: dormant MIB */
 #include "random.h"
 #include <stdint.h>
 #include <stdio.h>

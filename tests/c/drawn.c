@@ -1,5 +1,5 @@
-/* Memory at addresses that the program draws itself, as runtimes and allocators do: reserved there, opened by
- * mprotect or by a mapping over a part of it, or mapped there at once. All of it is filled and looked at.
+/* Memory at random addresses that the program chooses, as runtimes and allocators do: reserved there, opened by
+ * mprotect or by a mapping over a part of it, or mapped there at once. Fills and checks all of it.
  *
  * usage: drawn
  *

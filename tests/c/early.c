@@ -1,6 +1,6 @@
 /* A library that behaves like an allocator such as jemalloc: its constructor, which runs before the program's own
- * code, maps 16 MiB and fills them with noise; its destructor checks every byte and prints "right". A program is
- * told to load it with LD_PRELOAD. */
+ * code, maps 16 MiB and fills them with noise; its destructor checks every byte and prints "right". Loaded into a
+ * program with LD_PRELOAD. */
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/mman.h>

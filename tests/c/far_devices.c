@@ -1,12 +1,11 @@
-/* Pages read at random by a program that does to the descriptors of its process, again and again, what canvas's must
- * survive: those of sockets and of RDMA devices are not its own, though it finds them in /proc/self/fd. Every page that is
- * read is checked whole.
+/* Reads random pages while the program repeatedly does to its descriptors what canvas's must survive: sockets and
+ * RDMA devices that the program does not own, but finds in /proc/self/fd. Checks every page read.
  *
  * usage: far_devices MIB WHAT TIMES SEED
  *
- * nothing: reads; fork: a child reads as well; close: closes them, by libc and behind its back; replace: puts a pipe in
- * their places, which must stay empty; unshare: does so in a thread with descriptors of its own; filter: installs, once,
- * a filter that ends the process for what the driver of a device asks of the kernel.
+ * nothing: only reads; fork: a child reads as well; close: closes them, by libc and by raw system calls; replace:
+ * puts a pipe in their places, which must stay empty; unshare: does so in a thread with its own descriptor table;
+ * filter: installs, once, a filter that kills on calls of the device's driver.
  */
 #include "common.h"
 #include <dirent.h>
@@ -27,7 +26,7 @@ static uint64_t seed;
 static int pipe_fds[2];
 
 static uint64_t tag_of(size_t page) {
-    /* Hardly any that shrink: they are to lie far. */
+    /* Mostly incompressible, so that pages leave the pool. */
     return (mix64(seed * 0x9e3779b97f4a7c15ULL + page) & ~7ULL) | (page % 8 ? 4 : 0);
 }
 
@@ -41,7 +40,7 @@ static void read_some(struct rng *rng, unsigned n) {
         check(rng_below(rng, count));
 }
 
-/* A call that nobody sees: an instruction of our own. */
+/* A raw system call, which no hook sees. */
 static long behind_its_back(long nr, long a, long b) {
     long r;
     __asm__ volatile("syscall" : "=a"(r) : "a"(nr), "D"(a), "S"(b), "d"(0) : "rcx", "r11", "memory");
@@ -102,7 +101,7 @@ static void forbid(void) {
     };
     struct sock_fprog prog = {.len = sizeof ops / sizeof *ops, .filter = ops};
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs: %s", strerror(errno));
-    /* All threads, and ours of the library as well. */
+    /* All threads, including those of the library. */
     CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &prog) == 0, "seccomp: %s",
           strerror(errno));
 }

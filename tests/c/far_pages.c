@@ -1,11 +1,11 @@
-/* Pages whose contents follow from their number and version, read and written at random until told
- * to stop; every page that is touched is checked whole, and all of them at the end.
+/* Pages whose contents follow from their number and version, read and written at random until the test says stop;
+ * checks every page that it touches, and all of them at the end.
  *
  * usage: far_pages MIB STATUS_FILE SEED
  *
- * STATUS_FILE is made anew. It is shared: the test reads counts and the longest access from it at any
- * time, and says there when to stop. The versions lie in shared memory, which is never paged, so that
- * the oracle is not what is tested.
+ * Creates STATUS_FILE and shares it: the test reads counts and the longest access from it at any time, and writes
+ * there when to stop. The versions are in shared memory, which is never paged, so that the oracle is independent of
+ * the code under test.
  */
 #include "common.h"
 
@@ -14,7 +14,7 @@
 
 #define THREADS 2
 
-/* Words of the status file; tests/net/load.py has the same. */
+/* Words of the status file, as in tests/net/load.py. */
 struct status {
     uint64_t ready;      /* all pages are written */
     uint64_t reads;      /* pages checked */

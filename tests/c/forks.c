@@ -1,5 +1,5 @@
-/* forks MIB CHILDREN PERCENT FREED: takes MIB of memory that does not compress and forks CHILDREN, each of which
- * writes PERCENT of it anew; then gives FREED percent back, prints "ready" and rests until its input ends. */
+/* forks MIB CHILDREN PERCENT FREED: takes MIB of incompressible memory and forks CHILDREN, each of which rewrites
+ * PERCENT of it; then frees FREED percent, prints "ready" and sleeps until its input ends. */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Mappings with advice for forks grow and move as one: what mremap adds belongs to the mapping that it grows, advice
- * included, so that the next mremap and the next fork see one mapping. Contents are checked after each step. */
+/* Mappings with advice for forks grow and move as one: memory added by mremap belongs to the mapping that it grows,
+ * with its advice, so that the next mremap and the next fork see one mapping. Contents are checked after each step. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
@@ -34,7 +34,7 @@ int main(void)
         if (at == MAP_FAILED || madvise(at, pages * PAGE, advice[n]))
             return 1;
         fill(at, 0, pages);
-        /* Past the memory limit on the way, so that pages of all kinds are moved: in memory, far, untouched. */
+        /* Beyond the memory limit, so that pages of all kinds are moved: resident, far, untouched. */
         for (; pages < 12000; pages *= 2) {
             at = mremap(at, pages * PAGE, 2 * pages * PAGE, MREMAP_MAYMOVE);
             if (at == MAP_FAILED) {
@@ -45,7 +45,7 @@ int main(void)
             if (!holds(at, 2 * pages))
                 return 3;
         }
-        /* Moved to where something else was, at an odd distance. */
+        /* Moved to the place of another mapping, at an odd distance. */
         char *place = mmap(0, (pages + 7) * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (place == MAP_FAILED)
             return 1;
@@ -63,7 +63,7 @@ int main(void)
         if (child == 0 && advice[n] == MADV_NORMAL)
             _exit(holds(at, pages) ? 0 : 5);
         int status = 0;
-        /* With the child there, pages are shared, and cannot be moved without a copy. */
+        /* While the child exists, pages are shared, and cannot be moved without a copy. */
         if (advice[n] == MADV_NORMAL) {
             char *next = mmap(0, pages * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             at = mremap(at, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, next);

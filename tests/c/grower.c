@@ -1,5 +1,5 @@
-/* grower MIB SEED: takes memory that does not compress, 256 KiB at a time, until it has MIB or is refused more;
- * prints "grown BYTES", waits for the end of its input, then checks every byte and prints "right". */
+/* grower MIB SEED: takes incompressible memory, 256 KiB at a time, until it has MIB or is refused more; prints
+ * "grown BYTES", waits for the end of its input, then checks every byte and prints "right". */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -25,7 +25,7 @@
 enum { RW = 0, RO = 1, NONE = 2 };
 static const int prot_of[] = {PROT_READ | PROT_WRITE, PROT_READ, PROT_NONE};
 
-/* What a page must hold. */
+/* Expected contents of a page. */
 struct shadow {
     uint64_t tag;         /* pattern; 0 is zeros */
     uint64_t base;        /* what MADV_DONTNEED brings back: 0, or the file page's tag */
@@ -119,7 +119,7 @@ static void verify_page(struct worker *w, const char *who, struct region *r, str
     if (at < 0)
         return;
     if (s->maybe_free) {
-        /* Freed between: zeros from now on. Reads may race with the freeing, so look again. */
+        /* Freed in between: zeros from now on. Reads may race with the freeing, so check again. */
         struct shadow zero = *s;
         zero.patches = 0;
         if (mismatch(p, &zero, 0) < 0) {
@@ -164,7 +164,7 @@ static void write_page(struct worker *w, struct region *r, size_t page) {
         s->patch_value[s->patches] = value;
         s->patches++;
         if (s->maybe_free) {
-            /* The write ended the doubt: the rest is the old contents or zeros. */
+            /* The write settled it: the rest is the old contents or zeros. */
             struct shadow zero = *s;
             zero.patches = 1;
             zero.patch_at[0] = (uint16_t)i;
@@ -301,8 +301,8 @@ static int uniform(struct region *r, size_t a, size_t b) {
     return 1;
 }
 
-/* mremap refuses ranges that lie in several kernel mappings, so a refusal is allowed when pages
- * of the range may have had different histories; a success must be right. */
+/* mremap refuses ranges that span several kernel mappings, so a refusal is allowed when pages of the range may have
+ * had different histories; a success must be right. */
 static void do_remap(struct worker *w) {
     struct region *r = some_region(w);
     if (!r || !uniform(r, 0, r->pages))
@@ -430,7 +430,7 @@ static void do_advise(struct worker *w) {
     }
 }
 
-/* A new mapping over a part of a region: anonymous, or private of a file. */
+/* Maps over a part of a region: anonymous memory, or a private file. */
 static void do_fixed(struct worker *w) {
     struct region *r = some_region(w);
     if (!r)
@@ -552,7 +552,7 @@ static void do_common(struct worker *w) {
         pattern_fill(p, s->tag);
     }
     __atomic_store_n(&s->lock, 0, __ATOMIC_RELEASE);
-    /* Read-only pages, by all threads at once and without a lock. */
+    /* Read-only pages, accessed by all threads at once and without a lock. */
     page = rng_below(&w->rng, common_pages);
     bad = pattern_check(fixed_base + page * WORDS, 0x1000 + page);
     CHECK(bad < 0, "seed %lu: read-only common page %zu word %d is wrong", (unsigned long)seed, page, bad);
@@ -590,8 +590,8 @@ static void __attribute__((noreturn)) child_main(struct worker *w, int depth) {
         int status;
         CHECK(waitpid(pid, &status, 0) == pid && status == 0, "grandchild: status %#x", status);
     }
-    /* The child's own writes over its copies, then a second look at all. Parent and grandchild
-     * read the snapshot too, so the child keeps its own books. */
+    /* The child writes over its copies, then checks all again. Parent and grandchild read the snapshot too, so the
+     * child keeps its own record. */
     size_t total = 1;
     for (int i = 0; i < REGIONS; i++)
         total += w->regions[i].pages;
@@ -622,7 +622,7 @@ static void do_fork(struct worker *w) {
         memcpy(s, w->regions[i].shadow, w->regions[i].pages * sizeof *s);
         s += w->regions[i].pages;
     }
-    /* Workers lie in shared memory: the child works on its own copy, made before the fork. */
+    /* Workers are in shared memory: the child uses its own copy, made before the fork. */
     struct worker mine = *w;
     pid_t pid = fork();
     CHECK(pid >= 0, "fork: %s", strerror(errno));

@@ -1,8 +1,8 @@
-/* System calls whose arguments lie in far memory, for hammer.c.
+/* System calls with arguments in far memory, for hammer.c.
  *
- * Each call gets pages that hold whole patterns, with their tags; it may change contents and then
- * updates the tags. Structures (iovec, msghdr, paths, timespec ...) lie in a scratch area of the
- * thread, private memory too, that is touched rarely enough to be far now and then.
+ * Each call gets pages that hold whole patterns, with their tags; it may change contents and then updates the tags.
+ * Structures (iovec, msghdr, paths, timespec ...) are in a scratch area of the thread, private memory too, which is
+ * touched rarely enough to be far at times.
  */
 #ifndef CANVAS_TEST_HAMMER_CALLS_H
 #define CANVAS_TEST_HAMMER_CALLS_H
@@ -259,7 +259,7 @@ static void call_messages(char *area, struct rng *r, char *base, size_t n, uint6
         v[i].iov_base = base + i * PAGE;
         v[i].iov_len = PAGE;
     }
-    /* A descriptor rides along in far control memory. */
+    /* Also passes a descriptor in far control memory. */
     struct cmsghdr *c = (struct cmsghdr *)(area + 1024);
     memset(c, 0, 256);
     m->msg_control = c;
@@ -297,7 +297,7 @@ static void call_messages(char *area, struct rng *r, char *base, size_t n, uint6
     tags[n - 1] = tags[0];
 }
 
-/* One call over the `n` pages at `base`; true when tags changed. */
+/* Makes one call over the `n` pages at `base`; returns true when tags changed. */
 static int hammer_call(struct hammer_files *f, struct rng *r, char *base, size_t n, uint64_t *tags) {
     char *area = scratch + rng_below(r, SCRATCH_PAGES - 1) * PAGE;
     size_t i = rng_below(r, n), j = rng_below(r, n);

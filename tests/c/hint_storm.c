@@ -1,5 +1,5 @@
-/* Threads give advice for random parts of memory, right and wrong, while another one unmaps it, maps and fills it
- * anew and checks it, and while the process forks: no byte is lost, and every call answers.
+/* Threads give advice for random parts of memory, right and wrong, while another one unmaps, maps, fills and checks
+ * it, and while the process forks: no byte is lost, and every call returns.
  *
  * hint_storm SEED ROUNDS
  */
@@ -25,7 +25,7 @@ static void *hinter(void *seed) {
         if (page + pages > ALL)
             pages = ALL - page;
         int answer = madvise(base + page * PAGE, pages * PAGE, advice);
-        /* What is unmapped for a moment. */
+        /* The range is unmapped for a moment. */
         CHECK(answer == 0 || errno == ENOMEM, "madvise %d: %s", advice, strerror(errno));
     }
     return NULL;
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
             pid_t child = fork();
             CHECK(child >= 0, "fork: %s", strerror(errno));
             if (child == 0) {
-                /* The child has the memory, and none of the hints. */
+                /* The child has the memory, but none of the hints. */
                 CHECK(madvise(base, ALL * PAGE / 2, MADV_WILLNEED) == 0, "in the child: %s", strerror(errno));
                 check(0, ALL);
                 fill(from, 64, seed + i + 1);

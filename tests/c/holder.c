@@ -16,7 +16,7 @@ static volatile int over;
 static unsigned char *base;
 static size_t pages;
 
-/* Pages of all kinds that are stored in ways of their own: zeros, one value, text, noise. */
+/* Pages of all kinds that are stored differently: zeros, one value, text, noise. */
 static void fill(unsigned char *to, uint64_t page)
 {
 	uint64_t x = page * 0x9e3779b97f4a7c15u + 1;
@@ -76,7 +76,7 @@ int main(int argc, char **argv)
 			return perror("fwrite"), 1;
 	}
 	fclose(expected);
-	/* A part that cannot be written any more is dumped as well. */
+	/* Read-only memory is dumped as well. */
 	if (kind == MAP_PRIVATE && mprotect(base, PAGE * 64, PROT_READ))
 		return perror("mprotect"), 1;
 	pthread_t threads[3];

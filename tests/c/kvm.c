@@ -1,10 +1,11 @@
-/* A monitor of its own: a guest of 32 bits, without paging, that counts up a word of every page of its memory.
+/* A small monitor: a 32-bit guest without paging that increments a word of every page of its memory.
  *
- *   kvm MIB ROUNDS
+ * kvm MIB ROUNDS
  *
- * The guest's memory is anonymous memory of this process, as qemu's is. Between rounds the host writes to each page,
- * and after each it checks them all. Exit code 3: no machine can be made (what the kernel said is on stdout);
- * 4: a processor cannot run on; 5: a page is wrong. */
+ * The guest's memory is anonymous memory of this process, as in qemu. Between rounds the host writes to each page,
+ * and after each it checks all of them. Exit code 3: no machine can be created (the kernel's error is on stdout);
+ * 4: a processor cannot run; 5: a page is wrong.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/kvm.h>

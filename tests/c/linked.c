@@ -1,9 +1,9 @@
-/* A list or a search tree whose nodes lie in any order in memory, gone through again and again.
+/* Traverses a list or a search tree with nodes in random order in memory, repeatedly.
  *
  * usage: linked list|tree MIB NODE_BYTES ROUNDS SEED
  *
- * Each node holds a number that follows from its place in the order, which is checked. Prints the time of each
- * round in ms. `list` follows one pointer a node; `tree` is gone through in order, left before right.
+ * Each node has a number that follows from its place in the order, which is checked. Prints the time of each round
+ * in ms. `list` follows one pointer per node; `tree` is traversed in order, left before right.
  */
 #include "common.h"
 #include "random.h"
@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
     memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED, "mmap");
     struct rng rng = {strtoull(argv[5], NULL, 10)};
-    /* Not what is tested, so not paged. */
+    /* The order itself is not under test, so it is not paged. */
     uint32_t *order = mmap(NULL, count * 4, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(order != MAP_FAILED, "mmap");
     for (size_t i = 0; i < count; i++)
@@ -87,7 +87,7 @@ int main(int argc, char **argv) {
         }
         first = node_at(order[0]);
     }
-    /* Something that does not shrink to nothing beside it. */
+    /* Data that keeps the node from compressing to nothing. */
     for (size_t i = 0; i < count && node_bytes > 64; i++) {
         uint64_t *words = (uint64_t *)node_at(i);
         for (size_t w = 8; w < node_bytes / 16; w++)

@@ -1,5 +1,5 @@
-/* A break that moves by a page at a time: what it gives is zeros, what lies beyond it is not there, and what is
- * not touched costs next to nothing. */
+/* A break that moves by a page at a time: new memory is zeros, memory beyond it does not exist, and untouched
+ * memory costs next to nothing. */
 #include "common.h"
 
 static sigjmp_buf back;
@@ -8,7 +8,7 @@ static void on_signal(int sig) {
     siglongjmp(back, sig);
 }
 
-/* The signal that a write to `at` ends in; 0 where it is allowed. */
+/* The signal that a write to `at` raises; 0 if it succeeds. */
 static int signal_of(volatile char *at) {
     int sig = sigsetjmp(back, 1);
     if (sig == 0)
@@ -24,7 +24,7 @@ static void grow_and_write(int pages) {
         for (unsigned k = 0; k < PAGE; k += 64)
             CHECK(page[k] == 0, "page %d is not zero", i);
         memset(page, 1 + i % 251, PAGE);
-        /* As a stack does: down by one, and up again. */
+        /* Like a stack: down by one, and up again. */
         if (i % 8 == 7) {
             CHECK(sbrk(-(long)PAGE) == page + PAGE, "shrink");
             CHECK(sbrk(PAGE) == page, "grow again");
@@ -52,7 +52,7 @@ static void beyond_is_nothing(void) {
     struct sigaction act = {.sa_handler = on_signal};
     sigaction(SIGSEGV, &act, NULL);
     sigaction(SIGBUS, &act, NULL);
-    /* The kernel's own write says so too. */
+    /* A write by the kernel agrees. */
     for (int i = 0; i < 40; i++) {
         char *end = sbrk(PAGE) + PAGE;
         int zero = open("/dev/zero", O_RDONLY);
@@ -63,7 +63,7 @@ static void beyond_is_nothing(void) {
         CHECK(sbrk(-(long)PAGE) == end, "shrink");
         CHECK(signal_of(end - 1) == SIGSEGV, "write to what was given up");
     }
-    /* Another mapping takes its own protection there. */
+    /* Another mapping has its own protection there. */
     char *end = sbrk(PAGE) + PAGE;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     CHECK(mmap(end + PAGE, PAGE, PROT_NONE, flags, -1, 0) == end + PAGE, "mmap: %s", strerror(errno));

@@ -1,12 +1,12 @@
-/* A descriptor that the program opens has the lowest free number, as POSIX says, whatever canvas's threads
- * read meanwhile: a shell closes its input and opens a file in its place. usage: lowest_fd MIB SECONDS */
+/* A descriptor that the program opens has the lowest free number, as POSIX requires, whatever canvas's threads read
+ * meanwhile: a shell closes its input and opens a file in its place. usage: lowest_fd MIB SECONDS */
 #include "common.h"
 
 static volatile uint64_t *base;
 static size_t pages;
 static volatile int over;
 
-/* Keeps reclaim busy: in a child of a fork it asks the kernel which pages are shared. */
+/* Keeps reclaim busy: in a fork's child it asks the kernel which pages are shared. */
 static void *sweep(void *unused) {
     (void)unused;
     for (uint64_t round = 0; !over; round++)

@@ -1,4 +1,4 @@
-/* Memory calls with promises of their own, and processes. usage: mem WHAT MIB [MORE] */
+/* Special promises of memory calls, and processes. usage: mem WHAT MIB [MORE] */
 #include "common.h"
 #include <sys/resource.h>
 #include <sys/uio.h>
@@ -25,7 +25,7 @@ static void lock(void) {
     for (size_t i = 0; i < 16; i++)
         CHECK(pattern_check(p + i * WORDS, i + 40) < 0, "page %zu", i);
     CHECK(munlock(p, 8 * PAGE) == 0, "munlock: %s", strerror(errno));
-    /* Call by call, until the limit of the user or of what can stay. */
+    /* Call by call, until the user's limit or the limit on locked memory. */
     size_t many = mib * 256;
     uint64_t *m = map_pages(many, PROT_READ | PROT_WRITE);
     for (size_t i = 0; i < many; i += 16)
@@ -43,7 +43,7 @@ static void lock(void) {
     CHECK(mlock((void *)0x10000, PAGE) == -1 && errno == ENOMEM, "mlock of nothing: %s", strerror(errno));
 }
 
-/* The address-space limit counts what the program mapped, not our window. */
+/* The address-space limit counts the program's mappings, not canvas's reservation. */
 static void rlimit(void) {
     struct rlimit r = {.rlim_cur = (mib * 2 + 256) << 20, .rlim_max = (mib * 2 + 256) << 20}, got;
     CHECK(setrlimit(RLIMIT_AS, &r) == 0, "setrlimit: %s", strerror(errno));
@@ -83,7 +83,7 @@ static void brk_area(void) {
     CHECK(brk(start) == 0 && sbrk(0) == start, "brk: %s", strerror(errno));
 }
 
-/* The far limit: mmap says ENOMEM at some point, and everything that was stored is right. */
+/* The far limit: mmap returns ENOMEM at some point, and all stored data is right. */
 static void enomem(void) {
     size_t chunk = 256, most = (mib << 8) / chunk, n = 0; /* chunks of 1 MiB that do not compress */
     uint64_t **chunks = mmap(NULL, most * sizeof *chunks + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -108,7 +108,7 @@ static void enomem(void) {
     for (size_t c = n / 2; c < n; c++) {
         uint64_t *p = mmap(NULL, chunk * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED) {
-            /* Room is made ahead of need, in the background: give it a moment. */
+            /* Room is made ahead of need, in the background, which takes a moment. */
             if (again == 0 && c == n / 2) {
                 usleep(300000);
                 p = mmap(NULL, chunk * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -315,7 +315,7 @@ static void forks(void) {
         int status;
         CHECK(waitpid(pid, &status, 0) == pid, "waitpid");
         CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "way %d: child's status %#x; a MADV_DONTFORK page should have ended it", how, status);
-        /* Way 3 is known gap G1: the child has no window, and its first touch ends it. */
+        /* Way 3 is known gap G1: the child has no managed range, and its first touch kills it. */
         CHECK(*reached || how == 3, "way %d: the child ended before its MADV_DONTFORK page", how);
         ballast_sweep(&ballast);
     }
@@ -331,7 +331,7 @@ static void forks(void) {
     }
 }
 
-/* A program that closes every descriptor it does not know goes on, and so do its children. */
+/* A program that closes every descriptor it does not know continues, and so do its children. */
 static void closes(void) {
     for (int round = 0; round < 3; round++) {
         pid_t pid = fork();
@@ -384,8 +384,8 @@ static void tree(int children) {
     }
 }
 
-/* Calls with a thousand buffers each, all over far memory: what they hold while they run they must
- * give back, or soon nothing can be evicted any more. */
+/* Calls with a thousand buffers each, all in far memory: they must release the pages that they pin, or soon nothing
+ * can be evicted any more. */
 static void vectors(void) {
     struct iovec v[1000];
     int out = open("/dev/null", O_WRONLY), in = open("/dev/zero", O_RDONLY);
@@ -455,7 +455,7 @@ static void waiters(void) {
         pthread_join(t[i], NULL);
 }
 
-/* The stored copies of our own pages are damaged: each page reads right or not at all. */
+/* The stored copies of this process's pages are damaged: each page reads right or not at all. */
 static sigjmp_buf damage_jump;
 static volatile uintptr_t damage_at;
 static volatile long damage_seen;
@@ -468,8 +468,8 @@ static void on_damage(int sig, siginfo_t *info, void *context) {
     siglongjmp(damage_jump, 1);
 }
 
-/* Where libcanvas keeps the compressed pool (canvas-preload, areas.rs): its size tells it. The kernel shows it in parts,
- * side by side: what can be written to so far, and what can only be read. */
+/* Finds the mapping in which libcanvas keeps the compressed pool (canvas-preload, areas.rs) by its size. The kernel
+ * lists it in adjacent parts: those writable so far, and those only readable. */
 static char *find_pool(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     CHECK(maps, "maps: %s", strerror(errno));
@@ -533,7 +533,7 @@ static void overfull(void) {
     printf("all of it fitted\n");
 }
 
-/* All that is far, a child does not have; its end must not take it from the parent. */
+/* A child does not have the far pages; its end must not take them from the parent. */
 static void dontfork(void) {
     CHECK(madvise(ballast.base, ballast.pages * PAGE, MADV_DONTFORK) == 0, "madvise: %s", strerror(errno));
     for (int i = 0; i < 4; i++) {

@@ -1,10 +1,10 @@
-/* Memory that canvas does not page: 4 MiB of .data and 5 MiB of .bss that are filled and then lie cold, while
- * the program works on memory that canvas pages.
+/* Memory that canvas does not page: 4 MiB of .data and 5 MiB of .bss that are filled and then stay cold, while the
+ * program works on memory that canvas pages.
  *
  * usage: native MIB END
  *
- * Prints "ready", goes through MIB of memory at random until the file END exists, and then looks at every byte, in
- * a child and by itself. The last MiB of the .bss is locked, where the program may lock it, and must be there.
+ * Prints "ready", reads MIB of memory at random until the file END exists, and then checks every byte, in a child
+ * and by itself. The last MiB of the .bss is locked, if the program may lock it, and must stay resident.
  */
 #include "common.h"
 

@@ -1,5 +1,5 @@
-/* Memory on a host that does not overcommit: what is mapped and written is kept, what is given back may be had again,
- * and what is too much is refused by ENOMEM. "overcommit MIB": how much is written. */
+/* Memory on a host that does not overcommit: written memory is kept, freed memory can be used again, and too much
+ * is refused with ENOMEM. "overcommit MIB": the amount to write. */
 #include "common.h"
 
 #define MIB (1ul << 20)
@@ -8,7 +8,7 @@ static void *map(size_t bytes) {
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 }
 
-/* What lies at word `i`: pages differ, and compress. */
+/* Contents of word `i`: pages differ, and compress. */
 static unsigned long word(size_t i, unsigned long salt) {
     return (i / 512 * 0x9e3779b97f4a7c15ul ^ salt) >> i % 8;
 }
@@ -55,7 +55,7 @@ int main(int argc, char **argv) {
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0, "the child ended with %d", status);
 
-    /* Eight times a third of what there is, one after the other. */
+    /* Eight times a third of the available memory, one after the other. */
     size_t third = free_to_commit() / 3 / PAGE * PAGE;
     for (int i = 0; i < 8; i++) {
         char *some = map(third);
@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
         CHECK(munmap(some, third) == 0, "munmap");
     }
 
-    /* At the end of it a mapping is refused, and all that was given can be used. */
+    /* At the limit a mapping is refused, and all granted memory can be used. */
     size_t step = 16 * MIB, given = 0;
     char *last[1024];
     while (given < 1024 && (last[given] = map(step)) != MAP_FAILED)

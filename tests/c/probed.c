@@ -1,4 +1,5 @@
-/* Calls functions of libc that a debugger has probes on, while pages leave and come back; how many are wrong. */
+/* Calls functions of libc that have probes, while pages are evicted and faulted in; returns the number of wrong
+ * results. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -2,14 +2,14 @@
  *
  * usage: shared SEED WORKERS PAGES SECONDS KILL_EVERY_US
  *
- * Each worker is a process of two threads, each of which owns a slot in each page. It writes a new version to the slot of a random page, by stores or by
- * read(2), after it has found the last version there, by loads or by write(2). Workers fork children that
- * check what their parents wrote, and share small mappings with them for a while. With KILL_EVERY_US the
- * parent kills a random worker again and again, and starts another in its place. At the end every byte of
- * every page is checked by the parent, and by a child that has never touched one.
+ * Each worker is a process of two threads, each of which owns a slot in each page. It writes a new version to the
+ * slot of a random page, by stores or by read(2), after it has checked the last version there, by loads or by
+ * write(2). Workers fork children that check what their parents wrote, and share small mappings with them for a
+ * while. With KILL_EVERY_US the parent repeatedly kills a random worker and starts another in its place. At the end
+ * every byte of every page is checked by the parent, and by a child that has never touched one.
  *
- * The oracle lies in a memory file, which no system under test manages. A worker says there what it is about
- * to write: of what it leaves when it is killed each word is of the old version or of the new one.
+ * The oracle is in a memory file, which no system under test manages. A worker records there what it is about to
+ * write: after it is killed each word must have the old version or the new one.
  */
 #include "common.h"
 #include <sys/prctl.h>
@@ -59,7 +59,7 @@ static void check_words(const volatile uint64_t *at, size_t page, unsigned w, ui
     }
 }
 
-/* What a killed one was writing is ended. */
+/* Completes the write of a killed worker. */
 static void repair(unsigned w) {
     uint32_t pending = oracle->pending[w];
     if (!pending)
@@ -118,7 +118,7 @@ struct thread {
     unsigned slot;
 };
 
-/* Reads what nobody writes to meanwhile. */
+/* Reads pages that no process writes meanwhile. */
 static void *reads(void *arg) {
     struct thread *t = arg;
     struct rng rng = {mix64(t->seed)};
@@ -145,7 +145,7 @@ static void with_child(struct rng *rng, unsigned w) {
     pid_t parent = getpid(), child = fork();
     CHECK(child >= 0, "fork: %s", strerror(errno));
     if (child == 0) {
-        /* Whoever comes in a killed one's place writes to its slots. */
+        /* The successor of a killed worker writes to its slots. */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent)
             _exit(0);
@@ -158,7 +158,7 @@ static void with_child(struct rng *rng, unsigned w) {
             own[p * WORDS + 2] = p + 9;
         }
         if (rng_below(rng, 4) == 0) {
-            /* Ends a thread that is in the middle of something. */
+            /* Ends a thread in the middle of its work. */
             struct thread t = {rng_next(rng), w};
             pthread_t reader;
             if (rng_below(rng, 2)) {

@@ -1,14 +1,14 @@
-/* Two programs under one limit: one that goes on using all that it has and grows, and one that sleeps. What has
- * to leave local memory is the sleeper's, though the other one's memory came in earlier.
+/* Two programs under one limit: one uses all its memory and grows, and one sleeps. The sleeper's pages must be
+ * evicted, although the other's memory came in earlier.
  *
  * usage: siblings BUSY_MIB IDLE_MIB GROWTH_MIB
  *
- * Prints how often a page of the busy one was seen to be gone, before it was used again, and how many of its
- * pages the idle one has in the end, both as the kernel counts them.
+ * Prints how often a page of the busy one was gone before it was used again, and how many of its pages the idle one
+ * has in the end, both as the kernel counts them.
  */
 #include "children.h"
 
-/* Pages of a range that the kernel has. */
+/* Number of pages of a range that the kernel has in memory. */
 static size_t present(const volatile void *at, size_t pages) {
     int fd = open("/proc/self/pagemap", O_RDONLY);
     CHECK(fd >= 0, "%s", strerror(errno));
@@ -87,7 +87,7 @@ int main(int argc, char **argv) {
     hear(b.from);
     struct child i = start("/proc/self/exe", "idle", argv[2], "0");
     hear(i.from);
-    /* It sleeps for as long as the other one has been there, however slow this machine is, and a little. */
+    /* It sleeps for as long as the other one has existed, however slow this machine is, and slightly longer. */
     usleep((useconds_t)((now_s() - begun + 1) * 1e6));
     say(b.to);
     hear(b.from);

@@ -1,4 +1,4 @@
-/* What the manual says of SIGBUS, SIGSYS, SIGSEGV and signal stacks, at its edges. usage: signal_edges WHAT BALLAST_MIB */
+/* Edge cases of SIGBUS, SIGSYS, SIGSEGV and signal stacks in the manual. usage: signal_edges WHAT BALLAST_MIB */
 #include "common.h"
 #include <ucontext.h>
 
@@ -34,7 +34,7 @@ static int status_of(void (*f)(int), int arg) {
     return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/* A page of a file that is not there any more: SIGBUS by the kernel. */
+/* A page beyond the end of a file: SIGBUS by the kernel. */
 static char *beyond_the_file(void) {
     int fd = memfd_create("short", MFD_CLOEXEC);
     CHECK(fd >= 0 && ftruncate(fd, PAGE) == 0, "memfd");
@@ -84,7 +84,7 @@ static void altstack(void) {
     CHECK(raise(SIGUSR1) == 0 && hits == 1, "raise");
 }
 
-/* The mask and what waits. */
+/* The mask and the pending signals. */
 static sigset_t set_of(int a, int b) {
     sigset_t s;
     sigemptyset(&s);
@@ -127,7 +127,7 @@ static void blocked_in(int sig) {
         struct timespec none = {0};
         CHECK(sigtimedwait(&set, NULL, &none) == -1 && errno == EAGAIN, "%d: %s", how, strerror(errno));
     }
-    /* Opened, it comes; one for many. */
+    /* When unblocked it is delivered; several count as one. */
     kill(getpid(), sig);
     kill(getpid(), sig);
     CHECK(hits == 0, "early");
@@ -136,7 +136,7 @@ static void blocked_in(int sig) {
     kill(getpid(), sig);
     CHECK(sigsuspend(&before) == -1 && errno == EINTR && hits == 2, "sigsuspend: %d", (int)hits);
     CHECK(sigprocmask(SIG_BLOCK, NULL, &now) == 0 && sigismember(&now, sig) == 1, "not blocked any more");
-    /* One that is ignored meanwhile is gone, and a child has none. */
+    /* A signal ignored meanwhile is discarded, and a child has none pending. */
     kill(getpid(), sig);
     signal(sig, SIG_IGN);
     CHECK(sigpending(&now) == 0 && sigismember(&now, sig) == 0, "ignored, and pending");
@@ -164,7 +164,7 @@ static void *waits_for(void *arg) {
 static void blocked(void) {
     blocked_in(SIGBUS);
     blocked_in(SIGSYS);
-    /* All threads have it blocked, one waits. */
+    /* All threads block it, one waits for it. */
     sigset_t set = set_of(SIGBUS, SIGSYS);
     CHECK(sigprocmask(SIG_BLOCK, &set, NULL) == 0, "block");
     for (int i = 0; i < 40; i++) {
@@ -178,7 +178,7 @@ static void blocked(void) {
         CHECK(pthread_join(t, &got) == 0 && (intptr_t)got == sig, "sigwait got %ld", (long)(intptr_t)got);
     }
     CHECK(sigprocmask(SIG_UNBLOCK, &set, NULL) == 0, "unblock");
-    /* SIGSEGV is the kernel's. */
+    /* SIGSEGV is left to the kernel. */
     blocked_in(SIGSEGV);
 }
 
@@ -206,7 +206,7 @@ static void report_and_raise(int sig, siginfo_t *info, void *context) {
         _exit(9);
     if (info->si_code <= 0)
         raise(sig);
-    /* A fault comes again by itself. */
+    /* The fault repeats by itself. */
 }
 
 static void reporter(int sig) {
@@ -272,7 +272,7 @@ static void *send_bus(void *arg) {
     return NULL;
 }
 
-/* read(2) that SIGBUS interrupts goes on or not, as its action says. */
+/* A read(2) interrupted by SIGBUS restarts or not, as its action says. */
 static void restart(void) {
     for (int with = 0; with < 3; with++) {
         int ends[2];
@@ -300,7 +300,7 @@ static void restart(void) {
     }
 }
 
-/* Where handlers run. */
+/* The stack that handlers run on. */
 static volatile uintptr_t low, high;
 static void big(int sig, siginfo_t *info, void *context) {
     count(sig, info, context);
@@ -339,7 +339,7 @@ static void jump(int sig, siginfo_t *info, void *context) {
     siglongjmp(back, 1);
 }
 
-/* A handler with SA_ONSTACK in a thread that has no such stack: on the stack that was interrupted. */
+/* A handler with SA_ONSTACK in a thread without such a stack runs on the interrupted stack. */
 static void locals(void) {
     static const int all[] = {SIGUSR1, SIGBUS, SIGSYS, SIGSEGV, SIGTERM};
     for (int i = 0; i < 5; i++)
@@ -349,7 +349,7 @@ static void locals(void) {
         pthread_t t;
         CHECK(pthread_create(&t, NULL, big_in_thread, NULL) == 0 && pthread_join(t, NULL) == 0, "thread");
     }
-    /* Out of it by a jump, often. */
+    /* Leaves it by a jump, often. */
     handle(SIGUSR1, jump, SA_ONSTACK);
     for (volatile int i = 0; i < 2000; i++)
         if (sigsetjmp(back, 1) == 0) {
@@ -358,9 +358,9 @@ static void locals(void) {
         }
 }
 
-/* Coroutines on stacks from malloc, and handlers that know nothing of it. */
+/* Coroutines on stacks from malloc, and handlers that do not know about them. */
 static ucontext_t here, there[8];
-/* Deeper and deeper: what lies right below was never touched, or not for long. */
+/* Deeper and deeper: the stack right below was never touched, or not for long. */
 static void __attribute__((noinline)) deeper(int n, int i) {
     volatile char room[5000];
     room[0] = (char)i;
@@ -396,13 +396,13 @@ static void coroutines(void) {
     struct sigaction got;
     CHECK(sigaction(SIGUSR1, NULL, &got) == 0 && (got.sa_flags & ~0x04000000) == SA_SIGINFO && got.sa_sigaction == count,
           "read back: %#x", got.sa_flags);
-    /* On a stack of the kernel's the handler still runs there. */
+    /* On a stack that the kernel provides the handler still runs there. */
     char local;
     raise(SIGUSR1);
     CHECK(ran_at < (uintptr_t)&local && (uintptr_t)&local - ran_at < 65536, "the handler ran elsewhere");
 }
 
-/* How much of a small signal stack a fault takes beside the kernel's frame. */
+/* Bytes of a small signal stack that a fault needs besides the kernel's frame. */
 #define SMALL 8192
 static unsigned char small[SMALL + 2 * PAGE];
 static volatile size_t frame_bytes;
@@ -443,7 +443,7 @@ static void small_stack(void) {
     CHECK(pthread_create(&t, NULL, on_small, NULL) == 0 && pthread_join(t, NULL) == 0, "thread");
 }
 
-/* More threads over the generations than there are signal stacks: none is used up. */
+/* More threads over the generations than there are signal stacks: ended threads return theirs. */
 static void *idle(void *arg) {
     pause();
     return arg;
@@ -481,7 +481,7 @@ static void generations(void) {
     _exit(0);
 }
 
-/* sigaction from two threads while a third one forks: no child hangs in it. */
+/* sigaction from two threads while a third one forks: no child hangs. */
 static volatile int stop;
 static void *changes(void *arg) {
     while (!stop) {

@@ -1,7 +1,6 @@
 /* Signals in a program with far memory. usage: sigs WHAT BALLAST_MIB
  *
- * Each part pushes its own data out of local memory with ballast first, then shows that signals
- * behave as they would without far memory.
+ * Each part first evicts its own data with ballast, then checks that signals behave as without far memory.
  */
 #include "common.h"
 #include <linux/filter.h>
@@ -75,7 +74,7 @@ static void segv(void) {
     for (size_t i = 0; i < n; i++)
         CHECK(pattern_check(area + i * WORDS, i + 1) < 0, "page %zu", i);
     CHECK(hits == (int)n, "%d faults for %zu pages", (int)hits, n);
-    /* Holes: the address must be reported as unmapped, in the window and at null. */
+    /* Holes: the address must be reported as unmapped, in the managed range and at null. */
     munmap(area + 10 * WORDS, PAGE);
     volatile uint64_t *wrong[] = {area + 10 * WORDS + 3, (uint64_t *)16, (uint64_t *)0x123450000UL};
     for (int i = 0; i < 3; i++)
@@ -117,13 +116,13 @@ static void blockall(void) {
     sigset_t all, old;
     sigfillset(&all);
     CHECK(pthread_sigmask(SIG_SETMASK, &all, &old) == 0, "pthread_sigmask");
-    /* Blocking by a system call of the program's own is a known gap of signal mode (G15). */
+    /* Blocking by a raw system call is a known gap of signal mode (G15). */
     int raw = getenv("CANVAS_TEST_NO_RAW_MASK") == NULL;
     for (uintptr_t i = 0; i < 4; i++) /* threads inherit the full mask */
         CHECK(pthread_create(&t[i], NULL, block_thread, (void *)(raw ? i & 1 : 0)) == 0, "pthread_create");
     for (int i = 0; i < 4; i++)
         pthread_join(t[i], NULL);
-    /* A handler that runs with everything blocked. */
+    /* A handler that runs with all signals blocked. */
     CHECK(pthread_sigmask(SIG_SETMASK, &old, NULL) == 0, "pthread_sigmask");
     struct sigaction sa = {.sa_sigaction = on_jump, .sa_flags = SA_SIGINFO};
     sigfillset(&sa.sa_mask);
@@ -136,7 +135,7 @@ static void blockall(void) {
     struct sigaction got;
     CHECK(sigaction(SIGUSR1, NULL, &got) == 0 && got.sa_sigaction == on_jump && sigismember(&got.sa_mask, SIGBUS) == 1,
           "sigaction does not read back what was set");
-    /* A blocked signal waits. */
+    /* A blocked signal stays pending. */
     hits = 0;
     CHECK(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0, "pthread_sigmask");
     raise(SIGUSR1);
@@ -149,7 +148,7 @@ static void blockall(void) {
     CHECK(hits == 1, "hits %d", (int)hits);
 }
 
-/* SIGBUS is canvas's own in signal mode, yet a program's handler for it must work. */
+/* SIGBUS is used by canvas in signal mode, yet a program's handler for it must work. */
 static void sigbus(void) {
     struct sigaction old;
     CHECK(sigaction(SIGBUS, NULL, &old) == 0 && old.sa_handler == SIG_DFL, "SIGBUS does not start as SIG_DFL");
@@ -266,7 +265,7 @@ static void waits(void) {
     ballast_sweep(&ballast);
 }
 
-/* Filters of the program's own that trap: the signal is the program's, whoever made the call. */
+/* Filters of the program that trap: the signal is the program's, whichever code made the call. */
 #define TRAP_DATA 7
 
 static int filter_calls(const int *calls, int n, uint32_t answer) {
@@ -277,7 +276,7 @@ static int filter_calls(const int *calls, int n, uint32_t answer) {
         ops[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, answer);
     }
     ops[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    /* The filter lies in far memory: the kernel reads it by two pointers. */
+    /* The filter is in far memory: the kernel reads it through two pointers. */
     struct sock_filter *far_ops = (struct sock_filter *)far_page;
     struct sock_fprog *prog = (struct sock_fprog *)((char *)far_page + 2048);
     memcpy(far_ops, ops, (size_t)len * sizeof *ops);
@@ -314,13 +313,13 @@ static void trap(void) {
     struct sysinfo *info = (struct sysinfo *)((char *)far_page + 1024);
     for (int i = 0; i < 60; i++) {
         int before = hits;
-        /* By libc, without and with a far buffer; by an instruction of our own. */
+        /* By libc, without and with a far buffer; and by a raw system call. */
         CHECK(syscall(SYS_getppid) == 4242 && trapped_nr == SYS_getppid, "getppid");
         CHECK(uname(name) == 4242 && trapped_nr == SYS_uname, "uname");
         CHECK(raw_call(SYS_uname, name) == 4242 && trapped_nr == SYS_uname, "raw uname");
         CHECK(raw_call(SYS_times, NULL) == 4242 && trapped_nr == SYS_times, "raw times");
         CHECK(hits == before + 4, "%d traps", (int)hits - before);
-        /* Not the filter's. */
+        /* A call that the filter does not trap. */
         CHECK(raw_call(SYS_sysinfo, info) == 0 && info->totalram > 0, "raw sysinfo");
         CHECK(hits == before + 4, "another call was trapped");
         if (i % 20 == 0)
@@ -354,8 +353,8 @@ static void on_frame(int sig) {
     hits++;
 }
 
-/* Writes to pages of ballast, without an order: a sweep alone would pass by pages that were used twice, and
- * clean pages leave the swap cache as it is. */
+/* Writes to pages of ballast in random order: a sweep alone would spare pages that were used twice, and clean pages
+ * do not fill the swap cache. */
 static void push_out(void) {
     static size_t at;
     for (size_t i = 0; i < ballast.pages / 2; i++) {
@@ -365,7 +364,7 @@ static void push_out(void) {
     }
 }
 
-/* A signal stack that was far, and was only read since: the kernel itself is the first to write there. */
+/* A signal stack that was far, and was only read since: the kernel is the first to write there. */
 static void frames(void) {
     struct sigaction sa = {.sa_handler = on_frame, .sa_flags = SA_ONSTACK};
     CHECK(sigaction(SIGUSR2, &sa, NULL) == 0, "sigaction: %s", strerror(errno));
@@ -388,13 +387,13 @@ static void frames(void) {
     }
 }
 
-/* The kernel discards nothing any more: what cannot leave must stay, and stay right. */
+/* The kernel ignores discards: pages that cannot be evicted must stay, and stay right. */
 static void kept(void) {
     static const int calls[] = {SYS_madvise, SYS_process_madvise};
     size_t n = ballast.pages / 2;
     uint64_t *area = map_pages(n, PROT_READ | PROT_WRITE);
     CHECK(filter_calls(calls, 2, SECCOMP_RET_ERRNO | EPERM) == 0, "seccomp: %s", strerror(errno));
-    /* Past its limit the program goes on slowly: as much as a few seconds allow. */
+    /* Beyond its limit the program continues slowly: it does what a few seconds allow. */
     double end = now_s() + 6;
     for (uint64_t round = 1; round <= 3; round++) {
         size_t filled = 0;
@@ -412,7 +411,7 @@ static void kept(void) {
     _exit(0);
 }
 
-/* A filter that forbids what canvas needs: told when it is installed. */
+/* A filter that forbids calls which canvas needs: reported when it is installed. */
 static void forbid(void) {
     static const int calls[] = {SYS_ioctl};
     CHECK(filter_calls(calls, 1, SECCOMP_RET_KILL_PROCESS) == 0, "seccomp: %s", strerror(errno));
@@ -420,7 +419,7 @@ static void forbid(void) {
     (void)done;
 }
 
-/* A filter by which a child could not be managed: fork says so, and this process goes on. */
+/* A filter under which a child could not be managed: fork fails, and this process continues. */
 static void childless(unsigned answer) {
     static const int calls[] = {SYS_userfaultfd};
     CHECK(filter_calls(calls, 1, answer) == 0, "seccomp: %s", strerror(errno));

@@ -1,5 +1,5 @@
-/* Memory that does not fit: fills it, changes some of it in rounds, and looks at every byte each time. Half
- * of each page is random, the other half repeats. Nothing of canvas's is needed. usage: swapped MIB ROUNDS */
+/* Memory that does not fit: fills it, changes some of it in rounds, and checks every byte each time. Half of each
+ * page is random, the other half repeats. Needs nothing of canvas. usage: swapped MIB ROUNDS */
 #include "random.h"
 #include <stdint.h>
 #include <stdio.h>

@@ -2,10 +2,10 @@
  *
  * usage: window_model SEED OPS BALLAST_MIB [LOGFILE]
  *
- * The oracle says for each page whether it is mapped, its protection and its contents. Every call's
- * result (value or errno) goes into a log or its hash, addresses as offsets, so that a plain run and
- * a run under canvas can be compared line by line; the contents are checked against the oracle in
- * both. Ballast is swept now and then to push the arena out of local memory.
+ * The oracle has for each page whether it is mapped, its protection and its contents. Every call's result (value or
+ * errno) goes into a log or its hash, addresses as offsets, so that a plain run and a run under canvas can be
+ * compared line by line; the contents are checked against the oracle in both. Sweeps of ballast evict the arena
+ * from local memory.
  */
 #include "common.h"
 
@@ -171,7 +171,7 @@ static void do_map(void) {
         void *p = mmap(at(a), (b - a) * PAGE, prots[state], MAP_PRIVATE | MAP_FIXED, file_fd, 0);
         record("file", a, b, place_of(p));
         CHECK(p == at(a), "seed %lu op %ld: mmap of a file: %s", (unsigned long)seed, op, strerror(errno));
-        /* The file holds zeros: contents are like anonymous memory's, the mapping is not. */
+        /* The file has zeros: contents are like anonymous memory's, the mapping is not. */
     } else {
         if (rng_below(&rng, 5) == 0)
             flags |= MAP_POPULATE;
@@ -189,7 +189,7 @@ static void do_unmap(void) {
     set(a, b, HOLE, 0);
 }
 
-/* The calls that split kernel mappings: each piece inside [a, b) gets a number of its own. */
+/* The calls that split kernel mappings: each piece inside [a, b) gets its own number. */
 static void split(size_t a, size_t b) {
     uint32_t last = 0, fresh = 0;
     for (size_t i = a; i < b; i++) {
@@ -209,7 +209,7 @@ static void do_protect(void) {
     size_t end = first_hole(a, b);
     CHECK(rc == (end == b ? 0 : -ENOMEM), "seed %lu op %ld: mprotect [%zu, %zu) gave %ld, first hole %zu",
           (unsigned long)seed, op, a, b, rc, end);
-    /* The pages before a hole are changed all the same. */
+    /* The pages before a hole are changed nevertheless. */
     for (size_t i = a; i < end; i++)
         oracle[i].state = state;
     split(a, end);
@@ -308,7 +308,7 @@ static void do_remap(void) {
     }
 }
 
-/* Arguments that must be refused, and refused alike. */
+/* Arguments that must be refused, with equal errors. */
 static void do_wrong(void) {
     size_t a, b;
     range(&a, &b);
@@ -337,8 +337,8 @@ static void do_wrong(void) {
     }
 }
 
-/* A mapping where the system likes, to see that it never lands on the arena. It is bigger than
- * the arena, so that no hole in it can hold it. */
+/* A mapping at an address that the system chooses, which must never be in the arena. It is larger than the arena,
+ * so that no hole there can hold it. */
 static void do_elsewhere(void) {
     size_t n = OUTSIDE + rng_below(&rng, 64);
     char *p = mmap(NULL, n * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

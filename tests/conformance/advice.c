@@ -18,7 +18,7 @@
 
 static sigjmp_buf back;
 static void caught(int number) { siglongjmp(back, number); }
-/* The signal that a read gives, or 0. */
+/* The signal that a read raises, or 0. */
 static int signal_of(volatile char *p) {
     signal(SIGSEGV, caught);
     signal(SIGBUS, caught);

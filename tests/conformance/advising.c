@@ -1,4 +1,4 @@
-/* madvise, mincore, msync, brk; reservations, and memory that the kernel keeps in the midst of ours. */
+/* madvise, mincore, msync, brk; reservations, and memory that the kernel manages in the middle of canvas's. */
 #include "conformance.h"
 
 #include <sys/sysinfo.h>
@@ -22,7 +22,7 @@ CASE(madvise_populate_of_inaccessible_memory) {
     OK(mprotect(p, PAGE, PROT_NONE));
     EXPECT_ERROR(madvise(p, PAGE, MADV_POPULATE_READ), EINVAL);
 }
-/* What the kernel was built without it does not know, of our memory either. */
+/* Advice that the kernel was built without is unknown for managed memory too. */
 static void as_of_a_file(int advice) {
     int fd = OK(open("f", O_CREAT | O_RDWR, 0600));
     OK(ftruncate(fd, PAGE));
@@ -152,7 +152,7 @@ CASE(reservation_of_nine_tib_is_used) {
     EXPECT_EXIT(pid, 0);
     OK(munmap(p, 9UL << 40));
 }
-/* A program that must have its place gives back what lies elsewhere and asks again, as ZGC does. */
+/* A program that needs a certain address unmaps memory placed elsewhere and asks again, as ZGC does. */
 CASE(reservation_that_must_lie_at_its_hint) {
     size_t bytes = 1UL << 30;
     for (char *at = (char *)(4UL << 40); at < (char *)(16UL << 40); at += bytes) {

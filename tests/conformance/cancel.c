@@ -103,7 +103,7 @@ CASE(in_sem_wait) {
     cancelled(waits_for_semaphore, s);
 }
 
-/* Cancelled while that is disabled: the call waits on, and the thread ends at the next point after it. */
+/* Cancelled while that is disabled: the call continues to wait, and the thread ends at the next cancellation point. */
 static void *waits_undisturbed(void *arg) {
     (void)arg;
     char c = 0;
@@ -141,7 +141,7 @@ static void *reads_for_ever(void *arg) {
         read(pipe_of[0], to, 1);
     return NULL;
 }
-/* At whatever moment, also on the way into the call: nobody waits on. */
+/* At any moment, also on the way into the call: no thread continues to wait. */
 CASE(at_any_moment) {
     OK(pipe(pipe_of));
     char *to = absent(64);
@@ -157,7 +157,7 @@ CASE(at_any_moment) {
     }
 }
 
-/* A handler of the program's that interrupts the call has its own answer: EINTR, or none. */
+/* A program's handler that interrupts the call has the usual result: EINTR, or none. */
 static void nothing(int number) {
     (void)number;
 }

@@ -73,7 +73,7 @@ static inline void case_add(const char *name, void (*run)(void), enum users user
 #define ROOT_CASE(name) CASE_FOR(ROOT_ALONE, name)
 #define USER_CASE(name) CASE_FOR(USER_ALONE, name)
 
-/* Ends the process, and the case with it, by a line that says why. */
+/* Ends the process, and with it the case, with a line that has the reason. */
 static inline void __attribute__((noreturn, format(printf, 2, 3))) over(int code, const char *format, ...) {
     char line[1024];
     va_list ap;
@@ -87,7 +87,7 @@ static inline void __attribute__((noreturn, format(printf, 2, 3))) over(int code
     _exit(code);
 }
 #define FAIL(format, ...) over(1, "line %d: " format, __LINE__, ##__VA_ARGS__)
-/* For what the kernel or the machine lacks, never for what canvas lacks: that stands in `gaps`. */
+/* For features that the kernel or the machine lacks, never for those that canvas lacks: they are in `gaps`. */
 #define SKIP(format, ...) over(EXIT_SKIP, format, ##__VA_ARGS__)
 
 #define EXPECT(condition)                                                                                              \
@@ -178,18 +178,18 @@ static inline long raw6(long n, long a, long b, long c, long d, long e, long f) 
 #define RAW_(n, a, b, c, d, e, f, ...) raw6(n, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 #define RAW(...) RAW_(__VA_ARGS__, 0, 0, 0, 0, 0, 0, 0)
 
-/* Whether canvas is there. Only helpers of this file may ask: a case expects one thing. */
+/* Whether canvas manages the process. Only helpers of this file may ask: a case expects one result. */
 static inline int managed(void) { return getenv("CANVAS_SEGMENT_FD") != NULL; }
 
-/* Private anonymous pages, zeros, in front of a page that is not mapped. As another page lies behind that one, no later
- * call gets its place. */
+/* Private anonymous pages of zeros before an unmapped page. Another page behind that one keeps later calls out of
+ * it. */
 static inline char *pages(size_t count) {
     char *p = OK((char *)mmap(NULL, (count + 2) * PAGE, RW, PRIVATE, -1, 0));
     OK(munmap(p + count * PAGE, PAGE));
     return p;
 }
 
-/* Bytes at `p` that tell their place. */
+/* Fills `p` with bytes that depend on their position. */
 static inline void fill(void *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         ((unsigned char *)p)[i] = (unsigned char)(i * 31 + i / PAGE + 1);
@@ -207,8 +207,7 @@ static inline void sleep_ms(long ms) {
         ;
 }
 
-/* Makes the pages of [p, p + bytes) leave local memory; whether they did. Without canvas nothing happens, and the
- * answer is 1. */
+/* Evicts the pages of [p, p + bytes); returns whether that succeeded. Without canvas does nothing, and returns 1. */
 static inline int try_away(const void *p, size_t bytes) {
     static char *kept;
     if (!managed())
@@ -239,7 +238,7 @@ static inline int try_away(const void *p, size_t bytes) {
         if (!try_away(p, bytes))                                                                                       \
             FAIL("pages of %s did not leave", #p);                                                                     \
     } while (0)
-/* Pages with bytes that tell their place, and that are away. */
+/* Evicted pages with bytes that depend on their position. */
 static inline char *absent(size_t count) {
     char *p = pages(count);
     fill(p, count * PAGE);
@@ -275,7 +274,7 @@ static inline char *hole(void) {
     OK(munmap(p + PAGE, PAGE));
     return p + PAGE;
 }
-/* `bytes` bytes right in front of a page that is not mapped; all of their pages are absent. */
+/* `bytes` bytes right before an unmapped page; all of their pages are absent. */
 static inline char *before_hole(size_t bytes) {
     size_t count = (bytes + PAGE - 1) / PAGE;
     return absent(count) + count * PAGE - bytes;
@@ -286,7 +285,7 @@ static inline int remove_one(const char *path, const struct stat *st, int type, 
     return remove(path);
 }
 
-/* Runs one case in a process, directory and session of its own; prints its line; its exit code. */
+/* Runs one case in its own process, directory and session; prints its line; returns its exit code. */
 static inline int case_in_process(int number, const char *self) {
     char dir[] = "./case-XXXXXX", text[2048], line[600];
     if (!mkdtemp(dir)) {
@@ -302,7 +301,7 @@ static inline int case_in_process(int number, const char *self) {
         setsid();
         if (chdir(dir) || dup2(out, 1) == -1 || dup2(out, 2) == -1)
             _exit(2);
-        /* What the caller left open is no matter of the case. */
+        /* Descriptors that the caller left open do not matter to the case. */
         close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
         execl(self, self, "--case", cases[number].name, NULL);
         _exit(2);
@@ -320,7 +319,7 @@ static inline int case_in_process(int number, const char *self) {
         waitpid(pid, &status, 0);
     }
     nftw(dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    /* The last line of what it wrote says why. */
+    /* The last line of its output has the reason. */
     ssize_t n = pread(out, text, sizeof text - 1, 0);
     close(out);
     text[n > 0 ? n : 0] = 0;

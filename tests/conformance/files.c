@@ -6,7 +6,7 @@
 
 #define BYTES (3 * PAGE)
 
-/* A file of BYTES bytes that tell their place, at its beginning. */
+/* A file of BYTES bytes that depend on their position, at its beginning. */
 static int file(void) {
     static char bytes[BYTES];
     fill(bytes, BYTES);
@@ -16,7 +16,7 @@ static int file(void) {
     return fd;
 }
 static int empty(void) { return OK(open("empty", O_CREAT | O_RDWR | O_TRUNC, 0600)); }
-/* The file's bytes are those of `file`. */
+/* Whether the file's bytes are those of `file`. */
 static int is_file(int fd, size_t bytes) {
     static char got[BYTES];
     return pread(fd, got, sizeof got, 0) == (ssize_t)bytes && is_filled(got, bytes);
@@ -145,7 +145,7 @@ CASE(write_to_a_full_pipe) {
     EXPECT_ERROR(write(fd[1], p, PAGE), EAGAIN);
 }
 CASE(write_to_a_pipe_is_whole) {
-    /* A megabyte goes to a reader that takes it in pieces. */
+    /* A megabyte for a reader that takes it in pieces. */
     int fd[2];
     OK(pipe(fd));
     pid_t child = CHILD({

@@ -162,7 +162,7 @@ ROOT_CASE(mlockall_current) {
     EXPECT_EQ(LOCKED_KIB(), 0);
     OK(madvise(p, PAGE, MADV_DONTNEED));
 }
-/* New mappings, anonymous and of a file, are locked, and so many of 16 pages are there at once. */
+/* Later mappings, anonymous and of a file, are locked, and `there` of 16 pages are resident at once. */
 static void locks_what_is_mapped_later(int flags, int there) {
     OK(mlockall(flags));
     long before = LOCKED_KIB();

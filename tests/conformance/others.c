@@ -1,4 +1,4 @@
-/* What is written into another process's memory, of process_vm_writev(2) and proc_pid_mem(5): all of it is there when the
+/* Writes into another process's memory, of process_vm_writev(2) and proc_pid_mem(5): all bytes are there when the
  * call has ended, whatever else happens to the pages meanwhile. */
 #include "conformance.h"
 
@@ -32,8 +32,8 @@ static long now_ms(void) {
     return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* A child whose pages leave all the time, and come back, is written to by `write_to`, round by round; after each it looks
- * whether all bytes are there. The bytes come from a file's mapping without its pages: that takes a while. */
+/* `write_to` writes into a child whose pages are evicted and faulted in all the time, round by round; after each
+ * round the child checks all bytes. The bytes come from a file's mapping without its pages, which takes a while. */
 static void writes_into_a_child(ssize_t (*write_to)(pid_t, char *from, char *to, size_t bytes)) {
     char *p = absent(WRITTEN), round = 1, answer;
     int there[2], back[2];
@@ -94,7 +94,7 @@ static ssize_t by_write(pid_t child, char *from, char *to, size_t bytes) {
 }
 CASE(mem_write_while_pages_leave) { writes_into_a_child(by_write); }
 
-/* Nothing of it was away, and nobody of the child's is there to be asked. */
+/* None of it was evicted, and no thread of the child can answer. */
 CASE(vm_writev_into_a_child_that_is_stopped) {
     char *p = pages(4), *q = pages(4);
     memset(p, 1, 4 * PAGE);
@@ -115,7 +115,7 @@ CASE(vm_writev_into_a_child_that_is_stopped) {
     kill(child, SIGCONT);
     EXPECT_EXIT(child, 0);
 }
-/* Ranges of both kinds, the child's stack among them; what cannot be written ends the call there. */
+/* Ranges of both kinds, including the child's stack; an unwritable one ends the call there. */
 CASE(vm_writev_by_vectors) {
     char *p = absent(700), *q = absent(700), *reads = pages(1);
     OK(mprotect(reads, PAGE, PROT_READ));

@@ -18,7 +18,7 @@ static char *path(const char *text) {
     away(p, strlen(text) + 1);
     return p;
 }
-/* `text` without an end, in front of a hole. */
+/* `text` without an end, before a hole. */
 static char *endless(const char *text) {
     char *p = before_hole(strlen(text));
     memcpy(p, text, strlen(text));

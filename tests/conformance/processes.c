@@ -15,7 +15,7 @@ static char *text(const char *s) {
     away(p, strlen(s) + 1);
     return p;
 }
-/* A vector of words on absent pages; the words are, too. */
+/* A vector of words on absent pages; the words are on absent pages, too. */
 static char **words(const char *a, const char *b, const char *c) {
     char **v = astride(12);
     v[0] = text(a), v[1] = text(b), v[2] = c ? text(c) : NULL, v[3] = NULL;
@@ -221,7 +221,7 @@ CASE(exec_by_a_thread) {
                 42);
 }
 CASE(no_descriptor_is_left_over_exec) {
-    /* The shell sees 0, 1, 2 and the one by which it reads its directory. */
+    /* The shell sees 0, 1, 2 and the descriptor by which it reads its directory. */
     EXPECT_EXIT(CHILD(execl("/bin/sh", "sh", "-c", "set -- /proc/self/fd/*; [ $# -le 4 ] && exit 42", NULL)), 42);
 }
 CASE(no_descriptor_is_seen) {
@@ -534,7 +534,7 @@ CASE(own_memory_by_proc_mem) {
     EXPECT_EQ(OK(pread(OK(open("/proc/self/mem", O_RDONLY)), q, 2 * PAGE, (off_t)(uintptr_t)p)), 2 * PAGE);
     EXPECT(is_filled(q, 2 * PAGE));
 }
-/* A child whose copy of `p` is away, and that waits. */
+/* A child that waits, and whose copy of `p` is evicted. */
 static pid_t child_with(char *p, size_t bytes) {
     int fd[2];
     char ready;
@@ -614,7 +614,7 @@ CASE(memory_of_a_child_by_proc_mem) {
 }
 CASE(memory_of_the_parent_by_process_vm_readv) {
     char *p = absent(4);
-    /* Where Yama asks for it. */
+    /* If Yama requires it. */
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
     pid_t parent = getpid();
     EXPECT_EXIT(CHILD({
@@ -626,7 +626,7 @@ CASE(memory_of_the_parent_by_process_vm_readv) {
                 }),
                 42);
 }
-/* It is refused, as by kernels without it, or memory is there while all calls are the program's to catch. */
+/* It is refused, as by kernels without it; or memory is present while the program catches all calls. */
 CASE(syscall_user_dispatch) {
     static volatile char blocked;
     char *p = absent(16);

@@ -1,4 +1,4 @@
-/* System V's and POSIX's messages, semaphores and shared memory, asynchronous I/O, and a userfaultfd of one's own. */
+/* System V and POSIX messages, semaphores and shared memory, asynchronous I/O, and a program's userfaultfd. */
 #include "conformance.h"
 
 #include <linux/aio_abi.h>

@@ -1,4 +1,4 @@
-/* Calls that have a hook, made by an instruction outside of libc, as runtimes that do without it make them. */
+/* Raw system calls that canvas hooks in libc, as made by runtimes that do not use libc. */
 #include "conformance.h"
 
 #include <signal.h>
@@ -6,7 +6,7 @@
 
 #define EXPECT_RAW(call, number) EXPECT_EQ(call, -(number))
 
-/* A copy that is away. */
+/* A copy that is evicted. */
 static void *sent(const void *from, size_t bytes) {
     char *p = absent(1);
     memcpy(p, from, bytes);
@@ -117,7 +117,7 @@ CASE(process_madvise_with_a_native_vector) {
     v.iov_base = p, v.iov_len = 4 * PAGE;
     EXPECT_EQ(RAW(SYS_process_madvise, self, &v, 1, MADV_COLD, 0), 4 * PAGE);
     EXPECT(is_filled(p, 4 * PAGE));
-    /* Since Linux 6.13 a process may drop its own pages so; who is refused has them all. */
+    /* Since Linux 6.13 a process may drop its own pages in this way; if it is refused, all pages are there. */
     long dropped = RAW(SYS_process_madvise, self, &v, 1, MADV_DONTNEED, 0);
     EXPECT(dropped == -EINVAL || dropped == 4 * PAGE);
     EXPECT(dropped < 0 ? is_filled(p, 4 * PAGE) : p[0] == 0 && p[3 * PAGE] == 0);

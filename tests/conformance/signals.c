@@ -593,7 +593,7 @@ CASE(stop_and_continue) {
     EXPECT_SIGNAL(child, SIGTERM);
 }
 CASE(context_of_a_handler_may_be_changed) {
-    /* A handler that steps over the faulting instruction goes on behind it, with what the program's registers had. */
+    /* A handler that steps over the faulting instruction continues behind it, with the program's registers. */
     handle(SIGUSR1, 0);
     register unsigned long kept __asm__("rbx") = 0x1234567890abcdef;
     __asm__ volatile("" : "+r"(kept));
@@ -604,7 +604,7 @@ CASE(context_of_a_handler_may_be_changed) {
     EXPECT(kept == 0x1234567890abcdef);
 }
 CASE(pending_over_exec) {
-    /* What is blocked and pending stays so. */
+    /* Blocked and pending signals stay so. */
     OK(sigprocmask(SIG_BLOCK, set_of(SIGUSR1, SIGBUS), NULL));
     OK(kill(getpid(), SIGUSR1));
     OK(kill(getpid(), SIGBUS));

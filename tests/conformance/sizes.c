@@ -178,7 +178,7 @@ CASE(own_memory_by_its_file) {
 }
 
 CASE(asynchronous_input_and_output_is_refused_or_right) {
-    /* By libc and by an instruction of one's own alike: a library that makes the call itself falls back as well. */
+    /* By libc and by a raw system call: a library that makes the call itself falls back as well. */
     char params[120] = {0};
     unsigned long context = 0;
     long by_libc = syscall(SYS_io_setup, 4, &context);

@@ -243,7 +243,7 @@ CASE(futex_unknown_operation) { EXPECT_ERROR(futex(absent(1), 77, 0, NULL, NULL,
 CASE(futex_wake_of_nobody) { EXPECT_EQ(OK(futex(absent(1), FUTEX_WAKE, 5, NULL, NULL, 0)), 0); }
 static void *waits(void *word) {
     int value = *(int *)word;
-    /* The page leaves while the waiter is in the kernel, too. */
+    /* The page is evicted while the waiter is in the kernel, too. */
     return (void *)futex(word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
 }
 CASE(futex_wakes_a_thread) {
