@@ -12,7 +12,7 @@ use canvas_types::units::{Size, Span};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Measure canvas beside the kernel's swap and all-local memory.
+/// Measure canvas against the kernel's swap and all-local memory.
 #[derive(Parser)]
 #[command(
     name = "lab",

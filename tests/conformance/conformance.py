@@ -13,7 +13,7 @@ import traceback
 
 PAGE = mmap.PAGESIZE
 MIB = 1 << 20
-# More than the limit of the managed runs has room for beside the interpreter.
+# More than fits into the limit of the managed runs with the interpreter.
 MUCH = 12 * MIB
 EVERYBODY, ROOT_ALONE, USER_ALONE = range(3)
 CASE_TIMEOUT_S = 90

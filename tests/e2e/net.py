@@ -343,7 +343,7 @@ def talk(host, data):
 
 
 # -- (4) a donor that lies ---------------------------------------------------------------------
-# Small, so that extents are soon written anew.
+# Small, so that extents are soon rewritten.
 ONE_SLAB = "64M"
 WAYS = ("corrupt", "stale", "swap", "zeros", "truncate")
 

@@ -211,7 +211,7 @@ def turns(r):
             2> /out/agent.log &
         agent=$!
         until_true 20 [ -S /run/canvas/agent.sock ] || { cat /out/agent.log; exit 26; }
-        # A tenant of this name, with this status file, which reads until it is told to stop.
+        # A tenant of this name, with this status file, which reads until its status file says stop.
         tenant() {
             canvas run --tenant $1 --to agent --local 8M --pool 2M --far 256M -o prefetch=none -o unit=4K \\
                 -o far-wait=300s --require --stats /out/$1.json -- far_pages 24 /run/$1 1 > /out/$1.said 2> /out/$1.err &
@@ -220,7 +220,7 @@ def turns(r):
         is_ready() { [ -s /run/$1 ] && [ "$(status $1 0)" = 1 ]; }
         far() { canvas status $1 --json 2> /dev/null | sed -n "s/.*\\"$2\\": *\\([0-9]*\\).*/\\1/p" | head -n 1; }
         more() { [ "$(far $1 $2)" -gt $3 ]; }
-        # Reads of this kind, by so many from here on.
+        # Waits for this number of further reads of this kind.
         grow() {
             was=$(far $1 $2)
             until_true 100 more $1 $2 $((was + $3)) || { echo "$1: $2 stays $was"; canvas status $1 --json; exit 27; }

@@ -35,7 +35,7 @@ while not os.path.exists(end):
         counts[i] += 1
         at = i * SIZE + 2048
         m[at:at + 8] = counts[i].to_bytes(8, "little")
-        # Something to do beside memory.
+        # Work that needs no memory.
         sum(m[at - 64:at + 64])
     turns += 1
 for i in range(PAGES):

@@ -282,7 +282,7 @@ mod tests {
             (
                 good.replace(SCHEMA, "canvas-bench/99").into(),
                 "line 1 has the schema \"canvas-bench/99\"".into(),
-                "canvas that wrote it",
+                "lab that wrote it",
             ),
             (
                 format!("{good}\n{orphan}").into(),

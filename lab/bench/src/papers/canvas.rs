@@ -44,7 +44,7 @@ const fn row(
     }
 }
 
-/// Table 3: slowdown beside each of nine Spark programs.
+/// Table 3: slowdown in a co-run with each of nine Spark programs.
 macro_rules! table_3 {
     ($what:literal, $programs:expr, $mean:literal / $mean_linux:literal, $least:literal / $least_linux:literal, $most:literal / $most_linux:literal) => {
         row(
