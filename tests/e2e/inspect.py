@@ -196,7 +196,7 @@ def inspect_deep(r):
     r.require(canvas.find(stats, "pages_demoted") > 1000, "nothing went beyond the pool")
 
 
-@check("inspect-shared", timeout_s=120, modes=("signal",))
+@check("inspect-shared", timeout_s=120, modes=("signal",), slow_only=True)
 def inspect_shared(r):
     """Bytes of memory that forks share."""
     if not r.managed:
@@ -305,7 +305,7 @@ def inspect_gdb(r):
     end(r, c)
 
 
-@check("inspect-redis", timeout_s=150, modes=("signal",))
+@check("inspect-redis", timeout_s=150, modes=("signal",), slow_only=True)
 def inspect_redis(r):
     """All values of a redis with mostly far memory are in its dump."""
     if not r.managed:
