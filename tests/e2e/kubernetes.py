@@ -175,7 +175,7 @@ def works(r):
         pod = one(cluster.all, "Pod", "canvas-example")
         c = container(pod)
         stats = r.path("stats.json")
-        small = {"--local=256M": "--local=32M", "--pool=128M": "--pool=8M", "512": "64", "60": "3"}
+        small = {"--local=256M": "--local=32M", "--pool=128M": "--pool=8M", "512": "64", "60": "8"}
         c["args"] = [small.get(a, a) for a in c["args"]]
         c["args"][c["args"].index("--"):0] = [f"--stats={stats}"]
         config = one(cluster.all, "ConfigMap", "canvas-config")["data"]["canvas.toml"]

@@ -187,16 +187,16 @@ def joined_tenant(r):
     if not r.managed:
         return
     flags, end = agent_of(r), r.path("end")
-    # A quarter of their memory.
-    local = 52 * MIB
+    # A third of their memory.
+    local, held = 30 * MIB, HOLDER.replace("12288", "6144")
 
     def start(argv, tag):
-        return r.start(argv, tag=tag, local=local, pool=8 * MIB, extra=flags)
+        return r.start(argv, tag=tag, local=local, pool=6 * MIB, extra=flags)
 
     # The first program creates the tenant, and ends before the others do.
-    first = start([r.binary("mem"), "leaf", r.size(40, 64)], "leaf")
-    victim = start([sys.executable, "-c", HOLDER, end], "victim")
-    holder = start([sys.executable, "-c", HOLDER, end], "holder")
+    first = start([r.binary("mem"), "leaf", r.size(32, 64)], "leaf")
+    victim = start([sys.executable, "-c", held, end], "victim")
+    holder = start([sys.executable, "-c", held, end], "holder")
     sums = []
 
     def look(runs=(first, victim, holder)):
@@ -224,7 +224,7 @@ def joined_tenant(r):
     r.require(max(sums) <= local + canvas.slack_bytes(local), f"{max(sums) / MIB:.1f} MiB at one time")
     r.note(f"{max(sums) / MIB:.1f} of {local / MIB:.0f} MiB at most")
     # A family of another run in the tenant, with forks that share far memory.
-    r.wait(start([r.binary("hammer"), 11, 2, r.size(1000, 4000), 48], "hammer"), timeout_s=120)
+    r.wait(start([r.binary("hammer"), 11, 2, r.size(1000, 4000), r.size(32, 48)], "hammer"), timeout_s=120)
     open(end, "w").close()
     r.wait(holder, timeout_s=90)
     r.require("right" in holder.out(), f"no closing line\n{holder.tail()}")

@@ -11,7 +11,7 @@ from lib.harness import MIB, Skip, check
 
 from .operate import ask, wait_until
 
-LIMIT_BYTES = 320 * MIB
+LIMIT_BYTES = 224 * MIB
 RESERVE_BYTES = LIMIT_BYTES // 20
 
 
@@ -107,7 +107,7 @@ class Group:
 
 def growers(r, group, mib, *flags):
     """Four tenants that take incompressible memory: children, and how far each came."""
-    runs = [r.start([r.binary("grower"), mib, i + 1], tag=f"grower{i}", stdin=subprocess.PIPE, local=24 * MIB,
+    runs = [r.start([r.binary("grower"), mib, i + 1], tag=f"grower{i}", stdin=subprocess.PIPE, local=16 * MIB,
                     pool=1024 * MIB, prefix=group.prefix(), extra=["--tenant", f"grower{i}-{os.getpid()}", *flags])
             for i in range(4)]
     for c in runs:
@@ -133,7 +133,7 @@ def host_reserve(r):
         return
     group = Group()
     try:
-        runs = growers(r, group, 200)
+        runs = growers(r, group, 140)
         told = json.loads(ask(r, "status", f"grower0-{os.getpid()}", "--json"))["health"]
         grown = sum(int(c.out().split()[1]) for c in runs if "grown" in c.out())
         r.note(f"{grown / MIB:.0f} MiB in a host of {LIMIT_BYTES / MIB:.0f}; least left "
@@ -141,7 +141,7 @@ def host_reserve(r):
         r.same(group.kills(), 0, "processes killed for want of memory")
         r.require("C014" in [p["code"] for p in told], f"status: {told}")
         end(r, runs)
-        r.require(grown < 4 * 200 * MIB, "all of it fitted: the test shows nothing")
+        r.require(grown < 4 * 140 * MIB, "all of it fitted: the test shows nothing")
         r.require(grown > LIMIT_BYTES // 3, f"only {grown / MIB:.0f} MiB could be had")
         lines = "".join(c.err() for c in runs)
         r.require("this host's memory is down to its reserve" in lines, f"no sentence: {lines}")
@@ -158,14 +158,14 @@ def host_reserve_far(r):
         return
     group = Group()
     try:
-        runs = growers(r, group, 120, "--far", "512M", "--to", f"disk:{r.dir}")
+        runs = growers(r, group, 84, "--far", "512M", "--to", f"disk:{r.dir}")
         r.note(f"least left {group.least / MIB:.1f} MiB, reserve {RESERVE_BYTES / MIB:.1f}")
         r.same(group.kills(), 0, "processes killed for want of memory")
         for c in runs:
-            r.require(f"grown {120 * MIB}" in c.out(), f"not all could be had\n{c.tail()}")
+            r.require(f"grown {84 * MIB}" in c.out(), f"not all could be had\n{c.tail()}")
         end(r, runs)
         sunk = sum(canvas.find(r.load_stats(c), "pages_demoted") for c in runs)
-        r.require(sunk > 4 * 120 * 256 // 8, f"only {sunk} pages were spilled")
+        r.require(sunk > 4 * 84 * 256 // 8, f"only {sunk} pages were spilled")
         r.require(group.least >= RESERVE_BYTES, f"{group.least / MIB:.1f} MiB were left, less than the reserve")
     finally:
         r.close()
