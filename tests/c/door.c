@@ -74,7 +74,7 @@ static void *kill_it(void *arg) {
 }
 
 static void killed_in_vfork(void) {
-    ballast_make(&ballast, 96, 5);
+    ballast_make(&ballast, 48, 5);
     ballast_sweep(&ballast);
     printf("ready\n");
     fflush(stdout);

@@ -321,7 +321,7 @@ static void forks(void) {
     }
     for (size_t i = 0; i < 8; i++)
         CHECK(pattern_check(wipe + i * WORDS, i + 1) < 0 && pattern_check(gone + i * WORDS, i + 9) < 0, "page %zu", i);
-    for (int i = 0; i < 150; i++) {
+    for (int i = 0; i < 50; i++) {
         pid_t pid = i % 2 ? fork() : vfork();
         CHECK(pid >= 0, "fork %d: %s", i, strerror(errno));
         if (pid == 0)

@@ -1,17 +1,18 @@
 // Pages that come back for a read are write-protected by canvas. Whatever writes to one then (the
 // program, the kernel for it, a child after a fork, a page that was moved or whose access changed)
 // must be seen, or the change is lost when the page leaves. Prints "ok"; exit 1 and the step where
-// a byte is wrong.
+// a byte is wrong. usage: protected ROUNDS
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, PAGES = 8192, ROUNDS = 5 };
+enum { PAGE = 4096, PAGES = 8192 };
 
 static uint64_t *memory;
 static uint32_t stamp[PAGES];
@@ -126,11 +127,12 @@ static void by_threads(void) {
         }
 }
 
-int main(void) {
-    if (pipe(pipes) != 0) return 2;
+int main(int argc, char **argv) {
+    if (argc != 2 || pipe(pipes) != 0) return 2;
+    int rounds = atoi(argv[1]);
     memory = mmap(0, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (int p = 0; p < PAGES; p++) by_program(p);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         read_all("nothing");
         change("the program's writes", round, by_program);
         change("read(2)", round, by_read);

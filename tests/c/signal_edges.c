@@ -456,14 +456,16 @@ static void *last_thread(void *arg) {
     return arg;
 }
 
+#define GENERATIONS 300
+#define THREADS 32
 static void generations(void) {
     int ends[2];
     char done = 0;
-    pthread_t t[9];
+    pthread_t t[THREADS + 1];
     CHECK(pipe(ends) == 0, "pipe");
     sigset_t both = set_of(SIGBUS, SIGSYS);
     CHECK(sigprocmask(SIG_BLOCK, &both, NULL) == 0, "block");
-    for (int i = 0; i < 1200; i++) {
+    for (int i = 0; i < GENERATIONS; i++) {
         pid_t pid = fork();
         CHECK(pid >= 0, "fork %d: %s", i, strerror(errno));
         if (pid != 0 && i > 0)
@@ -473,10 +475,10 @@ static void generations(void) {
             CHECK(read(ends[0], &done, 1) == 1, "the last generation failed");
             return;
         }
-        for (int k = 0; k < 8 && i < 1199; k++)
+        for (int k = 0; k < THREADS && i < GENERATIONS - 1; k++)
             CHECK(pthread_create(&t[k], NULL, idle, NULL) == 0, "thread");
     }
-    CHECK(pthread_create(&t[8], NULL, last_thread, NULL) == 0 && pthread_join(t[8], NULL) == 0, "thread");
+    CHECK(pthread_create(&t[THREADS], NULL, last_thread, NULL) == 0 && pthread_join(t[THREADS], NULL) == 0, "thread");
     CHECK(write(ends[1], "x", 1) == 1, "write");
     _exit(0);
 }
@@ -494,7 +496,7 @@ static void forks_meanwhile(void) {
     pthread_t t[2];
     for (int i = 0; i < 2; i++)
         CHECK(pthread_create(&t[i], NULL, changes, NULL) == 0, "thread");
-    for (int i = 0; i < 400; i++) {
+    for (int i = 0; i < 100; i++) {
         pid_t pid = fork();
         CHECK(pid >= 0, "fork: %s", strerror(errno));
         if (pid == 0) {

@@ -394,7 +394,7 @@ static void kept(void) {
     uint64_t *area = map_pages(n, PROT_READ | PROT_WRITE);
     CHECK(filter_calls(calls, 2, SECCOMP_RET_ERRNO | EPERM) == 0, "seccomp: %s", strerror(errno));
     /* Beyond its limit the program continues slowly: it does what a few seconds allow. */
-    double end = now_s() + 6;
+    double end = now_s() + 2;
     for (uint64_t round = 1; round <= 3; round++) {
         size_t filled = 0;
         while (filled < n && (filled < 1 || now_s() < end)) {

@@ -189,12 +189,21 @@ static inline char *pages(size_t count) {
     return p;
 }
 
+/* Whether the slow suite runs the cases: they may take longer then. */
+static inline int is_slow(void) {
+    const char *said = getenv("CONFORMANCE_SLOW");
+    return said && *said;
+}
+
+/* Without optimisation most of the time would be spent in these loops. */
+#define FAST __attribute__((optimize("O2")))
+
 /* Fills `p` with bytes that depend on their position. */
-static inline void fill(void *p, size_t bytes) {
+FAST static inline void fill(void *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         ((unsigned char *)p)[i] = (unsigned char)(i * 31 + i / PAGE + 1);
 }
-static inline int is_filled(const void *p, size_t bytes) {
+FAST static inline int is_filled(const void *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         if (((const unsigned char *)p)[i] != (unsigned char)(i * 31 + i / PAGE + 1))
             return 0;

@@ -12,15 +12,17 @@ from . import hostile
 from .operate import ask, wait_until
 
 find = canvas.find
-ROUNDS = 5
+TIERS = "off", "threads", "refs", "auto"
 
 
 def linked(r, kind, tier, *flags):
-    """Runs tests/c/linked.c with a quarter of its pages local and most beyond the pool; returns its report."""
-    c = r.call([r.binary("linked"), kind, 24, 4096, ROUNDS, *hostile.seeds(r, 1)], tag=f"{kind}-{tier}", local=8 * MIB,
-               pool=4 * MIB, extra=["--far", "256M", "--to", f"disk:{r.dir}", "--copies", "disk", "-o", "unit=4K",
-                                    "-o", "proactive-threshold=off", "-o", f"app-tier={tier}", *flags])
-    r.require(f"round {ROUNDS - 1}" in c.out(), f"{kind}: {c.tail()}")
+    """Runs tests/c/linked.c with at most half of its pages local, many beyond the pool; returns its report."""
+    mib, pool_mib, rounds = r.size((16, 2, 3), (24, 4, 5))
+    c = r.call([r.binary("linked"), kind, mib, 4096, rounds, *hostile.seeds(r, 1)], tag=f"{kind}-{tier}",
+               local=8 * MIB, pool=pool_mib * MIB,
+               extra=["--far", "256M", "--to", f"disk:{r.dir}", "--copies", "disk", "-o", "unit=4K",
+                      "-o", "proactive-threshold=off", "-o", f"app-tier={tier}", *flags])
+    r.require(f"round {rounds - 1}" in c.out(), f"{kind}: {c.tail()}")
     stats = r.load_stats(c)
     r.same([find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0], "verify failures, anomalies")
     r.same(stats["policy"]["app_tier"], tier, "policy.app_tier")
@@ -32,22 +34,24 @@ def app_tier(r):
     """A list and a tree of pages in random order: the pages they refer to are read ahead, and few others."""
     if not r.managed:
         raise Skip("says nothing without canvas")
-    for kind in ("list", "tree"):
-        by_tier = {tier: linked(r, kind, tier) for tier in ("off", "threads", "refs", "auto")}
+    for kind, quick in (("list", ("off", "refs")), ("tree", ("off", "refs", "auto"))):
+        by_tier = {tier: linked(r, kind, tier) for tier in TIERS if r.slow or tier in quick}
         waited = {tier: find(stats, "faults_beyond_pool") for tier, stats in by_tier.items()}
         r.note(f"{kind}: read while a thread waits {waited}")
-        for tier in ("off", "threads"):
+        for tier in {"off", "threads"} & set(by_tier):
             r.same([find(by_tier[tier], f"app_issued_{what}") for what in ("links", "refs")], [0, 0], tier)
         refs = by_tier["refs"]
         issued, used = (sum(find(refs, f"app_{what}_{by}") for by in ("links", "refs")) for what in ("issued", "used"))
         r.require(used > 0.9 * issued, f"{kind}: {used} of {issued} pages read ahead were used")
+        # Where the faulting instruction is known so are its pointers; otherwise only the former order is.
+        part = 0.2 if r.mode == "signal" else 0.8
+        r.require(waited["refs"] < part * waited["off"], f"{kind}: {waited}")
+        if "auto" not in by_tier:
+            continue
         # Values as measured here; the measurement itself does not depend on the host.
         trials = {tier: sum(find(by_tier[tier], f"app_trials_{way}") for way in ("for", "against")) for tier in by_tier}
         r.require(trials["auto"] > 0 and trials["refs"] == 0, f"{kind}: comparisons {trials}")
         r.note(f"{kind}: comparisons for it {find(by_tier['auto'], 'app_trials_for')} of {trials['auto']}")
-        # Where the faulting instruction is known so are its pointers; otherwise only the former order is.
-        part = 0.2 if r.mode == "signal" else 0.8
-        r.require(waited["refs"] < part * waited["off"], f"{kind}: {waited}")
 
 
 @check("app-tier-set", modes=("signal",), timeout_s=120, **hostile.C)
@@ -56,7 +60,7 @@ def app_tier_set(r):
     if not r.managed:
         raise Skip("says nothing without canvas")
     name = f"tier{os.getpid()}"
-    c = r.start([r.binary("linked"), "list", 32, 4096, 100_000, *hostile.seeds(r, 1)], tag="live", local=8 * MIB,
+    c = r.start([r.binary("linked"), "list", 24, 4096, 100_000, *hostile.seeds(r, 1)], tag="live", local=8 * MIB,
                 pool=5 * MIB, extra=["--tenant", name, "--far", "256M", "--to", f"disk:{r.dir}", "--copies", "disk",
                                      "-o", "proactive-threshold=off", "-o", "app-tier=off"])
 
@@ -108,7 +112,8 @@ public class Nodes {
 """
 
 
-@check("app-tier-java", modes=("signal",), timeout_s=200, needs=lambda: None if shutil.which("javac") else "no javac")
+@check("app-tier-java", slow_only=True, modes=("signal",), timeout_s=200,
+       needs=lambda: None if shutil.which("javac") else "no javac")
 def java(r):
     """Reads references of a stock JVM by its own tables, and ignores its collector threads; nothing is
     written to stderr."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from lib import canvas
-from lib.harness import ONCE, TESTS, Cases, Failure, Skip, check
+from lib.harness import TESTS, Cases, Failure, Skip, check
 
 HOME = os.path.join(TESTS, "conformance")
 # Small, so that pages a case evicts are far; the programs need a tenth of it.
@@ -80,7 +80,7 @@ def start(r, name, user, prefix, managed):
             return None
         prefix = [*everybody, *prefix]
     child = r.start(program(r, name), tag=tag, canvas_on=managed, prefix=prefix,
-                    local=LOCAL, pool=POOL, env={"LC_ALL": "C"})
+                    local=LOCAL, pool=POOL, env={"LC_ALL": "C", "CONFORMANCE_SLOW": "1" if r.slow else ""})
     child.sampler.stop()
     return child
 
@@ -149,10 +149,8 @@ class Verdict:
 
 
 def register(name):
-    # The quick suite tests Python's library in one mode: its system calls have their own cases in C.
-    normal = ONCE if os.path.exists(os.path.join(HOME, name + ".py")) else None
-
-    @check(f"conformance-{name}", timeout_s=150, normal=normal)
+    # Only the slow suite tests Python's library: its system calls have their own cases in C.
+    @check(f"conformance-{name}", timeout_s=150, slow_only=os.path.exists(os.path.join(HOME, name + ".py")))
     def test(r):
         if not r.managed and r.mode == "thread":
             raise Skip("said in signal mode")

@@ -17,12 +17,12 @@ deep("hammer", timeout_s=400, slow_only=True, normal=(("signal", 25), ("thread",
 deep("hammer-no-fork", timeout_s=240, normal=(("signal", 25),))
 deep("window-model", slow_only=True, normal=(("signal", 25),))
 deep("memory-forks", normal=(("signal", 25),))
-deep("memory-dontfork", normal=(("signal", 25),))
+deep("memory-dontfork", slow_only=True, normal=(("signal", 25),))
 deep("memory-threads", normal=(("signal", 25),))
-deep("python-fork", normal=(("thread", 50),))
-deep("redis", timeout_s=400, normal=(("signal", 25),), shares=(25, 50))
+deep("python-fork", slow_only=True, normal=(("thread", 50),))
+deep("redis", timeout_s=400, slow_only=True, normal=(("signal", 25),), shares=(25, 50))
 deep("postgres", timeout_s=400, slow_only=True, normal=(("signal", 25),))
-deep("java-g1", normal=(("signal", 25),))
+deep("java-g1", slow_only=True, normal=(("signal", 25),))
 deep("workload-random-write", normal=(("thread", 25),))
 deep("workload-quicksort", slow_only=True, normal=(("signal", 25),))
 
@@ -102,9 +102,10 @@ def compaction(r):
     if not r.managed:
         return
     pages = Pages(r, Here, ("--far", "64M", "--to", f"disk:{r.dir}"), 104)
-    rng, kills, last, end = random.Random(6), 0, None, time.monotonic() + r.size(40, 120)
-    # By then about all of it has been rewritten once, which would need another 64M.
-    while pages.writes() < r.size(20_000, 100_000) and time.monotonic() < end:
+    writes = r.size(12_000, 100_000)
+    rng, kills, last, end = random.Random(6), 0, None, time.monotonic() + 120
+    # In the slow suite by then all of it has been rewritten more than once, which would need another 64M.
+    while pages.writes() < writes and time.monotonic() < end:
         pages.alive()
         time.sleep(rng.uniform(0.2, 1))
         if kills < 3:
@@ -113,7 +114,7 @@ def compaction(r):
             os.kill(last, signal.SIGKILL)
             kills += 1
     written = pages.writes()
-    r.require(written >= 10_000, f"only {written} pages were written anew in that time")
+    r.require(written >= writes // 2, f"only {written} pages were written anew in that time")
     stats = pages.finish()
     emptied = canvas.find(stats, "extents_compacted")
     r.require(emptied > 0, "stats: extents_compacted = 0")
@@ -143,10 +144,10 @@ def agent_killed(r):
     """The agent is killed repeatedly: the next one adopts everything, and every byte is right."""
     if not r.managed:
         return
-    c = r.start([r.binary("hammer"), 5, 2, r.size(3000, 40_000), r.size(96, 256)], tag="hammer",
+    c = r.start([r.binary("hammer"), 5, 2, r.size(1500, 40_000), r.size(64, 256)], tag="hammer",
                 local=16 * MIB, pool=4 * MIB, extra=[*FAR, "--to", f"disk:{r.dir}"])
     rng, kills, last = random.Random(5), 0, None
-    while kills < r.size(5, 100):
+    while kills < r.size(3, 100):
         last = wait_for_agent(r, c, last)
         if last is None:
             break
@@ -228,7 +229,7 @@ def agent_unstartable(r):
     pages.finish()
 
 
-@check("deep-vfork-killed", timeout_s=90, modes=("signal",), **hostile.C)
+@check("deep-vfork-killed", timeout_s=90, modes=("signal",), slow_only=True, **hostile.C)
 def vfork_killed(r):
     """A child of vfork is killed inside a fault: its parent's fork fails with a sentence, and does not hang."""
     if not r.managed:

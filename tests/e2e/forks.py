@@ -120,7 +120,7 @@ def snapshot(r, name, root):
         return there, used["local_bytes"], parts
 
 
-@check("forks-books", timeout_s=300)
+@check("forks-books", timeout_s=300, normal=ONCE)
 def forks_books(r):
     """The accounting of a family whose memory is a multiple of --local is true (beyond --local: G14)."""
     name = f"family-{os.getpid()}-{r.mode}"

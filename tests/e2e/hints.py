@@ -215,8 +215,8 @@ def hints_storm(r):
     """Four threads advise at random while another unmaps and fills, with forks in between."""
     if not r.managed:
         return
-    for seed in (1, 2):
-        c = r.start([r.binary("hint_storm"), seed, r.size(64, 400)], tag=f"storm{seed}", local=12 * MIB, pool=256 * MIB)
+    for seed in r.size((1,), (1, 2)):
+        c = r.start([r.binary("hint_storm"), seed, r.size(32, 400)], tag=f"storm{seed}", local=12 * MIB, pool=256 * MIB)
         r.wait(c, timeout_s=100)
         r.same(c.out().strip(), "right", f"the last line\n{c.tail()}")
         stats = r.load_stats(c)

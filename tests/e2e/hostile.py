@@ -31,7 +31,7 @@ def hammer(r, threads, extra=(), env=None):
     # In the normal suite each mode has another seed.
     for seed in seeds(r, r.size(1, 6), r.size(2 if r.mode == "thread" else 1, 1)):
         began = time.monotonic()
-        c = r.call([r.binary("hammer"), seed, threads, r.size(3000, 40_000), r.size(160, 512), *extra],
+        c = r.call([r.binary("hammer"), seed, threads, r.size(1200, 40_000), r.size(96, 512), *extra],
                    tag=f"hammer-{seed}", env=env)
         if not c.out().startswith(f"hammer seed {seed}: "):
             raise Failure(f"seed {seed}: no closing line\n{c.tail()}")
@@ -55,8 +55,8 @@ def hammer_no_fork(r):
 def window_model(r):
     """Mapping calls against an oracle; all results equal those of a plain run."""
     answers = []
-    ops = r.size(50_000, 2_500_000)
-    for seed in (1, 2, 3, 4) if r.slow else (1, 2):
+    ops = r.size(24_000, 2_500_000)
+    for seed in (1, 2, 3, 4) if r.slow else (1,):
         c = r.call([r.binary("window_model"), seed, ops, 32], tag=f"model-{seed}")
         answers.append(c.out())
     return answers
@@ -64,10 +64,10 @@ def window_model(r):
 
 def sigs(part):
     @program(f"signals-{part}", timeout_s=60, shares=(25,), normal=(("signal", 25), ("thread", 25)),
-             footprint_mib=96, **C)
+             footprint_mib=48, **C)
     def test(r):
         env = {"CANVAS_TEST_NO_RAW_MASK": "1"} if r.mode == "signal" else {}
-        return r.call([r.binary("sigs"), part, 96 * r.size(1, 3)], tag=part, env=env).out()
+        return r.call([r.binary("sigs"), part, 48 * r.size(1, 3)], tag=part, env=env).out()
 
     return test
 
@@ -89,7 +89,7 @@ def filter_forbids_children(r):
 
 GIVEN_UP = """
 import os
-data = os.urandom(64 << 20)
+data = os.urandom(24 << 20)
 os.setresuid(65534, 65534, 65534)
 try:
     child = os.fork()
@@ -111,7 +111,7 @@ def needs_root():
 def rights_given_up(r):
     """A fork after root's rights were given up: managed in signal mode; in thread mode fork fails, and
     nothing else."""
-    c = r.call(["python3", "-c", GIVEN_UP], local="16M")
+    c = r.call(["python3", "-c", GIVEN_UP], local="12M")
     fails = r.managed and r.mode == "thread"
     r.same(c.out(), "BlockingIOError 11 256\n" if fails else "ends with True 256\n", "output")
     r.same("fork fails with EAGAIN" in c.err(), fails, f"a line that says so: {c.err()!r}")
@@ -163,7 +163,7 @@ def addresses(r):
 @check("discard-fails", timeout_s=120, modes=("signal",), **C)
 def discard_fails(r):
     """On a kernel that ignores discards, every byte is right, and the pages stay."""
-    c = r.call([r.binary("sigs"), "kept", 64], tag="kept", local="32M")
+    c = r.call([r.binary("sigs"), "kept", 32], tag="kept", local="16M")
     r.same(c.out(), "sigs kept: right\n", "output")
     if r.managed:
         stats = r.load_stats(c)
@@ -266,7 +266,7 @@ def door_users(r):
     r.same(c.err(), "", "standard error")
 
 
-def mem(part, mib=96, more=(), normal=(("signal", 25), ("thread", 25)), **o):
+def mem(part, mib=64, more=(), normal=(("signal", 25), ("thread", 25)), **o):
     @program(f"memory-{part}", timeout_s=90, shares=(25,), normal=normal,
              footprint_mib=mib, **C, **o)
     def test(r):
@@ -283,20 +283,20 @@ mem("vectors", 64)
 mem("waiters", 64, normal=(("signal", 25),))
 # In signal mode a signal delivered on a far stack ends the program (known gap G3).
 mem("stacks", 64, normal=(("thread", 25),), modes=("thread",))
-mem("forks", 64)
-mem("dontfork", 64, normal=(("signal", 25),))
-mem("closes", 64)
+mem("forks", 32)
+mem("dontfork", 48, normal=(("signal", 25),))
+mem("closes", 32)
 
 
 @check("far-limit", timeout_s=90, normal=(("signal", None),), **C)
 def far_limit(r):
     """--pool used up: mmap returns ENOMEM, all stored data is right, and freed memory can be used again."""
-    c = r.call([r.binary("mem"), "enomem", "1024"], tag="enomem", local="64M", pool="64M")
+    c = r.call([r.binary("mem"), "enomem", "512"], tag="enomem", local="16M", pool="16M")
     granted = int(c.out().split()[1]) if c.out().startswith("chunks") else -1
     if not r.managed:
         return
-    r.require(96 <= granted <= 200,
-              f"{granted} MiB were granted with 64 MiB local and 64 MiB of pool: expected about 128")
+    r.require(24 <= granted <= 50,
+              f"{granted} MiB were granted with 16 MiB local and 16 MiB of pool: expected about 32")
     stats = r.load_stats(c)
     r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
     r.require(canvas.find(stats, "mmaps_refused", default=0) > 0, "stats: mmaps_refused = 0")
@@ -329,7 +329,7 @@ def crafted(r, kind, tag, clean, **o):
         r.note(f"{tag}: {clean} {found}")
 
 
-@check("crafted", timeout_s=60, **C)
+@check("crafted", timeout_s=60, normal=ONCE, **C)
 def crafted_private(r):
     """Writes, also a neighbour's, crafted to leave a hash without a key unchanged: all are there."""
     crafted(r, "private", "pool", "pages_out_clean", local=12 * MIB)
@@ -348,7 +348,7 @@ def both_full(r):
     r.require("the pool is full: reclaim stops" in c.err(), "no line on stderr tells why")
 
 
-@check("shared-budget", timeout_s=120, **C)
+@check("shared-budget", timeout_s=120, normal=ONCE, **C)
 def shared_budget(r):
     """Five processes of one exec tree stay within one budget in total, measured from outside."""
     mib, children = r.size(40, 120), 4
@@ -368,10 +368,10 @@ def shared_budget(r):
 def empty_environment(r):
     """`env -i CMD` inside the program: the child stays managed and in the same budget."""
     binary = r.binary("mem")
-    for i, argv in enumerate((["sh", "-c", f"env -i {binary} leaf 96"],
-                              ["sh", "-c", f"LD_PRELOAD= exec {binary} leaf 96"],
-                              ["sh", "-c", f"unset LD_PRELOAD CANVAS_SEGMENT_FD CANVAS_PRELOAD_FD; {binary} leaf 96"])):
-        c = r.call(argv, tag=f"env{i}", local=24 * MIB)
+    for i, argv in enumerate((["sh", "-c", f"env -i {binary} leaf 40"],
+                              ["sh", "-c", f"LD_PRELOAD= exec {binary} leaf 40"],
+                              ["sh", "-c", f"unset LD_PRELOAD CANVAS_SEGMENT_FD CANVAS_PRELOAD_FD; {binary} leaf 40"])):
+        c = r.call(argv, tag=f"env{i}", local=12 * MIB)
         r.same(c.out(), "mem leaf: right\n", "output")
         if r.managed:
             out = canvas.find(r.load_stats(c), "pages_out", default=0)
@@ -400,12 +400,12 @@ def lowest_descriptor(r):
     r.same(c.out(), "lowest_fd: right\n", f"output ({c.err()[:300]!r})")
 
 
-@check("orphan", timeout_s=60, **C)
+@check("orphan", timeout_s=60, normal=ONCE, **C)
 def orphan(r):
     """A process that outlives `canvas run` keeps its memory."""
     flag = r.path("flag")
-    script = f"({r.binary('mem')} leaf 96 > {flag} 2>&1; echo $? >> {flag}) & sleep 0.2"
-    r.call(["sh", "-c", script], tag="orphan", local=24 * MIB, expect={0})
+    script = f"({r.binary('mem')} leaf 48 > {flag} 2>&1; echo $? >> {flag}) & sleep 0.2"
+    r.call(["sh", "-c", script], tag="orphan", local=12 * MIB, expect={0})
     end = time.monotonic() + 40
     while time.monotonic() < end:
         if os.path.exists(flag):

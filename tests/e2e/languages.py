@@ -30,11 +30,11 @@ def python_missing():
 
 
 @program("python", as_user=True, timeout_s=150, needs=python_missing,
-         normal=(("signal", 25),), shares=(25, 50, "50%"))
+         normal=(("signal", 50),), shares=(25, 50, "50%"))
 def python(r):
     """numpy and scikit-learn: digests of arrays and models."""
     c = r.call([science_python(), r.source("py/model.py"),
-                r.size(100_000, 600_000), r.size(12, 40)], tag="model",
+                r.size(20_000, 600_000), r.size(4, 40)], tag="model",
                env={"OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"})
     return c.out()
 
@@ -44,7 +44,7 @@ def python(r):
 def python_fork(r):
     """multiprocessing over fork, subprocess with close_fds."""
     exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-    c = r.call([exe, r.source("py/pool.py"), r.size(600_000, 4_000_000)], tag="pool")
+    c = r.call([exe, r.source("py/pool.py"), r.size(240_000, 4_000_000)], tag="pool")
     return c.out()
 
 
@@ -96,12 +96,12 @@ def java_missing():
     return None
 
 
-def java(r, collector, heap_mib=256):
+def java(r, collector):
     classes = java_classes(r.session.dir)
-    heap = r.size(heap_mib, heap_mib * 4)
+    heap = r.size(96, 1024)
     c = r.call(["java", "-Xshare:auto", "-XX:-UsePerfData", f"-XX:+Use{collector}GC",
                 f"-Xmx{heap}m", f"-Xms{heap}m", "-cp", classes, "Work",
-                r.size(900_000, 4_000_000), r.size(4, 12), "4", "11"], tag="java")
+                r.size(250_000, 4_000_000), r.size(2, 12), "4", "11"], tag="java")
     out = c.out()
     if not out.startswith("sum "):
         raise Failure(f"no checksum:\n{c.tail()}")
@@ -116,9 +116,9 @@ def register_java(name, collector, normal, **o):
     return test
 
 
-register_java("serial", "Serial", (("signal", 25), ("thread", 50)))
-register_java("parallel", "Parallel", (("signal", 25),))
-register_java("g1", "G1", (("signal", 25),))
+register_java("serial", "Serial", (("signal", 50),))
+register_java("parallel", "Parallel", None, slow_only=True)
+register_java("g1", "G1", (("signal", 50),))
 # ZGC's heap is shared memory, which canvas leaves to the kernel. Half of its 40 MiB of anonymous memory is native
 # (the class archive, a private file mapping): shares are of these and a part of the heap.
 register_java("zgc", "Z", (("signal", 25),), paged=False, footprint_mib=112)

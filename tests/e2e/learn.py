@@ -55,8 +55,8 @@ for line in sys.stdin:
 print("right", flush=True)
 """
 # Far more than the pages that stay local while it is idle, which the first resumption cannot learn.
-PAGES = 32768
-LOCAL, LEAST = 240 * MIB, 8 * MIB
+PAGES = 16384
+LOCAL, LEAST = 160 * MIB, 8 * MIB
 
 
 class Resuming:
@@ -90,7 +90,7 @@ class Resuming:
         ask(self.r, "set", self.name, f"local={self.least}")
         wait_until(self.r, "pages leave", lambda: local_bytes(self.r, self.name) <= self.least)
         ask(self.r, "set", self.name, f"local={self.local}")
-        time.sleep(2)
+        time.sleep(1.2)
 
     def resume(self, touch):
         """Counts of one resumption, which `touch` starts."""
@@ -173,7 +173,7 @@ def learn_python(r):
     r.require(canvas.find(p.end(), "learn")["loaded"] >= 1, "nothing was loaded")
 
 
-@check("learn-far", timeout_s=150, normal=ONCE)
+@check("learn-far", timeout_s=150, slow_only=True)
 def learn_far(r):
     """Most pages have been demoted to the disk: they are requested ahead, and come from there."""
     if not r.managed:
@@ -205,7 +205,7 @@ def learn_other(r):
     p.end()
 
 
-@check("learn-fork", timeout_s=150, normal=ONCE)
+@check("learn-fork", timeout_s=150, slow_only=True)
 def learn_fork(r):
     """A fork in the middle: parent and child read a half each, with a recording of both; no byte is wrong."""
     if not r.managed:

@@ -172,7 +172,7 @@ def numa_fork(r):
     r.note(f"peak {stats['nodes'][0]['used_bytes']['peak'] / MIB:.0f} MiB")
 
 
-@check("numa-redis", timeout_s=150, needs=missing, normal=ONCE)
+@check("numa-redis", timeout_s=150, needs=missing, slow_only=True)
 def numa_redis(r):
     """A redis with values on the node and in the pool, which forks to save them; all values are right."""
     if not r.managed:

@@ -44,19 +44,6 @@ def shell(r, script, tag, **env):
 
 
 # -- node ----------------------------------------------------------------------------------------
-HEAP = """
-const n = +process.argv[1], all = [];
-for (let i = 0; i < n; i++) all.push({ x: i, y: i * 2, z: [i] });
-let sum = 0;
-for (let round = 0; round < 2; round++) for (const o of all) sum = (sum * 31 + o.x + o.y + o.z[0]) % 1000003;
-console.log(all.length, sum);
-"""
-
-
-def node_heap(r):
-    return r.call(["node", "-e", HEAP, r.size(1_200_000, 3_000_000)], tag="node").out()
-
-
 MODULE = """
 export interface Row{i} {{ id: number; name: string; next?: Row{i}; tags: ReadonlyArray<string> }}
 export class Table{i}<T extends Row{i}> {{
@@ -130,7 +117,7 @@ def fio(engine, blocks, refused_by=None):
 
     def run(r):
         argv = ["fio", "--name=verify", f"--directory={r.dir}", f"--ioengine={engine}", "--rw=randwrite",
-                f"--bs={blocks}", f"--size={r.size(128, 512)}M", "--iodepth=16", "--iomem=mmap",
+                f"--bs={blocks}", f"--size={r.size(64, 512)}M", "--iodepth=16", "--iomem=mmap",
                 "--verify=crc32c", "--verify_fatal=1", "--randseed=11", "--minimal"]
         c = r.start(argv, tag="fio")
         code = r.wait(c, expect=None)
@@ -275,27 +262,26 @@ pub fn work(n: u64) -> u64 {{
                  RUSTUP_HOME=os.environ.get("RUSTUP_HOME", f"{home}/.rustup"), CARGO_TARGET_DIR=r.path("rust/target"))
 
 
-# Each in both modes, at a quarter. `normal`: the modes in the quick suite; None if only the slow suite runs it.
-BOTH, SIGNAL, THREAD = (("signal", 25), ("thread", 25)), (("signal", 25),), (("thread", 25),)
+# Each in both modes, at a quarter. `normal`: the mode in the quick suite; None if only the slow suite runs it.
+SIGNAL, THREAD = (("signal", 25),), (("thread", 25),)
 USER = {"as_user": True}
 PROGRAMS = [
     # name, function, needs, normal, options
-    ("node-heap", node_heap, missing("node"), BOTH, {}),
-    ("typescript", typescript, missing("node", "tsc"), THREAD, {}),
+    ("typescript", typescript, missing("node", "tsc"), None, {}),
     ("npm", npm, missing("node", "npm"), None, {}),
-    ("fio-psync", fio("psync", "16m-32m"), missing("fio"), SIGNAL, {}),
-    ("fio-mmap", fio("mmap", "16m-32m"), missing("fio"), THREAD, {}),
+    ("fio-psync", fio("psync", "4m-8m"), missing("fio"), SIGNAL, {}),
+    ("fio-mmap", fio("mmap", "4m-8m"), missing("fio"), THREAD, {}),
     ("fio-libaio", fio("libaio", "512k-4m", "io_queue_init"), missing("fio"), SIGNAL, {}),
     ("fio-io_uring", fio("io_uring", "512k-4m", "Function not implemented"), missing("fio"), THREAD, {}),
     ("bubblewrap", sandboxed(*BWRAP), user_namespaces_missing("bwrap"), SIGNAL, USER),
-    ("rootless", sandboxed(*UNSHARE), user_namespaces_missing("unshare"), BOTH, USER),
+    ("rootless", sandboxed(*UNSHARE), user_namespaces_missing("unshare"), THREAD, USER),
     ("git", git, missing("git"), THREAD, {}),
     ("c-build", c_build, missing("gcc", "make"), SIGNAL, {}),
     ("rust-build", rust_build, missing("cargo"), None, {}),
 ]
 CPYTHON = [
     # name, normal, substrings of the names of tests to leave out
-    ("fork1", SIGNAL), ("mmap", BOTH), ("posix", THREAD), ("os", None), ("thread", BOTH), ("signal", None),
+    ("fork1", None), ("mmap", THREAD), ("posix", None), ("os", None), ("thread", SIGNAL), ("signal", None),
     ("threading", None),
     # `test_user` has a child without root's rights, which --require refuses in thread mode (G23).
     ("subprocess", None, "test_user"),

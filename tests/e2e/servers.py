@@ -59,10 +59,10 @@ def redis_verify(client, values, versions, what):
 
 
 @program("redis", as_user=True, timeout_s=150, needs=missing("redis-server", "redis-benchmark"),
-         normal=(("signal", 25), ("thread", 25)), shares=(25, 50, "25%"))
+         normal=(("signal", 25),), shares=(25, 50, "25%"))
 def redis(r):
     """Load, redis-benchmark, zipf traffic, BGSAVE under load, the dump in a fresh server."""
-    n = r.size(30_000, 250_000)
+    n = r.size(10_000, 250_000)
     values = Values(1, 1000)
     child, path, home = redis_server(r)
     client = Redis(path)
@@ -72,7 +72,7 @@ def redis(r):
             raise Failure(f"SET: {a}")
     redis_verify(client, values, versions, "after the load")
     bench = subprocess.run(
-        ["redis-benchmark", "-s", path, "-n", str(n), "-r", str(n), "-P", "8", "-c", "16",
+        ["redis-benchmark", "-s", path, "-n", str(r.size(n // 2, n)), "-r", str(n), "-P", "8", "-c", "16",
          "-d", "600", "-q", "-t", "set,get,lpush,lpop,sadd,zadd,mset"],
         capture_output=True, text=True, timeout=r.size(300, 900))
     if bench.returncode != 0 or "requests per second" not in bench.stdout:
@@ -80,7 +80,7 @@ def redis(r):
     for a in client.pipeline([(b"DEL", k) for k in (b"mylist", b"myset", b"myzset")]):
         pass
     zipf = Zipf(n, seed=7)
-    rounds = r.size(150, 2000)
+    rounds = r.size(50, 2000)
 
     def traffic(count):
         for _ in range(count):
@@ -134,7 +134,7 @@ def redis(r):
          normal=(("signal", 25),))
 def memcached(r):
     """4 threads, 8 connections, zipf reads and writes, every value verified."""
-    n = r.size(80_000, 400_000)
+    n = r.size(24_000, 400_000)
     values = Values(2, 1000)
     path = r.path("memcached.sock")
     user = [] if r.user or os.getuid() else ["-u", "nobody"]
@@ -149,7 +149,7 @@ def memcached(r):
         keys = range(at, min(n, at + 100))
         clients[at // 100 % 8].set_many([(b"key:%d" % k, values.get(k, 0)) for k in keys])
     zipf = Zipf(n, seed=8)
-    for turn in range(r.size(1200, 10_000)):
+    for turn in range(r.size(300, 10_000)):
         c = clients[turn % 8]
         if turn % 5 == 0:
             items = []
@@ -224,12 +224,12 @@ def postgres(r):
             raise Failure(f"postmaster does not answer\n{server_tail()}")
         time.sleep(0.1)
     tool("psql", *at, "-q", "-d", "postgres", "-c", "create database bench")
-    tool("pgbench", *at, "-i", "-q", "-s", str(r.size(5, 30)), "bench")
-    out = tool("pgbench", *at, "-c", "4", "-j", "2", "-t", str(r.size(250, 3000)), "-n",
+    tool("pgbench", *at, "-i", "-q", "-s", str(r.size(1, 30)), "bench")
+    out = tool("pgbench", *at, "-c", "4", "-j", "2", "-t", str(r.size(20, 3000)), "-n",
                "--random-seed=42", "bench")
     if "number of failed transactions: 0" not in out and "failed" in out:
         raise Failure(out)
-    rows = r.size(400_000, 3_000_000)
+    rows = r.size(40_000, 3_000_000)
     sql = f"""
       select sum(abalance) = (select sum(delta) from pgbench_history),
              count(*) from pgbench_accounts;

@@ -39,7 +39,7 @@ select count(*) from (select k, count(*) c from t group by k having c > 2);
          normal=(("signal", 25),))
 def sqlite(r):
     """An in-memory database larger than local memory."""
-    script = r.write("script.sql", SQL.format(rows=r.size(250_000, 2_000_000)))
+    script = r.write("script.sql", SQL.format(rows=r.size(80_000, 2_000_000)))
     with open(script) as f:
         c = r.start(["sqlite3", "-batch", ":memory:"], tag="sqlite", stdin=f)
     r.wait(c)

@@ -29,24 +29,24 @@ def answer_of(c, name):
 @program("workload-random-write", as_user=True, timeout_s=120, shares=(25,))
 def random_write(r):
     """Every word is checked when it is touched and again at the end."""
-    return workload(r, "random-write", r.size(64, 512), "--seconds", "1", "--threads", "2")
+    return workload(r, "random-write", r.size(48, 512), "--seconds", "1", "--threads", "2")
 
 
-@program("workload-sequential-write", as_user=True, timeout_s=120, shares=(25,), normal=(("signal", 25),))
+@program("workload-sequential-write", as_user=True, timeout_s=120, shares=(25,), slow_only=True)
 def sequential_write(r):
-    return workload(r, "sequential-write", r.size(64, 512), "--seconds", "1", "--threads", "2")
+    return workload(r, "sequential-write", r.size(48, 512), "--seconds", "1", "--threads", "2")
 
 
 @program("workload-quicksort", as_user=True, timeout_s=120, shares=(25,), normal=(("signal", 25),))
 def quicksort(r):
-    return workload(r, "quicksort", r.size(64, 512))
+    return workload(r, "quicksort", r.size(32, 512))
 
 
 @program("workload-rmat-bfs", as_user=True, timeout_s=180, shares=(25,), normal=(("signal", 25),))
 def rmat_bfs(r):
-    return workload(r, "rmat-bfs", r.size(48, 256), "--rounds", "2")
+    return workload(r, "rmat-bfs", r.size(18, 256), "--rounds", r.size(1, 2))
 
 
 @program("workload-snappy", as_user=True, timeout_s=120, shares=(25,), normal=(("signal", 25),))
 def snappy(r):
-    return workload(r, "snappy", r.size(64, 384), "--rounds", "1")
+    return workload(r, "snappy", r.size(32, 384), "--rounds", "1")

@@ -25,12 +25,12 @@ def main():
     bounds = [(i * step, (i + 1) * step) for i in range(8)]
     alone = [part(b) for b in bounds]
     with multiprocessing.get_context("fork").Pool(3) as pool:
-        for turn in range(3):
+        for turn in range(2):
             if pool.map(part, bounds) != alone:
                 print("a child saw other data than its parent", file=sys.stderr)
                 return 1
     far = blobs[:20_000]
-    for turn in range(10):
+    for turn in range(4):
         echo = subprocess.run(["cat"], input=b"".join(far), capture_output=True, close_fds=True)
         if echo.stdout != b"".join(far) or echo.returncode:
             print("cat gave back other bytes", file=sys.stderr)
