@@ -50,8 +50,8 @@ def judge_beyond(r, child):
 def counting(r, workers, kill_every_us, bound=2, **o):
     """Runs the workload with each seed; returns the children, which were right."""
     extra, children = o.pop("extra", ()), []
-    for seed in seeds(r, r.size(2, 4)):
-        c = r.call([r.binary("shared"), seed, workers, 2000, r.size(4, 30), kill_every_us],
+    for seed in seeds(r, r.size(1, 4)):
+        c = r.call([r.binary("shared"), seed, workers, 2000, r.size(3, 30), kill_every_us],
                    tag=f"shared-{seed}", local=64 * MIB, extra=("--shared", f"{bound}M", *extra), **o)
         r.same(c.out(), f"shared seed {seed}: every byte right\n", "answer")
         r.note(f"seed {seed}: {c.err().strip().splitlines()[-1]}")
@@ -108,9 +108,9 @@ def shared_far_agents(r):
         return a
 
     first = agent()
-    c = r.start([r.binary("shared"), 5, 5, 2000, 8, 20_000], tag="shared", local=64 * MIB, pool=MIB,
+    c = r.start([r.binary("shared"), 5, 5, 2000, r.size(5, 8), 20_000], tag="shared", local=64 * MIB, pool=MIB,
                 extra=("--shared", "1M", "--far", "512M", f"--to=agent:{socket}"))
-    time.sleep(2)
+    time.sleep(r.size(1, 2))
     third = replaced_and_killed(r, first, agent)
     r.wait(c, timeout_s=90)
     r.same(c.out(), "shared seed 5: every byte right\n", "answer")
@@ -165,10 +165,10 @@ def shared_far_freed(r):
     r.same(judge_beyond(r, c)["shared"]["beyond_bytes"], 0, "beyond_bytes")
 
 
-# 32 MiB that its child shares, read in order by both and then at random.
+# So many pages that its child shares, read in order by both, or at random.
 READER = """
 import mmap, os, random, sys
-PAGES = 8192
+PAGES = int(sys.argv[2])
 shared = mmap.mmap(-1, PAGES * 4096)
 page = lambda i: random.Random(i).randbytes(4096)
 def read(i):
@@ -193,12 +193,12 @@ def shared_ahead(r):
     """A sequential reader has most of its pages prefetched, from the pool and from beyond it; others have none."""
     if not r.managed:
         return
-    far = ("--far", "512M", "--to", f"disk:{r.dir}")
+    far, shared_mib = ("--far", "512M", "--to", f"disk:{r.dir}"), r.size(4, 8)
     for what, order, pool, extra in (("pool", "order", 64, ()), ("beyond", "order", 4, far),
                                      ("random", "random", 4, far)):
-        c = r.call([sys.executable, "-c", READER, order], tag=what, local=64 * MIB, pool=pool * MIB,
-                   extra=("--shared", "8M", *extra))
-        counters = judge_shared(r, c, 8 * MIB, 4)["counters"]
+        c = r.call([sys.executable, "-c", READER, order, r.size(4096, 8192)], tag=what, local=64 * MIB, pool=pool * MIB,
+                   extra=("--shared", f"{shared_mib}M", *extra))
+        counters = judge_shared(r, c, shared_mib * MIB, 4)["counters"]
         come, ahead = counters["shared_pages_in"], counters["shared_pages_ahead"]
         hits, deep = counters["shared_pages_ahead_hits"], counters["shared_pages_in_beyond_pool"]
         r.note(f"{what}: in {come}, ahead {ahead}, hits {hits}, from beyond {deep}")
@@ -281,10 +281,10 @@ def shared_set(r):
 # The holder with incompressible pages.
 NOISE = "import random\n" + HOLDER.replace('hashlib.sha512(b"%d" % i).digest() * 64', "random.Random(i).randbytes(4096)")
 
-# The holder with 48 MiB of private memory as well.
+# The holder with 16 MiB of private memory as well.
 BOTH = """
 import random
-own = [random.Random(-i).randbytes(4096) for i in range(12288)]
+own = [random.Random(-i).randbytes(4096) for i in range(4096)]
 """ + NOISE + """
 for i, p in enumerate(own):
     assert p == random.Random(-i).randbytes(4096), i
@@ -300,7 +300,7 @@ def shared_descriptors(r):
     end = r.path("end")
     idle = f"import os, time\nprint('ready', flush=True)\nwhile not os.path.exists({end!r}): time.sleep(0.05)"
     started = [r.start([sys.executable, "-c", idle], tag=f"idle{i}", local=16 * MIB, extra=("--shared", "4M"))
-               for i in range(16)]
+               for i in range(r.size(6, 16))]
     for c in started:
         wait_until(r, "the program is ready", lambda: "ready" in c.out() or not c.alive())
         program = procs.tree(c.pid, include_root=False)[0]
@@ -327,7 +327,7 @@ def shared_agent(r):
             canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
     flags = ("--far", "512M", f"--to=agent:{socket}")
-    c = r.start([sys.executable, "-c", BOTH, end], tag="both", local=24 * MIB, pool=64 * MIB,
+    c = r.start([sys.executable, "-c", BOTH, end], tag="both", local=16 * MIB, pool=64 * MIB,
                 extra=(*flags, "--shared", "4M", "--tenant", name))
     wait_until(r, "the program is ready", lambda: "ready" in c.out() or not c.alive(), timeout_s=90)
 
@@ -341,7 +341,7 @@ def shared_agent(r):
     r.require(status()["used"]["shared_store_bytes"] > 0, f"no shared page is in the pool: {status()}")
     # A run that joins shares nothing with the first: its shared memory is native, and a larger limit is refused
     # with a message.
-    joins = [r.session.canvas, "run", "--local", "24M", *flags, "--tenant", name]
+    joins = [r.session.canvas, "run", "--local", "16M", *flags, "--tenant", name]
     small = "import mmap, os; m = mmap.mmap(-1, 4096); os.fork() and os.wait() or m.write(b'x'); print(m[0])"
     done = subprocess.run([*joins, "--", sys.executable, "-c", small], capture_output=True, text=True,
                           timeout=60 * PATIENCE)
@@ -466,7 +466,7 @@ def shared_section(r):
     s.agent(64)
     names = s.start("one"), s.start("other")
     notes = []
-    for turn in range(4):
+    for turn in range(r.size(2, 4)):
         busy, idle = names[turn % 2], names[1 - turn % 2]
         s.work(busy, True)
         began = time.monotonic()
@@ -501,11 +501,11 @@ def shared_section(r):
         r.same(shared["limit_bytes"], 256 * MIB, "the report's limit")
         r.require(shared["grant_bytes"] <= 32 * MIB, f"the report's grant: {shared}")
         r.require(shared["resident_bytes"]["peak"] <= 65 * MIB, f"over the bound: {shared}")
-        r.require(counters["shared_pages_in"] > 10_000, f"hardly anything came back: {counters}")
+        r.require(counters["shared_pages_in"] > r.size(5000, 10_000), f"hardly anything came back: {counters}")
     r.note(f"memory was the other one's after {', '.join(notes)} s; before the new file {before}")
 
 
-@check("shared-section-kill", timeout_s=150, paged=False, **SIGNAL, **C)
+@check("shared-section-kill", timeout_s=150, slow_only=True, paged=False, **SIGNAL, **C)
 def shared_section_kill(r):
     """Processes that share memory are killed while their part of the agent's limit grows and shrinks; so is the
     agent."""
@@ -559,7 +559,7 @@ def shared_file_limit(r):
 @check("shared-hammer", timeout_s=180, paged=False, **SIGNAL, **C)
 def shared_hammer(r):
     """Everything at once in private memory, by four threads, forks and execs, with shared memory as the oracle."""
-    c = r.call([r.binary("hammer"), 3, 4, r.size(3000, 20_000), 96], local=48 * MIB,
+    c = r.call([r.binary("hammer"), 3, 4, r.size(1000, 20_000), 96], local=48 * MIB,
                extra=("--shared", "1M"))
     r.require(c.out().startswith("hammer seed 3: "), f"no closing line\n{c.tail()}")
     judge_shared(r, c, MIB, 40)
@@ -578,7 +578,7 @@ def shared_full(r):
 
 
 def postgres(r, bound_mib, crashes=1, **o):
-    """PostgreSQL with 128 MiB of shared buffers; its checkpointer is killed meanwhile. All balances must be right."""
+    """PostgreSQL, whose shared buffers are far more; its checkpointer is killed meanwhile. All balances must be right."""
     extra = o.pop("extra", ())
     bin_dir, data = pg_bin(), r.path("data")
     who, env = r._user_prefix(), r._environment({})
@@ -595,7 +595,7 @@ def postgres(r, bound_mib, crashes=1, **o):
     tool("initdb", "-D", data, "-U", "canvas", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
     server = r.start(
         [f"{bin_dir}/postgres", "-D", data, "-k", r.dir, "-c", "listen_addresses=",
-         "-c", "shared_buffers=128MB", "-c", "fsync=off", "-c", "autovacuum=off",
+         "-c", f"shared_buffers={r.size(64, 128)}MB", "-c", "fsync=off", "-c", "autovacuum=off",
          "-c", "max_parallel_workers_per_gather=0"],
         tag="postgres", local=128 * MIB, extra=("--shared", f"{bound_mib}M", *extra), **o)
     at = ["-h", r.dir, "-U", "canvas"]
@@ -609,8 +609,8 @@ def postgres(r, bound_mib, crashes=1, **o):
 
     wait_for_server()
     tool("psql", *at, "-q", "-d", "postgres", "-c", "create database bench")
-    tool("pgbench", *at, "-i", "-q", "-s", str(r.size(8, 20)), "bench")
-    out = tool("pgbench", *at, "-c", "4", "-j", "2", "-t", str(r.size(500, 5000)), "-n",
+    tool("pgbench", *at, "-i", "-q", "-s", str(r.size(3, 20)), "bench")
+    out = tool("pgbench", *at, "-c", "4", "-j", "2", "-t", str(r.size(100, 5000)), "-n",
                "--random-seed=42", "bench")
     if "number of failed transactions: 0" not in out and "failed" in out:
         raise Failure(out)
@@ -620,7 +620,7 @@ def postgres(r, bound_mib, crashes=1, **o):
              (select sum(bbalance) from pgbench_branches) = (select sum(delta) from pgbench_history);
       select count(*), sum(aid), count(distinct aid) from pgbench_accounts;
     """
-    n = r.size(8, 20) * 100_000
+    n = r.size(3, 20) * 100_000
     want = ["t|t|t", f"{n}|{n * (n + 1) // 2}|{n}"]
     got = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", text=sums).split()
     r.same(got, want, "balances and rows")
@@ -649,7 +649,7 @@ KILLED = ["select pid from pg_stat_activity where backend_type = 'checkpointer'"
 @check("shared-postgres", as_user=True, timeout_s=300, needs=pg_missing, paged=False, **SIGNAL)
 def shared_postgres(r):
     """PostgreSQL's shared buffers, four times the limit; its checkpointer is killed in the middle."""
-    postgres(r, 32)
+    postgres(r, r.size(16, 32))
 
 
 @check("shared-postgres-far", as_user=True, timeout_s=300, needs=pg_missing, paged=False, slow_only=True, **SIGNAL)
