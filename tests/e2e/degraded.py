@@ -14,11 +14,11 @@ from .copies import ends_right, lenders, moved, where, worker
 from .operate import ask, python, wait_until
 from .slo import find
 
-# 48 MiB of incompressible data. At a line `read` it reads all pages in random order and checks each, and at
-# `write` it writes and reads each page. It prints a line when done.
+# So many MiB of incompressible data. At a line `read` it reads as many pages at random as there are and checks
+# each, and at `write` it writes and reads each page. It prints a line when done.
 READER = """
 import hashlib, mmap, os, random, sys
-SIZE, PAGES = 4096, 48 << 8
+SIZE, PAGES = 4096, int(sys.argv[2]) << 8
 m = mmap.mmap(-1, SIZE * PAGES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 order = random.Random(int(sys.argv[1]))
 def page(i, version):
@@ -32,7 +32,7 @@ def read(pages, version):
 write(0)
 for line in sys.stdin:
     if line == "read\\n":
-        read((order.randrange(PAGES) for _ in range(2 * PAGES)), 0)
+        read((order.randrange(PAGES) for _ in range(PAGES)), 0)
     else:
         write(1)
         read(range(PAGES), 1)
@@ -65,8 +65,9 @@ def reads_on(r, copies, n, kills):
     """A program reads while as many donors are dead as its copies allow, without replacements; then the
     donors come back."""
     lending, servers = lenders(r, n)
+    mib, least = r.size((28, 1000), (48, 10_000))
     name = f"degraded{os.getpid()}"
-    c = r.start([python(), "-c", READER, "7"], tag="reader", stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
+    c = r.start([python(), "-c", READER, "7", mib], tag="reader", stdin=subprocess.PIPE, local=16 * MIB, pool=mib * MIB // 6,
                 extra=["--tenant", name, "--far", "256M", "--copies", copies, "--to", ",".join(servers)])
     # Until no write is in flight: each page has its copies.
     does(r, c, "read")
@@ -78,9 +79,9 @@ def reads_on(r, copies, n, kills):
     wait_until(r, "the donors are missed", lambda: far(r, name)["degraded_slabs"] > 0, 60,
                state=lambda: where(r, name))
     before = far(r, name)["fault_reads"]
-    does(r, c, "read", times=2)
+    does(r, c, "read", times=r.size(1, 4))
     more = far(r, name)["fault_reads"] - before
-    r.require(more > 10_000, f"{more} faults brought pages in from donors")
+    r.require(more > least, f"{more} faults brought pages in from donors")
     status = where(r, name)[0]
     codes = [p["code"] for p in status["health"]]
     r.require({"C001", "C002"} <= set(codes), f"it is degraded, and told is {codes}")
@@ -116,7 +117,7 @@ def donors_dead_disk(r):
     if not r.managed:
         return
     lending, servers = lenders(r, 2)
-    c, name, end = worker(r, servers, flags=("--copies", "2"))
+    c, name, end = worker(r, servers, flags=("--copies", "2"), mib=r.size(32, 64))
     moved(r, name, "2", servers, 2)
     lending[0].signal(signal.SIGKILL)
     wait_until(r, "the donor is missed", lambda: far(r, name)["degraded_slabs"] > 0, 60)
@@ -156,8 +157,9 @@ def donor_slow(r):
     if not r.managed:
         return
     lending, (slow, fast) = lenders(r, 2)
+    mib = r.size(28, 48)
     name = f"slow{os.getpid()}"
-    c = r.start([python(), "-c", READER, "7"], tag="reader", stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
+    c = r.start([python(), "-c", READER, "7", mib], tag="reader", stdin=subprocess.PIPE, local=16 * MIB, pool=mib * MIB // 6,
                 extra=["--tenant", name, "--far", "256M", "--copies", "2", "-o", "lanes=off",
                        "--to", f"{slow},{fast}"])
     told = lambda: [p["text"] for p in where(r, name)[0]["health"] if p["code"] == "C015"]

@@ -11,18 +11,18 @@ import time
 from lib import procs
 from lib.harness import MIB, check
 
-from .copies import WORKER, ends_right, where
+from .copies import ends_right, where, works
 from .hostile import seeds
 from .operate import python, wait_until
 from .reserve import Group
 
 TOTAL_MIB, RESERVE_MIB = 4096, 64
 # Memory left on the host when its own program begins to grow, and the rate of its growth.
-LEFT_MIB, GROWS_MIB_S = 256, 48
+LEFT_MIB, GROWS_MIB_S = 160, 48
 # Memory that the program finally leaves.
 SPARES_MIB = 24
 # Size of a donor's control group, and memory that other programs in it finally leave.
-GROUP_MIB, GROUP_SPARES_MIB = 512, 48
+GROUP_MIB, GROUP_SPARES_MIB = 384, 48
 
 # A program that takes this much memory, at this rate.
 GROWS = """
@@ -124,7 +124,7 @@ def begin(r, servers, n):
     runs = []
     for i, seed in enumerate(seeds(r, n)):
         name = f"squeezed{os.getpid()}-{i}"
-        c = r.start([python(), "-c", WORKER, r.path("end"), seed], tag=f"worker{i}", local=16 * MIB, pool=8 * MIB,
+        c = r.start(works(r.path("end"), seed, r.size(48, 64)), tag=f"worker{i}", local=16 * MIB, pool=8 * MIB,
                     extra=["--tenant", name, "--far", "256M", "--to", ",".join(servers), "--copies", "2"])
         runs.append((c, name))
     for c, _ in runs:
@@ -156,7 +156,7 @@ def donor_squeezed(r):
         wait_until(r, "both know", lambda: sum(h.state()["spare_slabs"] for h in (host, other)) == len(runs), 20,
                    state=lambda: [h.state() for h in (host, other)])
         # Pages beyond the pools go there in the background, and the donor counts them at intervals.
-        wait_until(r, "much is lent", lambda: host.state()["touched_bytes"] > len(runs) * 16 * MIB, 60,
+        wait_until(r, "much is lent", lambda: host.state()["touched_bytes"] > len(runs) * r.size(8, 16) * MIB, 60,
                    state=host.state)
         lent = host.state()["touched_bytes"]
         signal_all(runs, signal.SIGSTOP)
@@ -208,9 +208,9 @@ def donor_grouped(r):
 
         wait_until(r, "its state is told", lambda: os.path.exists(state), 10)
         r.require(told()["free_bytes"] < GROUP_MIB * MIB, f"it would lend more than its group has: {told()}")
-        runs = begin(r, servers, 3)
+        runs = begin(r, servers, 2)
         wait_until(r, "all is there twice", lambda: are_whole(r, runs, servers[1]), 60)
-        wait_until(r, "much is lent", lambda: told()["touched_bytes"] > len(runs) * 16 * MIB, 60, state=told)
+        wait_until(r, "much is lent", lambda: told()["touched_bytes"] > len(runs) * r.size(8, 16) * MIB, 60, state=told)
         third.taken = 0
         wait_until(r, "the third one has room", lambda: third.state()["free_bytes"] > 0, 20, state=third.state)
         lent = told()["touched_bytes"]
