@@ -224,7 +224,7 @@ def joined_tenant(r):
     r.require(max(sums) <= local + canvas.slack_bytes(local), f"{max(sums) / MIB:.1f} MiB at one time")
     r.note(f"{max(sums) / MIB:.1f} of {local / MIB:.0f} MiB at most")
     # A family of another run in the tenant, with forks that share far memory.
-    r.wait(start([r.binary("hammer"), 11, 2, r.size(1000, 4000), r.size(32, 48)], "hammer"), timeout_s=120)
+    r.wait(start([r.binary("hammer"), 11, 2, r.size(800, 4000), r.size(24, 48)], "hammer"), timeout_s=120)
     open(end, "w").close()
     r.wait(holder, timeout_s=90)
     r.require("right" in holder.out(), f"no closing line\n{holder.tail()}")
