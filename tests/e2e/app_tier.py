@@ -34,8 +34,8 @@ def app_tier(r):
     """A list and a tree of pages in random order: the pages they refer to are read ahead, and few others."""
     if not r.managed:
         raise Skip("says nothing without canvas")
-    for kind, quick in (("list", ("off", "refs")), ("tree", ("off", "refs", "auto"))):
-        by_tier = {tier: linked(r, kind, tier) for tier in TIERS if r.slow or tier in quick}
+    for kind in r.size(("tree",), ("list", "tree")):
+        by_tier = {tier: linked(r, kind, tier) for tier in r.size(("off", "refs", "auto"), TIERS)}
         waited = {tier: find(stats, "faults_beyond_pool") for tier, stats in by_tier.items()}
         r.note(f"{kind}: read while a thread waits {waited}")
         for tier in {"off", "threads"} & set(by_tier):
@@ -46,8 +46,6 @@ def app_tier(r):
         # Where the faulting instruction is known so are its pointers; otherwise only the former order is.
         part = 0.2 if r.mode == "signal" else 0.8
         r.require(waited["refs"] < part * waited["off"], f"{kind}: {waited}")
-        if "auto" not in by_tier:
-            continue
         # Values as measured here; the measurement itself does not depend on the host.
         trials = {tier: sum(find(by_tier[tier], f"app_trials_{way}") for way in ("for", "against")) for tier in by_tier}
         r.require(trials["auto"] > 0 and trials["refs"] == 0, f"{kind}: comparisons {trials}")

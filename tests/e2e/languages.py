@@ -109,7 +109,7 @@ def java(r, collector):
 
 
 def register_java(name, collector, normal, **o):
-    @program(f"java-{name}", as_user=True, timeout_s=60, needs=java_missing, normal=normal, **o)
+    @program(f"java-{name}", as_user=True, timeout_s=120, needs=java_missing, normal=normal, **o)
     def test(r):
         return java(r, collector)
 
