@@ -96,10 +96,10 @@ def api_example_c(r):
     if not r.managed:
         return
     program = linked(r, os.path.join(EXAMPLES, "btree_scan.c"), "btree_scan")
-    example(r, "btree_scan", [program, r.size(40, 64), 2], local=16 * MIB)
+    example(r, "btree_scan", [program, r.size(32, 64), 2], local=16 * MIB)
     program = linked(r, os.path.join(EXAMPLES, "graph_walk.c"), "graph_walk")
     # Long enough that the processor on which the reclaim thread starts does not matter.
-    argv = [program, *r.size((48, 3000), (96, 6000))]
+    argv = [program, *r.size((40, 2000), (96, 6000))]
     local = r.size(16, 32) * MIB
     told = example(r, "graph_walk", argv, local=local)
     c = r.start([*argv, "plain"], tag="untold", local=local, pool=256 * MIB)
