@@ -144,10 +144,10 @@ def agent_killed(r):
     """The agent is killed repeatedly: the next one adopts everything, and every byte is right."""
     if not r.managed:
         return
-    c = r.start([r.binary("hammer"), 5, 2, r.size(1500, 40_000), r.size(64, 256)], tag="hammer",
+    c = r.start([r.binary("hammer"), 5, 2, r.size(1000, 40_000), r.size(64, 256)], tag="hammer",
                 local=16 * MIB, pool=4 * MIB, extra=[*FAR, "--to", f"disk:{r.dir}"])
     rng, kills, last = random.Random(5), 0, None
-    while kills < r.size(3, 100):
+    while kills < r.size(2, 100):
         last = wait_for_agent(r, c, last)
         if last is None:
             break
