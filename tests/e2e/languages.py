@@ -116,7 +116,7 @@ def register_java(name, collector, normal, **o):
     return test
 
 
-register_java("serial", "Serial", (("signal", 50),))
+register_java("serial", "Serial", None, slow_only=True)
 register_java("parallel", "Parallel", None, slow_only=True)
 register_java("g1", "G1", (("signal", 50),))
 # ZGC's heap is shared memory, which canvas leaves to the kernel. Half of its 40 MiB of anonymous memory is native
