@@ -17,17 +17,17 @@ use canvas_shm::segment::PROCS_MAX;
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_sys::proc::futex_wake;
 use nix::errno::Errno;
+use tracing::{error, info, warn};
 
 use crate::block::Block;
 use crate::dispatch::{Dispatch, Lane};
 use crate::host::{Found, Served};
 use crate::idle::Idle;
-use crate::log::{About, Log};
 use crate::numbers::SealNumbers;
 use crate::request_table::{Begun, From, Limits, RequestTable};
 use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
 use crate::share::Live;
-use crate::store::{Direct, Event, ONCE, OWN_MAX, Outcome, Store};
+use crate::store::{About, Direct, Event, ONCE, OWN_MAX, Outcome, Store};
 
 /// Most operations under way, by class.
 const DEMANDS: usize = 128;
@@ -72,8 +72,6 @@ pub struct Setup {
     pub slabs: Box<dyn Fn() -> usize + Send>,
     /// How long to poll after the last request before sleeping.
     pub spin: Duration,
-    /// Writes a log line.
-    pub say: fn(&str),
     /// The tenant's share; it may change at any time.
     pub share: Live,
 }
@@ -137,7 +135,6 @@ pub struct Agent<S> {
     sealer: Sealer,
     store: S,
     idle: Idle,
-    log: Log,
     share: Live,
     /// Version of the share that the dispatcher has.
     share_seen: u32,
@@ -195,7 +192,6 @@ impl<S: Store> Agent<S> {
             sealer: Sealer::new(&setup.key, setup.tenant),
             store,
             idle: Idle::new(setup.spin),
-            log: Log::new(setup.say),
             share_seen: setup.share.version(),
             share: setup.share,
             direct: Direct::None,
@@ -662,13 +658,10 @@ impl<S: Store> Agent<S> {
     fn no_number(&mut self, id: u32, block: Block, e: Errno) {
         let work = self.work[id as usize].as_mut().expect("begun");
         work.block = Some(block);
-        self.log.line(
-            About::Refused,
-            format_args!(
-                "tenant {}: cannot write its pages, because its journal takes no more seal numbers: {}",
-                self.name,
-                e.desc()
-            ),
+        error!(
+            tenant = %self.name,
+            "pages cannot be written, because the tenant's journal takes no more seal numbers: {}",
+            e.desc()
         );
         self.finish(id, Status::NoRoom);
     }
@@ -698,7 +691,7 @@ impl<S: Store> Agent<S> {
                 self.requests.freed(slab);
                 self.far.slab_freed(slab);
             }
-            Event::Line(about, text) => self.log.line(about, text),
+            Event::Line(about, text) => self.log(about, &text),
             Event::Health {
                 repaired,
                 failovers,
@@ -709,6 +702,21 @@ impl<S: Store> Agent<S> {
                 stats.repairs.fetch_add(repaired, Relaxed);
                 stats.degraded_slabs.store(degraded as i64, Relaxed);
             }
+        }
+    }
+
+    /// Logs a line of the store.
+    fn log(&self, about: About, text: &str) {
+        let tenant = &self.name;
+        match about {
+            About::Corrupt => error!(%tenant, "{text}"),
+            About::Full => warn!(%tenant, "{text}"),
+            About::Disk => error!(%tenant, "{text}"),
+            About::DonorLost(about) => warn!(%tenant, about, "{text}"),
+            About::DonorBack(about) => info!(%tenant, about, "{text}"),
+            About::DonorFound(about) => info!(%tenant, about, "{text}"),
+            About::Copies => info!(%tenant, "{text}"),
+            About::DonorForgot(about) => warn!(%tenant, about, "{text}"),
         }
     }
 
@@ -763,13 +771,7 @@ impl<S: Store> Agent<S> {
                 }
                 stats.corrupt.fetch_add(1, Relaxed);
                 work.corrupt = true;
-                self.log.line(
-                    About::Corrupt,
-                    format_args!(
-                        "tenant {}: a copy of extent {} is damaged or old",
-                        self.name, ask.extent
-                    ),
-                );
+                error!(tenant = %self.name, "a copy of extent {} is damaged or old", ask.extent);
             }
             Outcome::NoCopy | Outcome::Away => {
                 // A copy that is unreachable, or cannot be read now, may be good: a later read may succeed.
@@ -823,12 +825,10 @@ impl<S: Store> Agent<S> {
     }
 
     fn refused_line(&mut self, from: From, why: std::fmt::Arguments) {
-        self.log.line(
-            About::Refused,
-            format_args!(
-                "tenant {}: a request of process {} is refused: {why}",
-                self.name, from.proc
-            ),
+        warn!(
+            tenant = %self.name,
+            "a request of process {} is refused: {why}",
+            from.proc
         );
     }
 

@@ -31,7 +31,6 @@ pub mod finder;
 pub mod host;
 pub mod idle;
 pub mod journal;
-pub mod log;
 pub mod members;
 pub mod numbers;
 pub mod replicas;

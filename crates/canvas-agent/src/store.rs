@@ -8,7 +8,6 @@ use canvas_shm::far::SLAB_EXTENTS;
 use crate::block::Block;
 pub use crate::direct::Direct;
 use crate::dispatch::Lane;
-use crate::log::About;
 
 /// One transfer over a lane, in the unit of [`Store::lane`].
 pub const ONCE: u32 = 840;
@@ -34,6 +33,27 @@ pub enum Outcome {
     NoCopy,
     /// Read: there are, or may be, more copies, but none of them can be read now.
     Away,
+}
+
+/// What a line of a store is about; the log bounds the lines about each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum About {
+    /// A copy does not verify.
+    Corrupt,
+    /// The far directory's file system is full.
+    Full,
+    /// A backing file cannot be read, written or shrunk.
+    Disk,
+    /// This donor cannot be used.
+    DonorLost(usize),
+    /// This donor can be used again.
+    DonorBack(usize),
+    /// This donor is new.
+    DonorFound(usize),
+    /// The tenant's copies policy changed.
+    Copies,
+    /// This donor has lost slabs that it lent.
+    DonorForgot(usize),
 }
 
 /// What a store reports.

@@ -31,7 +31,7 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::finder::Finder;
 use crate::members::Orphan;
-use canvas_control::text::{reason, say};
+use canvas_control::text::reason;
 use canvas_types::units::Amount;
 
 /// The segment's descriptor. Descriptor 0 is a pipe that closes when the runner ends.
@@ -162,7 +162,6 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
             noted => noted as usize,
         }),
         spin: args.spin,
-        say: |line| say(line),
         share,
     };
     let dispatch = Dispatch::new().with_timeliness(args.timeliness);

@@ -201,6 +201,9 @@ pub struct WorkerArgs {
     /// Known members of the gossip.
     #[arg(long)]
     pub gossip: Vec<String>,
+    /// It serves a daemon (`canvas disk`), and logs as a daemon does.
+    #[arg(long)]
+    pub of_daemon: bool,
 }
 
 /// Flags of `canvas serve`.

@@ -32,9 +32,10 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
+use tracing::{error, info, warn};
 
 use crate::args::{DiskArgs, HeldArgs};
-use crate::error::{Failure, say};
+use crate::error::Failure;
 use crate::options::Places;
 use crate::{options, signals, tenant_flags};
 use canvas_control::hello::SMALL_MIN;
@@ -53,8 +54,6 @@ const AGENT_TICK: Duration = Duration::from_millis(100);
 const PEERS_TICK: Duration = Duration::from_millis(100);
 /// How long a pool must have had room before a full pool is reported again.
 const TOLD_AGAIN: Duration = Duration::from_secs(60);
-/// Least time between two lines about disconnected clients.
-const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
 
 /// Serves the disk until a signal ends it: by a child process if the disk is to survive its server,
 /// else in this process.
@@ -117,7 +116,7 @@ pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
     let peers = match peers(disk) {
         // An address that is in use now is no reason to lose the stored data.
         Err(why) if died > 0 => {
-            say(format_args!("disk: {}; there are no metrics", why.sentence));
+            warn!("{}; there are no metrics", why.sentence);
             Peers::new()
         }
         peers => peers?,
@@ -191,14 +190,13 @@ fn serve(
         died,
         began: Instant::now(),
     };
-    peers.open(&disk.name, "disk");
+    if let Err(why) = peers.open(&disk.name, "disk") {
+        warn!("{why}");
+    }
     disk.greet();
     let signal = disk.serve(&signals, &mut peers, beyond);
     let stats = disk.store.stats();
-    say(format_args!(
-        "disk: {signal}: ending; pages stored: {}",
-        stats.stored_pages
-    ));
+    info!("{signal}: ending; pages stored: {}", stats.stored_pages);
     disk.write_state("ending");
     Ok(exit::OK)
 }
@@ -249,7 +247,9 @@ fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
         return Ok(None);
     };
     let far = options::far_options(&args.settings, slabs, own_name);
-    far.map(Some).map_err(usage)
+    let mut far = far.map_err(usage)?;
+    far.of_daemon = true;
+    Ok(Some(far))
 }
 
 /// The disk's name in `canvas status` and other commands.
@@ -327,11 +327,11 @@ impl Vhost {
         };
         let listener = socket.listener.try_clone().map_err(fail)?;
         listener.set_nonblocking(false).map_err(fail)?;
-        let device = Device::new(store, queues, |line| say(line));
+        let device = Device::new(store, queues);
         let served = device.clone();
         let serve = move || {
             if let Err(e) = virtio::serve(listener, &served) {
-                say(format_args!("disk: vhost-user is no longer served: {e}"));
+                error!("vhost-user is no longer served: {e}");
             }
         };
         let thread = thread::Builder::new().name("vhost-user".to_owned());
@@ -429,12 +429,12 @@ impl Disk<'_> {
                 0 => String::new(),
                 bytes => format!(", far memory up to {} MiB", bytes >> 20),
             };
-            say(format_args!(
-                "disk: {} at {}, pool up to {} MiB{far}",
+            info!(
+                "{} at {}, pool up to {} MiB{far}",
                 given.get(SIZE).unwrap_or_default(),
                 paths.join(" and "),
                 self.memory.pool_bytes_max() >> 20
-            ));
+            );
             return;
         }
         let found = self.store.found();
@@ -442,10 +442,7 @@ impl Disk<'_> {
             0 => String::new(),
             n => format!(", of which {n} are damaged: reads of them fail with EIO"),
         };
-        say(format_args!(
-            "disk: served again, with {} stored pages{damaged}",
-            found.stored
-        ));
+        info!("served again, with {} stored pages{damaged}", found.stored);
     }
 
     /// Serves until a signal comes; returns its name.
@@ -492,10 +489,10 @@ impl Disk<'_> {
     /// If the requested end of the disk has to wait, prints for what.
     fn say_when(&self, signal: &str) {
         if let Some(host) = self.host.as_ref().filter(|host| host.is_swap()) {
-            say(format_args!(
-                "disk: {signal}: this host swaps onto {0}, so the disk ends after: swapoff {0}",
+            warn!(
+                "{signal}: this host swaps onto {0}, so the disk ends after: swapoff {0}",
                 host.path()
-            ));
+            );
         }
     }
 
@@ -614,11 +611,11 @@ impl Disk<'_> {
         if let Some(path) = &self.args.settings.get(STATE_JSON)
             && let Err(e) = canvas_donor::state::write(path, &self.state(health).json())
         {
-            say(format_args!(
-                "disk: {} cannot be written: {}",
+            warn!(
+                "{} cannot be written: {}",
                 path.display(),
                 crate::reason(&e)
-            ));
+            );
         }
     }
 }
@@ -634,8 +631,6 @@ struct Watch {
     is_full: bool,
     /// When a write last found no room.
     full: Option<Instant>,
-    /// When a disconnected client was last reported.
-    complained: Option<Instant>,
 }
 
 impl Watch {
@@ -653,35 +648,29 @@ impl Watch {
         self.is_full = stats.refused > self.before.refused;
         if self.is_full {
             if self.full.is_none_or(|t| now - t > TOLD_AGAIN) {
-                say(format_args!(
-                    "disk: the pool of {} is full: writes fail with ENOSPC; start with a larger --pool, or free pages in the guest",
+                error!(
+                    "the pool of {} is full: writes fail with ENOSPC; start with a larger --pool, or free pages in the guest",
                     Size::from_bytes(stats.pool_bytes_max)
-                ));
+                );
             }
             self.full = Some(now);
         }
         if let Some(why) = disk.store.stuck() {
-            say(format_args!(
-                "disk: pages cannot be moved beyond the pool ({}); they stay in it",
+            warn!(
+                "pages cannot be moved beyond the pool ({}); they stay in it",
                 match why {
                     Status::NoRoom => "there is no room",
                     Status::Unreachable => "no copy can be made: donors or disk do not answer",
                     Status::Refused => "the agent refuses",
                     _ => "the copy is damaged",
                 }
-            ));
+            );
         }
         if stats.damaged > self.before.damaged {
-            say(format_args!(
-                "disk: {} reads found damaged pages and failed with EIO; check this host's memory, and that of donors",
+            error!(
+                "{} reads found damaged pages and failed with EIO; check this host's memory, and that of donors",
                 stats.damaged - self.before.damaged
-            ));
-        }
-        if self.complained.is_none_or(|t| now - t > COMPLAIN_AGAIN)
-            && let Some(why) = disk.nbd.as_ref().and_then(Server::complaint)
-        {
-            say(format_args!("disk: a client is not served: {why}"));
-            self.complained = Some(now);
+            );
         }
         if stats.writes == self.before.writes {
             disk.store.trim();

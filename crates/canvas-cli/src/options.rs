@@ -226,6 +226,7 @@ pub fn far_options(
         seeds,
         host,
         asked: flags::asked_of(given),
+        of_daemon: false,
     })
 }
 

@@ -12,9 +12,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use std::os::fd::AsFd;
+use tracing::{info, warn};
 
 use crate::args::ServeArgs;
-use crate::error::{Failure, say};
+use crate::error::Failure;
 use crate::{options, signals};
 use canvas_control::peers::{Asked, Peers};
 use canvas_control::settings::table::*;
@@ -96,12 +97,12 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     let gossips = gossip
         .as_ref()
         .map_or_else(String::new, |g| format!(", gossip on {}", g.listening()));
-    say(format_args!(
-        "serve: listening on {}, lending up to {} MiB, leaving {} MiB to this host{gossips}",
+    info!(
+        "listening on {}, lending up to {} MiB, leaving {} MiB to this host{gossips}",
         server.listening(),
         memory.bytes >> 20,
         server.reserve_bytes() >> 20
-    ));
+    );
     let signal = loop {
         if let Some(gossip) = &gossip {
             let (free, lent) = server.free_and_lent_bytes();
@@ -120,7 +121,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         gossip.announce(free, lent);
     }
     if let Some(signal) = signal {
-        say(format_args!("serve: {signal}: ending; slabs lent: {lent}"));
+        info!("{signal}: ending; slabs lent: {lent}");
     }
     let until = Instant::now() + drain;
     while server.lent_slabs() > 0 && Instant::now() < until {
@@ -130,9 +131,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     }
     let left = server.lent_slabs();
     if left > 0 {
-        say(format_args!(
-            "serve: slabs freed before their clients moved them: {left}"
-        ));
+        warn!("slabs freed before their clients moved them: {left}");
     }
     server.stop();
     Ok(exit::OK)

@@ -15,7 +15,7 @@ use nix::unistd::geteuid;
 
 use crate::names::Name;
 use crate::place::{Listening, Place};
-use crate::text::{reason, say};
+use crate::text::reason;
 use crate::wire::REQUEST_BYTES_MAX;
 
 /// Most simultaneous connections to the control socket, and as many to the metrics: clients of one
@@ -60,6 +60,16 @@ pub struct MetricsError {
     pub source: std::io::Error,
 }
 
+/// The control socket cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("`canvas status` will not see this {kind}, whose socket cannot be made: {why}")]
+pub struct ControlError {
+    /// What a tenant is called there: "run" or "disk".
+    pub kind: &'static str,
+    /// Why not.
+    pub why: String,
+}
+
 /// Listening sockets and connected clients.
 #[derive(Default)]
 pub struct Peers {
@@ -75,8 +85,8 @@ impl Peers {
     }
 
     /// Opens the control socket for `canvas status` and other commands, as the tenant's `kind`
-    /// ("run" or "disk"). On failure reports it and continues.
-    pub fn open(&mut self, tenant: &str, kind: &str) {
+    /// ("run" or "disk").
+    pub fn open(&mut self, tenant: &str, kind: &'static str) -> Result<(), ControlError> {
         let name = Name {
             tenant: tenant.to_owned(),
             pid: std::process::id(),
@@ -85,12 +95,8 @@ impl Peers {
         let listening = Place::own()
             .map_err(|e| e.to_string())
             .and_then(|place| place.listen(name).map_err(|e| reason(&e)));
-        match listening {
-            Ok(listening) => self.listen_to_control(listening),
-            Err(why) => say(format_args!(
-                "`canvas status` will not see this {kind}, whose socket cannot be made: {why}"
-            )),
-        }
+        self.listen_to_control(listening.map_err(|why| ControlError { kind, why })?);
+        Ok(())
     }
 
     /// Serves requests over a control socket.

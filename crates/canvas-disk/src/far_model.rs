@@ -63,7 +63,6 @@ fn with_agent<R>(
                 numbers: SealNumbers::new(journal),
                 slabs: Box::new(move || slabs),
                 spin: Duration::ZERO,
-                say: |line| println!("{line}"),
                 share: Live::new(Default::default()),
             };
             let file = tempfile::tempfile().unwrap();

@@ -8,6 +8,7 @@ use canvas_host::HostMemory;
 use canvas_place::early::{self, Worth};
 use canvas_place::headroom::Decision;
 use canvas_place::lease;
+use tracing::{error, info, warn};
 
 use crate::server::Shared;
 use crate::{QUERY_TIME, TICK, TICK_NEAR, state};
@@ -68,14 +69,11 @@ impl Keeper {
             let counters = &shared.counters;
             counters.expired_slabs.fetch_add(gone.slabs as u64, Relaxed);
             if gone.slabs > 0 {
-                shared.log.line(
-                    "lease over",
-                    format_args!(
-                        "client {} was silent for {} ms; slabs of it that are freed: {}",
-                        state::hex(&gone.client.id[..4]),
-                        now_ms.saturating_sub(gone.client.last_ms()),
-                        gone.slabs
-                    ),
+                warn!(
+                    client = %state::hex(&gone.client.id[..4]),
+                    "lease over: the client was silent for {} ms; slabs of it that are freed: {}",
+                    now_ms.saturating_sub(gone.client.last_ms()),
+                    gone.slabs
                 );
             }
         }
@@ -85,10 +83,7 @@ impl Keeper {
                 .counters
                 .evicted_late_slabs
                 .fetch_add(late as u64, Relaxed);
-            shared.log.line(
-                "deadline over",
-                format_args!("slabs that were not moved in time and are freed: {late}"),
-            );
+            warn!("deadline over: slabs that were not moved in time and are freed: {late}");
         }
         self.watch_memory(shared, now_ms);
         self.go_on_with_query(shared, now_ms);
@@ -105,7 +100,7 @@ impl Keeper {
                 // Without figures it must not lend; it also does not take back what it lent.
                 shared.budget.set(0);
                 self.is_near = false;
-                shared.log.line("memory unknown", why);
+                error!("memory unknown: {why}");
                 return;
             }
         };
@@ -120,12 +115,9 @@ impl Keeper {
         self.decides_ms = now_ms + TICK.as_millis() as u64;
         match shared.registry.observe(available) {
             Decision::Hold => {}
-            Decision::Expand => shared.log.line(
-                "expand",
-                format_args!(
-                    "lending up to {} MiB again",
-                    shared.registry.headroom().1 >> 20
-                ),
+            Decision::Expand => info!(
+                "expand: lending up to {} MiB again",
+                shared.registry.headroom().1 >> 20
             ),
             Decision::Evict { slabs } if self.query.is_none() => {
                 let sampled = shared.registry.query(&mut self.rng, slabs as usize);
@@ -167,17 +159,14 @@ impl Keeper {
         counters
             .freed_early_sole_slabs
             .fetch_add(sole as u64, Relaxed);
-        shared.log.line(
-            "freed early",
-            format_args!(
-                "only {} MiB are available (reserve {} MiB), {} MiB less every second; \
+        error!(
+            "freed early: only {} MiB are available (reserve {} MiB), {} MiB less every second; \
                  slabs that are freed at once: {} ({} MiB), of which the only copies known here: {sole}",
-                available >> 20,
-                shared.reserve_bytes >> 20,
-                look.fall_bytes_s >> 20,
-                freed.len(),
-                bytes >> 20,
-            ),
+            available >> 20,
+            shared.reserve_bytes >> 20,
+            look.fall_bytes_s >> 20,
+            freed.len(),
+            bytes >> 20,
         );
     }
 
@@ -195,14 +184,11 @@ impl Keeper {
             .counters
             .evicted_slabs
             .fetch_add(stopped as u64, Relaxed);
-        shared.log.line(
-            "evict",
-            format_args!(
-                "{} MiB are available, the reserve is {} MiB; slabs that must go within {} ms: {stopped}",
-                self.available_bytes >> 20,
-                shared.reserve_bytes >> 20,
-                shared.config.evict_within.as_millis()
-            ),
+        warn!(
+            "evict: {} MiB are available, the reserve is {} MiB; slabs that must go within {} ms: {stopped}",
+            self.available_bytes >> 20,
+            shared.reserve_bytes >> 20,
+            shared.config.evict_within.as_millis()
         );
     }
 
@@ -210,10 +196,7 @@ impl Keeper {
         if let Some(path) = &shared.config.state_json {
             let text = state::json(shared, self.available_bytes);
             if let Err(e) = state::write(path, &text) {
-                shared.log.line(
-                    "state file",
-                    format_args!("{} cannot be written: {e}", path.display()),
-                );
+                warn!("state file: {} cannot be written: {e}", path.display());
             }
         }
     }

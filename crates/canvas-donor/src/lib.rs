@@ -15,7 +15,7 @@
 //! * [`link`]: the thread of a link, from handshake to end;
 //! * `lanes`: programs' direct read channels; [`link`] has their threads as well;
 //! * [`keeper`]: the watchdog over memory, leases and evictions;
-//! * [`state`], [`log`]: what an operator sees;
+//! * [`state`]: what an operator sees;
 //! * [`StartError`]: why a donor does not start.
 //!
 //! If the host runs out of memory before clients have moved evicted slabs, the watchdog frees slabs
@@ -32,7 +32,6 @@ pub mod handshakes;
 mod keeper;
 mod lanes;
 pub mod link;
-pub mod log;
 mod outbox;
 mod rdma;
 pub mod registry;

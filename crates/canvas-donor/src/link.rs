@@ -26,6 +26,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::{Ipv4Tos, Ipv6TClass};
 use nix::sys::socket::{MsgFlags, send, setsockopt};
+use tracing::warn;
 
 use crate::handshakes::Handshake;
 use crate::outbox::{Outbox, OwnedCall};
@@ -123,7 +124,7 @@ pub(crate) fn run(
         _ => 0,
     };
     if let Some(kind) = end.kind() {
-        shared.log.line(kind, format_args!("{peer}: {end}"));
+        warn!(about = kind, "{kind}: {peer}: {end}");
     }
 }
 
@@ -668,7 +669,7 @@ impl Link<'_> {
             }
             Err(e) => {
                 let mut text = e.to_string();
-                self.shared.log.line("rdma", &text);
+                warn!("rdma: {text}");
                 self.shared.counters.refused.fetch_add(1, Relaxed);
                 let mut end = text.len().min(TEXT_BYTES_MAX);
                 while !text.is_char_boundary(end) {

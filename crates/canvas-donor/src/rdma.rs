@@ -16,6 +16,7 @@ use canvas_wire::ClientId;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::QueuePair;
 use canvas_wire::key::random_bytes;
+use tracing::warn;
 
 use crate::error::JoinError;
 use crate::outbox::{Outbox, OwnedCall};
@@ -141,7 +142,7 @@ fn run(shared: &Shared, domain: &Arc<Domain>, access: Access, wanted: &Receiver<
             shared.counters.exposed_slabs.fetch_add(1, Relaxed);
         }
         if let Err(Refusal::Device(why)) = &result {
-            shared.log.line("rdma", why);
+            warn!("rdma: {why}");
         }
         exposed.retain(|s| s.strong_count() > 0);
         exposed.push(Arc::downgrade(&slab));

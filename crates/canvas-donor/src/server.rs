@@ -13,12 +13,12 @@ use canvas_wire::key::{ClusterKey, random_bytes};
 use canvas_wire::{DonorId, SLAB_BYTES};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use tracing::warn;
 
 use crate::error::StartError;
 use crate::handshakes::Handshakes;
 use crate::keeper::Keeper;
 use crate::lanes::Lanes;
-use crate::log::Log;
 use crate::outbox::Outbox;
 use crate::rdma::LaneDomains;
 use crate::registry::Registry;
@@ -48,7 +48,6 @@ pub(crate) struct Shared {
     pub lane_domains: LaneDomains,
     pub budget: Budget,
     pub counters: Counters,
-    pub log: Log,
     /// Pending connections.
     handshakes: Arc<Handshakes>,
     /// Number of established links.
@@ -185,7 +184,6 @@ impl Server {
             lane_domains: LaneDomains::default(),
             budget: Budget::default(),
             counters: Counters::default(),
-            log: Log::default(),
             handshakes: Arc::default(),
             welcomed: AtomicUsize::new(0),
             links: AtomicUsize::new(0),
@@ -316,7 +314,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
                 // The peer may have gone; a lack of descriptors or memory takes a while.
                 use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
                 if !matches!(e.kind(), WouldBlock | Interrupted | ConnectionAborted) {
-                    shared.log.line("accept", reason(&e));
+                    warn!("accept: {}", reason(&e));
                     shared.sleep(ACCEPT_PAUSE);
                 }
                 continue;
@@ -325,18 +323,15 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         let outbox = match Outbox::new() {
             Ok(outbox) => Arc::new(outbox),
             Err(e) => {
-                shared.log.line("accept", reason(&e));
+                warn!("accept: {}", reason(&e));
                 shared.sleep(ACCEPT_PAUSE);
                 continue;
             }
         };
         let (handshake, is_full) = shared.handshakes.begin(peer.ip(), &outbox);
         if is_full {
-            shared.log.line(
-                "handshakes",
-                format_args!(
-                    "too many connections have not shown a key yet; the oldest one of the address with the most is closed"
-                ),
+            warn!(
+                "handshakes: too many connections have not shown a key yet; the oldest one of the address with the most is closed"
             );
         }
         shared.counters.links.fetch_add(1, Relaxed);
@@ -351,7 +346,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
             });
         if let Err(e) = spawned {
             shared.links.fetch_sub(1, Relaxed);
-            shared.log.line("accept", reason(&e));
+            warn!("accept: {}", reason(&e));
             shared.sleep(ACCEPT_PAUSE);
         }
     }

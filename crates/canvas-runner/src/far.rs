@@ -1,5 +1,6 @@
 //! Far memory of a run: its file on disk, and the process of its agent.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,6 +24,7 @@ use nix::poll::PollFd;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe2};
+use tracing::warn;
 
 use crate::control::set::Places;
 use crate::error::{ChangeError, RunError};
@@ -31,7 +33,6 @@ use crate::link::Link;
 use crate::options::FarOptions;
 use canvas_control::hello::{Change, Hello, VERSION, Wanted};
 use canvas_control::terms::Terms;
-use canvas_control::text::say;
 
 /// An agent that ends sooner than this has died young. After [`YOUNG_MAX`] of them in a row, and
 /// after a failed start, the next start has to wait: twice as long each time, at most this long.
@@ -363,11 +364,18 @@ impl AgentProcess {
             sources.push(clear(file.as_fd(), number)?);
         }
         let flags = self.flags.iter().map(String::as_str);
-        let argv: Vec<&str> = ["canvas", "agent-worker"]
+        let argv: Vec<OsString> = ["canvas", "agent-worker"]
             .into_iter()
             .chain(flags)
+            .map(OsString::from)
             .collect();
-        self.process = Some(launch::spawn_self(&argv, &sources)?);
+        // It logs where this process does.
+        let log = "JOURNAL_STREAM";
+        let env: Vec<_> = std::env::var_os(log)
+            .map(|stream| (log.into(), stream))
+            .into_iter()
+            .collect();
+        self.process = Some(launch::spawn_self(&argv, &env, &sources)?);
         Ok(())
     }
 
@@ -386,7 +394,7 @@ impl AgentProcess {
             }
             let line = format!("the agent of far memory {how}; another one takes over");
             if self.young <= YOUNG_MAX {
-                say(&line);
+                warn!("{line}");
                 self.told = line;
             } else {
                 self.say_once(line);
@@ -411,7 +419,7 @@ impl AgentProcess {
     /// Prints a line, unless it was the last one printed.
     fn say_once(&mut self, line: String) {
         if line != self.told {
-            say(&line);
+            warn!("{line}");
             self.told = line;
         }
     }
@@ -463,6 +471,9 @@ fn flags(options: &FarOptions, disks: usize) -> Vec<String> {
         if let Some(reserve) = options.reserve {
             flags.extend(["--far-reserve".to_owned(), reserve.to_string()]);
         }
+    }
+    if options.of_daemon {
+        flags.push("--of-daemon".to_owned());
     }
     flags
 }

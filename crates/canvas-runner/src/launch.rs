@@ -156,15 +156,9 @@ pub fn spawn(
     start.spawn().map_err(|e| Errno::from_raw(e.0))
 }
 
-/// Starts this program again with `argv`, an empty environment, no signal blocked, and `fds` under
+/// Starts this program again with `argv`, the environment `env`, no signal blocked, and `fds` under
 /// the given numbers.
-pub fn spawn_self(argv: &[&str], fds: &[(OwnedFd, RawFd)]) -> Result<Pid, Errno> {
-    let argv: Vec<OsString> = argv.iter().map(OsString::from).collect();
-    spawn_self_with(&argv, &[], fds)
-}
-
-/// Like [`spawn_self`], with an environment.
-pub fn spawn_self_with(
+pub fn spawn_self(
     argv: &[OsString],
     env: &[(OsString, OsString)],
     fds: &[(OwnedFd, RawFd)],

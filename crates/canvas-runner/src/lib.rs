@@ -56,7 +56,7 @@ pub use control::disk::ServedDisk;
 pub use control::set::keys;
 pub use control::tenant::SCHEMA as STATUS_SCHEMA;
 pub use error::RunError;
-pub use launch::spawn_self_with;
+pub use launch::spawn_self;
 pub use learned::Learned;
 pub use program::{Unmanaged, find};
 pub use reserve::host_memory;

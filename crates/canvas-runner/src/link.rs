@@ -17,13 +17,13 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use tracing::{info, warn};
 
 use crate::error::{AgentError, ChangeError, RunError};
 use crate::join::Joined;
 use canvas_agent::daemon::socket::receive_within;
 use canvas_control::hello::{Answer, Ask, Asked, BYTES_MAX, Change, Hello, VERSION};
 use canvas_control::terms::Terms;
-use canvas_control::text::say;
 
 /// Most time for an agent's answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -250,15 +250,15 @@ impl Link {
             _ => None,
         };
         if let Some(line) = line.filter(|line| *line != self.told) {
-            say(&line);
+            warn!("{line}");
             self.told = line;
         }
         if self.is_served() && !self.told.is_empty() {
             self.told.clear();
-            say(format_args!(
+            info!(
                 "the agent of far memory at {} serves again",
                 self.path.display()
-            ));
+            );
         }
     }
 
@@ -329,7 +329,7 @@ impl Link {
             // The answer to a change for which nobody waits any more.
             (Ok(Answer::Changed { id, .. }), State::Served(_)) => {
                 changed(&mut self.late, &mut self.hello, id);
-                say(
+                warn!(
                     "the host's agent has made a change after all, although it did not answer in time",
                 );
                 Ok(())

@@ -112,6 +112,8 @@ pub struct FarOptions {
     pub host: Option<HostOptions>,
     /// The share that the tenant requests.
     pub asked: Asked,
+    /// Whether the tenant is a daemon, and its agent logs as a daemon does.
+    pub of_daemon: bool,
 }
 
 /// A host agent.

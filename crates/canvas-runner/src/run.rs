@@ -437,7 +437,9 @@ fn asked_by(metrics: Option<SocketAddr>, tenant: &str) -> Result<Peers, RunError
     if let Some(addr) = metrics {
         peers.offer_metrics(addr)?;
     }
-    peers.open(tenant, "run");
+    if let Err(why) = peers.open(tenant, "run") {
+        say(why);
+    }
     Ok(peers)
 }
 

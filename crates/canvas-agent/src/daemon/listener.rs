@@ -9,13 +9,13 @@ use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::log::{About, Log};
 use canvas_shm::pass;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::socket::{getsockopt, sockopt};
+use tracing::{error, info, warn};
 
 use super::error::AdmissionError;
 use super::memory::HostMemory;
@@ -27,7 +27,6 @@ use crate::members::{Orphan, members};
 use canvas_control::hello::{
     Answer, Ask, BYTES_MAX, Change, Hello, LINKS_MAX, Take, VERSION, Wanted,
 };
-use canvas_control::text::say;
 
 /// Most tenants at one time.
 pub(super) const TENANTS_MAX: usize = 1024;
@@ -89,7 +88,6 @@ pub struct Listener {
     prepared: Prepared,
     next_id: u64,
     threads: ServingThreads,
-    log: Log,
     accept_again: Option<Instant>,
 }
 
@@ -114,7 +112,6 @@ impl Listener {
             prepared: Prepared::new(0),
             next_id: 1,
             threads,
-            log: Log::new(|line| say(line)),
             accept_again: None,
         }
     }
@@ -212,10 +209,7 @@ impl Listener {
                 Err(Errno::ECONNABORTED | Errno::EINTR) => {}
                 Err(e) => {
                     self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
-                    self.log.line(
-                        About::Hello,
-                        format_args!("cannot accept a connection: {}", e.desc()),
-                    );
+                    warn!("cannot accept a connection: {}", e.desc());
                     return false;
                 }
             }
@@ -243,12 +237,9 @@ impl Listener {
     /// Sends the reason for a refusal and logs it; the connection closes when `who` is dropped.
     fn refuse(&mut self, who: &Stranger, why: impl Display) {
         say_no(who, &why, false);
-        self.log.line(
-            About::Hello,
-            format_args!(
-                "user {} (process {}) is not served: {why}",
-                who.uid, who.pid
-            ),
+        warn!(
+            "user {} (process {}) is not served: {why}",
+            who.uid, who.pid
         );
     }
 
@@ -593,13 +584,7 @@ impl Listener {
     fn end_named(&mut self, who: Stranger, name: &str, force: bool) {
         match self.may_end(&who, name, force) {
             Ok(at) => {
-                self.log.line(
-                    About::Hello,
-                    format_args!(
-                        "tenant {name} is ended by user {} (process {})",
-                        who.uid, who.pid
-                    ),
-                );
+                info!(tenant = %name, "the tenant is ended by user {} (process {})", who.uid, who.pid);
                 let version = VERSION;
                 // The peer may not listen.
                 let _ = pass::send(&who.fd, &Answer::Changed { version, id: 0 }.encode(), &[]);
@@ -705,7 +690,7 @@ impl Listener {
             for TenantEntry { tenant, links, .. } in std::mem::take(&mut self.entries) {
                 let name = tenant.hello.name.clone();
                 if let Err(why) = self.add(tenant, links) {
-                    say(format_args!("agent: tenant {name} is lost: {why}"));
+                    error!(tenant = %name, "the tenant is lost: {why}");
                 }
             }
             self.begin_memory();
@@ -718,9 +703,7 @@ impl Listener {
     /// The handover to another agent has failed.
     fn stays(&self, who: &Stranger, why: &dyn Display) -> bool {
         say_no(who, &why, false);
-        say(format_args!(
-            "agent: another agent failed to take over ({why}); this one keeps serving"
-        ));
+        warn!("another agent failed to take over ({why}); this one keeps serving");
         false
     }
 }

@@ -3,9 +3,9 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use canvas_control::text::say;
 use canvas_place::elastic::{PATIENCE, ROUNDS_IN_S};
 use canvas_shm::segment::{Counter, Segment};
+use tracing::warn;
 
 use super::error::AdmissionError;
 use super::listener::TenantEntry;
@@ -21,8 +21,8 @@ pub(super) const PATIENCE_S: usize = PATIENCE / ROUNDS_IN_S;
 /// Logs `what` about a tenant when it becomes true, and not again while it stays true.
 pub(super) fn say_when(so: bool, was_said: &mut bool, s: &TenantEntry, what: impl Display) {
     if so && !*was_said {
-        let (name, uid) = (&s.tenant.hello.name, s.tenant.uid);
-        say(format_args!("agent: tenant {name} (user {uid}) {what}"));
+        let (tenant, user) = (&s.tenant.hello.name, s.tenant.uid);
+        warn!(%tenant, user, "the tenant {what}");
     }
     *was_said = so;
 }

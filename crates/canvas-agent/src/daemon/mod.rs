@@ -27,12 +27,12 @@ pub mod threads;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use canvas_control::text::say;
 use canvas_place::threads::Width;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signalfd::SignalFd;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::Gid;
+use tracing::{error, info};
 
 use crate::dispatch::Dispatch;
 use error::DaemonError;
@@ -105,28 +105,28 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         let added = Tenant::given(given, fds, listener.service())
             .and_then(|(tenant, links)| listener.add(tenant, links));
         if let Err(why) = added {
-            say(format_args!("agent: tenant {name} is not served: {why}"));
+            error!(tenant = %name, "the tenant is not served: {why}");
         }
     }
     listener.begin_memory();
     listener.keep_warm(config.warm);
-    say(format_args!(
-        "agent: listening at {}{}",
+    info!(
+        "listening at {}{}",
         path.display(),
         match n {
             0 => String::new(),
             n => format!("; tenants taken over: {n}"),
         }
-    ));
+    );
     match listener.serve() {
         End::Signal(signal) => {
             listener.listening.remove(&path);
-            say(format_args!(
-                "agent: {signal}: ending; tenants that wait for another agent: {}",
+            info!(
+                "{signal}: ending; tenants that wait for another agent: {}",
                 listener.entries.len()
-            ));
+            );
         }
-        End::Replaced => say("agent: another one has taken over"),
+        End::Replaced => info!("another one has taken over"),
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use std::time::Instant;
 use canvas_place::elastic::{Bounds, Newcomer, Pools, Reading, SLAB_BYTES, TENANTS_MIN, slabs_of};
 use canvas_shm::segment::{Counter, Segment};
 use canvas_types::units::Size;
+use tracing::warn;
 
 use super::error::{AdmissionError, HostPoolError};
 use super::listener::TenantEntry;
@@ -19,7 +20,6 @@ use super::memory::{PATIENCE_S, ROUND, pages_of, say_when};
 use super::tenant::{Service, Tenant};
 use crate::members::wake_all;
 use canvas_control::terms::Terms;
-use canvas_control::text::say;
 
 /// The smallest pool of a host: four tenants find a floor in it.
 pub const POOL_MIN: Size = Size::from_bytes(TENANTS_MIN * 4 * SLAB_BYTES);
@@ -202,7 +202,7 @@ impl HostPool {
 
 fn noted(tenant: &Tenant, noted: Result<(), AdmissionError>) {
     if let Err(why) = noted {
-        say(format_args!("agent: tenant {}: {why}", tenant.hello.name));
+        warn!(tenant = %tenant.hello.name, "{why}");
     }
 }
 

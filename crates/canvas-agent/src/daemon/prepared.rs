@@ -11,12 +11,12 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use canvas_control::hello::{Asked, Hello, Take, VERSION, Wanted};
-use canvas_control::text::say;
 use canvas_place::dispatch::{Free, take};
 use canvas_place::replicas::Policy;
 use canvas_shm::map::Lease;
 use canvas_shm::segment::Segment;
 use nix::unistd::geteuid;
+use tracing::warn;
 
 use super::error::AdmissionError;
 use super::tenant::{Service, Tenant, begin_far};
@@ -70,7 +70,7 @@ impl Prepared {
     /// A preparation failed: the next attempt is later.
     pub(super) fn failed(&mut self, why: &AdmissionError) {
         self.next = Instant::now() + AGAIN;
-        say(format_args!("agent: cannot prepare a tenant: {why}"));
+        warn!("cannot prepare a tenant: {why}");
     }
 
     /// The copies policies of the prepared tenants.

@@ -38,7 +38,6 @@ use crate::finder::Finder;
 use canvas_control::hello::SMALL_MIN;
 use canvas_control::hello::{Asked, Change, Given, Hello, Offers, Settled, Take, VERSION, Wanted};
 use canvas_control::terms::Terms;
-use canvas_control::text::say;
 use canvas_place::paths::PATHS_MAX;
 
 /// The agent's configuration for all tenants.
@@ -393,7 +392,6 @@ impl Tenant {
             },
             // The host's thread decides when to sleep.
             spin: Duration::ZERO,
-            say: |line| say(line),
             share: Live::new(self.share(service)),
         };
         match disk {

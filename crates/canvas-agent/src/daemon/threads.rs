@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use canvas_control::text::say;
 use canvas_place::threads::{Load, Move, Permille, ROUNDS_IN_S, Threads, Width};
 use canvas_types::procfs::{Ticks, processors};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
+use tracing::{info, warn};
 
 use crate::Share;
 use crate::bell::Bell;
@@ -267,16 +267,16 @@ impl ServingThreads {
         let Move { id, from, to } = change;
         if to == self.all.len() {
             if let Err(e) = self.one_more() {
-                say(format_args!(
-                    "agent: {to} threads serve: cannot start another one: {}",
+                warn!(
+                    "{to} threads serve: cannot start another one: {}",
                     canvas_control::text::reason(&e)
-                ));
+                );
                 return self.decide.bound(to);
             }
-            say(format_args!(
-                "agent: {} threads serve: one was fully busy, and a processor idle",
+            info!(
+                "{} threads serve: one was fully busy, and a processor idle",
                 to + 1
-            ));
+            );
         }
         let (send, given) = channel();
         self.all[from].tell(Command::Part(id, send));

@@ -29,7 +29,7 @@ use crate::bell::PollBell;
 use crate::block::Block;
 use crate::dispatch::Lane;
 use crate::idle::Waker;
-use crate::log::About;
+use crate::store::About;
 use crate::store::{Event, ONCE, Outcome, Store, place};
 use path::{Done, Job, Path};
 pub use path::{create, default_dir};

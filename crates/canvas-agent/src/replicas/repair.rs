@@ -16,7 +16,7 @@ use super::shards::Gathering;
 use super::{Call, OURS, Replicas, Views};
 use crate::block::Block;
 use crate::dispatch::Lane;
-use crate::log::About;
+use crate::store::About;
 use crate::store::{Event, Outcome, Store, place};
 
 pub(super) const SLOTS: usize = REPAIRS;

@@ -9,7 +9,7 @@ use canvas_place::replicas::read::OnDisk;
 use canvas_shm::far::SLAB_EXTENTS;
 
 use super::{Replicas, Views};
-use crate::log::About;
+use crate::store::About;
 use crate::store::{Event, Store};
 
 /// The possible policy nearest to `wanted`: without a disk, copies on donors only.

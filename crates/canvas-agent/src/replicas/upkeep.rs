@@ -12,7 +12,7 @@ use canvas_wire::frame::{Reply, Request};
 use super::donor::{Donor, State};
 use super::{Call, Replicas, SERVERS_MAX, Views, shards};
 use crate::finder::Found;
-use crate::log::About;
+use crate::store::About;
 use crate::store::Event;
 
 /// A donor that was away for this long, and holds no copy that is relied on, gives up its place to another.

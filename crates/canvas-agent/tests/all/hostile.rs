@@ -60,15 +60,15 @@ struct Tenant {
 const ID: u64 = 7;
 
 impl Tenant {
-    fn new(say: fn(&str)) -> Tenant {
+    fn new() -> Tenant {
         let (fd, _) = Segment::create(true).unwrap();
         let far = Far::map(&fd).unwrap();
         far.slabs_max.store(1, Relaxed);
-        Tenant::served(far, Journal::create().unwrap(), say)
+        Tenant::served(far, Journal::create().unwrap())
     }
 
     /// A new agent for the tenant with this far area and journal.
-    fn served(far: &'static Far, journal: Journal, say: fn(&str)) -> Tenant {
+    fn served(far: &'static Far, journal: Journal) -> Tenant {
         let setup = Setup {
             far,
             tenant: [9; 16],
@@ -77,7 +77,6 @@ impl Tenant {
             numbers: SealNumbers::new(journal),
             slabs: Box::new(|| 1),
             spin: Duration::ZERO,
-            say,
             share: Live::default(),
         };
         let store = Nothing::default();
@@ -122,11 +121,39 @@ impl Tenant {
     }
 }
 
+/// The fields of all events.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::Id {
+        tracing::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = String::new();
+        event.record(
+            &mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                line += &format!("{field}={value:?} ");
+            },
+        );
+        self.0.lock().unwrap().push(line);
+    }
+    fn enter(&self, _: &tracing::Id) {}
+    fn exit(&self, _: &tracing::Id) {}
+}
+
 /// Reads at the mailbox indices of writes would count towards the limit on writes, and vice versa.
 #[test]
 fn a_request_in_a_place_of_another_kind_is_refused_and_its_tenant_named() {
-    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    let mut t = Tenant::new(|line| LINES.lock().unwrap().push(line.to_owned()));
+    let lines = Lines::default();
+    // Of this thread, which runs the agent.
+    let _log = tracing::subscriber::set_default(lines.clone());
+    let mut t = Tenant::new();
     let first = t.far.take_slab(0).unwrap() * SLAB_EXTENTS as u32;
     for (among, kind) in [
         (DEMANDS, Kind::Write),
@@ -139,15 +166,18 @@ fn a_request_in_a_place_of_another_kind_is_refused_and_its_tenant_named() {
     }
     let sent = &t.far.stats.sent;
     assert!(sent.iter().all(|n| n.load(Relaxed) == 0), "none was begun");
-    let lines = LINES.lock().unwrap();
-    assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].contains("tenant web: a request of process 0 is refused"));
+    let lines = lines.0.lock().unwrap();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    for line in lines.iter() {
+        assert!(line.contains("tenant=web"), "{line}");
+        assert!(line.contains("a request of process 0 is refused"), "{line}");
+    }
 }
 
 /// Slabs without a process, and slabs of another process.
 #[test]
 fn any_process_may_read_what_all_share_and_write_to_its_own_only() {
-    let mut t = Tenant::new(|_| ());
+    let mut t = Tenant::new();
     for (owner, kind, is_refused) in [
         (far::SHARED, Kind::Read, false),
         (far::SHARED, Kind::Write, true),
@@ -174,7 +204,7 @@ fn any_process_may_read_what_all_share_and_write_to_its_own_only() {
 
 #[test]
 fn forged_times_do_not_reach_the_figures() {
-    let mut t = Tenant::new(|_| ());
+    let mut t = Tenant::new();
     let first = t.far.take_slab(0).unwrap() * SLAB_EXTENTS as u32;
     t.far.seals[first as usize].store(5, Relaxed);
     for posted_ns in [0, 1, u64::MAX, u64::MAX / 2] {
@@ -188,7 +218,7 @@ fn forged_times_do_not_reach_the_figures() {
 
 #[test]
 fn all_processes_at_once_are_looked_at_in_several_turns_and_none_is_passed_over() {
-    let mut t = Tenant::new(|_| ());
+    let mut t = Tenant::new();
     for proc in 0..PROCS_MAX {
         t.post(proc, DEMANDS, Kind::Read, u32::MAX, 0);
     }
@@ -208,7 +238,7 @@ fn all_processes_at_once_are_looked_at_in_several_turns_and_none_is_passed_over(
 
 #[test]
 fn slabs_that_are_said_to_be_released_are_freed_a_few_at_a_time() {
-    let mut t = Tenant::new(|_| ());
+    let mut t = Tenant::new();
     for slab in &t.far.slabs {
         slab.state.store(slab_state::RELEASED, Relaxed);
     }
@@ -234,7 +264,7 @@ fn slabs_that_are_said_to_be_released_are_freed_a_few_at_a_time() {
 
 #[test]
 fn rings_and_urges_for_nothing_are_no_work() {
-    let mut t = Tenant::new(|_| ());
+    let mut t = Tenant::new();
     t.turns();
     for proc in [0, 63, 64, 1023] {
         for i in 0..64 {
@@ -268,7 +298,7 @@ fn no_seal_number_comes_again_after_a_restart_whatever_the_tenant_wrote() {
     let file = std::fs::File::from(fd);
     let mut seen = std::collections::HashSet::new();
     for _ in 0..4 {
-        let mut t = Tenant::served(far, journal.try_clone().unwrap(), |_| ());
+        let mut t = Tenant::served(far, journal.try_clone().unwrap());
         for n in 0..5 {
             let extent = first + n % 3;
             let mailbox = &far.mailboxes[0];

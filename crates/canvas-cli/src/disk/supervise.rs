@@ -11,7 +11,7 @@ use canvas_disk::DiskMemory;
 use canvas_disk::far::{Place, Tenant};
 use canvas_disk::file::DiskFile;
 use canvas_disk::socket::Socket;
-use canvas_runner::spawn_self_with;
+use canvas_runner::spawn_self;
 use canvas_runner::storage::Storage;
 use canvas_shm::map::{copy_above, inherited};
 use canvas_shm::{Far, Segment};
@@ -22,10 +22,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use tracing::{error, warn};
 
 use super::questions::{self, Asked, Holder};
 use crate::args::{DiskArgs, HeldArgs, words};
-use crate::error::{Failure, say};
+use crate::error::Failure;
 use crate::signals;
 use canvas_control::settings::table::{NBD, RESTARTS, VHOST_USER};
 
@@ -147,7 +148,7 @@ impl Holding {
             all.into_iter().map(clear).collect::<Result<_, Errno>>()?;
         let env: Vec<_> = std::env::vars_os().collect();
         let words = server_words(args, died, held.storage.is_some());
-        let server = spawn_self_with(&words, &env, &fds)?;
+        let server = spawn_self(&words, &env, &fds)?;
         self.asked = ends.map(|(asked, _)| asked);
         Ok(server)
     }
@@ -231,17 +232,13 @@ impl Holding {
             deaths.retain(is_recent);
             deaths.push_back(Instant::now());
             if deaths.len() > args.settings.value(RESTARTS) as usize {
-                return Err(Failure {
-                    code: exit::NEGATIVE,
-                    sentence: format!(
-                        "disk: its servers died {} times within a minute, the last one {how}; no other is started, and the data are lost; find out what ends them, or allow more: -o restarts=N",
-                        deaths.len()
-                    ),
-                });
+                error!(
+                    "its servers died {} times within a minute, the last one {how}; no other is started, and the data are lost; find out what ends them, or allow more: -o restarts=N",
+                    deaths.len()
+                );
+                return Ok(exit::NEGATIVE);
             }
-            say(format_args!(
-                "disk: its server {how}; another one takes over the stored data"
-            ));
+            warn!("its server {how}; another one takes over the stored data");
             let pause = YOUNG.saturating_sub(began.elapsed());
             if self.wait(pause).is_some_and(|s| s != Signal::SIGCHLD) {
                 return Ok(exit::OK);

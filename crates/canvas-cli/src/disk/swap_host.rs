@@ -15,9 +15,10 @@ use canvas_sys::ublk::{Device, Queue};
 use canvas_types::units::Size;
 use nix::errno::Errno;
 use nix::libc;
+use tracing::error;
 
 use crate::args::DiskArgs;
-use crate::error::{Failure, say};
+use crate::error::Failure;
 use crate::swap_in::system::Groups;
 use canvas_control::settings::table::{FAR, TO};
 
@@ -115,9 +116,7 @@ impl HostDevice {
                 };
                 if let Err(e) = ublk::serve(queue, store, tell) {
                     let why = Errno::from_raw(e.0).desc();
-                    say(format_args!(
-                        "disk: queue {n} of {path} is no longer served: {why}"
-                    ));
+                    error!("queue {n} of {path} is no longer served: {why}");
                 }
             };
             let thread = thread::Builder::new().name(format!("ublk-{n}"));

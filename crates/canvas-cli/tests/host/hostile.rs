@@ -142,7 +142,8 @@ fn lies_cost_nobody_else_anything() {
     assert_eq!((&far["agents"], err.as_str()), (&1.into(), ""));
     assert_eq!(agent.child.try_wait().unwrap(), None, "{}", agent.said());
     assert!(agent.said().contains("is not served"), "{}", agent.said());
-    assert!(agent.said().lines().count() < 10, "{}", agent.said());
+    // Five refusals in ten seconds.
+    assert!(agent.said().lines().count() < 30, "{}", agent.said());
 }
 
 #[test]
@@ -424,9 +425,10 @@ fn several_tenants_under_load_and_one_that_attacks_in_every_way() {
         assert!(far["agent_cpu_s"].as_f64().unwrap() > 0.0, "{far}");
     }
     let said = agent.said();
-    assert!(
-        said.contains("tenant villain: a request of process"),
-        "{said}"
-    );
-    assert!(said.lines().count() < 30, "{said}");
+    let is_refusal =
+        |line: &&str| line.contains("a request of process") && line.contains("tenant=villain");
+    let refusals = said.lines().filter(is_refusal).count();
+    // Five in ten seconds, of many thousands.
+    assert!((1..100).contains(&refusals), "{said}");
+    assert!(said.lines().count() < refusals + 30, "{said}");
 }

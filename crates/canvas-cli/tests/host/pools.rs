@@ -188,10 +188,10 @@ fn a_tenant_that_writes_its_own_bound_is_named_and_gains_nothing() {
     });
     agent.wait_for("has more in its pool than it was granted");
     let said = agent.said();
-    let named = "tenant liar (user ";
+    let named = "tenant=liar user=";
     assert_eq!(said.matches("the limit on its pool").count(), 1, "{said}");
     assert_eq!(said.matches(named).count(), 2, "{said}");
-    assert!(!said.contains("tenant honest"), "{said}");
+    assert!(!said.contains("tenant=honest"), "{said}");
     end(liar, false);
     end(honest, false);
 }

@@ -184,7 +184,7 @@ fn a_tenant_that_writes_itself_a_grant_gets_twice_its_part_at_most_and_is_named(
     let said = agent.said();
     let named = "the limit on its shared memory";
     assert_eq!(said.matches(named).count(), 1, "{said}");
-    assert!(!said.contains("tenant honest"), "{said}");
+    assert!(!said.contains("tenant=honest"), "{said}");
     end(liar, false);
     end(honest, false);
 }

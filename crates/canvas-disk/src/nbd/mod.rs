@@ -52,7 +52,6 @@ pub struct Server {
     accepted: AtomicU64,
     turned_away: AtomicU64,
     nonsense: AtomicU64,
-    complaint: Mutex<Option<String>>,
 }
 
 impl Server {
@@ -64,7 +63,6 @@ impl Server {
             accepted: AtomicU64::new(0),
             turned_away: AtomicU64::new(0),
             nonsense: AtomicU64::new(0),
-            complaint: Mutex::default(),
         }
     }
 
@@ -127,12 +125,6 @@ impl Server {
         }
     }
 
-    /// Why a client was disconnected, since the last call: one of the reasons.
-    pub fn complaint(&self) -> Option<String> {
-        let complaint = self.complaint.lock();
-        complaint.unwrap_or_else(PoisonError::into_inner).take()
-    }
-
     fn ended(&self, end: &End) {
         let why = match end {
             End::Done => return,
@@ -142,7 +134,7 @@ impl Server {
             }
             End::Failed(e) => format!("its connection failed ({e})"),
         };
-        self.complain(why);
+        tracing::warn!("a client is not served: {why}");
     }
 
     fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, UnixStream>> {
@@ -189,19 +181,15 @@ impl Server {
             && let Some(device) = kernel::device_of(&stream)
         {
             self.turned_away.fetch_add(1, Relaxed);
-            self.complain(format!(
-                "it is the kernel of this host (/dev/{device}), which could wait for itself when memory is short; \
-                 leave --nbd away and start with --swap-host"
-            ));
+            tracing::warn!(
+                "a client is not served: it is the kernel of this host (/dev/{device}), which could wait for itself \
+                 when memory is short; leave --nbd away and start with --swap-host"
+            );
             let nothing = kernel::Nothing {
                 pages: store.pages(),
             };
             return session::transmit(&mut stream, &nothing, &mut scratch, replies);
         }
         session::transmit(&mut stream, store, &mut scratch, replies)
-    }
-
-    fn complain(&self, why: String) {
-        *(self.complaint.lock()).unwrap_or_else(PoisonError::into_inner) = Some(why);
     }
 }

@@ -1,6 +1,5 @@
 //! The device from a virtual machine monitor's view: features, queues, the guest's memory.
 
-use std::fmt::Display;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -53,12 +52,11 @@ pub struct Device<S: 'static> {
     work: Vec<Mutex<Box<Work>>>,
     accepted: AtomicU64,
     clients: AtomicU64,
-    say: fn(&dyn Display),
 }
 
 impl<S: PageStore + Send> Device<S> {
-    /// A device with `queues` queues; `say` reports to the operator.
-    pub fn new(store: &'static S, queues: u16, say: fn(&dyn Display)) -> Arc<Device<S>> {
+    /// A device with `queues` queues.
+    pub fn new(store: &'static S, queues: u16) -> Arc<Device<S>> {
         Arc::new(Device {
             store,
             queues,
@@ -68,7 +66,6 @@ impl<S: PageStore + Send> Device<S> {
             work: (0..queues).map(|_| Mutex::new(Work::new())).collect(),
             accepted: AtomicU64::new(0),
             clients: AtomicU64::new(0),
-            say,
         })
     }
 
@@ -167,8 +164,8 @@ impl<S: PageStore + Send> VhostUserBackend for Device<S> {
         if !stays {
             self.set_memory(None);
             if !self.told.swap(true, Relaxed) {
-                (self.say)(
-                    &"disk: the guest's memory could be cut short under the disk, so it is refused; give qemu -object memory-backend-memfd,share=on, which is sealed",
+                tracing::error!(
+                    "the guest's memory could be cut short under the disk, so it is refused; give qemu -object memory-backend-memfd,share=on, which is sealed",
                 );
             }
             return Err(io::ErrorKind::InvalidInput.into());

@@ -19,6 +19,7 @@ use canvas_wire::key::random_bytes;
 use canvas_wire::session::HANDSHAKE_BYTES;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tracing::warn;
 
 use super::{End, KNOWN_MAX, Link, Wire};
 use crate::lanes;
@@ -202,7 +203,7 @@ impl Lane<'_> {
         let local = self.wire.stream.local_addr().map_err(|_| Code::NoPair)?;
         let whose = (self.lane.client, self.lane.tenant);
         let joined = Rdma::join_lane(self.shared, whose, local.ip(), peer).map_err(|why| {
-            self.shared.log.line("rdma", &why);
+            warn!("rdma: {why}");
             Code::NoPair
         })?;
         self.shared.counters.lane_pairs.fetch_add(1, Relaxed);

@@ -16,7 +16,7 @@ use canvas_shm::far::{EXTENT_BYTES, SLAB_BYTES, SLAB_EXTENTS};
 
 use super::Replicas;
 use crate::erasure::{Coder, Piece};
-use crate::log::About;
+use crate::store::About;
 use crate::store::Event;
 
 /// Bytes that a donor lends for a slab.
