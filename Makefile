@@ -81,7 +81,7 @@ CARGO_TEST = $(CARGO) test --locked --workspace --exclude canvas-preload
 ifeq ($(CI),true)
 export CARGO_INCREMENTAL := 0
 endif
-SHUTTLE := canvas-pager/shuttle,canvas-swap/shuttle,canvas-shm/shuttle,canvas-far/shuttle,canvas-direct/shuttle
+SHUTTLE := canvas-core/shuttle,canvas-shm/shuttle,canvas-direct/shuttle
 
 test: ## All quick tests: style, units, interleavings, real programs (minutes)
 	@$(MAKE) --no-print-directory deps-test
@@ -94,7 +94,7 @@ test-unit: ## Unit, model and command-line tests
 		RUST_TEST_THREADS=$$((2 * $$(nproc))) $(CARGO_TEST) --no-fail-fast
 
 test-interleavings: ## Lock-free parts under shuttle's scheduler
-	$(CARGO_TEST) --features $(SHUTTLE) --test shuttle --test shuttle_slots --test shuttle_locks
+	$(CARGO_TEST) --features $(SHUTTLE) --test shuttle
 
 test-e2e: ## Real and hostile programs under canvas, small sizes
 	$(CARGO_TEST) --no-run --quiet
@@ -105,7 +105,7 @@ test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/T
 	tests/fresh
 
 test-slow: deps-test lab ## The long tests: all programs, all modes, 10^7 steps of the page model
-	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-pager --test page_model
+	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-core --test all page_model
 	CANVAS_SIM_CASES=2000 $(CARGO) test --locked --release --package canvas-sim
 	$(LAB) sim --full
 	tests/run --suite slow --canvas $(CANVAS) --durations 20 --junitxml $(TARGET)/test-slow.xml

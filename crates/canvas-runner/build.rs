@@ -12,16 +12,14 @@ use std::{env, fs};
 
 const LIBRARY: &str = "libcanvas_preload.so";
 /// Crates that the library is built from, besides its registry dependencies (Cargo.lock).
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 9] = [
     "canvas-preload",
-    "canvas-far",
+    "canvas-core",
     "canvas-direct",
     "canvas-lane",
-    "canvas-pager",
     "canvas-patch",
     "canvas-rdma",
     "canvas-shm",
-    "canvas-swap",
     "canvas-sys",
     "canvas-types",
 ];

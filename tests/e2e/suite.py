@@ -149,20 +149,20 @@ def closing_line(r):
 PROMISES = """
 | # | promise | enforced by |
 |---|---|---|
-| A1 | right | `redis`, `exit-codes`, `canvas-pager::clock::hot_pages_come_last_but_come`, `::select_is_sound_and_makes_progress` |
+| A1 | right | `redis`, `exit-codes`, `canvas-core::pager::clock::hot_pages_come_last_but_come`, `::select_is_sound_and_makes_progress` |
 | A2 | no such case | `redis`, `redis-for-ever` |
-| A3 | no such test | `canvas-pager::clock::cold_pages_come_first` |
-| A4 | a test of another crate | `canvas-swap::clock::hot_pages_come_last_but_come` |
+| A3 | no such test | `canvas-core::pager::clock::cold_pages_come_first` |
+| A4 | a test of another crate | `canvas-core::swap::clock::hot_pages_come_last_but_come` |
 | A4 | an id twice | `redis` |
 | A5 | nothing | |
 | A6 | nothing, and it says so | *not yet enforced* |
 | A7 | a slow one | `rdma-rights` |
-| A8 | beside no test | `canvas-pager::clock::hot_pages_come_last_but_come`, `::cold_pages_come_first` |
+| A8 | beside no test | `canvas-core::pager::clock::hot_pages_come_last_but_come`, `::cold_pages_come_first` |
 """
 WRONG = [
     "SPECIFICATION.md:5: there is no test `redis-for-ever`",
-    "SPECIFICATION.md:6: there is no test `canvas-pager::clock::cold_pages_come_first`",
-    "SPECIFICATION.md:7: there is no test `canvas-swap::clock::hot_pages_come_last_but_come`",
+    "SPECIFICATION.md:6: there is no test `canvas-core::pager::clock::cold_pages_come_first`",
+    "SPECIFICATION.md:7: there is no test `canvas-core::swap::clock::hot_pages_come_last_but_come`",
     "SPECIFICATION.md:8: A4 is also a promise of line 7",
     "SPECIFICATION.md:9: a promise without a test says *not yet enforced*",
     "SPECIFICATION.md:11: `rdma-rights` is a test of the slow suite: say (slow)",
@@ -176,9 +176,9 @@ PAGES = [
     ("[a](no.md#b)", [": there is no no.md"]),
     ("[a](CLI.md#no-such-heading)", [": docs/CLI.md has no heading #no-such-heading"]),
     ("# A\n[a](#b)", [": docs/X.md has no heading #b"]),
-    ("`crates/canvas-swap/src/pool.rs` `canvas-swap/src/pool.rs` `tests/e2e` `fuzz/artifacts`", []),
-    ("`crates/canvas-swap/src/moon.rs` `canvas-swap/src/moon.rs` `tests/moon.py`",
-     [": there is no crates/canvas-swap/src/moon.rs", ": there is no canvas-swap/src/moon.rs", ": there is no tests/moon.py"]),
+    ("`crates/canvas-core/src/swap/pool.rs` `canvas-core/src/swap/pool.rs` `tests/e2e` `fuzz/artifacts`", []),
+    ("`crates/canvas-core/src/swap/moon.rs` `canvas-core/src/swap/moon.rs` `tests/moon.py`",
+     [": there is no crates/canvas-core/src/swap/moon.rs", ": there is no canvas-core/src/swap/moon.rs", ": there is no tests/moon.py"]),
     ("`canvas run --local 2G -- ls --moon` `canvas serve` a canvas moon `--far` `--to`", []),
     ("```\n$ canvas run --local 1G \\\n   --moon -- ls\n```\n", [":3: `canvas run` has no --moon"]),
     ("`canvas moon` and `canvas status --far 1`", [": there is no `canvas moon`", ": `canvas status` has no --far"]),

@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_sched::{Class, Decision, Ticket};
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENTS_MAX, SHARED, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
 use canvas_shm::mailbox::{self, Ask, Kind, REQUESTS, Status};
 use canvas_shm::segment::PROCS_MAX;
-use canvas_swap::extent::EXTENT_BYTES;
 use canvas_sys::proc::futex_wake;
 use nix::errno::Errno;
 use tracing::{error, info, warn};

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use canvas_swap::extent::EXTENT_BYTES;
+use canvas_core::swap::extent::EXTENT_BYTES;
 
 /// Alignment for direct I/O in bytes: no block device has larger logical blocks.
 pub const ALIGN: usize = 4096;

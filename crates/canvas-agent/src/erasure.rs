@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
+use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_place::replicas::Code;
 use canvas_place::replicas::code::SHARDS_MAX;
-use canvas_swap::extent::EXTENT_BYTES;
 use fec_rs::ReedSolomon;
 
 /// Encodes and rebuilds shards of one code.

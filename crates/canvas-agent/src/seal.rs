@@ -10,10 +10,10 @@
 //! * Associated data: the tenant and the extent. A record of another extent, another version of the extent or another
 //!   tenant does not verify.
 
-use canvas_lane::record::{HEADER_BYTES as HEADER, RecordKey};
-use canvas_swap::extent::{
+use canvas_core::swap::extent::{
     EXTENT_BYTES, RECORDS_MAX, TAG_BYTES, directory_bytes, line, record_bytes, records,
 };
+use canvas_lane::record::{HEADER_BYTES as HEADER, RecordKey};
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
@@ -153,7 +153,7 @@ pub fn is_readable(offset: u32, len: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use canvas_swap::extent::{Line, Packer};
+    use canvas_core::swap::extent::{Line, Packer};
     use canvas_types::SwapEntry;
 
     const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];

@@ -11,15 +11,17 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 
+use canvas_core::far::fetch;
+use canvas_core::far::{
+    Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom,
+};
+use canvas_core::swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
+use canvas_core::swap::{Chosen, LocalPool, PoolBudget};
 use canvas_direct::pairs::NoPairs;
 use canvas_direct::{Lanes, Process};
-use canvas_far::fetch;
-use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment, lives};
-use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
-use canvas_swap::{Chosen, LocalPool, PoolBudget};
 use canvas_sys::lazy::LazyArray;
 use canvas_sys::{Errno, gate, proc};
 use canvas_types::{DeepPlace, SwapEntry};

@@ -14,8 +14,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use canvas_swap::classes::region_bytes;
-use canvas_swap::pool::JOURNAL_WORDS;
+use canvas_core::swap::classes::region_bytes;
+use canvas_core::swap::pool::JOURNAL_WORDS;
 use canvas_sys::lazy::{LazyArray, LazyBytes, LazyPage, Part};
 use canvas_sys::proc;
 use canvas_types::{PAGE_SIZE, PageBuf};

@@ -38,7 +38,7 @@ use std::ops::Range;
 
 use canvas_types::PageBuf;
 
-pub use canvas_swap::Scratch;
+pub use canvas_core::swap::Scratch;
 pub use pool::{DiskMemory, DiskStats, PoolStore};
 
 /// Why a page is not read or written. Stored pages are unchanged.

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use canvas_swap::slots::SLAB_CHARGE_BYTES;
+use canvas_core::swap::slots::SLAB_CHARGE_BYTES;
 use canvas_testing::random::{run_until, seed};
 use canvas_types::{Codec, PAGE_SIZE, PageBuf};
 use proptest::prelude::*;

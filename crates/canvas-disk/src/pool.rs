@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, A
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use canvas_far::fetch::{self, Lost, Stored};
-use canvas_far::{Channel, Host, State, channel, lead_time, spill, unit};
-use canvas_shm::Counter;
-use canvas_shm::mailbox::Status;
-use canvas_swap::classes::{CLASSES, region_bytes};
-use canvas_swap::codec::{Content, classify};
-use canvas_swap::hash::{PageHash, portable};
-use canvas_swap::slots::{SLAB_CHARGE_BYTES, SLAB_WORDS, SLABS_MAX};
-use canvas_swap::{
+use canvas_core::far::fetch::{self, Lost, Stored};
+use canvas_core::far::{Channel, Host, State, channel, lead_time, spill, unit};
+use canvas_core::swap::classes::{CLASSES, region_bytes};
+use canvas_core::swap::codec::{Content, classify};
+use canvas_core::swap::hash::{PageHash, portable};
+use canvas_core::swap::slots::{SLAB_CHARGE_BYTES, SLAB_WORDS, SLABS_MAX};
+use canvas_core::swap::{
     Chosen, LoadError, LocalPool, Lz, LzScratch, PoolArrays, Record, Scratch, SlotMem, StoreError,
 };
+use canvas_shm::Counter;
+use canvas_shm::mailbox::Status;
 use canvas_sys::lazy::{LazyArray, LazyBytes, LazyPage};
 use canvas_sys::{Errno, clmul, lz4, proc};
 use canvas_types::sync::{Threads, backoff};
@@ -559,7 +559,7 @@ impl<'m> PoolStore<'m> {
             self.pool.drop_copy(entry);
         } else {
             match self.pool.store(entry, has_copy(before), from, scratch) {
-                Ok(outcome) if outcome.kind == canvas_swap::Kind::Clean => {
+                Ok(outcome) if outcome.kind == canvas_core::swap::Kind::Clean => {
                     add(&self.counts.clean_writes)
                 }
                 Ok(_) => {}

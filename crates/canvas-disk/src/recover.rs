@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use canvas_swap::Record;
-use canvas_swap::pool::Adopted;
+use canvas_core::swap::Record;
+use canvas_core::swap::pool::Adopted;
 use canvas_types::SwapEntry;
 
 use crate::far::{BEYOND, KNOWN};

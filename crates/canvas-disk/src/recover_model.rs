@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use canvas_core::swap::Record;
 use canvas_shm::Segment;
 use canvas_shm::map::inherited;
-use canvas_swap::Record;
 use canvas_sys::lazy::{LazyArray, Part};
 use canvas_testing::random::{run_until, seed};
 use canvas_types::{Codec, PAGE_SIZE, PageBuf};

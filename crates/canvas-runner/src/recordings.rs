@@ -2,7 +2,7 @@
 //!
 //! Format, with little-endian integers: the name `CANVASLR`, a version and the number of recordings
 //! (4 bytes each), a checksum of the rest (8 bytes), then each recording: its usefulness, its age
-//! and its number of words (4 bytes each), and the words (`canvas_pager::learn::chunks`). The
+//! and its number of words (4 bytes each), and the words (`canvas_core::pager::learn::chunks`). The
 //! format is checked on reading; users of the words check them again, since programs can write to
 //! the segment, too.
 

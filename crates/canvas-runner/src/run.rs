@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 
-use canvas_pager::trace::{Header, SampleRate};
+use canvas_core::pager::trace::{Header, SampleRate};
 use canvas_shm::far::SHARED;
 use canvas_shm::files::Files;
 use canvas_shm::lives::Lives;

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use canvas_control::features::Features;
 use canvas_control::wire::SlowFaults;
-use canvas_pager::learn::chunks;
+use canvas_core::pager::learn::chunks;
+use canvas_core::swap::classes::CLASS_BYTES;
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENT_BYTES, SLAB_BYTES, SLABS_MAX};
 use canvas_shm::files::Files;
 use canvas_shm::histogram::{BUCKETS, Histogram, bucket_floor_ns, quantile_ns};
 use canvas_shm::nodes::NodeBook;
 use canvas_shm::segment::{Counter, Mode, Segment, config_flag};
-use canvas_swap::classes::CLASS_BYTES;
 use canvas_sys::proc::now_ns;
 use canvas_types::PAGE_SIZE;
 use serde::Serialize;

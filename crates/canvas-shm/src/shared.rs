@@ -97,11 +97,11 @@ pub struct Control {
     pub looked_ns: AtomicU64,
     /// The lock's holder: identity, then 16 bits with the index of its slot + 1; 0 when free.
     pub lock: AtomicU64,
-    /// Phase of the journal of `canvas_pager::shared`.
+    /// Phase of the journal of `canvas_core::pager::shared`.
     pub phase: AtomicU32,
-    /// Number of pages in the journal (`canvas_pager::shared::Journal::count`).
+    /// Number of pages in the journal (`canvas_core::pager::shared::Journal::count`).
     pub victims: AtomicU32,
-    /// The pages in the journal (`canvas_pager::shared::Journal::pages`).
+    /// The pages in the journal (`canvas_core::pager::shared::Journal::pages`).
     pub pages: [AtomicU32; VICTIMS],
     /// Where the search for victims continues.
     pub hand: AtomicU32,
@@ -127,7 +127,7 @@ pub struct Control {
     pub procs: [Proc; PROCS],
     /// A slot for each shared mapping.
     pub regions: [Region; REGIONS],
-    /// Key of the content hash of shared pages (`canvas_swap::hash`): random, written before the first process starts.
+    /// Key of the content hash of shared pages (`canvas_core::swap::hash`): random, written before the first process starts.
     /// With it any process can verify a page that another one has evicted.
     pub page_key: [AtomicU64; KEY_WORDS],
 }

@@ -1,4 +1,4 @@
-//! Sums of carry-less products over a page: the costly part of the content hash (`canvas_swap::hash`, which defines the
+//! Sums of carry-less products over a page: the costly part of the content hash (`canvas_core::swap::hash`, which defines the
 //! sum and has a portable implementation).
 //!
 //! PCLMULQDQ multiplies two polynomials over GF(2) of degree 63, VPCLMULQDQ two or four pairs of them at a time. Which
@@ -14,7 +14,7 @@ use core::arch::x86_64::{
     _mm_unpackhi_epi64, _mm_unpacklo_epi64, _mm_xor_si128, _xgetbv, CpuidResult,
 };
 
-/// A function that sums the products of a page's blocks under a key, as `canvas_swap::hash` defines them.
+/// A function that sums the products of a page's blocks under a key, as `canvas_core::swap::hash` defines them.
 pub type Products = fn(page: &PageBuf, key: &PageBuf) -> [u128; 3];
 
 /// How wide the processor multiplies.

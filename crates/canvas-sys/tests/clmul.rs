@@ -1,6 +1,6 @@
 //! The processor's carry-less products, compared with the portable ones.
 
-use canvas_swap::hash::{PageHash, portable};
+use canvas_core::swap::hash::{PageHash, portable};
 use canvas_sys::clmul::{Products, Width, fastest, widest};
 use canvas_testing::random::runner;
 use canvas_types::{PAGE_SIZE, PageBuf};

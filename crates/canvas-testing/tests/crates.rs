@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// Each crate with the crates of the workspace that it may use, except in tests; lower crates
 /// first.
-const MAY_USE: [(&str, &[&str]); 30] = [
+const MAY_USE: [(&str, &[&str]); 28] = [
     ("types", &[]),
     ("patch", &[]),
     ("place", &[]),
@@ -16,20 +16,18 @@ const MAY_USE: [(&str, &[&str]); 30] = [
     ("workloads", &[]),
     ("shm", &["types"]),
     ("sys", &["types"]),
-    ("pager", &["types"]),
-    ("swap", &["types"]),
+    ("core", &["shm", "types"]),
     ("sched", &["types"]),
-    ("replay", &["pager", "types"]),
-    ("far", &["shm", "swap", "types"]),
+    ("replay", &["core", "types"]),
     ("direct", &["lane", "shm", "sys", "types"]),
     (
         "preload",
         &[
-            "direct", "far", "lane", "pager", "patch", "rdma", "shm", "swap", "sys", "types",
+            "core", "direct", "lane", "patch", "rdma", "shm", "sys", "types",
         ],
     ),
-    ("disk", &["direct", "far", "shm", "swap", "sys", "types"]),
-    ("bench", &["shm", "swap", "sys", "types", "workloads"]),
+    ("disk", &["core", "direct", "shm", "sys", "types"]),
+    ("bench", &["core", "shm", "sys", "types", "workloads"]),
     ("gossip", &["wire"]),
     ("rdma", &["types"]),
     ("link", &["rdma", "wire"]),
@@ -42,22 +40,22 @@ const MAY_USE: [(&str, &[&str]); 30] = [
     (
         "agent",
         &[
-            "control", "gossip", "lane", "link", "place", "sched", "shm", "swap", "sys", "types",
+            "control", "core", "gossip", "lane", "link", "place", "sched", "shm", "sys", "types",
             "wire",
         ],
     ),
     (
         "runner",
         &[
-            "agent", "control", "host", "link", "pager", "patch", "place", "rdma", "shm", "swap",
-            "sys", "types", "wire",
+            "agent", "control", "core", "host", "link", "patch", "place", "rdma", "shm", "sys",
+            "types", "wire",
         ],
     ),
     (
         "cli",
         &[
-            "agent", "control", "disk", "donor", "gossip", "host", "lane", "link", "pager",
-            "place", "rdma", "runner", "shm", "swap", "sys", "types", "wire",
+            "agent", "control", "core", "disk", "donor", "gossip", "host", "lane", "link", "place",
+            "rdma", "runner", "shm", "sys", "types", "wire",
         ],
     ),
     ("sim", &["place", "wire"]),
@@ -78,7 +76,7 @@ const MAY_USE: [(&str, &[&str]); 30] = [
     (
         "fuzz",
         &[
-            "agent", "control", "disk", "gossip", "shm", "swap", "types", "wire",
+            "agent", "control", "core", "disk", "gossip", "shm", "types", "wire",
         ],
     ),
 ];

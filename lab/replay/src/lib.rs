@@ -13,8 +13,10 @@ pub mod synthetic;
 
 use canvas_types::Prefetch;
 
-use canvas_pager::table::CHUNK_PAGES;
-use canvas_pager::trace::{self, HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate};
+use canvas_core::pager::table::CHUNK_PAGES;
+use canvas_core::pager::trace::{
+    self, HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate,
+};
 use ours::{Costs, Outcome, Setup};
 use policies::{Fifo, Lru, Opt, Policy, S3Fifo, Sieve};
 

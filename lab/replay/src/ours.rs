@@ -9,12 +9,12 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 use canvas_types::{PageId, Prefetch};
 
 use super::{Op, Trace};
-use canvas_pager::clock::{Clock, ClockParams, EpochClock, FillKind, Run, VictimBatch};
-use canvas_pager::prefetch::choice::{Prefetchers, Surroundings};
-use canvas_pager::prefetch::readahead::Area;
-use canvas_pager::prefetch::{Done, FaultKind, Plan};
-use canvas_pager::table::{CHUNK_PAGES, PageTable};
-use canvas_pager::word::{self, State, Word, flag};
+use canvas_core::pager::clock::{Clock, ClockParams, EpochClock, FillKind, Run, VictimBatch};
+use canvas_core::pager::prefetch::choice::{Prefetchers, Surroundings};
+use canvas_core::pager::prefetch::readahead::Area;
+use canvas_core::pager::prefetch::{Done, FaultKind, Plan};
+use canvas_core::pager::table::{CHUNK_PAGES, PageTable};
+use canvas_core::pager::word::{self, State, Word, flag};
 
 /// Setup of canvas's policy.
 #[derive(Clone, Copy, PartialEq, Debug)]

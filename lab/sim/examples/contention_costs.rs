@@ -5,8 +5,8 @@
 use std::hint::{black_box, spin_loop};
 use std::time::Instant;
 
-use canvas_pager::slot::{Control, Place, SlotTable, WRITES};
-use canvas_swap::entry::EntryTable;
+use canvas_core::pager::slot::{Control, Place, SlotTable, WRITES};
+use canvas_core::swap::entry::EntryTable;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawSpin, Threads};
 use canvas_types::{PageId, SwapEntry};
 

@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle, park};
 use std::time::{Duration, Instant};
 
+use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_place::width::Width;
 use canvas_shm::far::SLAB_BYTES;
-use canvas_swap::extent::EXTENT_BYTES;
 use canvas_types::units::Amount;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};

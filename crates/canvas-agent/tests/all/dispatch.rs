@@ -13,12 +13,12 @@ use canvas_agent::numbers::SealNumbers;
 use canvas_agent::share::Live;
 use canvas_agent::store::{Event, ONCE, Outcome, Store};
 use canvas_agent::{Agent, Setup, Share};
+use canvas_core::swap::extent::Packer;
 use canvas_sched::{Decision, LinkConfig};
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
 use canvas_shm::histogram::BUCKETS;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
 use canvas_shm::{Segment, far};
-use canvas_swap::extent::Packer;
 
 /// What one tenant has on the link.
 #[derive(Default)]
@@ -300,8 +300,8 @@ impl Tenant {
         assert_eq!(self.ended(i), Some(Status::Ok));
         let mut bytes = [0; EXTENT_BYTES];
         self.far.copy_out(PROC, i, 0, &mut bytes);
-        assert_eq!(canvas_swap::extent::records(&bytes), Some(1));
-        let line = canvas_swap::extent::line(&bytes, 1, 0).unwrap();
+        assert_eq!(canvas_core::swap::extent::records(&bytes), Some(1));
+        let line = canvas_core::swap::extent::line(&bytes, 1, 0).unwrap();
         let payload = &bytes[line.range()][..usize::from(line.len)];
         assert!(payload.iter().all(|b| *b == extent as u8));
     }

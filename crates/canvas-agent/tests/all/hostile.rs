@@ -13,11 +13,11 @@ use canvas_agent::numbers::SealNumbers;
 use canvas_agent::share::Live;
 use canvas_agent::store::{Event, ONCE, Outcome, Store};
 use canvas_agent::{Agent, Setup, Share};
+use canvas_core::swap::extent::Packer;
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
 use canvas_shm::segment::PROCS_MAX;
 use canvas_shm::{Segment, far};
-use canvas_swap::extent::Packer;
 
 /// Keeps nothing, and answers at once.
 #[derive(Default)]

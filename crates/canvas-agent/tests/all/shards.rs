@@ -177,7 +177,7 @@ fn a_page_of_a_healthy_extent_comes_from_its_own_donors_alone() {
         let packed = rig.packed(1);
         for page in 0..PAGES {
             assert_eq!(rig.read_page(0, page), Outcome::Done);
-            let line = canvas_swap::extent::line(&packed, PAGES, page).unwrap();
+            let line = canvas_core::swap::extent::line(&packed, PAGES, page).unwrap();
             shards += code.places(packed.len(), line.range()).count() as u64;
         }
         let asked = reads(&servers) - before;

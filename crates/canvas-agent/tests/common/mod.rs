@@ -6,7 +6,7 @@ use canvas_agent::journal::Journal;
 use canvas_agent::replicas::line::{from_line, to_line};
 use canvas_agent::seal::Sealer;
 use canvas_control::status::AgentStatus;
-use canvas_swap::extent::{EXTENT_BYTES, TAG_BYTES, directory_bytes, line, records};
+use canvas_core::swap::extent::{EXTENT_BYTES, TAG_BYTES, directory_bytes, line, records};
 
 /// Offset of the agent's status in its journal.
 const STATUS: u64 = 64 << 20;

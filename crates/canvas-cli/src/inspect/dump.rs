@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use canvas_pager::word::Word;
+use canvas_core::pager::word::Word;
 use canvas_types::procfs::Stat;
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, exit, layout};
 

@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
+use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_shm::mailbox::{Ask, DEMANDS, Kind, Status};
 use canvas_shm::{Far, Mailbox};
-use canvas_swap::extent::EXTENT_BYTES;
 use canvas_sys::proc;
 use canvas_types::DeepPlace;
 use std::sync::atomic::Ordering::Relaxed;
@@ -55,7 +55,7 @@ impl<'t> Extents<'t> {
             self.last = Some(place.extent);
         }
         let begin = place.offset as usize;
-        let end = begin + canvas_swap::classes::HEADER_BYTES + usize::from(place.len);
+        let end = begin + canvas_core::swap::classes::HEADER_BYTES + usize::from(place.len);
         self.bytes
             .get(begin..end)
             .ok_or("its record is outside its extent")

@@ -3,13 +3,13 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use canvas_pager::slot::{self, SlotState};
-use canvas_pager::word::{State, Word};
-use canvas_swap::classes::{HEADER_BYTES, RAW_CLASS};
-use canvas_swap::entry::Record;
-use canvas_swap::hash::{self, PageHash, Products};
-use canvas_swap::slots::{SLABS_MAX, SlotId, raw_header_offset};
-use canvas_swap::{codec, delta};
+use canvas_core::pager::slot::{self, SlotState};
+use canvas_core::pager::word::{State, Word};
+use canvas_core::swap::classes::{HEADER_BYTES, RAW_CLASS};
+use canvas_core::swap::entry::Record;
+use canvas_core::swap::hash::{self, PageHash, Products};
+use canvas_core::swap::slots::{SLABS_MAX, SlotId, raw_header_offset};
+use canvas_core::swap::{codec, delta};
 use canvas_sys::{clmul, lz4};
 use canvas_types::layout::{self, CACHE_SLOTS_MAX};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};

@@ -5,11 +5,11 @@ use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use canvas_pager::shared::word::{State, Word};
+use canvas_core::pager::shared::word::{State, Word};
+use canvas_core::swap::classes::HEADER_BYTES;
+use canvas_core::swap::hash::Hash;
+use canvas_core::swap::units::FarCopy;
 use canvas_shm::shared::{Control, HASHES, VICTIMS, WORDS};
-use canvas_swap::classes::HEADER_BYTES;
-use canvas_swap::hash::Hash;
-use canvas_swap::units::FarCopy;
 use canvas_sys::lz4;
 use canvas_types::{PAGE_SIZE, PageBuf, layout};
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Acquire;
 
-use canvas_pager::regions::{Region, kind};
+use canvas_core::pager::regions::{Region, kind};
 use canvas_shm::lives::{Lives, map_offset};
 use canvas_shm::{Far, ProcSlot, Segment};
 use canvas_types::{PAGE_SIZE, PageBuf, layout};

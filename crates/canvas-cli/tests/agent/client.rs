@@ -4,11 +4,11 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use canvas_core::swap::extent::{Line, Packer};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS, slab_state};
 use canvas_shm::mailbox::{Ask, DEMANDS, Kind, Status, WRITES};
 use canvas_shm::segment::ENV_SEGMENT_FD;
 use canvas_shm::{Far, Segment, lives};
-use canvas_swap::extent::{Line, Packer};
 use canvas_sys::proc::{futex_wait, futex_wake, now_ns};
 use canvas_types::SwapEntry;
 

@@ -203,7 +203,8 @@ fn a_trace_begins_with_its_header() {
         0
     );
     let bytes = fs::read(&file).unwrap();
-    let header = canvas_pager::trace::Header::decode(bytes[..64].try_into().unwrap()).unwrap();
+    let header =
+        canvas_core::pager::trace::Header::decode(bytes[..64].try_into().unwrap()).unwrap();
     assert_eq!(header.local_pages, 16384);
     assert_eq!(bytes.len(), 64, "the stub records nothing");
 }

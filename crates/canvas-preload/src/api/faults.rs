@@ -1,6 +1,6 @@
 //! Faults that are reported to the program while it reads them (`canvas_faults_next`).
 
-use canvas_pager::api::faults::{Fault, Ring};
+use canvas_core::pager::api::faults::{Fault, Ring};
 use canvas_sys::proc;
 use canvas_types::sync::RawSpin;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

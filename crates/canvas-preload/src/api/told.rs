@@ -1,7 +1,7 @@
 //! Kinds of threads and contents of regions, as declared by the program.
 
-use canvas_pager::api::kinds::{self, Kind, Kinds};
-use canvas_pager::api::refs::{self, Refs, Told};
+use canvas_core::pager::api::kinds::{self, Kind, Kinds};
+use canvas_core::pager::api::refs::{self, Refs, Told};
 use canvas_sys::gate::yield_now;
 use canvas_sys::proc;
 use canvas_types::PageId;

@@ -1,14 +1,14 @@
 //! Where libcanvas keeps its own memory: at fixed offsets from the managed range. Start-up maps it read-only; parts are
 //! opened for writing, and touched, when they are needed.
 
-use canvas_pager::regions::{Region, Regions};
-use canvas_pager::table::PageTable;
-use canvas_pager::writes::Writes;
+use canvas_core::pager::regions::{Region, Regions};
+use canvas_core::pager::table::PageTable;
+use canvas_core::pager::writes::Writes;
+use canvas_core::swap::classes::{RAW_HEADERS_BYTES, SLAB_BYTES};
+use canvas_core::swap::digests;
+use canvas_core::swap::extents::BookArrays;
+use canvas_core::swap::slots::SLAB_WORDS;
 use canvas_shm::far;
-use canvas_swap::classes::{RAW_HEADERS_BYTES, SLAB_BYTES};
-use canvas_swap::digests;
-use canvas_swap::extents::BookArrays;
-use canvas_swap::slots::SLAB_WORDS;
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{
     self, BLOCK_PAGES, ENTRIES, ENTRIES_MAX, KEYS, META_BYTES, PARTITION_REGIONS,
@@ -76,7 +76,7 @@ const DEEP_WRITTEN: usize = DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8;
 const DEEP_SPANS: usize = 0x3b_0000_0000;
 /// Hashes of local pages whose copy lies beyond the pool.
 const DIGESTS: usize = 0x3c_0000_0000;
-/// Links between pages ([`canvas_pager::app::links`]), behind the keys.
+/// Links between pages ([`canvas_core::pager::app::links`]), behind the keys.
 const LINKS: usize = 0x3e_0000_0000;
 /// Maximum number of links, 16 MiB.
 const LINKS_MAX: usize = 1 << 21;

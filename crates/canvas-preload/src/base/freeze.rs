@@ -6,7 +6,7 @@
 //! be inside costs an update of one of a few counters.
 
 use crate::base::{far_area, slow, thread::thread_hash};
-use canvas_pager::locks::{self, Gate};
+use canvas_core::pager::locks::{self, Gate};
 use canvas_shm::slow::Cause;
 use canvas_sys::gate::yield_now;
 use canvas_sys::{proc, signal};

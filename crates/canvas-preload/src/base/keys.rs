@@ -1,12 +1,12 @@
-//! The keys of the content hash (`canvas_swap::hash`).
+//! The keys of the content hash (`canvas_core::swap::hash`).
 //!
 //! A private page is hashed and verified only by its process, and by children that it forks, which inherit its pages
 //! and so its key: random bytes made at its start. An exec makes a new key; no page of the old image is left. Shared
 //! pages can be brought in by any process, so their key is the tenant's. It is in the control file of shared memory and
 //! copied at start, so that later changes to the file do not matter.
 
+use canvas_core::swap::hash::{PageHash, Products, portable};
 use canvas_shm::shared::Map;
-use canvas_swap::hash::{PageHash, Products, portable};
 use canvas_sys::{Errno, clmul, proc};
 use canvas_types::PAGE_SIZE;
 use core::cell::UnsafeCell;

@@ -1,10 +1,10 @@
 //! What is mapped in the managed range and in the partition of shared memory, behind the mapping lock.
 
-use canvas_pager::prefetch::advised::Advice;
-use canvas_pager::prefetch::readahead::Area;
-use canvas_pager::regions::{Region, Regions, kind};
-use canvas_pager::table::CHUNK_PAGES;
-use canvas_pager::word::{self, State};
+use canvas_core::pager::prefetch::advised::Advice;
+use canvas_core::pager::prefetch::readahead::Area;
+use canvas_core::pager::regions::{Region, Regions, kind};
+use canvas_core::pager::table::CHUNK_PAGES;
+use canvas_core::pager::word::{self, State};
 use canvas_sys::Errno;
 use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES, window_base};
 use canvas_types::sync::{RawGuard, RawSpin};

@@ -1,7 +1,7 @@
 //! State that all of libcanvas shares: the segment, our slot in it, the descriptors, the policy.
 
-use canvas_pager::clock::{Clock, ClockParams, EpochClock};
-use canvas_pager::prefetch::choice::Prefetchers;
+use canvas_core::pager::clock::{Clock, ClockParams, EpochClock};
+use canvas_core::pager::prefetch::choice::Prefetchers;
 use canvas_shm::{Counter, ProcSlot, Segment};
 use canvas_sys::uffd::Uffd;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! What the processes of a tenant agree on through the segment: which of them live, which one does a shared task, which
 //! one gives up room in the pool, and what stays charged because a relative still maps it.
 
-use canvas_far::Whom;
+use canvas_core::far::Whom;
 use canvas_shm::ProcSlot;
 use canvas_shm::lives::GIVING_UP;
 use canvas_sys::{gate, lock, proc};

@@ -3,8 +3,8 @@
 //! An extent is held ([`ExtentBook::hold`]) by each entry that names it, by its writing, and by its fetching. So its
 //! number is not reused while an answer about the old extent may still arrive.
 
+use canvas_core::swap::extents::{BookState, ExtentBook, Slabs, Span};
 use canvas_shm::far::{self, Far, SLAB_EXTENTS};
-use canvas_swap::extents::{BookState, ExtentBook, Slabs, Span};
 use canvas_sys::gate;
 use core::sync::atomic::Ordering;
 

@@ -1,7 +1,7 @@
 //! Far memory across a fork: the child shares its parent's references and has requests of its own.
 
+use canvas_core::swap::extents::{Slabs, Span};
 use canvas_shm::far::Far;
-use canvas_swap::extents::{Slabs, Span};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{far_area, far_area::far};

@@ -1,15 +1,17 @@
 //! Implements the traits of [`canvas_far`] for a program: the managed pages, this process's pool, its requests in the
 //! far area, and its tenant.
 
-use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
-use canvas_pager::copies::CopyHand;
-use canvas_pager::spill::{Look, SpillHand};
-use canvas_pager::word::{self, State as At, Word, flag};
+use canvas_core::far::{
+    Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom,
+};
+use canvas_core::pager::copies::CopyHand;
+use canvas_core::pager::spill::{Look, SpillHand};
+use canvas_core::pager::word::{self, State as At, Word, flag};
+use canvas_core::swap::extents::ExtentBook;
+use canvas_core::swap::{Chosen, LocalPool};
 use canvas_shm::far::{self, Far};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, far::EXTENT_BYTES};
-use canvas_swap::extents::ExtentBook;
-use canvas_swap::{Chosen, LocalPool};
 use canvas_sys::{gate, proc};
 use canvas_types::{PageId, SwapEntry};
 use core::sync::atomic::{AtomicU32, Ordering};

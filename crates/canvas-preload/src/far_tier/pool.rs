@@ -1,11 +1,11 @@
 //! This process's compressed pool, in the memory of [`crate::base::areas`].
 
+use canvas_core::swap::classes::region_bytes;
+use canvas_core::swap::pool::NodeSlabs;
+use canvas_core::swap::slots::SLAB_WORDS;
+use canvas_core::swap::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
 use canvas_shm::Counter;
 use canvas_shm::nodes::NodeBook;
-use canvas_swap::classes::region_bytes;
-use canvas_swap::pool::NodeSlabs;
-use canvas_swap::slots::SLAB_WORDS;
-use canvas_swap::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
 use canvas_sys::{lz4, mem, numa};
 use canvas_types::layout::{self, NODES_MAX};
 use canvas_types::{DeepPlace, PageBuf};

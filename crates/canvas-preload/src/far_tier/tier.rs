@@ -1,10 +1,10 @@
 //! The far tier of this process, for other modules: [`canvas_far`], if the tenant has far memory.
 
-use canvas_far::fetch::{Lost, Stored};
-use canvas_far::{
+use canvas_core::far::fetch::{Lost, Stored};
+use canvas_core::far::{
     Owner, channel, compact, completion, fetch, lead_time, resident_copies, room, spill, unit,
 };
-use canvas_swap::extent::EXTENT_BYTES;
+use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
 use core::sync::atomic::Ordering;
 

@@ -1,6 +1,6 @@
 //! Decides whether new memory is granted: by the program's own limits, the far limit, and what could ever be held.
 
-use canvas_pager::regions::{Attr, kind};
+use canvas_core::pager::regions::{Attr, kind};
 use canvas_shm::Counter;
 use canvas_sys::{Errno, proc};
 use canvas_types::PAGE_SIZE;

@@ -1,7 +1,7 @@
 //! Advice about memory and questions about it: `madvise`, `mincore`, `msync`.
 
-use canvas_pager::regions::{Attr, Region, kind};
-use canvas_pager::word::{self, State};
+use canvas_core::pager::regions::{Attr, Region, kind};
+use canvas_core::pager::word::{self, State};
 use canvas_sys::Errno;
 use canvas_sys::gate::{self, check, yield_now};
 use canvas_types::layout::{self, WINDOW_PAGES, window_base, window_end};

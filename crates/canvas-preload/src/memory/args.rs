@@ -4,7 +4,7 @@
 //! present and *pinned* (a count in the page word that reclaim respects), and unpinned after it. The table of calls
 //! ([`crate::memory::calls`]) says which arguments are pointers, and to how much.
 
-use canvas_pager::word;
+use canvas_core::pager::word;
 use canvas_sys::{gate, probe, proc, uapi};
 use canvas_types::layout::{in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};

@@ -6,8 +6,8 @@
 //! first page of a small growth, while there is room below the limit and the program touches what it asks for
 //! ([`Fills`]): this saves the fault.
 
-use canvas_pager::regions::{Attr, kind};
-use canvas_pager::word::{self, State};
+use canvas_core::pager::regions::{Attr, kind};
+use canvas_core::pager::word::{self, State};
 use canvas_sys::Errno;
 use canvas_types::PageId;
 use canvas_types::layout::{BRK_BYTES, window_base};

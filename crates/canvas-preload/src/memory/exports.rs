@@ -3,9 +3,9 @@
 //! They run in the program's context, like calls of any library: they access its memory outside of [`freeze`], where a
 //! fault is an ordinary one.
 
-use canvas_pager::api::faults::Fault;
-use canvas_pager::api::kinds::Kind;
-use canvas_pager::api::refs::{Content, Told};
+use canvas_core::pager::api::faults::Fault;
+use canvas_core::pager::api::kinds::Kind;
+use canvas_core::pager::api::refs::{Content, Told};
 use canvas_shm::Counter;
 use canvas_sys::proc;
 use canvas_types::layout::{window_base, window_end};

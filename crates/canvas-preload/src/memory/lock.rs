@@ -4,8 +4,8 @@
 //! RLIMIT_MEMLOCK and shows the memory in VmLck. Canvas itself keeps the pages resident: their words are marked as
 //! locked by [`hold`], or at their first touch.
 
-use canvas_pager::regions::{Attr, kind};
-use canvas_pager::word::{self, State, flag};
+use canvas_core::pager::regions::{Attr, kind};
+use canvas_core::pager::word::{self, State, flag};
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{Errno, mem, signal};
 use canvas_types::layout::{self, WINDOW_PAGES, window_base};

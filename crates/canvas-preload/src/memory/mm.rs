@@ -4,8 +4,8 @@
 //! discard and an mprotect, and the kernel's own checks apply everywhere else. One lock serialises all calls, like the
 //! kernel's mmap_lock.
 
-use canvas_pager::regions::{Attr, kind};
-use canvas_pager::word::{self, State, flag};
+use canvas_core::pager::regions::{Attr, kind};
+use canvas_core::pager::word::{self, State, flag};
 use canvas_sys::gate::{self, check};
 use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;

@@ -1,8 +1,8 @@
 //! Parts of the managed range that become native: for operations of the kernel on memory that canvas cannot emulate (a
 //! userfaultfd of the program, protection keys, a move out of the managed range).
 
-use canvas_pager::regions::{Attr, kind};
-use canvas_pager::word::{self, State, Word};
+use canvas_core::pager::regions::{Attr, kind};
+use canvas_core::pager::word::{self, State, Word};
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;

@@ -1,7 +1,7 @@
 //! Pages that a system call needs: present, and *pinned* (a count in the page word that reclaim respects) for the
 //! duration of the call.
 
-use canvas_pager::word;
+use canvas_core::pager::word;
 use canvas_sys::mem;
 use canvas_types::PageId;
 use canvas_types::layout::{self, in_partition, in_window};

@@ -1,6 +1,6 @@
 //! Ranges of managed memory that a call names, and the touched pages in them.
 
-use canvas_pager::word::{self, State, Word};
+use canvas_core::pager::word::{self, State, Word};
 use canvas_sys::gate::yield_now;
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{self, BLOCK_PAGES};

@@ -1,9 +1,9 @@
 //! `mremap` of managed memory: pages change their place, with all that belongs to them.
 
-use canvas_pager::regions::{Attr, Region, kind};
-use canvas_pager::slot;
-use canvas_pager::table::CHUNK_PAGES;
-use canvas_pager::word::{self, State, Word, flag};
+use canvas_core::pager::regions::{Attr, Region, kind};
+use canvas_core::pager::slot;
+use canvas_core::pager::table::CHUNK_PAGES;
+use canvas_core::pager::word::{self, State, Word, flag};
 use canvas_sys::gate::{self, check, yield_now};
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES};

@@ -1,8 +1,8 @@
 //! Charges local memory and keeps the tenant's total under its limit.
 
-use canvas_pager::floor::{self, Demand, LEAST_PAGES};
-use canvas_pager::headroom::Headroom;
-use canvas_pager::native;
+use canvas_core::pager::floor::{self, Demand, LEAST_PAGES};
+use canvas_core::pager::headroom::Headroom;
+use canvas_core::pager::native;
 use canvas_shm::lend::Stage;
 use canvas_shm::slow::Cause;
 use canvas_shm::{Counter, ProcSlot};

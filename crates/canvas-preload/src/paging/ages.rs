@@ -3,7 +3,7 @@
 //! Faults pay nothing for this: existing counters are read when a batch leaves, when the reclaim thread measures
 //! memory, and once in [`STEP_PAGES`] pages that come in.
 
-use canvas_pager::ages::{Ages, Process, Tenant};
+use canvas_core::pager::ages::{Ages, Process, Tenant};
 use canvas_shm::ProcSlot;
 use canvas_shm::segment::PageAges;
 use canvas_sys::proc;
@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{state, tenant::live_slots};
 
-const _: () = assert!(canvas_shm::segment::GENERATIONS == canvas_pager::ages::GENERATIONS);
+const _: () = assert!(canvas_shm::segment::GENERATIONS == canvas_core::pager::ages::GENERATIONS);
 
 /// Pages that may come in between two updates if none leave.
 pub const STEP_PAGES: i64 = 256;

@@ -1,18 +1,18 @@
-//! Connects faults to the application tier of prefetching ([`canvas_pager::app`]).
+//! Connects faults to the application tier of prefetching ([`canvas_core::pager::app`]).
 //!
 //! A plan by thread or array is carried out like a plan of the low tier: its pages are mapped ahead. Links and
 //! references pay only where a page costs much more than a fault, so they serve pages beyond the pool: such a page is
 //! read into the pool in the background, alone, and a later fault finds it there.
 
-use canvas_pager::api::refs::Content;
-use canvas_pager::app::links::{Asked, Links, Place};
-use canvas_pager::app::refs::{Candidate, Encoding, Groups, candidates};
-use canvas_pager::app::trial::{Answer, Trial};
-use canvas_pager::app::{self, Thread};
-use canvas_pager::prefetch::advised::Advice;
-use canvas_pager::prefetch::choice::Surroundings;
-use canvas_pager::prefetch::{FaultKind, Plan};
-use canvas_pager::word::{self, State};
+use canvas_core::pager::api::refs::Content;
+use canvas_core::pager::app::links::{Asked, Links, Place};
+use canvas_core::pager::app::refs::{Candidate, Encoding, Groups, candidates};
+use canvas_core::pager::app::trial::{Answer, Trial};
+use canvas_core::pager::app::{self, Thread};
+use canvas_core::pager::prefetch::advised::Advice;
+use canvas_core::pager::prefetch::choice::Surroundings;
+use canvas_core::pager::prefetch::{FaultKind, Plan};
+use canvas_core::pager::word::{self, State};
 use canvas_shm::Counter;
 use canvas_sys::proc;
 use canvas_types::layout::{WINDOW_PAGES, in_window};

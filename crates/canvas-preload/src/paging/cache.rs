@@ -1,7 +1,7 @@
-//! Memory of the swap cache: slots at fixed addresses. [`canvas_pager::slot`] defines a slot's states and who waits for
+//! Memory of the swap cache: slots at fixed addresses. [`canvas_core::pager::slot`] defines a slot's states and who waits for
 //! whom.
 
-use canvas_pager::slot::{Control, Place, SlotTable};
+use canvas_core::pager::slot::{Control, Place, SlotTable};
 use canvas_shm::Counter;
 use canvas_types::{PAGE_SIZE, PageBuf};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -6,8 +6,8 @@
 //! and a write by the kernel itself (a `read(2)` into a pinned page) would fail. A fill holds the lock shared from
 //! before the copy until the page is published; reclaim holds it exclusively while it protects.
 
-use canvas_pager::locks::{Exclusive, Shared, SharedLock};
-use canvas_pager::table::CHUNK_PAGES;
+use canvas_core::pager::locks::{Exclusive, Shared, SharedLock};
+use canvas_core::pager::table::CHUNK_PAGES;
 use canvas_sys::gate::yield_now;
 
 use crate::base::slow;

@@ -1,11 +1,11 @@
 //! Working memory of fills and reclaim: a fixed number of contexts in canvas's own memory, each taken for one
 //! operation. When all are taken the next thread waits, so memory stays bounded.
 
-use canvas_far::fetch::Stored;
-use canvas_pager::clock::VictimBatch;
-use canvas_pager::locks::{Place as Taken, Places};
-use canvas_pager::slot::Place;
-use canvas_swap::Scratch;
+use canvas_core::far::fetch::Stored;
+use canvas_core::pager::clock::VictimBatch;
+use canvas_core::pager::locks::{Place as Taken, Places};
+use canvas_core::pager::slot::Place;
+use canvas_core::swap::Scratch;
 use canvas_sys::Errno;
 use canvas_types::{PageBuf, PageId};
 use core::ops::{Deref, DerefMut};
@@ -17,7 +17,7 @@ use crate::paging::protect::Protected;
 /// Pages that a fill decodes before it maps them.
 pub const STAGING_PAGES: usize = 16;
 /// Pages that one batch of reclaim unmaps at most.
-pub const BATCH_PAGES: usize = canvas_pager::clock::BATCH_PAGES;
+pub const BATCH_PAGES: usize = canvas_core::pager::clock::BATCH_PAGES;
 
 /// Working memory for bringing pages in.
 #[repr(C, align(4096))]

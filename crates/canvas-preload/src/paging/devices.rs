@@ -10,7 +10,7 @@
 //! argument that runs on and on. Signal mode serves only a thread's own faults, so the guest would stop at its first
 //! far page. In signal mode [`refuses`] fails the creation of a machine, and monitors that can emulate one do so.
 
-use canvas_pager::holds::{self, Batch, Call, Holds};
+use canvas_core::pager::holds::{self, Batch, Call, Holds};
 use canvas_sys::{gate, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, Ordering};

@@ -3,21 +3,21 @@
 //! The caller is inside [`crate::base::freeze`] with all signals blocked. Nothing here allocates from the program's
 //! heap, takes a lock that the program can hold, or calls a hooked function.
 
-use canvas_far::fetch::Lost;
-use canvas_pager::clock::FillKind;
-use canvas_pager::prefetch::advised::Advice;
-use canvas_pager::prefetch::choice::Surroundings;
-use canvas_pager::prefetch::readahead::Area;
-use canvas_pager::prefetch::{Done, FaultKind, Plan};
-use canvas_pager::slot;
-use canvas_pager::table::CHUNK_PAGES;
-use canvas_pager::trace::Kind;
-use canvas_pager::word::{self, State, Word, flag};
+use canvas_core::far::fetch::Lost;
+use canvas_core::pager::clock::FillKind;
+use canvas_core::pager::prefetch::advised::Advice;
+use canvas_core::pager::prefetch::choice::Surroundings;
+use canvas_core::pager::prefetch::readahead::Area;
+use canvas_core::pager::prefetch::{Done, FaultKind, Plan};
+use canvas_core::pager::slot;
+use canvas_core::pager::table::CHUNK_PAGES;
+use canvas_core::pager::trace::Kind;
+use canvas_core::pager::word::{self, State, Word, flag};
+use canvas_core::swap::LoadError;
+use canvas_core::swap::fsm::{self, Reservation};
 use canvas_shm::Counter;
 use canvas_shm::segment::{STRIPES, refault_bucket};
 use canvas_shm::slow::Cause;
-use canvas_swap::LoadError;
-use canvas_swap::fsm::{self, Reservation};
 use canvas_sys::Errno;
 use canvas_sys::gate::yield_now;
 use canvas_types::layout::{BLOCK_PAGES, WINDOW_PAGES};

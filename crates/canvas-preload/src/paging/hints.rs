@@ -4,8 +4,8 @@
 //! Queued hints, and any single hint, may bring in at most limit/8, so a wrong hint evicts no more than that.
 //! Background reclaim makes the room; a fault never waits for a hint.
 
-use canvas_pager::hints::{self, Hint, Ring};
-use canvas_pager::word::{self, State, flag};
+use canvas_core::pager::hints::{self, Hint, Ring};
+use canvas_core::pager::word::{self, State, flag};
 use canvas_shm::Counter;
 use canvas_sys::gate::yield_now;
 use canvas_types::PageId;
@@ -37,7 +37,7 @@ const WAITS_MAX: u32 = 200;
 /// Pause between two of these tries.
 pub const WAIT_NS: u64 = 500_000;
 /// Local pages that a process keeps, whatever it hints.
-const LEAST_PAGES: i64 = canvas_pager::floor::LEAST_PAGES;
+const LEAST_PAGES: i64 = canvas_core::pager::floor::LEAST_PAGES;
 /// Chunks of a cold range that are put at the front of the eviction order.
 const COLD_CHUNKS: u32 = 32;
 
@@ -165,7 +165,7 @@ pub fn cool(start: u32, end: u32) -> bool {
             page = in_block.min(end);
             continue;
         }
-        let chunk = canvas_pager::table::CHUNK_PAGES as u32;
+        let chunk = canvas_core::pager::table::CHUNK_PAGES as u32;
         let to = ((page / chunk + 1) * chunk).min(end);
         let found = hints::cool(&table.words[page as usize..to as usize]);
         locked |= found.locked;

@@ -7,7 +7,7 @@
 //! not show. Pages that must be copied and compressed are left to the reclaim thread, where they do not delay the
 //! program.
 
-use canvas_pager::dirty_share::DirtyShare;
+use canvas_core::pager::dirty_share::DirtyShare;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::paging::reclaim::{self, ROUND_PAGES, Whose};

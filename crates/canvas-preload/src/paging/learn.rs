@@ -2,13 +2,13 @@
 //! again.
 //!
 //! A thread that faults on a far page puts the page's number into a ring, without a lock or a system call. The reclaim
-//! thread takes them from there ([`canvas_pager::learn`]): it writes recordings of resumptions into the tenant segment,
+//! thread takes them from there ([`canvas_core::pager::learn`]): it writes recordings of resumptions into the tenant segment,
 //! from where the runner saves them, and prefetches the pages of the stored recording that best matches the faults seen
 //! so far. Like pages of hints they come in within the limit, into room that background reclaim makes. One process of
 //! the run learns: the first one that resumes.
 
-use canvas_pager::learn::chunks::{self, Draft, Index, among};
-use canvas_pager::learn::{Event, FIRST, Learner, MATCH, Outcome, is_left_out};
+use canvas_core::pager::learn::chunks::{self, Draft, Index, among};
+use canvas_core::pager::learn::{Event, FIRST, Learner, MATCH, Outcome, is_left_out};
 use canvas_shm::Counter;
 use canvas_shm::learn::{Recording, Recordings};
 use canvas_shm::segment::config_flag;

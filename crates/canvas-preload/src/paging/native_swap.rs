@@ -1,11 +1,11 @@
 //! Pages out native memory that does not fit, through the kernel, if the host has swap.
 //!
-//! While native memory is in the way ([`canvas_pager::native`]), the reclaim thread walks the process's private
+//! While native memory is in the way ([`canvas_core::pager::native`]), the reclaim thread walks the process's private
 //! mappings, some pages per call, and has the kernel page them out. A page that is used comes back on its own. Excluded
 //! are canvas's memory that a fault may need ([`own`]), the main thread's stack, pages that relatives share (nothing
 //! would be freed), and locked memory, which the kernel refuses.
 
-use canvas_pager::native::{PAUSE_MIN_NS, ROUND_PAGES, pause_after};
+use canvas_core::pager::native::{PAUSE_MIN_NS, ROUND_PAGES, pause_after};
 use canvas_shm::Counter;
 use canvas_sys::pagemap::{EXCLUSIVE, OF_FILE, PRESENT, Pagemap, Run};
 use canvas_sys::{mem, proc};

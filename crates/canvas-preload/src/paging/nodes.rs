@@ -2,14 +2,14 @@
 //! compressed pool that were evicted from local memory longest ago. Nothing is needed in the other direction: stores
 //! try a node first.
 
-use canvas_far::{Becomes, Pages};
-use canvas_pager::copies::CopyHand;
-use canvas_pager::spill::{Look, SpillHand};
-use canvas_pager::word::Word;
+use canvas_core::far::{Becomes, Pages};
+use canvas_core::pager::copies::CopyHand;
+use canvas_core::pager::spill::{Look, SpillHand};
+use canvas_core::pager::word::Word;
+use canvas_core::swap::Spared;
+use canvas_core::swap::pool::{NODE_PAGE_BYTES, Sank};
 use canvas_shm::Counter;
 use canvas_shm::nodes::NodeBook;
-use canvas_swap::Spared;
-use canvas_swap::pool::{NODE_PAGE_BYTES, Sank};
 use canvas_sys::proc;
 use canvas_types::layout::NODES_MAX;
 use core::cell::Cell;

@@ -11,10 +11,10 @@
 //!
 //! Only one reclaimer works on a block at a time: releasing a span must not release the victims of another.
 
-use canvas_pager::clock::Run;
-use canvas_pager::locks::Exclusive;
-use canvas_pager::table::CHUNK_PAGES;
-use canvas_pager::word::{self, State, flag};
+use canvas_core::pager::clock::Run;
+use canvas_core::pager::locks::Exclusive;
+use canvas_core::pager::table::CHUNK_PAGES;
+use canvas_core::pager::word::{self, State, flag};
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, Ordering};

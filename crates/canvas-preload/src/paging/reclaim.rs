@@ -5,16 +5,16 @@
 //! change, and still mapped, so it can be read. This works after a fork (where UFFDIO_MOVE refuses shared pages) and
 //! for any protection that allows reading.
 
-use canvas_pager::clock::{self, Run, drop_far_copy, take_reservation};
-use canvas_pager::slot;
-use canvas_pager::table::CHUNK_PAGES;
-use canvas_pager::trace::Kind as TraceKind;
-use canvas_pager::word::{self, State, Word, flag};
+use canvas_core::pager::clock::{self, Run, drop_far_copy, take_reservation};
+use canvas_core::pager::slot;
+use canvas_core::pager::table::CHUNK_PAGES;
+use canvas_core::pager::trace::Kind as TraceKind;
+use canvas_core::pager::word::{self, State, Word, flag};
+use canvas_core::swap::fsm;
+use canvas_core::swap::slots::SLAB_CHARGE_BYTES;
+use canvas_core::swap::{EntryFrom, Kind, StoreError};
 use canvas_shm::Counter;
 use canvas_shm::slow::Cause;
-use canvas_swap::fsm;
-use canvas_swap::slots::SLAB_CHARGE_BYTES;
-use canvas_swap::{EntryFrom, Kind, StoreError};
 use canvas_sys::{mem, proc};
 use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,9 +1,9 @@
 //! Proactive swap-in: while local memory is free, the reclaim thread brings the most recently evicted pages back in
-//! batches, before they are touched. [`canvas_pager::swapin`] decides when and which.
+//! batches, before they are touched. [`canvas_core::pager::swapin`] decides when and which.
 
-use canvas_pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
-use canvas_pager::swapin::{Hand, Table};
-use canvas_pager::word::{self, flag};
+use canvas_core::pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
+use canvas_core::pager::swapin::{Hand, Table};
+use canvas_core::pager::word::{self, flag};
 use canvas_shm::Counter;
 use canvas_shm::segment::shares;
 use canvas_sys::gate::yield_now;

@@ -10,11 +10,11 @@
 //! It uses a bounded share of a CPU. A page's record therefore says that the page was touched at least once since the
 //! last round.
 
-use canvas_pager::clock::VictimBatch;
-use canvas_pager::trace::{
+use canvas_core::pager::clock::VictimBatch;
+use canvas_core::pager::trace::{
     HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate, is_sampled, record_flag,
 };
-use canvas_pager::word::{self, State, Word, flag};
+use canvas_core::pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
 use canvas_shm::segment::config_flag;
 use canvas_sys::gate::yield_now;
@@ -43,7 +43,7 @@ const STEP_PAGES: u32 = 128;
 const WRAPS: u32 = 4;
 /// Page words that a batch examines at most (about 50 us).
 const STEP_WORDS: usize = 1 << 14;
-const _: () = assert!(STEP_PAGES as usize <= canvas_pager::clock::BATCH_RUNS);
+const _: () = assert!(STEP_PAGES as usize <= canvas_core::pager::clock::BATCH_RUNS);
 /// How long the reclaim thread sleeps when there is no trace.
 const IDLE_NS: u64 = 100_000_000;
 /// Size of the swap cache if local memory has no limit: room for all sampled pages (16 GiB).

@@ -5,12 +5,12 @@
 //! has claimed all of them meanwhile. It waits for no other thread's page, so two such threads never wait for each
 //! other.
 
-use canvas_pager::shared::ahead::{Plan, Streams, WINDOW_MAX};
-use canvas_pager::shared::word::{State, Word, load};
-use canvas_pager::shared::{Fill, Look};
+use canvas_core::pager::shared::ahead::{Plan, Streams, WINDOW_MAX};
+use canvas_core::pager::shared::word::{State, Word, load};
+use canvas_core::pager::shared::{Fill, Look};
+use canvas_core::swap::extent::EXTENT_BYTES;
+use canvas_core::swap::units::FarCopy;
 use canvas_shm::Counter;
-use canvas_swap::extent::EXTENT_BYTES;
-use canvas_swap::units::FarCopy;
 use canvas_types::{DeepPlace, PageBuf};
 
 use crate::base::{regions, state::count};

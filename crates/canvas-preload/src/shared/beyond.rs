@@ -3,18 +3,18 @@
 //! Slabs and requests belong to [`far::SHARED`], which is no process: they outlive every process. All of this runs
 //! under the shared lock, except reads, which each process does on its own.
 
-use canvas_far::Host;
-use canvas_pager::shared::beyond::{Carried, Carrier};
-use canvas_pager::shared::word::Entry;
+use canvas_core::far::Host;
+use canvas_core::pager::shared::beyond::{Carried, Carrier};
+use canvas_core::pager::shared::word::Entry;
+use canvas_core::swap::classes::HEADER_BYTES;
+use canvas_core::swap::extent::{self, Packer};
+use canvas_core::swap::hash::{self, Hash};
+use canvas_core::swap::units::{FarCopy, Place};
+use canvas_core::swap::uses::Uses;
 use canvas_shm::Counter;
 use canvas_shm::far::{self, EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_shm::mailbox::{Ask, Kind, Mailbox, Status, WRITES};
 use canvas_shm::segment::shared_fd;
-use canvas_swap::classes::HEADER_BYTES;
-use canvas_swap::extent::{self, Packer};
-use canvas_swap::hash::{self, Hash};
-use canvas_swap::units::{FarCopy, Place};
-use canvas_swap::uses::Uses;
 use canvas_sys::{proc, shmem};
 use canvas_types::{DeepPlace, SwapEntry};
 use core::sync::atomic::Ordering;

@@ -1,14 +1,14 @@
 //! Implements the kernel and the store of shared memory for the page states.
 
-use canvas_far::fetch::Lost;
-use canvas_pager::shared::word::Entry;
-use canvas_pager::shared::{Fill, Kernel};
+use canvas_core::far::fetch::Lost;
+use canvas_core::pager::shared::word::Entry;
+use canvas_core::pager::shared::{Fill, Kernel};
+use canvas_core::swap::classes::HEADER_BYTES;
+use canvas_core::swap::codec::{self, Content, Lz};
+use canvas_core::swap::hash::{self, Hash};
+use canvas_core::swap::units::{FarCopy, Place, Units, units_of};
 use canvas_shm::segment::shared_fd;
 use canvas_shm::shared as layout;
-use canvas_swap::classes::HEADER_BYTES;
-use canvas_swap::codec::{self, Content, Lz};
-use canvas_swap::hash::{self, Hash};
-use canvas_swap::units::{FarCopy, Place, Units, units_of};
 use canvas_sys::gate::{self, give_way};
 use canvas_sys::{Errno, proc, shmem};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
@@ -139,7 +139,7 @@ impl Kernel for Here {
         room[..header].copy_from_slice(&hash);
         let packed = match seg.config.codec() {
             Codec::Lz4 => {
-                let most = canvas_swap::classes::COMPRESSED_MAX;
+                let most = canvas_core::swap::classes::COMPRESSED_MAX;
                 Lz4.compress(page, &mut room[header..header + most], &mut ctx.scratch.lz)
             }
             Codec::None => None,

@@ -3,8 +3,8 @@
 //! All processes share which regions exist, and which process has a part of which. What part of a region this process
 //! has, and how it is protected, is private, and inherited by a fork's child.
 
-use canvas_pager::regions::{Attr, Regions, kind};
-use canvas_pager::shared::word::load;
+use canvas_core::pager::regions::{Attr, Regions, kind};
+use canvas_core::pager::shared::word::load;
 use canvas_shm::Counter;
 use canvas_shm::shared::{self as layout, Region as Shared, region_state};
 use canvas_sys::gate::{check, yield_now};

@@ -1,11 +1,11 @@
 //! Memory that forks share (`canvas run --shared`): one partition for all processes of the tenant, paged by any of
-//! them. `canvas_pager::shared` has the states and the recovery after a death; here are the lock, the processes,
+//! them. `canvas_core::pager::shared` has the states and the recovery after a death; here are the lock, the processes,
 //! faults, eviction and pins. See docs/SHARED.md.
 
-use canvas_far::Whom;
-use canvas_pager::shared::beyond::Carrier;
-use canvas_pager::shared::word::{State, Word, load};
-use canvas_pager::shared::{Fill, Journal, Look, Partition};
+use canvas_core::far::Whom;
+use canvas_core::pager::shared::beyond::Carrier;
+use canvas_core::pager::shared::word::{State, Word, load};
+use canvas_core::pager::shared::{Fill, Journal, Look, Partition};
 use canvas_shm::Counter;
 use canvas_shm::segment::shared_fd;
 use canvas_shm::shared::{self as layout, Control, Map, Proc};
@@ -635,7 +635,7 @@ pub fn room() -> u32 {
     u32::try_from(left / 4).unwrap_or(0)
 }
 
-fn evict(held: &Held, want: usize) -> canvas_pager::shared::Evicted {
+fn evict(held: &Held, want: usize) -> canvas_core::pager::shared::Evicted {
     let done = partition().evict(&Here, want, end());
     count(Counter::SharedOut, done.pages.into());
     count(Counter::SharedOutClean, done.clean.into());

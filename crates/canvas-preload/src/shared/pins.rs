@@ -1,6 +1,6 @@
 //! Pins the pages of shared memory that system calls need, by ranges that every evicting process checks.
 
-use canvas_pager::shared::word::{State, load};
+use canvas_core::pager::shared::word::{State, load};
 use canvas_shm::Counter;
 use canvas_shm::shared::{PINS, Proc};
 use canvas_types::layout::shared_end;

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use canvas_control::features::Sums;
+use canvas_core::swap::classes::CLASS_BYTES;
 use canvas_shm::lives::Lives;
 use canvas_shm::segment::{Counter, Mode, Segment};
-use canvas_swap::classes::CLASS_BYTES;
 use canvas_types::PAGE_SIZE;
 use canvas_types::procfs::{cpu_ticks, memory_bytes};
 

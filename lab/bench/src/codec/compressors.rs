@@ -1,7 +1,7 @@
 //! Compressors of pages, with canvas's own.
 
-use canvas_swap::classes::COMPRESSED_MAX;
-use canvas_swap::codec::LzScratch;
+use canvas_core::swap::classes::COMPRESSED_MAX;
+use canvas_core::swap::codec::LzScratch;
 use canvas_sys::lz4;
 use canvas_types::{PAGE_SIZE, PageBuf};
 

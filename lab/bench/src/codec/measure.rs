@@ -3,8 +3,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use canvas_swap::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, class_for};
-use canvas_swap::codec::{Content, classify};
+use canvas_core::swap::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, class_for};
+use canvas_core::swap::codec::{Content, classify};
 use canvas_types::{PAGE_SIZE, PageBuf};
 use serde::Serialize;
 

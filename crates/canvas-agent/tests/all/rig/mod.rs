@@ -19,11 +19,11 @@ use canvas_agent::journal::Journal;
 use canvas_agent::replicas::{Config, Policy, Replicas};
 use canvas_agent::seal::{KEY_BYTES, Sealer};
 use canvas_agent::store::{Event, OWN_MAX, Outcome, Store};
+use canvas_core::swap::extent::Packer;
 use canvas_donor::Server;
 use canvas_link::Address;
 use canvas_shm::Segment;
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
-use canvas_swap::extent::Packer;
 use canvas_types::SwapEntry;
 use canvas_wire::frame::{Answer, FromClient, Pong, Request, Welcome};
 use canvas_wire::key::ClusterKey;
@@ -282,8 +282,10 @@ impl Rig {
     pub fn read_page(&mut self, extent: u32, page: usize) -> Outcome {
         let (seal, fill) = self.oracle[&extent];
         let packed = self.packed(fill);
-        let n = canvas_swap::extent::records(&packed).unwrap();
-        let range = canvas_swap::extent::line(&packed, n, page).unwrap().range();
+        let n = canvas_core::swap::extent::records(&packed).unwrap();
+        let range = canvas_core::swap::extent::line(&packed, n, page)
+            .unwrap()
+            .range();
         for copy in 0..3 {
             let id = self.next;
             self.next += 1;

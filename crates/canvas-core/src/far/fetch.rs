@@ -1,0 +1,262 @@
+//! Reading far pages: a fault reads its page's record alone, from whichever copy the agent finds; a stream, a pool with
+//! room, or a far read size of whole extents ([`crate::far::unit`]) fetches extents and promotes their pages into the pool,
+//! still compressed.
+
+use crate::swap::classes::HEADER_BYTES;
+use crate::swap::extent::{EXTENT_BYTES, record_bytes};
+use canvas_shm::Counter;
+use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
+use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+
+use crate::far::channel::{self, Request};
+use crate::far::completion::finish;
+use crate::far::job::{Alone, JobKind};
+use crate::far::lead_time;
+use crate::far::room;
+use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
+use crate::far::unhold;
+
+/// Why a far copy could not be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lost {
+    /// No copy can be reached now: it may come back later.
+    Unreachable,
+    /// All copies are damaged.
+    Damaged,
+    /// No copy is left: the donors that held one have lost it.
+    Gone,
+}
+
+/// Reads the record at `place`, which `entry` names, and decodes it into `out`. The caller has claimed the page, so the
+/// extent is kept meanwhile.
+pub fn load(
+    b: &impl Beyond,
+    entry: SwapEntry,
+    place: DeepPlace,
+    out: &mut PageBuf,
+    scratch: &mut Stored,
+) -> Result<(), Lost> {
+    b.owner().count(Counter::FaultBeyondPool, 1);
+    let pool = b.owner().pool();
+    read(b, place, scratch, |stored| {
+        pool.decode(entry, stored, out).is_ok()
+    })
+}
+
+/// Reads the record at `place` and passes it to `decode`, which returns whether it is valid. The caller ensures that
+/// the extent is kept meanwhile.
+pub fn read(
+    b: &impl Beyond,
+    place: DeepPlace,
+    scratch: &mut Stored,
+    mut decode: impl FnMut(&[u8]) -> bool,
+) -> Result<(), Lost> {
+    let owner = b.owner();
+    let len = HEADER_BYTES + place.len as usize;
+    let ask = Ask {
+        kind: Kind::Read,
+        extent: place.extent,
+        offset: place.offset,
+        len: record_bytes(place.len as usize) as u32,
+    };
+    let begun = owner.now_ns();
+    let stored = &mut scratch.0[..len];
+    // If the result is not valid, ask the agent, which reports why.
+    if b.read_directly(&ask, stored) && decode(stored) {
+        b.note_read(owner.now_ns().saturating_sub(begun));
+        return Ok(());
+    }
+    let result = demand(b, ask, begun, |request| {
+        let stored = &mut scratch.0[..len];
+        b.copy_out(request, place.offset as usize, stored);
+        if !decode(stored) {
+            return Err(Lost::Damaged);
+        }
+        b.note_read(owner.now_ns().saturating_sub(begun));
+        Ok(())
+    });
+    if result.is_err() {
+        owner.count(Counter::BeyondPoolFailure, 1);
+    }
+    result
+}
+
+/// Asks the agent for a demand read, and returns what `on` makes of the request that brings it.
+fn demand<R>(
+    b: &impl Beyond,
+    ask: Ask,
+    begun: u64,
+    on: impl FnOnce(&Request) -> Result<R, Lost>,
+) -> Result<R, Lost> {
+    let m = b.mailbox();
+    let request = channel::claim_demand(b);
+    let i = channel::post(b, request, ask, begun);
+    // Only one thread of a process spins: many that yield would starve the thread for which they wait.
+    let spins = (m.in_use() & DEMANDS).is_power_of_two();
+    let Some(status) = channel::wait(b, i, spins, || true) else {
+        m.abandon(i);
+        return Err(Lost::Unreachable);
+    };
+    let request = Request::ended(i);
+    let result = match status {
+        Status::Ok => on(&request),
+        Status::Corrupt => Err(Lost::Damaged),
+        Status::Lost => Err(Lost::Gone),
+        _ => Err(Lost::Unreachable),
+    };
+    channel::release(b, request);
+    result
+}
+
+/// Reads a whole extent for a page of it that is needed now, and calls `on` with its unverified bytes. The caller
+/// ensures that the extent is kept meanwhile.
+pub fn read_whole<R>(
+    b: &impl Beyond,
+    extent: u32,
+    on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R,
+) -> Result<R, Lost> {
+    let ask = Ask {
+        kind: Kind::Read,
+        extent,
+        offset: 0,
+        len: EXTENT_BYTES as u32,
+    };
+    demand(
+        b,
+        ask,
+        b.owner().now_ns(),
+        |request| Ok(b.read(request, on)),
+    )
+}
+
+/// A buffer for one record. All-zero memory is valid.
+#[repr(C, align(64))]
+pub struct Stored([u8; HEADER_BYTES + PAGE_SIZE]);
+
+impl Stored {
+    /// A buffer of zeros.
+    pub const fn new() -> Stored {
+        Stored([0; HEADER_BYTES + PAGE_SIZE])
+    }
+}
+
+impl Default for Stored {
+    fn default() -> Stored {
+        Stored::new()
+    }
+}
+
+/// Also stores a page that was read alone ([`load`] left its record in `stored`) in the pool, where that has room:
+/// otherwise it would be read from far memory each time that it leaves unchanged. The caller still holds the page.
+pub fn keep(b: &impl Beyond, entry: SwapEntry, place: DeepPlace, stored: &Stored) -> bool {
+    let owner = b.owner();
+    if owner.state().room.has_no_place() || !room::pool_has_room(b) {
+        return false;
+    }
+    let record = &stored.0[..HEADER_BYTES + place.len as usize];
+    (owner.pool()).promote(entry, place, record, owner.keeps_places())
+}
+
+/// Values of a fetch job's bytes: it is for a stream or a plan, or it comes beside a page ([`crate::far::unit`]).
+const AHEAD: i64 = 0;
+pub(crate) const BESIDE: i64 = 1;
+
+/// Fetches a whole extent in the background, unless that is under way. The caller has claimed a page whose entry names
+/// it, so the extent is kept.
+pub fn fetch(b: &impl Beyond, extent: u32) {
+    begin(b, extent, AHEAD);
+}
+
+/// As [`fetch`], for the far read size.
+pub(crate) fn fetch_beside(b: &impl Beyond, extent: u32) {
+    begin(b, extent, BESIDE);
+}
+
+fn begin(b: &impl Beyond, extent: u32, why: i64) {
+    let state = b.owner().state();
+    // Nothing can be demoted, so nothing can be promoted into the pool either.
+    if state.room.has_no_place() || channel::is_under_way(b, extent) {
+        return;
+    }
+    let Some(request) = channel::claim(b, FETCHES) else {
+        return;
+    };
+    b.book().hold(extent);
+    channel::begin(b, request, JobKind::Fetch, extent, why);
+    state.lead_time.asked_for(extent, b.owner().now_ns());
+}
+
+/// Reads the record of one page into the pool ahead of need, in the background, unless it is on its way. The caller has
+/// claimed the page, whose entry names `place`. False where no request is possible now.
+pub fn ahead(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
+    let state = b.owner().state();
+    if state.room.has_no_place() || channel::is_on_its_way(b, page, place) {
+        return false;
+    }
+    let Some(request) = channel::claim(b, FETCHES) else {
+        return false;
+    };
+    b.book().hold(place.extent);
+    channel::begin_alone(b, request, place.extent, Alone::at(page, place));
+    true
+}
+
+/// Waits for the prefetch that brings the page, and promotes what it brings. The caller must not have claimed the page,
+/// and looks at it again afterwards.
+pub fn arrives<B: Beyond>(b: &B, page: u32, place: DeepPlace) {
+    let Some(i) = channel::under_way(b, page, place) else {
+        return;
+    };
+    let job = channel::job(b, i);
+    // It is a demand read now: if the agent has not started it, it goes before prefetches.
+    if b.mailbox().urge(i) {
+        if job.kind() != JobKind::Compact {
+            lead_time::learn(b.owner(), true);
+        }
+        b.ring();
+    }
+    let ours = || job.is_open(place.extent);
+    if channel::wait(b, i, false, ours).is_some() {
+        finish(b, i);
+    } else if ours() {
+        give_up(b, i, place.extent);
+    } else {
+        // Another thread completes it.
+        B::Owner::yield_now();
+    }
+}
+
+/// Gives up a fetch that takes too long: the page is read alone, which may fail with a reason.
+fn give_up(b: &impl Beyond, i: usize, extent: u32) {
+    let job = channel::job(b, i);
+    if job.give_up(extent) {
+        b.owner().count(Counter::BeyondPoolFailure, 1);
+        job.through();
+        b.mailbox().abandon(i);
+        unhold(b, extent);
+    }
+}
+
+/// Fetches what a stream needs after the `n` pages from `start` on, so that it is in the pool when it is mapped ahead.
+pub fn fetch_for_stream<B: Beyond>(b: &B, start: u32, stride: i32, n: u32) {
+    let owner = b.owner();
+    let (from, ahead) = owner.state().lead_time.pages_from_and_to();
+    for i in from..ahead + i64::from(n) {
+        let page = i64::from(start) + i * i64::from(stride);
+        let Ok(page) = u32::try_from(page) else {
+            return;
+        };
+        let Some(seen) = owner.look(page) else {
+            return;
+        };
+        if B::Owner::whereabouts(seen) != (Whereabouts::Far { beyond: true })
+            || !owner.claim(page, seen)
+        {
+            continue;
+        }
+        if let Some(place) = owner.pool().deep_place(B::Owner::entry(seen)) {
+            fetch(b, place.extent);
+        }
+        owner.publish(page, seen, Becomes::AsBefore);
+    }
+}

@@ -1,0 +1,177 @@
+//! Copies in the pool of pages that are in local memory: a cache, and therefore the first to be freed when this
+//! process's pool, or that of a relative or neighbour in the tenant, has no room.
+//!
+//! A page that is processed here is claimed briefly, as by reclaim; it stays local.
+
+use crate::swap::Spared;
+use crate::swap::extent::EXTENT_BYTES;
+use canvas_shm::Counter;
+use canvas_types::SwapEntry;
+use canvas_types::sync::{AtomicU64, Ordering};
+
+use crate::far::room;
+use crate::far::state::new;
+use crate::far::traits::{Becomes, Owner};
+
+/// No search before these times: the last one found none, or, of copies that are also far, too few.
+pub(crate) struct Rests {
+    none_until_ns: AtomicU64,
+    no_homes_until_ns: AtomicU64,
+}
+
+impl Rests {
+    new!(
+        "None.",
+        Rests {
+            none_until_ns: AtomicU64::new(0),
+            no_homes_until_ns: AtomicU64::new(0),
+        }
+    );
+}
+
+/// Pause after a search that found none.
+const NONE_NS: u64 = 2_000_000;
+/// Pause after a search for copies that are also far, which found less than requested: this many times its duration.
+/// Few hits among many pages are not worth more processor time.
+const FEW_TIMES: u64 = 20;
+/// Pages that such a search visits: some 60 us, because the thread that waits for the processor may be handling a
+/// fault.
+const HOMES_LOOK_MAX: usize = 1 << 14;
+/// Pages that a search for copies to drop visits.
+const LOOK_MAX: usize = 1 << 18;
+
+/// The result of a search.
+#[derive(Default)]
+struct Gone {
+    bytes: usize,
+    demoted: u64,
+    dropped: u64,
+}
+
+/// Passes the entries of resident pages to `spare` until `enough` returns true.
+fn sweep<O: Owner>(
+    owner: &O,
+    look_max: usize,
+    spare: impl Fn(SwapEntry) -> Spared,
+    enough: impl Fn(&Gone) -> bool,
+) -> Gone {
+    let mut gone = Gone::default();
+    owner.with_copies(look_max, |page, seen| {
+        if enough(&gone) {
+            return false;
+        }
+        let entry = O::entry(seen);
+        // Only a hint, before the page is claimed: the entry may belong to another page by now.
+        let pool = owner.pool();
+        let is_there = pool.stored_len(entry).is_some() && pool.node_of(entry).is_none();
+        if !is_there || !owner.claim(page, seen) {
+            return true;
+        }
+        let spared = spare(entry);
+        owner.publish(page, seen, without(spared));
+        match spared {
+            Spared::Nothing => {}
+            Spared::Sunk(bytes) => {
+                gone.demoted += 1;
+                gone.bytes += bytes;
+            }
+            Spared::Dropped(bytes) => {
+                gone.dropped += 1;
+                gone.bytes += bytes;
+            }
+        }
+        true
+    });
+    owner.count(Counter::PagesDemotedUnwritten, gone.demoted);
+    owner.count(Counter::PoolCopiesDropped, gone.dropped);
+    gone
+}
+
+/// What a resident page becomes after that.
+fn without(spared: Spared) -> Becomes {
+    match spared {
+        Spared::Dropped(_) => Becomes::NoCopy,
+        Spared::Nothing | Spared::Sunk(_) => Becomes::AsBefore,
+    }
+}
+
+/// As [`sweep`], with a pause after a search that found nothing; returns bytes of slots.
+fn sweep_at(
+    owner: &impl Owner,
+    (rest, look_max): (&AtomicU64, usize),
+    spare: impl Fn(SwapEntry) -> Spared,
+    enough: impl Fn(&Gone) -> bool,
+) -> usize {
+    let now = owner.now_ns();
+    if rest.load(Ordering::Relaxed) > now {
+        return 0;
+    }
+    let bytes = sweep(owner, look_max, spare, enough).bytes;
+    if bytes == 0 {
+        rest.store(owner.now_ns() + NONE_NS, Ordering::Relaxed);
+    }
+    bytes
+}
+
+/// Frees about `bytes` of slots of copies that are also far: nothing is lost. True when there were any.
+pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
+    let spare = |entry| match owner.pool().demote_home(entry) {
+        Some(bytes) => Spared::Sunk(bytes),
+        None => Spared::Nothing,
+    };
+    let rest = &owner.state().copies.no_homes_until_ns;
+    let begun = owner.now_ns();
+    let freed = sweep_at(owner, (rest, HOMES_LOOK_MAX), spare, |gone| {
+        gone.bytes >= bytes
+    });
+    if (1..bytes).contains(&freed) {
+        let now = owner.now_ns();
+        rest.store(
+            now + FEW_TIMES * now.saturating_sub(begun),
+            Ordering::Relaxed,
+        );
+    }
+    freed > 0
+}
+
+/// Which slots of resident pages may be freed: while nothing can be written to far memory, only those whose copy is
+/// also there, since without its copy a page could not be evicted again.
+fn spare<O: Owner>(owner: &O) -> impl Fn(SwapEntry) -> Spared + '_ {
+    let is_closed = room::is_closed(owner);
+    move |entry| match owner.pool().demote_home(entry) {
+        Some(bytes) => Spared::Sunk(bytes),
+        None if is_closed => Spared::Nothing,
+        None => owner.pool().spare(entry),
+    }
+}
+
+/// Frees about `bytes` of slots of any copies of resident pages. True when there were any.
+pub(crate) fn give_up(owner: &impl Owner, bytes: usize) -> bool {
+    let spare = spare(owner);
+    let rest = &owner.state().copies.none_until_ns;
+    sweep_at(owner, (rest, LOOK_MAX), spare, |gone| gone.bytes >= bytes) > 0
+}
+
+/// Gives back about `bytes` of the pool's slabs, if that is possible at once: empty ones, then those with copies of
+/// resident pages. Returns the bytes given back.
+pub fn give_slabs(owner: &impl Owner, bytes: i64) -> i64 {
+    let pool = owner.pool();
+    let before = pool.charged_bytes();
+    pool.trim();
+    if before - pool.charged_bytes() < bytes {
+        let spare = spare(owner);
+        let rest = &owner.state().copies.none_until_ns;
+        sweep_at(owner, (rest, LOOK_MAX), spare, |_| {
+            pool.empty_bytes() >= bytes
+        });
+        pool.trim();
+    }
+    before - pool.charged_bytes()
+}
+
+/// The pool is full: frees as much as an extent takes. True when a store may fit now. Not at the far limit, which must
+/// be noticed, and not postponed by a few pages at a time.
+#[cold]
+pub fn make_room(owner: &impl Owner) -> bool {
+    room::takes_more(owner) && give_up(owner, EXTENT_BYTES)
+}

@@ -1,0 +1,359 @@
+//! Demotion: when the pool is past its mark, the reclaim thread packs its oldest pages, as they are stored, into an
+//! extent ([`crate::swap::extent`]) and posts it to the agent. Until the agent reports that it is durable the pool
+//! keeps its copies; then those that are unchanged are demoted.
+
+use crate::swap::extent::{EXTENT_BYTES, Packer, record_bytes};
+use canvas_shm::Counter;
+use canvas_shm::mailbox::WRITES;
+use canvas_types::sync::{AtomicU64, Ordering};
+
+use crate::far::channel::{self, Request};
+use crate::far::compact;
+use crate::far::completion::finish_all;
+use crate::far::job::JobKind;
+use crate::far::resident_copies;
+use crate::far::room;
+use crate::far::state::new;
+use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Whom};
+use crate::far::unhold;
+
+pub(crate) struct Pauses {
+    /// No background search before this time: the last one found nothing to write.
+    found_none_until_ns: AtomicU64,
+    /// No search for pages of the pool that are also far, while nothing can be written, before this time.
+    no_homes_until_ns: AtomicU64,
+    /// Other processes are not asked for room before this time, because asking was in vain.
+    vain_until_ns: AtomicU64,
+}
+
+impl Pauses {
+    new!(
+        "None.",
+        Pauses {
+            found_none_until_ns: AtomicU64::new(0),
+            no_homes_until_ns: AtomicU64::new(0),
+            vain_until_ns: AtomicU64::new(0),
+        }
+    );
+}
+
+/// Pause after such a search.
+const FOUND_NONE_NS: u64 = 2_000_000;
+
+/// Pages that one round of the hand visits.
+const LOOK_MAX: usize = 1 << 18;
+
+/// The reclaim thread's round: completes requests that have ended, and writes the pool's excess. True when it did
+/// something.
+pub fn background_round(b: &impl Beyond) -> bool {
+    let owner = b.owner();
+    let state = owner.state();
+    let mut worked = finish_all(b);
+    loop {
+        if room::is_over(owner) {
+            owner.pool().trim();
+        }
+        let excess = room::excess_bytes(b);
+        if excess <= 0 {
+            break;
+        }
+        // The cheapest first: copies that are also far; pages that must be written; copies that would have to be
+        // compressed again.
+        let gone = resident_copies::demote(owner, excess as usize)
+            || state.spill.found_none_until_ns.load(Ordering::Relaxed) < owner.now_ns()
+                && write_some(b, Some(LOOK_MAX))
+            || state.room.is_closed() && leave_unwritten(owner, excess as usize)
+            || state.room.writing_bytes() == 0 && resident_copies::give_up(owner, excess as usize);
+        if !gone {
+            break;
+        }
+        worked = true;
+    }
+    compact::round(b, false) || worked
+}
+
+/// Writes the pages evicted longest ago, whether the pool is full or not, because another process asks for `bytes` of
+/// it. True when something is under way.
+pub fn write_for_others(b: &impl Beyond, bytes: i64) -> bool {
+    let room = &b.owner().state().room;
+    finish_all(b);
+    while room.writing_bytes() < bytes && write_some(b, Some(LOOK_MAX)) {}
+    room.writing_bytes() > 0
+}
+
+/// How long the reclaim thread may sleep: writes under way are completed when it wakes.
+pub fn idle_ns(owner: &impl Owner) -> u64 {
+    let state = owner.state();
+    if state.room.writing_bytes() > 0 || compact::works(state) {
+        300_000
+    } else {
+        u64::MAX
+    }
+}
+
+/// The pool is full: waits until something is demoted. False when nothing will be. Waits for unreachable donors as
+/// reads do, including pauses between two attempts: one of several may have died, and another takes its place within
+/// seconds.
+#[cold]
+pub fn make_room(b: &impl Beyond) -> bool {
+    /// Pause between two polls.
+    const LOOK_NS: u64 = 10_000;
+    /// Pause between two polls while donors are away.
+    const AWAY_LOOK_NS: u64 = 1_000_000;
+    /// How long to wait for other processes, when they have all of the pool; and how long for the one with the largest
+    /// part, before all are asked.
+    const OTHERS_WAIT_NS: u64 = 1_000_000_000;
+    const LARGEST_WAIT_NS: u64 = 20_000_000;
+    /// How often to search for pages where there appear to be none: between two searches of one thread others may have
+    /// used all of them, or hold them.
+    const LOOKS_MAX: u32 = 100;
+    let owner = b.owner();
+    let state = owner.state();
+    let room = &state.room;
+    let mut looks = 0;
+    let begun = owner.now_ns();
+    let wait_ns = b.wait_ns_max();
+    let made_before = room.made();
+    let used_before = owner.pool_bytes();
+    let mut asked = false;
+    loop {
+        finish_all(b);
+        if room.made() != made_before || owner.pool_bytes() < used_before {
+            return true;
+        }
+        if room.is_stalled() {
+            return false;
+        }
+        // As many as there are requests for.
+        let found = loop {
+            match write_next(b, None) {
+                Wrote::Some => {}
+                none => break none,
+            }
+        };
+        if room.has_no_place() {
+            compact::round(b, true);
+        }
+        let now = owner.now_ns();
+        let waited_ns = now - begun;
+        let under_way = room.writing_bytes() > 0 || compact::works(state);
+        let rests = room.waits_for_an_answer(now, wait_ns);
+        if under_way || rests {
+            // A process with less than another need not make do with only that.
+            if !asked {
+                owner.ask_for_pool(Whom::Larger);
+                asked = true;
+            }
+            if waited_ns > wait_ns {
+                room.stall(under_way);
+                room.note_no_place();
+                return false;
+            }
+        } else {
+            let whom = if waited_ns < LARGEST_WAIT_NS {
+                Whom::Largest
+            } else {
+                Whom::All
+            };
+            let others_may_give = owner.ask_for_pool(whom) && waited_ns <= OTHERS_WAIT_NS;
+            if !others_may_give {
+                if looks == LOOKS_MAX || !matches!(found, Wrote::FoundNone) {
+                    return false;
+                }
+                looks += 1;
+            }
+        }
+        owner.pause(if rests { AWAY_LOOK_NS } else { LOOK_NS });
+    }
+}
+
+/// The pool is full, and nothing can be written to far memory ([`room::is_closed`]): demotes copies that are also far,
+/// and tries a write again if that is due. Does not wait. True when a store may fit now.
+#[cold]
+pub fn make_room_unwritten(b: &impl Beyond) -> bool {
+    let owner = b.owner();
+    let room = &owner.state().room;
+    let made_before = room.made();
+    finish_all(b);
+    if room.made() != made_before || leave_unwritten(owner, EXTENT_BYTES) {
+        return true;
+    }
+    if room.writing_bytes() == 0 {
+        write_some(b, Some(LOOK_MAX));
+    }
+    false
+}
+
+/// Frees about `bytes` of slots of pages that are also far. True when there were any.
+fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
+    /// Pages that one search visits, and the pause after one that found none.
+    const PAGES_MAX: usize = 1 << 14;
+    const NONE_NS: u64 = 2_000_000;
+    let none_until_ns = &owner.state().spill.no_homes_until_ns;
+    let now = owner.now_ns();
+    if none_until_ns.load(Ordering::Relaxed) > now {
+        return false;
+    }
+    let pool = owner.pool();
+    let (mut freed, mut pages) = (0, 0);
+    owner.oldest(Some(PAGES_MAX), |page, seen| {
+        if freed >= bytes {
+            return false;
+        }
+        let entry = O::entry(seen);
+        // Only a hint, before the page is claimed: the entry may belong to another page by now.
+        if pool.home_place(entry).is_none() || !owner.claim(page, seen) {
+            return true;
+        }
+        let gone = pool.demote_home(entry);
+        freed += gone.unwrap_or(0);
+        pages += u64::from(gone.is_some());
+        let becomes = gone.map_or(Becomes::AsBefore, |_| Becomes::Beyond);
+        owner.publish(page, seen, becomes);
+        true
+    });
+    owner.count(Counter::PagesDemotedUnwritten, pages);
+    if pages == 0 {
+        none_until_ns.store(now + NONE_NS, Ordering::Relaxed);
+    }
+    pages > 0
+}
+
+/// Without far memory: other processes in the tenant may hold more of the pool than they need. True when one has given
+/// something back.
+#[cold]
+pub fn others_give(owner: &impl Owner) -> bool {
+    /// Pause after asking in vain, and pause between two checks.
+    const VAIN_NS: u64 = 20_000_000;
+    const LOOK_NS: u64 = 50_000;
+    let vain_until_ns = &owner.state().spill.vain_until_ns;
+    let (begun, before) = (owner.now_ns(), owner.pool_bytes());
+    if begun < vain_until_ns.load(Ordering::Relaxed) {
+        return false;
+    }
+    if owner.ask_for_pool(Whom::All) {
+        while owner.now_ns() < begun + VAIN_NS {
+            owner.pause(LOOK_NS);
+            if owner.pool_bytes() < before {
+                return true;
+            }
+        }
+    }
+    vain_until_ns.store(owner.now_ns() + VAIN_NS, Ordering::Relaxed);
+    false
+}
+
+/// Packs and posts one extent. False when there is nothing to write, no place for it, or no request free.
+fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
+    matches!(write_next(b, look_max), Wrote::Some)
+}
+
+/// As [`write_some`], with the reason why nothing was written; that there is nothing to write is remembered for a
+/// while.
+fn write_next(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
+    let owner = b.owner();
+    let wrote = write_oldest(b, look_max);
+    if matches!(wrote, Wrote::FoundNone) {
+        let until = owner.now_ns() + FOUND_NONE_NS;
+        let found_none_until_ns = &owner.state().spill.found_none_until_ns;
+        found_none_until_ns.store(until, Ordering::Relaxed);
+    }
+    wrote
+}
+
+/// The result of a search for pages to write.
+enum Wrote {
+    /// An extent is under way, or pages were demoted without a write.
+    Some,
+    /// There is no place to write to, or no request free.
+    NoWay,
+    /// There is nothing to write.
+    FoundNone,
+}
+
+fn write_oldest(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
+    let owner = b.owner();
+    let state = owner.state();
+    if state.room.writes_rest(owner.now_ns()) {
+        return Wrote::NoWay;
+    }
+    let Some(mut request) = channel::claim(b, WRITES) else {
+        return Wrote::NoWay;
+    };
+    let Some(extent) = b.book().take(&b.slabs()) else {
+        state.room.note_no_place();
+        channel::release(b, request);
+        return Wrote::NoWay;
+    };
+    let packed = pack(b, &mut request, look_max);
+    if packed.demoted > 0 {
+        owner.count(Counter::PagesDemotedUnwritten, packed.demoted);
+        state.room.note_made();
+    }
+    if packed.records == 0 {
+        unhold(b, extent);
+        channel::release(b, request);
+        return match packed.demoted {
+            0 => Wrote::FoundNone,
+            _ => Wrote::Some,
+        };
+    }
+    state.room.writing(packed.bytes);
+    channel::begin(b, request, JobKind::Spill, extent, packed.bytes);
+    Wrote::Some
+}
+
+/// The result of a search over the pool's oldest pages.
+#[derive(Default)]
+struct Packed {
+    /// Records in the buffer, and bytes of their slots.
+    records: usize,
+    bytes: i64,
+    /// Pages that were demoted already, because they are also far.
+    demoted: u64,
+}
+
+/// Fills the buffer of a request. Pages that need no write are demoted at once; when that made as much room as an
+/// extent would have, the buffer may stay empty.
+fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Packed {
+    let owner = b.owner();
+    let pool = owner.pool();
+    b.fill(request, |buffer| {
+        let mut packer = Packer::new(buffer);
+        let mut packed = Packed::default();
+        let mut demoted_bytes = 0;
+        owner.oldest(look_max, |page, seen| {
+            if demoted_bytes >= EXTENT_BYTES && packed.records == 0 {
+                return false;
+            }
+            if !owner.claim(page, seen) {
+                return true;
+            }
+            let entry = B::Owner::entry(seen);
+            let (mut becomes, mut fits) = (Becomes::AsBefore, true);
+            if let Some(freed) = pool.demote_home(entry) {
+                demoted_bytes += freed;
+                packed.demoted += 1;
+                owner.publish(page, seen, Becomes::Beyond);
+                return true;
+            }
+            match pool.stored_len(entry) {
+                Some(len) => {
+                    fits = packer
+                        .add(page, entry, len, |bytes| {
+                            pool.copy_stored(entry, bytes);
+                        })
+                        .is_some();
+                    packed.records += usize::from(fits);
+                    packed.bytes += i64::from(fits) * record_bytes(len as usize) as i64;
+                }
+                // Filled with one value, or already far: not visited again.
+                None => becomes = Becomes::Beyond,
+            }
+            owner.publish(page, seen, becomes);
+            fits
+        });
+        packer.finish();
+        packed
+    })
+}

@@ -1,0 +1,140 @@
+//! Finds pages in local memory that keep a far copy. The copy is a cache, which saves writing the page again if it
+//! leaves unchanged.
+//!
+//! A hand cycles over the pages when far memory needs the room. Age does not matter: pages in local memory lose nothing
+//! else.
+
+use canvas_types::layout::BLOCK_PAGES;
+use canvas_types::sync::{AtomicU64, Ordering};
+
+use crate::pager::table::PageTable;
+use crate::pager::word::{self, State, Word, flag};
+
+/// The hand. Several threads may move it at the same time; only one of two threads that see a page can claim it.
+pub struct CopyHand {
+    /// The next page.
+    at: AtomicU64,
+}
+
+impl CopyHand {
+    /// A hand at the first page.
+    #[allow(clippy::new_without_default)]
+    #[cfg(not(feature = "shuttle"))]
+    pub const fn new() -> CopyHand {
+        CopyHand {
+            at: AtomicU64::new(0),
+        }
+    }
+
+    /// Offers resident pages with a far copy to `take`, which returns false to stop (the page is offered again next
+    /// time). Goes round once at most, and examines at most about `look_max` words.
+    pub fn scan(
+        &self,
+        table: &PageTable<'_>,
+        look_max: usize,
+        mut take: impl FnMut(u32, Word) -> bool,
+    ) {
+        let end = table.blocks() * BLOCK_PAGES;
+        if end == 0 {
+            return;
+        }
+        let mut page = self.at.load(Ordering::Relaxed) as usize % end;
+        let (mut gone, mut looked) = (0, 0);
+        while gone < end && looked < look_max {
+            looked += 1;
+            let block = page / BLOCK_PAGES;
+            let skipped = page.is_multiple_of(BLOCK_PAGES)
+                && table.resident_in_block[block].load(Ordering::Relaxed) == 0;
+            let step = if skipped {
+                BLOCK_PAGES
+            } else {
+                let w = word::load(&table.words[page]);
+                if w.state() == State::Resident
+                    && w.has(flag::FAR_COPY)
+                    && w.entry().is_some()
+                    && !take(page as u32, w)
+                {
+                    break;
+                }
+                1
+            };
+            gone += step;
+            page = (page + step) % end;
+        }
+        self.at.store(page as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use canvas_types::SwapEntry;
+    use canvas_types::sync::AtomicU32;
+
+    const BLOCKS: usize = 4;
+
+    fn copy() -> Word {
+        Word(0)
+            .with_state(State::Resident)
+            .with_entry(SwapEntry(1))
+            .set(flag::FAR_COPY)
+    }
+
+    /// The pages that successive calls offer, each call taking `each` pages.
+    fn offered(all: &[(usize, Word)], calls: usize, each: usize, look_max: usize) -> Vec<Vec<u32>> {
+        let words: Vec<_> = (0..BLOCKS * BLOCK_PAGES)
+            .map(|_| AtomicU64::new(0))
+            .collect();
+        let counts: Vec<_> = (0..BLOCKS).map(|_| AtomicU32::new(0)).collect();
+        let table = PageTable {
+            words: &words,
+            resident_in_block: &counts,
+            high_block: &AtomicU32::new(0),
+        };
+        for (page, w) in all {
+            table.note_resident(*page);
+            words[*page].store(w.0, Ordering::Relaxed);
+        }
+        let hand = CopyHand::new();
+        let call = |_| {
+            let mut got = Vec::new();
+            hand.scan(&table, look_max, |page, _| {
+                if got.len() == each {
+                    return false;
+                }
+                got.push(page);
+                true
+            });
+            got
+        };
+        (0..calls).map(call).collect()
+    }
+
+    #[test]
+    fn only_resident_pages_that_have_a_copy() {
+        let all = [
+            (0, copy().with_state(State::Far)),
+            (1, copy().with_state(State::Evicting)),
+            (2, copy().clear(flag::FAR_COPY)),
+            (3, copy().with_entry(SwapEntry::NONE)),
+            (4, copy()),
+            (5, copy().set(flag::LOCKED).with_pins(3)),
+        ];
+        assert_eq!(offered(&all, 1, 9, usize::MAX), [[4, 5]]);
+    }
+
+    #[test]
+    fn it_goes_on_where_it_stopped_and_once_round_at_most() {
+        let all = [(3, copy()), (600, copy()), (2000, copy())];
+        let got = offered(&all, 4, 2, usize::MAX);
+        assert_eq!(got, [[3, 600], [2000, 3], [600, 2000], [3, 600]]);
+        assert_eq!(offered(&all, 1, 9, usize::MAX), [[3, 600, 2000]]);
+        assert_eq!(offered(&[], 1, 9, usize::MAX), [[0u32; 0]]);
+    }
+
+    #[test]
+    fn looks_at_so_many_words_and_skips_empty_blocks() {
+        let got = offered(&[(1030, copy())], 2, 9, 2 + 6);
+        assert_eq!(got, [vec![], vec![1030]]);
+    }
+}

@@ -1,0 +1,215 @@
+//! Writes pages to their slots, and reads them.
+
+use canvas_types::sync::Ordering;
+use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry, score};
+
+use super::{Kind, LocalPool, Placed, STORED_MAX, Scratch, SlotMem, stored_len};
+use crate::swap::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
+use crate::swap::delta::{self, Delta};
+use crate::swap::entry::Record;
+use crate::swap::hash::Hash;
+use crate::swap::slots::SlotId;
+use crate::swap::{Lz, LzScratch, PoolBudget};
+
+/// Scores of how often pages change by more than a few words, and the number of neighbouring entries of one score: they
+/// were allocated consecutively, so their pages were evicted together and are stored together.
+pub(super) const REWRITES: usize = 1024;
+const REWRITES_ENTRIES: usize = 256;
+/// A vain search for differing words costs half of what it saves when they are few.
+const DELTA_WEIGHT: u8 = 2;
+
+/// The payload of a page that [`LocalPool::compress`] and similar functions have made in `stored`.
+fn payload<'s>(
+    kind: Kind,
+    len: usize,
+    page: &'s PageBuf,
+    stored: &'s [u8; STORED_MAX],
+) -> &'s [u8] {
+    match kind {
+        Kind::Raw => page,
+        _ => &stored[HEADER_BYTES..HEADER_BYTES + len],
+    }
+}
+
+impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
+    /// Restores the page of a payload that is shorter than one; false when it is damaged.
+    pub(super) fn expand(&self, payload: &[u8], out: &mut PageBuf) -> bool {
+        delta::expand(payload, out, |from, to| self.lz.decompress(from, to))
+    }
+
+    /// Writes a page whose entry holds `old`: as a few words after the previous copy, or compressed again. Returns
+    /// whether a slot was allocated. On `None` (full) the entry is empty, or unchanged ([`LocalPool::keeping_old`]).
+    pub(super) fn write(
+        &self,
+        entry: SwapEntry,
+        old: Record,
+        page: &PageBuf,
+        digest: &Hash,
+        scratch: &mut Scratch,
+    ) -> Option<(Kind, bool)> {
+        let old = self.only_here(entry, old);
+        if self.nodes.are_there()
+            && let Some(slot_taken) = self.write_to_node(entry, old, page, digest)
+        {
+            return Some((Kind::OnNode, slot_taken));
+        }
+        let (kind, len) = match self.difference(entry, old, page, scratch) {
+            Some(PAGE_SIZE) => (Kind::Raw, PAGE_SIZE),
+            Some(len) => (Kind::Delta, len),
+            None => self.compress(page, &mut scratch.stored, &mut scratch.lz),
+        };
+        let class = match kind {
+            Kind::Raw => RAW_CLASS,
+            _ => class_for(HEADER_BYTES + len),
+        };
+        let placed = self.place(entry, old, class)?;
+        let (Placed::Beside(slot) | Placed::Over(slot) | Placed::Instead(slot)) = placed;
+        let stored = &mut scratch.stored;
+        let put = |stored| self.put(entry, slot, digest, kind, len, page, stored);
+        match placed {
+            Placed::Over(_) => {
+                let record = Record::Stored {
+                    slot,
+                    len: len as u16,
+                    home: false,
+                };
+                // While it is written, the slot holds neither the old copy nor the new one.
+                let payload = payload(kind, len, page, stored);
+                let noted = self.journal.note(entry, record, digest, payload);
+                put(stored);
+                noted.done();
+            }
+            Placed::Beside(_) => {
+                put(stored);
+                // Free it only now that no entry names it: its next owner may write to it at once.
+                self.free_slot(old);
+            }
+            Placed::Instead(_) => put(stored),
+        }
+        let in_place = matches!(old, Record::Stored { slot: before, .. } if before == slot);
+        Some((kind, !in_place))
+    }
+
+    /// Writes the form of a page that [`LocalPool::compress`] and similar functions have made in `stored`, `len` bytes
+    /// of payload, to a slot, and lets the entry name it.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn put(
+        &self,
+        entry: SwapEntry,
+        slot: SlotId,
+        digest: &Hash,
+        kind: Kind,
+        len: usize,
+        page: &PageBuf,
+        stored: &mut [u8; STORED_MAX],
+    ) {
+        if slot.class() == RAW_CLASS {
+            self.mem.copy_in(self.slots.raw_header_offset(slot), digest);
+            self.mem
+                .copy_in(slot.offset(), payload(kind, len, page, stored));
+        } else {
+            stored[..HEADER_BYTES].copy_from_slice(digest);
+            self.mem
+                .copy_in(slot.offset(), &stored[..HEADER_BYTES + len]);
+        }
+        self.names(entry, slot, len as u16);
+    }
+
+    /// From now on the entry's copy is in `slot`.
+    pub(super) fn names(&self, entry: SwapEntry, slot: SlotId, len: u16) {
+        let stored = Record::Stored {
+            slot,
+            len,
+            home: false,
+        };
+        self.entries.set(entry, stored);
+        self.stored_bytes
+            .fetch_add(stored_len(len), Ordering::Relaxed);
+    }
+
+    /// Compresses a page after the header in `stored`, if it shrinks enough; returns the bytes of payload.
+    pub(super) fn compress(
+        &self,
+        page: &PageBuf,
+        stored: &mut [u8; STORED_MAX],
+        lz: &mut LzScratch,
+    ) -> (Kind, usize) {
+        let room = &mut stored[HEADER_BYTES..HEADER_BYTES + COMPRESSED_MAX];
+        let (room, _) = room.split_at_mut(COMPRESSED_MAX - delta::COUNT_BYTES);
+        match self.lz.compress(page, room, lz) {
+            Some(len) if len <= COMPRESSED_MAX - delta::COUNT_BYTES => {
+                let end = HEADER_BYTES + len + delta::COUNT_BYTES;
+                delta::write_none(&mut stored[HEADER_BYTES + len..end]);
+                (Kind::Compressed, len + delta::COUNT_BYTES)
+            }
+            _ => (Kind::Raw, PAGE_SIZE),
+        }
+    }
+
+    /// Makes a payload of the previous copy and the words that differ from it, after the header in `scratch`; returns
+    /// its length. A raw copy that differs little is of a page that still does not shrink: its length is that of a
+    /// page. `None` when there is no such copy, too much differs, that is expected, or the slot has no room for the
+    /// words: a larger one would cost the memory that compression saves.
+    fn difference(
+        &self,
+        entry: SwapEntry,
+        old: Record,
+        page: &PageBuf,
+        scratch: &mut Scratch,
+    ) -> Option<usize> {
+        let Record::Stored { slot, len, .. } = old else {
+            return None;
+        };
+        // A raw copy on a node may be of a page that shrinks.
+        if self.nodes.of(slot).is_some() {
+            return None;
+        }
+        let rewrites = &self.rewrites[entry.0 as usize / REWRITES_ENTRIES % REWRITES];
+        // The first byte of the page: any number that changes with the page.
+        if score::is_high(rewrites) && !score::is_probe(entry.0, page[0]) {
+            return None;
+        }
+        // A damaged copy is no longer needed, so nobody need know of it.
+        let base_len = self.base(slot, usize::from(len), scratch)?;
+        let Some(words) = Delta::between(&scratch.base, page) else {
+            score::raise(rewrites, 1);
+            return None;
+        };
+        score::lower(rewrites, DELTA_WEIGHT);
+        let Some(base_len) = base_len else {
+            return Some(PAGE_SIZE);
+        };
+        let len = base_len + words.bytes();
+        let room = match slot.class() {
+            RAW_CLASS => COMPRESSED_MAX,
+            class => usize::from(CLASS_BYTES[class]) - HEADER_BYTES,
+        };
+        if len > room {
+            return None;
+        }
+        words.write(
+            page,
+            &mut scratch.stored[HEADER_BYTES + base_len..HEADER_BYTES + len],
+        );
+        Some(len)
+    }
+
+    /// Reads the page from which a copy was compressed into the scratch, where its compressed form stays after the
+    /// header; returns that form's length, none when the copy is raw. `None` when it is damaged.
+    fn base(&self, slot: SlotId, len: usize, scratch: &mut Scratch) -> Option<Option<usize>> {
+        if len == PAGE_SIZE {
+            self.mem.copy_out(slot.offset(), &mut scratch.base);
+            return Some(None);
+        }
+        let stored = scratch.stored.get_mut(HEADER_BYTES..HEADER_BYTES + len)?;
+        let at = match slot.class() {
+            RAW_CLASS => slot.offset(),
+            _ => slot.offset() + HEADER_BYTES,
+        };
+        self.mem.copy_out(at, stored);
+        let (compressed, _) = delta::split(stored)?;
+        self.lz
+            .decompress(compressed, &mut scratch.base)
+            .then_some(Some(compressed.len()))
+    }
+}

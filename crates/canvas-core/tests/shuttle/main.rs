@@ -1,0 +1,12 @@
+//! The lock-free parts under shuttle's scheduler: `cargo test -p canvas-core --features shuttle --test shuttle`.
+
+#![cfg(feature = "shuttle")]
+
+#[path = "../toy/mod.rs"]
+mod toy;
+
+mod far;
+mod locks;
+mod pool;
+mod slots;
+mod words;
