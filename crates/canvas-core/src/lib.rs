@@ -11,3 +11,4 @@
 pub mod far;
 pub mod pager;
 pub mod swap;
+pub mod vm;

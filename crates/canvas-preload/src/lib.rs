@@ -364,10 +364,12 @@ fn join_tenant(fd: i32) -> Result<bool, Failure> {
     far_area::take_mailbox();
     keys::init().map_err(because("the kernel provides no random bytes (getrandom)"))?;
     pool::init();
-    state::PREFETCHERS.choose(state::seg().config.prefetch());
+    state::PAGER
+        .prefetchers
+        .choose(state::seg().config.prefetch());
     trace::init();
     threads::open_pidfd();
-    accounting::size_cache();
+    accounting::size_cache(trace::cache_pages());
     swapin::start();
     app_tier::start();
     learn::start();

@@ -7,7 +7,6 @@ pub mod cancel;
 pub mod far_area;
 pub mod fds;
 pub mod freeze;
-pub mod held;
 pub mod jvm;
 pub mod keys;
 pub mod life;

@@ -5,6 +5,7 @@ use canvas_core::pager::prefetch::readahead::Area;
 use canvas_core::pager::regions::{Region, Regions, kind};
 use canvas_core::pager::table::CHUNK_PAGES;
 use canvas_core::pager::word::{self, State};
+use canvas_core::vm::Claim;
 use canvas_sys::Errno;
 use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES, window_base};
 use canvas_types::sync::{RawGuard, RawSpin};
@@ -75,14 +76,6 @@ pub fn lock() -> Locked {
 /// Takes the mapping lock if it is free.
 pub fn try_lock() -> Option<Locked> {
     LOCK.try_lock().map(|held| Locked { _held: held })
-}
-
-/// Untouched pages that the caller has claimed, `from..to`.
-pub struct Claim {
-    pub from: PageId,
-    pub to: PageId,
-    /// The pages are locked in memory from their first touch on.
-    pub is_locked: bool,
 }
 
 /// Claims `page` and up to `ahead` untouched neighbours in the direction of `stride` (1 or -1), in its region and

@@ -1,7 +1,6 @@
 //! State that all of libcanvas shares: the segment, our slot in it, the descriptors, the policy.
 
-use canvas_core::pager::clock::{Clock, ClockParams, EpochClock};
-use canvas_core::pager::prefetch::choice::Prefetchers;
+use canvas_core::vm::State;
 use canvas_shm::{Counter, ProcSlot, Segment};
 use canvas_sys::uffd::Uffd;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -26,12 +25,12 @@ pub static FAULTS_WITHOUT_COPY: AtomicU64 = AtomicU64::new(0);
 /// process_madvise on this process itself does not work here.
 pub static NO_VECTOR_DISCARD: AtomicBool = AtomicBool::new(false);
 
-/// Chooses which page to evict.
-pub static CLOCK: Clock = Clock::new(ClockParams::DEFAULT);
-/// Coarse eviction time.
-pub static EPOCH: EpochClock = EpochClock::new();
-/// Choose what to bring in ahead.
-pub static PREFETCHERS: Prefetchers = Prefetchers::new();
+/// The pager's state.
+pub static PAGER: State = State::new();
+
+/// This process, for [`canvas_core::vm`]: `paging` implements the kernel's and the process's part, `far_tier` the
+/// store, and `paging::observers` the optional features.
+pub struct ThisProcess;
 
 /// Attaches the segment at `addr`.
 ///

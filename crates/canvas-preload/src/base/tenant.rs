@@ -2,18 +2,18 @@
 //! one gives up room in the pool, and what stays charged because a relative still maps it.
 
 use canvas_core::far::Whom;
+use canvas_core::vm::ledger;
 use canvas_shm::ProcSlot;
 use canvas_shm::lives::GIVING_UP;
 use canvas_sys::{gate, lock, proc};
 use canvas_types::PAGE_SIZE;
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::base::{areas, far_area, fds, fds::Fd, life, smaps, state};
 
 /// The slots of all processes of the tenant.
 pub fn live_slots() -> impl Iterator<Item = &'static ProcSlot> + Clone {
-    let taken = |p: &&ProcSlot| p.identity().is_some();
-    state::seg().procs_used().iter().filter(taken)
+    ledger::live_slots(state::seg())
 }
 
 /// Releases all that a process had which has ended or has exec'ed another image.
@@ -67,20 +67,6 @@ pub fn ask_for_pool(whom: Whom) -> Option<&'static ProcSlot> {
     } else {
         others.max_by_key(|p| has(p)).map(ask)
     }
-}
-
-static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
-
-/// Sets whether the far limit is so near that far copies of resident pages must be dropped.
-pub fn set_nearly_full(is: bool) {
-    NEARLY_FULL.store(is, Ordering::Relaxed);
-}
-
-/// Whether a page that comes in may keep its entry and far copy: not if the far limit is so near that far copies of
-/// resident pages must be dropped, nor if there are no reservations.
-#[inline]
-pub fn reserves() -> bool {
-    !NEARLY_FULL.load(Ordering::Relaxed) && state::seg().config.reservations()
 }
 
 /// Pages that this process has charged by estimate since it last measured.

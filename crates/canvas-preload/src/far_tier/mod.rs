@@ -6,4 +6,5 @@ pub mod lanes;
 pub mod ours;
 pub mod pairs;
 pub mod pool;
+pub mod store;
 pub mod tier;

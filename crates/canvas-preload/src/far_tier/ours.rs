@@ -9,6 +9,7 @@ use canvas_core::pager::spill::{Look, SpillHand};
 use canvas_core::pager::word::{self, State as At, Word, flag};
 use canvas_core::swap::extents::ExtentBook;
 use canvas_core::swap::{Chosen, LocalPool};
+use canvas_core::vm::state::reserves;
 use canvas_shm::far::{self, Far};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, far::EXTENT_BYTES};
@@ -20,7 +21,7 @@ use crate::base::{
     areas, far_area,
     far_area::{our_mailbox, ring},
     state,
-    state::EPOCH,
+    state::{PAGER, ThisProcess},
     tenant, time,
 };
 use crate::far_tier::{
@@ -84,7 +85,7 @@ impl Pages for Ours {
         let look = Look {
             words: table.words,
             blocks: table.blocks(),
-            now_epoch: EPOCH.now(),
+            now_epoch: PAGER.epoch.now(),
             words_max: look_max,
         };
         // Pages on a node are not in the pool.
@@ -123,7 +124,7 @@ impl Host for Ours {
         state::seg().config.pool_bytes.load(Ordering::Relaxed)
     }
     fn keeps_places(&self) -> bool {
-        tenant::reserves()
+        reserves(&ThisProcess)
     }
     fn ask_for_pool(&self, whom: Whom) -> bool {
         tenant::ask_for_pool(whom).is_some()

@@ -1,11 +1,9 @@
-//! The far tier of this process, for other modules: [`canvas_far`], if the tenant has far memory.
+//! The far tier of this process, for other modules: [`canvas_core::far`], if the tenant has far memory.
 
 use canvas_core::far::fetch::{Lost, Stored};
-use canvas_core::far::{
-    Owner, channel, compact, completion, fetch, lead_time, resident_copies, room, spill, unit,
-};
+use canvas_core::far::{Owner, channel, compact, fetch, resident_copies, room, spill};
 use canvas_core::swap::extent::EXTENT_BYTES;
-use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
+use canvas_types::{DeepPlace, PageId};
 use core::sync::atomic::Ordering;
 
 use crate::base::state;
@@ -17,19 +15,6 @@ use crate::far_tier::{
 /// Whether there is far memory beyond the pool.
 pub fn is_there() -> bool {
     beyond().is_some()
-}
-
-/// Reads the record at `place`, which `entry` names; the page's word is in our busy state.
-#[inline]
-pub fn load(
-    entry: SwapEntry,
-    place: DeepPlace,
-    out: &mut PageBuf,
-    scratch: &mut Stored,
-) -> Result<(), Lost> {
-    beyond().map_or(Err(Lost::Unreachable), |b| {
-        fetch::load(&b, entry, place, out, scratch)
-    })
 }
 
 /// Reads a record of a shared page.
@@ -50,35 +35,6 @@ pub fn read_whole<R>(extent: u32, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> 
     })
 }
 
-/// After a page of the extent was read alone, and while its entry still names the extent: requests its neighbours, in
-/// the background.
-#[inline]
-pub fn comes_beside(extent: u32) {
-    if let Some(b) = beyond() {
-        unit::comes_beside(&b, extent);
-    }
-}
-
-/// Records the use of a page that came into the pool beside another one.
-#[inline]
-pub fn used_beside() {
-    unit::used(&Ours);
-}
-
-/// Keeps in the pool what [`load`] has read, if there is room.
-#[inline]
-pub fn keep(entry: SwapEntry, place: DeepPlace, stored: &Stored) {
-    if let Some(b) = beyond() {
-        fetch::keep(&b, entry, place, stored);
-    }
-}
-
-/// Whether the page is on its way, alone or with its extent.
-#[inline]
-pub fn is_on_its_way(page: PageId, place: DeepPlace) -> bool {
-    beyond().is_some_and(|b| channel::is_on_its_way(&b, page.0, place))
-}
-
 /// Brings a page into the pool ahead of its need, alone and in the background. The caller has claimed the page, and its
 /// entry names the place.
 #[inline]
@@ -91,38 +47,6 @@ pub fn read_ahead(page: PageId, place: DeepPlace) -> bool {
 pub fn fetch(extent: u32) {
     if let Some(b) = beyond() {
         fetch::fetch(&b, extent);
-    }
-}
-
-/// Waits for the read-ahead that a page comes with. The caller must not own the page's word.
-#[inline]
-pub fn arrives(page: PageId, place: DeepPlace) {
-    if let Some(b) = beyond() {
-        fetch::arrives(&b, page.0, place);
-    }
-}
-
-/// Fetches what a stream needs after the `n` pages from `start` on.
-#[inline]
-pub fn fetch_for_stream(start: u32, stride: i32, n: u32) {
-    if let Some(b) = beyond() {
-        fetch::fetch_for_stream(&b, start, stride, n);
-    }
-}
-
-/// Records that a page was brought in from the pool.
-#[inline]
-pub fn used(entry: SwapEntry) {
-    if let Some(b) = beyond() {
-        lead_time::used(&b, entry);
-    }
-}
-
-/// Completes fetches that have arrived.
-#[inline]
-pub fn absorb() {
-    if let Some(b) = beyond() {
-        completion::finish_all(&b);
     }
 }
 
@@ -142,30 +66,9 @@ pub fn is_closed() -> bool {
     is_there() && room::is_closed(&Ours)
 }
 
-/// Whether a closed far tier may open again while a thread waits that has no other choice.
-pub fn may_open() -> bool {
-    beyond().is_some_and(|b| room::may_open(&b))
-}
-
 /// Bytes used beyond the pool, and their limit.
 pub fn used_and_limit() -> (u64, u64) {
     beyond().map_or((0, 0), |b| room::used_and_limit(&b))
-}
-
-/// Makes room in a full pool by dropping copies of resident pages. Returns true if a store may fit now.
-pub fn drop_copies() -> bool {
-    resident_copies::make_room(&Ours)
-}
-
-/// Waits until something has left the full pool, demoted or dropped. Returns false if nothing will. While nothing can
-/// be written, it does not wait for writing: pages that already have a copy beyond the pool can leave all the same.
-#[cold]
-pub fn make_room() -> bool {
-    match beyond() {
-        Some(b) if is_closed() => spill::make_room_unwritten(&b),
-        Some(b) => spill::make_room(&b),
-        None => spill::others_give(&Ours),
-    }
 }
 
 /// Runs one round of the reclaim thread's part. Returns whether it did anything.

@@ -1,14 +1,19 @@
 //! Decides whether new memory is granted: by the program's own limits, the far limit, and what could ever be held.
 
 use canvas_core::pager::regions::{Attr, kind};
+use canvas_core::vm::{locked, reclaim};
 use canvas_shm::Counter;
 use canvas_sys::{Errno, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::{far_area, held, regions::Lists, state, state::count};
+use crate::base::{
+    far_area,
+    regions::Lists,
+    state,
+    state::{ThisProcess, count},
+};
 use crate::memory::lock;
-use crate::paging::reclaim;
 
 /// The program's own soft RLIMIT_AS; canvas's memory would not fit under it.
 pub static LIMIT_AS: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -34,10 +39,10 @@ pub(crate) fn admit(g: &Lists, new_pages: u64, attr: Attr) -> Result<(), Errno> 
         return Err(Errno(libc::ENOMEM));
     }
     let is_filled = attr.kind & kind::LOCKED != 0 && attr.is_readable() && lock::future_fills();
-    if is_filled && !held::has_room(new_pages as i64) {
+    if is_filled && !locked::has_room(state::seg(), new_pages as i64) {
         return Err(Errno(libc::EAGAIN));
     }
-    if new_pages > 0 && is_writable && reclaim::far_limit_reached() {
+    if new_pages > 0 && is_writable && reclaim::far_limit_reached(&ThisProcess) {
         count(Counter::MmapRefused, 1);
         return Err(Errno(libc::ENOMEM));
     }

@@ -6,6 +6,7 @@
 
 use canvas_core::pager::regions::{Attr, kind};
 use canvas_core::pager::word::{self, State, flag};
+use canvas_core::vm::locked;
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{Errno, mem, signal};
 use canvas_types::layout::{self, WINDOW_PAGES, window_base};
@@ -14,8 +15,9 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::base::{
-    areas, freeze, held,
+    areas, freeze,
     regions::{Lists, addr_of, lock, range},
+    state,
 };
 use crate::memory::ranges::each_touched;
 use crate::paging::{
@@ -106,12 +108,12 @@ fn can_stay(g: &Lists, start: u32, end: u32) -> bool {
             return;
         }
         pages += i64::from(r.end - r.start);
-        if pages <= held::most() {
+        if pages <= locked::most(state::seg()) {
             let stays = |p: &PageId| word::load(areas::word(*p)).has(flag::LOCKED);
             more += PageId::each(r.start..r.end).filter(|p| !stays(p)).count() as i64;
         }
     });
-    pages <= held::most() && held::has_room(more)
+    pages <= locked::most(state::seg()) && locked::has_room(state::seg(), more)
 }
 
 /// Marks a range as locked, here and in the kernel.
@@ -203,7 +205,7 @@ fn unlock_range(start: u32, end: u32) -> Result<usize, Errno> {
         // Reclaim may have chosen a page just before it was locked, and found that the kernel keeps it.
         let kept = if r.attr.is_readable() { flag::STUCK } else { 0 };
         each_touched(r.start, r.end, |p, cur| {
-            held::note(-i64::from(cur.has(flag::LOCKED)));
+            locked::note(state::slot(), -i64::from(cur.has(flag::LOCKED)));
             word::publish(areas::word(p), cur.clear(flag::LOCKED | kept))
         });
     });
@@ -214,13 +216,15 @@ fn unlock_range(start: u32, end: u32) -> Result<usize, Errno> {
 /// kernel and the program this is no lock. Returns an error if a page cannot be made present. The caller is inside
 /// `freeze::enter`.
 pub(crate) fn hold(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
-    hold_most(start, end, fill, held::take)
+    hold_most(start, end, fill, |more| {
+        locked::take(state::seg(), state::slot(), more)
+    })
 }
 
 /// Like [`hold`], however many pages stay because of it.
 pub(crate) fn hold_all(start: u32, end: u32, fill: bool) -> Result<(), Errno> {
     hold_most(start, end, fill, |more| {
-        held::note(more);
+        locked::note(state::slot(), more);
         true
     })
 }
@@ -248,7 +252,7 @@ fn hold_most(start: u32, end: u32, fill: bool, takes: impl Fn(i64) -> bool) -> R
                 if word::transition(w, cur, cur.set(flag::LOCKED)) {
                     break;
                 }
-                held::note(-1);
+                locked::note(state::slot(), -1);
                 continue;
             }
             if !fill && cur.state() == State::Untouched {

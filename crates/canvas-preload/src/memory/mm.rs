@@ -6,6 +6,7 @@
 
 use canvas_core::pager::regions::{Attr, kind};
 use canvas_core::pager::word::{self, State, flag};
+use canvas_core::vm::locked;
 use canvas_sys::gate::{self, check};
 use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;
@@ -14,8 +15,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
 use crate::base::{
-    areas, freeze, held,
+    areas, freeze,
     regions::{Lists, addr_of, lock, pages_of, range},
+    state,
     state::uffd,
     touched,
 };
@@ -28,7 +30,7 @@ use crate::memory::{
     wishes,
     wishes::WISH,
 };
-use crate::paging::accounting;
+use crate::paging::{accounting, cache, hints, learn, trace};
 
 /// Returns a part of the managed range to canvas after a native mapping: reserves and registers it.
 pub(crate) fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
@@ -506,9 +508,14 @@ pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
             areas::word(page).store(now.0, Ordering::Release);
         });
     }
-    held::note(stay);
+    locked::note(state::slot(), stay);
     locking::after_fork_in_child(g);
+    hints::after_fork_in_child();
+    learn::after_fork_in_child();
     accounting::after_fork_in_child(resident);
+    // Until shares are measured, the child is charged for none of its pages.
+    accounting::size_cache(trace::cache_pages());
+    cache::after_fork_in_child();
     touched::after_fork_in_child();
     let mut at = 0;
     while let Some(r) = g.window.first_in(at, u32::MAX) {

@@ -3,6 +3,7 @@
 
 use canvas_core::pager::regions::{Attr, kind};
 use canvas_core::pager::word::{self, State, Word};
+use canvas_core::vm::reclaim;
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;
@@ -12,12 +13,12 @@ use crate::base::{
     areas, freeze, regions,
     regions::{addr_of, range},
     state,
-    state::uffd,
+    state::{ThisProcess, uffd},
     touched,
 };
 use crate::memory::ranges::each_touched;
 use crate::memory::{lock, mm, pins, uaccess};
-use crate::paging::{accounting, reclaim};
+use crate::paging::accounting;
 
 /// Makes a mapped range native, with its contents, which are brought in first. From then on it counts as native memory
 /// of the process; when it is unmapped it returns to canvas.
@@ -36,7 +37,7 @@ pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
             word::publish(areas::word(page), cur);
             return;
         }
-        reclaim::forget(page, cur);
+        reclaim::forget(&ThisProcess, page, cur);
         word::publish(areas::word(page), Word(0));
         touched::note_untouched(page.index() / BLOCK_PAGES, 1);
         state::seg().charge_footprint(-1);

@@ -1,6 +1,7 @@
 //! Ranges of managed memory that a call names, and the touched pages in them.
 
 use canvas_core::pager::word::{self, State, Word};
+use canvas_core::vm::reclaim;
 use canvas_sys::gate::yield_now;
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{self, BLOCK_PAGES};
@@ -11,9 +12,10 @@ use core::sync::atomic::Ordering;
 use crate::base::{
     areas,
     regions::{addr_of, range},
-    smaps, state, tenant, touched,
+    smaps, state,
+    state::ThisProcess,
+    tenant, touched,
 };
-use crate::paging::reclaim;
 
 /// Makes a call on the range that it names; `None` if the range does not begin in managed memory.
 pub(crate) fn on_range(
@@ -91,7 +93,7 @@ pub(crate) fn discard(start: u32, end: u32) {
                 any = true;
             }
             n += 1;
-            reclaim::forget(page, cur);
+            reclaim::forget(&ThisProcess, page, cur);
         });
         if any {
             let (at, bytes) = (addr_of(from), (to - from) as usize * PAGE_SIZE);

@@ -4,6 +4,8 @@ use canvas_core::pager::regions::{Attr, Region, kind};
 use canvas_core::pager::slot;
 use canvas_core::pager::table::CHUNK_PAGES;
 use canvas_core::pager::word::{self, State, Word, flag};
+use canvas_core::vm::ledger;
+use canvas_core::vm::protect::chunk;
 use canvas_sys::gate::{self, check, yield_now};
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES};
@@ -14,7 +16,7 @@ use crate::base::{
     areas, freeze,
     regions::{Lists, addr_of, is_present, lock, pages_of, range},
     state,
-    state::uffd,
+    state::{ThisProcess, uffd},
     touched,
 };
 use crate::memory::admit::admit;
@@ -22,7 +24,7 @@ use crate::memory::mm::{clear, map_at, refuse_sealed, restore_window};
 use crate::memory::open_pages::{MMAP_FIRST, RW, make_way, protect};
 use crate::memory::ranges::{discard, each_touched};
 use crate::memory::{advice, lock as locking, native};
-use crate::paging::{accounting, cache, chunk, trace};
+use crate::paging::{cache, trace};
 
 /// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must not select them at
 /// their new place.
@@ -53,7 +55,7 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
     let mut failed = None;
     // Held until the words are stored: a page that is present while its word still says Untouched would be taken for
     // absent, and be write-protected with its neighbours.
-    let held = chunk::shared(PageId(to));
+    let held = chunk(&ThisProcess, PageId(to));
     let resident = (0..n as usize)
         .filter(|i| before[*i].state() == State::Resident)
         .fold(0u64, |set, i| set | 1 << i);
@@ -90,7 +92,7 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
                 now = w;
                 let _ = place(dst, cache::buffer(slot)).map_err(|e| failed = Some(e));
                 state::seg().charge_local(state::slot(), 1);
-                accounting::note_resident(1);
+                ledger::note_resident(&ThisProcess, 1);
                 areas::table().note_resident(dst.index());
                 cache::slots().finish(taken);
             }

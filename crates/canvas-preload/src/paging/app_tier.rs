@@ -13,6 +13,7 @@ use canvas_core::pager::prefetch::advised::Advice;
 use canvas_core::pager::prefetch::choice::Surroundings;
 use canvas_core::pager::prefetch::{FaultKind, Plan};
 use canvas_core::pager::word::{self, State};
+use canvas_core::vm::{FaultSite, fill};
 use canvas_shm::Counter;
 use canvas_sys::proc;
 use canvas_types::layout::{WINDOW_PAGES, in_window};
@@ -21,9 +22,12 @@ use canvas_types::{AppTier, PAGE_SIZE, PageBuf, PageId, Prefetch};
 use core::cell::UnsafeCell;
 
 use crate::api::told;
-use crate::base::{areas, jvm, state, state::PREFETCHERS, state::count, thread, time};
+use crate::base::{
+    areas, jvm, state,
+    state::{PAGER, ThisProcess, count},
+    thread, time,
+};
 use crate::far_tier::tier;
-use crate::paging::fault;
 
 /// Thread states kept at one time. Two threads whose hashes collide evict each other's state.
 const THREADS: usize = 64;
@@ -127,7 +131,7 @@ pub fn plan(page: PageId, kind: FaultKind, plan: Plan, around: &impl Surrounding
         return plan;
     }
     let hash = thread::thread_hash() as u32;
-    let ours = PREFETCHERS.on_forwarded(hash, page, kind, around);
+    let ours = PAGER.prefetchers.on_forwarded(hash, page, kind, around);
     match ours.is_of_array() {
         true => ours,
         false => plan,
@@ -157,19 +161,11 @@ fn look_at_kind(t: &mut Thread) {
     });
 }
 
-/// Where in a page a fault was: the byte `offset`, by the instruction at `ip`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct At {
-    /// In bytes.
-    pub offset: usize,
-    /// 0 if unknown.
-    pub ip: usize,
-}
-
 /// Reads ahead what links and references suggest, after a page was brought in for a forwarded fault; `bytes` is the
 /// page's contents.
 #[inline]
-pub fn follow(page: PageId, at: At, bytes: &PageBuf) {
+pub fn follow(at: FaultSite, bytes: &PageBuf) {
+    let page = at.page;
     if !HAS_FAR.load(Ordering::Relaxed) {
         return;
     }
@@ -180,7 +176,7 @@ pub fn follow(page: PageId, at: At, bytes: &PageBuf) {
     }
 }
 
-fn follow_forwarded(page: PageId, at: At, bytes: &PageBuf, tier: AppTier) {
+fn follow_forwarded(page: PageId, at: FaultSite, bytes: &PageBuf, tier: AppTier) {
     let mut may = true;
     let found = with_thread(|t| {
         let nothing = (Asked::default(), Asked::default());
@@ -258,8 +254,8 @@ fn far_page(address: usize) -> Option<PageId> {
 
 /// Reads a page ahead if it lies beyond the pool; returns whether it did.
 fn read_ahead(page: PageId, mark: u64) -> bool {
-    let asked =
-        page.index() < WINDOW_PAGES && fault::ask_for(page, |place| tier::read_ahead(page, place));
+    let asked = page.index() < WINDOW_PAGES
+        && fill::request(&ThisProcess, page, |place| tier::read_ahead(page, place));
     if asked {
         let slot = &RAISED[page.index() % RAISED.len()];
         slot.store(u64::from(page.0) << 1 | mark, Ordering::Relaxed);

@@ -2,18 +2,19 @@
 //! whom.
 
 use canvas_core::pager::slot::{Control, Place, SlotTable};
+use canvas_core::vm::ledger;
 use canvas_shm::Counter;
-use canvas_types::{PAGE_SIZE, PageBuf};
+use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas::{self, CACHE_SLOTS_MAX},
     smaps, state,
-    state::count,
+    state::{ThisProcess, count},
     tenant, thread,
 };
 use crate::far_tier::pool::pool;
-use crate::paging::{accounting, reclaim};
+use crate::paging::vm;
 
 /// Entries of the FIFO. Stale entries are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;
@@ -49,14 +50,6 @@ pub fn buffer(slot: u32) -> usize {
     areas::cache_buffers() + slot as usize * PAGE_SIZE
 }
 
-/// A slot's contents, for the thread that is its writer or taker.
-#[inline(always)]
-pub fn contents(slot: u32) -> &'static PageBuf {
-    // SAFETY: slot buffers are mapped for the life of the process, and a slot with a writer or taker is not written to
-    // before both are done with it.
-    unsafe { &*(buffer(slot) as *const PageBuf) }
-}
-
 /// Frees the memory of slots that were idle for a while: 20 ms when the tenant is short of room, else 200 ms. Called by
 /// the reclaim thread, inside `freeze::enter`.
 pub fn give_back_idle(now: u64) {
@@ -65,7 +58,7 @@ pub fn give_back_idle(now: u64) {
     let pause_ns = if forked && slots().buffers() > slots().capacity() {
         // Nobody may need these slots, and writes by relatives make the kernel copy them.
         1_000_000
-    } else if accounting::short_of_room() {
+    } else if ledger::short_of_room(&ThisProcess) {
         20_000_000
     } else {
         200_000_000
@@ -79,7 +72,7 @@ pub fn give_back_idle(now: u64) {
     let n = give_back(|ranges, discard| {
         still_shared += tenant::give_up_shared(|| smaps::shared_in(ranges), discard).1;
     });
-    accounting::uncharge(n);
+    ledger::uncharge(&ThisProcess, n);
     state::slot().cached_pages.fetch_sub(n, Ordering::Relaxed);
     if still_shared > 0 {
         tenant::keep_charge(still_shared);
@@ -114,7 +107,7 @@ fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
         let ranges = &ranges[..n];
         each(ranges, &|| {
             // SAFETY: these slots are exclusively ours until they are given back, and hold nothing.
-            unsafe { reclaim::discard(ranges) };
+            unsafe { vm::discard(ranges) };
         });
         slots().give_back_bare(&places[..n]);
         idle += n as i64;

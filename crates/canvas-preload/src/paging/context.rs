@@ -1,53 +1,14 @@
 //! Working memory of fills and reclaim: a fixed number of contexts in canvas's own memory, each taken for one
 //! operation. When all are taken the next thread waits, so memory stays bounded.
 
-use canvas_core::far::fetch::Stored;
-use canvas_core::pager::clock::VictimBatch;
 use canvas_core::pager::locks::{Place as Taken, Places};
-use canvas_core::pager::slot::Place;
-use canvas_core::swap::Scratch;
+use canvas_core::vm::fill::Fill;
+use canvas_core::vm::unmap::Batch;
 use canvas_sys::Errno;
-use canvas_types::{PageBuf, PageId};
 use core::ops::{Deref, DerefMut};
 
 use crate::base::writable::{Steps, open};
 use crate::base::{areas, slow, thread};
-use crate::paging::protect::Protected;
-
-/// Pages that a fill decodes before it maps them.
-pub const STAGING_PAGES: usize = 16;
-/// Pages that one batch of reclaim unmaps at most.
-pub const BATCH_PAGES: usize = canvas_core::pager::clock::BATCH_PAGES;
-
-/// Working memory for bringing pages in.
-#[repr(C, align(4096))]
-pub struct Fill {
-    /// Decoded pages.
-    pub staging: [PageBuf; STAGING_PAGES],
-    /// Scratch memory of the pool.
-    pub scratch: Scratch,
-    /// What was read from beyond the pool.
-    pub stored: Stored,
-}
-
-/// Working memory for unmapping and writing out.
-#[repr(C, align(4096))]
-pub struct Reclaim {
-    /// What the policy chose.
-    pub batch: VictimBatch,
-    /// Swap cache slots for the batch.
-    pub slots: [Place; BATCH_PAGES],
-    /// Pages of the batch that go through the swap cache, in the order of `slots`.
-    pub pages: [PageId; BATCH_PAGES],
-    /// Pages of the batch whose far copies are up to date.
-    pub clean: [PageId; BATCH_PAGES],
-    /// What is write-protected.
-    pub protected: Protected,
-    /// Ranges to discard.
-    pub ranges: [libc::iovec; BATCH_PAGES],
-    /// Scratch memory of the pool.
-    pub scratch: Scratch,
-}
 
 /// Concurrent fills, each of which may have a read beyond the pool in flight.
 const FILLS: usize = canvas_shm::mailbox::DEMANDS.count_ones() as usize;
@@ -55,7 +16,7 @@ const FILLS: usize = canvas_shm::mailbox::DEMANDS.count_ones() as usize;
 const RECLAIMS: usize = 16;
 const FILL_STEP: usize = 1 << 20;
 const _: () = assert!(
-    core::mem::size_of::<Fill>() <= FILL_STEP && core::mem::size_of::<Reclaim>() <= FILL_STEP
+    core::mem::size_of::<Fill>() <= FILL_STEP && core::mem::size_of::<Batch>() <= FILL_STEP
 );
 
 static FILL_PLACES: Places<FILLS> = Places::new();
@@ -67,7 +28,7 @@ const _: () = assert!(FILLS <= 64 && RECLAIMS <= 64);
 /// Opens one context of each kind, so that a waiting thread always has one to wait for. Called once, at start-up.
 pub fn open_first() -> Result<(), Errno> {
     open_place::<Fill>(&FILLS_OPEN, 0, fills())?;
-    open_place::<Reclaim>(&RECLAIMS_OPEN, 0, reclaims())
+    open_place::<Batch>(&RECLAIMS_OPEN, 0, reclaims())
 }
 
 /// Opens a context at its first use.
@@ -134,7 +95,7 @@ pub fn fill() -> Held<Fill> {
 }
 
 /// Takes a context for reclaim.
-pub fn reclaim() -> Held<Reclaim> {
+pub fn reclaim() -> Held<Batch> {
     // Take the lowest free one: contexts that are never needed at the same time use no memory.
     // SAFETY: reclaim's contexts lie behind those of the fills.
     unsafe { hold(&RECLAIM_PLACES, &RECLAIMS_OPEN, 0, reclaims()) }

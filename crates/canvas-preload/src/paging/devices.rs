@@ -10,13 +10,16 @@
 //! argument that runs on and on. Signal mode serves only a thread's own faults, so the guest would stop at its first
 //! far page. In signal mode [`refuses`] fails the creation of a machine, and monitors that can emulate one do so.
 
-use canvas_core::pager::holds::{self, Batch, Call, Holds};
+use canvas_core::pager::holds::{self, Call};
+use canvas_core::vm::{ledger, reclaim};
 use canvas_sys::{gate, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::{freeze, state};
-use crate::paging::{accounting, reclaim};
+use crate::base::{
+    freeze, state,
+    state::{PAGER, ThisProcess},
+};
 use crate::report;
 
 const _: () = assert!(
@@ -24,25 +27,12 @@ const _: () = assert!(
     "SEMANTICS.md says a minute"
 );
 
-static HOLDS: Holds = Holds::new();
-/// Whether a batch was refused since a call last evicted.
-static REFUSED: AtomicBool = AtomicBool::new(false);
-
-/// Begins a batch of reclaim; `None` while a device may write to any page.
-pub fn batch() -> Option<Batch<'static>> {
-    let batch = HOLDS.batch(proc::now_ns());
-    if batch.is_none() {
-        REFUSED.store(true, Ordering::Relaxed);
-    }
-    batch
-}
-
 /// Holds reclaim until dropped.
 pub struct Held(Call);
 
 impl Drop for Held {
     fn drop(&mut self) {
-        HOLDS.end(self.0);
+        PAGER.holds.end(self.0);
     }
 }
 
@@ -76,14 +66,15 @@ pub fn before_ioctl(a: &[usize; 6]) -> Option<Held> {
     if a[2] < PAGE_SIZE || !is_device(a[0]) {
         return None;
     }
-    if REFUSED.load(Ordering::Relaxed) && REFUSED.swap(false, Ordering::Relaxed) {
+    let was_held = &PAGER.was_held;
+    if was_held.load(Ordering::Relaxed) && was_held.swap(false, Ordering::Relaxed) {
         give();
     }
-    let held = Held(HOLDS.begin(proc::now_ns()));
+    let held = Held(PAGER.holds.begin(proc::now_ns()));
     // A batch takes at most a millisecond, but one in a vfork child that was killed never ends.
     const PATIENCE_NS: u64 = 1_000_000_000;
     let begun = proc::now_ns();
-    while !HOLDS.is_settled() && proc::now_ns() < begun + PATIENCE_NS {
+    while !PAGER.holds.is_settled() && proc::now_ns() < begun + PATIENCE_NS {
         gate::wait(50_000);
     }
     Some(held)
@@ -100,12 +91,14 @@ fn is_device(fd: usize) -> bool {
 fn give() {
     const WAITS_MAX: u32 = 20;
     let mut waits = 0;
-    while waits < WAITS_MAX && accounting::is_past_limit() {
+    while waits < WAITS_MAX && ledger::is_past_limit(&ThisProcess) {
         let done = {
             let _inside = freeze::enter();
-            match accounting::excess() {
+            match ledger::excess(&ThisProcess) {
                 0 => return,
-                pages => reclaim::run(pages.min(64) as u32, reclaim::Whose::Direct),
+                pages => {
+                    reclaim::reclaim(&ThisProcess, pages.min(64) as u32, reclaim::Reason::Direct)
+                }
             }
         };
         if done == 0 {
@@ -113,9 +106,4 @@ fn give() {
             gate::wait(1_000_000);
         }
     }
-}
-
-/// In a fork's child: forgets the calls of the parent's threads.
-pub fn after_fork_in_child() {
-    HOLDS.forget();
 }

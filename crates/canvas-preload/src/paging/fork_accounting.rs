@@ -15,6 +15,7 @@
 //! answers for its proportional share (Pss). One by one would not do: of two that share a page, the
 //! first would give up its half before the second takes it.
 
+use canvas_core::vm::ledger;
 use canvas_shm::segment::shares;
 use canvas_shm::{ProcSlot, Segment};
 use canvas_sys::proc;
@@ -28,7 +29,6 @@ use crate::base::{
     tenant::{DRIFT_PAGES, take_turn},
     upcalls,
 };
-use crate::paging::accounting;
 
 /// Pause between two looks at the copies made.
 const LOOK_PAUSE_NS: u64 = 1_000_000;
@@ -86,7 +86,7 @@ pub fn before_exit() {
 /// In the child, when all is in order: it needs a reclaim thread whether it faults or not. What it shares
 /// is freed only when both sides give it up, and the copies that its writes make are to be counted.
 pub fn child_ready() {
-    if accounting::limit().is_some() {
+    if ledger::limit(state::seg()).is_some() {
         upcalls::start_reclaimer();
     }
 }
@@ -115,7 +115,7 @@ pub fn look(now: u64) -> bool {
     // where nothing was kept that may be free.
     let took = seg.measure_took_ns.load(Ordering::Relaxed);
     let drift = DRIFT_PAGES.load(Ordering::Relaxed);
-    let is_much = |pages: i64, part| accounting::limit().is_some_and(|l| pages > l / part);
+    let is_much = |pages: i64, part| ledger::limit(state::seg()).is_some_and(|l| pages > l / part);
     let soon = orphans || is_much(drift, 16);
     let times = match (soon, drift) {
         (true, _) => 5,

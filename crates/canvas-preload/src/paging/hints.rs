@@ -6,6 +6,8 @@
 
 use canvas_core::pager::hints::{self, Hint, Ring};
 use canvas_core::pager::word::{self, State, flag};
+use canvas_core::vm::fill::{self, Beyond, SwappedIn};
+use canvas_core::vm::{ledger, reclaim};
 use canvas_shm::Counter;
 use canvas_sys::gate::yield_now;
 use canvas_types::PageId;
@@ -14,10 +16,10 @@ use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use crate::base::{
     areas, state,
-    state::{CLOCK, count},
+    state::{PAGER, ThisProcess, count},
 };
 use crate::far_tier::tier;
-use crate::paging::{accounting, fault, reclaim, swapin::Round};
+use crate::paging::{accounting, swapin::Round};
 
 /// Ranges to bring in.
 static IN: Ring = Ring::new();
@@ -65,7 +67,7 @@ fn call_reclaimer() {
 
 /// Pages that queued hints may bring in at a time.
 fn pages_max() -> i64 {
-    accounting::limit().map_or(i64::MAX, |limit| (limit / 8).max(LOT as i64))
+    ledger::limit(state::seg()).map_or(i64::MAX, |limit| (limit / 8).max(LOT as i64))
 }
 
 /// Absent pages of the range, by the blocks' counts; counting may stop at `most`.
@@ -170,7 +172,7 @@ pub fn cool(start: u32, end: u32) -> bool {
         let found = hints::cool(&table.words[page as usize..to as usize]);
         locked |= found.locked;
         if found.pages > 0 && chunks < COLD_CHUNKS {
-            CLOCK.stream_passed(PageId(page));
+            PAGER.clock.stream_passed(PageId(page));
             chunks += 1;
         }
         page = to;
@@ -286,7 +288,7 @@ impl Server {
     /// Runs one round of the reclaim thread's work on hints. The caller is inside `freeze::enter`.
     pub fn background_round(&mut self) -> Round {
         ARRIVED.store(false, Ordering::Relaxed);
-        if accounting::is_past_limit() {
+        if ledger::is_past_limit(&ThisProcess) {
             return Round::Idle;
         }
         let out = self.take_out();
@@ -312,7 +314,7 @@ impl Server {
             return Round::Worked(0);
         }
         let to = task.end.min(from.saturating_add(LOOK_MAX));
-        let (at, left) = reclaim::run_of(from, to);
+        let (at, left) = reclaim::reclaim_chosen(&ThisProcess, from, to);
         count(Counter::HintPagesOut, u64::from(left));
         task.at = at;
         let stuck = at == from;
@@ -404,23 +406,23 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
     }
     let n = lot.len() as i64;
     // Stay as far below the limit as reclaim does, and use at most half of that headroom, which faults need.
-    let (mark, top) = accounting::limit().map_or((i64::MAX >> 1, i64::MAX >> 1), |l| {
-        let low = accounting::gaps(l).0;
+    let (mark, top) = ledger::limit(state::seg()).map_or((i64::MAX >> 1, i64::MAX >> 1), |l| {
+        let low = ledger::gaps(&ThisProcess, l).0;
         (l - low, l - low / 2)
     });
     let mut tries = 0;
     if seg.local_pages.load(Ordering::Relaxed) + n > mark {
-        reclaim::run(n as u32, reclaim::Whose::Background);
+        reclaim::reclaim(&ThisProcess, n as u32, reclaim::Reason::Background);
     }
     while !seg.charge_local_within(me, n, top) {
         tries += 1;
-        if tries > 3 || reclaim::run(n as u32, reclaim::Whose::Background) == 0 {
+        if tries > 3 || reclaim::reclaim(&ThisProcess, n as u32, reclaim::Reason::Background) == 0 {
             return wait;
         }
     }
     let beyond = match hints::is_scattered(lot) {
-        true => fault::Beyond::Alone,
-        false => fault::Beyond::Extents,
+        true => Beyond::Alone,
+        false => Beyond::Extents,
     };
     let done = charged_in(lot, beyond, goes_on, counter);
     Came {
@@ -433,23 +435,24 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
 /// them. The caller is inside `freeze::enter`.
 pub fn lot_beside(lot: &[PageId], counter: Counter) {
     let n = lot.len() as i64;
-    let mark = accounting::limit().map_or(i64::MAX >> 1, |l| l - accounting::gaps(l).0);
+    let mark =
+        ledger::limit(state::seg()).map_or(i64::MAX >> 1, |l| l - ledger::gaps(&ThisProcess, l).0);
     if !state::seg().charge_local_within(state::slot(), n, mark) {
         return;
     }
-    charged_in(lot, fault::Beyond::Extents, || true, counter);
+    charged_in(lot, Beyond::Extents, || true, counter);
 }
 
 /// Brings in the pages, which are charged, while `goes_on` returns true. Uncharges those that did not come in, and
 /// counts. Pages that come in survive the next reclaim pass.
 fn charged_in(
     lot: &[PageId],
-    beyond: fault::Beyond,
+    beyond: Beyond,
     goes_on: impl Fn() -> bool,
     counter: Counter,
-) -> fault::SwappedIn {
-    let done = fault::swap_in(lot, beyond, goes_on, |_| false);
-    accounting::uncharge(lot.len() as i64 - i64::from(done.mapped));
+) -> SwappedIn {
+    let done = fill::swap_in(&ThisProcess, lot, beyond, goes_on, |_| false);
+    ledger::uncharge(&ThisProcess, lot.len() as i64 - i64::from(done.mapped));
     count(counter, u64::from(done.mapped));
     for page in lot {
         hints::spare(areas::word(*page));
@@ -459,7 +462,8 @@ fn charged_in(
 
 /// Lets reclaim and other processes' requests go first.
 fn goes_on() -> bool {
-    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !accounting::is_past_limit()
+    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0
+        && !ledger::is_past_limit(&ThisProcess)
 }
 
 /// The first page from `page` on in a block for which `is_empty` is false.

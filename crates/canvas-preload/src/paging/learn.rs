@@ -9,6 +9,7 @@
 
 use canvas_core::pager::learn::chunks::{self, Draft, Index, among};
 use canvas_core::pager::learn::{Event, FIRST, Learner, MATCH, Outcome, is_left_out};
+use canvas_core::vm::{fill, ledger};
 use canvas_shm::Counter;
 use canvas_shm::learn::{Recording, Recordings};
 use canvas_shm::segment::config_flag;
@@ -18,10 +19,14 @@ use canvas_types::PageId;
 use canvas_types::layout::WINDOW_PAGES;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{areas, life, state, state::count, tenant};
+use crate::base::{
+    areas, life, state,
+    state::{ThisProcess, count},
+    tenant,
+};
 use crate::far_tier::tier;
 use crate::paging::{
-    accounting, fault,
+    accounting,
     hints::{self, LOT, Lot, WAIT_NS},
     swapin::Round,
 };
@@ -210,7 +215,7 @@ impl Server {
             return Round::Idle;
         }
         let now_ns = proc::now_ns();
-        if accounting::is_past_limit() {
+        if ledger::is_past_limit(&ThisProcess) {
             self.learner().disturbed(now_ns);
         }
         for _ in 0..RING {
@@ -309,7 +314,7 @@ impl Server {
     fn note_replay(&mut self, recording: Option<&'static Recording>) {
         self.replays = recording;
         (self.lot, self.reach) = (Lot::default(), 0);
-        self.beyond_room = accounting::limit().map_or(i64::MAX, |l| l / 8);
+        self.beyond_room = ledger::limit(state::seg()).map_or(i64::MAX, |l| l / 8);
         if recording.is_some() {
             count(Counter::LearnReplays, 1);
         }
@@ -365,7 +370,7 @@ impl Server {
         let Some(learner) = &mut self.learner else {
             return Round::Idle;
         };
-        if accounting::is_past_limit() || self.beyond_room <= 0 {
+        if ledger::is_past_limit(&ThisProcess) || self.beyond_room <= 0 {
             return Round::Idle;
         }
         if self.lot.len() == 0 {
@@ -406,7 +411,7 @@ impl Server {
             };
             self.reach += 1;
             for page in entry.pages().map(PageId) {
-                fault::ask_for(page, |place| {
+                fill::request(&ThisProcess, page, |place| {
                     tier::fetch(place.extent);
                     true
                 });
@@ -417,8 +422,8 @@ impl Server {
 
 /// Whether `pages` more pages would make reclaim evict others.
 fn has_no_room(pages: i64) -> bool {
-    accounting::limit().is_some_and(|limit| {
-        let mark = limit - accounting::gaps(limit).0;
+    ledger::limit(state::seg()).is_some_and(|limit| {
+        let mark = limit - ledger::gaps(&ThisProcess, limit).0;
         state::seg().local_pages.load(Ordering::Relaxed) + pages > mark
     })
 }

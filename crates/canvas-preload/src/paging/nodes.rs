@@ -8,6 +8,8 @@ use canvas_core::pager::spill::{Look, SpillHand};
 use canvas_core::pager::word::Word;
 use canvas_core::swap::Spared;
 use canvas_core::swap::pool::{NODE_PAGE_BYTES, Sank};
+use canvas_core::vm::reclaim;
+use canvas_core::vm::unmap::Batch;
 use canvas_shm::Counter;
 use canvas_shm::nodes::NodeBook;
 use canvas_sys::proc;
@@ -17,13 +19,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{
     areas, state,
-    state::{EPOCH, count},
+    state::{PAGER, ThisProcess, count},
 };
 use crate::far_tier::{ours::Ours, pool::pool};
-use crate::paging::{
-    context::{self, Reclaim},
-    reclaim,
-};
+use crate::paging::context;
 
 /// Pages that one round moves at most.
 const ROUND_PAGES: i64 = 64;
@@ -36,18 +35,6 @@ const POOL_FULL_NS: u64 = 10_000_000;
 static FAR: SpillHand = SpillHand::new();
 static COPIES: CopyHand = CopyHand::new();
 static RESTS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-
-/// Bytes that the tenant uses on nodes, and its limit there.
-pub fn used_and_limit() -> (u64, u64) {
-    let nodes = state::seg().nodes().iter();
-    nodes.fold((0, 0), |(used, limit), n| {
-        let there = n.bytes.load(Ordering::Relaxed).max(0) as u64;
-        (
-            used.saturating_add(there),
-            limit.saturating_add(n.bound().max(0) as u64),
-        )
-    })
-}
 
 /// By how many of this process's pages each node is too full.
 #[derive(Default)]
@@ -101,7 +88,7 @@ pub fn background_round() -> bool {
     // become far first.
     let worked = sunk > 0
         || drop_copies(&excess) > 0
-        || is_over && reclaim::write_out(&mut ctx, ROUND_PAGES as u32 / 2) > 0;
+        || is_over && reclaim::write_out(&ThisProcess, &mut ctx, ROUND_PAGES as u32 / 2) > 0;
     if is_over {
         pool().trim_nodes();
     }
@@ -117,12 +104,12 @@ pub fn background_round() -> bool {
 }
 
 /// Moves the pages that left local memory longest ago into the pool. Returns how many, and whether the pool is full.
-fn sink_oldest(ctx: &mut Reclaim, excess: &Excess) -> (i64, bool) {
+fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
     let table = areas::table();
     let look = Look {
         words: table.words,
         blocks: table.blocks(),
-        now_epoch: EPOCH.now(),
+        now_epoch: PAGER.epoch.now(),
         words_max: Some(LOOK_MAX),
     };
     let (mut sunk, mut is_full) = (0, false);

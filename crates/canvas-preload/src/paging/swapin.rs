@@ -4,6 +4,8 @@
 use canvas_core::pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
 use canvas_core::pager::swapin::{Hand, Table};
 use canvas_core::pager::word::{self, flag};
+use canvas_core::vm::fill::{self, Beyond};
+use canvas_core::vm::{ages, ledger};
 use canvas_shm::Counter;
 use canvas_shm::segment::shares;
 use canvas_sys::gate::yield_now;
@@ -13,10 +15,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{
     areas, state,
-    state::{EPOCH, count},
+    state::{PAGER, ThisProcess, count},
 };
 use crate::far_tier::tier;
-use crate::paging::{accounting, ages, cache, fault, reclaim};
+use crate::paging::cache;
 
 /// Pages that come in at a time; between two such lots other work goes first.
 const LOT: usize = 64;
@@ -30,24 +32,11 @@ const YIELD_NS_MAX: u64 = 2_000_000;
 
 /// The limit when this process started: the reclaim thread may read it for the first time long after that.
 static LIMIT_BYTES: AtomicU64 = AtomicU64::new(0);
-/// Samples that were touched.
-static USED: AtomicU64 = AtomicU64::new(0);
 
 /// Stores, at start-up, the limit against which a rise is measured.
 pub fn start() {
     let limit_bytes = state::seg().config.local_bytes.load(Ordering::Relaxed);
     LIMIT_BYTES.store(limit_bytes, Ordering::Relaxed);
-}
-
-/// Counts a sample that was touched.
-pub fn note_used() {
-    USED.fetch_add(1, Ordering::Relaxed);
-    count(Counter::ProactiveUsed, SAMPLE_EVERY);
-}
-
-/// Counts a sample that was written out without having been touched.
-pub fn note_unused() {
-    count(Counter::ProactiveUnused, SAMPLE_EVERY);
 }
 
 /// State of the reclaim thread's proactive swap-in.
@@ -105,7 +94,7 @@ impl SwapIn {
         };
         let came_back = || state::slot().came_back.load(Ordering::Relaxed);
         let faults_before = came_back();
-        let most = accounting::limit().unwrap_or(0) - seen.threshold.unwrap_or(0);
+        let most = ledger::limit(state::seg()).unwrap_or(0) - seen.threshold.unwrap_or(0);
         let on_its_way = self.batch(pages as usize, most);
         let took_ns = proc::now_ns().saturating_sub(seen.now_ns);
         count(Counter::ProactiveNs, took_ns);
@@ -132,7 +121,7 @@ impl SwapIn {
             words: table.words,
             blocks: table.blocks(),
             is_empty: areas::all_resident,
-            now_epoch: EPOCH.now(),
+            now_epoch: PAGER.epoch.now(),
         };
         let mut lot = [PageId::default(); LOT];
         let mut left = pages;
@@ -179,10 +168,10 @@ impl SwapIn {
         }
         let slots = cache::slots();
         let samples = slots.available() > slots.capacity() / 2;
-        let done = fault::swap_in(pages, fault::Beyond::Extents, goes_on, |i| {
+        let done = fill::swap_in(&ThisProcess, pages, Beyond::Extents, goes_on, |i| {
             samples && (self.came + u64::from(i)).is_multiple_of(SAMPLE_EVERY)
         });
-        accounting::uncharge(charge - i64::from(done.mapped));
+        ledger::uncharge(&ThisProcess, charge - i64::from(done.mapped));
         let came = u64::from(done.mapped + done.sampled);
         self.came += came;
         self.when.came(came, u64::from(done.sampled));
@@ -210,16 +199,17 @@ enum Came {
 
 /// Lets reclaim and other processes' requests go first.
 fn goes_on() -> bool {
-    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !accounting::short_of_room()
+    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0
+        && !ledger::short_of_room(&ThisProcess)
 }
 
 /// The inputs of the decision; `None` without a limit.
 fn look() -> Option<Seen> {
     let (seg, me) = (state::seg(), state::slot());
     let far = me.far_pages.load(Ordering::Relaxed);
-    let limit = accounting::limit()?;
+    let limit = ledger::limit(state::seg())?;
     let setting = seg.proactive_pages(limit);
-    let threshold = setting.map(|pages| floor(pages, accounting::gaps(limit).1));
+    let threshold = setting.map(|pages| floor(pages, ledger::gaps(&ThisProcess, limit).1));
     let now_ns = proc::now_ns();
     Some(Seen {
         now_ns,
@@ -234,8 +224,8 @@ fn look() -> Option<Seen> {
                 .max(1),
         ),
         far,
-        evicted: reclaim::evicted_pages(),
-        used: USED.load(Ordering::Relaxed),
-        runs: ages::program_runs(now_ns),
+        evicted: PAGER.evicted_pages.load(Ordering::Relaxed),
+        used: PAGER.proactive_used.load(Ordering::Relaxed),
+        runs: ages::program_runs(&ThisProcess, now_ns),
     })
 }

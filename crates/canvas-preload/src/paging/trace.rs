@@ -15,6 +15,8 @@ use canvas_core::pager::trace::{
     HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate, is_sampled, record_flag,
 };
 use canvas_core::pager::word::{self, State, Word, flag};
+use canvas_core::vm::reclaim;
+use canvas_core::vm::unmap::{Purpose, unmap};
 use canvas_shm::Counter;
 use canvas_shm::segment::config_flag;
 use canvas_sys::gate::yield_now;
@@ -23,8 +25,8 @@ use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{areas, freeze, state, thread, upcalls};
-use crate::paging::{cache, context, devices, reclaim};
+use crate::base::{areas, freeze, state, state::ThisProcess, thread, upcalls};
+use crate::paging::{cache, context};
 use crate::report;
 
 /// Entries of the ring: 1 MiB.
@@ -471,18 +473,18 @@ fn unmap_some() -> bool {
     let half = cache::slots().capacity() / 2;
     if cache::slots().available() < half {
         // With a limit the cache is small, and reclaim needs most of it.
-        reclaim::write_out(ctx, half - cache::slots().available());
+        reclaim::write_out(&ThisProcess, ctx, half - cache::slots().available());
     }
     let most = cache::slots()
         .available()
         .saturating_sub(half / 2)
         .min(STEP_PAGES);
-    let Some(_batch) = devices::batch() else {
+    let Some(_batch) = reclaim::begin_batch(&ThisProcess) else {
         return false;
     };
-    ctx.batch.clear();
-    select(&mut ctx.batch, most);
-    ctx.batch.pages() > 0 && reclaim::unmap(ctx, true) > 0
+    ctx.victims.clear();
+    select(&mut ctx.victims, most);
+    ctx.victims.pages() > 0 && unmap(&ThisProcess, ctx, Purpose::Trace) > 0
 }
 
 /// Selects at most `most` resident sampled pages. Blocks are skipped at random: if pages were always unmapped in the

@@ -15,7 +15,7 @@ use crate::base::{
 };
 use crate::far_tier::{self, pool};
 use crate::memory::{admit, mm, uaccess};
-use crate::paging::{ages, devices, fork_accounting, native_swap, trace};
+use crate::paging::{accounting, fork_accounting, native_swap, trace};
 use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
 use crate::shared::pages;
@@ -262,13 +262,12 @@ fn child(
     life::after_fork_in_child();
     let parent = state::slot();
     begin_in(slot);
-    ages::inherit(parent);
+    accounting::inherit_ages(parent);
     state::FAULTS_WITHOUT_COPY.store(0, Ordering::Relaxed);
     canvas_sys::gate::after_fork_in_child();
     own::after_fork_in_child();
     threads::after_fork_in_child();
     native_swap::after_fork_in_child();
-    devices::after_fork_in_child();
     api::after_fork_in_child();
     fork_accounting::was_forked();
     state::FORKED.store(true, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 //! Signals: SIGBUS (in signal mode) and SIGSYS stay canvas's, in every mask and table. Those that canvas does not serve
 //! go to the program's handler as if canvas were absent.
 
+use canvas_core::vm::FaultSite;
 use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, raw};
 use canvas_sys::signal::{self, KernelSigaction, bit};
@@ -12,7 +13,6 @@ use core::sync::atomic::Ordering;
 use crate::base::{call::Call, cancel, freeze, regions, slow, state, thread, upcalls};
 use crate::memory::args::{self, Make};
 use crate::memory::{lock, open_pages, uaccess};
-use crate::paging::app_tier::At;
 use crate::paging::fault::{self, Resolved};
 use crate::process::frame::Next;
 use crate::process::{actions, altstack, beliefs};
@@ -230,11 +230,12 @@ fn resolve(f: &mut Fault) {
         f.why = if f.shared {
             pages::resolve(pages::page_of(f.addr))
         } else {
-            let at = At {
+            let at = FaultSite {
+                page: PageId::of_addr(f.addr),
                 offset: f.addr % PAGE_SIZE,
                 ip: f.ip,
             };
-            fault::resolve_at(PageId::of_addr(f.addr), f.write, at)
+            fault::resolve_at(at, f.write)
         };
     }
     if f.why == Resolved::Present {
@@ -250,7 +251,10 @@ fn resolve(f: &mut Fault) {
     }
     let (addr, why) = (f.addr, f.why);
     if matches!(why, Resolved::Unreachable | Resolved::Lost) {
-        report!("page {addr:#x}: {}; the program gets SIGBUS", why.reason());
+        report!(
+            "page {addr:#x}: {}; the program gets SIGBUS",
+            fault::reason(why)
+        );
     }
     if why == Resolved::NoMemory {
         if f.shared {
@@ -258,7 +262,7 @@ fn resolve(f: &mut Fault) {
                 "shared and far memory are both full (raise --pool or --shared); the program is ended by SIGBUS"
             );
         } else {
-            report!("{}; the program is ended by SIGBUS", why.reason());
+            report!("{}; the program is ended by SIGBUS", fault::reason(why));
         }
     }
 }

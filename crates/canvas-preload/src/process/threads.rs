@@ -1,6 +1,7 @@
 //! Canvas's own threads in the program: the reclaim thread and, in thread mode, the fault handlers. They do without
 //! libc: raw calls only, a small stack, an empty thread-local block.
 
+use canvas_core::vm::ledger;
 use canvas_shm::Counter;
 use canvas_sys::pagemap::Pagemap;
 use canvas_sys::uffd::{self, Msg};
@@ -9,13 +10,15 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{fds, fds::Fd, freeze, jvm, own, report, slow, state, thread};
+use crate::base::{
+    fds, fds::Fd, freeze, jvm, own, report, slow, state, state::ThisProcess, thread,
+};
 use crate::far_tier::tier;
 use crate::memory::lending;
 use crate::paging::{
-    accounting, cache,
+    accounting, background, cache,
     fault::{self, Resolved},
-    fork_accounting, hints, learn, native_swap, reclaim,
+    fork_accounting, hints, learn, native_swap,
     swapin::{Round, SwapIn},
     trace,
 };
@@ -287,9 +290,9 @@ const HANDLER_TRIES: u32 = 1000;
 fn look_at_memory() {
     accounting::measure_native();
     accounting::look_at_ages();
-    accounting::look_at_headroom(proc::now_ns());
-    accounting::divide_room(proc::now_ns());
-    accounting::size_cache();
+    ledger::look_at_headroom(&ThisProcess, proc::now_ns());
+    ledger::divide_room(&ThisProcess, proc::now_ns());
+    accounting::size_cache(trace::cache_pages());
     cache::give_back_idle(proc::now_ns());
     native_swap::look(proc::now_ns());
     jvm::look(proc::now_ns());
@@ -324,7 +327,7 @@ extern "C" fn reclaimer() -> ! {
                 look_at_memory();
             }
             // Both, so that neither waits until the other has no work left.
-            let reclaimed = pages::background_round() | reclaim::background_round();
+            let reclaimed = pages::background_round() | background::round();
             // In a program at its limit there is always a little to reclaim. Hints do not wait for that to end;
             // proactive swap-in does.
             let round = match resumed.background_round() {
@@ -341,7 +344,7 @@ extern "C" fn reclaimer() -> ! {
             reclaimed || round != Round::Idle
         };
         if next_ns > 0 {
-            accounting::sleep_until_woken(next_ns);
+            accounting::sleep_until_woken(next_ns, arrived);
         }
         let pause_ns = trace::background();
         if !worked {
@@ -349,11 +352,13 @@ extern "C" fn reclaimer() -> ! {
                 let _inside = freeze::enter_masked();
                 look_at_memory();
                 // Both settings may be changed while the program runs.
-                state::PREFETCHERS.choose(state::seg().config.prefetch());
+                state::PAGER
+                    .prefetchers
+                    .choose(state::seg().config.prefetch());
             }
-            if accounting::short_of_room() {
+            if ledger::short_of_room(&ThisProcess) {
                 // Short of room, but with nothing to take: everything is busy, pinned, or other processes'.
-                let pause_ns = if accounting::excess() > 0 {
+                let pause_ns = if ledger::excess(&ThisProcess) > 0 {
                     2_000_000
                 } else {
                     10_000_000
@@ -362,10 +367,15 @@ extern "C" fn reclaimer() -> ! {
                 accounting::nap(beyond_idle_ns().min(pause_ns));
             } else {
                 let idle_ns = accounting::idle_ns().min(beyond_idle_ns());
-                accounting::sleep_until_woken(pause_ns.min(idle_ns));
+                accounting::sleep_until_woken(pause_ns.min(idle_ns), arrived);
             }
         }
     }
+}
+
+/// Whether hints or faults to learn from wait for the reclaim thread.
+fn arrived() -> bool {
+    hints::arrived() || learn::arrived()
 }
 
 /// Factor by which a process that is short and has nothing to give up pauses longer than if it were alone: each round
@@ -435,7 +445,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
             // Before UFFDIO_POISON there is no way to fail a fault by message: report it and end.
             report!(
                 "page {addr:#x}: {}; the program is ended by SIGBUS",
-                r.reason()
+                fault::reason(r)
             );
             signal::set_default(libc::SIGBUS);
             // SAFETY: a signal to ourselves.

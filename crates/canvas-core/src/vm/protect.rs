@@ -11,16 +11,16 @@
 //!
 //! Only one reclaimer works on a block at a time: releasing a span must not release the victims of another.
 
-use canvas_core::pager::clock::Run;
-use canvas_core::pager::locks::Exclusive;
-use canvas_core::pager::table::CHUNK_PAGES;
-use canvas_core::pager::word::{self, State, flag};
+use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
-use canvas_types::{PAGE_SIZE, PageId};
-use core::sync::atomic::{AtomicBool, Ordering};
+use canvas_types::sync::Ordering;
 
-use crate::base::{areas, state::uffd};
-use crate::paging::chunk;
+use super::state::{BLOCK_LOCKS, CHUNK_LOCKS, State};
+use super::{Held, Kernel, Process};
+use crate::pager::clock::Run;
+use crate::pager::locks::{Exclusive, Shared, SharedLock};
+use crate::pager::table::CHUNK_PAGES;
+use crate::pager::word::{self, State as At, flag};
 
 /// Most bystanders of one batch.
 const BYSTANDERS: usize = 512;
@@ -30,8 +30,17 @@ const GAP_BYSTANDERS: u32 = 48;
 const SPANS: usize = 32;
 const CHUNKS: usize = BLOCK_PAGES / CHUNK_PAGES;
 
-const BLOCK_LOCKS: usize = 256;
-static BLOCK_TAKEN: [AtomicBool; BLOCK_LOCKS] = [const { AtomicBool::new(false) }; BLOCK_LOCKS];
+fn lock_of(state: &State, page: PageId) -> &SharedLock {
+    &state.chunks[(page.index() / CHUNK_PAGES) % CHUNK_LOCKS]
+}
+
+/// Locks the chunk of `page` for making its pages present. A fill holds the lock from before the copy until the page is
+/// published: a page that became present in a span that is being protected would stay protected, and a write by the
+/// kernel itself (a `read(2)` into a pinned page) would fail.
+#[inline]
+pub fn chunk<V: Kernel + Process>(vm: &V, page: PageId) -> Shared<'_> {
+    lock_of(vm.state(), page).shared(V::yield_to_chunk)
+}
 
 /// What one batch has write-protected. All zeros is an empty one.
 pub struct Protected {
@@ -48,8 +57,9 @@ impl Protected {
     /// Write-protects the runs in order. Calls `done` for each run that is protected (clean runs already are), and
     /// `refused` for each that is not, with whether the kernel was asked. Both kinds still belong to the caller. Call
     /// [`Protected::release`] once the protected pages have been discarded.
-    pub fn protect(
+    pub(super) fn protect<V: Kernel + Process>(
         &mut self,
+        vm: &V,
         runs: &[Run],
         mut done: impl FnMut(Run),
         mut refused: impl FnMut(Run, bool),
@@ -66,8 +76,8 @@ impl Protected {
                 j += 1;
             }
             let group = &runs[i..j];
-            if group.iter().any(|r| !r.clean) && self.take_block(block_of(&runs[i])) {
-                self.protect_group(group, &mut done, &mut refused);
+            if group.iter().any(|r| !r.clean) && self.take_block(vm.state(), block_of(&runs[i])) {
+                self.protect_group(vm, group, &mut done, &mut refused);
             } else {
                 for r in group {
                     match r.clean {
@@ -81,8 +91,9 @@ impl Protected {
     }
 
     /// Protects runs of one block, in ascending order.
-    fn protect_group(
+    fn protect_group<V: Kernel + Process>(
         &mut self,
+        vm: &V,
         runs: &[Run],
         done: &mut impl FnMut(Run),
         refused: &mut impl FnMut(Run, bool),
@@ -90,9 +101,10 @@ impl Protected {
         let end_of = |r: &Run| r.start.0 + r.len;
         let (low, high) = (runs[0].start.0, end_of(&runs[runs.len() - 1]) - 1);
         // Always upwards and within one block, so no two holders wait for each other.
-        let mut held: [Option<Exclusive<'static>>; CHUNKS] = [const { None }; CHUNKS];
+        let mut held: [Option<Exclusive<'_>>; CHUNKS] = [const { None }; CHUNKS];
         for c in low as usize / CHUNK_PAGES..=high as usize / CHUNK_PAGES {
-            held[c % CHUNKS] = Some(chunk::exclusive(PageId((c * CHUNK_PAGES) as u32)));
+            let lock = lock_of(vm.state(), PageId((c * CHUNK_PAGES) as u32));
+            held[c % CHUNKS] = Some(lock.exclusive(V::yield_now));
         }
         let mut k = 0;
         while k < runs.len() {
@@ -106,12 +118,12 @@ impl Protected {
             let mut last = k;
             // Clean runs in between are protected already, and gone before the span is released.
             while let Some(ahead) = runs[last + 1..].iter().position(|r| !r.clean)
-                && self.bridge_all(&runs[last..=last + 1 + ahead], room)
+                && self.bridge_all(vm, &runs[last..=last + 1 + ahead], room)
             {
                 last += 1 + ahead;
             }
             let (first, end) = (runs[k].start.0, end_of(&runs[last]));
-            if write_protect(first, end, true) {
+            if write_protect(vm, first, end, true) {
                 runs[k..=last].iter().for_each(|r| done(*r));
                 if self.bystander_count > before {
                     self.spans[self.span_count] = (first, end);
@@ -120,15 +132,15 @@ impl Protected {
             } else {
                 // Something foreign lies in between, or the kernel refuses: protect run by run.
                 for b in &self.bystanders[before..self.bystander_count] {
-                    write_protect(b.0, b.0 + 1, false);
-                    stays(*b, true);
+                    write_protect(vm, b.0, b.0 + 1, false);
+                    stays(vm, *b, true);
                 }
                 self.bystander_count = before;
                 for r in &runs[k..=last] {
-                    if r.clean || last > k && write_protect(r.start.0, end_of(r), true) {
+                    if r.clean || last > k && write_protect(vm, r.start.0, end_of(r), true) {
                         done(*r);
                     } else {
-                        write_protect(r.start.0, end_of(r), false);
+                        write_protect(vm, r.start.0, end_of(r), false);
                         refused(*r, true);
                     }
                 }
@@ -138,40 +150,40 @@ impl Protected {
     }
 
     /// Whether one call can also cover the gaps between these runs. If so, their resident pages are held.
-    fn bridge_all(&mut self, runs: &[Run], may_hold: bool) -> bool {
+    fn bridge_all(&mut self, vm: &impl Process, runs: &[Run], may_hold: bool) -> bool {
         let before = self.bystander_count;
         let all = runs
             .windows(2)
-            .all(|r| self.bridge(r[0].start.0 + r[0].len, r[1].start.0, may_hold));
+            .all(|r| self.bridge(vm, r[0].start.0 + r[0].len, r[1].start.0, may_hold));
         if !all {
-            self.let_go(before);
+            self.release_from(vm, before);
         }
         all
     }
 
     /// Releases the bystanders held from index `first` on, which were not protected.
-    fn let_go(&mut self, first: usize) {
+    fn release_from(&mut self, vm: &impl Process, first: usize) {
         for b in &self.bystanders[first..self.bystander_count] {
-            stays(*b, false);
+            stays(vm, *b, false);
         }
         self.bystander_count = first;
     }
 
     /// Whether one call can also cover the pages `from..to`. If so, their resident pages are held; if not, some of them
     /// may be.
-    fn bridge(&mut self, from: u32, to: u32, may_hold: bool) -> bool {
+    fn bridge(&mut self, vm: &impl Process, from: u32, to: u32, may_hold: bool) -> bool {
         let before = self.bystander_count;
         for page in PageId::each(from..to) {
-            if absent(page) {
+            if is_absent(vm, page) {
                 continue;
             }
-            let slot = areas::word(page);
+            let slot = vm.word(page);
             let w = word::load(slot);
             let ok = may_hold
                 && self.bystander_count < BYSTANDERS
                 && self.bystander_count - before < GAP_BYSTANDERS as usize
                 && w.evictable()
-                && word::transition(slot, w, w.with_state(State::Evicting));
+                && word::transition(slot, w, w.with_state(At::Evicting));
             if !ok {
                 return false;
             }
@@ -182,12 +194,12 @@ impl Protected {
     }
 
     /// Releases the bystanders after the victims are gone.
-    pub fn release(&mut self) {
+    pub(super) fn release(&mut self, vm: &(impl Kernel + Process)) {
         for (first, end) in &self.spans[..self.span_count] {
-            write_protect(*first, *end, false);
+            write_protect(vm, *first, *end, false);
         }
         for b in &self.bystanders[..self.bystander_count] {
-            stays(*b, true);
+            stays(vm, *b, true);
         }
         (self.span_count, self.bystander_count) = (0, 0);
         for (i, bits) in self.blocks.iter_mut().enumerate() {
@@ -195,18 +207,18 @@ impl Protected {
             while left != 0 {
                 let lock = i * 64 + left.trailing_zeros() as usize;
                 left &= left - 1;
-                BLOCK_TAKEN[lock].store(false, Ordering::Release);
+                vm.state().blocks[lock].store(false, Ordering::Release);
             }
         }
     }
 
     /// Takes the block's lock unless this batch holds it already; returns false if another batch holds it.
-    fn take_block(&mut self, block: usize) -> bool {
+    fn take_block(&mut self, state: &State, block: usize) -> bool {
         let lock = block % BLOCK_LOCKS;
         if self.blocks[lock / 64] >> (lock % 64) & 1 != 0 {
             return true;
         }
-        let taken = !BLOCK_TAKEN[lock].swap(true, Ordering::Acquire);
+        let taken = !state.blocks[lock].swap(true, Ordering::Acquire);
         if taken {
             self.blocks[lock / 64] |= 1 << (lock % 64);
         }
@@ -215,9 +227,9 @@ impl Protected {
 }
 
 /// Returns a held page to Resident. `released`: any protection was lifted.
-fn stays(page: PageId, released: bool) {
-    let slot = areas::word(page);
-    let mut back = word::load(slot).with_state(State::Resident);
+fn stays(vm: &impl Process, page: PageId, released: bool) {
+    let slot = vm.word(page);
+    let mut back = word::load(slot).with_state(At::Resident);
     if released {
         back = back.clear(flag::PROTECTED);
     }
@@ -226,22 +238,20 @@ fn stays(page: PageId, released: bool) {
 
 /// Whether a batch works on the page's block, or on one with the same lock: the span that it releases may cover the
 /// page. The caller holds the lock of the page's chunk shared, so a batch that begins later finds the page resident.
-pub fn is_taken(page: PageId) -> bool {
-    BLOCK_TAKEN[page.index() / BLOCK_PAGES % BLOCK_LOCKS].load(Ordering::Acquire)
+pub(super) fn is_taken(vm: &impl Process, page: PageId) -> bool {
+    vm.state().blocks[page.index() / BLOCK_PAGES % BLOCK_LOCKS].load(Ordering::Acquire)
 }
 
-fn write_protect(first: u32, end: u32, protect: bool) -> bool {
-    let bytes = (end - first) as usize * PAGE_SIZE;
-    // SAFETY: pages of the managed range in the span of a batch, whose faults are ours; nothing there becomes present
-    // meanwhile.
-    unsafe { uffd().write_protect(PageId(first).addr(), bytes, protect) }.is_ok()
+fn write_protect(vm: &impl Kernel, first: u32, end: u32, on: bool) -> bool {
+    // The words of victims and bystanders are Evicting here; nothing between them becomes present meanwhile.
+    vm.protect(Held::new(PageId(first), (end - first) as usize), on)
 }
 
 /// Whether the page is absent; it stays so while the chunk's lock is held.
-fn absent(page: PageId) -> bool {
-    let w = word::load(areas::word(page));
+fn is_absent(vm: &impl Process, page: PageId) -> bool {
+    let w = word::load(vm.word(page));
     matches!(
         w.state(),
-        State::Untouched | State::Far | State::Cached | State::Filling | State::Poisoned
+        At::Untouched | At::Far | At::Cached | At::Filling | At::Poisoned
     )
 }

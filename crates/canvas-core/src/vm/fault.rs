@@ -1,0 +1,601 @@
+//! A fault: makes the page present that a thread needs.
+//!
+//! [`fault`] looks at the page's word, takes the page in a busy state if there is something to do, and does it:
+//! [`first_touch`] fills with zeros, [`demand`] loads a far copy, [`cache_hit`] takes the page back from the swap cache,
+//! [`first_write`] lifts a protection. Then the word is published, and only after that others learn of the fault.
+
+use canvas_shm::Counter;
+use canvas_shm::segment::{STRIPES, refault_bucket};
+use canvas_shm::slow::Cause;
+use canvas_types::sync::{Ordering, backoff};
+use canvas_types::{DeepPlace, PageId, SwapEntry};
+
+use super::fill::{self, Fill};
+use super::ledger::{self, Charge, count};
+use super::protect::{self, chunk};
+use super::state::reserves;
+use super::traits::FaultSite;
+use super::{Copied, Held, Report, Source, Stop, Vm, reclaim};
+use crate::far::fetch::Lost;
+use crate::pager::clock::FillKind;
+use crate::pager::prefetch::advised::Advice;
+use crate::pager::prefetch::choice::Surroundings;
+use crate::pager::prefetch::readahead::Area;
+use crate::pager::prefetch::{FaultKind, Plan};
+use crate::pager::slot;
+use crate::pager::word::{self, State, Word, flag};
+use crate::swap::LoadError;
+use crate::swap::fsm::{self, Reservation};
+
+/// How a fault ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resolved {
+    /// The page is present; the access can be repeated.
+    Present,
+    /// Canvas does not manage the page: the fault is the program's own.
+    NotOurs,
+    /// The far copy failed verification; the program must not see it.
+    Poisoned,
+    /// No far copy can be reached now.
+    Unreachable,
+    /// No far copy is left.
+    Lost,
+    /// Local and far memory are both full.
+    NoMemory,
+}
+
+/// Makes the page of `at` present; `write`: for a write.
+pub fn fault<V: Vm>(vm: &V, at: FaultSite, write: bool) -> Resolved {
+    let w = vm.word(at.page);
+    let begun = vm.fault_begins(at.page);
+    let mut spins = 0u32;
+    let mut waited_for = None;
+    loop {
+        let cur = word::load(w);
+        let done = match cur.state() {
+            State::Untouched => first_touch(vm, at.page),
+            State::Far => demand(vm, at, cur, write),
+            State::Cached => cache_hit(vm, at.page, cur),
+            State::Poisoned => Some(Resolved::Poisoned),
+            State::Resident if write && cur.has(flag::PROTECTED) => first_write(vm, at.page, cur),
+            State::Resident => {
+                match waited_for {
+                    Some(State::Filling) if cur.has(flag::PREFETCHED) => late(vm, at.page, cur),
+                    Some(_) => count(vm, Counter::FaultWait, 1),
+                    None => spurious(vm, at.page, write),
+                }
+                Some(Resolved::Present)
+            }
+            busy => {
+                waited_for.get_or_insert(busy);
+                backoff(&mut spins, V::yield_to_page);
+                None
+            }
+        };
+        if let Some(done) = done {
+            if done == Resolved::Present {
+                vm.fault_ended(begun, at.page, cur, write);
+            }
+            return done;
+        }
+    }
+}
+
+/// Charges `n` pages, and makes room for them where they need it. False if there is none: then nothing is charged.
+fn charge(vm: &impl Vm, n: i64) -> bool {
+    match ledger::charge(vm, n) {
+        Charge::Fits => {}
+        Charge::Near => reclaim::make_room(vm),
+        Charge::Over => {
+            reclaim::make_room(vm);
+            if !reclaim::direct(vm, n) {
+                ledger::uncharge(vm, n);
+                return false;
+            }
+        }
+    }
+    ledger::note_peak(vm);
+    true
+}
+
+/// Handles a write to a page that came in write-protected.
+fn first_write(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
+    let w = vm.word(page);
+    // Reclaim must not rely on the protection while it is being lifted, so the page is busy meanwhile.
+    if !word::transition(w, cur, cur.with_state(State::Mapping)) {
+        return None;
+    }
+    if !vm.protect(Held::new(page, 1), false) {
+        // The program has mapped something else there.
+        word::publish(w, cur);
+        return Some(Resolved::NotOurs);
+    }
+    let mut new = cur.clear(flag::PROTECTED);
+    // The far copy is stale from now on. While far memory has room it is kept, to store only the words that differ.
+    if reclaim::copies_are_in_the_way(vm) && vm.drop_copy(cur.entry()) {
+        new = new.clear(flag::FAR_COPY);
+        count(vm, Counter::PoolCopiesStale, 1);
+    }
+    word::publish(w, new);
+    vm.writes().met_protection(page);
+    count(vm, Counter::FaultFirstWrite, 1);
+    Some(Resolved::Present)
+}
+
+/// Records a fault that waited for a prefetch of its page.
+fn late(vm: &impl Vm, page: PageId, cur: Word) {
+    count(vm, Counter::PrefetchLate, 1);
+    // The page is known to be used. If the CAS fails, another thread has already recorded that.
+    let _ = word::transition(vm.word(page), cur, cur.clear(flag::PREFETCHED));
+    fill::prefetch(vm, &plan(vm, page, FaultKind::PrefetchLate));
+}
+
+/// Reports a fault to the prefetchers; returns what they want to be brought in.
+fn plan(vm: &impl Vm, page: PageId, kind: FaultKind) -> Plan {
+    let prefetchers = &vm.state().prefetchers;
+    let plan = prefetchers.on_fault(vm.thread() as u32, page, kind, &Around(vm));
+    match kind {
+        FaultKind::SecondChance => plan,
+        _ => vm.plan(page, kind, plan),
+    }
+}
+
+/// The process's memory, as a prefetcher sees it.
+pub struct Around<'a, V>(pub &'a V);
+
+impl<V: Vm> Surroundings for Around<'_, V> {
+    fn area_of(&self, page: PageId) -> Option<Area> {
+        self.0.area_of(page)
+    }
+    fn is_far(&self, page: PageId) -> bool {
+        let words = self.0.table().words;
+        words
+            .get(page.index())
+            .is_some_and(|w| word::load(w).state() == State::Far)
+    }
+    fn epoch(&self) -> u8 {
+        self.0.state().epoch.now()
+    }
+    fn advice(&self, page: PageId) -> Advice {
+        self.0.advice(page)
+    }
+}
+
+/// Handles a fault on a page that its word says is resident: another thread was faster, or the page is still
+/// write-protected after a failed unmapping. Lifting the protection is right in both cases but costs a shootdown, so
+/// only repeated write faults do it.
+fn spurious<V: Vm>(vm: &V, page: PageId, write: bool) {
+    count(vm, Counter::FaultSpurious, 1);
+    let Some(times) = vm.state().repeated(vm.thread(), page) else {
+        return;
+    };
+    if write && times >= 1 {
+        // No thread works on the page, or its word would be busy: no protection of theirs is lifted.
+        vm.protect(Held::new(page, 1), false);
+    }
+    if times > 16 {
+        contradiction(vm, page);
+    }
+}
+
+/// The word says resident, yet the page keeps faulting: asks the kernel. A page that is really absent is lost, and must
+/// not silently turn into zeros.
+#[cold]
+fn contradiction<V: Vm>(vm: &V, page: PageId) {
+    if vm.is_present(page) {
+        V::yield_now();
+        return;
+    }
+    let w = vm.word(page);
+    let cur = word::load(w);
+    if cur.state() == State::Resident && word::transition(w, cur, cur.with_state(State::Mapping)) {
+        if vm.is_present(page) {
+            word::publish(w, cur);
+            return;
+        }
+        count(vm, Counter::Anomaly, 1);
+        vm.report(Report::Vanished { page, word: cur });
+        reclaim::resident_gone(vm, page);
+        word::publish(w, cur.with_state(State::Poisoned));
+    }
+}
+
+/// Copies pages from `from` to the absent pages `to`, write-protected if `protect`. The caller holds the chunk's lock
+/// shared. What stopped it, if anything, stopped it for good.
+pub(super) fn copy_in<V: Vm>(vm: &V, to: Held, from: Source<'_>, protect: bool) -> Copied {
+    const NO_MEMORY_MAX: u32 = 1000;
+    let (mut done, mut step, mut tries) = (0, to.pages(), 0u32);
+    while done < to.pages() {
+        let n = step.min(to.pages() - done);
+        let rest = match from {
+            Source::Staged(pages) => Source::Staged(&pages[done..done + n]),
+            same => same,
+        };
+        let copied = vm.copy_in(Held::new(to.first().plus(done), n), rest, protect);
+        done += copied.pages;
+        match copied.stopped {
+            None => {}
+            // Copy page by page.
+            Some(Stop::Border) if step > 1 && to.pages() - done > 1 => step = 1,
+            Some(Stop::Again) => {
+                tries += 1;
+                if tries > 3 {
+                    vm.during(Cause::KernelMemory, V::yield_now);
+                }
+            }
+            Some(Stop::NoMemory) if tries < NO_MEMORY_MAX => {
+                tries += 1;
+                vm.during(Cause::KernelMemory, || vm.sleep(100_000));
+            }
+            stopped => {
+                return Copied {
+                    pages: done,
+                    stopped,
+                };
+            }
+        }
+    }
+    Copied {
+        pages: done,
+        stopped: None,
+    }
+}
+
+/// Why a page that could not be copied is not present.
+fn why_not(stopped: Option<Stop>) -> Resolved {
+    match stopped {
+        Some(Stop::NoMemory) => Resolved::NoMemory,
+        _ => Resolved::NotOurs,
+    }
+}
+
+/// Publishes pages `page..page + n` (present, words busy in our hands) as resident.
+pub(super) fn publish_run(vm: &impl Vm, page: PageId, n: usize, new_word: impl Fn(usize) -> Word) {
+    vm.table().note_resident_run(page.index(), n);
+    ledger::note_resident(vm, n as i64);
+    for i in 0..n {
+        word::publish(vm.word(page.plus(i)), new_word(i));
+    }
+}
+
+/// Most pages that one first touch fills.
+pub const ZERO_PAGES: u32 = 64;
+/// Pages that a stream touches ahead while the tenant is at its limit.
+const AHEAD_SHORT: u32 = 15;
+
+/// Handles a first touch: fills the page, and pages ahead in a sequential stream, with zeros.
+fn first_touch(vm: &impl Vm, page: PageId) -> Option<Resolved> {
+    let streams = &vm.state().prefetchers.streams;
+    let plan = streams.first_touch_plan(vm.thread() as u32, page);
+    let mut ahead = plan.count.min(ZERO_PAGES - 1);
+    if ahead > 0 && !ledger::room_for(vm, i64::from(ahead) + 1) {
+        // Direct reclaim makes room in batches anyway.
+        ahead = ahead.min(AHEAD_SHORT);
+    }
+    let done = zeros(vm, page, ahead, plan.stride);
+    if done == Some(Resolved::Present) {
+        count(vm, Counter::FaultFirstTouch, 1);
+    }
+    done
+}
+
+/// Fills `page` with zeros before its first touch if there is room below the limit, so that nothing is evicted for it.
+pub fn fill_if_room(vm: &impl Vm, page: PageId) {
+    if ledger::room_for(vm, 1) {
+        // Failure does not matter here: a touch will fault and find out.
+        let _ = zeros(vm, page, 0, 1);
+    }
+}
+
+/// Makes an untouched page present, and up to `ahead` untouched neighbours of it.
+fn zeros(vm: &impl Vm, page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
+    // Claimed under the mapping lock, so a mapping call sees each page either as busy or not at all.
+    let Some(claim) = vm.claim_untouched(page, ahead, stride) else {
+        return Some(Resolved::NotOurs);
+    };
+    let (from, to) = (claim.from, claim.to);
+    if from == to {
+        return None;
+    }
+    let got = to.since(from);
+    let give_up = |first: PageId| {
+        let n = to.since(first);
+        for i in 0..n {
+            word::publish(vm.word(first.plus(i)), Word(0));
+        }
+        vm.unclaim(first, n);
+    };
+    if !charge(vm, got as i64) {
+        give_up(from);
+        return Some(Resolved::NoMemory);
+    }
+    let held = chunk(vm, from);
+    let copied = copy_in(vm, Held::new(from, got), Source::Zeros, false);
+    let (present, stopped) = match copied.stopped {
+        // Present, although its word said untouched: a page of zeros that nobody owned.
+        Some(Stop::Present) => (copied.pages + 1, None),
+        stopped => (copied.pages, stopped),
+    };
+    let (clock, epoch) = (&vm.state().clock, vm.state().epoch.now());
+    let stays = claim.is_locked && super::locked::take(vm.segment(), vm.slot(), present as i64);
+    publish_run(vm, from, present, |i| {
+        let kind = if from.plus(i) == page {
+            FillKind::FirstTouch
+        } else {
+            FillKind::FirstTouchAhead
+        };
+        let filled = clock.params.on_fill(Word(0), kind, epoch);
+        match stays {
+            true => filled.set(flag::LOCKED),
+            false => filled,
+        }
+    });
+    drop(held);
+    give_up(from.plus(present));
+    ledger::uncharge(vm, (got - present) as i64);
+    vm.segment().charge_footprint(present as i64);
+    if page >= from.plus(present) {
+        return match stopped {
+            Some(Stop::Border | Stop::NotMapped) => Some(Resolved::NotOurs),
+            Some(_) => Some(Resolved::NoMemory),
+            None => None,
+        };
+    }
+    count(vm, Counter::PagesZeroFilled, present as u64);
+    vm.zero_filled(from, present, page);
+    Some(Resolved::Present)
+}
+
+/// Handles a swap-cache hit: maps the cached page again.
+fn cache_hit(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
+    if !charge(vm, 1) {
+        return Some(Resolved::NoMemory);
+    }
+    let (w, slots) = (vm.word(page), vm.cache());
+    if !word::transition(w, cur, cur.with_state(State::Filling)) {
+        ledger::uncharge(vm, 1);
+        return None;
+    }
+    let slot = slot::of_word(cur);
+    let taken = slots.take(slot);
+    let proactive = cur.has_all(flag::PROACTIVE);
+    let prefetched = cur.has(flag::PREFETCHED) && !proactive;
+    // The page was unmapped only for a trace. Without the trace there would have been no fault, so nothing is learnt.
+    let traced = cur.has(flag::SAMPLED);
+    let plan = match (traced, proactive, prefetched) {
+        (true, ..) => Plan::NONE,
+        (_, true, _) => plan(vm, page, FaultKind::Demand),
+        (.., true) => plan(vm, page, FaultKind::PrefetchHit),
+        _ => plan(vm, page, FaultKind::SecondChance),
+    };
+    let held = chunk(vm, page);
+    let copied = copy_in(vm, Held::new(page, 1), Source::Slot(slot), false);
+    if copied.pages == 0 {
+        // Only possible if the program unmapped the page during its own access.
+        drop(held);
+        ledger::uncharge(vm, 1);
+        slots.untake(taken);
+        word::publish(w, cur);
+        return Some(why_not(copied.stopped));
+    }
+    let kind = match (prefetched || proactive, plan.stream) {
+        (true, true) => FillKind::Stream,
+        (true, false) => FillKind::Demand,
+        (false, _) => FillKind::SecondChance,
+    };
+    let new = match traced {
+        true => cur
+            .with_entry(taken.entry)
+            .with_state(State::Resident)
+            .clear(flag::SAMPLED),
+        false => on_fill(vm, cur.with_entry(taken.entry), kind),
+    };
+    let new = keep_or_release(vm, new, taken.far_copy);
+    publish_run(vm, page, 1, |_| new);
+    drop(held);
+    slots.finish(taken);
+    if prefetched {
+        vm.state().prefetchers.on_used(&plan);
+        count(vm, Counter::PrefetchUsed, u64::from(plan.stands_for));
+        if plan.is_nearby() {
+            count(vm, Counter::PrefetchUsedNearby, u64::from(plan.stands_for));
+        }
+        count(vm, Counter::CacheHitPrefetch, 1);
+    } else if proactive {
+        vm.state().proactive_used.fetch_add(1, Ordering::Relaxed);
+        count(
+            vm,
+            Counter::ProactiveUsed,
+            crate::pager::swapin::when::SAMPLE_EVERY,
+        );
+    } else if !traced {
+        count(vm, Counter::CacheHitVictim, 1);
+        note_refault(vm, cur);
+    }
+    fill::prefetch(vm, &plan);
+    Some(Resolved::Present)
+}
+
+fn on_fill(vm: &impl Vm, word: Word, kind: FillKind) -> Word {
+    let state = vm.state();
+    state.clock.params.on_fill(word, kind, state.epoch.now())
+}
+
+/// Counts the refault of a page whose word was `cur` while it was evicted, by the epochs since its eviction.
+fn note_refault(vm: &impl Vm, cur: Word) {
+    let epochs = vm.state().epoch.now().wrapping_sub(cur.epoch());
+    let stripe = &vm.segment().stripes[vm.thread() % STRIPES];
+    stripe.refaults[refault_bucket(epochs)].fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+    vm.slot()
+        .came_back
+        .fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+}
+
+/// Marks the page as poisoned: its far copy failed verification, or is not where its entry says.
+pub(super) fn poison(vm: &impl Vm, page: PageId, cur: Word, why: LoadError) {
+    /// Damaged pages that are reported by a line each; further ones are only counted.
+    const LINES: u32 = 8;
+    count(vm, Counter::VerifyFailure, 1);
+    let damaged = &vm.state().damaged;
+    let told = damaged.load(Ordering::Relaxed);
+    if told < LINES {
+        damaged.store(told + 1, Ordering::Relaxed);
+        vm.report(Report::Damaged {
+            page,
+            why,
+            is_last: told + 1 == LINES,
+        });
+    }
+    word::publish(vm.word(page), cur.with_state(State::Poisoned));
+}
+
+/// Whether a far page that is faulted in by a read is mapped write-protected. The caller holds its chunk's lock shared.
+pub(super) fn comes_protected(vm: &impl Vm, page: PageId, cur: Word) -> bool {
+    cur.entry().is_some()
+        // A system call may still write to a page that was discarded during the call.
+        && cur.pins() == 0
+        && reserves(vm)
+        && !vm.writes().expected(page, cur.epoch())
+        && !protect::is_taken(vm, page)
+}
+
+/// The word of a far page that was just brought in.
+pub(super) fn filled(vm: &impl Vm, cur: Word, kind: FillKind, protected: bool) -> Word {
+    // A stream touches this page again only after everything else, so pages that came from beyond the pool go back
+    // there rather than wait in the pool.
+    if matches!(kind, FillKind::Stream | FillKind::StreamPrefetch) {
+        vm.demote_home(cur.entry());
+    }
+    let new = keep_or_release(vm, on_fill(vm, cur.clear(flag::DEEP), kind), true);
+    match protected {
+        true => new.set(flag::PROTECTED),
+        false => new,
+    }
+}
+
+/// Decides whether a page that comes in keeps its entry, and returns `new` accordingly; `far_copy`: the entry holds a
+/// copy.
+fn keep_or_release(vm: &impl Vm, new: Word, far_copy: bool) -> Word {
+    let entry = new.entry();
+    if fsm::on_swap_in(entry.is_some(), reserves(vm)) == Reservation::Drop {
+        vm.release(entry);
+        return new.with_entry(SwapEntry::NONE).clear(flag::FAR_COPY);
+    }
+    if entry.is_some() && far_copy {
+        new.set(flag::FAR_COPY)
+    } else {
+        new.clear(flag::FAR_COPY)
+    }
+}
+
+/// What loading a far page came to.
+enum Loaded {
+    /// The page is in the staging page; it was beyond the pool at this place.
+    Yes(Option<DeepPlace>),
+    /// The page stays far, for this reason.
+    No(Resolved),
+    /// The page is on its way from this place.
+    OnItsWay(DeepPlace),
+    /// Its copy is damaged.
+    Damaged(LoadError),
+}
+
+/// Loads the copy of a far page into the first staging page. The caller has claimed the page.
+fn load(vm: &impl Vm, page: PageId, entry: SwapEntry, to: &mut Fill) -> Loaded {
+    let place = match vm.load(entry, &mut to.staging[0], &mut to.scratch) {
+        Ok(()) => return Loaded::Yes(None),
+        Err(LoadError::Deep(place)) => place,
+        Err(why) => return Loaded::Damaged(why),
+    };
+    if vm.is_on_its_way(page, place) {
+        return Loaded::OnItsWay(place);
+    }
+    let read = vm.during(Cause::FarRead, || {
+        vm.load_beyond(entry, place, &mut to.staging[0], &mut to.stored)
+    });
+    match read {
+        Ok(()) => Loaded::Yes(Some(place)),
+        Err(Lost::Damaged) => Loaded::Damaged(LoadError::Deep(place)),
+        // The copy may become reachable again, or is lost for good.
+        Err(Lost::Unreachable) => Loaded::No(Resolved::Unreachable),
+        Err(Lost::Gone) => Loaded::No(Resolved::Lost),
+    }
+}
+
+/// Handles a fault on a far page.
+fn demand(vm: &impl Vm, at: FaultSite, cur: Word, write: bool) -> Option<Resolved> {
+    let page = at.page;
+    if !charge(vm, 1) {
+        return Some(Resolved::NoMemory);
+    }
+    let w = vm.word(page);
+    if !word::transition(w, cur, cur.with_state(State::Filling)) {
+        ledger::uncharge(vm, 1);
+        return None;
+    }
+    let mut context = vm.fill();
+    let context = &mut *context;
+    let stays = || {
+        word::publish(w, cur);
+        ledger::uncharge(vm, 1);
+    };
+    let beyond = match load(vm, page, cur.entry(), context) {
+        Loaded::Yes(beyond) => beyond,
+        Loaded::No(why) => {
+            stays();
+            return Some(why);
+        }
+        Loaded::OnItsWay(place) => {
+            // When the page arrives in the pool, alone or with its extent, or fails to, the fault is retried.
+            stays();
+            vm.during(Cause::FarArrival, || vm.arrives(page, place));
+            return None;
+        }
+        Loaded::Damaged(why) => {
+            ledger::uncharge(vm, 1);
+            poison(vm, page, cur, why);
+            return Some(Resolved::Poisoned);
+        }
+    };
+    vm.used(cur.entry());
+    let plan = plan(vm, page, FaultKind::Demand);
+    // Fetch the page's neighbours beyond the pool (FastSwap §V) if a stream needs them or the far read size says so. Do
+    // it now, while this page's entry keeps the extent.
+    match beyond {
+        Some(place) if plan.stream => vm.fetch(place.extent),
+        Some(place) => {
+            vm.comes_beside(place.extent);
+            // Pages that a stream has passed are not needed again soon, so only other pages are kept.
+            vm.keep(cur.entry(), place, &context.stored);
+        }
+        None if cur.has(flag::REFERENCED) && !plan.stream => vm.used_beside(),
+        None => {}
+    }
+    let held = chunk(vm, page);
+    let protected = !write && comes_protected(vm, page, cur);
+    let staged = Source::Staged(&context.staging[..1]);
+    let copied = copy_in(vm, Held::new(page, 1), staged, protected);
+    if copied.pages == 0 {
+        drop(held);
+        stays();
+        return Some(why_not(copied.stopped));
+    }
+    let kind = if plan.stream {
+        FillKind::Stream
+    } else {
+        FillKind::Demand
+    };
+    let new = filled(vm, cur, kind, protected);
+    publish_run(vm, page, 1, |_| new);
+    drop(held);
+    vm.slot().far_pages.fetch_sub(1, Ordering::Relaxed);
+    count(vm, Counter::FaultFar, 1);
+    count(vm, Counter::PagesIn, 1);
+    if plan.stream {
+        count(vm, Counter::PagesInStream, 1);
+    }
+    note_refault(vm, cur);
+    vm.came_in(at, &context.staging[0], plan.count != 0);
+    fill::prefetch_with(vm, &plan, context);
+    Some(Resolved::Present)
+}

@@ -1,0 +1,153 @@
+//! The pager's store: this process's pool, NUMA nodes, and far memory beyond it, if the tenant has some.
+
+use canvas_core::far::fetch::{self, Lost, Stored};
+use canvas_core::far::{channel, completion, lead_time, resident_copies, room, spill, unit};
+use canvas_core::swap::{LoadError, Outcome, Scratch, StoreError};
+use canvas_core::vm::Store;
+use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
+use core::sync::atomic::Ordering;
+
+use crate::base::{state, state::ThisProcess};
+use crate::far_tier::{
+    ours::{Ours, beyond},
+    pool::{has_no_memory, pool},
+    tier,
+};
+
+impl Store for ThisProcess {
+    #[inline]
+    fn load(
+        &self,
+        entry: SwapEntry,
+        page: &mut PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        pool().load(entry, page, scratch)
+    }
+    #[inline]
+    fn store(
+        &self,
+        entry: SwapEntry,
+        far_copy: bool,
+        page: &PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<Outcome, StoreError> {
+        pool().store(entry, far_copy, page, scratch)
+    }
+    #[inline]
+    fn release(&self, entry: SwapEntry) {
+        pool().release(entry);
+    }
+    fn drop_copy(&self, entry: SwapEntry) -> bool {
+        pool().drop_copy(entry)
+    }
+    fn drop_pooled_copy(&self, entry: SwapEntry) -> bool {
+        pool().drop_pooled_copy(entry)
+    }
+    #[inline]
+    fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
+        pool().deep_place(entry)
+    }
+    #[inline]
+    fn demote_home(&self, entry: SwapEntry) {
+        pool().demote_home(entry);
+    }
+    fn trim(&self) {
+        pool().trim();
+    }
+    fn drop_copies(&self) -> bool {
+        resident_copies::make_room(&Ours)
+    }
+    /// While nothing can be written, it does not wait for writing: pages that already have a copy beyond the pool can
+    /// leave all the same.
+    #[cold]
+    fn make_room(&self) -> bool {
+        match beyond() {
+            Some(b) if tier::is_closed() => spill::make_room_unwritten(&b),
+            Some(b) => spill::make_room(&b),
+            None => spill::others_give(&Ours),
+        }
+    }
+    fn has_no_memory(&self) -> bool {
+        has_no_memory()
+    }
+    fn used_and_limit(&self) -> (u64, u64) {
+        let nodes = state::seg().nodes().iter();
+        nodes.fold(tier::used_and_limit(), |(used, limit), n| {
+            let there = n.bytes.load(Ordering::Relaxed).max(0) as u64;
+            (
+                used.saturating_add(there),
+                limit.saturating_add(n.bound().max(0) as u64),
+            )
+        })
+    }
+    fn has_beyond(&self) -> bool {
+        tier::used_and_limit().1 != 0
+    }
+    fn is_closed(&self) -> bool {
+        tier::is_closed()
+    }
+    fn may_open(&self) -> bool {
+        beyond().is_some_and(|b| room::may_open(&b))
+    }
+    fn is_stalled(&self) -> bool {
+        tier::is_stalled()
+    }
+    #[inline]
+    fn is_on_its_way(&self, page: PageId, place: DeepPlace) -> bool {
+        beyond().is_some_and(|b| channel::is_on_its_way(&b, page.0, place))
+    }
+    #[inline]
+    fn load_beyond(
+        &self,
+        entry: SwapEntry,
+        place: DeepPlace,
+        page: &mut PageBuf,
+        stored: &mut Stored,
+    ) -> Result<(), Lost> {
+        beyond().map_or(Err(Lost::Unreachable), |b| {
+            fetch::load(&b, entry, place, page, stored)
+        })
+    }
+    fn arrives(&self, page: PageId, place: DeepPlace) {
+        if let Some(b) = beyond() {
+            fetch::arrives(&b, page.0, place);
+        }
+    }
+    #[inline]
+    fn absorb(&self) {
+        if let Some(b) = beyond() {
+            completion::finish_all(&b);
+        }
+    }
+    #[inline]
+    fn used(&self, entry: SwapEntry) {
+        if let Some(b) = beyond() {
+            lead_time::used(&b, entry);
+        }
+    }
+    fn used_beside(&self) {
+        unit::used(&Ours);
+    }
+    fn comes_beside(&self, extent: u32) {
+        if let Some(b) = beyond() {
+            unit::comes_beside(&b, extent);
+        }
+    }
+    fn keep(&self, entry: SwapEntry, place: DeepPlace, stored: &Stored) {
+        if let Some(b) = beyond() {
+            fetch::keep(&b, entry, place, stored);
+        }
+    }
+    fn fetch(&self, extent: u32) {
+        tier::fetch(extent);
+    }
+    fn read_ahead(&self, page: PageId, place: DeepPlace) -> bool {
+        tier::read_ahead(page, place)
+    }
+    fn fetch_for_stream(&self, start: PageId, stride: i32, pages: u32) {
+        if let Some(b) = beyond() {
+            fetch::fetch_for_stream(&b, start.0, stride, pages);
+        }
+    }
+}
