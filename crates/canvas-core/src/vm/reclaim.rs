@@ -99,8 +99,10 @@ fn prepare(vm: &impl Vm, batch: &mut Batch, want: u32) -> u32 {
     judge_far_pressure(vm);
     let slots = vm.cache();
     let want = want.min(slots.capacity() / 2).max(1);
-    if slots.available() < want {
-        write_out(vm, batch, want - slots.available());
+    // Read once: other threads take and free slots meanwhile.
+    let available = slots.available();
+    if available < want {
+        write_out(vm, batch, want - available);
     }
     want
 }

@@ -2,6 +2,8 @@
 
 #![cfg(not(feature = "shuttle"))]
 
+#[path = "../sim/mod.rs"]
+mod sim;
 #[path = "../toy/mod.rs"]
 mod toy;
 
@@ -25,3 +27,4 @@ mod slots;
 mod tier;
 mod units;
 mod uses;
+mod vm_model;

@@ -2,6 +2,8 @@
 
 #![cfg(feature = "shuttle")]
 
+#[path = "../sim/mod.rs"]
+mod sim;
 #[path = "../toy/mod.rs"]
 mod toy;
 
@@ -9,4 +11,5 @@ mod far;
 mod locks;
 mod pool;
 mod slots;
+mod vm;
 mod words;

@@ -471,9 +471,10 @@ fn unmap_some() -> bool {
     let mut ctx = context::reclaim();
     let ctx = &mut *ctx;
     let half = cache::slots().capacity() / 2;
-    if cache::slots().available() < half {
+    let available = cache::slots().available();
+    if available < half {
         // With a limit the cache is small, and reclaim needs most of it.
-        reclaim::write_out(&ThisProcess, ctx, half - cache::slots().available());
+        reclaim::write_out(&ThisProcess, ctx, half - available);
     }
     let most = cache::slots()
         .available()

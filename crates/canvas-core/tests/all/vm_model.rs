@@ -1,0 +1,159 @@
+//! The shipped pager ([`canvas_core::vm`]) against a naive oracle: a program reads, writes, discards, locks and passes
+//! pages to system calls, while pages are evicted, written out and brought in ahead, over a kernel that fails. No page
+//! is lost or torn; no page, slot or entry has two owners or none; all charges add up.
+//!
+//! Steps: CANVAS_TEST_OPS (default 60000); seed: CANVAS_TEST_SEED, else random, printed.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use canvas_core::vm::{ledger, reclaim};
+use canvas_types::PageId;
+
+use crate::pools::Rng;
+use crate::sim::{Plan, Sim, bring_in, evict};
+
+const PAGES: u32 = 700;
+
+fn ops() -> u64 {
+    let asked = std::env::var("CANVAS_TEST_OPS").ok();
+    asked.and_then(|n| n.parse().ok()).unwrap_or(60_000)
+}
+
+/// One step of the program, or of the reclaim thread. `values` is what each page must read as; pages are chosen among
+/// those for which `mine` is true.
+fn step(sim: &Sim, rng: &mut Rng, values: &[AtomicU64], mine: impl Fn(u32) -> bool) {
+    let page = loop {
+        let page = rng.below(u64::from(PAGES)) as u32;
+        if mine(page) {
+            break page;
+        }
+    };
+    let value = &values[page as usize];
+    // Some pages are of zeros, and few are alike.
+    let new = |rng: &mut Rng| if rng.below(6) == 0 { 0 } else { rng.next() };
+    match rng.below(20) {
+        0..7 => {
+            if let Some(n) = sim.read(page) {
+                assert_eq!(n, value.load(Relaxed), "page {page}");
+            }
+        }
+        7..11 => {
+            let n = new(rng);
+            if sim.write(page, n).is_some() {
+                value.store(n, Relaxed);
+            }
+        }
+        // Runs in order, for the prefetcher.
+        11 | 12 => {
+            for page in (page..PAGES.min(page + 24)).filter(|p| mine(*p)) {
+                if let Some(n) = sim.read(page) {
+                    assert_eq!(n, values[page as usize].load(Relaxed), "page {page}");
+                }
+            }
+        }
+        13 => {
+            if sim.pin(page).is_some() {
+                evict(sim, 16);
+                let n = new(rng);
+                sim.write_pinned(page, n);
+                value.store(n, Relaxed);
+            }
+        }
+        14 => {
+            for page in (page..PAGES.min(page + 1 + rng.below(20) as u32)).filter(|p| mine(*p)) {
+                sim.discard_pages(page..page + 1);
+                values[page as usize].store(0, Relaxed);
+            }
+        }
+        15 => sim.lock(page, rng.below(4) == 0),
+        16 => evict(sim, 1 + rng.below(40) as u32),
+        17 => {
+            reclaim::evict_excess(sim);
+        }
+        18 => {
+            let end = PAGES.min(page + 1 + rng.below(60) as u32);
+            reclaim::reclaim_chosen(sim, page, end);
+        }
+        _ => {
+            let pages: Vec<PageId> = (page..PAGES.min(page + 20)).map(PageId).collect();
+            bring_in(sim, &pages);
+        }
+    }
+}
+
+fn values() -> Vec<AtomicU64> {
+    (0..1024).map(|_| AtomicU64::new(0)).collect()
+}
+
+#[test]
+fn no_page_is_lost_and_the_books_add_up() {
+    let mut seen = BTreeSet::new();
+    let seed = canvas_testing::random::seed();
+    for round in 0..6 {
+        let mut rng = Rng(seed.wrapping_add(round));
+        let plan = Plan {
+            pages: PAGES as usize,
+            slots: [16, 32, 64][rng.below(3) as usize],
+            limit_pages: 150 + rng.below(400) as i64,
+            // Sometimes far memory is full.
+            copies: [120, 10_000, 10_000][rng.below(3) as usize],
+            fails: [0, 30, 200][rng.below(3) as usize],
+            seed: rng.next(),
+        };
+        println!("{plan:?}");
+        let (sim, values) = (Sim::new(plan), values());
+        for n in 0..ops() / 6 {
+            step(&sim, &mut rng, &values, |_| true);
+            if rng.below(500) == 0 {
+                sim.set_limit(100 + rng.below(600) as i64);
+            }
+            if n % 64 == 0 {
+                sim.check(|page| values[page as usize].load(Relaxed));
+            }
+        }
+        sim.check(|page| values[page as usize].load(Relaxed));
+        seen.extend(sim.seen.lock().unwrap().iter().copied());
+    }
+    println!("{seen:?}");
+    for what in [
+        "evicted",
+        "came in from far",
+        "prefetched",
+        "swapped in",
+        "discarded",
+        "pinned",
+        "locked",
+    ] {
+        assert!(seen.contains(what), "no run met: {what}");
+    }
+}
+
+#[test]
+fn threads_lose_no_page_of_each_other() {
+    const THREADS: u32 = 4;
+    let seed = canvas_testing::random::seed();
+    let plan = Plan {
+        pages: PAGES as usize,
+        slots: 48,
+        limit_pages: 240,
+        copies: 10_000,
+        fails: 300,
+        seed,
+    };
+    let (sim, values) = (Sim::new(plan), values());
+    std::thread::scope(|scope| {
+        for me in 0..THREADS {
+            let (sim, values) = (&sim, &values);
+            scope.spawn(move || {
+                let mut rng = Rng(seed.wrapping_add(u64::from(me)));
+                for _ in 0..ops() / 12 {
+                    // Neighbours have different owners.
+                    step(sim, &mut rng, values, |page| page % THREADS == me);
+                }
+            });
+        }
+    });
+    sim.check(|page| values[page as usize].load(Relaxed));
+    assert!(ledger::charged(&sim) > 0);
+}
