@@ -104,8 +104,8 @@ test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/T
 	$(call install,$(FRESH_PACKAGES))
 	tests/fresh
 
-test-slow: deps-test lab ## The long tests: all programs, all modes, 10^7 steps of the page model
-	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-core --test all page_model
+test-slow: deps-test lab ## The long tests: all programs, all modes, 10^7 steps of the pager model
+	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-core --test all vm_model
 	CANVAS_SIM_CASES=2000 $(CARGO) test --locked --release --package canvas-sim
 	$(LAB) sim --full
 	tests/run --suite slow --canvas $(CANVAS) --durations 20 --junitxml $(TARGET)/test-slow.xml

@@ -17,7 +17,6 @@ mod extents;
 mod far_model;
 mod fsm;
 mod hash;
-mod page_model;
 mod pool;
 mod pool_model;
 mod pool_recover;
