@@ -18,7 +18,7 @@ DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
 BINDING_PACKAGES := gcc libc6-dev python3-dev python3-pip python3-setuptools python3-wheel openjdk-17-jdk-headless
 
-# Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
+# Steps of the pager model in `make test-slow`; `make test` takes the model's own 6 * 10^4.
 SLOW_OPS := 10000000
 
 .PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-fresh test-slow sim \

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 const ROOMS: [&str; 8] = [
     "capture", "process", "memory", "shared", "paging", "far_tier", "api", "base",
 ];
-/// Submodules that have an order as well, from the top. (Those of `shared` and `paging` still use
-/// each other.)
-const MODULES: [(&str, &[&str]); 5] = [
+/// Submodules that have an order as well, from the top. (Those of `shared` still use each other.)
+const MODULES: [(&str, &[&str]); 6] = [
     (
         "capture",
         &["patch", "prepared", "stub", "hooks", "filters"],
@@ -58,15 +57,38 @@ const MODULES: [(&str, &[&str]); 5] = [
         ],
     ),
     (
+        "paging",
+        &[
+            "fault",
+            "background",
+            "nodes",
+            "observers",
+            "app_tier",
+            "learn",
+            "hints",
+            "swapin",
+            "trace",
+            "native_swap",
+            "devices",
+            "vm",
+            "accounting",
+            "fork_accounting",
+            "cache",
+            "context",
+        ],
+    ),
+    (
         "far_tier",
-        &["fork", "tier", "ours", "lanes", "pairs", "pool", "extents"],
+        &[
+            "fork", "store", "tier", "ours", "lanes", "pairs", "pool", "extents",
+        ],
     ),
     (
         "base",
         &[
-            "held", "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area",
-            "state", "thread", "keys", "jvm", "lines", "areas", "cancel", "upcalls", "call",
-            "alloc", "own", "fds", "report", "time", "writable",
+            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area", "state",
+            "thread", "keys", "jvm", "lines", "areas", "cancel", "upcalls", "call", "alloc", "own",
+            "fds", "report", "time", "writable",
         ],
     ),
 ];

@@ -16,7 +16,7 @@ fn check(times: usize, f: impl Fn() + Send + Sync + 'static) {
     let config = || {
         let mut config = shuttle::Config::new();
         // Pages pass through it.
-        config.stack_size = 1 << 19;
+        config.stack_size = 1 << 25;
         config
     };
     let random = shuttle::scheduler::RandomScheduler::new(times);
@@ -43,7 +43,7 @@ fn value(page: u32) -> u64 {
 
 #[test]
 fn a_page_that_leaves_while_it_is_used_is_not_lost() {
-    check(150, || {
+    check(60, || {
         let sim = sim(100);
         for page in 0..4 {
             sim.write(page, value(page)).unwrap();
@@ -75,7 +75,7 @@ fn a_page_that_leaves_while_it_is_used_is_not_lost() {
 
 #[test]
 fn what_is_discarded_reads_as_zeros_whoever_brings_it_in() {
-    check(150, || {
+    check(60, || {
         let sim = sim(100);
         for page in 0..4 {
             sim.write(page, value(page)).unwrap();
@@ -102,7 +102,7 @@ fn what_is_discarded_reads_as_zeros_whoever_brings_it_in() {
 
 #[test]
 fn a_pinned_page_stays_and_can_be_written_to() {
-    check(150, || {
+    check(60, || {
         let sim = sim(100);
         for page in 0..3 {
             sim.write(page, value(page)).unwrap();

@@ -4,6 +4,7 @@ pub mod alloc;
 pub mod areas;
 pub mod call;
 pub mod cancel;
+pub mod discard;
 pub mod far_area;
 pub mod fds;
 pub mod freeze;

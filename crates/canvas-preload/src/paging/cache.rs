@@ -9,12 +9,11 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas::{self, CACHE_SLOTS_MAX},
-    smaps, state,
+    discard, smaps, state,
     state::{ThisProcess, count},
     tenant, thread,
 };
 use crate::far_tier::pool::pool;
-use crate::paging::vm;
 
 /// Entries of the FIFO. Stale entries are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;
@@ -107,7 +106,7 @@ fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
         let ranges = &ranges[..n];
         each(ranges, &|| {
             // SAFETY: these slots are exclusively ours until they are given back, and hold nothing.
-            unsafe { vm::discard(ranges) };
+            unsafe { discard::discard(ranges) };
         });
         slots().give_back_bare(&places[..n]);
         idle += n as i64;

@@ -24,7 +24,7 @@ use core::sync::atomic::Ordering;
 
 use crate::api;
 use crate::base::{
-    areas, regions, slow, smaps, state,
+    areas, discard, regions, slow, smaps, state,
     state::{PAGER, ThisProcess, uffd},
     tenant, thread, touched,
 };
@@ -98,7 +98,7 @@ impl Kernel for ThisProcess {
             core::slice::from_raw_parts(ranges.as_ptr().cast::<libc::iovec>(), ranges.len())
         };
         // SAFETY: the pager owns the contents of all pages of the ranges, and needs them no longer.
-        let discard = || unsafe { discard(ranges) };
+        let discard = || unsafe { discard::discard(ranges) };
         let (all, still_shared) = tenant::give_up_shared(|| smaps::shared_in(ranges), discard);
         Discarded { all, still_shared }
     }
@@ -130,27 +130,6 @@ fn stop(e: Errno) -> Stop {
         Errno(libc::EEXIST) => Stop::Present,
         Errno(_) => Stop::NotMapped,
     }
-}
-
-/// Discards the contents of the ranges, with a single TLB flush if the kernel supports that. Returns false if some
-/// contents may remain.
-///
-/// # Safety
-///
-/// The caller owns the contents of all pages of the ranges, and needs them no longer.
-pub unsafe fn discard(ranges: &[libc::iovec]) -> bool {
-    if !state::NO_VECTOR_DISCARD.load(Ordering::Relaxed) {
-        // SAFETY: the caller's promise.
-        if unsafe { mem::discard_many(state::PIDFD.load(Ordering::Relaxed), ranges) } {
-            return true;
-        }
-        state::NO_VECTOR_DISCARD.store(true, Ordering::Relaxed);
-    }
-    ranges.iter().fold(true, |all, r| {
-        // SAFETY: the caller's promise.
-        let done = unsafe { mem::advise(r.iov_base as usize, r.iov_len, libc::MADV_DONTNEED) };
-        all & done.is_ok()
-    })
 }
 
 impl Process for ThisProcess {
