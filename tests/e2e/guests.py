@@ -91,13 +91,9 @@ def waits(result, name):
     return int(words[2])
 
 
-# In one guest, as its boot takes most of the time: canvas runs in it, a program with little memory swaps onto the disk,
-# and another one's pages are brought back.
-SHORT = r"""
-    canvas doctor --json > /out/doctor.json || exit 30
-    canvas run --local 14M --require --stats /out/stats.json -- mem leaf 24 > /out/managed || exit 31
-    mib=12
-""" + ASLEEP + r"""
+# In one guest, as its boot takes most of the time: a program with little memory swaps onto the disk, and another one's
+# pages are brought back. `canvas run` is not in it: an emulated processor needs most of a minute for that (vm-run).
+SHORT = "mib=12\n" + ASLEEP + r"""
     mkdir /sys/fs/cgroup/little
     echo 12M > /sys/fs/cgroup/little/memory.max
     sh -c 'echo $$ > /sys/fs/cgroup/little/cgroup.procs; exec swapped 24 2' || exit 32
@@ -116,22 +112,16 @@ SHORT = r"""
 
 @check("vm-short", modes=("signal",), timeout_s=120, needs=vm_missing)
 def short(r):
-    """On Linux 6.12 `canvas run` manages a program; a guest swaps onto a disk over vhost-user, every byte is right and
-    nothing stays; what `canvas swap-in` brings back is not waited for."""
+    """A guest swaps onto a disk over vhost-user, every byte is right and nothing stays; what `canvas swap-in` brings
+    back is not waited for."""
     c, path = disk(r, "--queues", "2", size=64 * MIB, pool=48 * MIB, by="--vhost-user")
-    files = {f"/usr/bin/{name}": r.binary(of) for name, of in (("mem", "mem"), ("swapped", "swapped-static"),
-                                                             ("dormant", "dormant-static"))}
+    files = {f"/usr/bin/{name}": r.binary(of) for name, of in (("swapped", "swapped-static"), ("dormant", "dormant-static"))}
     result = boot(r, SHORT, with_lab=False, files=files, modules=("virtio_blk",), programs=("mkswap", "swapon", "swapoff"),
                   memory_mib=256, cpus=1, timeout_s=110, qemu=shared(path, queues=2, memory_mib=256))
-    told = lambda name: json.loads(result.files[name])
-    r.require(told("doctor.json")["kernel"].startswith("6.12."), f"kernel of the guest: {told('doctor.json')['kernel']}")
-    r.same(result.files["managed"], b"mem leaf: right\n", "answer under canvas")
-    stats = told("stats.json")
-    r.same((stats["mode"], canvas.check_stats(stats, 14 * MIB)), ("signal", []), "mode, and what is wrong with the report")
     r.require("round 1 is right" in result.output and "I/O error" not in result.output + result.log, result.tail())
     moved = {k: int(v) for k, v in (line.split() for line in result.output.splitlines() if line.startswith("pswp"))}
     r.require(moved["pswpout"] > 8000 and moved["pswpin"] > 8000, f"{moved}")
-    alone, after, got = waits(result, "alone"), waits(result, "pid"), told("pid.json")
+    alone, after, got = waits(result, "alone"), waits(result, "pid"), json.loads(result.files["pid.json"])
     r.require(alone > 60 and after <= 8, f"{after} waits after swap-in, {alone} without")
     r.require(got["pages"] > 2800 and got["end"] == "nothing is left", f"{got}")
     end = settled(r, "the guest is gone, and nothing is left of it", lambda s: s["clients"] == 0 and s["stored_pages"] <= 2)
