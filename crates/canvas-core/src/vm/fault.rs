@@ -10,10 +10,10 @@ use canvas_shm::slow::Cause;
 use canvas_types::sync::{Ordering, backoff};
 use canvas_types::{DeepPlace, PageId, SwapEntry};
 
-use super::fill::{self, Fill};
-use super::ledger::{self, Charge, count};
+use super::context::Fill;
+use super::fill;
+use super::ledger::{self, Charge, count, reserves};
 use super::protect::{self, chunk};
-use super::state::reserves;
 use super::traits::FaultSite;
 use super::{Copied, Held, Report, Source, Stop, Vm, reclaim};
 use crate::far::fetch::Lost;

@@ -5,31 +5,17 @@ use canvas_shm::Counter;
 use canvas_types::sync::Ordering;
 use canvas_types::{DeepPlace, PageBuf, PageId};
 
+use super::context::{Fill, STAGING_PAGES};
 use super::fault::{comes_protected, copy_in, filled, poison, publish_run};
 use super::ledger::{self, count};
 use super::protect::chunk;
 use super::{Held, Source, Vm, reclaim};
-use crate::far::fetch::Stored;
 use crate::pager::clock::FillKind;
 use crate::pager::prefetch::{Done, Plan};
 use crate::pager::slot;
 use crate::pager::table::CHUNK_PAGES;
 use crate::pager::word::{self, State, Word, flag};
-use crate::swap::{LoadError, Scratch};
-
-/// Pages that a fill decodes before it maps them.
-pub const STAGING_PAGES: usize = 16;
-
-/// Working memory for bringing pages in. All zeros is valid.
-#[repr(C, align(4096))]
-pub struct Fill {
-    /// Decoded pages.
-    pub staging: [PageBuf; STAGING_PAGES],
-    /// Scratch memory of the pool.
-    pub scratch: Scratch,
-    /// What was read from beyond the pool.
-    pub stored: Stored,
-}
+use crate::swap::LoadError;
 
 /// Carries out a plan.
 pub(super) fn prefetch(vm: &impl Vm, plan: &Plan) {

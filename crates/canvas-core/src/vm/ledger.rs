@@ -59,6 +59,13 @@ pub fn look_at_headroom(vm: &impl Process, now_ns: u64) {
     vm.state().headroom.look(now_ns);
 }
 
+/// Whether a page that comes in may keep its entry and far copy: not if far memory is so nearly full that the copies of
+/// resident pages must go, nor if there are no reservations.
+#[inline]
+pub fn reserves(vm: &impl Process) -> bool {
+    !vm.state().nearly_full.load(Ordering::Relaxed) && vm.segment().config.reservations()
+}
+
 /// What a charge needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]

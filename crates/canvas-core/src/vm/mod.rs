@@ -8,24 +8,28 @@
 //! * [`reclaim`]: chooses what leaves, for a [`reclaim::Reason`], and writes the swap cache out;
 //! * [`unmap`]: moves a batch of victims from the managed range to the swap cache; [`protect`]: write-protects them;
 //! * [`ledger`]: limits, charges, and how the processes of a tenant divide local memory; [`ages`]: of which pages;
+//! * [`context`]: working memory of one operation; [`spans`]: pages that it holds;
 //! * [`state`]: what all of this remembers, one [`State`] a process.
 //!
 //! Nothing here makes a system call, allocates, or knows an address but that of a page. The model tests run this code
 //! over a simulated kernel.
 
 pub mod ages;
+pub mod context;
 pub mod fault;
 pub mod fill;
 pub mod ledger;
 pub mod locked;
 pub mod protect;
 pub mod reclaim;
+pub mod spans;
 pub mod state;
 pub mod traits;
 pub mod unmap;
 
+pub use spans::{Held, Range};
 pub use state::State;
 pub use traits::{
-    Claim, Copied, Discarded, FarFull, FaultSite, Held, Kernel, Observers, Process, Range, Report,
-    Source, Stop, Store, Vm,
+    Claim, Copied, Discarded, FarFull, FaultSite, Kernel, Observers, Process, Report, Source, Stop,
+    Store, Vm,
 };

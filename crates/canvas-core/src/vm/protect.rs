@@ -15,6 +15,7 @@ use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::Ordering;
 
+use super::context::{BYSTANDERS, Protected, SPANS};
 use super::state::{BLOCK_LOCKS, CHUNK_LOCKS, State};
 use super::{Held, Kernel, Process};
 use crate::pager::clock::Run;
@@ -22,12 +23,8 @@ use crate::pager::locks::{Exclusive, Shared, SharedLock};
 use crate::pager::table::CHUNK_PAGES;
 use crate::pager::word::{self, State as At, flag};
 
-/// Most bystanders of one batch.
-const BYSTANDERS: usize = 512;
 /// A gap with more bystanders is not worth bridging: each costs two changes of its word.
 const GAP_BYSTANDERS: u32 = 48;
-/// Most spans with bystanders of one batch.
-const SPANS: usize = 32;
 const CHUNKS: usize = BLOCK_PAGES / CHUNK_PAGES;
 
 fn lock_of(state: &State, page: PageId) -> &SharedLock {
@@ -40,17 +37,6 @@ fn lock_of(state: &State, page: PageId) -> &SharedLock {
 #[inline]
 pub fn chunk<V: Kernel + Process>(vm: &V, page: PageId) -> Shared<'_> {
     lock_of(vm.state(), page).shared(V::yield_to_chunk)
-}
-
-/// What one batch has write-protected. All zeros is an empty one.
-pub struct Protected {
-    /// Spans to release: first page and end.
-    spans: [(u32, u32); SPANS],
-    span_count: usize,
-    bystanders: [PageId; BYSTANDERS],
-    bystander_count: usize,
-    /// Block locks held, one bit each.
-    blocks: [u64; BLOCK_LOCKS / 64],
 }
 
 impl Protected {

@@ -10,8 +10,9 @@ use canvas_shm::slow::Cause;
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU64, Ordering};
 
+use super::context::Batch;
 use super::ledger::{self, count};
-use super::unmap::{Batch, Purpose, far_word, unmap};
+use super::unmap::{Purpose, far_word, unmap};
 use super::{FarFull, Report, Vm};
 use crate::pager::clock::{self, BATCH_PAGES, drop_far_copy, take_reservation};
 use crate::pager::slot::{self, Job};

@@ -3,7 +3,6 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, RawSpin};
 
-use super::Process;
 use crate::pager::clock::{Clock, ClockParams, EpochClock};
 use crate::pager::dirty_share::DirtyShare;
 use crate::pager::headroom::Headroom;
@@ -151,11 +150,4 @@ impl State {
         self.in_line_busy.store(false, Ordering::Relaxed);
         self.holds.forget();
     }
-}
-
-/// Whether a page that comes in may keep its entry and far copy: not if far memory is so nearly full that the copies of
-/// resident pages must go, nor if there are no reservations.
-#[inline]
-pub fn reserves(vm: &impl Process) -> bool {
-    !vm.state().nearly_full.load(Ordering::Relaxed) && vm.segment().config.reservations()
 }

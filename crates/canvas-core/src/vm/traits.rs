@@ -3,12 +3,12 @@
 use canvas_shm::slow::Cause;
 use canvas_shm::{ProcSlot, Segment, lend};
 use canvas_types::sync::AtomicU64;
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, PageId, SwapEntry};
+use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
 use core::ops::DerefMut;
 
-use super::fill::Fill;
+use super::context::{Batch, Fill};
+use super::spans::{Held, Range};
 use super::state::State;
-use super::unmap::Batch;
 use crate::far::fetch::{Lost, Stored};
 use crate::pager::prefetch::advised::Advice;
 use crate::pager::prefetch::readahead::Area;
@@ -18,66 +18,6 @@ use crate::pager::table::PageTable;
 use crate::pager::word::Word;
 use crate::pager::writes::Writes;
 use crate::swap::{LoadError, Outcome, Scratch, StoreError};
-
-/// Adjacent pages that nobody else makes present, discards or protects meanwhile: their words are busy in the calling
-/// thread's hands, or absent pages between such pages, under the lock of their chunk. Only this module's code makes
-/// one, so an implementation of [`Kernel`] may rely on that.
-#[derive(Clone, Copy, Debug)]
-pub struct Held {
-    first: PageId,
-    pages: usize,
-}
-
-impl Held {
-    /// The caller must hold the pages as described.
-    pub(super) fn new(first: PageId, pages: usize) -> Held {
-        Held { first, pages }
-    }
-    /// The first page.
-    #[inline]
-    pub fn first(self) -> PageId {
-        self.first
-    }
-    /// Number of pages.
-    #[inline]
-    pub fn pages(self) -> usize {
-        self.pages
-    }
-    /// Number of bytes.
-    #[inline]
-    pub fn bytes(self) -> usize {
-        self.pages * PAGE_SIZE
-    }
-}
-
-/// Pages to discard, by address: laid out as the kernel's `struct iovec`. They are [`Held`].
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Range {
-    addr: usize,
-    bytes: usize,
-}
-
-impl Range {
-    /// No page.
-    pub const EMPTY: Range = Range { addr: 0, bytes: 0 };
-
-    /// The range of pages that the caller holds.
-    pub(super) fn of(held: Held) -> Range {
-        Range {
-            addr: held.first.addr(),
-            bytes: held.bytes(),
-        }
-    }
-    /// Address of the first page.
-    pub fn addr(&self) -> usize {
-        self.addr
-    }
-    /// Length in bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
 
 /// Where the contents of pages that come in are.
 #[derive(Clone, Copy, Debug)]

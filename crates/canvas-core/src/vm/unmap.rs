@@ -9,35 +9,12 @@ use canvas_shm::Counter;
 use canvas_types::sync::Ordering;
 use canvas_types::{PageId, SwapEntry};
 
+use super::context::Batch;
 use super::ledger::{self, count};
-use super::protect::Protected;
 use super::{Held, Range, Vm};
-use crate::pager::clock::{Run, VictimBatch};
+use crate::pager::clock::Run;
 use crate::pager::slot::{self, Place};
 use crate::pager::word::{self, State, Word, flag};
-use crate::swap::Scratch;
-
-/// Pages that one batch of reclaim unmaps at most.
-pub const BATCH_PAGES: usize = crate::pager::clock::BATCH_PAGES;
-
-/// Working memory for unmapping and writing out. All zeros is an empty one.
-#[repr(C, align(4096))]
-pub struct Batch {
-    /// What the policy chose.
-    pub victims: VictimBatch,
-    /// Scratch memory of the pool.
-    pub scratch: Scratch,
-    /// Swap cache slots for the batch.
-    slots: [Place; BATCH_PAGES],
-    /// Pages of the batch that go through the swap cache, in the order of `slots`.
-    pages: [PageId; BATCH_PAGES],
-    /// Pages of the batch whose far copies are up to date.
-    clean: [PageId; BATCH_PAGES],
-    /// What is write-protected.
-    protected: Protected,
-    /// Ranges to discard.
-    ranges: [Range; BATCH_PAGES],
-}
 
 /// Why a batch is unmapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

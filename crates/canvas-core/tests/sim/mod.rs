@@ -16,9 +16,9 @@ use canvas_core::pager::table::PageTable;
 use canvas_core::pager::word::{self, State as At, Word, flag};
 use canvas_core::pager::writes::Writes;
 use canvas_core::swap::{EntryFrom, Kind, LoadError, Outcome, Scratch, StoreError};
+use canvas_core::vm::context::Batch;
+use canvas_core::vm::context::Fill;
 use canvas_core::vm::fault::{Resolved, fault};
-use canvas_core::vm::fill::Fill;
-use canvas_core::vm::unmap::Batch;
 use canvas_core::vm::{
     Claim, Copied, Discarded, FaultSite, Held, Kernel, Observers, Process, Range, Report, Source,
     State, Stop, Store, ledger, locked, reclaim,

@@ -9,7 +9,7 @@ use canvas_core::pager::spill::{Look, SpillHand};
 use canvas_core::pager::word::{self, State as At, Word, flag};
 use canvas_core::swap::extents::ExtentBook;
 use canvas_core::swap::{Chosen, LocalPool};
-use canvas_core::vm::state::reserves;
+use canvas_core::vm::ledger::reserves;
 use canvas_shm::far::{self, Far};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, far::EXTENT_BYTES};

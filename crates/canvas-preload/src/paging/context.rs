@@ -2,8 +2,8 @@
 //! operation. When all are taken the next thread waits, so memory stays bounded.
 
 use canvas_core::pager::locks::{Place as Taken, Places};
-use canvas_core::vm::fill::Fill;
-use canvas_core::vm::unmap::Batch;
+use canvas_core::vm::context::Batch;
+use canvas_core::vm::context::Fill;
 use canvas_sys::Errno;
 use core::ops::{Deref, DerefMut};
 

@@ -7,9 +7,9 @@ use canvas_core::pager::table::PageTable;
 use canvas_core::pager::writes::Writes;
 use canvas_core::swap::LoadError;
 use canvas_core::swap::slots::SLAB_CHARGE_BYTES;
+use canvas_core::vm::context::Batch;
+use canvas_core::vm::context::Fill;
 use canvas_core::vm::fault::ZERO_PAGES;
-use canvas_core::vm::fill::Fill;
-use canvas_core::vm::unmap::Batch;
 use canvas_core::vm::{
     Claim, Copied, Discarded, FarFull, Held, Kernel, Process, Range, Report, Source, State, Stop,
 };
