@@ -251,8 +251,8 @@ mod tests {
         let lines = good.lines().count();
         let orphan = good.lines().nth(1).unwrap().replace("run-1", "elsewhere");
         let cases: [(Vec<u8>, String, &str); 10] = [
-            (vec![], "is empty".into(), "lab run wrote"),
-            (b"\n \n".to_vec(), "is empty".into(), "lab run wrote"),
+            (vec![], "is empty".into(), "`lab run` wrote"),
+            (b"\n \n".to_vec(), "is empty".into(), "`lab run` wrote"),
             (cut.into(), format!("line {lines} is damaged"), "remove"),
             (
                 format!("{good}\nhello\n").into(),

@@ -307,7 +307,7 @@ fn flags_that_canvas_does_not_know_are_missing() {
     let flags = ["-o".to_owned(), "weight=1".to_owned()];
     assert_eq!(flags_missing(Path::new("/bin/true"), &flags), None);
     let why = flags_missing(Path::new("/bin/false"), &flags).unwrap();
-    assert!(why.contains("does not take -o weight=1"), "{why}");
+    assert!(why.contains("does not accept -o weight=1"), "{why}");
     assert!(
         flags_missing(Path::new("/nonexistent"), &flags)
             .unwrap()
