@@ -59,7 +59,8 @@ fn a_page_that_leaves_while_it_is_used_is_not_lost() {
             let sim = sim.clone();
             thread::spawn(move || {
                 for page in 0..4 {
-                    assert_eq!(sim.read(page), Some(value(page)));
+                    let n = sim.read(page).unwrap();
+                    assert!(n == value(page) || n == value(page) + 50, "{n}");
                 }
             })
         };
