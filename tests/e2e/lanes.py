@@ -362,7 +362,7 @@ def lanes_cheat(r):
     agent, socket = agent_for(r, servers)
     villain = f"cheat-{os.getpid()}"
     # Checks each word that it reads, and all of them at the end.
-    cheat = r.start([lab.path(r), "workload", "random-read", "--mib", 40, "--seconds", r.size(8, 12), "--cheat"],
+    cheat = r.start([lab.path(r), "workload", "random-read", "--mib", 40, "--seconds", 20, "--cheat"],
                     tag="cheat", local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--to=agent:{socket}",
                                                          "--copies", "1", "-o", "prefetch=none"])
     answers(r, villain)
