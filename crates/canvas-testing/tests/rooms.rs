@@ -86,9 +86,9 @@ const MODULES: [(&str, &[&str]); 6] = [
     (
         "base",
         &[
-            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area", "state",
-            "thread", "keys", "jvm", "lines", "areas", "cancel", "upcalls", "call", "alloc", "own",
-            "fds", "report", "time", "writable",
+            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area",
+            "discard", "state", "thread", "keys", "jvm", "lines", "areas", "cancel", "upcalls",
+            "call", "alloc", "own", "fds", "report", "time", "writable",
         ],
     ),
 ];

@@ -6,11 +6,11 @@
 //! no store under way.
 //!
 //! ```
-//! use crate::swap::pool::{EntryFrom, Kind, LocalPool, PoolArrays, Scratch, SlotMem};
-//! use crate::swap::{Lz, LzScratch, PoolBudget};
-//! use crate::swap::classes::region_bytes;
-//! use crate::swap::hash::{PageHash, portable};
-//! use crate::swap::slots::SLAB_WORDS;
+//! use canvas_core::swap::pool::{EntryFrom, Kind, LocalPool, PoolArrays, Scratch, SlotMem};
+//! use canvas_core::swap::{Lz, LzScratch, PoolBudget};
+//! use canvas_core::swap::classes::region_bytes;
+//! use canvas_core::swap::hash::{PageHash, portable};
+//! use canvas_core::swap::slots::SLAB_WORDS;
 //! use canvas_types::sync::{AtomicI64, AtomicU64, Threads};
 //! use canvas_types::{PageBuf, SwapEntry};
 //! use std::sync::Mutex;
