@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 use std::fmt::{self, Debug, Write as _};
 use std::hash::{DefaultHasher, Hash, Hasher as _};
-use std::io;
+use std::io::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,24 @@ enum Form {
     Journal,
 }
 
+/// Whether lines go to the journal.
+static IS_JOURNAL: AtomicBool = AtomicBool::new(false);
+
+/// Says why the command ends: to the journal as an error, elsewhere as any command does.
+pub fn fatal(sentence: &str) {
+    if IS_JOURNAL.load(Relaxed) {
+        // A closed stderr is the caller's choice.
+        let _ = writeln!(
+            io::stderr(),
+            "<{}>canvas: {}",
+            priority(&Level::ERROR),
+            Escaped(sentence)
+        );
+    } else {
+        crate::error::say(sentence);
+    }
+}
+
 /// Starts the log of a command.
 pub fn start(command: &Command) {
     let name = match command {
@@ -63,6 +82,7 @@ pub fn start(command: &Command) {
         (false, false) => Form::Readable,
         (false, true) => Form::Journal,
     };
+    IS_JOURNAL.store(form == Form::Journal, Relaxed);
     // Fails only if there is a log already.
     let _ = tracing::subscriber::set_global_default(subscriber(name, form, io::stderr));
 }

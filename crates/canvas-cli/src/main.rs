@@ -52,7 +52,7 @@ fn main() {
         }
     };
     let code = result.unwrap_or_else(|failure| {
-        error::say(&failure.sentence);
+        log::fatal(&failure.sentence);
         failure.code
     });
     std::process::exit(code);

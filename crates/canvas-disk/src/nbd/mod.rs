@@ -92,8 +92,9 @@ impl Server {
             };
             let serve = move || {
                 let end = self.serve(stream, store);
-                self.ended(&end);
+                // First: the log may wait for whoever reads it.
                 self.clients().remove(&number);
+                self.ended(&end);
             };
             let name = format!("nbd-{number}");
             if Builder::new()
