@@ -771,11 +771,7 @@ impl<S: Store> Agent<S> {
                 }
                 stats.corrupt.fetch_add(1, Relaxed);
                 work.corrupt = true;
-                let extent = ask.extent;
-                self.log(
-                    About::Corrupt,
-                    &format!("a copy of extent {extent} is damaged or old"),
-                );
+                error!(tenant = %self.name, "a copy of extent {} is damaged or old", ask.extent);
             }
             Outcome::NoCopy | Outcome::Away => {
                 // A copy that is unreachable, or cannot be read now, may be good: a later read may succeed.

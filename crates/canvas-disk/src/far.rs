@@ -1,4 +1,4 @@
-//! Far memory of a disk: its implementation of the traits of [`canvas_far`].
+//! Far memory of a disk: its implementation of the traits of [`canvas_core::far`].
 //!
 //! A disk with far memory is a tenant with one process, this one: it has a segment with limits and
 //! counters, a mailbox for requests, and an agent that keeps pages demoted from the pool. All its

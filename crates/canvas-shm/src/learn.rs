@@ -1,7 +1,7 @@
 //! Recordings of the far pages that a program needed when it resumed (`learn`), in the tenant segment: a process writes
 //! them, the runner reads and keeps them.
 //!
-//! canvas-pager defines the words' meaning (`learn::chunks`). A recording's sequence number is odd while it is written;
+//! canvas-core defines the words' meaning (`learn::chunks`). A recording's sequence number is odd while it is written;
 //! a writer that dies leaves it odd, and the recording counts as empty.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

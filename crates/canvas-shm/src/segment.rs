@@ -31,7 +31,7 @@ pub const GENERATIONS: usize = 16;
 pub const STRIPES: usize = 8;
 /// Number of refault distance buckets ([`refault_bucket`]).
 pub const REFAULT_BUCKETS: usize = 9;
-/// Most size classes that are counted (canvas-swap has their sizes).
+/// Most size classes that are counted (canvas-core has their sizes).
 pub const CLASSES_MAX: usize = 32;
 
 /// How faults are delivered.
@@ -420,7 +420,7 @@ impl ProcSlot {
     }
 }
 
-/// Ages of the pages of one process (canvas-pager's `ages`).
+/// Ages of the pages of one process (canvas-core's `ages`).
 #[repr(C, align(64))]
 pub struct PageAges {
     /// Pages in each generation, the oldest first; 0 where there is none.
@@ -513,7 +513,7 @@ pub struct Segment {
     pub procs_end: AtomicU32,
     /// Number of identities drawn ([`Segment::draw_identity`]).
     pub identities: AtomicU64,
-    /// Largest floor of a process at the last division of local memory (canvas-pager's `floor`).
+    /// Largest floor of a process at the last division of local memory (canvas-core's `floor`).
     pub floor_level_pages: AtomicI64,
     /// Sum of all floors.
     pub floor_pages: AtomicI64,

@@ -66,8 +66,6 @@ struct UffdioRegister {
     mode: u64,
     ioctls: u64,
 }
-/// UFFDIO_COPY_MODE_DONTWAKE.
-const COPY_MODE_DONTWAKE: u64 = 1 << 0;
 /// UFFDIO_COPY_MODE_WP.
 const COPY_MODE_WP: u64 = 1 << 1;
 #[repr(C)]
@@ -255,30 +253,11 @@ impl Uffd {
     /// owns.
     #[inline]
     pub unsafe fn copy(self, dst: usize, src: usize, bytes: usize, protect: bool) -> Partial {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_in_mode(dst, src, bytes, protect, true) }
-    }
-    /// As [`Uffd::copy`]; `wakes`: threads that wait for the pages go on (thread mode).
-    ///
-    /// # Safety
-    ///
-    /// As [`Uffd::copy`].
-    #[inline]
-    pub unsafe fn copy_in_mode(
-        self,
-        dst: usize,
-        src: usize,
-        bytes: usize,
-        protect: bool,
-        wakes: bool,
-    ) -> Partial {
-        let protect = if protect { COPY_MODE_WP } else { 0 };
-        let silent = if wakes { 0 } else { COPY_MODE_DONTWAKE };
         let mut c = UffdioCopy {
             dst: dst as u64,
             src: src as u64,
             len: bytes as u64,
-            mode: protect | silent,
+            mode: if protect { COPY_MODE_WP } else { 0 },
             copy: 0,
         };
         // SAFETY: the caller's promise.

@@ -169,9 +169,16 @@ fn spurious<V: Vm>(vm: &V, page: PageId, write: bool) {
     let Some(times) = vm.state().repeated(vm.thread(), page) else {
         return;
     };
-    if write && times >= 1 {
-        // No thread works on the page, or its word would be busy: no protection of theirs is lifted.
+    let w = vm.word(page);
+    let cur = word::load(w);
+    if write
+        && times >= 1
+        && cur.state() == State::Resident
+        && word::transition(w, cur, cur.with_state(State::Mapping))
+    {
+        // Held, so that no protection of a reclaimer is lifted.
         vm.protect(Held::new(page, 1), false);
+        word::publish(w, cur);
     }
     if times > 16 {
         contradiction(vm, page);
@@ -216,7 +223,7 @@ pub(super) fn copy_in<V: Vm>(vm: &V, to: Held, from: Source<'_>, protect: bool) 
         match copied.stopped {
             None => {}
             // Copy page by page.
-            Some(Stop::Border) if step > 1 && to.pages() - done > 1 => step = 1,
+            Some(Stop::Border) if step > 1 => step = 1,
             Some(Stop::Again) => {
                 tries += 1;
                 if tries > 3 {
@@ -225,7 +232,7 @@ pub(super) fn copy_in<V: Vm>(vm: &V, to: Held, from: Source<'_>, protect: bool) 
             }
             Some(Stop::NoMemory) if tries < NO_MEMORY_MAX => {
                 tries += 1;
-                vm.during(Cause::KernelMemory, || vm.sleep(100_000));
+                vm.during(Cause::KernelMemory, || vm.sleep_holding(100_000));
             }
             stopped => {
                 return Copied {
@@ -425,10 +432,8 @@ fn on_fill(vm: &impl Vm, word: Word, kind: FillKind) -> Word {
 fn note_refault(vm: &impl Vm, cur: Word) {
     let epochs = vm.state().epoch.now().wrapping_sub(cur.epoch());
     let stripe = &vm.segment().stripes[vm.thread() % STRIPES];
-    stripe.refaults[refault_bucket(epochs)].fetch_add(1, core::sync::atomic::Ordering::Relaxed);
-    vm.slot()
-        .came_back
-        .fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+    stripe.refaults[refault_bucket(epochs)].fetch_add(1, Ordering::Relaxed);
+    vm.slot().came_back.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Marks the page as poisoned: its far copy failed verification, or is not where its entry says.
@@ -571,6 +576,7 @@ fn demand(vm: &impl Vm, at: FaultSite, cur: Word, write: bool) -> Option<Resolve
         None if cur.has(flag::REFERENCED) && !plan.stream => vm.used_beside(),
         None => {}
     }
+    vm.comes_in(at, plan.count != 0);
     let held = chunk(vm, page);
     let protected = !write && comes_protected(vm, page, cur);
     let staged = Source::Staged(&context.staging[..1]);
@@ -595,7 +601,7 @@ fn demand(vm: &impl Vm, at: FaultSite, cur: Word, write: bool) -> Option<Resolve
         count(vm, Counter::PagesInStream, 1);
     }
     note_refault(vm, cur);
-    vm.came_in(at, &context.staging[0], plan.count != 0);
+    vm.came_in(at, &context.staging[0]);
     fill::prefetch_with(vm, &plan, context);
     Some(Resolved::Present)
 }

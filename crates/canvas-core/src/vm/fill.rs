@@ -19,9 +19,10 @@ use crate::swap::LoadError;
 
 /// Carries out a plan.
 pub(super) fn prefetch(vm: &impl Vm, plan: &Plan) {
-    if plan.count != 0 || plan.behind.is_some() {
-        prefetch_with(vm, plan, &mut vm.fill());
+    if plan.count != 0 {
+        bring_in_planned(vm, plan, &mut vm.fill());
     }
+    passed(vm, plan);
 }
 
 /// Carries out a plan, in working memory that the caller has.
@@ -29,6 +30,11 @@ pub(super) fn prefetch_with(vm: &impl Vm, plan: &Plan, context: &mut Fill) {
     if plan.count != 0 {
         bring_in_planned(vm, plan, context);
     }
+    passed(vm, plan);
+}
+
+/// The stream of a plan has left a chunk.
+fn passed(vm: &impl Vm, plan: &Plan) {
     if let Some(page) = plan.behind {
         vm.state().clock.stream_passed(page);
     }

@@ -33,7 +33,7 @@ pub enum Reason {
 }
 
 /// Pages that a round ahead of need frees at most.
-pub const ROUND_PAGES: i64 = 128;
+const ROUND_PAGES: i64 = 128;
 
 /// Frees about `want` pages of local memory; returns how many were unmapped.
 pub fn reclaim(vm: &impl Vm, want: u32, reason: Reason) -> u32 {
@@ -127,7 +127,7 @@ pub fn make_room(vm: &impl Vm) {
 
 /// Whether threads that charge memory reclaim by themselves.
 #[inline]
-pub fn is_in_line(vm: &impl Vm) -> bool {
+fn is_in_line(vm: &impl Vm) -> bool {
     vm.state().dirty_share.is_low()
 }
 

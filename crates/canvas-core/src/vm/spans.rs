@@ -4,7 +4,7 @@ use canvas_types::{PAGE_SIZE, PageId};
 
 /// Adjacent pages that nobody else makes present, discards or protects meanwhile: their words are busy in the calling
 /// thread's hands, or absent pages between such pages, under the lock of their chunk. Only this module's code makes
-/// one, so an implementation of [`Kernel`] may rely on that.
+/// one, so an implementation of [`Kernel`](super::Kernel) may rely on that.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     first: PageId,
@@ -42,9 +42,6 @@ pub struct Range {
 }
 
 impl Range {
-    /// No page.
-    pub const EMPTY: Range = Range { addr: 0, bytes: 0 };
-
     /// The range of pages that the caller holds.
     pub(super) fn of(held: Held) -> Range {
         Range {

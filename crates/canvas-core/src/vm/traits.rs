@@ -67,8 +67,10 @@ pub struct Discarded {
 pub trait Kernel {
     /// Monotonic time in ns.
     fn now_ns(&self) -> u64;
-    /// Sleeps for about `ns`.
+    /// Sleeps for `ns`, and longer the more threads do.
     fn sleep(&self, ns: u64);
+    /// Sleeps for `ns`, while the caller holds a chunk.
+    fn sleep_holding(&self, ns: u64);
     /// Calls `f`, which may wait for `cause`.
     fn during<R>(&self, cause: Cause, f: impl FnOnce() -> R) -> R;
     /// Yields while another thread works on a page.
@@ -323,9 +325,13 @@ pub trait Observers {
     fn plan(&self, _page: PageId, _kind: FaultKind, plan: Plan) -> Plan {
         plan
     }
-    /// A far page is present, and its word published. `planned`: pages come in with it.
+    /// A far page is about to come in, before its thread goes on: the program may ask for its faults next. `planned`:
+    /// pages come in with it.
     #[inline]
-    fn came_in(&self, _at: FaultSite, _data: &PageBuf, _planned: bool) {}
+    fn comes_in(&self, _at: FaultSite, _planned: bool) {}
+    /// A far page is present, and its word published.
+    #[inline]
+    fn came_in(&self, _at: FaultSite, _data: &PageBuf) {}
     /// A page comes in during a fault on another page.
     #[inline]
     fn came_ahead(&self, _page: PageId) {}

@@ -1,4 +1,4 @@
-//! The far tier under shuttle's scheduler: `cargo test -p canvas-far --features shuttle`. Threads of a program complete
+//! The far tier under shuttle's scheduler: `cargo test -p canvas-core --features shuttle`. Threads of a program complete
 //! requests, wait for extents and rewrite pages while the agent answers; the toy fails when two use one buffer.
 
 use crate::toy::{Content, Toy, World, ZEROS};

@@ -342,7 +342,7 @@ impl Sim {
         }
     }
 
-    /// Makes room for `more` copies, or takes room away.
+    /// Changes the limit on local memory.
     pub fn set_limit(&self, pages: i64) {
         self.seg
             .config
@@ -433,6 +433,14 @@ impl Sim {
             i64::from(all),
             "resident pages"
         );
+        let counted = self.state.resident_pages.load(Ordering::Relaxed);
+        assert_eq!(counted, i64::from(all), "resident pages of the process");
+        let touched = self
+            .words
+            .iter()
+            .filter(|w| word::load(w).state() != At::Untouched);
+        let footprint = self.seg.footprint_pages.load(Relaxed);
+        assert_eq!(footprint, touched.count() as i64, "the footprint");
         assert_eq!(me.far_pages.load(Relaxed), far, "far pages");
         assert_eq!(me.locked_pages.load(Relaxed), locked, "locked pages");
         assert_eq!(self.cache().used() as usize, slots.len(), "slots in use");
@@ -459,6 +467,9 @@ impl Kernel for Sim {
         self.now_ns.fetch_add(ns, Relaxed);
         Self::yield_now();
     }
+    fn sleep_holding(&self, ns: u64) {
+        self.sleep(ns);
+    }
     fn during<R>(&self, _: Cause, f: impl FnOnce() -> R) -> R {
         f()
     }
@@ -480,7 +491,8 @@ impl Kernel for Sim {
                 pages: i,
                 stopped: Some(stop),
             };
-            if i > 0 && self.fails("copy stopped at a border") {
+            // The kernel says so before it copies anything.
+            if i == 0 && to.pages() > 1 && self.fails("copy stopped at a border") {
                 return stopped(Stop::Border);
             }
             if self.fails("copy interrupted") {
@@ -536,7 +548,11 @@ impl Kernel for Sim {
         }
         let mut window = self.window.lock().unwrap();
         let first = pages.first().0;
-        for (_, mapped) in window.range_mut(first..first + pages.pages() as u32) {
+        for (page, mapped) in window.range_mut(first..first + pages.pages() as u32) {
+            // A page that came in after a span was protected is there when the span is released; it came in writable.
+            let w = word::load(&self.words[*page as usize]);
+            let may_change = w.state().is_busy() || !on && !w.has(flag::PROTECTED);
+            assert!(may_change, "page {page} is {w:?}, and nobody holds it");
             mapped.protected = on;
         }
         true
@@ -766,7 +782,7 @@ impl Observers for Sim {
     fn evicted(&self, _: PageId) {
         self.saw("evicted");
     }
-    fn came_in(&self, _: FaultSite, data: &PageBuf, _: bool) {
+    fn came_in(&self, _: FaultSite, data: &PageBuf) {
         number(data);
         self.saw("came in from far");
     }

@@ -21,12 +21,6 @@ static ASKED_NS: AtomicU64 = AtomicU64::new(0);
 static WAITERS: AtomicU32 = AtomicU32::new(0);
 static CAME: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the program reads its faults.
-#[inline]
-pub fn is_read() -> bool {
-    LISTENS.load(Ordering::Relaxed)
-}
-
 /// Records a fault at `address`, by the instruction at `ip` (0 if unknown), that brought in its page and nothing beside
 /// it.
 #[inline]

@@ -1,4 +1,4 @@
-//! Where pages go that left local memory: the compressed pool, and what lies beyond it ([`canvas_far`]).
+//! Where pages go that left local memory: the compressed pool, and what lies beyond it ([`canvas_core::far`]).
 
 pub mod extents;
 pub mod fork;

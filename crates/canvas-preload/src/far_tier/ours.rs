@@ -1,4 +1,4 @@
-//! Implements the traits of [`canvas_far`] for a program: the managed pages, this process's pool, its requests in the
+//! Implements the traits of [`canvas_core::far`] for a program: the managed pages, this process's pool, its requests in the
 //! far area, and its tenant.
 
 use canvas_core::far::{

@@ -1,4 +1,5 @@
-//! How a page enters and leaves local memory, and which process is charged for it.
+//! What the pager ([`canvas_core::vm`]) is given here: the kernel and the process, the reclaim thread's rounds, native
+//! memory and forks in the accounts, and the optional features.
 
 pub mod accounting;
 pub mod app_tier;

@@ -31,11 +31,14 @@ impl Observers for ThisProcess {
         app_tier::plan(page, kind, plan, &Around(self))
     }
     #[inline]
-    fn came_in(&self, at: FaultSite, data: &PageBuf, planned: bool) {
-        learn::note(at.page);
+    fn comes_in(&self, at: FaultSite, planned: bool) {
         if !planned {
             api::faults::push(at.page.addr() + at.offset, at.ip);
         }
+    }
+    #[inline]
+    fn came_in(&self, at: FaultSite, data: &PageBuf) {
+        learn::note(at.page);
         app_tier::follow(at, data);
     }
     #[inline]

@@ -22,7 +22,6 @@ use core::mem::{align_of, size_of};
 use core::ops::DerefMut;
 use core::sync::atomic::Ordering;
 
-use crate::api;
 use crate::base::{
     areas, discard, regions, slow, smaps, state,
     state::{PAGER, ThisProcess, uffd},
@@ -46,6 +45,9 @@ impl Kernel for ThisProcess {
     fn sleep(&self, ns: u64) {
         gate::wait(ns);
     }
+    fn sleep_holding(&self, ns: u64) {
+        proc::sleep_ns(ns);
+    }
     fn during<R>(&self, cause: Cause, f: impl FnOnce() -> R) -> R {
         slow::during(cause, f)
     }
@@ -65,12 +67,9 @@ impl Kernel for ThisProcess {
             Source::Slot(slot) => cache::buffer(slot),
             Source::Staged(pages) => pages.as_ptr() as usize,
         };
-        // In thread mode the copy wakes the thread; one that reads its own faults must find this one.
-        let wakes = !api::faults::is_read();
         // SAFETY: the words of these pages are in our busy state (`Held`), and the source is our own memory, as long as
         // the pages.
-        let copied =
-            unsafe { uffd().copy_in_mode(to.first().addr(), src, to.bytes(), protect, wakes) };
+        let copied = unsafe { uffd().copy(to.first().addr(), src, to.bytes(), protect) };
         Copied {
             pages: copied.done_bytes / PAGE_SIZE,
             stopped: copied.stopped.map(stop),
