@@ -82,6 +82,7 @@ pub fn fault<V: Vm>(vm: &V, at: FaultSite, write: bool) -> Resolved {
 }
 
 /// Charges `n` pages, and makes room for them where they need it. False if there is none: then nothing is charged.
+#[inline]
 fn charge(vm: &impl Vm, n: i64) -> bool {
     match ledger::charge(vm, n) {
         Charge::Fits => {}
@@ -209,6 +210,7 @@ fn contradiction<V: Vm>(vm: &V, page: PageId) {
 
 /// Copies pages from `from` to the absent pages `to`, write-protected if `protect`. The caller holds the chunk's lock
 /// shared. What stopped it, if anything, stopped it for good.
+#[inline]
 pub(super) fn copy_in<V: Vm>(vm: &V, to: Held, from: Source<'_>, protect: bool) -> Copied {
     const NO_MEMORY_MAX: u32 = 1000;
     let (mut done, mut step, mut tries) = (0, to.pages(), 0u32);
@@ -249,6 +251,7 @@ pub(super) fn copy_in<V: Vm>(vm: &V, to: Held, from: Source<'_>, protect: bool) 
 }
 
 /// Why a page that could not be copied is not present.
+#[inline]
 fn why_not(stopped: Option<Stop>) -> Resolved {
     match stopped {
         Some(Stop::NoMemory) => Resolved::NoMemory,
@@ -257,6 +260,7 @@ fn why_not(stopped: Option<Stop>) -> Resolved {
 }
 
 /// Publishes pages `page..page + n` (present, words busy in our hands) as resident.
+#[inline]
 pub(super) fn publish_run(vm: &impl Vm, page: PageId, n: usize, new_word: impl Fn(usize) -> Word) {
     vm.table().note_resident_run(page.index(), n);
     ledger::note_resident(vm, n as i64);
@@ -423,12 +427,14 @@ fn cache_hit(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
     Some(Resolved::Present)
 }
 
+#[inline]
 fn on_fill(vm: &impl Vm, word: Word, kind: FillKind) -> Word {
     let state = vm.state();
     state.clock.params.on_fill(word, kind, state.epoch.now())
 }
 
 /// Counts the refault of a page whose word was `cur` while it was evicted, by the epochs since its eviction.
+#[inline]
 fn note_refault(vm: &impl Vm, cur: Word) {
     let epochs = vm.state().epoch.now().wrapping_sub(cur.epoch());
     let stripe = &vm.segment().stripes[vm.thread() % STRIPES];
@@ -455,6 +461,7 @@ pub(super) fn poison(vm: &impl Vm, page: PageId, cur: Word, why: LoadError) {
 }
 
 /// Whether a far page that is faulted in by a read is mapped write-protected. The caller holds its chunk's lock shared.
+#[inline]
 pub(super) fn comes_protected(vm: &impl Vm, page: PageId, cur: Word) -> bool {
     cur.entry().is_some()
         // A system call may still write to a page that was discarded during the call.
@@ -465,6 +472,7 @@ pub(super) fn comes_protected(vm: &impl Vm, page: PageId, cur: Word) -> bool {
 }
 
 /// The word of a far page that was just brought in.
+#[inline]
 pub(super) fn filled(vm: &impl Vm, cur: Word, kind: FillKind, protected: bool) -> Word {
     // A stream touches this page again only after everything else, so pages that came from beyond the pool go back
     // there rather than wait in the pool.
@@ -480,6 +488,7 @@ pub(super) fn filled(vm: &impl Vm, cur: Word, kind: FillKind, protected: bool) -
 
 /// Decides whether a page that comes in keeps its entry, and returns `new` accordingly; `far_copy`: the entry holds a
 /// copy.
+#[inline]
 fn keep_or_release(vm: &impl Vm, new: Word, far_copy: bool) -> Word {
     let entry = new.entry();
     if fsm::on_swap_in(entry.is_some(), reserves(vm)) == Reservation::Drop {

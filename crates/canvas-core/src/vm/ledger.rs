@@ -30,6 +30,7 @@ pub fn charged(vm: &impl Process) -> i64 {
 
 /// The configured limit less a margin for native memory that grows between two measurements: 1/32 of the limit, clamped
 /// to 1 to 4 MiB, and at most a quarter of the limit.
+#[inline]
 pub fn asked(seg: &Segment) -> Option<i64> {
     let l = seg.local_limit_pages()?;
     Some(l - (l / 32).clamp(256, 1024).min(l / 4))
@@ -37,6 +38,7 @@ pub fn asked(seg: &Segment) -> Option<i64> {
 
 /// The limit that is enforced, in pages: the configured limit, or native memory plus the processes' floors if that is
 /// more. Below that no program makes progress, so enforcing less would gain nothing.
+#[inline]
 pub fn limit(seg: &Segment) -> Option<i64> {
     let floors = seg.floor_pages.load(Ordering::Relaxed).max(LEAST_PAGES);
     asked(seg).map(|l| l.max(seg.native_pages.load(Ordering::Relaxed) + floors))
@@ -44,6 +46,7 @@ pub fn limit(seg: &Segment) -> Option<i64> {
 
 /// Pages below the limit at which background reclaim starts, and at which it stops. Computed from the room that native
 /// memory leaves under the limit.
+#[inline]
 pub fn gaps(vm: &impl Process, limit: i64) -> (i64, i64) {
     let (seg, state) = (vm.segment(), vm.state());
     let room = limit - seg.native_pages.load(Ordering::Relaxed);
