@@ -3,7 +3,7 @@
 //! The ledger calls nobody: [`charge`] says what is needed, and its caller reclaims.
 
 use canvas_shm::{Counter, ProcSlot, Segment};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::ages::{self, View};
 use super::{Kernel, Process, locked};
@@ -14,6 +14,12 @@ use crate::pager::native;
 pub fn live_slots(seg: &Segment) -> impl Iterator<Item = &ProcSlot> + Clone {
     let taken = |p: &&ProcSlot| p.identity().is_some();
     seg.procs_used().iter().filter(taken)
+}
+
+/// Elects one of several threads, or processes, to do a task that was last done at time `last`.
+pub fn take_turn(at: &AtomicU64, last: u64, now: u64) -> bool {
+    at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
 }
 
 /// Adds `n` to a counter.
@@ -174,15 +180,7 @@ pub fn divide_room(vm: &impl Process, now: u64) {
     let (seg, me, state) = (vm.segment(), vm.slot(), vm.state());
     let Some(asked) = asked(seg) else { return };
     let judged = state.judged_ns.load(Ordering::Relaxed);
-    let is_turn = |won: Result<u64, u64>| won.is_ok();
-    if now >= judged + floor::LOOK_NS
-        && is_turn(state.judged_ns.compare_exchange(
-            judged,
-            now,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        ))
-    {
+    if now >= judged + floor::LOOK_NS && take_turn(&state.judged_ns, judged, now) {
         let came_back = me.came_back.load(Ordering::Relaxed);
         // The counter of a new process slot starts from 0 again.
         let since = came_back.saturating_sub(state.returned.swap(came_back, Ordering::Relaxed));
@@ -195,14 +193,7 @@ pub fn divide_room(vm: &impl Process, now: u64) {
         state.quiet_ns.store(next.quiet_ns, Ordering::Relaxed);
     }
     let divided = seg.divided_ns.load(Ordering::Relaxed);
-    if now < divided + floor::LOOK_NS
-        || !is_turn(seg.divided_ns.compare_exchange(
-            divided,
-            now,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        ))
-    {
+    if now < divided + floor::LOOK_NS || !take_turn(&seg.divided_ns, divided, now) {
         return;
     }
     let native_pages = seg.native_pages.load(Ordering::Relaxed);

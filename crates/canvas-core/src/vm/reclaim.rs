@@ -8,7 +8,7 @@
 use canvas_shm::Counter;
 use canvas_shm::slow::Cause;
 use canvas_types::PageId;
-use canvas_types::sync::{AtomicU64, Ordering};
+use canvas_types::sync::Ordering;
 
 use super::context::Batch;
 use super::ledger::{self, count};
@@ -528,13 +528,9 @@ fn far_is_full(vm: &impl Vm) {
     if seg.far_full.swap(1, Ordering::Relaxed) != 0 {
         return;
     }
-    let told: &AtomicU64 = &vm.state().full_told_ns;
+    let told = &vm.state().full_told_ns;
     let (now, last) = (vm.now_ns(), told.load(Ordering::Relaxed));
-    let is_turn = || {
-        told.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
-    };
-    if last != 0 && now < last + TELL_NS || !is_turn() {
+    if last != 0 && now < last + TELL_NS || !ledger::take_turn(told, last, now) {
         return;
     }
     vm.report(Report::FarFull(if seg.host.is_short() {

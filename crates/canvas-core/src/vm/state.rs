@@ -3,6 +3,9 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, RawSpin};
 
+// As the segment's times are ([`super::ledger::take_turn`]).
+use core::sync::atomic::AtomicU64 as Time;
+
 use crate::pager::clock::{Clock, ClockParams, EpochClock};
 use crate::pager::dirty_share::DirtyShare;
 use crate::pager::headroom::Headroom;
@@ -50,7 +53,7 @@ pub struct State {
     /// Until this time, all pages to evict belong to other processes.
     pub(super) others_until_ns: AtomicU64,
     /// When the demand of this process was last judged, its count of returned pages then, and since when none returns.
-    pub(super) judged_ns: AtomicU64,
+    pub(super) judged_ns: Time,
     pub(super) returned: AtomicU64,
     pub(super) quiet_ns: AtomicU64,
     /// Taken, if it is free, to update the ages of this process's pages. A thread that is killed in a vfork child may
@@ -64,7 +67,7 @@ pub struct State {
     /// Damaged pages that were reported.
     pub(super) damaged: AtomicU32,
     /// When it was last reported that nothing can be stored.
-    pub(super) full_told_ns: AtomicU64,
+    pub(super) full_told_ns: Time,
 }
 
 macro_rules! constructor {
@@ -90,7 +93,7 @@ macro_rules! constructor {
                     refused_until_ns: AtomicU64::new(0),
                     silent_until_ns: AtomicU64::new(0),
                     others_until_ns: AtomicU64::new(0),
-                    judged_ns: AtomicU64::new(0),
+                    judged_ns: Time::new(0),
                     returned: AtomicU64::new(0),
                     quiet_ns: AtomicU64::new(0),
                     ages_writer: RawSpin::new(),
@@ -98,7 +101,7 @@ macro_rules! constructor {
                     blocks: $repeat!(AtomicBool::new(false)),
                     spurious: $repeat!(AtomicU64::new(NO_FAULT)),
                     damaged: AtomicU32::new(0),
-                    full_told_ns: AtomicU64::new(0),
+                    full_told_ns: Time::new(0),
                 }
             }
         }

@@ -47,18 +47,6 @@ fn number(page: &PageBuf) -> u64 {
     n
 }
 
-/// A generator for the kernel's failures: its numbers depend on the seed and on the order of calls alone.
-struct Dice(Plain);
-
-impl Dice {
-    fn below(&self, n: u64) -> u64 {
-        let z = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed);
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-}
-
 struct Mapped {
     page: Box<PageBuf>,
     protected: bool,
@@ -171,7 +159,8 @@ pub struct Sim {
     copies: Mutex<Copies>,
     fills: Contexts<Fill>,
     batches: Contexts<Batch>,
-    dice: Dice,
+    /// Chooses which calls of the kernel fail.
+    dice: std::sync::Mutex<fastrand::Rng>,
     now_ns: Plain,
     pub seen: Mutex<BTreeSet<&'static str>>,
 }
@@ -218,7 +207,7 @@ impl Sim {
             copies: Mutex::new(Copies::default()),
             fills: Contexts::new(),
             batches: Contexts::new(),
-            dice: Dice(Plain::new(plan.seed)),
+            dice: std::sync::Mutex::new(fastrand::Rng::with_seed(plan.seed)),
             now_ns: Plain::new(1_000_000_000),
             seen: Mutex::default(),
         };
@@ -231,7 +220,7 @@ impl Sim {
     }
 
     fn fails(&self, what: &'static str) -> bool {
-        let fails = self.plan.fails != 0 && self.dice.below(self.plan.fails) == 0;
+        let fails = self.plan.fails != 0 && self.dice.lock().unwrap().u64(..self.plan.fails) == 0;
         if fails {
             self.saw(what);
         }

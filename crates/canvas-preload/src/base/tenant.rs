@@ -3,11 +3,12 @@
 
 use canvas_core::far::Whom;
 use canvas_core::vm::ledger;
+pub use canvas_core::vm::ledger::take_turn;
 use canvas_shm::ProcSlot;
 use canvas_shm::lives::GIVING_UP;
 use canvas_sys::{gate, lock, proc};
 use canvas_types::PAGE_SIZE;
-use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, Ordering};
 
 use crate::base::{areas, far_area, fds, fds::Fd, life, smaps, state};
 
@@ -32,12 +33,6 @@ pub fn release_gone(among: impl Fn(&ProcSlot) -> bool) -> bool {
         }
     }
     any
-}
-
-/// Elects one of several threads to do a task that was last done at time `last`.
-pub fn take_turn(at: &AtomicU64, last: u64, now: u64) -> bool {
-    at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
-        .is_ok()
 }
 
 /// Wakes the reclaim thread of a process.
