@@ -1,5 +1,5 @@
-//! Implements the traits of [`canvas_core::far`] for a program: the managed pages, this process's pool, its requests in the
-//! far area, and its tenant.
+//! Implements the traits of [`canvas_core::far`] for a program: the managed pages, this process's pool, its requests in
+//! the far area, and its tenant.
 
 use canvas_core::far::{
     Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom,

@@ -140,10 +140,12 @@ impl Store for ThisProcess {
         }
     }
     fn fetch(&self, extent: u32) {
-        tier::fetch(extent);
+        if let Some(b) = beyond() {
+            fetch::fetch(&b, extent);
+        }
     }
     fn read_ahead(&self, page: PageId, place: DeepPlace) -> bool {
-        tier::read_ahead(page, place)
+        beyond().is_some_and(|b| fetch::ahead(&b, page.0, place))
     }
     fn fetch_for_stream(&self, start: PageId, stride: i32, pages: u32) {
         if let Some(b) = beyond() {

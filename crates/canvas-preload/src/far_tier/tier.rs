@@ -3,7 +3,7 @@
 use canvas_core::far::fetch::{Lost, Stored};
 use canvas_core::far::{Owner, channel, compact, fetch, resident_copies, room, spill};
 use canvas_core::swap::extent::EXTENT_BYTES;
-use canvas_types::{DeepPlace, PageId};
+use canvas_types::DeepPlace;
 use core::sync::atomic::Ordering;
 
 use crate::base::state;
@@ -33,21 +33,6 @@ pub fn read_whole<R>(extent: u32, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> 
     beyond().map_or(Err(Lost::Unreachable), |b| {
         fetch::read_whole(&b, extent, on)
     })
-}
-
-/// Brings a page into the pool ahead of its need, alone and in the background. The caller has claimed the page, and its
-/// entry names the place.
-#[inline]
-pub fn read_ahead(page: PageId, place: DeepPlace) -> bool {
-    beyond().is_some_and(|b| fetch::ahead(&b, page.0, place))
-}
-
-/// Brings a whole extent back, in the background. The caller has claimed a page whose entry names it.
-#[inline]
-pub fn fetch(extent: u32) {
-    if let Some(b) = beyond() {
-        fetch::fetch(&b, extent);
-    }
 }
 
 /// Whether the pool has, or can make, room for pages on their way to local memory.

@@ -13,7 +13,7 @@ use canvas_core::pager::prefetch::advised::Advice;
 use canvas_core::pager::prefetch::choice::Surroundings;
 use canvas_core::pager::prefetch::{FaultKind, Plan};
 use canvas_core::pager::word::{self, State};
-use canvas_core::vm::{FaultSite, fill};
+use canvas_core::vm::{FaultSite, Store, fill};
 use canvas_shm::Counter;
 use canvas_sys::proc;
 use canvas_types::layout::{WINDOW_PAGES, in_window};
@@ -255,7 +255,9 @@ fn far_page(address: usize) -> Option<PageId> {
 /// Reads a page ahead if it lies beyond the pool; returns whether it did.
 fn read_ahead(page: PageId, mark: u64) -> bool {
     let asked = page.index() < WINDOW_PAGES
-        && fill::request(&ThisProcess, page, |place| tier::read_ahead(page, place));
+        && fill::request(&ThisProcess, page, |place| {
+            ThisProcess.read_ahead(page, place)
+        });
     if asked {
         let slot = &RAISED[page.index() % RAISED.len()];
         slot.store(u64::from(page.0) << 1 | mark, Ordering::Relaxed);

@@ -9,7 +9,7 @@
 
 use canvas_core::pager::learn::chunks::{self, Draft, Index, among};
 use canvas_core::pager::learn::{Event, FIRST, Learner, MATCH, Outcome, is_left_out};
-use canvas_core::vm::{fill, ledger};
+use canvas_core::vm::{Store, fill, ledger};
 use canvas_shm::Counter;
 use canvas_shm::learn::{Recording, Recordings};
 use canvas_shm::segment::config_flag;
@@ -412,7 +412,7 @@ impl Server {
             self.reach += 1;
             for page in entry.pages().map(PageId) {
                 fill::request(&ThisProcess, page, |place| {
-                    tier::fetch(place.extent);
+                    ThisProcess.fetch(place.extent);
                     true
                 });
             }
