@@ -28,7 +28,7 @@ const LINES_OF_A_PERIOD: u32 = 5;
 const LINES_OF_A_RUN: u32 = 1;
 /// The period.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Most kinds that are told apart by more than their place in the code.
+/// Most kinds of lines that are counted separately by more than their place in the code.
 const KINDS_MAX: usize = 4096;
 /// Field that tells kinds of one place in the code apart, and is not written.
 const ABOUT: &str = "about";
@@ -154,13 +154,13 @@ where
         mut to: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut read = Read::default();
-        event.record(&mut read);
         let suppressed = if self.name.is_empty() {
             // A run's own lines are few: no peer causes them.
             0
         } else {
-            let kind = (event.metadata().callsite(), read.kind.finish());
+            let mut kind = Kind::default();
+            event.record(&mut kind);
+            let kind = (event.metadata().callsite(), kind.0.finish());
             let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
             let most = match self.form {
                 Form::Run => LINES_OF_A_RUN,
@@ -171,6 +171,9 @@ where
             };
             suppressed
         };
+        // Only of lines that are written: a peer can cause many more.
+        let mut read = Read::default();
+        event.record(&mut read);
         let level = event.metadata().level();
         match self.form {
             Form::Run => to.write_str("canvas: ")?,
@@ -225,22 +228,30 @@ fn admit<Place: Eq + Hash>(
     Some(std::mem::take(&mut count.suppressed))
 }
 
+/// A hash of the fields by which events of one place in the code are counted separately.
+#[derive(Default)]
+struct Kind(DefaultHasher);
+
+impl Visit for Kind {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let name = field.name();
+        if [ABOUT, TENANT].contains(&name) {
+            format!("{name}={value:?}").hash(&mut self.0);
+        }
+    }
+}
+
 /// An event's text.
 #[derive(Default)]
 struct Read {
     sentence: String,
     /// ` name=value` of each other field.
     fields: String,
-    /// Of the fields that tell kinds apart.
-    kind: DefaultHasher,
 }
 
 impl Visit for Read {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let name = field.name();
-        if [ABOUT, TENANT].contains(&name) {
-            format!("{name}={value:?}").hash(&mut self.kind);
-        }
         // A String takes all that is written.
         let _ = match name {
             ABOUT => Ok(()),
