@@ -7,7 +7,8 @@
 //! * [`fill`]: brings in pages that may be needed soon, in runs;
 //! * [`reclaim`]: chooses what leaves, for a [`reclaim::Reason`], and writes the swap cache out;
 //! * [`unmap`]: moves a batch of victims from the managed range to the swap cache; [`protect`]: write-protects them;
-//! * [`ledger`]: limits, charges, and how the processes of a tenant divide local memory; [`ages`]: of which pages;
+//! * [`ledger`]: limits, charges, and how the processes of a tenant divide local memory; [`ages`]: how old the pages of
+//!   each process are, by which the processes share an eviction;
 //! * [`context`]: working memory of one operation; [`spans`]: pages that it holds;
 //! * [`state`]: what all of this remembers, one [`State`] a process.
 //!

@@ -589,7 +589,7 @@ pub fn evict_excess(vm: &impl Vm) -> bool {
     let excess = if is_ours { ledger::excess(vm) } else { 0 };
     if excess <= 0 {
         if wanted.load(Ordering::Relaxed) != 0 {
-            // The process holds no more than its floor: nobody should wait for more.
+            // This process holds no more than its floor, so no other process should wait for its pages.
             wanted.store(0, Ordering::Relaxed);
             super::ages::note_answered(vm, 0);
         }

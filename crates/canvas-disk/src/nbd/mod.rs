@@ -92,7 +92,7 @@ impl Server {
             };
             let serve = move || {
                 let end = self.serve(stream, store);
-                // First: the log may wait for whoever reads it.
+                // Before the log, which may block while nobody reads it.
                 self.clients().remove(&number);
                 self.ended(&end);
             };

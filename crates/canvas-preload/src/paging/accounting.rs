@@ -1,5 +1,5 @@
-//! The reclaim thread's sleep, and memory outside of the managed range, which is charged as it is measured. Charges of
-//! pages are [`canvas_core::vm::ledger`]'s.
+//! When the reclaim thread sleeps, and charges for memory outside of the managed range, which this process measures
+//! ([`canvas_core::vm::ledger`] charges pages).
 
 use canvas_core::vm::{ages, ledger};
 use canvas_shm::ProcSlot;

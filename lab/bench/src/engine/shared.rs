@@ -136,9 +136,9 @@ pub struct Watched<'a> {
 pub struct AgentLook {
     /// Seconds since the run of the bench began.
     at_s: f64,
-    /// Of all threads, in seconds.
+    /// Processor time of all threads, in seconds.
     cpu_s: f64,
-    /// Of each serving thread, in seconds.
+    /// Processor time of each serving thread, in seconds.
     threads_s: BTreeMap<String, f64>,
 }
 

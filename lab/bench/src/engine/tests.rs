@@ -131,7 +131,7 @@ fn scratch(name: &str) -> PathBuf {
     dir
 }
 
-/// A request for these names with two variants, one of which works on any host.
+/// A request for the experiments of these names with two variants, one of which runs on any host.
 pub(crate) fn request(names: &[&str]) -> Request {
     let dir = std::env::temp_dir().join(format!("bench-test-{}", std::process::id()));
     Request {
