@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use canvas_core::far::fetch::{self, Lost, Stored};
-use canvas_core::far::{Channel, Host, State, channel, lead_time, spill, unit};
+use canvas_core::far::{Channel, Host, State, channel, completion, spill};
 use canvas_core::swap::classes::{CLASSES, region_bytes};
 use canvas_core::swap::codec::{Content, classify};
 use canvas_core::swap::hash::{PageHash, portable};
@@ -479,7 +479,7 @@ impl<'m> PoolStore<'m> {
             match (stop, self.far()) {
                 (Stop::Error(e), _) => return Err(e),
                 (Stop::Comes(place), Some(b)) => {
-                    fetch::arrives(&b, page as u32, place);
+                    completion::arrives(&b, page as u32, place);
                     waited = true;
                 }
                 (Stop::Full, Some(b))
@@ -499,9 +499,9 @@ impl<'m> PoolStore<'m> {
         let place = match self.pool.load(entry, out, scratch) {
             Ok(()) => {
                 if let Some(b) = self.far() {
-                    lead_time::used(&b, entry);
+                    fetch::used(&b, entry);
                     if held.has(CAME) {
-                        unit::used(self);
+                        fetch::used_beside(self);
                     }
                 }
                 held.clear(CAME | ASKED);
@@ -527,7 +527,7 @@ impl<'m> PoolStore<'m> {
         let mut stored = Stored::new();
         match fetch::load(&b, entry, place, out, &mut stored) {
             Ok(()) => {
-                unit::comes_beside(&b, place.extent);
+                fetch::comes_beside(&b, place.extent);
                 held.clear(ASKED);
                 if fetch::keep(&b, entry, place, &stored) {
                     held.clear(BEYOND);

@@ -10,26 +10,9 @@ use canvas_types::sync::backoff;
 
 use crate::far::job::{Alone, Job, JobKind};
 use crate::far::state::State;
-use crate::far::traits::{Beyond, Channel, Host, Owner};
+use crate::far::traits::{Beyond, Channel, Host, Owner, Request};
 
 const _: () = assert!(EXTENT_BYTES == canvas_shm::far::EXTENT_BYTES);
-
-/// A request, with its buffer, that its holder owns exclusively: claimed and not posted yet, or ended and not released
-/// yet. There is at most one for each index of the mailbox. (Another process of the tenant that broke this rule could
-/// do anything to this one all the same: a tenant is one trust domain.)
-#[derive(Debug)]
-pub struct Request(usize);
-
-impl Request {
-    /// Its index in the mailbox.
-    pub fn index(&self) -> usize {
-        self.0
-    }
-    /// For request `i`, which has ended; the caller is the one that saw its end.
-    pub(crate) fn ended(i: usize) -> Request {
-        Request(i)
-    }
-}
 
 /// Claims one of the requests in `among`; `None` when all are in use.
 pub(crate) fn claim(c: &impl Channel, among: u64) -> Option<Request> {

@@ -6,55 +6,17 @@
 //! extent is free at all, no page can be demoted to make room: then compaction may take the pool past its limit, by at
 //! most [`AT_ONCE`] extents.
 
-use crate::swap::compaction::{CompactionHand, Look};
+use crate::swap::compaction::Look;
 use crate::swap::extent::EXTENT_BYTES;
 use crate::swap::extents::Slabs;
 use canvas_shm::mailbox::FETCHES;
-use canvas_types::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use canvas_types::sync::Ordering;
 
 use crate::far::channel;
 use crate::far::job::JobKind;
 use crate::far::room;
-use crate::far::state::{State, new};
+use crate::far::state::State;
 use crate::far::traits::{Beyond, Host, Owner};
-use crate::far::unhold;
-
-pub(crate) struct Compaction {
-    hand: CompactionHand,
-    /// No search before this time: the last one found none, or there is enough room.
-    rests_until_ns: AtomicU64,
-    give_back: GiveBack,
-}
-
-/// State of giving slabs back.
-struct GiveBack {
-    /// No search before this time.
-    rests_until_ns: AtomicU64,
-    /// Number of writes at the last search.
-    made: AtomicU32,
-    /// The next extent of the slab being emptied, and the number of passes over all of them.
-    at: AtomicU32,
-    passes: AtomicU32,
-    /// Pages that are neither local nor far keep some of its extents.
-    waits: AtomicBool,
-}
-
-impl Compaction {
-    new!(
-        "Starts at the first extent.",
-        Compaction {
-            hand: CompactionHand::new(),
-            rests_until_ns: AtomicU64::new(0),
-            give_back: GiveBack {
-                rests_until_ns: AtomicU64::new(0),
-                made: AtomicU32::new(0),
-                at: AtomicU32::new(0),
-                passes: AtomicU32::new(0),
-                waits: AtomicBool::new(false),
-            },
-        }
-    );
-}
 
 /// Pause after a search that found none, and after one that found enough room.
 const FOUND_NONE_NS: u64 = 50_000_000;
@@ -135,7 +97,7 @@ pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
             }
             Look::Found(extent) => {
                 // The search has wrapped around: all worthwhile extents are on their way, and must end first.
-                unhold(b, extent);
+                b.unhold(extent);
                 channel::release(b, request);
                 return begun;
             }
@@ -203,7 +165,7 @@ fn give_back(b: &impl Beyond) -> bool {
         };
         g.at.store(at + 1, Ordering::Relaxed);
         if channel::is_under_way(b, extent) {
-            unhold(b, extent);
+            b.unhold(extent);
             channel::release(b, request);
         } else {
             channel::begin(b, request, JobKind::Compact, extent, 0);

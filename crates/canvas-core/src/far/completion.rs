@@ -2,16 +2,14 @@
 
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{FETCHES, Status, WRITES};
+use canvas_types::{DeepPlace, PAGE_SIZE};
 
-use crate::far::channel::{self, Request};
+use crate::far::channel;
 use crate::far::fetch;
 use crate::far::job::{Alone, Ended, JobKind};
-use crate::far::lead_time;
 use crate::far::moves;
 use crate::far::room;
-use crate::far::traits::{Beyond, Host, Owner};
-use crate::far::unhold;
-use crate::far::unit;
+use crate::far::traits::{Beyond, Host, Owner, Request};
 
 /// Completes all jobs whose requests have ended. True when room was made, or pages were promoted.
 pub fn finish_all(b: &impl Beyond) -> bool {
@@ -70,21 +68,63 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
             state.room.writing(-bytes);
         }
         JobKind::Fetch => {
-            lead_time::learn(owner, false);
+            learn(owner, false);
             owner.count(Counter::PagesPromoted, done);
-            if bytes == fetch::BESIDE && status == Status::Ok {
-                unit::came(b, extent);
+            if status == Status::Ok {
+                fetch::came(b, extent, bytes);
             }
         }
         JobKind::Page => owner.count(Counter::PagesPromoted, done),
         JobKind::Compact => owner.count(Counter::ExtentsCompacted, u64::from(done > 0)),
     }
     // In this order: a thread that sees the request free may use the job again.
-    unhold(b, extent);
+    b.unhold(extent);
     job.through();
     channel::release(b, request);
     if kind == JobKind::Fetch {
-        unit::go_on(b);
+        fetch::fetch_rest(b);
     }
     done > 0
+}
+
+/// Waits for the prefetch that brings the page, and promotes what it brings. The caller must not have claimed the page,
+/// and looks at it again afterwards.
+pub fn arrives<B: Beyond>(b: &B, page: u32, place: DeepPlace) {
+    let Some(i) = channel::under_way(b, page, place) else {
+        return;
+    };
+    let job = channel::job(b, i);
+    // It is a demand read now: if the agent has not started it, it goes before prefetches.
+    if b.mailbox().urge(i) {
+        if job.kind() != JobKind::Compact {
+            learn(b.owner(), true);
+        }
+        b.ring();
+    }
+    let ours = || job.is_open(place.extent);
+    if channel::wait(b, i, false, ours).is_some() {
+        finish(b, i);
+    } else if ours() {
+        give_up(b, i, place.extent);
+    } else {
+        // Another thread completes it.
+        B::Owner::yield_now();
+    }
+}
+
+/// Gives up a fetch that takes too long: the page is read alone, which may fail with a reason.
+fn give_up(b: &impl Beyond, i: usize, extent: u32) {
+    let job = channel::job(b, i);
+    if job.give_up(extent) {
+        b.owner().count(Counter::BeyondPoolFailure, 1);
+        job.through();
+        b.mailbox().abandon(i);
+        b.unhold(extent);
+    }
+}
+
+/// An extent has arrived, or (`late`) a thread waits for it.
+fn learn(owner: &impl Owner, late: bool) {
+    let pool_pages = owner.pool_asked_bytes() / PAGE_SIZE as u64;
+    owner.state().lead_time.learn(late, pool_pages);
 }

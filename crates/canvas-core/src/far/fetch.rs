@@ -8,13 +8,11 @@ use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
-use crate::far::channel::{self, Request};
-use crate::far::completion::finish;
+use crate::far::channel;
 use crate::far::job::{Alone, JobKind};
-use crate::far::lead_time;
 use crate::far::room;
-use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
-use crate::far::unhold;
+use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Request, Whereabouts};
+use crate::far::unit;
 
 /// Why a far copy could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -159,17 +157,16 @@ pub fn keep(b: &impl Beyond, entry: SwapEntry, place: DeepPlace, stored: &Stored
 
 /// Values of a fetch job's bytes: it is for a stream or a plan, or it comes beside a page ([`crate::far::unit`]).
 const AHEAD: i64 = 0;
-pub(crate) const BESIDE: i64 = 1;
+const BESIDE: i64 = 1;
+/// Requests for neighbours at one time: streams and others need some, too.
+const AT_ONCE: u32 = 16;
+/// An extent requested within this time is not requested again as a neighbour.
+const LATELY_NS: u64 = 1_000_000_000;
 
 /// Fetches a whole extent in the background, unless that is under way. The caller has claimed a page whose entry names
 /// it, so the extent is kept.
 pub fn fetch(b: &impl Beyond, extent: u32) {
     begin(b, extent, AHEAD);
-}
-
-/// As [`fetch`], for the far read size.
-pub(crate) fn fetch_beside(b: &impl Beyond, extent: u32) {
-    begin(b, extent, BESIDE);
 }
 
 fn begin(b: &impl Beyond, extent: u32, why: i64) {
@@ -201,42 +198,6 @@ pub fn ahead(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
     true
 }
 
-/// Waits for the prefetch that brings the page, and promotes what it brings. The caller must not have claimed the page,
-/// and looks at it again afterwards.
-pub fn arrives<B: Beyond>(b: &B, page: u32, place: DeepPlace) {
-    let Some(i) = channel::under_way(b, page, place) else {
-        return;
-    };
-    let job = channel::job(b, i);
-    // It is a demand read now: if the agent has not started it, it goes before prefetches.
-    if b.mailbox().urge(i) {
-        if job.kind() != JobKind::Compact {
-            lead_time::learn(b.owner(), true);
-        }
-        b.ring();
-    }
-    let ours = || job.is_open(place.extent);
-    if channel::wait(b, i, false, ours).is_some() {
-        finish(b, i);
-    } else if ours() {
-        give_up(b, i, place.extent);
-    } else {
-        // Another thread completes it.
-        B::Owner::yield_now();
-    }
-}
-
-/// Gives up a fetch that takes too long: the page is read alone, which may fail with a reason.
-fn give_up(b: &impl Beyond, i: usize, extent: u32) {
-    let job = channel::job(b, i);
-    if job.give_up(extent) {
-        b.owner().count(Counter::BeyondPoolFailure, 1);
-        job.through();
-        b.mailbox().abandon(i);
-        unhold(b, extent);
-    }
-}
-
 /// Fetches what a stream needs after the `n` pages from `start` on, so that it is in the pool when it is mapped ahead.
 pub fn fetch_for_stream<B: Beyond>(b: &B, start: u32, stride: i32, n: u32) {
     let owner = b.owner();
@@ -258,5 +219,82 @@ pub fn fetch_for_stream<B: Beyond>(b: &B, start: u32, stride: i32, n: u32) {
             fetch(b, place.extent);
         }
         owner.publish(page, seen, Becomes::AsBefore);
+    }
+}
+
+/// A fault has read a page of the extent alone, which the page's entry still names: fetches the rest in the background.
+pub fn comes_beside(b: &impl Beyond, extent: u32) {
+    let fixed = match b.unit_bytes() {
+        0 => None,
+        bytes => Some(unit::level(bytes)),
+    };
+    let unit = &b.owner().state().unit;
+    let n = unit.extents(fixed, room::pool_has_room(b));
+    if n == 0 {
+        return;
+    }
+    begin(b, extent, BESIDE);
+    if n > 1 {
+        // Within its slab.
+        let (first, per_slab) = (extent / n * n, b.book().slab_extents);
+        let slab = extent / per_slab * per_slab;
+        fetch_some(b, first.max(slab), (first + n).min(slab + per_slab));
+    }
+}
+
+/// A page is needed that came beside another one.
+pub fn used_beside(owner: &impl Owner) {
+    owner.state().unit.note_used();
+}
+
+/// An extent came, for `why` it was fetched.
+pub(crate) fn came(b: &impl Beyond, extent: u32, why: i64) {
+    if why != BESIDE {
+        return;
+    }
+    let owner = b.owner();
+    let pages = b.book().pages_written(extent);
+    let level_max = unit::level_max(owner.pool_asked_bytes());
+    if let Some(now) = owner.state().unit.note_came(pages, level_max) {
+        b.note_unit(unit::bytes(now));
+    }
+}
+
+/// Fetches the remaining extents, as far as there are requests.
+pub(crate) fn fetch_rest(b: &impl Beyond) {
+    if let Some((from, to)) = b.owner().state().unit.take_rest() {
+        fetch_some(b, from, to);
+    }
+}
+
+/// Fetches extents of this process, for the far read size.
+fn fetch_some(b: &impl Beyond, from: u32, to: u32) {
+    let state = b.owner().state();
+    for extent in from..to {
+        let under_way = (b.mailbox().in_use() & FETCHES).count_ones();
+        let asked = |ns: u64| ns < LATELY_NS;
+        if under_way >= AT_ONCE {
+            state.unit.keep_rest(extent, to);
+            return;
+        }
+        let ago_ns = (state.lead_time).ago_ns(extent, || b.owner().now_ns());
+        if !ago_ns.is_some_and(asked) && b.book().hold_if_durable(extent, &b.slabs()) {
+            // Held, so that it cannot go to another process before the fetch holds it as well.
+            begin(b, extent, BESIDE);
+            b.unhold(extent);
+        }
+    }
+}
+
+/// A page was read from the pool: if it came there with a recently prefetched extent, this records how far ahead that
+/// was. Every page counts: an extent is too late when most of its pages were needed before.
+pub fn used(b: &impl Beyond, entry: SwapEntry) {
+    let owner = b.owner();
+    let Some(place) = owner.pool().home_place(entry) else {
+        return;
+    };
+    let lead_time = &owner.state().lead_time;
+    if let Some(ns) = lead_time.ago_ns(place.extent, || owner.now_ns()) {
+        b.note_ahead(ns);
     }
 }

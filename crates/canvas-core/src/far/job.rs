@@ -117,29 +117,15 @@ pub struct Ended {
 }
 
 impl Job {
-    /// An idle job.
-    #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
-    pub const fn new() -> Job {
+    new!(
+        "An idle job.",
         Job {
             state: AtomicU32::new(IDLE),
             kind: AtomicU32::new(JobKind::Fetch as u32),
             extent: AtomicU32::new(0),
             bytes: AtomicI64::new(0),
         }
-    }
-
-    /// An idle job.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> Job {
-        Job {
-            state: AtomicU32::new(IDLE),
-            kind: AtomicU32::new(JobKind::Fetch as u32),
-            extent: AtomicU32::new(0),
-            bytes: AtomicI64::new(0),
-        }
-    }
+    );
 
     /// Begins, before the request is posted. The caller has claimed the request.
     pub fn begin(&self, kind: JobKind, extent: u32, bytes: i64) {

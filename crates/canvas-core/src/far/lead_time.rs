@@ -2,10 +2,6 @@
 //! long before their use pages were requested ([`crate::far::traits::Channel::note_ahead`]).
 
 use canvas_types::sync::{AtomicI64, AtomicU64, Ordering};
-use canvas_types::{PAGE_SIZE, SwapEntry};
-
-use crate::far::state::new;
-use crate::far::traits::{Beyond, Host, Owner};
 
 /// Recent prefetched extents that are remembered.
 const PLACES: usize = 128;
@@ -70,7 +66,8 @@ impl LeadTime {
         ((ahead - PAGES_STEP).max(PAGES_MIN), ahead)
     }
 
-    fn learn(&self, late: bool, pool_pages: u64) {
+    /// A fetched extent has arrived, or (`late`) a thread waits for it.
+    pub(crate) fn learn(&self, late: bool, pool_pages: u64) {
         let now = self.pages.load(Ordering::Relaxed);
         let next = if late {
             // Fetched pages must stay in the pool until they are used.
@@ -82,25 +79,6 @@ impl LeadTime {
         // Two concurrent changes count as one.
         self.pages.store(next, Ordering::Relaxed);
     }
-}
-
-/// A page was read from the pool: if it came there with a recently prefetched extent, this records how far ahead that
-/// was. Every page counts: an extent is too late when most of its pages were needed before.
-pub fn used(b: &impl Beyond, entry: SwapEntry) {
-    let owner = b.owner();
-    let Some(place) = owner.pool().home_place(entry) else {
-        return;
-    };
-    let lead_time = &owner.state().lead_time;
-    if let Some(ns) = lead_time.ago_ns(place.extent, || owner.now_ns()) {
-        b.note_ahead(ns);
-    }
-}
-
-/// A fetched extent has arrived, or (`late`) a thread waits for it.
-pub(crate) fn learn(owner: &impl Owner, late: bool) {
-    let pool_pages = owner.pool_asked_bytes() / PAGE_SIZE as u64;
-    owner.state().lead_time.learn(late, pool_pages);
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

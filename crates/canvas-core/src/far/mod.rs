@@ -3,17 +3,37 @@
 //! Another process, the agent, reads and writes the extents; requests go to it through a mailbox
 //! ([`canvas_shm::mailbox`]).
 //!
+//! Each of these uses only those after it:
+//!
+//! * [`spill`]: demotion; [`compact`]: freeing extents when there are no more slabs;
+//! * [`completion`]: the ends of requests; [`moves`]: what happens to each page of an extent then;
+//! * [`fetch`]: promotion; [`resident_copies`]: copies in the pool that are only a cache;
+//! * [`room`]: the pool's excess; [`channel`]: requests, and the job of each ([`job`]);
 //! * [`traits`]: what this crate requires: the owner of the pages, the process, the way to the agent;
-//! * [`spill`]: demotion; [`fetch`]: promotion; [`compact`]: freeing extents when there are no more slabs;
-//! * [`channel`]: requests, and the job of each ([`job`]); [`completion`]: their ends; [`moves`]: what happens to each
-//!   page of an extent then;
-//! * [`resident_copies`]: copies in the pool that are only a cache;
-//! * [`room`]: the pool's excess, and whether writes succeed; [`lead_time`]: how far ahead extents are fetched;
-//!   [`unit`]: how much is fetched beside a page.
+//! * [`state`]: what all of this remembers: [`writes`], whether they succeed; [`lead_time`], how far ahead extents are
+//!   fetched; [`unit`], how much is fetched beside a page.
 //!
 //! Nothing here allocates, makes a system call, or knows whose pages these are: a program's or those of a block device.
-//! State is one [`State`], made of atomics. Any thread may call anything at any time; each page is processed by the
+//! State is made of atomics. Any thread may call anything at any time; each page is processed by the
 //! thread that claimed it ([`traits::Pages::claim`]), and each end of a request by the one that took it.
+
+/// `const fn new()`; under shuttle, whose atomics cannot be constants, `fn new()`.
+macro_rules! new {
+    ($what:literal, $new:expr) => {
+        #[doc = $what]
+        #[allow(clippy::new_without_default)]
+        #[cfg(not(feature = "shuttle"))]
+        pub const fn new() -> Self {
+            $new
+        }
+        #[doc = $what]
+        #[allow(clippy::new_without_default)]
+        #[cfg(feature = "shuttle")]
+        pub fn new() -> Self {
+            $new
+        }
+    };
+}
 
 pub mod channel;
 pub mod compact;
@@ -28,12 +48,7 @@ pub mod spill;
 pub mod state;
 pub mod traits;
 pub mod unit;
+pub mod writes;
 
-pub use channel::Request;
 pub use state::State;
-pub use traits::{Becomes, Beyond, Channel, Host, Owner, Pages, Whereabouts, Whom};
-
-/// An entry no longer names the extent, or a request no longer needs it.
-pub(crate) fn unhold(b: &impl Beyond, extent: u32) {
-    b.book().unhold(extent, &b.slabs());
-}
+pub use traits::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, Whereabouts, Whom};

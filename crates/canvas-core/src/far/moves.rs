@@ -7,10 +7,8 @@ use crate::swap::classes::HEADER_BYTES;
 use crate::swap::extent::Line;
 use crate::swap::hash::Hash;
 
-use crate::far::channel::Request;
 use crate::far::job::Alone;
-use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
-use crate::far::unhold;
+use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Request, Whereabouts};
 
 /// Claims the page of a line while it is far and has the line's entry.
 fn with_page<O: Owner>(owner: &O, line: &Line, on: impl FnOnce() -> Option<Becomes>) -> bool {
@@ -42,7 +40,7 @@ pub(crate) fn demote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) -
         {
             return Some(Becomes::Beyond);
         }
-        unhold(b, extent);
+        b.unhold(extent);
         None
     })
 }

@@ -10,24 +10,7 @@ use canvas_types::SwapEntry;
 use canvas_types::sync::{AtomicU64, Ordering};
 
 use crate::far::room;
-use crate::far::state::new;
-use crate::far::traits::{Becomes, Owner};
-
-/// No search before these times: the last one found none, or, of copies that are also far, too few.
-pub(crate) struct Rests {
-    none_until_ns: AtomicU64,
-    no_homes_until_ns: AtomicU64,
-}
-
-impl Rests {
-    new!(
-        "None.",
-        Rests {
-            none_until_ns: AtomicU64::new(0),
-            no_homes_until_ns: AtomicU64::new(0),
-        }
-    );
-}
+use crate::far::traits::{Becomes, Beyond, Host, Owner};
 
 /// Pause after a search that found none.
 const NONE_NS: u64 = 2_000_000;
@@ -174,4 +157,14 @@ pub fn give_slabs(owner: &impl Owner, bytes: i64) -> i64 {
 #[cold]
 pub fn make_room(owner: &impl Owner) -> bool {
     room::takes_more(owner) && give_up(owner, EXTENT_BYTES)
+}
+
+/// As [`room::pool_has_room`], where local memory is free and promoted pages soon move on to it: room within our own slabs
+/// counts, and so does what copies of resident pages can free.
+pub fn pool_makes_way(b: &impl Beyond) -> bool {
+    const BYTES: usize = 2 * EXTENT_BYTES;
+    let owner = b.owner();
+    let percent = b.spill_percent().saturating_sub(10) as i64;
+    let left = room::pool_room_bytes(owner) - owner.pool_bound_bytes() / 100 * (100 - percent);
+    left > 0 || demote(owner, BYTES) || give_up(owner, BYTES)
 }

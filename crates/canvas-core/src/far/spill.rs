@@ -5,37 +5,15 @@
 use crate::swap::extent::{EXTENT_BYTES, Packer, record_bytes};
 use canvas_shm::Counter;
 use canvas_shm::mailbox::WRITES;
-use canvas_types::sync::{AtomicU64, Ordering};
+use canvas_types::sync::Ordering;
 
-use crate::far::channel::{self, Request};
+use crate::far::channel;
 use crate::far::compact;
 use crate::far::completion::finish_all;
 use crate::far::job::JobKind;
 use crate::far::resident_copies;
 use crate::far::room;
-use crate::far::state::new;
-use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Whom};
-use crate::far::unhold;
-
-pub(crate) struct Pauses {
-    /// No background search before this time: the last one found nothing to write.
-    found_none_until_ns: AtomicU64,
-    /// No search for pages of the pool that are also far, while nothing can be written, before this time.
-    no_homes_until_ns: AtomicU64,
-    /// Other processes are not asked for room before this time, because asking was in vain.
-    vain_until_ns: AtomicU64,
-}
-
-impl Pauses {
-    new!(
-        "None.",
-        Pauses {
-            found_none_until_ns: AtomicU64::new(0),
-            no_homes_until_ns: AtomicU64::new(0),
-            vain_until_ns: AtomicU64::new(0),
-        }
-    );
-}
+use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Request, Whom};
 
 /// Pause after such a search.
 const FOUND_NONE_NS: u64 = 2_000_000;
@@ -291,7 +269,7 @@ fn write_oldest(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
         state.room.note_made();
     }
     if packed.records == 0 {
-        unhold(b, extent);
+        b.unhold(extent);
         channel::release(b, request);
         return match packed.demoted {
             0 => Wrote::FoundNone,

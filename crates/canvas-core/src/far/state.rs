@@ -2,33 +2,88 @@
 
 use canvas_shm::mailbox::REQUESTS;
 use canvas_types::contention::Contention;
+use canvas_types::sync::{AtomicBool, AtomicU32, AtomicU64};
 
-use crate::far::compact::Compaction;
 use crate::far::job::Job;
 use crate::far::lead_time::LeadTime;
-use crate::far::resident_copies::Rests;
-use crate::far::room::Room;
-use crate::far::spill::Pauses;
 use crate::far::unit::Unit;
+use crate::far::writes::Room;
+use crate::swap::compaction::CompactionHand;
 
-/// `const fn new()`; under shuttle, whose atomics cannot be constants, `fn new()`.
-macro_rules! new {
-    ($what:literal, $new:expr) => {
-        #[doc = $what]
-        #[allow(clippy::new_without_default)]
-        #[cfg(not(feature = "shuttle"))]
-        pub const fn new() -> Self {
-            $new
-        }
-        #[doc = $what]
-        #[allow(clippy::new_without_default)]
-        #[cfg(feature = "shuttle")]
-        pub fn new() -> Self {
-            $new
-        }
-    };
+/// Pauses of demotion.
+pub(crate) struct Pauses {
+    /// No background search before this time: the last one found nothing to write.
+    pub(crate) found_none_until_ns: AtomicU64,
+    /// No search for pages of the pool that are also far, while nothing can be written, before this time.
+    pub(crate) no_homes_until_ns: AtomicU64,
+    /// Other processes are not asked for room before this time, because asking was in vain.
+    pub(crate) vain_until_ns: AtomicU64,
 }
-pub(crate) use new;
+
+impl Pauses {
+    new!(
+        "None.",
+        Pauses {
+            found_none_until_ns: AtomicU64::new(0),
+            no_homes_until_ns: AtomicU64::new(0),
+            vain_until_ns: AtomicU64::new(0),
+        }
+    );
+}
+
+/// No search before these times: the last one found none, or, of copies that are also far, too few.
+pub(crate) struct Rests {
+    pub(crate) none_until_ns: AtomicU64,
+    pub(crate) no_homes_until_ns: AtomicU64,
+}
+
+impl Rests {
+    new!(
+        "None.",
+        Rests {
+            none_until_ns: AtomicU64::new(0),
+            no_homes_until_ns: AtomicU64::new(0),
+        }
+    );
+}
+
+/// State of compaction.
+pub(crate) struct Compaction {
+    pub(crate) hand: CompactionHand,
+    /// No search before this time: the last one found none, or there is enough room.
+    pub(crate) rests_until_ns: AtomicU64,
+    pub(crate) give_back: GiveBack,
+}
+
+/// State of giving slabs back.
+pub(crate) struct GiveBack {
+    /// No search before this time.
+    pub(crate) rests_until_ns: AtomicU64,
+    /// Number of writes at the last search.
+    pub(crate) made: AtomicU32,
+    /// The next extent of the slab being emptied, and the number of passes over all of them.
+    pub(crate) at: AtomicU32,
+    pub(crate) passes: AtomicU32,
+    /// Pages that are neither local nor far keep some of its extents.
+    pub(crate) waits: AtomicBool,
+}
+
+impl Compaction {
+    new!(
+        "Starts at the first extent.",
+        Compaction {
+            hand: CompactionHand::new(),
+            rests_until_ns: AtomicU64::new(0),
+            give_back: GiveBack {
+                rests_until_ns: AtomicU64::new(0),
+                made: AtomicU32::new(0),
+                at: AtomicU32::new(0),
+                passes: AtomicU32::new(0),
+                waits: AtomicBool::new(false),
+            },
+        }
+    );
+}
 
 /// State of one process's far tier.
 pub struct State {

@@ -8,7 +8,6 @@ use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_types::SwapEntry;
 use canvas_types::sync::AtomicU32;
 
-use crate::far::channel::Request;
 use crate::far::state::State;
 
 /// Where a page was when its state was read.
@@ -112,6 +111,23 @@ pub trait Owner: Pages + Host {
     fn state(&self) -> &State;
 }
 
+/// A request, with its buffer, that its holder owns exclusively: claimed and not posted yet, or ended and not released
+/// yet. There is at most one for each index of the mailbox. (Another process of the tenant that broke this rule could
+/// do anything to this one all the same: a tenant is one trust domain.)
+#[derive(Debug)]
+pub struct Request(pub(crate) usize);
+
+impl Request {
+    /// Its index in the mailbox.
+    pub fn index(&self) -> usize {
+        self.0
+    }
+    /// For request `i`, which has ended; the caller is the one that saw its end.
+    pub(crate) fn ended(i: usize) -> Request {
+        Request(i)
+    }
+}
+
 /// The way to the agent. A request has a buffer as long as an extent, which the agent owns while the request is under
 /// way; a [`Request`] is one that is not.
 pub trait Channel {
@@ -162,4 +178,8 @@ pub trait Beyond: Channel {
     fn book(&self) -> ExtentBook<'_>;
     /// Slabs that the tenant uses, and its limit.
     fn slabs_used_and_max(&self) -> (u64, u64);
+    /// An entry no longer names the extent, or a request no longer needs it.
+    fn unhold(&self, extent: u32) {
+        self.book().unhold(extent, &self.slabs());
+    }
 }

@@ -10,14 +10,8 @@
 //! size; none of that counts here.
 
 use crate::swap::extent::EXTENT_BYTES;
-use canvas_shm::mailbox::FETCHES;
 use canvas_types::PAGE_SIZE;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
-
-use crate::far::fetch;
-use crate::far::room;
-use crate::far::state::new;
-use crate::far::traits::{Beyond, Host, Owner};
 
 /// Levels: the page alone, then 1, 2, 4, ... extents.
 const LEVELS: u32 = 8;
@@ -27,10 +21,6 @@ pub const UNIT_BYTES_MAX: u64 = (EXTENT_BYTES as u64) << (LEVELS - 2);
 const WINDOW_PAGES: u32 = 512;
 /// While pages come alone, one read in this many fetches its extent.
 const PROBE_EVERY: u32 = 32;
-/// Requests for neighbours at one time: streams and others need some, too.
-const AT_ONCE: u32 = 16;
-/// An extent requested within this time is not requested again.
-const LATELY_NS: u64 = 1_000_000_000;
 /// The size is at most this part of the pool, because fetched pages must stay until they are used.
 const POOL_PART: u64 = 16;
 
@@ -63,7 +53,7 @@ impl Unit {
 
     /// Number of extents to fetch with a page that is read now. `fixed`: the configured level; `has_room`: the pool has
     /// room for neighbours.
-    fn extents(&self, fixed: Option<u32>, has_room: bool) -> u32 {
+    pub(crate) fn extents(&self, fixed: Option<u32>, has_room: bool) -> u32 {
         let level = fixed.unwrap_or_else(|| self.level.load(Ordering::Relaxed));
         if level > 0 {
             return 1 << (level - 1).min(LEVELS - 2);
@@ -76,7 +66,7 @@ impl Unit {
     }
 
     /// Counts pages that came beside others. Returns the new level, if it changes.
-    fn note_came(&self, pages: u32, level_max: u32) -> Option<u32> {
+    pub(crate) fn note_came(&self, pages: u32, level_max: u32) -> Option<u32> {
         let came = self.came.fetch_add(pages, Ordering::Relaxed) + pages;
         let order = Ordering::Relaxed;
         // One thread ends the window.
@@ -100,10 +90,30 @@ impl Unit {
         self.level.store(next, order);
         Some(next)
     }
+
+    /// Counts a page that is needed, and came beside another one.
+    pub(crate) fn note_used(&self) {
+        self.used.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Keeps extents until there are requests for them.
+    pub(crate) fn keep_rest(&self, from: u32, to: u32) {
+        let rest = u64::from(from) << 32 | u64::from(to);
+        self.rest.store(rest, Ordering::Relaxed);
+    }
+
+    /// Takes these extents: the first, and the end.
+    pub(crate) fn take_rest(&self) -> Option<(u32, u32)> {
+        if self.rest.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let rest = self.rest.swap(0, Ordering::Relaxed);
+        Some(((rest >> 32) as u32, rest as u32))
+    }
 }
 
 /// Bytes of a level.
-fn bytes(level: u32) -> u64 {
+pub(crate) fn bytes(level: u32) -> u64 {
     match level {
         0 => PAGE_SIZE as u64,
         n => (EXTENT_BYTES as u64) << (n - 1),
@@ -111,78 +121,13 @@ fn bytes(level: u32) -> u64 {
 }
 
 /// The level of a size in bytes; the next smaller one where there is none.
-fn level(unit_bytes: u64) -> u32 {
+pub(crate) fn level(unit_bytes: u64) -> u32 {
     (0..LEVELS).rfind(|n| bytes(*n) <= unit_bytes).unwrap_or(0)
 }
 
-/// A fault has read a page of the extent alone, which the page's entry still names: fetches the rest in the background.
-pub fn comes_beside(b: &impl Beyond, extent: u32) {
-    let fixed = match b.unit_bytes() {
-        0 => None,
-        bytes => Some(level(bytes)),
-    };
-    let unit = &b.owner().state().unit;
-    let n = unit.extents(fixed, room::pool_has_room(b));
-    if n == 0 {
-        return;
-    }
-    fetch::fetch_beside(b, extent);
-    if n > 1 {
-        // Within its slab.
-        let (first, per_slab) = (extent / n * n, b.book().slab_extents);
-        let slab = extent / per_slab * per_slab;
-        fetch_some(b, first.max(slab), (first + n).min(slab + per_slab));
-    }
-}
-
-/// A page is needed that came beside another one.
-pub fn used(owner: &impl Owner) {
-    owner.state().unit.used.fetch_add(1, Ordering::Relaxed);
-}
-
-/// An extent came for the far read size.
-pub(crate) fn came(b: &impl Beyond, extent: u32) {
-    let owner = b.owner();
-    let unit_bytes_max = owner.pool_asked_bytes() / POOL_PART;
-    let pages = b.book().pages_written(extent);
-    if let Some(now) = (owner.state().unit).note_came(pages, level(unit_bytes_max).max(1)) {
-        b.note_unit(bytes(now));
-    }
-}
-
-/// Requests the remaining extents, as far as there are requests.
-pub(crate) fn go_on(b: &impl Beyond) {
-    let rest = &b.owner().state().unit.rest;
-    if rest.load(Ordering::Relaxed) == 0 {
-        return;
-    }
-    let rest = rest.swap(0, Ordering::Relaxed);
-    fetch_some(b, (rest >> 32) as u32, rest as u32);
-}
-
-/// Fetches extents of this process.
-fn fetch_some(b: &impl Beyond, from: u32, to: u32) {
-    let state = b.owner().state();
-    for extent in from..to {
-        let under_way = (b.mailbox().in_use() & FETCHES).count_ones();
-        let asked = |ns: u64| ns < LATELY_NS;
-        if under_way >= AT_ONCE {
-            let rest = u64::from(extent) << 32 | u64::from(to);
-            state.unit.rest.store(rest, Ordering::Relaxed);
-            return;
-        }
-        let ago_ns = (state.lead_time).ago_ns(extent, || b.owner().now_ns());
-        if !ago_ns.is_some_and(asked) && b.book().hold_if_durable(extent, &b.slabs()) {
-            // Held, so that it cannot go to another process before the fetch holds it as well.
-            fetch::fetch_beside(b, extent);
-            crate::far::unhold(b, extent);
-        }
-    }
-}
-
-/// In a fork's child: drops the parent's remaining extents.
-pub(crate) fn forget(owner: &impl Owner) {
-    owner.state().unit.rest.store(0, Ordering::Relaxed);
+/// The largest level for a pool of this size; an extent at least.
+pub(crate) fn level_max(pool_bytes: u64) -> u32 {
+    level(pool_bytes / POOL_PART).max(1)
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

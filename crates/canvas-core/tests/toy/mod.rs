@@ -11,7 +11,7 @@ use canvas_core::far::fetch::{self, Lost, Stored};
 use canvas_core::far::job::JobKind;
 use canvas_core::far::{
     Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom, channel,
-    lead_time, resident_copies, spill, unit,
+    completion, resident_copies, spill,
 };
 use canvas_core::swap::classes::region_bytes;
 use canvas_core::swap::digests::words_for;
@@ -605,7 +605,7 @@ impl Toy<'_> {
                 Ok(()) => {}
                 Err(LoadError::Deep(place)) if channel::is_on_its_way(self, page, place) => {
                     self.publish(page, seen, Becomes::AsBefore);
-                    fetch::arrives(self, page, place);
+                    completion::arrives(self, page, place);
                     // Another thread may be completing it.
                     yield_now();
                     continue;
@@ -621,14 +621,14 @@ impl Toy<'_> {
                 Err(other) => panic!("page {page}: {other:?}"),
             }
             assert!(*out == *want.bytes(), "page {page} came back as another");
-            lead_time::used(self, seen.entry());
+            fetch::used(self, seen.entry());
             if came_from.is_none() && seen.has(REFERENCED) {
-                unit::used(self);
+                fetch::used_beside(self);
             }
             if let Some(place) = came_from
                 && neighbours
             {
-                unit::comes_beside(self, place.extent);
+                fetch::comes_beside(self, place.extent);
                 fetch::keep(self, seen.entry(), place, &stored);
             }
             *self.w.local[page as usize].lock().unwrap() = want;

@@ -1,7 +1,7 @@
 //! The pager's store: this process's pool, NUMA nodes, and far memory beyond it, if the tenant has some.
 
 use canvas_core::far::fetch::{self, Lost, Stored};
-use canvas_core::far::{channel, completion, lead_time, resident_copies, room, spill, unit};
+use canvas_core::far::{channel, completion, resident_copies, room, spill};
 use canvas_core::swap::{LoadError, Outcome, Scratch, StoreError};
 use canvas_core::vm::Store;
 use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
@@ -111,7 +111,7 @@ impl Store for ThisProcess {
     }
     fn arrives(&self, page: PageId, place: DeepPlace) {
         if let Some(b) = beyond() {
-            fetch::arrives(&b, page.0, place);
+            completion::arrives(&b, page.0, place);
         }
     }
     #[inline]
@@ -123,15 +123,15 @@ impl Store for ThisProcess {
     #[inline]
     fn used(&self, entry: SwapEntry) {
         if let Some(b) = beyond() {
-            lead_time::used(&b, entry);
+            fetch::used(&b, entry);
         }
     }
     fn used_beside(&self) {
-        unit::used(&Ours);
+        fetch::used_beside(&Ours);
     }
     fn comes_beside(&self, extent: u32) {
         if let Some(b) = beyond() {
-            unit::comes_beside(&b, extent);
+            fetch::comes_beside(&b, extent);
         }
     }
     fn keep(&self, entry: SwapEntry, place: DeepPlace, stored: &Stored) {

@@ -38,7 +38,7 @@ pub fn read_whole<R>(extent: u32, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> 
 /// Whether the pool has, or can make, room for pages on their way to local memory.
 #[inline]
 pub fn pool_makes_way() -> bool {
-    beyond().is_some_and(|b| room::pool_makes_way(&b))
+    beyond().is_some_and(|b| resident_copies::pool_makes_way(&b))
 }
 
 /// Whether far memory has stopped answering, or takes no pages.
