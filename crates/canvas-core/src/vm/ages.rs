@@ -7,7 +7,7 @@ use canvas_shm::segment::PageAges;
 use canvas_shm::{ProcSlot, Segment};
 use core::sync::atomic::Ordering;
 
-use super::ledger::{live_slots, surplus};
+use super::floors::{live_slots, surplus};
 use super::{Kernel, Process};
 use crate::pager::ages::{Ages, Process as Aged, Tenant};
 

@@ -6,8 +6,8 @@ use canvas_types::sync::Ordering;
 use canvas_types::{DeepPlace, PageBuf, PageId};
 
 use super::context::{Fill, STAGING_PAGES};
-use super::fault::{comes_protected, copy_in, filled, poison, publish_run};
 use super::ledger::{self, count};
+use super::map::{comes_protected, copy_in, filled, poison, publish_run};
 use super::protect::chunk;
 use super::{Held, Source, Vm, reclaim};
 use crate::pager::clock::FillKind;

@@ -6,15 +6,10 @@ use canvas_shm::{Counter, ProcSlot, Segment};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::ages::{self, View};
+use super::floors::{demand_of, live_slots, surplus};
 use super::{Kernel, Process, locked};
 use crate::pager::floor::{self, Demand, LEAST_PAGES};
 use crate::pager::native;
-
-/// The processes of the tenant.
-pub fn live_slots(seg: &Segment) -> impl Iterator<Item = &ProcSlot> + Clone {
-    let taken = |p: &&ProcSlot| p.identity().is_some();
-    seg.procs_used().iter().filter(taken)
-}
 
 /// Elects one of several threads, or processes, to do a task that was last done at time `last`.
 pub fn take_turn(at: &AtomicU64, last: u64, now: u64) -> bool {
@@ -157,21 +152,6 @@ fn note_growth(vm: &(impl Kernel + Process), resident: i64) {
 pub fn note_gave(vm: &(impl Kernel + Process), n: i64) {
     note_resident(vm, -n);
     ages::gave(vm, n, vm.state().resident_pages.load(Ordering::Relaxed));
-}
-
-/// Pages that a process holds beyond its floor.
-pub fn surplus(seg: &Segment, p: &ProcSlot) -> i64 {
-    p.held_pages() - floor_of(seg, p)
-}
-
-fn demand_of(p: &ProcSlot) -> i64 {
-    let demand = p.demand_pages.load(Ordering::Relaxed).max(LEAST_PAGES);
-    demand.min(p.held_pages())
-}
-
-fn floor_of(seg: &Segment, p: &ProcSlot) -> i64 {
-    let level = seg.floor_level_pages.load(Ordering::Relaxed);
-    demand_of(p).min(level.max(LEAST_PAGES))
 }
 
 /// Records how much memory this process wants to keep, and divides the tenant's room among its processes. Any thread

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use canvas_shm::{ProcSlot, Segment};
 
-use super::ledger::live_slots;
+use super::floors::live_slots;
 
 /// Most locked pages: three quarters of the local limit. The rest is needed to run everything else.
 pub fn most(seg: &Segment) -> i64 {

@@ -2,7 +2,7 @@
 //! one gives up room in the pool, and what stays charged because a relative still maps it.
 
 use canvas_core::far::Whom;
-use canvas_core::vm::ledger;
+use canvas_core::vm::floors;
 pub use canvas_core::vm::ledger::take_turn;
 use canvas_shm::ProcSlot;
 use canvas_shm::lives::GIVING_UP;
@@ -14,7 +14,7 @@ use crate::base::{areas, far_area, fds, fds::Fd, life, smaps, state};
 
 /// The slots of all processes of the tenant.
 pub fn live_slots() -> impl Iterator<Item = &'static ProcSlot> + Clone {
-    ledger::live_slots(state::seg())
+    floors::live_slots(state::seg())
 }
 
 /// Releases all that a process had which has ended or has exec'ed another image.
