@@ -16,7 +16,7 @@ use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
 use crate::paging::{accounting, app_tier, context, learn, swapin, trace};
 use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
-use crate::shared::pages;
+use crate::shared::members;
 use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
 use canvas_sys::seccomp::Scope;
@@ -259,7 +259,7 @@ fn try_start() -> Result<(), Failure> {
         "managed memory cannot be hidden from children that canvas does not see",
     ))?;
     accounting::measure_native();
-    pages::start();
+    members::start();
     users::start(fd);
     // The reclaim thread keeps only those descriptors that are canvas's when it starts.
     threads::allow_reclaimer();

@@ -8,7 +8,7 @@ use canvas_types::layout::{self, in_partition, in_window};
 
 use crate::base::{areas, freeze, regions, state};
 use crate::paging::fault::{self, Resolved};
-use crate::shared::pins;
+use crate::shared::{pages, pins};
 
 /// Ranges of one call that need no extra memory.
 const PINS: usize = 64;
@@ -71,7 +71,7 @@ impl Pins {
     /// Pins the managed, mapped part of `addr..addr+bytes`; the kernel will detect the rest itself.
     pub fn pin(&mut self, addr: usize, bytes: usize) {
         if in_partition(addr) {
-            self.shared.pin(addr, bytes);
+            pages::pin(&mut self.shared, addr, bytes);
             return;
         }
         if bytes == 0 || !in_window(addr) {

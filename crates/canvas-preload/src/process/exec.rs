@@ -11,7 +11,7 @@ use crate::memory::{args, uaccess};
 use crate::paging::trace;
 use crate::process::{actions, beliefs, limits, threads, users};
 use crate::report;
-use crate::shared::pages;
+use crate::shared::members;
 
 /// Canvas's variables for the environment: "NAME=value" strings, set at start-up.
 static VARS: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
@@ -335,7 +335,7 @@ unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
                 touch_vector(a[envp]),
             ]
         };
-        let alone = pages::before_exec();
+        let alone = members::before_exec();
         // The new image inherits what this thread believes to have blocked.
         let believed = beliefs::mine();
         let mask = (believed != 0).then(|| signal::set_mask(u64::MAX));

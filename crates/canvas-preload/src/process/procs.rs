@@ -18,7 +18,7 @@ use crate::memory::{admit, mm, uaccess};
 use crate::paging::{accounting, fork_accounting, native_swap, trace};
 use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
-use crate::shared::pages;
+use crate::shared::members;
 
 /// `close`: canvas's descriptors do not seem to be open.
 ///
@@ -168,7 +168,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     trace::flush();
     fork_accounting::note_fork();
     far_tier::fork::before_fork();
-    let waits = pages::before_fork();
+    let waits = members::before_fork();
     let believed = beliefs::mine();
     let r = match mm::inherit_window(&g, true) {
         // SAFETY: the program's call; the child continues right here on its copy of this stack.
@@ -181,7 +181,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     if r != 0 {
         life::after_fork_in_parent();
         if waits {
-            pages::wait_for_child(child_id, r > 0);
+            members::wait_for_child(child_id, r > 0);
         }
         if r > 0 {
             state::FORKED.store(true, Ordering::Relaxed);
@@ -299,7 +299,7 @@ fn child(
     far_tier::fork::after_fork_in_child();
     mm::after_fork_in_child(g)?;
     pool::after_fork_in_child();
-    pages::after_fork_in_child(g)?;
+    members::after_fork_in_child(g)?;
     if thread_mode {
         threads::start_handlers()?;
     }

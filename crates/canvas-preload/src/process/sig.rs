@@ -17,7 +17,7 @@ use crate::paging::fault::{self, Resolved};
 use crate::process::frame::Next;
 use crate::process::{actions, altstack, beliefs};
 use crate::report;
-use crate::shared::{mapping, pages};
+use crate::shared::{mapping, pages, partition};
 
 /// Installs canvas's handler of SIGBUS; the previous action becomes the program's.
 pub fn install() -> Result<(), Errno> {
@@ -191,7 +191,7 @@ fn serve_fault(
 ) -> bool {
     // SAFETY: a fault's siginfo has an address, and any other has some bytes there.
     let addr = unsafe { i.si_addr() } as usize;
-    let shared = in_partition(addr) && pages::is_on();
+    let shared = in_partition(addr) && partition::is_on();
     if i.si_code <= 0 || !(shared || in_window(addr)) {
         return false;
     }
@@ -228,7 +228,7 @@ fn resolve(f: &mut Fault) {
     {
         let _inside = freeze::enter_masked();
         f.why = if f.shared {
-            pages::resolve(pages::page_of(f.addr))
+            pages::resolve(partition::page_of(f.addr))
         } else {
             let at = FaultSite {
                 page: PageId::of_addr(f.addr),

@@ -23,7 +23,7 @@ use crate::paging::{
     trace,
 };
 use crate::report;
-use crate::shared::{beyond, pages};
+use crate::shared::{beyond, members, pages};
 
 const STACK_BYTES: usize = thread::OWN_STACK_BYTES;
 
@@ -203,7 +203,7 @@ pub fn before_exit(code: i32) {
 /// Called when the process is about to end.
 pub fn before_exit_group() {
     trace::at_exit();
-    pages::before_exit();
+    members::before_exit();
     fork_accounting::before_exit();
 }
 
@@ -214,7 +214,7 @@ pub fn is_one_left() -> bool {
         false => 0,
     };
     let reclaimer = u64::from(accounting::RECLAIMER.load(Ordering::Acquire) != 0);
-    pages::own_threads().is_some_and(|threads| threads <= 1 + handlers + reclaimer)
+    members::own_threads().is_some_and(|threads| threads <= 1 + handlers + reclaimer)
 }
 
 /// For the reclaim thread: ends the process if all threads except canvas's have ended.

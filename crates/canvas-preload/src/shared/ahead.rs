@@ -6,6 +6,7 @@
 //! other.
 
 use canvas_core::pager::shared::ahead::{Plan, Streams, WINDOW_MAX};
+use canvas_core::pager::shared::beyond::Carrier;
 use canvas_core::pager::shared::word::{State, Word, load};
 use canvas_core::pager::shared::{Fill, Look};
 use canvas_core::swap::extent::EXTENT_BYTES;
@@ -18,8 +19,7 @@ use crate::far_tier::tier;
 use crate::paging::context;
 use crate::shared::{
     kernel::{self, Here},
-    mapping,
-    pages::{count_filled, end, me, partition, room},
+    partition::{end, is_readable, me, partition, room},
 };
 
 static STREAMS: Streams = Streams::new();
@@ -111,6 +111,18 @@ fn came(claimed: Word, done: Fill) -> u32 {
     u32::from(done == Fill::Present)
 }
 
+/// Counts a page that was brought in; `claimed` is its word before.
+pub fn count_filled(claimed: Word) {
+    if claimed.state() == State::FillingNew {
+        count(Counter::SharedNew, 1);
+        return;
+    }
+    count(Counter::SharedIn, 1);
+    if claimed.entry().is_some() && !Here.is_in_store(claimed.entry()) {
+        count(Counter::SharedInDeep, 1);
+    }
+}
+
 /// Where a page lies beyond the pool.
 fn place_of(word: Word) -> Option<DeepPlace> {
     match FarCopy::of(word.entry().0) {
@@ -137,7 +149,7 @@ fn claim(page: u32, plan: Plan, extent: Option<u32>) -> Neighbours {
         return near;
     };
     for page in (page + 1..end()).take(most as usize) {
-        if !mapping::is_readable(&g, page) {
+        if !is_readable(&g, page) {
             break;
         }
         near.reach += 1;

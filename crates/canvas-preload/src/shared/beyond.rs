@@ -1,7 +1,6 @@
-//! Far copies of shared pages beyond the pool: which extents they use, the requests that carry them there, and when.
+//! Far copies of shared pages beyond the pool: the requests that carry them there, and when.
 //!
-//! Slabs and requests belong to [`far::SHARED`], which is no process: they outlive every process. All of this runs
-//! under the shared lock, except reads, which each process does on its own.
+//! All of this runs under the shared lock, except reads, which each process does on its own.
 
 use canvas_core::far::Host;
 use canvas_core::pager::shared::beyond::{Carried, Carrier};
@@ -10,24 +9,27 @@ use canvas_core::swap::classes::HEADER_BYTES;
 use canvas_core::swap::extent::{self, Packer};
 use canvas_core::swap::hash::{self, Hash};
 use canvas_core::swap::units::{FarCopy, Place};
-use canvas_core::swap::uses::Uses;
 use canvas_shm::Counter;
-use canvas_shm::far::{self, EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX, slab_state};
-use canvas_shm::mailbox::{Ask, Kind, Mailbox, Status, WRITES};
+use canvas_shm::far::{self, EXTENT_BYTES, Far};
+use canvas_shm::mailbox::{Ask, Kind, Status, WRITES};
 use canvas_shm::segment::shared_fd;
 use canvas_sys::{proc, shmem};
 use canvas_types::{DeepPlace, SwapEntry};
 use core::sync::atomic::Ordering;
 
 use crate::base::{
-    far_area::{far, ring},
+    far_area::far,
     state::{self, count},
     tenant,
 };
 use crate::far_tier::ours::Ours;
 use crate::shared::{
+    extents::{
+        give_back_empty, hold, mailbox, note_hash, requests, ring_for_shared, take_extent, unhold,
+    },
     kernel::Here,
-    pages::{Held, control, end, fd, is_on, map, me, note_store, partition, try_lock},
+    lock::note_store,
+    partition::{Held, control, end, fd, is_on, me, partition, try_lock},
 };
 
 /// Pause after a failed write.
@@ -40,121 +42,6 @@ const BEHIND_BYTES: i64 = 4 * EXTENT_BYTES as i64;
 const LOOK_MAX: u32 = 1 << 18;
 /// Copies of resident pages that are dropped at a time.
 const COPIES: u32 = 64;
-
-fn uses() -> Uses<'static> {
-    Uses {
-        counts: map().uses(),
-        next: &control().next_extent,
-        slab_extents: SLAB_EXTENTS as u32,
-    }
-}
-
-fn mailbox(f: &Far) -> &Mailbox {
-    &f.mailboxes[far::SHARED]
-}
-
-fn is_ours(f: &Far, slab: u32) -> bool {
-    f.slabs.get(slab as usize).is_some_and(|s| {
-        s.refers(far::SHARED) && s.state.load(Ordering::Acquire) == slab_state::USED
-    })
-}
-
-fn slabs(f: &Far) -> impl Iterator<Item = u32> + '_ {
-    let high = f.slabs_high.load(Ordering::Acquire).min(SLABS_MAX as u32);
-    (0..high).filter(|slab| is_ours(f, *slab))
-}
-
-/// Takes a free extent and holds it.
-fn take_extent(f: &Far) -> Option<u32> {
-    let u = uses();
-    let current = u.current_slab();
-    let there = is_ours(f, current).then(|| u.take(current)).flatten();
-    there
-        .or_else(|| slabs(f).find_map(|slab| u.take(slab)))
-        .or_else(|| {
-            let slab = f.take_slab(far::SHARED)?;
-            u.forget(slab);
-            u.take(slab)
-        })
-}
-
-/// Drops a use of the extent: by an entry, or by a request that has ended.
-pub fn unhold(extent: u32) {
-    let u = uses();
-    let slab = u.slab_of(extent);
-    // An empty current slab may be filled again soon.
-    if u.unhold(extent)
-        && slab != u.current_slab()
-        && let Some(f) = far()
-    {
-        give_back(f, slab);
-    }
-}
-
-/// Adds a use of the extent by an entry.
-pub fn hold(extent: u32) {
-    uses().hold(extent);
-}
-
-fn give_back(f: &'static Far, slab: u32) {
-    if uses().is_empty(slab) && f.drop_slab(slab, far::SHARED) {
-        ring(f);
-    }
-}
-
-/// Frees all slabs without a use, after regions have ended.
-pub fn give_back_empty(_held: &Held) {
-    if let Some(f) = far() {
-        slabs(f).for_each(|slab| give_back(f, slab));
-    }
-}
-
-/// After a death: recounts uses, starting from those of requests in progress, and continues these requests.
-pub fn recover() {
-    let Some(f) = far() else { return };
-    let u = uses();
-    if f.take_over_slabs(far::SHARED, |slab| u.forget(slab)) {
-        ring(f);
-    }
-    let m = mailbox(f);
-    let mut posted = false;
-    for i in requests(m) {
-        if m.take_over(i) {
-            u.hold(control().request_extents[i].load(Ordering::Relaxed));
-            posted = true;
-        }
-    }
-    if posted {
-        ring_for_shared(f);
-    }
-}
-
-/// The requests in use.
-fn requests(m: &Mailbox) -> impl Iterator<Item = usize> {
-    let used = m.in_use() & WRITES;
-    (0..u64::BITS as usize).filter(move |i| used & 1 << i != 0)
-}
-
-fn ring_for_shared(f: &Far) {
-    if f.ring(far::SHARED) {
-        proc::futex_wake(&f.asleep, 1);
-    }
-}
-
-/// The hash of a page whose copy lies beyond the pool.
-pub fn hash_of(page: u32) -> Hash {
-    let mut hash = Hash::default();
-    for (bytes, word) in hash.as_chunks_mut::<8>().0.iter_mut().zip(map().hash(page)) {
-        *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
-    }
-    hash
-}
-
-fn note_hash(page: u32, hash: &Hash) {
-    for (bytes, word) in hash.as_chunks::<8>().0.iter().zip(map().hash(page)) {
-        word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
-    }
-}
 
 fn place_of(entry: Entry) -> Option<Place> {
     match FarCopy::of(entry.0) {

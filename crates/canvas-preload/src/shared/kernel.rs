@@ -19,8 +19,8 @@ use crate::far_tier::{pool::Lz4, tier};
 use crate::paging::context;
 use crate::report;
 use crate::shared::{
-    beyond,
-    pages::{addr_of, control, fd, map},
+    extents,
+    partition::{addr_of, control, fd, map},
     pins,
 };
 
@@ -162,7 +162,7 @@ impl Kernel for Here {
     fn freed(&self, entry: Entry) {
         match FarCopy::of(entry.0) {
             FarCopy::Stored(place) => free(place),
-            FarCopy::Beyond(place) => beyond::unhold(place.extent),
+            FarCopy::Beyond(place) => extents::unhold(place.extent),
         }
     }
     fn put_back(&self, page: u32, place: usize) {
@@ -197,7 +197,7 @@ impl Kernel for Here {
             }
             FarCopy::Beyond(place) => {
                 let to = &mut ctx.staging[0];
-                let want = beyond::hash_of(page);
+                let want = extents::hash_of(page);
                 let read = tier::read(place, &mut ctx.stored, |record| {
                     decode(record, Some(&want), to)
                 });
@@ -228,12 +228,12 @@ impl Kernel for Here {
     }
     fn forget_entries(&self) {
         units().forget(control().store_end.load(Ordering::SeqCst) as usize);
-        beyond::recover();
+        extents::recover();
     }
     fn keep(&self, entry: Entry) {
         match FarCopy::of(entry.0) {
             FarCopy::Stored(place) => units().mark(place.unit, place.units()),
-            FarCopy::Beyond(place) => beyond::hold(place.extent),
+            FarCopy::Beyond(place) => extents::hold(place.extent),
         }
     }
 }
@@ -245,7 +245,7 @@ pub fn stored_bytes(place: DeepPlace) -> usize {
 
 /// Makes a page present from the record of its copy beyond the pool, decoded to `to`.
 pub fn bring(page: u32, record: &[u8], to: &mut PageBuf) -> Fill {
-    let want = beyond::hash_of(page);
+    let want = extents::hash_of(page);
     if !decode(record, Some(&want), to) {
         return Fill::Damaged;
     }
@@ -263,7 +263,7 @@ fn hash_of_copy(page: u32, copy: Entry) -> Option<Hash> {
             let mut header = Hash::default();
             shmem::read_at(fd(shared_fd::STORE), place.offset(), &mut header).then_some(header)
         }
-        FarCopy::Beyond(_) => Some(beyond::hash_of(page)),
+        FarCopy::Beyond(_) => Some(extents::hash_of(page)),
     }
 }
 

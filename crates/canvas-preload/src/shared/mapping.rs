@@ -16,7 +16,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::base::{freeze, regions, regions::Lists, state::count};
 use crate::paging::fault::Resolved;
-use crate::shared::pages::{self, Held, addr_of, control, me, page_of, partition};
+use crate::shared::{
+    lock::{collect, lock},
+    pages::resolve,
+    partition::{Held, addr_of, control, is_on, me, page_of, partition},
+};
 
 /// Generation, plus one, of the region that this process has a part of, by the region's index.
 static GENERATIONS: [AtomicU32; layout::REGIONS] = [const { AtomicU32::new(0) }; layout::REGIONS];
@@ -26,14 +30,9 @@ pub fn has_any() -> bool {
     GENERATIONS.iter().any(|g| g.load(Ordering::Relaxed) != 0)
 }
 
-/// Whether the page may be touched.
-pub fn is_readable(g: &Lists, page: u32) -> bool {
-    g.partition.at(page).is_some_and(|r| r.attr.prot != 0)
-}
-
 /// Whether nothing of ours is mapped there.
 pub fn is_hole(addr: usize) -> bool {
-    if !pages::is_on() {
+    if !is_on() {
         return true;
     }
     let _inside = freeze::enter();
@@ -99,7 +98,7 @@ fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
 ///
 /// `nr` and `a` must be the program's call: its pointers are written to in its name.
 pub unsafe fn call(nr: usize, a: &[usize; 6]) -> Option<Result<usize, Errno>> {
-    if !pages::is_on() {
+    if !is_on() {
         return None;
     }
     if nr as i64 == libc::SYS_mmap {
@@ -194,7 +193,7 @@ fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
 fn map(g: &mut Lists, pages: u32, prot: i32) -> Option<u32> {
     let c = control();
     let (i, start) = {
-        let held = pages::lock();
+        let held = lock();
         let free = |r: &Shared| r.state.load(Ordering::Relaxed) == region_state::FREE;
         let i = c.regions.iter().position(free)?;
         let start = gap(pages)?;
@@ -221,7 +220,7 @@ fn map(g: &mut Lists, pages: u32, prot: i32) -> Option<u32> {
         let _ = protect(start, start + pages, libc::PROT_NONE);
         GENERATIONS[i].store(0, Ordering::Relaxed);
         c.regions[i].let_go(me());
-        pages::collect(&pages::lock());
+        collect(&lock());
     }
     done.then_some(start)
 }
@@ -248,7 +247,7 @@ fn gap(pages: u32) -> Option<u32> {
 
 fn touch(start: u32, end: u32) {
     for page in start..end {
-        if pages::resolve(page) != Resolved::Present {
+        if resolve(page) != Resolved::Present {
             break;
         }
     }
@@ -286,7 +285,7 @@ fn munmap(start: u32, end: u32) -> Result<usize, Errno> {
         }
     }
     if ended {
-        pages::collect(&pages::lock());
+        collect(&lock());
     }
     Ok(0)
 }

@@ -1,14 +1,9 @@
 //! Pins the pages of shared memory that system calls need, by ranges that every evicting process checks.
 
-use canvas_core::pager::shared::word::{State, load};
-use canvas_shm::Counter;
 use canvas_shm::shared::{PINS, Proc};
-use canvas_types::layout::shared_end;
-use core::sync::atomic::{AtomicBool, Ordering, fence};
+use core::sync::atomic::{Ordering, fence};
 
-use crate::base::{freeze, state::count};
-use crate::paging::fault::Resolved;
-use crate::shared::pages::{self, control, is_on, me, page_of, partition, resolve};
+use crate::shared::partition::{control, me, my_proc};
 
 /// Pages of the partition that a system call needs, until dropped: one range that covers all that it named.
 pub struct Pin {
@@ -28,32 +23,9 @@ impl Pin {
             owner: 0,
         }
     }
-    /// Makes the pages of `addr..addr+bytes` present, and pins them.
-    pub fn pin(&mut self, addr: usize, bytes: usize) -> bool {
-        if !is_on() || bytes == 0 {
-            return false;
-        }
-        let last = addr.saturating_add(bytes - 1).min(shared_end() - 1);
-        let (first, end) = (page_of(addr), page_of(last) + 1);
-        self.note(first, end);
-        for page in first..end {
-            while load(&partition().words[page as usize]).state() != State::Resident {
-                let _inside = freeze::enter();
-                match resolve(page) {
-                    Resolved::Present => {}
-                    Resolved::NoMemory => {
-                        say_full();
-                        return false;
-                    }
-                    _ => return false,
-                }
-                count(Counter::FaultSyscall, 1);
-            }
-        }
-        true
-    }
-    fn note(&mut self, first: u32, end: u32) {
-        let p = pages::my_proc();
+    /// Adds pages, which need not be present yet.
+    pub(super) fn note(&mut self, first: u32, end: u32) {
+        let p = my_proc();
         self.range = match self.at {
             None => (first, end),
             Some(_) => (self.range.0.min(first), self.range.1.max(end)),
@@ -72,17 +44,6 @@ impl Pin {
         }
         // An evicting process marks its victims before it checks this range: at least one of the two sees the other.
         fence(Ordering::SeqCst);
-    }
-}
-
-/// Reports full memory, once. A fault that fails ends the program with a message; a failing call needs one, too.
-#[cold]
-fn say_full() {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
-        crate::report!(
-            "shared and far memory are both full (raise --pool or --shared); a system call fails with EFAULT"
-        );
     }
 }
 
@@ -106,7 +67,7 @@ impl Drop for Pin {
         let Some(at) = self.at.filter(|_| self.owner == me()) else {
             return;
         };
-        let p = pages::my_proc();
+        let p = my_proc();
         if at == PINS {
             p.pin_all.fetch_sub(1, Ordering::SeqCst);
             return;

@@ -1,0 +1,200 @@
+//! How this process joins those that share the partition, forks among them, and leaves.
+
+use canvas_shm::segment::shared_fd;
+use canvas_shm::shared::{self as layout, Proc};
+use canvas_sys::{Errno, mem, proc, shmem};
+use canvas_types::layout::{SHARED_BYTES, shared_base};
+use canvas_types::procfs::Stat;
+use core::sync::atomic::Ordering;
+
+use crate::base::{fds, fds::Fd, freeze, keys, life, regions, state, state::uffd};
+use crate::paging::accounting;
+use crate::report;
+use crate::shared::{
+    lock::{bury, bury_dead, collect, holder_of, lock, lock_word},
+    mapping,
+    partition::{CONTROL, FDS, Held, ME, MY_LOCK, ON, control, fd, is_on, map, me, my_proc},
+};
+
+/// Number of a process that has none yet.
+const VISITOR: usize = layout::PROCS;
+
+/// Joins the tenant's shared memory. Called once, at start-up; does nothing without `--shared`.
+pub fn start() {
+    let config = &state::seg().config;
+    let fds = &config.shared_fds;
+    let control = fds[shared_fd::CONTROL].load(Ordering::Relaxed) as i32;
+    // Programs of another run of the tenant do not have it: their shared memory is native.
+    let is_there = || shmem::inode_of(control) == Ok(config.shared_inode.load(Ordering::Relaxed));
+    if control == 0 || !is_there() {
+        return;
+    }
+    for (i, ours) in FDS.iter().enumerate() {
+        let fd = fds[i].load(Ordering::Relaxed) as i32;
+        ours.store(fd, Ordering::Relaxed);
+        fds::guard(Fd::Shared(i), fd);
+    }
+    let joined = mem::map_shared(fd(shared_fd::CONTROL), 0, layout::CONTROL_BYTES).and_then(|at| {
+        CONTROL.store(at, Ordering::Release);
+        keys::init_shared(map());
+        join()
+    });
+    match joined {
+        Ok(()) => ON.store(true, Ordering::Release),
+        Err(e) => report!(
+            "this program's shared memory cannot be managed (error {}): it stays native",
+            e.0
+        ),
+    }
+}
+
+/// Maps the partition, inaccessible, registers it with our userfaultfd, and takes a number.
+fn join() -> Result<(), Errno> {
+    // Writes to the store would end the program by SIGXFSZ.
+    if proc::file_size_max() != Some(u64::MAX) {
+        return Err(Errno(libc::EFBIG));
+    }
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
+    // SAFETY: never replaces a mapping; nothing of Rust's lies in the partition. The advices discard nothing.
+    unsafe {
+        canvas_sys::sys6(
+            libc::SYS_mmap,
+            shared_base(),
+            SHARED_BYTES,
+            libc::PROT_NONE as usize,
+            flags as usize,
+            fd(shared_fd::PARTITION) as usize,
+            0,
+        )?;
+        // A fork's child must have no partition, or a registered one: else it would read zeros.
+        mem::advise(shared_base(), SHARED_BYTES, libc::MADV_DONTFORK)?;
+        mem::advise(shared_base(), SHARED_BYTES, libc::MADV_NOHUGEPAGE)?;
+        let _ = mem::advise(shared_base(), SHARED_BYTES, libc::MADV_DONTDUMP);
+    }
+    // SAFETY: the partition that was mapped just now; its faults come to `resolve`.
+    unsafe { uffd().register(shared_base(), SHARED_BYTES, false) }?;
+    // Last: a process that takes over from a dead one may have to put pages back.
+    take_number()
+}
+
+/// Takes a number among the processes. Until it has one, this process holds the lock as a visitor.
+fn take_number() -> Result<(), Errno> {
+    let c = control();
+    let id = life::id();
+    MY_LOCK.store(lock_word(id, VISITOR), Ordering::Relaxed);
+    for _ in 0..2 {
+        let free = |p: &Proc| {
+            p.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        };
+        if let Some(i) = c.procs.iter().position(free) {
+            c.procs_end.fetch_max(i as u32 + 1, Ordering::SeqCst);
+            ME.store(i, Ordering::Relaxed);
+            MY_LOCK.store(lock_word(id, i), Ordering::Relaxed);
+            return Ok(());
+        }
+        bury_dead(&lock());
+    }
+    Err(Errno(libc::EAGAIN))
+}
+
+/// Settles everything of process `i`, none of whose threads works on pages any more, and frees its number.
+fn leave(held: &Held, i: usize) {
+    bury(held, i);
+    control().procs[i].id.store(0, Ordering::SeqCst);
+    collect(held);
+}
+
+/// Called when the process is about to end. No other thread is inside `freeze::enter`, and none enters any more.
+pub fn before_exit() {
+    if !is_on() || state::PID.load(Ordering::Relaxed) != proc::pid() {
+        return;
+    }
+    // Other threads could write to pages that are another process's by then: such a process is buried like one that was
+    // killed. (Canvas's own thread writes nowhere.)
+    let ours = u64::from(accounting::RECLAIMER.load(Ordering::Relaxed) != 0);
+    if own_threads().is_some_and(|threads| threads <= 1 + ours) {
+        let _ = canvas_sys::signal::set_mask(u64::MAX);
+        if let Some(frozen) = freeze::freeze() {
+            core::mem::forget(frozen);
+            leave(&lock(), me());
+        }
+    }
+}
+
+/// Called before exec, which ends all other threads wherever they are: none of them may be in a step that others only
+/// take over from a dead process.
+pub fn before_exec() -> Option<freeze::Frozen> {
+    // A vfork child's exec ends no thread.
+    if !is_on() || state::PID.load(Ordering::Relaxed) != proc::pid() {
+        return None;
+    }
+    let mask = canvas_sys::signal::set_mask(u64::MAX);
+    let frozen = freeze::freeze_for_exec();
+    canvas_sys::signal::set_mask(mask);
+    frozen
+}
+
+/// In a fork's child: takes a part of what its parent shares. The parent waits until this is done.
+pub fn after_fork_in_child(lists: &mut regions::Lists) -> Result<(), Errno> {
+    if !is_on() {
+        return Ok(());
+    }
+    let parent = my_proc();
+    let parents = fork_mark(holder_of(MY_LOCK.load(Ordering::Relaxed)).0);
+    let joined = join().and_then(|()| mapping::inherit(&lock(), lists));
+    if joined.is_err() {
+        ON.store(false, Ordering::Release);
+    }
+    // If the parent was killed, its place may be another process's by now.
+    let waits = parent
+        .forking
+        .compare_exchange(parents, 0, Ordering::SeqCst, Ordering::Relaxed);
+    if waits.is_ok() {
+        proc::futex_wake(&parent.forking, 1);
+    }
+    // A child without regions of its parent does not need the partition.
+    if mapping::has_any() { joined } else { Ok(()) }
+}
+
+/// Called before a fork; returns whether [`wait_for_child`] must be called.
+pub fn before_fork() -> bool {
+    let waits = is_on() && mapping::has_any();
+    if waits {
+        let mark = fork_mark(life::id());
+        my_proc().forking.store(mark, Ordering::SeqCst);
+    }
+    waits
+}
+
+/// In the parent: waits until the child has its part of all regions, so that none can end in between. `is_there` is
+/// false if there is no child.
+pub fn wait_for_child(id: u64, is_there: bool) {
+    let p = my_proc();
+    if !is_there {
+        p.forking.store(0, Ordering::SeqCst);
+        return;
+    }
+    loop {
+        let waits = p.forking.load(Ordering::SeqCst);
+        if waits == 0 {
+            return;
+        }
+        proc::futex_wait(&p.forking, waits, 2_000_000);
+        if life::is_gone(id) {
+            p.forking.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Value of [`Proc::forking`] while this process forks.
+fn fork_mark(id: u64) -> u32 {
+    id as u32 | 1 << 31
+}
+
+/// How many threads this process has; `None` without /proc.
+pub fn own_threads() -> Option<u64> {
+    let mut buf = [0u8; 1024];
+    let n = proc::read_file(c"/proc/self/stat", &mut buf).ok()?;
+    Stat::parse(&buf[..n]).map(|s| s.threads)
+}
