@@ -5,7 +5,7 @@ use core::ops::Range;
 use crate::pager::table::PageTable;
 use crate::pager::word::{self, State};
 
-use super::VictimBatch;
+use super::batch::VictimBatch;
 
 /// Takes those of `pages`, in ascending order, that can leave now, whatever their heat: at most about `want`, and as
 /// many as `out` has room for. All are [`State::Evicting`] afterwards, as after

@@ -11,12 +11,13 @@
 use canvas_types::sync::Ordering;
 use canvas_types::{DeepPlace, PAGE_SIZE, SwapEntry};
 
-use super::{LocalPool, PastBound, Releaser, SlotMem, stored_len};
+use super::copies::LocalPool;
+use super::types::{PastBound, Releaser, SlotMem, stored_len};
 use crate::swap::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS};
+use crate::swap::codec::Lz;
 use crate::swap::entry::{HOME_BYTES, Record};
 use crate::swap::extent::is_place;
-use crate::swap::slots::{Claimed, SlotId};
-use crate::swap::{Lz, PoolBudget};
+use crate::swap::slots::{Claimed, PoolBudget, SlotId};
 
 /// What an entry contained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,19 +1,19 @@
-//! Writes pages to their slots, and reads them.
+//! Writes pages to their slots, in the pool or on a node.
 
 use canvas_types::sync::Ordering;
 use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry, score};
 
-use super::{Kind, LocalPool, Placed, STORED_MAX, Scratch, SlotMem, stored_len};
+use super::copies::{LocalPool, REWRITES};
+use super::types::{Kind, Placed, Releaser, STORED_MAX, Scratch, SlotMem, stored_len};
 use crate::swap::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
+use crate::swap::codec::{Lz, LzScratch};
 use crate::swap::delta::{self, Delta};
 use crate::swap::entry::Record;
 use crate::swap::hash::Hash;
-use crate::swap::slots::SlotId;
-use crate::swap::{Lz, LzScratch, PoolBudget};
+use crate::swap::slots::{PoolBudget, SlotId};
 
-/// Scores of how often pages change by more than a few words, and the number of neighbouring entries of one score: they
-/// were allocated consecutively, so their pages were evicted together and are stored together.
-pub(super) const REWRITES: usize = 1024;
+/// Neighbouring entries of one score ([`REWRITES`]): they were allocated consecutively, so their pages were evicted
+/// together and are stored together.
 const REWRITES_ENTRIES: usize = 256;
 /// A vain search for differing words costs half of what it saves when they are few.
 const DELTA_WEIGHT: u8 = 2;
@@ -32,11 +32,6 @@ fn payload<'s>(
 }
 
 impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
-    /// Restores the page of a payload that is shorter than one; false when it is damaged.
-    pub(super) fn expand(&self, payload: &[u8], out: &mut PageBuf) -> bool {
-        delta::expand(payload, out, |from, to| self.lz.decompress(from, to))
-    }
-
     /// Writes a page whose entry holds `old`: as a few words after the previous copy, or compressed again. Returns
     /// whether a slot was allocated. On `None` (full) the entry is empty, or unchanged ([`LocalPool::keeping_old`]).
     pub(super) fn write(
@@ -90,6 +85,48 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         Some((kind, !in_place))
     }
 
+    /// Writes a page whose entry holds `old` to a node: where it is already, otherwise to the first with room. Returns
+    /// whether a slot was allocated; `None`, with nothing changed, when no node has room.
+    fn write_to_node(
+        &self,
+        entry: SwapEntry,
+        old: Record,
+        page: &PageBuf,
+        digest: &Hash,
+    ) -> Option<bool> {
+        if let Record::Stored { slot, len, .. } = old
+            && let Some(node) = self.nodes.of(slot)
+            && !self.budget.node_is_over(node)
+        {
+            self.stored_bytes
+                .fetch_sub(stored_len(len), Ordering::Relaxed);
+            self.put_raw(slot, page, digest);
+            self.names(entry, slot, PAGE_SIZE as u16);
+            return Some(false);
+        }
+        let slot = (0..self.nodes.count).find_map(|node| self.store_on(node, page, digest))?;
+        self.free_slot(old);
+        self.names(entry, slot, PAGE_SIZE as u16);
+        Some(true)
+    }
+
+    /// A slot on a node, with the page in it.
+    fn store_on(&self, node: usize, page: &PageBuf, digest: &Hash) -> Option<SlotId> {
+        if self.budget.node_is_over(node) {
+            return None;
+        }
+        let (slots, budget) = (&self.nodes.slots[node], self.of_node(node));
+        let slot = slots.alloc(RAW_CLASS, &budget)?;
+        self.put_raw(slot, page, digest);
+        if budget.charged.get() && !self.budget.lies_on_node(node, slot.offset()) {
+            // Release its memory at once, because it is ordinary memory of this host.
+            slots.free(slot, &budget, &Releaser(&self.mem));
+            slots.trim(&budget, &Releaser(&self.mem));
+            return None;
+        }
+        Some(slot)
+    }
+
     /// Writes the form of a page that [`LocalPool::compress`] and similar functions have made in `stored`, `len` bytes
     /// of payload, to a slot, and lets the entry name it.
     #[allow(clippy::too_many_arguments)]
@@ -113,18 +150,6 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                 .copy_in(slot.offset(), &stored[..HEADER_BYTES + len]);
         }
         self.names(entry, slot, len as u16);
-    }
-
-    /// From now on the entry's copy is in `slot`.
-    pub(super) fn names(&self, entry: SwapEntry, slot: SlotId, len: u16) {
-        let stored = Record::Stored {
-            slot,
-            len,
-            home: false,
-        };
-        self.entries.set(entry, stored);
-        self.stored_bytes
-            .fetch_add(stored_len(len), Ordering::Relaxed);
     }
 
     /// Compresses a page after the header in `stored`, if it shrinks enough; returns the bytes of payload.
