@@ -1,266 +1,258 @@
-//! Modules of the preload library: each may use the modules below it and none above. (Between
-//! crates, cargo enforces that.)
+//! Order inside a crate, which cargo does not enforce: its folders use each other downwards only,
+//! and no circle of files uses itself.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// From the top: each module may use itself and those after it.
-const ROOMS: [&str; 8] = [
-    "capture", "process", "memory", "shared", "paging", "far_tier", "api", "base",
-];
-/// Submodules that have an order as well, from the top. (Those of `shared` still use each other.)
-const MODULES: [(&str, &[&str]); 6] = [
+/// Crates with their folders from the top: each may use itself and those after it.
+const CRATES: [(&str, &[&str]); 2] = [
+    ("canvas-core", &["vm", "far", "swap", "pager"]),
     (
-        "capture",
-        &["patch", "prepared", "stub", "hooks", "filters"],
-    ),
-    (
-        "process",
+        "canvas-preload",
         &[
-            "namespaces",
-            "clone",
-            "procs",
-            "listing",
-            "exec",
-            "limits",
-            "tools",
-            "users",
-            "threads",
-            "arrival",
-            "sig",
-            "actions",
-            "frame",
-            "altstack",
-            "beliefs",
-        ],
-    ),
-    (
-        "memory",
-        &[
-            "exports",
-            "remap",
-            "brk",
-            "native",
-            "mm",
-            "advice",
-            "admit",
-            "lock",
-            "wishes",
-            "open_pages",
-            "ranges",
-            "args",
-            "calls",
-            "others",
-            "lending",
-            "uaccess",
-            "pins",
-        ],
-    ),
-    (
-        "paging",
-        &[
-            "fault",
-            "background",
-            "nodes",
-            "observers",
-            "app_tier",
-            "learn",
-            "hints",
-            "swapin",
-            "trace",
-            "native_swap",
-            "devices",
-            "vm",
-            "accounting",
-            "fork_accounting",
-            "cache",
-            "context",
-        ],
-    ),
-    (
-        "far_tier",
-        &[
-            "fork", "store", "tier", "ours", "lanes", "pairs", "pool", "extents",
-        ],
-    ),
-    (
-        "base",
-        &[
-            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area",
-            "discard", "state", "thread", "keys", "jvm", "lines", "areas", "cancel", "upcalls",
-            "call", "alloc", "own", "fds", "report", "time", "writable",
+            "capture", "process", "memory", "shared", "paging", "far_tier", "api", "base",
         ],
     ),
 ];
 /// The macro at the library's root, which stands for `base::report`.
 const ROOT: [&str; 1] = ["report"];
 
-fn source() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../canvas-preload/src")
-}
+/// A file's module: the names after `crate`.
+type Module = Vec<String>;
+/// The modules that each module uses, but itself.
+type Uses = BTreeMap<Module, BTreeSet<Module>>;
 
-fn read(path: &Path) -> String {
-    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
-
-/// The files of a module, including those in subdirectories.
-fn files(dir: &Path, found: &mut Vec<PathBuf>) {
+/// Reads the files below a directory, which belongs to `module`: the code of each, without
+/// comments and without the tests at its end.
+fn read(dir: &Path, module: &Module, found: &mut BTreeMap<Module, String>) {
     for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
         let path = entry.unwrap().path();
+        let mut own = module.clone();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        if !matches!(name, "lib" | "mod") {
+            own.push(name.to_owned());
+        }
         if path.is_dir() {
-            files(&path, found);
+            read(&path, &own, found);
         } else if path.extension().is_some_and(|e| e == "rs") {
-            found.push(path);
+            let text = fs::read_to_string(&path).unwrap();
+            found.insert(own, code(&text));
         }
     }
 }
 
-/// What is wrong with the paths in a file of `room`, as "line: why".
-fn faults(room: &str, text: &str) -> Vec<String> {
-    let place = |name: &str| ROOMS.iter().position(|r| *r == name);
-    let own = place(room).unwrap();
-    let mut wrong = Vec::new();
-    for (n, line) in text.lines().enumerate() {
-        let code = line.split("//").next().unwrap_or(line);
-        if code.contains("super::super::") {
-            wrong.push(format!("{}: a path by super leaves the room", n + 1));
-        }
-        for (at, _) in code.match_indices("crate::") {
-            let rest = &code[at + "crate::".len()..];
-            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
-            let name = &rest[..end.unwrap_or(rest.len())];
-            match place(name) {
-                Some(other) if other >= own => {}
-                Some(_) => wrong.push(format!("{}: {room} uses {name}, which is above it", n + 1)),
-                None if ROOT.contains(&name) => {}
-                // A list of rooms in braces could not be checked here.
-                None => wrong.push(format!("{}: name the room in each path: {code}", n + 1)),
+fn code(text: &str) -> String {
+    let lines = text.lines().take_while(|l| *l != "mod tests {");
+    let code: Vec<_> = lines.map(|l| l.split("//").next().unwrap_or(l)).collect();
+    code.join("\n")
+}
+
+fn source(name: &str) -> BTreeMap<Module, String> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
+    let mut found = BTreeMap::new();
+    read(&dir.join("src"), &Module::new(), &mut found);
+    found
+}
+
+fn is_of_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// The paths in some code; those of a list in braces are written out.
+fn paths(mut code: &str) -> Vec<Vec<&str>> {
+    let mut found = Vec::new();
+    while let Some(at) = code.find("::") {
+        let before = &code[..at];
+        let name = &before[before.trim_end_matches(is_of_word).len()..];
+        code = path_on(&code[at + 2..], vec![name], &mut found);
+    }
+    found
+}
+
+/// Reads on after the `::` of a path; returns the code behind it.
+fn path_on<'a>(code: &'a str, mut path: Vec<&'a str>, found: &mut Vec<Vec<&'a str>>) -> &'a str {
+    let Some(mut list) = code.strip_prefix('{') else {
+        let rest = code.trim_start_matches(is_of_word);
+        path.push(&code[..code.len() - rest.len()]);
+        return match rest.strip_prefix("::") {
+            Some(more) => path_on(more, path, found),
+            None => {
+                found.push(path);
+                rest
             }
+        };
+    };
+    loop {
+        list = list.trim_start_matches(|c| !is_of_word(c) && c != '}');
+        if list.is_empty() || list.starts_with('}') {
+            return list.get(1..).unwrap_or(list);
         }
+        list = path_on(list, path.clone(), found);
+    }
+}
+
+/// The module that a path in `own` leads to, if it is one of the crate's.
+fn target(own: &Module, path: &[&str], all: &BTreeMap<Module, String>) -> Option<Module> {
+    let up = path.iter().take_while(|name| **name == "super").count();
+    let mut at = match path[0] {
+        "crate" if ROOT.contains(&path[1]) => return None,
+        "crate" => Module::new(),
+        "super" => own[..own.len().checked_sub(up)?].to_vec(),
+        _ => own.clone(),
+    };
+    let names = &path[up.max(usize::from(path[0] == "crate"))..];
+    let is_relative = at == *own;
+    for (i, name) in names.iter().enumerate() {
+        at.push((*name).to_owned());
+        if !all.contains_key(&at) {
+            at.pop();
+            // Otherwise the name of another crate, of a type, or of what this file has imported.
+            return (i > 0 || !is_relative).then_some(at);
+        }
+    }
+    Some(at)
+}
+
+fn uses(all: &BTreeMap<Module, String>) -> Uses {
+    let of = |own: &Module, code: &str| {
+        let used = paths(code);
+        let used = used.iter().filter_map(|path| target(own, path, all));
+        used.filter(|used| used != own).collect()
+    };
+    let each = all.iter().map(|(own, code)| (own.clone(), of(own, code)));
+    each.collect()
+}
+
+/// Uses of a folder above, or of the root, as "file uses file".
+fn upward(uses: &Uses, folders: &[&str]) -> Vec<String> {
+    let height = |m: &Module| folders.iter().position(|folder| *folder == m[0]);
+    let mut wrong = Vec::new();
+    for (own, used) in uses.iter().filter(|(own, _)| !own.is_empty()) {
+        let is_up = |u: &&Module| u.is_empty() || height(u) < height(own);
+        let name = |u: &Module| format!("{} uses {}", own.join("::"), u.join("::"));
+        wrong.extend(used.iter().filter(is_up).map(name));
     }
     wrong
 }
 
-#[test]
-fn rooms_use_only_what_is_below_them() {
-    let source = source();
-    let mut all = Vec::new();
-    for room in ROOMS {
-        let mut found = Vec::new();
-        files(&source.join(room), &mut found);
-        assert!(found.len() > 1, "{room} has no files");
-        for path in found {
-            let name = path.strip_prefix(&source).unwrap().display().to_string();
-            let wrong = faults(room, &read(&path));
-            all.extend(wrong.into_iter().map(|w| format!("{name}:{w}")));
+/// A circle of modules, if there is one.
+fn circle(uses: &Uses) -> Option<Vec<&Module>> {
+    let mut left: BTreeSet<&Module> = uses.keys().collect();
+    loop {
+        let is_used_below = |m: &&Module| uses[*m].iter().any(|used| left.contains(used));
+        let next: BTreeSet<&Module> = left.iter().copied().filter(is_used_below).collect();
+        if next.len() == left.len() {
+            break;
         }
+        left = next;
     }
-    assert!(all.is_empty(), "{}", all.join("\n"));
-}
-
-/// Submodules of `room` that a file of it names: by a path, or at the top level of a list in
-/// braces.
-fn uses(room: &str, text: &str) -> Vec<String> {
-    let code: String = text
-        .lines()
-        .map(|l| l.split("//").next().unwrap_or(l))
-        .collect::<Vec<_>>()
-        .join(" ");
-    let path = format!("crate::{room}::");
-    let word = |s: &str| -> String {
-        let s = s.trim_start();
-        s.chars()
-            .take_while(|c| c.is_alphanumeric() || *c == '_')
-            .collect()
-    };
-    let mut found = Vec::new();
-    for (at, _) in code.match_indices(&path) {
-        let rest = &code[at + path.len()..];
-        let Some(list) = rest.strip_prefix('{') else {
-            found.push(word(rest));
-            continue;
-        };
-        let (mut depth, mut begins) = (1, 0);
-        for (i, c) in list.char_indices() {
-            depth += i32::from(c == '{') - i32::from(c == '}');
-            if depth == 0 || depth == 1 && c == ',' {
-                found.push(word(&list[begins..i]));
-                begins = i + 1;
-            }
-            if depth == 0 {
-                break;
-            }
+    // Each of these uses another one of them.
+    let mut way = vec![*left.first()?];
+    loop {
+        let next = uses[way[way.len() - 1]].iter().find(|m| left.contains(m))?;
+        if let Some(begin) = way.iter().position(|m| *m == next) {
+            return Some(way.split_off(begin));
         }
+        way.push(next);
     }
-    found.retain(|name| !name.is_empty());
-    found
 }
 
 #[test]
-fn modules_of_a_room_use_only_those_below_them() {
-    for (room, modules) in MODULES {
-        let mut there: Vec<String> = fs::read_dir(source().join(room))
-            .unwrap()
-            .map(|f| {
-                f.unwrap()
-                    .path()
-                    .file_stem()
-                    .unwrap()
-                    .to_str()
-                    .unwrap()
-                    .to_owned()
-            })
-            .filter(|name| name != "mod")
+fn folders_use_only_those_below_them() {
+    for (name, folders) in CRATES {
+        let wrong = upward(&uses(&source(name)), folders);
+        assert!(wrong.is_empty(), "{name}: {}", wrong.join("\n"));
+    }
+}
+
+#[test]
+fn files_use_each_other_in_no_circle() {
+    for (name, _) in CRATES {
+        let all = source(name);
+        assert!(all.len() > 50, "{name} has {} files", all.len());
+        let uses = uses(&all);
+        let circle = circle(&uses).map(|c| c.iter().map(|m| m.join("::")).collect::<Vec<_>>());
+        assert_eq!(
+            circle, None,
+            "{name}: each of these uses the next, the last the first"
+        );
+    }
+}
+
+#[test]
+fn there_are_no_other_folders() {
+    for (name, folders) in CRATES {
+        let all = source(name);
+        let found: BTreeSet<&str> = all
+            .keys()
+            .filter_map(|m| Some(m.first()?.as_str()))
             .collect();
-        there.sort_unstable();
-        let mut listed = modules.to_vec();
-        listed.sort_unstable();
-        assert_eq!(there, listed, "{room}: each module has its place");
-        for (own, name) in modules.iter().enumerate() {
-            let text = read(&source().join(room).join(format!("{name}.rs")));
-            for used in uses(room, &text) {
-                let at = modules.iter().position(|m| *m == used);
-                assert!(
-                    at.is_some_and(|at| at >= own),
-                    "{room}: {name} uses {used}, which is not below it"
-                );
-            }
-        }
+        assert_eq!(found, folders.iter().copied().collect(), "{name}");
     }
+}
+
+/// The uses in these files.
+fn uses_of(files: &[(&str, &str)]) -> Uses {
+    let module = |path: &str| -> Module { path.split('/').map(str::to_owned).collect() };
+    let files = files.iter().map(|(path, text)| (module(path), code(text)));
+    uses(&files.collect())
 }
 
 #[test]
 fn names_in_braces_are_read() {
-    let text = "use crate::base::{areas, far_area,\n far_area::{far, ring}, state::{self, X}, }; // crate::base::no\n\
-                crate::base::time::now_ns(); crate::far_tier::pool::x()";
-    assert_eq!(
-        uses("base", text),
-        ["areas", "far_area", "far_area", "state", "time"]
-    );
+    let text = "use crate::base::{areas, far_area,\n far_area::{far, ring}, state::{self, X}, }; // a::b\n\
+                crate::base::time::now_ns(); x::y()";
+    let base = [
+        "areas",
+        "far_area",
+        "far_area::far",
+        "far_area::ring",
+        "state::self",
+        "state::X",
+    ];
+    let base = base.map(|name| format!("crate::base::{name}"));
+    let found: Vec<_> = paths(&code(text)).iter().map(|p| p.join("::")).collect();
+    assert_eq!(found[..6], base);
+    assert_eq!(found[6..], ["crate::base::time::now_ns", "x::y"]);
 }
 
 #[test]
-fn there_are_no_other_rooms() {
-    let text = read(&source().join("lib.rs"));
-    let mut modules: Vec<_> = text
-        .lines()
-        .filter_map(|l| l.strip_prefix("mod ")?.strip_suffix(';'))
-        .collect();
-    modules.sort_unstable();
-    let mut rooms = ROOMS;
-    rooms.sort_unstable();
-    assert_eq!(modules, rooms);
+fn a_use_of_a_folder_above_is_found() {
+    let up = |text| {
+        let uses = uses_of(&[("high", ""), ("high/a", ""), ("low", ""), ("low/b", text)]);
+        upward(&uses, &["high", "low"])
+    };
+    assert_eq!(up("use crate::high::a::x;"), ["low::b uses high::a"]);
+    assert_eq!(up("use crate::{high::a, low};"), ["low::b uses high::a"]);
+    assert_eq!(up("    super::super::high::y()"), ["low::b uses high"]);
+    assert!(
+        up("use crate::low::c; // crate::high::a\nmod tests {\nuse crate::high::a;").is_empty()
+    );
+    assert!(up("crate::report!(\"\"); high::a::x()").is_empty());
 }
 
 #[test]
-fn an_import_from_above_is_found() {
-    assert_eq!(faults("paging", "use crate::memory::map;").len(), 1);
-    assert_eq!(faults("base", "    crate::far_tier::spill::x()").len(), 1);
-    assert_eq!(faults("base", "use crate::{far_tier, base};").len(), 1);
-    assert_eq!(
-        faults("base", "use super::super::far_tier::spill;").len(),
-        1
-    );
-    assert!(faults("paging", "use crate::base::areas; // crate::memory").is_empty());
-    assert!(faults("memory", "crate::report!(\"\"); crate::shared::pages::x()").is_empty());
+fn a_circle_is_found() {
+    let is_one = |a, b| {
+        circle(&uses_of(&[
+            ("r", ""),
+            ("r/a", a),
+            ("r/a/c", ""),
+            ("r/b", b),
+        ]))
+        .is_some()
+    };
+    assert!(is_one("use super::b::x;", "crate::r::a::y()"));
+    assert!(is_one(
+        "use crate::r::b;",
+        "use super::a::c; use super::{x, a::{y}};"
+    ));
+    assert!(!is_one("use super::b; use c::x;", "use super::a::c;"));
+    let parent = uses_of(&[
+        ("r", ""),
+        ("r/a", "pub use c::x;"),
+        ("r/a/c", "use super::y;"),
+    ]);
+    assert_eq!(circle(&parent).map(|c| c.len()), Some(2));
 }
