@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use canvas_core::far::fetch;
 use canvas_core::far::{
-    Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom,
+    Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request, State,
 };
 use canvas_core::swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_core::swap::{Chosen, LocalPool, PoolBudget};
@@ -353,12 +353,12 @@ impl Pages for PoolStore<'_> {
     fn entry(seen: Seen) -> SwapEntry {
         entry_of(seen.page)
     }
-    fn whereabouts(seen: Seen) -> Whereabouts {
+    fn location(seen: Seen) -> PageLocation {
         match seen.state & BUSY == 0 && seen.stored {
-            true => Whereabouts::Far {
-                beyond: seen.state & BEYOND != 0,
+            true => PageLocation::Far {
+                in_far_tier: seen.state & BEYOND != 0,
             },
-            false => Whereabouts::Other,
+            false => PageLocation::Other,
         }
     }
     /// The stored page may have changed; the code that moves it checks that as well.
@@ -370,13 +370,13 @@ impl Pages for PoolStore<'_> {
                 .compare_exchange(seen.state, busy, Acquire, Relaxed)
                 .is_ok()
     }
-    fn publish(&self, page: u32, seen: Seen, becomes: Becomes) {
-        let next = match becomes {
-            Becomes::AsBefore | Becomes::NoCopy => seen.state,
-            Becomes::Beyond => seen.state & !(USED | CAME | ASKED) | BEYOND,
-            Becomes::InPool => seen.state & !BEYOND,
-            Becomes::CameBack if seen.state & ASKED != 0 => seen.state & !BEYOND | USED,
-            Becomes::CameBack => seen.state & !BEYOND | USED | CAME,
+    fn publish(&self, page: u32, seen: Seen, outcome: PageOutcome) {
+        let next = match outcome {
+            PageOutcome::Unchanged | PageOutcome::NoCopy => seen.state,
+            PageOutcome::InFar => seen.state & !(USED | CAME | ASKED) | BEYOND,
+            PageOutcome::InPool => seen.state & !BEYOND,
+            PageOutcome::PromotedAhead if seen.state & ASKED != 0 => seen.state & !BEYOND | USED,
+            PageOutcome::PromotedAhead => seen.state & !BEYOND | USED | CAME,
         };
         self.states[page as usize].store(next & !BUSY, Release);
     }
@@ -390,7 +390,7 @@ impl Pages for PoolStore<'_> {
             let Some(seen) = self.look(page) else {
                 return;
             };
-            if Self::whereabouts(seen) == (Whereabouts::Far { beyond: false }) {
+            if Self::location(seen) == (PageLocation::Far { in_far_tier: false }) {
                 if seen.state & USED != 0 {
                     let passed = seen.state & !USED;
                     let state = &self.states[page as usize];
@@ -438,7 +438,7 @@ impl Host for PoolStore<'_> {
         true
     }
     /// There is no other process.
-    fn ask_for_pool(&self, _: Whom) -> bool {
+    fn ask_for_pool(&self, _: PoolPeer) -> bool {
         false
     }
     fn cannot_write(&self, why: Status) {
@@ -517,7 +517,7 @@ impl Channel for DiskFar<'_, '_> {
     }
 }
 
-impl<'m> Beyond for DiskFar<'_, 'm> {
+impl<'m> FarStore for DiskFar<'_, 'm> {
     type Owner = PoolStore<'m>;
     type Slabs = OurSlabs<'m>;
     fn owner(&self) -> &PoolStore<'m> {
@@ -548,7 +548,7 @@ pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
         let Some(seen) = b.store.look(page) else {
             return;
         };
-        if PoolStore::whereabouts(seen) != (Whereabouts::Far { beyond: true })
+        if PoolStore::location(seen) != (PageLocation::Far { in_far_tier: true })
             || !b.store.claim(page, seen)
         {
             continue;
@@ -565,6 +565,6 @@ pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
             state: seen.state | ASKED,
             ..seen
         };
-        b.store.publish(page, asked, Becomes::AsBefore);
+        b.store.publish(page, asked, PageOutcome::Unchanged);
     }
 }

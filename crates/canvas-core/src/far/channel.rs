@@ -8,9 +8,9 @@ use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
 use canvas_types::DeepPlace;
 use canvas_types::sync::backoff;
 
-use crate::far::job::{Alone, Job, JobKind};
+use crate::far::job::{Job, JobKind, SinglePageRead};
 use crate::far::state::State;
-use crate::far::traits::{Beyond, Channel, Host, Owner, Request};
+use crate::far::traits::{Channel, FarStore, Host, Owner, Request};
 
 const _: () = assert!(EXTENT_BYTES == canvas_shm::far::EXTENT_BYTES);
 
@@ -20,13 +20,13 @@ pub(crate) fn claim(c: &impl Channel, among: u64) -> Option<Request> {
 }
 
 /// Claims a request for a demand read. There are as many as threads that may need one at a time.
-pub(crate) fn claim_demand<B: Beyond>(b: &B) -> Request {
+pub(crate) fn claim_demand<F: FarStore>(far: &F) -> Request {
     let mut spins = 0;
     loop {
-        if let Some(request) = claim(b, DEMANDS) {
+        if let Some(request) = claim(far, DEMANDS) {
             return request;
         }
-        backoff(&mut spins, B::Owner::yield_now);
+        backoff(&mut spins, F::Owner::yield_now);
     }
 }
 
@@ -44,13 +44,13 @@ pub(crate) fn release(c: &impl Channel, request: Request) {
 
 /// Begins a job and posts its request: for a whole extent, which is held for it, and `bytes` of the pool.
 pub(crate) fn begin(
-    b: &impl Beyond,
+    far: &impl FarStore,
     request: Request,
     kind: JobKind,
     extent: u32,
     bytes: i64,
 ) -> usize {
-    job(b, request.0).begin(kind, extent, bytes);
+    job(far, request.0).begin(kind, extent, bytes);
     let ask = Ask {
         kind: match kind {
             JobKind::Spill => Kind::Write,
@@ -60,19 +60,24 @@ pub(crate) fn begin(
         offset: 0,
         len: EXTENT_BYTES as u32,
     };
-    post(b, request, ask, b.owner().now_ns())
+    post(far, request, ask, far.owner().now_ns())
 }
 
 /// Begins a job that reads the record of one page ahead of need, and posts its request.
-pub(crate) fn begin_alone(b: &impl Beyond, request: Request, extent: u32, alone: Alone) {
-    job(b, request.0).begin(JobKind::Page, extent, alone.bytes());
+pub(crate) fn begin_alone(
+    far: &impl FarStore,
+    request: Request,
+    extent: u32,
+    alone: SinglePageRead,
+) {
+    job(far, request.0).begin(JobKind::Page, extent, alone.bytes());
     let ask = Ask {
         kind: Kind::Read,
         extent,
         offset: alone.offset,
         len: extent::record_bytes(usize::from(alone.len)) as u32,
     };
-    post(b, request, ask, b.owner().now_ns());
+    post(far, request, ask, far.owner().now_ns());
 }
 
 /// Calls `on` with each line of the extent that came with the request, and its record's hash and payload; returns how
@@ -101,14 +106,14 @@ pub(crate) fn for_each_line(
 /// it takes longer than the tenant wants to wait, or when `ours` returns false because the request belongs to another
 /// thread by now.
 pub(crate) fn wait(
-    b: &impl Beyond,
+    far: &impl FarStore,
     i: usize,
     spins: bool,
     ours: impl Fn() -> bool,
 ) -> Option<Status> {
     const SPIN_NS: u64 = 60_000;
     const SLICE_NS: u64 = 20_000_000;
-    let (m, owner) = (b.mailbox(), b.owner());
+    let (m, owner) = (far.mailbox(), far.owner());
     let contention = &owner.state().contention;
     let begun = owner.now_ns();
     let mut slept_ns = 0;
@@ -122,16 +127,16 @@ pub(crate) fn wait(
         let waited = owner.now_ns() - begun;
         if spins && waited < SPIN_NS && !contention.is_here(begun + waited) {
             // Where processors are few, the agent or its disk's thread may need this one.
-            b.give_way();
+            far.give_way();
             contention.gave_way(begun + waited, owner.now_ns());
             continue;
         }
-        if waited > b.wait_ns_max() {
+        if waited > far.wait_ns_max() {
             break m.ended(i);
         }
         if let Some((word, value)) = m.about_to_sleep(i) {
             let lay_down = owner.now_ns();
-            b.sleep(word, value, SLICE_NS);
+            far.sleep(word, value, SLICE_NS);
             slept_ns += owner.now_ns().saturating_sub(lay_down);
         }
     };
@@ -142,12 +147,12 @@ pub(crate) fn wait(
 }
 
 /// Finds a prefetch job for which `is_it` holds.
-fn find(b: &impl Beyond, is_it: impl Fn(&Job) -> bool) -> Option<usize> {
-    let mut used = b.mailbox().in_use() & FETCHES;
+fn find(far: &impl FarStore, is_it: impl Fn(&Job) -> bool) -> Option<usize> {
+    let mut used = far.mailbox().in_use() & FETCHES;
     while used != 0 {
         let i = used.trailing_zeros() as usize;
         used &= used - 1;
-        if is_it(job(b, i)) {
+        if is_it(job(far, i)) {
             return Some(i);
         }
     }
@@ -155,26 +160,26 @@ fn find(b: &impl Beyond, is_it: impl Fn(&Job) -> bool) -> Option<usize> {
 }
 
 /// Whether the whole extent is on its way.
-pub(crate) fn is_under_way(b: &impl Beyond, extent: u32) -> bool {
-    find(b, |job| job.brings(extent)).is_some()
+pub(crate) fn is_under_way(far: &impl FarStore, extent: u32) -> bool {
+    find(far, |job| job.brings(extent)).is_some()
 }
 
 /// The job that brings this record of a page back, alone or with its extent.
-pub(crate) fn under_way(b: &impl Beyond, page: u32, place: DeepPlace) -> Option<usize> {
-    let alone = Alone::at(page, place);
-    find(b, |job| {
+pub(crate) fn under_way(far: &impl FarStore, page: u32, place: DeepPlace) -> Option<usize> {
+    let alone = SinglePageRead::at(page, place);
+    find(far, |job| {
         job.brings(place.extent) || job.brings_alone(place.extent, alone)
     })
 }
 
 /// Whether a page is on its way from this place.
-pub fn is_on_its_way(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
-    under_way(b, page, place).is_some()
+pub fn is_on_its_way(far: &impl FarStore, page: u32, place: DeepPlace) -> bool {
+    under_way(far, page, place).is_some()
 }
 
 /// The job of request `i`.
-pub(crate) fn job(b: &impl Beyond, i: usize) -> &Job {
-    &b.owner().state().jobs[i]
+pub(crate) fn job(far: &impl FarStore, i: usize) -> &Job {
+    &far.owner().state().jobs[i]
 }
 
 /// How many jobs of this kind are under way.

@@ -16,7 +16,7 @@ use crate::far::channel;
 use crate::far::job::JobKind;
 use crate::far::room;
 use crate::far::state::State;
-use crate::far::traits::{Beyond, Host, Owner};
+use crate::far::traits::{FarStore, Host, Owner};
 
 /// Pause after a search that found none, and after one that found enough room.
 const FOUND_NONE_NS: u64 = 50_000_000;
@@ -55,27 +55,27 @@ pub fn waits_for_cached(owner: &impl Owner) -> bool {
 }
 
 /// Starts what is needed. True when something was started. `in_need`: no extent is free, and a thread waits.
-pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
-    let (owner, slabs) = (b.owner(), b.slabs());
-    let (used, max) = b.slabs_used_and_max();
+pub(crate) fn round(far: &impl FarStore, in_need: bool) -> bool {
+    let (owner, slabs) = (far.owner(), far.slabs());
+    let (used, max) = far.slabs_used_and_max();
     let state = owner.state();
     let rests_until_ns = &state.compaction.rests_until_ns;
     let now = owner.now_ns();
     if state.room.writes_rest(now) {
         return false;
     }
-    if !in_need && (used < max || b.book().emptied().is_some()) {
-        return give_back(b);
+    if !in_need && (used < max || far.book().emptied().is_some()) {
+        return give_back(far);
     }
     if used < max || rests_until_ns.load(Ordering::Relaxed) > now {
         return false;
     }
-    let book = b.book();
+    let book = far.book();
     let (all, free) = book.room(slabs.high());
     let wanted = (all / FREE_PART).clamp(FREE_MIN, FREE_MAX);
     if free >= wanted && !in_need {
         rests_until_ns.store(now + ENOUGH_NS, Ordering::Relaxed);
-        return give_back(b);
+        return give_back(far);
     }
     let mut begun = false;
     loop {
@@ -84,29 +84,29 @@ pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
         if n >= AT_ONCE || !room && !in_need {
             return begun;
         }
-        let Some(request) = channel::claim(b, FETCHES) else {
+        let Some(request) = channel::claim(far, FETCHES) else {
             return begun;
         };
         match book.sparse(&state.compaction.hand, LOOK_MAX, &slabs) {
-            Look::Found(extent) if !channel::is_under_way(b, extent) => {
-                let i = channel::begin(b, request, JobKind::Compact, extent, 0);
-                if in_need && b.mailbox().urge(i) {
-                    b.ring();
+            Look::Found(extent) if !channel::is_under_way(far, extent) => {
+                let i = channel::begin(far, request, JobKind::Compact, extent, 0);
+                if in_need && far.mailbox().urge(i) {
+                    far.ring();
                 }
                 begun = true;
             }
             Look::Found(extent) => {
                 // The search has wrapped around: all worthwhile extents are on their way, and must end first.
-                b.unhold(extent);
-                channel::release(b, request);
+                far.unhold(extent);
+                channel::release(far, request);
                 return begun;
             }
             Look::NotYet => {
-                channel::release(b, request);
+                channel::release(far, request);
                 return begun;
             }
             Look::None => {
-                channel::release(b, request);
+                channel::release(far, request);
                 rests_until_ns.store(now + FOUND_NONE_NS, Ordering::Relaxed);
                 return begun;
             }
@@ -115,8 +115,8 @@ pub(crate) fn round(b: &impl Beyond, in_need: bool) -> bool {
 }
 
 /// Gives back empty slabs, and empties one if few far pages are left. True when something was started.
-fn give_back(b: &impl Beyond) -> bool {
-    let (owner, slabs, book) = (b.owner(), b.slabs(), b.book());
+fn give_back(far: &impl FarStore) -> bool {
+    let (owner, slabs, book) = (far.owner(), far.slabs(), far.book());
     let (state, now) = (owner.state(), owner.now_ns());
     let g = &state.compaction.give_back;
     let rest = |ns| g.rests_until_ns.store(now + ns, Ordering::Relaxed);
@@ -144,11 +144,11 @@ fn give_back(b: &impl Beyond) -> bool {
         if n >= EMPTIED_AT_ONCE || !room {
             return begun;
         }
-        let Some(request) = channel::claim(b, FETCHES) else {
+        let Some(request) = channel::claim(far, FETCHES) else {
             return begun;
         };
         let Some((extent, at)) = book.next_kept(slab, g.at.load(Ordering::Relaxed), &slabs) else {
-            channel::release(b, request);
+            channel::release(far, request);
             if n > 0 {
                 // The last ones of this pass.
                 return begun;
@@ -164,11 +164,11 @@ fn give_back(b: &impl Beyond) -> bool {
             return begun;
         };
         g.at.store(at + 1, Ordering::Relaxed);
-        if channel::is_under_way(b, extent) {
-            b.unhold(extent);
-            channel::release(b, request);
+        if channel::is_under_way(far, extent) {
+            far.unhold(extent);
+            channel::release(far, request);
         } else {
-            channel::begin(b, request, JobKind::Compact, extent, 0);
+            channel::begin(far, request, JobKind::Compact, extent, 0);
             begun = true;
         }
     }

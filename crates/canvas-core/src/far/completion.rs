@@ -6,26 +6,26 @@ use canvas_types::{DeepPlace, PAGE_SIZE};
 
 use crate::far::channel;
 use crate::far::fetch;
-use crate::far::job::{Alone, Ended, JobKind};
+use crate::far::job::{Ended, JobKind, SinglePageRead};
 use crate::far::moves;
 use crate::far::room;
-use crate::far::traits::{Beyond, Host, Owner, Request};
+use crate::far::traits::{FarStore, Host, Owner, Request};
 
 /// Completes all jobs whose requests have ended. True when room was made, or pages were promoted.
-pub fn finish_all(b: &impl Beyond) -> bool {
-    let mut used = b.mailbox().in_use() & (WRITES | FETCHES);
+pub fn finish_all(far: &impl FarStore) -> bool {
+    let mut used = far.mailbox().in_use() & (WRITES | FETCHES);
     let mut any = false;
     while used != 0 {
         let i = used.trailing_zeros() as usize;
         used &= used - 1;
-        any |= finish(b, i);
+        any |= finish(far, i);
     }
     any
 }
 
 /// Completes job `i` if its request has ended.
-pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
-    let (m, job, owner) = (b.mailbox(), channel::job(b, i), b.owner());
+pub(crate) fn finish(far: &impl FarStore, i: usize) -> bool {
+    let (m, job, owner) = (far.mailbox(), channel::job(far, i), far.owner());
     let Some(Ended {
         kind,
         extent,
@@ -39,13 +39,16 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
     // Nothing can be demoted before an extent is free.
     let past_bound = kind == JobKind::Compact && state.room.has_no_place();
     let done = match status {
-        Status::Ok if kind == JobKind::Page => {
-            u64::from(moves::promote_alone(b, &request, extent, Alone::of(bytes)))
-        }
-        Status::Ok => channel::for_each_line(b, &request, |line, stored| match kind {
-            JobKind::Spill => moves::demote(b, &line, extent, stored),
-            JobKind::Fetch | JobKind::Page => moves::promote(b, &line, extent, stored),
-            JobKind::Compact => moves::vacate(b, &line, extent, stored, past_bound),
+        Status::Ok if kind == JobKind::Page => u64::from(moves::promote_alone(
+            far,
+            &request,
+            extent,
+            SinglePageRead::of(bytes),
+        )),
+        Status::Ok => channel::for_each_line(far, &request, |line, stored| match kind {
+            JobKind::Spill => moves::demote(far, &line, extent, stored),
+            JobKind::Fetch | JobKind::Page => moves::promote(far, &line, extent, stored),
+            JobKind::Compact => moves::vacate(far, &line, extent, stored, past_bound),
         }),
         Status::Late if kind == JobKind::Compact => 0,
         Status::Late => {
@@ -64,62 +67,62 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
         JobKind::Spill => {
             state.room.note_written(status == Status::Ok, done);
             owner.count(Counter::PagesDemoted, done);
-            b.book().written(extent, done);
+            far.book().written(extent, done);
             state.room.writing(-bytes);
         }
         JobKind::Fetch => {
             learn(owner, false);
             owner.count(Counter::PagesPromoted, done);
             if status == Status::Ok {
-                fetch::came(b, extent, bytes);
+                fetch::came(far, extent, bytes);
             }
         }
         JobKind::Page => owner.count(Counter::PagesPromoted, done),
         JobKind::Compact => owner.count(Counter::ExtentsCompacted, u64::from(done > 0)),
     }
     // In this order: a thread that sees the request free may use the job again.
-    b.unhold(extent);
+    far.unhold(extent);
     job.through();
-    channel::release(b, request);
+    channel::release(far, request);
     if kind == JobKind::Fetch {
-        fetch::fetch_rest(b);
+        fetch::fetch_rest(far);
     }
     done > 0
 }
 
 /// Waits for the prefetch that brings the page, and promotes what it brings. The caller must not have claimed the page,
 /// and looks at it again afterwards.
-pub fn arrives<B: Beyond>(b: &B, page: u32, place: DeepPlace) {
-    let Some(i) = channel::under_way(b, page, place) else {
+pub fn arrives<F: FarStore>(far: &F, page: u32, place: DeepPlace) {
+    let Some(i) = channel::under_way(far, page, place) else {
         return;
     };
-    let job = channel::job(b, i);
+    let job = channel::job(far, i);
     // It is a demand read now: if the agent has not started it, it goes before prefetches.
-    if b.mailbox().urge(i) {
+    if far.mailbox().urge(i) {
         if job.kind() != JobKind::Compact {
-            learn(b.owner(), true);
+            learn(far.owner(), true);
         }
-        b.ring();
+        far.ring();
     }
     let ours = || job.is_open(place.extent);
-    if channel::wait(b, i, false, ours).is_some() {
-        finish(b, i);
+    if channel::wait(far, i, false, ours).is_some() {
+        finish(far, i);
     } else if ours() {
-        give_up(b, i, place.extent);
+        give_up(far, i, place.extent);
     } else {
         // Another thread completes it.
-        B::Owner::yield_now();
+        F::Owner::yield_now();
     }
 }
 
 /// Gives up a fetch that takes too long: the page is read alone, which may fail with a reason.
-fn give_up(b: &impl Beyond, i: usize, extent: u32) {
-    let job = channel::job(b, i);
+fn give_up(far: &impl FarStore, i: usize, extent: u32) {
+    let job = channel::job(far, i);
     if job.give_up(extent) {
-        b.owner().count(Counter::BeyondPoolFailure, 1);
+        far.owner().count(Counter::BeyondPoolFailure, 1);
         job.through();
-        b.mailbox().abandon(i);
-        b.unhold(extent);
+        far.mailbox().abandon(i);
+        far.unhold(extent);
     }
 }
 

@@ -9,9 +9,9 @@ use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
 use crate::far::channel;
-use crate::far::job::{Alone, JobKind};
+use crate::far::job::{JobKind, SinglePageRead};
 use crate::far::room;
-use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Request, Whereabouts};
+use crate::far::traits::{FarStore, Host, Owner, PageLocation, PageOutcome, Pages, Request};
 use crate::far::unit;
 
 /// Why a far copy could not be read.
@@ -28,15 +28,15 @@ pub enum Lost {
 /// Reads the record at `place`, which `entry` names, and decodes it into `out`. The caller has claimed the page, so the
 /// extent is kept meanwhile.
 pub fn load(
-    b: &impl Beyond,
+    far: &impl FarStore,
     entry: SwapEntry,
     place: DeepPlace,
     out: &mut PageBuf,
     scratch: &mut Stored,
 ) -> Result<(), Lost> {
-    b.owner().count(Counter::FaultBeyondPool, 1);
-    let pool = b.owner().pool();
-    read(b, place, scratch, |stored| {
+    far.owner().count(Counter::FaultBeyondPool, 1);
+    let pool = far.owner().pool();
+    read(far, place, scratch, |stored| {
         pool.decode(entry, stored, out).is_ok()
     })
 }
@@ -44,12 +44,12 @@ pub fn load(
 /// Reads the record at `place` and passes it to `decode`, which returns whether it is valid. The caller ensures that
 /// the extent is kept meanwhile.
 pub fn read(
-    b: &impl Beyond,
+    far: &impl FarStore,
     place: DeepPlace,
     scratch: &mut Stored,
     mut decode: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), Lost> {
-    let owner = b.owner();
+    let owner = far.owner();
     let len = HEADER_BYTES + place.len as usize;
     let ask = Ask {
         kind: Kind::Read,
@@ -60,17 +60,17 @@ pub fn read(
     let begun = owner.now_ns();
     let stored = &mut scratch.0[..len];
     // If the result is not valid, ask the agent, which reports why.
-    if b.read_directly(&ask, stored) && decode(stored) {
-        b.note_read(owner.now_ns().saturating_sub(begun));
+    if far.read_directly(&ask, stored) && decode(stored) {
+        far.note_read(owner.now_ns().saturating_sub(begun));
         return Ok(());
     }
-    let result = demand(b, ask, begun, |request| {
+    let result = demand(far, ask, begun, |request| {
         let stored = &mut scratch.0[..len];
-        b.copy_out(request, place.offset as usize, stored);
+        far.copy_out(request, place.offset as usize, stored);
         if !decode(stored) {
             return Err(Lost::Damaged);
         }
-        b.note_read(owner.now_ns().saturating_sub(begun));
+        far.note_read(owner.now_ns().saturating_sub(begun));
         Ok(())
     });
     if result.is_err() {
@@ -81,17 +81,17 @@ pub fn read(
 
 /// Asks the agent for a demand read, and returns what `on` makes of the request that brings it.
 fn demand<R>(
-    b: &impl Beyond,
+    far: &impl FarStore,
     ask: Ask,
     begun: u64,
     on: impl FnOnce(&Request) -> Result<R, Lost>,
 ) -> Result<R, Lost> {
-    let m = b.mailbox();
-    let request = channel::claim_demand(b);
-    let i = channel::post(b, request, ask, begun);
+    let m = far.mailbox();
+    let request = channel::claim_demand(far);
+    let i = channel::post(far, request, ask, begun);
     // Only one thread of a process spins: many that yield would starve the thread for which they wait.
     let spins = (m.in_use() & DEMANDS).is_power_of_two();
-    let Some(status) = channel::wait(b, i, spins, || true) else {
+    let Some(status) = channel::wait(far, i, spins, || true) else {
         m.abandon(i);
         return Err(Lost::Unreachable);
     };
@@ -102,14 +102,14 @@ fn demand<R>(
         Status::Lost => Err(Lost::Gone),
         _ => Err(Lost::Unreachable),
     };
-    channel::release(b, request);
+    channel::release(far, request);
     result
 }
 
 /// Reads a whole extent for a page of it that is needed now, and calls `on` with its unverified bytes. The caller
 /// ensures that the extent is kept meanwhile.
 pub fn read_whole<R>(
-    b: &impl Beyond,
+    far: &impl FarStore,
     extent: u32,
     on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R,
 ) -> Result<R, Lost> {
@@ -119,12 +119,9 @@ pub fn read_whole<R>(
         offset: 0,
         len: EXTENT_BYTES as u32,
     };
-    demand(
-        b,
-        ask,
-        b.owner().now_ns(),
-        |request| Ok(b.read(request, on)),
-    )
+    demand(far, ask, far.owner().now_ns(), |request| {
+        Ok(far.read(request, on))
+    })
 }
 
 /// A buffer for one record. All-zero memory is valid.
@@ -146,9 +143,9 @@ impl Default for Stored {
 
 /// Also stores a page that was read alone ([`load`] left its record in `stored`) in the pool, where that has room:
 /// otherwise it would be read from far memory each time that it leaves unchanged. The caller still holds the page.
-pub fn keep(b: &impl Beyond, entry: SwapEntry, place: DeepPlace, stored: &Stored) -> bool {
-    let owner = b.owner();
-    if owner.state().room.has_no_place() || !room::pool_has_room(b) {
+pub fn keep(far: &impl FarStore, entry: SwapEntry, place: DeepPlace, stored: &Stored) -> bool {
+    let owner = far.owner();
+    if owner.state().room.has_no_place() || !room::pool_has_room(far) {
         return false;
     }
     let record = &stored.0[..HEADER_BYTES + place.len as usize];
@@ -165,42 +162,42 @@ const LATELY_NS: u64 = 1_000_000_000;
 
 /// Fetches a whole extent in the background, unless that is under way. The caller has claimed a page whose entry names
 /// it, so the extent is kept.
-pub fn fetch(b: &impl Beyond, extent: u32) {
-    begin(b, extent, AHEAD);
+pub fn fetch(far: &impl FarStore, extent: u32) {
+    begin(far, extent, AHEAD);
 }
 
-fn begin(b: &impl Beyond, extent: u32, why: i64) {
-    let state = b.owner().state();
+fn begin(far: &impl FarStore, extent: u32, why: i64) {
+    let state = far.owner().state();
     // Nothing can be demoted, so nothing can be promoted into the pool either.
-    if state.room.has_no_place() || channel::is_under_way(b, extent) {
+    if state.room.has_no_place() || channel::is_under_way(far, extent) {
         return;
     }
-    let Some(request) = channel::claim(b, FETCHES) else {
+    let Some(request) = channel::claim(far, FETCHES) else {
         return;
     };
-    b.book().hold(extent);
-    channel::begin(b, request, JobKind::Fetch, extent, why);
-    state.lead_time.asked_for(extent, b.owner().now_ns());
+    far.book().hold(extent);
+    channel::begin(far, request, JobKind::Fetch, extent, why);
+    state.lead_time.asked_for(extent, far.owner().now_ns());
 }
 
 /// Reads the record of one page into the pool ahead of need, in the background, unless it is on its way. The caller has
 /// claimed the page, whose entry names `place`. False where no request is possible now.
-pub fn ahead(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
-    let state = b.owner().state();
-    if state.room.has_no_place() || channel::is_on_its_way(b, page, place) {
+pub fn ahead(far: &impl FarStore, page: u32, place: DeepPlace) -> bool {
+    let state = far.owner().state();
+    if state.room.has_no_place() || channel::is_on_its_way(far, page, place) {
         return false;
     }
-    let Some(request) = channel::claim(b, FETCHES) else {
+    let Some(request) = channel::claim(far, FETCHES) else {
         return false;
     };
-    b.book().hold(place.extent);
-    channel::begin_alone(b, request, place.extent, Alone::at(page, place));
+    far.book().hold(place.extent);
+    channel::begin_alone(far, request, place.extent, SinglePageRead::at(page, place));
     true
 }
 
 /// Fetches what a stream needs after the `n` pages from `start` on, so that it is in the pool when it is mapped ahead.
-pub fn fetch_for_stream<B: Beyond>(b: &B, start: u32, stride: i32, n: u32) {
-    let owner = b.owner();
+pub fn fetch_for_stream<F: FarStore>(far: &F, start: u32, stride: i32, n: u32) {
+    let owner = far.owner();
     let (from, ahead) = owner.state().lead_time.pages_from_and_to();
     for i in from..ahead + i64::from(n) {
         let page = i64::from(start) + i * i64::from(stride);
@@ -210,35 +207,35 @@ pub fn fetch_for_stream<B: Beyond>(b: &B, start: u32, stride: i32, n: u32) {
         let Some(seen) = owner.look(page) else {
             return;
         };
-        if B::Owner::whereabouts(seen) != (Whereabouts::Far { beyond: true })
+        if F::Owner::location(seen) != (PageLocation::Far { in_far_tier: true })
             || !owner.claim(page, seen)
         {
             continue;
         }
-        if let Some(place) = owner.pool().deep_place(B::Owner::entry(seen)) {
-            fetch(b, place.extent);
+        if let Some(place) = owner.pool().deep_place(F::Owner::entry(seen)) {
+            fetch(far, place.extent);
         }
-        owner.publish(page, seen, Becomes::AsBefore);
+        owner.publish(page, seen, PageOutcome::Unchanged);
     }
 }
 
 /// A fault has read a page of the extent alone, which the page's entry still names: fetches the rest in the background.
-pub fn comes_beside(b: &impl Beyond, extent: u32) {
-    let fixed = match b.unit_bytes() {
+pub fn comes_beside(far: &impl FarStore, extent: u32) {
+    let fixed = match far.unit_bytes() {
         0 => None,
         bytes => Some(unit::level(bytes)),
     };
-    let unit = &b.owner().state().unit;
-    let n = unit.extents(fixed, room::pool_has_room(b));
+    let unit = &far.owner().state().unit;
+    let n = unit.extents(fixed, room::pool_has_room(far));
     if n == 0 {
         return;
     }
-    begin(b, extent, BESIDE);
+    begin(far, extent, BESIDE);
     if n > 1 {
         // Within its slab.
-        let (first, per_slab) = (extent / n * n, b.book().slab_extents);
+        let (first, per_slab) = (extent / n * n, far.book().slab_extents);
         let slab = extent / per_slab * per_slab;
-        fetch_some(b, first.max(slab), (first + n).min(slab + per_slab));
+        fetch_some(far, first.max(slab), (first + n).min(slab + per_slab));
     }
 }
 
@@ -248,53 +245,53 @@ pub fn used_beside(owner: &impl Owner) {
 }
 
 /// An extent came, for `why` it was fetched.
-pub(crate) fn came(b: &impl Beyond, extent: u32, why: i64) {
+pub(crate) fn came(far: &impl FarStore, extent: u32, why: i64) {
     if why != BESIDE {
         return;
     }
-    let owner = b.owner();
-    let pages = b.book().pages_written(extent);
+    let owner = far.owner();
+    let pages = far.book().pages_written(extent);
     let level_max = unit::level_max(owner.pool_asked_bytes());
     if let Some(now) = owner.state().unit.note_came(pages, level_max) {
-        b.note_unit(unit::bytes(now));
+        far.note_unit(unit::bytes(now));
     }
 }
 
 /// Fetches the remaining extents, as far as there are requests.
-pub(crate) fn fetch_rest(b: &impl Beyond) {
-    if let Some((from, to)) = b.owner().state().unit.take_rest() {
-        fetch_some(b, from, to);
+pub(crate) fn fetch_rest(far: &impl FarStore) {
+    if let Some((from, to)) = far.owner().state().unit.take_rest() {
+        fetch_some(far, from, to);
     }
 }
 
 /// Fetches extents of this process, for the far read size.
-fn fetch_some(b: &impl Beyond, from: u32, to: u32) {
-    let state = b.owner().state();
+fn fetch_some(far: &impl FarStore, from: u32, to: u32) {
+    let state = far.owner().state();
     for extent in from..to {
-        let under_way = (b.mailbox().in_use() & FETCHES).count_ones();
+        let under_way = (far.mailbox().in_use() & FETCHES).count_ones();
         let asked = |ns: u64| ns < LATELY_NS;
         if under_way >= AT_ONCE {
             state.unit.keep_rest(extent, to);
             return;
         }
-        let ago_ns = (state.lead_time).ago_ns(extent, || b.owner().now_ns());
-        if !ago_ns.is_some_and(asked) && b.book().hold_if_durable(extent, &b.slabs()) {
+        let ago_ns = (state.lead_time).ago_ns(extent, || far.owner().now_ns());
+        if !ago_ns.is_some_and(asked) && far.book().hold_if_durable(extent, &far.slabs()) {
             // Held, so that it cannot go to another process before the fetch holds it as well.
-            begin(b, extent, BESIDE);
-            b.unhold(extent);
+            begin(far, extent, BESIDE);
+            far.unhold(extent);
         }
     }
 }
 
 /// A page was read from the pool: if it came there with a recently prefetched extent, this records how far ahead that
 /// was. Every page counts: an extent is too late when most of its pages were needed before.
-pub fn used(b: &impl Beyond, entry: SwapEntry) {
-    let owner = b.owner();
+pub fn used(far: &impl FarStore, entry: SwapEntry) {
+    let owner = far.owner();
     let Some(place) = owner.pool().home_place(entry) else {
         return;
     };
     let lead_time = &owner.state().lead_time;
     if let Some(ns) = lead_time.ago_ns(place.extent, || owner.now_ns()) {
-        b.note_ahead(ns);
+        far.note_ahead(ns);
     }
 }

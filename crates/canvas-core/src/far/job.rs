@@ -31,7 +31,7 @@ pub enum JobKind {
     Fetch,
     /// Fetches an extent to empty it (compaction).
     Compact,
-    /// Fetches the record of one page ([`Alone`]).
+    /// Fetches the record of one page ([`SinglePageRead`]).
     Page,
 }
 
@@ -47,7 +47,7 @@ impl JobKind {
 /// A page whose record is read ahead of need, alone: its number, and the record's position in the extent. Encoded in
 /// the bytes of a [`JobKind::Page`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Alone {
+pub struct SinglePageRead {
     /// The page's number.
     pub page: u32,
     /// As in [`canvas_types::DeepPlace`]; a multiple of 16.
@@ -56,12 +56,12 @@ pub struct Alone {
     pub len: u16,
 }
 
-impl Alone {
+impl SinglePageRead {
     const UNIT: u32 = 16;
 
     /// The page's record at `place`.
-    pub fn at(page: u32, place: DeepPlace) -> Alone {
-        Alone {
+    pub fn at(page: u32, place: DeepPlace) -> SinglePageRead {
+        SinglePageRead {
             page,
             offset: place.offset,
             len: place.len,
@@ -79,16 +79,16 @@ impl Alone {
 
     /// Encodes it as the bytes of a job.
     pub fn bytes(self) -> i64 {
-        let offset = u64::from(self.offset / Alone::UNIT) << 32;
+        let offset = u64::from(self.offset / SinglePageRead::UNIT) << 32;
         (u64::from(self.page) | offset | u64::from(self.len) << 48) as i64
     }
 
     /// Decodes the bytes of a job.
-    pub fn of(bytes: i64) -> Alone {
+    pub fn of(bytes: i64) -> SinglePageRead {
         let bytes = bytes as u64;
-        Alone {
+        SinglePageRead {
             page: bytes as u32,
-            offset: u32::from((bytes >> 32) as u16) * Alone::UNIT,
+            offset: u32::from((bytes >> 32) as u16) * SinglePageRead::UNIT,
             len: (bytes >> 48) as u16,
         }
     }
@@ -157,10 +157,10 @@ impl Job {
     }
 
     /// Whether it brings this page's record alone, completion included.
-    pub fn brings_alone(&self, extent: u32, alone: Alone) -> bool {
+    pub fn brings_alone(&self, extent: u32, alone: SinglePageRead) -> bool {
         self.is(JobKind::Page)
             && self.extent.load(Ordering::Relaxed) == extent
-            && Alone::of(self.bytes.load(Ordering::Relaxed)) == alone
+            && SinglePageRead::of(self.bytes.load(Ordering::Relaxed)) == alone
     }
 
     /// Whether it is under way with this purpose, completion included.

@@ -51,4 +51,6 @@ pub mod unit;
 pub mod writes;
 
 pub use state::State;
-pub use traits::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, Whereabouts, Whom};
+pub use traits::{
+    Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request,
+};

@@ -7,124 +7,125 @@ use crate::swap::classes::HEADER_BYTES;
 use crate::swap::extent::Line;
 use crate::swap::hash::Hash;
 
-use crate::far::job::Alone;
-use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Request, Whereabouts};
+use crate::far::job::SinglePageRead;
+use crate::far::traits::{FarStore, Host, Owner, PageLocation, PageOutcome, Pages, Request};
 
 /// Claims the page of a line while it is far and has the line's entry.
-fn with_page<O: Owner>(owner: &O, line: &Line, on: impl FnOnce() -> Option<Becomes>) -> bool {
+fn with_page<O: Owner>(owner: &O, line: &Line, on: impl FnOnce() -> Option<PageOutcome>) -> bool {
     let Some(seen) = owner.look(line.page) else {
         return false;
     };
-    if !matches!(O::whereabouts(seen), Whereabouts::Far { .. })
+    if !matches!(O::location(seen), PageLocation::Far { .. })
         || O::entry(seen) != line.entry
         || !owner.claim(line.page, seen)
     {
         return false;
     }
     let moved = on();
-    owner.publish(line.page, seen, moved.unwrap_or(Becomes::AsBefore));
+    owner.publish(line.page, seen, moved.unwrap_or(PageOutcome::Unchanged));
     moved.is_some()
 }
 
 /// The extent is durable: demotes the page's copy, if it is the one that was written.
-pub(crate) fn demote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) -> bool {
+pub(crate) fn demote(far: &impl FarStore, line: &Line, extent: u32, stored: &[u8]) -> bool {
     let Some(hash) = stored.first_chunk::<HEADER_BYTES>() else {
         return false;
     };
     let hash: &Hash = hash;
-    with_page(b.owner(), line, || {
-        b.book().hold(extent);
-        if b.owner()
+    with_page(far.owner(), line, || {
+        far.book().hold(extent);
+        if far
+            .owner()
             .pool()
             .demote(line.entry, hash, line.place(extent))
         {
-            return Some(Becomes::Beyond);
+            return Some(PageOutcome::InFar);
         }
-        b.unhold(extent);
+        far.unhold(extent);
         None
     })
 }
 
 /// A neighbour arrived with an extent: promotes it into the pool unchanged.
-pub(crate) fn promote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) -> bool {
-    let owner = b.owner();
+pub(crate) fn promote(far: &impl FarStore, line: &Line, extent: u32, stored: &[u8]) -> bool {
+    let owner = far.owner();
     with_page(owner, line, || {
         let keeps = owner.keeps_places();
         let place = line.place(extent);
         let raised = owner.pool().promote(line.entry, place, stored, keeps);
-        raised.then_some(Becomes::CameBack)
+        raised.then_some(PageOutcome::PromotedAhead)
     })
 }
 
 /// A page arrived alone ahead of need: promotes it into the pool unchanged.
-pub(crate) fn promote_alone<B: Beyond>(
-    b: &B,
+pub(crate) fn promote_alone<F: FarStore>(
+    far: &F,
     request: &Request,
     extent: u32,
-    alone: Alone,
+    alone: SinglePageRead,
 ) -> bool {
-    let owner = b.owner();
+    let owner = far.owner();
     let place = alone.place(extent);
     let Some(seen) = owner.look(alone.page) else {
         return false;
     };
-    let is_beyond = B::Owner::whereabouts(seen) == (Whereabouts::Far { beyond: true });
-    if !is_beyond || !owner.claim(alone.page, seen) {
+    let is_in_far_tier = F::Owner::location(seen) == (PageLocation::Far { in_far_tier: true });
+    if !is_in_far_tier || !owner.claim(alone.page, seen) {
         return false;
     }
     // Where the entry names another place by now, nothing is changed.
-    let raised = b.read(request, |bytes| {
+    let raised = far.read(request, |bytes| {
         let from = place.offset as usize;
         let record = bytes.get(from..from + HEADER_BYTES + usize::from(place.len));
         record.is_some_and(|stored| {
-            let (entry, keeps) = (B::Owner::entry(seen), owner.keeps_places());
+            let (entry, keeps) = (F::Owner::entry(seen), owner.keeps_places());
             owner.pool().promote(entry, place, stored, keeps)
         })
     });
-    let becomes = match raised {
-        true => Becomes::CameBack,
-        false => Becomes::AsBefore,
+    let outcome = match raised {
+        true => PageOutcome::PromotedAhead,
+        false => PageOutcome::Unchanged,
     };
-    owner.publish(alone.page, seen, becomes);
+    owner.publish(alone.page, seen, outcome);
     raised
 }
 
 /// Removes a page from an extent that is being emptied: a far page is promoted into the pool; a local one gives up this
 /// copy, and is written again when it is evicted.
-pub(crate) fn vacate<B: Beyond>(
-    b: &B,
+pub(crate) fn vacate<F: FarStore>(
+    far: &F,
     line: &Line,
     extent: u32,
     stored: &[u8],
     past_bound: bool,
 ) -> bool {
-    let (owner, place) = (b.owner(), line.place(extent));
+    let (owner, place) = (far.owner(), line.place(extent));
     let Some(seen) = owner.look(line.page) else {
         return false;
     };
-    let far = match B::Owner::whereabouts(seen) {
-        Whereabouts::Far { .. } => true,
-        Whereabouts::Local => false,
-        Whereabouts::Other => return false,
+    let is_far = match F::Owner::location(seen) {
+        PageLocation::Far { .. } => true,
+        PageLocation::Local => false,
+        PageLocation::Other => return false,
     };
-    if B::Owner::entry(seen) != line.entry || !owner.claim(line.page, seen) {
+    if F::Owner::entry(seen) != line.entry || !owner.claim(line.page, seen) {
         return false;
     }
     let pool = owner.pool();
-    let (left, becomes) = if far || pool.home_place(line.entry) == Some(place) {
+    let (left, outcome) = if is_far || pool.home_place(line.entry) == Some(place) {
         let left = pool.vacate(line.entry, place, stored, past_bound);
-        let becomes = if left && far {
-            Becomes::InPool
+        let outcome = if left && is_far {
+            PageOutcome::InPool
         } else {
-            Becomes::AsBefore
+            PageOutcome::Unchanged
         };
-        (left, becomes)
+        (left, outcome)
     } else if pool.deep_place(line.entry) == Some(place) {
         pool.drop_copy(line.entry);
-        (true, Becomes::NoCopy)
+        (true, PageOutcome::NoCopy)
     } else {
-        (false, Becomes::AsBefore)
+        (false, PageOutcome::Unchanged)
     };
-    owner.publish(line.page, seen, becomes);
+    owner.publish(line.page, seen, outcome);
     left
 }

@@ -10,7 +10,7 @@ use canvas_types::SwapEntry;
 use canvas_types::sync::{AtomicU64, Ordering};
 
 use crate::far::room;
-use crate::far::traits::{Becomes, Beyond, Host, Owner};
+use crate::far::traits::{FarStore, Host, Owner, PageOutcome};
 
 /// Pause after a search that found none.
 const NONE_NS: u64 = 2_000_000;
@@ -71,10 +71,10 @@ fn sweep<O: Owner>(
 }
 
 /// What a resident page becomes after that.
-fn without(spared: Spared) -> Becomes {
+fn without(spared: Spared) -> PageOutcome {
     match spared {
-        Spared::Dropped(_) => Becomes::NoCopy,
-        Spared::Nothing | Spared::Sunk(_) => Becomes::AsBefore,
+        Spared::Dropped(_) => PageOutcome::NoCopy,
+        Spared::Nothing | Spared::Sunk(_) => PageOutcome::Unchanged,
     }
 }
 
@@ -161,10 +161,10 @@ pub fn make_room(owner: &impl Owner) -> bool {
 
 /// As [`room::pool_has_room`], where local memory is free and promoted pages soon move on to it: room within our own slabs
 /// counts, and so does what copies of resident pages can free.
-pub fn pool_makes_way(b: &impl Beyond) -> bool {
+pub fn pool_makes_way(far: &impl FarStore) -> bool {
     const BYTES: usize = 2 * EXTENT_BYTES;
-    let owner = b.owner();
-    let percent = b.spill_percent().saturating_sub(10) as i64;
+    let owner = far.owner();
+    let percent = far.spill_percent().saturating_sub(10) as i64;
     let left = room::pool_room_bytes(owner) - owner.pool_bound_bytes() / 100 * (100 - percent);
     left > 0 || demote(owner, BYTES) || give_up(owner, BYTES)
 }

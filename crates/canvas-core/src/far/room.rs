@@ -3,7 +3,7 @@
 use crate::swap::extent::EXTENT_BYTES;
 use canvas_shm::mailbox::Status;
 
-use crate::far::traits::{Beyond, Host, Owner};
+use crate::far::traits::{FarStore, Host, Owner};
 
 /// Whether the pool exceeds its limit, because that was lowered.
 pub(crate) fn is_over(owner: &impl Owner) -> bool {
@@ -11,9 +11,9 @@ pub(crate) fn is_over(owner: &impl Owner) -> bool {
 }
 
 /// Bytes that the pool should free; not positive when it has room.
-pub(crate) fn excess_bytes(b: &impl Beyond) -> i64 {
-    let owner = b.owner();
-    let percent = b.spill_percent().min(100) as i64;
+pub(crate) fn excess_bytes(far: &impl FarStore) -> i64 {
+    let owner = far.owner();
+    let percent = far.spill_percent().min(100) as i64;
     let bound = owner.pool_bound_bytes();
     let mark = bound / 100 * percent;
     let used = owner.pool_bytes();
@@ -51,10 +51,10 @@ pub fn is_closed(owner: &impl Owner) -> bool {
 }
 
 /// Whether that is so, and may end while a thread waits that has no alternative.
-pub fn may_open(b: &impl Beyond) -> bool {
-    let owner = b.owner();
+pub fn may_open(far: &impl FarStore) -> bool {
+    let owner = far.owner();
     let room = &owner.state().room;
-    room.is_newly_closed(owner.now_ns(), b.wait_ns_max())
+    room.is_newly_closed(owner.now_ns(), far.wait_ns_max())
 }
 
 /// Pauses writes.
@@ -65,10 +65,10 @@ pub(crate) fn rest(owner: &impl Owner, why: Status) {
 }
 
 /// Far memory in use and its limit, in bytes: slabs are counted whole.
-pub fn used_and_limit(b: &impl Beyond) -> (u64, u64) {
-    let (used, max) = b.slabs_used_and_max();
-    let slab_bytes = u64::from(b.book().slab_extents) * EXTENT_BYTES as u64;
-    if b.owner().state().room.has_no_place() {
+pub fn used_and_limit(far: &impl FarStore) -> (u64, u64) {
+    let (used, max) = far.slabs_used_and_max();
+    let slab_bytes = u64::from(far.book().slab_extents) * EXTENT_BYTES as u64;
+    if far.owner().state().room.has_no_place() {
         // Whatever the limit says.
         return (used * slab_bytes, used * slab_bytes);
     }
@@ -76,9 +76,9 @@ pub fn used_and_limit(b: &impl Beyond) -> (u64, u64) {
 }
 
 /// Whether the pool has room for neighbours of a page that was read.
-pub fn pool_has_room(b: &impl Beyond) -> bool {
-    let owner = b.owner();
-    let percent = b.spill_percent().saturating_sub(10);
+pub fn pool_has_room(far: &impl FarStore) -> bool {
+    let owner = far.owner();
+    let percent = far.spill_percent().saturating_sub(10);
     let mark = owner.pool_bound_bytes() as u64 / 100 * percent;
     owner.pool_bytes() < mark as i64
 }

@@ -13,7 +13,7 @@ use crate::far::completion::finish_all;
 use crate::far::job::JobKind;
 use crate::far::resident_copies;
 use crate::far::room;
-use crate::far::traits::{Becomes, Beyond, Host, Owner, Pages, Request, Whom};
+use crate::far::traits::{FarStore, Host, Owner, PageOutcome, Pages, PoolPeer, Request};
 
 /// Pause after such a search.
 const FOUND_NONE_NS: u64 = 2_000_000;
@@ -23,15 +23,15 @@ const LOOK_MAX: usize = 1 << 18;
 
 /// The reclaim thread's round: completes requests that have ended, and writes the pool's excess. True when it did
 /// something.
-pub fn background_round(b: &impl Beyond) -> bool {
-    let owner = b.owner();
+pub fn background_round(far: &impl FarStore) -> bool {
+    let owner = far.owner();
     let state = owner.state();
-    let mut worked = finish_all(b);
+    let mut worked = finish_all(far);
     loop {
         if room::is_over(owner) {
             owner.pool().trim();
         }
-        let excess = room::excess_bytes(b);
+        let excess = room::excess_bytes(far);
         if excess <= 0 {
             break;
         }
@@ -39,7 +39,7 @@ pub fn background_round(b: &impl Beyond) -> bool {
         // compressed again.
         let gone = resident_copies::demote(owner, excess as usize)
             || state.spill.found_none_until_ns.load(Ordering::Relaxed) < owner.now_ns()
-                && write_some(b, Some(LOOK_MAX))
+                && write_some(far, Some(LOOK_MAX))
             || state.room.is_closed() && leave_unwritten(owner, excess as usize)
             || state.room.writing_bytes() == 0 && resident_copies::give_up(owner, excess as usize);
         if !gone {
@@ -47,15 +47,15 @@ pub fn background_round(b: &impl Beyond) -> bool {
         }
         worked = true;
     }
-    compact::round(b, false) || worked
+    compact::round(far, false) || worked
 }
 
 /// Writes the pages evicted longest ago, whether the pool is full or not, because another process asks for `bytes` of
 /// it. True when something is under way.
-pub fn write_for_others(b: &impl Beyond, bytes: i64) -> bool {
-    let room = &b.owner().state().room;
-    finish_all(b);
-    while room.writing_bytes() < bytes && write_some(b, Some(LOOK_MAX)) {}
+pub fn write_for_others(far: &impl FarStore, bytes: i64) -> bool {
+    let room = &far.owner().state().room;
+    finish_all(far);
+    while room.writing_bytes() < bytes && write_some(far, Some(LOOK_MAX)) {}
     room.writing_bytes() > 0
 }
 
@@ -73,7 +73,7 @@ pub fn idle_ns(owner: &impl Owner) -> u64 {
 /// reads do, including pauses between two attempts: one of several may have died, and another takes its place within
 /// seconds.
 #[cold]
-pub fn make_room(b: &impl Beyond) -> bool {
+pub fn make_room(far: &impl FarStore) -> bool {
     /// Pause between two polls.
     const LOOK_NS: u64 = 10_000;
     /// Pause between two polls while donors are away.
@@ -85,17 +85,17 @@ pub fn make_room(b: &impl Beyond) -> bool {
     /// How often to search for pages where there appear to be none: between two searches of one thread others may have
     /// used all of them, or hold them.
     const LOOKS_MAX: u32 = 100;
-    let owner = b.owner();
+    let owner = far.owner();
     let state = owner.state();
     let room = &state.room;
     let mut looks = 0;
     let begun = owner.now_ns();
-    let wait_ns = b.wait_ns_max();
+    let wait_ns = far.wait_ns_max();
     let made_before = room.made();
     let used_before = owner.pool_bytes();
     let mut asked = false;
     loop {
-        finish_all(b);
+        finish_all(far);
         if room.made() != made_before || owner.pool_bytes() < used_before {
             return true;
         }
@@ -104,13 +104,13 @@ pub fn make_room(b: &impl Beyond) -> bool {
         }
         // As many as there are requests for.
         let found = loop {
-            match write_next(b, None) {
+            match write_next(far, None) {
                 Wrote::Some => {}
                 none => break none,
             }
         };
         if room.has_no_place() {
-            compact::round(b, true);
+            compact::round(far, true);
         }
         let now = owner.now_ns();
         let waited_ns = now - begun;
@@ -119,7 +119,7 @@ pub fn make_room(b: &impl Beyond) -> bool {
         if under_way || rests {
             // A process with less than another need not make do with only that.
             if !asked {
-                owner.ask_for_pool(Whom::Larger);
+                owner.ask_for_pool(PoolPeer::Larger);
                 asked = true;
             }
             if waited_ns > wait_ns {
@@ -129,9 +129,9 @@ pub fn make_room(b: &impl Beyond) -> bool {
             }
         } else {
             let whom = if waited_ns < LARGEST_WAIT_NS {
-                Whom::Largest
+                PoolPeer::Largest
             } else {
-                Whom::All
+                PoolPeer::All
             };
             let others_may_give = owner.ask_for_pool(whom) && waited_ns <= OTHERS_WAIT_NS;
             if !others_may_give {
@@ -148,16 +148,16 @@ pub fn make_room(b: &impl Beyond) -> bool {
 /// The pool is full, and nothing can be written to far memory ([`room::is_closed`]): demotes copies that are also far,
 /// and tries a write again if that is due. Does not wait. True when a store may fit now.
 #[cold]
-pub fn make_room_unwritten(b: &impl Beyond) -> bool {
-    let owner = b.owner();
+pub fn make_room_unwritten(far: &impl FarStore) -> bool {
+    let owner = far.owner();
     let room = &owner.state().room;
     let made_before = room.made();
-    finish_all(b);
+    finish_all(far);
     if room.made() != made_before || leave_unwritten(owner, EXTENT_BYTES) {
         return true;
     }
     if room.writing_bytes() == 0 {
-        write_some(b, Some(LOOK_MAX));
+        write_some(far, Some(LOOK_MAX));
     }
     false
 }
@@ -186,8 +186,8 @@ fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
         let gone = pool.demote_home(entry);
         freed += gone.unwrap_or(0);
         pages += u64::from(gone.is_some());
-        let becomes = gone.map_or(Becomes::AsBefore, |_| Becomes::Beyond);
-        owner.publish(page, seen, becomes);
+        let outcome = gone.map_or(PageOutcome::Unchanged, |_| PageOutcome::InFar);
+        owner.publish(page, seen, outcome);
         true
     });
     owner.count(Counter::PagesDemotedUnwritten, pages);
@@ -209,7 +209,7 @@ pub fn others_give(owner: &impl Owner) -> bool {
     if begun < vain_until_ns.load(Ordering::Relaxed) {
         return false;
     }
-    if owner.ask_for_pool(Whom::All) {
+    if owner.ask_for_pool(PoolPeer::All) {
         while owner.now_ns() < begun + VAIN_NS {
             owner.pause(LOOK_NS);
             if owner.pool_bytes() < before {
@@ -222,15 +222,15 @@ pub fn others_give(owner: &impl Owner) -> bool {
 }
 
 /// Packs and posts one extent. False when there is nothing to write, no place for it, or no request free.
-fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
-    matches!(write_next(b, look_max), Wrote::Some)
+fn write_some(far: &impl FarStore, look_max: Option<usize>) -> bool {
+    matches!(write_next(far, look_max), Wrote::Some)
 }
 
 /// As [`write_some`], with the reason why nothing was written; that there is nothing to write is remembered for a
 /// while.
-fn write_next(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
-    let owner = b.owner();
-    let wrote = write_oldest(b, look_max);
+fn write_next(far: &impl FarStore, look_max: Option<usize>) -> Wrote {
+    let owner = far.owner();
+    let wrote = write_oldest(far, look_max);
     if matches!(wrote, Wrote::FoundNone) {
         let until = owner.now_ns() + FOUND_NONE_NS;
         let found_none_until_ns = &owner.state().spill.found_none_until_ns;
@@ -249,35 +249,35 @@ enum Wrote {
     FoundNone,
 }
 
-fn write_oldest(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
-    let owner = b.owner();
+fn write_oldest(far: &impl FarStore, look_max: Option<usize>) -> Wrote {
+    let owner = far.owner();
     let state = owner.state();
     if state.room.writes_rest(owner.now_ns()) {
         return Wrote::NoWay;
     }
-    let Some(mut request) = channel::claim(b, WRITES) else {
+    let Some(mut request) = channel::claim(far, WRITES) else {
         return Wrote::NoWay;
     };
-    let Some(extent) = b.book().take(&b.slabs()) else {
+    let Some(extent) = far.book().take(&far.slabs()) else {
         state.room.note_no_place();
-        channel::release(b, request);
+        channel::release(far, request);
         return Wrote::NoWay;
     };
-    let packed = pack(b, &mut request, look_max);
+    let packed = pack(far, &mut request, look_max);
     if packed.demoted > 0 {
         owner.count(Counter::PagesDemotedUnwritten, packed.demoted);
         state.room.note_made();
     }
     if packed.records == 0 {
-        b.unhold(extent);
-        channel::release(b, request);
+        far.unhold(extent);
+        channel::release(far, request);
         return match packed.demoted {
             0 => Wrote::FoundNone,
             _ => Wrote::Some,
         };
     }
     state.room.writing(packed.bytes);
-    channel::begin(b, request, JobKind::Spill, extent, packed.bytes);
+    channel::begin(far, request, JobKind::Spill, extent, packed.bytes);
     Wrote::Some
 }
 
@@ -293,10 +293,10 @@ struct Packed {
 
 /// Fills the buffer of a request. Pages that need no write are demoted at once; when that made as much room as an
 /// extent would have, the buffer may stay empty.
-fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Packed {
-    let owner = b.owner();
+fn pack<F: FarStore>(far: &F, request: &mut Request, look_max: Option<usize>) -> Packed {
+    let owner = far.owner();
     let pool = owner.pool();
-    b.fill(request, |buffer| {
+    far.fill(request, |buffer| {
         let mut packer = Packer::new(buffer);
         let mut packed = Packed::default();
         let mut demoted_bytes = 0;
@@ -307,12 +307,12 @@ fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Pac
             if !owner.claim(page, seen) {
                 return true;
             }
-            let entry = B::Owner::entry(seen);
-            let (mut becomes, mut fits) = (Becomes::AsBefore, true);
+            let entry = F::Owner::entry(seen);
+            let (mut outcome, mut fits) = (PageOutcome::Unchanged, true);
             if let Some(freed) = pool.demote_home(entry) {
                 demoted_bytes += freed;
                 packed.demoted += 1;
-                owner.publish(page, seen, Becomes::Beyond);
+                owner.publish(page, seen, PageOutcome::InFar);
                 return true;
             }
             match pool.stored_len(entry) {
@@ -326,9 +326,9 @@ fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Pac
                     packed.bytes += i64::from(fits) * record_bytes(len as usize) as i64;
                 }
                 // Filled with one value, or already far: not visited again.
-                None => becomes = Becomes::Beyond,
+                None => outcome = PageOutcome::InFar,
             }
-            owner.publish(page, seen, becomes);
+            owner.publish(page, seen, outcome);
             fits
         });
         packer.finish();

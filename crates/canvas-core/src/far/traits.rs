@@ -12,13 +12,13 @@ use crate::far::state::State;
 
 /// Where a page was when its state was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whereabouts {
+pub enum PageLocation {
     /// In local memory. Its entry may name a copy.
     Local,
-    /// Only its stored copy exists. `beyond`: that is probably in far memory; the pool's entry is authoritative.
+    /// Only its stored copy exists. `in_far_tier`: that is probably in far memory; the pool's entry is authoritative.
     Far {
         /// A hint.
-        beyond: bool,
+        in_far_tier: bool,
     },
     /// Elsewhere, or held by another thread: not to be claimed.
     Other,
@@ -26,15 +26,15 @@ pub enum Whereabouts {
 
 /// What a claimed page becomes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Becomes {
-    /// Unchanged.
-    AsBefore,
+pub enum PageOutcome {
+    /// As it was.
+    Unchanged,
     /// Far, in far memory (or not to be offered by [`Pages::oldest`] again).
-    Beyond,
+    InFar,
     /// Far, in the pool.
     InPool,
     /// Far, in the pool again because it came with a neighbour: not the next one to be demoted.
-    CameBack,
+    PromotedAhead,
     /// Local, without a copy.
     NoCopy,
 }
@@ -49,11 +49,11 @@ pub trait Pages {
     /// The entry that names its copy.
     fn entry(seen: Self::Seen) -> SwapEntry;
     /// Where it was.
-    fn whereabouts(seen: Self::Seen) -> Whereabouts;
+    fn location(seen: Self::Seen) -> PageLocation;
     /// Claims the page exclusively for the caller, if its state is still `seen`. It is local or far.
     fn claim(&self, page: u32, seen: Self::Seen) -> bool;
     /// Ends a claim.
-    fn publish(&self, page: u32, seen: Self::Seen, becomes: Becomes);
+    fn publish(&self, page: u32, seen: Self::Seen, outcome: PageOutcome);
     /// Offers pages that are far and in the pool, those evicted longest ago first, until `take` returns false; that
     /// page is offered again. Visits about `look_max` pages; without that limit it continues until there are none of
     /// any age.
@@ -64,7 +64,7 @@ pub trait Pages {
 
 /// Which process to ask for room in the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whom {
+pub enum PoolPeer {
     /// The process with the largest part of it, if that is larger than this one's.
     Larger,
     /// The process with the largest part of it, other than this one.
@@ -92,7 +92,7 @@ pub trait Host {
     /// Whether a page that is promoted into the pool may keep its far copy as well.
     fn keeps_places(&self) -> bool;
     /// Asks other processes of the tenant to give back some of the pool. False when there are none.
-    fn ask_for_pool(&self, whom: Whom) -> bool;
+    fn ask_for_pool(&self, whom: PoolPeer) -> bool;
     /// Logs that pages cannot be demoted; rate-limited.
     fn cannot_write(&self, why: Status);
 }
@@ -165,7 +165,7 @@ pub trait Channel {
 }
 
 /// Far memory.
-pub trait Beyond: Channel {
+pub trait FarStore: Channel {
     /// The owner of the pages.
     type Owner: Owner;
     /// The tenant's slabs.

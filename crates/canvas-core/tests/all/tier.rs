@@ -6,7 +6,7 @@ use crate::toy::agent::Mood;
 use crate::toy::{self, COPY, Content, FAR, PER_SLAB, SLABS, Toy, World, under_way};
 use canvas_core::far::fetch::{self, Lost};
 use canvas_core::far::job::JobKind;
-use canvas_core::far::{Beyond, channel, completion, resident_copies, room, spill};
+use canvas_core::far::{FarStore, channel, completion, resident_copies, room, spill};
 use canvas_core::swap::slots::SLAB_CHARGE_BYTES;
 use canvas_shm::Counter;
 use canvas_shm::mailbox::Status;
@@ -337,7 +337,7 @@ fn compaction_brings_the_rest_of_sparse_extents_together_and_keeps_everything() 
     let toy = w.toy();
     out(&toy, 0, 280);
     settle(&toy);
-    let room = || Beyond::book(&toy).room(SLABS as u32);
+    let room = || FarStore::book(&toy).room(SLABS as u32);
     let (extents, free) = room();
     assert_eq!(extents, 2 * PER_SLAB as u64, "all that there are");
     assert_eq!(w.counted(Counter::ExtentsCompacted), 0, "they are full");

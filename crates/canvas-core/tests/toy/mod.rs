@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64 as Plain, Ordering::Relaxed};
 use canvas_core::far::fetch::{self, Lost, Stored};
 use canvas_core::far::job::JobKind;
 use canvas_core::far::{
-    Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom, channel,
-    completion, resident_copies, spill,
+    Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request, State,
+    channel, completion, resident_copies, spill,
 };
 use canvas_core::swap::classes::region_bytes;
 use canvas_core::swap::digests::words_for;
@@ -340,13 +340,13 @@ impl Pages for Toy<'_> {
     fn entry(seen: Word) -> SwapEntry {
         seen.entry()
     }
-    fn whereabouts(seen: Word) -> Whereabouts {
+    fn location(seen: Word) -> PageLocation {
         match seen.state() {
-            LOCAL => Whereabouts::Local,
-            FAR => Whereabouts::Far {
-                beyond: seen.has(BEYOND),
+            LOCAL => PageLocation::Local,
+            FAR => PageLocation::Far {
+                in_far_tier: seen.has(BEYOND),
             },
-            _ => Whereabouts::Other,
+            _ => PageLocation::Other,
         }
     }
     fn claim(&self, page: u32, seen: Word) -> bool {
@@ -355,16 +355,16 @@ impl Pages for Toy<'_> {
             .compare_exchange(seen.0, seen.busy().0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
-    fn publish(&self, page: u32, seen: Word, becomes: Becomes) {
+    fn publish(&self, page: u32, seen: Word, outcome: PageOutcome) {
         let far = seen.state() == FAR;
         self.put(
             page,
-            match becomes {
-                Becomes::AsBefore => seen,
-                Becomes::Beyond if far => Word(seen.0 | BEYOND),
-                Becomes::InPool if far => Word(seen.0 & !BEYOND),
-                Becomes::CameBack if far => Word(seen.0 & !BEYOND | REFERENCED),
-                Becomes::NoCopy if !far => Word(seen.0 & !COPY),
+            match outcome {
+                PageOutcome::Unchanged => seen,
+                PageOutcome::InFar if far => Word(seen.0 | BEYOND),
+                PageOutcome::InPool if far => Word(seen.0 & !BEYOND),
+                PageOutcome::PromotedAhead if far => Word(seen.0 & !BEYOND | REFERENCED),
+                PageOutcome::NoCopy if !far => Word(seen.0 & !COPY),
                 other => panic!("{seen:?} becomes {other:?}"),
             },
         );
@@ -431,7 +431,7 @@ impl Host for Toy<'_> {
     fn keeps_places(&self) -> bool {
         self.w.keeps
     }
-    fn ask_for_pool(&self, _: Whom) -> bool {
+    fn ask_for_pool(&self, _: PoolPeer) -> bool {
         false
     }
     fn cannot_write(&self, why: Status) {
@@ -490,7 +490,7 @@ impl Channel for Toy<'_> {
     }
 }
 
-impl<'a> Beyond for Toy<'a> {
+impl<'a> FarStore for Toy<'a> {
     type Owner = Toy<'a>;
     type Slabs = OurSlabs<'a>;
     fn owner(&self) -> &Toy<'a> {
@@ -604,7 +604,7 @@ impl Toy<'_> {
             match self.pool.load(seen.entry(), &mut out, &mut scratch) {
                 Ok(()) => {}
                 Err(LoadError::Deep(place)) if channel::is_on_its_way(self, page, place) => {
-                    self.publish(page, seen, Becomes::AsBefore);
+                    self.publish(page, seen, PageOutcome::Unchanged);
                     completion::arrives(self, page, place);
                     // Another thread may be completing it.
                     yield_now();
@@ -613,7 +613,7 @@ impl Toy<'_> {
                 Err(LoadError::Deep(place)) => {
                     let loaded = fetch::load(self, seen.entry(), place, &mut out, &mut stored);
                     if let Err(lost) = loaded {
-                        self.publish(page, seen, Becomes::AsBefore);
+                        self.publish(page, seen, PageOutcome::Unchanged);
                         return Err(lost);
                     }
                     came_from = Some(place);
@@ -650,7 +650,7 @@ impl Toy<'_> {
         }
         let place = self.pool.deep_place(seen.entry());
         let asked = place.is_some_and(|place| fetch::ahead(self, page, place));
-        self.publish(page, seen, Becomes::AsBefore);
+        self.publish(page, seen, PageOutcome::Unchanged);
         asked
     }
 

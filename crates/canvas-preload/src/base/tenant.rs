@@ -1,7 +1,7 @@
 //! What the processes of a tenant agree on through the segment: which of them live, which one does a shared task, which
 //! one gives up room in the pool, and what stays charged because a relative still maps it.
 
-use canvas_core::far::Whom;
+use canvas_core::far::PoolPeer;
 use canvas_core::vm::floors;
 pub use canvas_core::vm::ledger::take_turn;
 use canvas_shm::ProcSlot;
@@ -43,12 +43,12 @@ pub fn wake(slot: &ProcSlot) {
 
 /// Asks other processes to give up some of the pool. Returns the one that was asked, or one of them; `None` if there is
 /// none.
-pub fn ask_for_pool(whom: Whom) -> Option<&'static ProcSlot> {
+pub fn ask_for_pool(whom: PoolPeer) -> Option<&'static ProcSlot> {
     /// A few slabs, because more than one page needs room.
     const BYTES: i64 = 128 << 10;
     let me = state::slot();
     let has = |p: &ProcSlot| p.pool_bytes.load(Ordering::Relaxed);
-    let least = if whom == Whom::Larger { has(me) } else { 0 };
+    let least = if whom == PoolPeer::Larger { has(me) } else { 0 };
     let others = live_slots().filter(|p| !core::ptr::eq(*p, me) && has(p) > least);
     let ask = |p: &'static ProcSlot| {
         if !release_gone(|s| core::ptr::eq(s, p)) {
@@ -57,7 +57,7 @@ pub fn ask_for_pool(whom: Whom) -> Option<&'static ProcSlot> {
         }
         p
     };
-    if whom == Whom::All {
+    if whom == PoolPeer::All {
         others.map(ask).last()
     } else {
         others.max_by_key(|p| has(p)).map(ask)

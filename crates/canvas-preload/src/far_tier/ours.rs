@@ -2,7 +2,7 @@
 //! the far area, and its tenant.
 
 use canvas_core::far::{
-    Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom,
+    Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request, State,
 };
 use canvas_core::pager::copies::CopyHand;
 use canvas_core::pager::spill::{Look, SpillHand};
@@ -49,13 +49,13 @@ impl Pages for Ours {
         seen.entry()
     }
     #[inline]
-    fn whereabouts(seen: Word) -> Whereabouts {
+    fn location(seen: Word) -> PageLocation {
         match seen.state() {
-            At::Resident => Whereabouts::Local,
-            At::Far => Whereabouts::Far {
-                beyond: seen.has(flag::DEEP),
+            At::Resident => PageLocation::Local,
+            At::Far => PageLocation::Far {
+                in_far_tier: seen.has(flag::DEEP),
             },
-            _ => Whereabouts::Other,
+            _ => PageLocation::Other,
         }
     }
     #[inline]
@@ -68,15 +68,15 @@ impl Pages for Ours {
         word::transition(areas::word(PageId(page)), seen, seen.with_state(busy))
     }
     #[inline]
-    fn publish(&self, page: u32, seen: Word, becomes: Becomes) {
-        let next = match becomes {
+    fn publish(&self, page: u32, seen: Word, outcome: PageOutcome) {
+        let next = match outcome {
             // The word of a resident page does not say where its copy lies: the bit has another meaning there.
-            Becomes::Beyond | Becomes::InPool if seen.state() == At::Resident => seen,
-            Becomes::AsBefore => seen,
-            Becomes::Beyond => seen.set(flag::DEEP),
-            Becomes::InPool => seen.clear(flag::DEEP),
-            Becomes::CameBack => seen.clear(flag::DEEP).set(flag::REFERENCED),
-            Becomes::NoCopy => seen.clear(flag::FAR_COPY),
+            PageOutcome::InFar | PageOutcome::InPool if seen.state() == At::Resident => seen,
+            PageOutcome::Unchanged => seen,
+            PageOutcome::InFar => seen.set(flag::DEEP),
+            PageOutcome::InPool => seen.clear(flag::DEEP),
+            PageOutcome::PromotedAhead => seen.clear(flag::DEEP).set(flag::REFERENCED),
+            PageOutcome::NoCopy => seen.clear(flag::FAR_COPY),
         };
         word::publish(areas::word(PageId(page)), next);
     }
@@ -126,7 +126,7 @@ impl Host for Ours {
     fn keeps_places(&self) -> bool {
         reserves(&ThisProcess)
     }
-    fn ask_for_pool(&self, whom: Whom) -> bool {
+    fn ask_for_pool(&self, whom: PoolPeer) -> bool {
         tenant::ask_for_pool(whom).is_some()
     }
     #[cold]
@@ -224,7 +224,7 @@ impl Channel for OurFar {
     }
 }
 
-impl Beyond for OurFar {
+impl FarStore for OurFar {
     type Owner = Ours;
     type Slabs = OurSlabs;
     #[inline]

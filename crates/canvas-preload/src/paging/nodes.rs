@@ -2,7 +2,7 @@
 //! compressed pool that were evicted from local memory longest ago. Nothing is needed in the other direction: stores
 //! try a node first.
 
-use canvas_core::far::{Becomes, Pages};
+use canvas_core::far::{PageOutcome, Pages};
 use canvas_core::pager::copies::CopyHand;
 use canvas_core::pager::spill::{Look, SpillHand};
 use canvas_core::pager::word::Word;
@@ -130,7 +130,7 @@ fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
             // The page has come back and left again meanwhile, or its next load will find that it is damaged.
             Sank::NotThis => {}
         }
-        Ours.publish(page, seen, Becomes::AsBefore);
+        Ours.publish(page, seen, PageOutcome::Unchanged);
         !is_full
     });
     count(Counter::NodePagesDemoted, sunk as u64);
@@ -148,15 +148,15 @@ fn drop_copies(excess: &Excess) -> i64 {
             return true;
         };
         if Ours.claim(page, seen) {
-            let becomes = match pool().spare(seen.entry()) {
+            let outcome = match pool().spare(seen.entry()) {
                 Spared::Dropped(_) => {
                     dropped += 1;
                     left.set(left.get() - 1);
-                    Becomes::NoCopy
+                    PageOutcome::NoCopy
                 }
-                Spared::Nothing | Spared::Sunk(_) => Becomes::AsBefore,
+                Spared::Nothing | Spared::Sunk(_) => PageOutcome::Unchanged,
             };
-            Ours.publish(page, seen, becomes);
+            Ours.publish(page, seen, outcome);
         }
         true
     });

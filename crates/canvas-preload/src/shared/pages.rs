@@ -1,7 +1,7 @@
 //! Faults and eviction of memory that forks share (`canvas run --shared`): one partition for all processes of the tenant,
 //! paged by any of them. `canvas_core::pager::shared` has the states and the recovery after a death.
 
-use canvas_core::far::Whom;
+use canvas_core::far::PoolPeer;
 use canvas_core::pager::shared::word::{State, Word, load};
 use canvas_core::pager::shared::{Fill, Look};
 use canvas_shm::Counter;
@@ -207,7 +207,7 @@ fn make_room() -> bool {
                 let done = evict(&held, batch(most));
                 if done.refused > 0 {
                     beyond::make_room(&held);
-                    tenant::ask_for_pool(Whom::Largest);
+                    tenant::ask_for_pool(PoolPeer::Largest);
                 }
                 done
             };
