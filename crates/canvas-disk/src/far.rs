@@ -500,7 +500,7 @@ impl Channel for DiskFar<'_, '_> {
     fn wait_ns_max(&self) -> u64 {
         self.tenant.far.wait_ms_max.load(Relaxed) * 1_000_000
     }
-    fn spill_percent(&self) -> u64 {
+    fn demote_percent(&self) -> u64 {
         self.tenant.far.spill_percent.load(Relaxed)
     }
     fn unit_bytes(&self) -> u64 {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use canvas_core::far::fetch::{self, Lost, Stored};
-use canvas_core::far::{Channel, Host, State, channel, completion, spill};
+use canvas_core::far::{Channel, Host, State, channel, completion, demote};
 use canvas_core::swap::classes::{CLASSES, region_bytes};
 use canvas_core::swap::codec::{Content, classify};
 use canvas_core::swap::hash::{PageHash, portable};
@@ -420,10 +420,10 @@ impl<'m> PoolStore<'m> {
         let Some(b) = self.far() else {
             return IDLE;
         };
-        if spill::background_round(&b) {
+        if demote::background_round(&b) {
             return Duration::ZERO;
         }
-        Duration::from_nanos(spill::idle_ns(self)).min(WATCHFUL)
+        Duration::from_nanos(demote::idle_ns(self)).min(WATCHFUL)
     }
 
     fn far(&self) -> Option<DiskFar<'_, 'm>> {
@@ -484,7 +484,7 @@ impl<'m> PoolStore<'m> {
                 }
                 (Stop::Full, Some(b))
                     if began.elapsed() < Duration::from_nanos(b.wait_ns_max())
-                        && spill::make_room(&b) => {}
+                        && demote::make_room(&b) => {}
                 (Stop::Full | Stop::Comes(_), _) => {
                     add(&self.counts.refused);
                     return Err(DiskError::Full);

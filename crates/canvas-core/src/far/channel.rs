@@ -53,7 +53,7 @@ pub(crate) fn begin(
     job(far, request.0).begin(kind, extent, bytes);
     let ask = Ask {
         kind: match kind {
-            JobKind::Spill => Kind::Write,
+            JobKind::Demote => Kind::Write,
             JobKind::Fetch | JobKind::Compact | JobKind::Page => Kind::Read,
         },
         extent,

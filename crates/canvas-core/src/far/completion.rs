@@ -46,7 +46,7 @@ pub(crate) fn finish(far: &impl FarStore, i: usize) -> bool {
             SinglePageRead::of(bytes),
         )),
         Status::Ok => channel::for_each_line(far, &request, |line, stored| match kind {
-            JobKind::Spill => moves::demote(far, &line, extent, stored),
+            JobKind::Demote => moves::demote(far, &line, extent, stored),
             JobKind::Fetch | JobKind::Page => moves::promote(far, &line, extent, stored),
             JobKind::Compact => moves::vacate(far, &line, extent, stored, past_bound),
         }),
@@ -57,14 +57,14 @@ pub(crate) fn finish(far: &impl FarStore, i: usize) -> bool {
         }
         failed => {
             owner.count(Counter::BeyondPoolFailure, 1);
-            if kind == JobKind::Spill {
+            if kind == JobKind::Demote {
                 room::rest(owner, failed);
             }
             0
         }
     };
     match kind {
-        JobKind::Spill => {
+        JobKind::Demote => {
             state.room.note_written(status == Status::Ok, done);
             owner.count(Counter::PagesDemoted, done);
             far.book().written(extent, done);

@@ -26,7 +26,7 @@ const BUSY: u32 = 2;
 #[repr(u32)]
 pub enum JobKind {
     /// Writes an extent of the pool's oldest pages (demotion).
-    Spill,
+    Demote,
     /// Fetches an extent for its pages (promotion).
     Fetch,
     /// Fetches an extent to empty it (compaction).
@@ -37,7 +37,7 @@ pub enum JobKind {
 
 impl JobKind {
     fn of(raw: u32) -> JobKind {
-        [JobKind::Spill, JobKind::Compact, JobKind::Page]
+        [JobKind::Demote, JobKind::Compact, JobKind::Page]
             .into_iter()
             .find(|k| *k as u32 == raw)
             .unwrap_or(JobKind::Fetch)

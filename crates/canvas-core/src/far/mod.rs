@@ -5,7 +5,7 @@
 //!
 //! Each of these uses only those after it:
 //!
-//! * [`spill`]: demotion; [`compact`]: freeing extents when there are no more slabs;
+//! * [`demote`]: demotion; [`compact`]: freeing extents when there are no more slabs;
 //! * [`completion`]: the ends of requests; [`moves`]: what happens to each page of an extent then;
 //! * [`fetch`]: promotion; [`resident_copies`]: copies in the pool that are only a cache;
 //! * [`room`]: the pool's excess; [`channel`]: requests, and the job of each ([`job`]);
@@ -38,13 +38,13 @@ macro_rules! new {
 pub mod channel;
 pub mod compact;
 pub mod completion;
+pub mod demote;
 pub mod fetch;
 pub mod job;
 pub mod lead_time;
 pub mod moves;
 pub mod resident_copies;
 pub mod room;
-pub mod spill;
 pub mod state;
 pub mod traits;
 pub mod unit;

@@ -52,8 +52,8 @@ pub(crate) fn promote(far: &impl FarStore, line: &Line, extent: u32, stored: &[u
     with_page(owner, line, || {
         let keeps = owner.keeps_places();
         let place = line.place(extent);
-        let raised = owner.pool().promote(line.entry, place, stored, keeps);
-        raised.then_some(PageOutcome::PromotedAhead)
+        let promoted = owner.pool().promote(line.entry, place, stored, keeps);
+        promoted.then_some(PageOutcome::PromotedAhead)
     })
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn promote_alone<F: FarStore>(
         return false;
     }
     // Where the entry names another place by now, nothing is changed.
-    let raised = far.read(request, |bytes| {
+    let promoted = far.read(request, |bytes| {
         let from = place.offset as usize;
         let record = bytes.get(from..from + HEADER_BYTES + usize::from(place.len));
         record.is_some_and(|stored| {
@@ -82,12 +82,12 @@ pub(crate) fn promote_alone<F: FarStore>(
             owner.pool().promote(entry, place, stored, keeps)
         })
     });
-    let outcome = match raised {
+    let outcome = match promoted {
         true => PageOutcome::PromotedAhead,
         false => PageOutcome::Unchanged,
     };
     owner.publish(alone.page, seen, outcome);
-    raised
+    promoted
 }
 
 /// Removes a page from an extent that is being emptied: a far page is promoted into the pool; a local one gives up this

@@ -164,7 +164,7 @@ pub fn make_room(owner: &impl Owner) -> bool {
 pub fn pool_makes_way(far: &impl FarStore) -> bool {
     const BYTES: usize = 2 * EXTENT_BYTES;
     let owner = far.owner();
-    let percent = far.spill_percent().saturating_sub(10) as i64;
+    let percent = far.demote_percent().saturating_sub(10) as i64;
     let left = room::pool_room_bytes(owner) - owner.pool_bound_bytes() / 100 * (100 - percent);
     left > 0 || demote(owner, BYTES) || give_up(owner, BYTES)
 }

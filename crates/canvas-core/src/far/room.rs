@@ -13,7 +13,7 @@ pub(crate) fn is_over(owner: &impl Owner) -> bool {
 /// Bytes that the pool should free; not positive when it has room.
 pub(crate) fn excess_bytes(far: &impl FarStore) -> i64 {
     let owner = far.owner();
-    let percent = far.spill_percent().min(100) as i64;
+    let percent = far.demote_percent().min(100) as i64;
     let bound = owner.pool_bound_bytes();
     let mark = bound / 100 * percent;
     let used = owner.pool_bytes();
@@ -78,7 +78,7 @@ pub fn used_and_limit(far: &impl FarStore) -> (u64, u64) {
 /// Whether the pool has room for neighbours of a page that was read.
 pub fn pool_has_room(far: &impl FarStore) -> bool {
     let owner = far.owner();
-    let percent = far.spill_percent().saturating_sub(10);
+    let percent = far.demote_percent().saturating_sub(10);
     let mark = owner.pool_bound_bytes() as u64 / 100 * percent;
     owner.pool_bytes() < mark as i64
 }

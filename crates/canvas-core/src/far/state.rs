@@ -11,7 +11,7 @@ use crate::far::writes::Room;
 use crate::swap::compaction::CompactionHand;
 
 /// Pauses of demotion.
-pub(crate) struct Pauses {
+pub(crate) struct DemotionPauses {
     /// No background search before this time: the last one found nothing to write.
     pub(crate) found_none_until_ns: AtomicU64,
     /// No search for pages of the pool that are also far, while nothing can be written, before this time.
@@ -20,10 +20,10 @@ pub(crate) struct Pauses {
     pub(crate) vain_until_ns: AtomicU64,
 }
 
-impl Pauses {
+impl DemotionPauses {
     new!(
         "None.",
-        Pauses {
+        DemotionPauses {
             found_none_until_ns: AtomicU64::new(0),
             no_homes_until_ns: AtomicU64::new(0),
             vain_until_ns: AtomicU64::new(0),
@@ -32,15 +32,15 @@ impl Pauses {
 }
 
 /// No search before these times: the last one found none, or, of copies that are also far, too few.
-pub(crate) struct Rests {
+pub(crate) struct CopyPauses {
     pub(crate) none_until_ns: AtomicU64,
     pub(crate) no_homes_until_ns: AtomicU64,
 }
 
-impl Rests {
+impl CopyPauses {
     new!(
         "None.",
-        Rests {
+        CopyPauses {
             none_until_ns: AtomicU64::new(0),
             no_homes_until_ns: AtomicU64::new(0),
         }
@@ -93,8 +93,8 @@ pub struct State {
     pub(crate) contention: Contention,
     pub(crate) lead_time: LeadTime,
     pub(crate) room: Room,
-    pub(crate) spill: Pauses,
-    pub(crate) copies: Rests,
+    pub(crate) demotion: DemotionPauses,
+    pub(crate) copies: CopyPauses,
     pub(crate) compaction: Compaction,
     pub(crate) unit: Unit,
 }
@@ -116,8 +116,8 @@ impl State {
             contention: Contention::new(),
             lead_time: LeadTime::new(),
             room: Room::new(),
-            spill: Pauses::new(),
-            copies: Rests::new(),
+            demotion: DemotionPauses::new(),
+            copies: CopyPauses::new(),
             compaction: Compaction::new(),
             unit: Unit::new(),
         }

@@ -153,7 +153,7 @@ pub trait Channel {
     /// How long to wait for an answer, in ns.
     fn wait_ns_max(&self) -> u64;
     /// Percent of the pool's limit past which its oldest pages are demoted.
-    fn spill_percent(&self) -> u64;
+    fn demote_percent(&self) -> u64;
     /// Configured far read size in bytes ([`crate::far::unit`]); 0: as learned.
     fn unit_bytes(&self) -> u64;
     /// Reports the far read size currently chosen, in bytes.

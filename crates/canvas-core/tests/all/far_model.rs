@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::toy::agent::Mood;
 use crate::toy::{Content, FAR, Toy, World, ZEROS};
-use canvas_core::far::{completion, fetch, resident_copies, spill};
+use canvas_core::far::{completion, demote, fetch, resident_copies};
 use canvas_core::swap::slots::SLAB_CHARGE_BYTES;
 use canvas_shm::Counter;
 use canvas_shm::mailbox::Status;
@@ -146,14 +146,14 @@ fn carry_out(toy: &Toy, oracle: &mut Oracle, op: &Op) {
             oracle.0.remove(&page);
         }
         Op::Background => {
-            spill::background_round(toy);
+            demote::background_round(toy);
         }
         Op::Ahead(page) => {
             toy.read_ahead(page);
         }
         Op::Stream { start, stride, n } => fetch::fetch_for_stream(toy, start, stride, n),
         Op::ForOthers(bytes) => {
-            spill::write_for_others(toy, bytes);
+            demote::write_for_others(toy, bytes);
         }
         Op::GiveSlabs(bytes) => {
             resident_copies::give_slabs(toy, bytes);
@@ -189,7 +189,7 @@ fn wind_up(toy: &Toy, oracle: &mut Oracle) {
     oracle.0.clear();
     toy.check(|_| ZEROS);
     assert_eq!(w.mailbox.in_use(), 0, "a request is left");
-    assert_eq!(spill::idle_ns(toy), u64::MAX, "nothing is being written");
+    assert_eq!(demote::idle_ns(toy), u64::MAX, "nothing is being written");
 }
 
 #[test]

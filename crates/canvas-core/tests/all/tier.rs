@@ -6,7 +6,7 @@ use crate::toy::agent::Mood;
 use crate::toy::{self, COPY, Content, FAR, PER_SLAB, SLABS, Toy, World, under_way};
 use canvas_core::far::fetch::{self, Lost};
 use canvas_core::far::job::JobKind;
-use canvas_core::far::{FarStore, channel, completion, resident_copies, room, spill};
+use canvas_core::far::{FarStore, channel, completion, demote, resident_copies, room};
 use canvas_core::swap::slots::SLAB_CHARGE_BYTES;
 use canvas_shm::Counter;
 use canvas_shm::mailbox::Status;
@@ -29,7 +29,7 @@ fn out(toy: &Toy, from: u32, to: u32) {
 /// Answers the agent's requests, the oldest first, and completes them; rounds until nothing happens.
 fn settle(toy: &Toy) {
     for _ in 0..200 {
-        spill::background_round(toy);
+        demote::background_round(toy);
         toy.w.agent.lock().unwrap().answer(toy.w, 0, Status::Ok);
         completion::finish_all(toy);
         toy.w.passes(3_000_000);
@@ -63,9 +63,9 @@ fn a_pool_past_its_mark_writes_its_oldest_and_keeps_them_until_that_is_durable()
     let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
     let toy = w.toy();
     out(&toy, 0, 60);
-    assert!(spill::background_round(&toy));
-    assert!(beyond(&toy).is_empty() && under_way(&toy, JobKind::Spill) > 0);
-    assert_eq!(spill::idle_ns(&toy), 300_000, "its end is looked for");
+    assert!(demote::background_round(&toy));
+    assert!(beyond(&toy).is_empty() && under_way(&toy, JobKind::Demote) > 0);
+    assert_eq!(demote::idle_ns(&toy), 300_000, "its end is looked for");
     // Rewritten while it is being written: the new copy stays.
     toy.swap_in(0, page(0), true, false).unwrap();
     assert!(toy.write(0, page(99)) && toy.swap_out(0));
@@ -73,7 +73,7 @@ fn a_pool_past_its_mark_writes_its_oldest_and_keeps_them_until_that_is_durable()
     let gone = beyond(&toy);
     assert!(gone.contains(&1) && !gone.contains(&0), "{gone:?}");
     assert_eq!(w.counted(Counter::PagesDemoted), gone.len() as u64);
-    assert!(!room::is_stalled(&toy) && spill::idle_ns(&toy) == u64::MAX);
+    assert!(!room::is_stalled(&toy) && demote::idle_ns(&toy) == u64::MAX);
     toy.check(|n| {
         if n == 0 {
             page(99)
@@ -92,8 +92,8 @@ fn a_write_that_fails_keeps_the_pages_and_rests_for_a_while() {
     let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
     let toy = w.toy();
     out(&toy, 0, 60);
-    spill::background_round(&toy);
-    while under_way(&toy, JobKind::Spill) > 0 {
+    demote::background_round(&toy);
+    while under_way(&toy, JobKind::Demote) > 0 {
         answer(&toy, Status::NoRoom);
         completion::finish_all(&toy);
     }
@@ -101,8 +101,8 @@ fn a_write_that_fails_keeps_the_pages_and_rests_for_a_while() {
     assert!(beyond(&toy).is_empty());
     let (used, limit) = room::used_and_limit(&toy);
     assert_eq!(used, limit, "far memory counts as full");
-    spill::background_round(&toy);
-    assert_eq!(under_way(&toy, JobKind::Spill), 0, "not again at once");
+    demote::background_round(&toy);
+    assert_eq!(under_way(&toy, JobKind::Demote), 0, "not again at once");
     w.passes(201_000_000);
     settle(&toy);
     assert!(!beyond(&toy).is_empty());
@@ -124,7 +124,7 @@ fn copies_of_local_pages_that_are_too_few_are_not_looked_for_again_at_once() {
     };
     let first = keeps_both(0);
     w.bound.store(0, Relaxed);
-    spill::background_round(&toy);
+    demote::background_round(&toy);
     assert!(toy.pool.home_place(first).is_none(), "it goes for nothing");
     // The next one is also alone, and not worth a pass over all pages while others can be written.
     w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
@@ -132,7 +132,7 @@ fn copies_of_local_pages_that_are_too_few_are_not_looked_for_again_at_once() {
     out(&toy, 60, 64);
     w.bound.store(0, Relaxed);
     w.passes(3_000_000);
-    spill::background_round(&toy);
+    demote::background_round(&toy);
     assert!(toy.pool.home_place(second).is_some());
     settle(&toy);
     assert!(toy.pool.home_place(second).is_none());
@@ -321,13 +321,13 @@ fn a_look_that_finds_all_pages_in_use_is_not_the_last_one() {
     let toy = w.toy();
     out(&toy, 0, 60);
     settle(&toy);
-    assert_eq!(under_way(&toy, JobKind::Spill), 0);
+    assert_eq!(under_way(&toy, JobKind::Demote), 0);
     w.all_used.store(20, Relaxed);
-    assert!(spill::make_room(&toy));
+    assert!(demote::make_room(&toy));
     settle(&toy);
     // Where it is always so, no thread waits forever.
     w.all_used.store(u64::MAX, Relaxed);
-    assert!(!spill::make_room(&toy));
+    assert!(!demote::make_room(&toy));
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn where_nothing_can_be_written_only_what_lies_beyond_too_leaves_the_pool() {
     let in_pool = (0..60).find(|n| !gone.contains(n)).unwrap();
     toy.swap_in(in_pool, page(in_pool), true, false).unwrap();
     assert!(toy.word(in_pool).has(COPY));
-    assert!(spill::write_for_others(&toy, 1) && !room::is_closed(&toy));
+    assert!(demote::write_for_others(&toy, 1) && !room::is_closed(&toy));
     answer(&toy, Status::Unreachable);
     completion::finish_all(&toy);
     assert!(room::is_closed(&toy) && room::may_open(&toy));
@@ -405,7 +405,7 @@ fn where_nothing_can_be_written_only_what_lies_beyond_too_leaves_the_pool() {
     let mut made = 0;
     for _ in 0..20 {
         let before = w.now_ns.load(Relaxed);
-        made += u32::from(spill::make_room_unwritten(&toy));
+        made += u32::from(demote::make_room_unwritten(&toy));
         assert!(w.now_ns.load(Relaxed) - before < 1_000_000, "it has waited");
         w.passes(3_000_000);
     }

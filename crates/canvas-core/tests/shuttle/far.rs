@@ -3,7 +3,7 @@
 
 use crate::toy::{Content, Toy, World, ZEROS};
 use canvas_core::far::job::{Job, JobKind};
-use canvas_core::far::{completion, fetch, spill};
+use canvas_core::far::{completion, demote, fetch};
 use canvas_core::swap::slots::SLAB_CHARGE_BYTES;
 use canvas_shm::mailbox::{Ask, FETCHES, Kind, Mailbox, Status, WRITES};
 use canvas_types::sync::{AtomicU32, Ordering};
@@ -106,7 +106,7 @@ fn fill(toy: &Toy) {
     for n in 0..14 {
         assert!(toy.write(n, page(n)) && toy.swap_out(n));
     }
-    assert!(spill::background_round(toy), "it is past its mark");
+    assert!(demote::background_round(toy), "it is past its mark");
 }
 
 /// Answers until the end.

@@ -11,7 +11,7 @@ use canvas_core::far::fetch::{self, Lost, Stored};
 use canvas_core::far::job::JobKind;
 use canvas_core::far::{
     Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request, State,
-    channel, completion, resident_copies, spill,
+    channel, completion, demote, resident_copies,
 };
 use canvas_core::swap::classes::region_bytes;
 use canvas_core::swap::digests::words_for;
@@ -475,7 +475,7 @@ impl Channel for Toy<'_> {
     fn wait_ns_max(&self) -> u64 {
         20_000_000
     }
-    fn spill_percent(&self) -> u64 {
+    fn demote_percent(&self) -> u64 {
         75
     }
     fn unit_bytes(&self) -> u64 {
@@ -558,7 +558,7 @@ impl Toy<'_> {
                 Err(StoreError::Full { copy_dropped }) => copy &= !copy_dropped,
                 Err(StoreError::NoEntry) => panic!("as many entries as pages"),
             }
-            if !resident_copies::make_room(self) && !spill::make_room(self) {
+            if !resident_copies::make_room(self) && !demote::make_room(self) {
                 break None;
             }
         };
@@ -740,7 +740,7 @@ impl Toy<'_> {
 
 /// How many jobs of a kind the agent has.
 pub fn under_way(toy: &Toy, kind: JobKind) -> usize {
-    let among = if kind == JobKind::Spill {
+    let among = if kind == JobKind::Demote {
         WRITES
     } else {
         FETCHES

@@ -206,7 +206,7 @@ impl Channel for OurFar {
         self.0.wait_ms_max.load(Ordering::Relaxed) * 1_000_000
     }
     #[inline]
-    fn spill_percent(&self) -> u64 {
+    fn demote_percent(&self) -> u64 {
         self.0.spill_percent.load(Ordering::Relaxed)
     }
     #[inline]

@@ -1,7 +1,7 @@
 //! The pager's store: this process's pool, NUMA nodes, and far memory beyond it, if the tenant has some.
 
 use canvas_core::far::fetch::{self, Lost, Stored};
-use canvas_core::far::{channel, completion, resident_copies, room, spill};
+use canvas_core::far::{channel, completion, demote, resident_copies, room};
 use canvas_core::swap::{LoadError, Outcome, Scratch, StoreError};
 use canvas_core::vm::Store;
 use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
@@ -63,9 +63,9 @@ impl Store for ThisProcess {
     #[cold]
     fn make_room(&self) -> bool {
         match beyond() {
-            Some(b) if tier::is_closed() => spill::make_room_unwritten(&b),
-            Some(b) => spill::make_room(&b),
-            None => spill::others_give(&Ours),
+            Some(b) if tier::is_closed() => demote::make_room_unwritten(&b),
+            Some(b) => demote::make_room(&b),
+            None => demote::others_give(&Ours),
         }
     }
     fn has_no_memory(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The far tier of this process, for other modules: [`canvas_core::far`], if the tenant has far memory.
 
 use canvas_core::far::fetch::{Lost, Stored};
-use canvas_core::far::{Owner, channel, compact, fetch, resident_copies, room, spill};
+use canvas_core::far::{Owner, channel, compact, demote, fetch, resident_copies, room};
 use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_types::DeepPlace;
 use core::sync::atomic::Ordering;
@@ -58,7 +58,7 @@ pub fn used_and_limit() -> (u64, u64) {
 
 /// Runs one round of the reclaim thread's part. Returns whether it did anything.
 pub fn background_round() -> bool {
-    beyond().is_some_and(|b| spill::background_round(&b))
+    beyond().is_some_and(|b| demote::background_round(&b))
 }
 
 /// Whether pages in the swap cache keep a slab from being freed.
@@ -68,7 +68,7 @@ pub fn waits_for_cached() -> bool {
 
 /// How long the reclaim thread may sleep.
 pub fn idle_ns() -> u64 {
-    spill::idle_ns(&Ours)
+    demote::idle_ns(&Ours)
 }
 
 /// Frees what other processes of the tenant ask for: empty slabs first, then slabs with copies of resident pages, then
@@ -85,7 +85,7 @@ pub fn give_to_others() -> bool {
     if given < bytes
         && let Some(b) = beyond()
     {
-        worked |= spill::write_for_others(&b, bytes);
+        worked |= demote::write_for_others(&b, bytes);
     }
     wanted.store(0, Ordering::Relaxed);
     worked

@@ -38,7 +38,7 @@ pub fn background_round(far: &impl FarStore) -> bool {
         // The cheapest first: copies that are also far; pages that must be written; copies that would have to be
         // compressed again.
         let gone = resident_copies::demote(owner, excess as usize)
-            || state.spill.found_none_until_ns.load(Ordering::Relaxed) < owner.now_ns()
+            || state.demotion.found_none_until_ns.load(Ordering::Relaxed) < owner.now_ns()
                 && write_some(far, Some(LOOK_MAX))
             || state.room.is_closed() && leave_unwritten(owner, excess as usize)
             || state.room.writing_bytes() == 0 && resident_copies::give_up(owner, excess as usize);
@@ -167,7 +167,7 @@ fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
     /// Pages that one search visits, and the pause after one that found none.
     const PAGES_MAX: usize = 1 << 14;
     const NONE_NS: u64 = 2_000_000;
-    let none_until_ns = &owner.state().spill.no_homes_until_ns;
+    let none_until_ns = &owner.state().demotion.no_homes_until_ns;
     let now = owner.now_ns();
     if none_until_ns.load(Ordering::Relaxed) > now {
         return false;
@@ -204,7 +204,7 @@ pub fn others_give(owner: &impl Owner) -> bool {
     /// Pause after asking in vain, and pause between two checks.
     const VAIN_NS: u64 = 20_000_000;
     const LOOK_NS: u64 = 50_000;
-    let vain_until_ns = &owner.state().spill.vain_until_ns;
+    let vain_until_ns = &owner.state().demotion.vain_until_ns;
     let (begun, before) = (owner.now_ns(), owner.pool_bytes());
     if begun < vain_until_ns.load(Ordering::Relaxed) {
         return false;
@@ -233,7 +233,7 @@ fn write_next(far: &impl FarStore, look_max: Option<usize>) -> Wrote {
     let wrote = write_oldest(far, look_max);
     if matches!(wrote, Wrote::FoundNone) {
         let until = owner.now_ns() + FOUND_NONE_NS;
-        let found_none_until_ns = &owner.state().spill.found_none_until_ns;
+        let found_none_until_ns = &owner.state().demotion.found_none_until_ns;
         found_none_until_ns.store(until, Ordering::Relaxed);
     }
     wrote
@@ -277,7 +277,7 @@ fn write_oldest(far: &impl FarStore, look_max: Option<usize>) -> Wrote {
         };
     }
     state.room.writing(packed.bytes);
-    channel::begin(far, request, JobKind::Spill, extent, packed.bytes);
+    channel::begin(far, request, JobKind::Demote, extent, packed.bytes);
     Wrote::Some
 }
 
