@@ -430,7 +430,7 @@ impl Host for PoolStore<'_> {
     fn pool_bound_bytes(&self) -> i64 {
         self.tenant.map_or(i64::MAX, |t| t.segment.pool_bound())
     }
-    fn pool_asked_bytes(&self) -> u64 {
+    fn pool_configured_bytes(&self) -> u64 {
         self.tenant
             .map_or(u64::MAX, |t| t.segment.config.pool_bytes.load(Relaxed))
     }

@@ -24,7 +24,7 @@ const ENOUGH_NS: u64 = 2_000_000;
 /// Most extents under way at one time.
 pub const AT_ONCE: u32 = 8;
 /// Extents that one search visits.
-const LOOK_MAX: u32 = 1 << 14;
+const SCAN_MAX: u32 = 1 << 14;
 /// Part of this process's extents that should be free, and its bounds.
 const FREE_PART: u64 = 32;
 const FREE_MIN: u64 = 16;
@@ -59,22 +59,22 @@ pub(crate) fn round(far: &impl FarStore, in_need: bool) -> bool {
     let (owner, slabs) = (far.owner(), far.slabs());
     let (used, max) = far.slabs_used_and_max();
     let state = owner.state();
-    let rests_until_ns = &state.compaction.rests_until_ns;
+    let paused_until_ns = &state.compaction.paused_until_ns;
     let now = owner.now_ns();
-    if state.room.writes_rest(now) {
+    if state.writes.are_paused(now) {
         return false;
     }
     if !in_need && (used < max || far.book().emptied().is_some()) {
         return give_back(far);
     }
-    if used < max || rests_until_ns.load(Ordering::Relaxed) > now {
+    if used < max || paused_until_ns.load(Ordering::Relaxed) > now {
         return false;
     }
     let book = far.book();
     let (all, free) = book.room(slabs.high());
     let wanted = (all / FREE_PART).clamp(FREE_MIN, FREE_MAX);
     if free >= wanted && !in_need {
-        rests_until_ns.store(now + ENOUGH_NS, Ordering::Relaxed);
+        paused_until_ns.store(now + ENOUGH_NS, Ordering::Relaxed);
         return give_back(far);
     }
     let mut begun = false;
@@ -87,7 +87,7 @@ pub(crate) fn round(far: &impl FarStore, in_need: bool) -> bool {
         let Some(request) = channel::claim(far, FETCHES) else {
             return begun;
         };
-        match book.sparse(&state.compaction.hand, LOOK_MAX, &slabs) {
+        match book.sparse(&state.compaction.hand, SCAN_MAX, &slabs) {
             Look::Found(extent) if !channel::is_under_way(far, extent) => {
                 let i = channel::begin(far, request, JobKind::Compact, extent, 0);
                 if in_need && far.mailbox().urge(i) {
@@ -107,7 +107,7 @@ pub(crate) fn round(far: &impl FarStore, in_need: bool) -> bool {
             }
             Look::None => {
                 channel::release(far, request);
-                rests_until_ns.store(now + FOUND_NONE_NS, Ordering::Relaxed);
+                paused_until_ns.store(now + FOUND_NONE_NS, Ordering::Relaxed);
                 return begun;
             }
         }
@@ -119,17 +119,17 @@ fn give_back(far: &impl FarStore) -> bool {
     let (owner, slabs, book) = (far.owner(), far.slabs(), far.book());
     let (state, now) = (owner.state(), owner.now_ns());
     let g = &state.compaction.give_back;
-    let rest = |ns| g.rests_until_ns.store(now + ns, Ordering::Relaxed);
-    if g.rests_until_ns.load(Ordering::Relaxed) > now {
+    let rest = |ns| g.paused_until_ns.store(now + ns, Ordering::Relaxed);
+    if g.paused_until_ns.load(Ordering::Relaxed) > now {
         return false;
     }
     let Some(slab) = book.emptied() else {
         rest(GIVE_BACK_NS);
-        let made = state.room.made();
+        let made = state.writes.made();
         let is_quiet = g.made.swap(made, Ordering::Relaxed) == made;
         let part = if is_quiet { PART_QUIET } else { PART_BUSY };
         book.give_up_empty(&slabs);
-        let begins = !state.room.is_closed() && book.begin_emptying(part, &slabs);
+        let begins = !state.writes.is_closed() && book.begin_emptying(part, &slabs);
         if begins {
             g.at.store(0, Ordering::Relaxed);
             g.passes.store(0, Ordering::Relaxed);

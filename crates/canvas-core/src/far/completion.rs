@@ -37,7 +37,7 @@ pub(crate) fn finish(far: &impl FarStore, i: usize) -> bool {
     };
     let (request, state) = (Request::ended(i), owner.state());
     // Nothing can be demoted before an extent is free.
-    let past_bound = kind == JobKind::Compact && state.room.has_no_place();
+    let past_bound = kind == JobKind::Compact && state.writes.have_failed();
     let done = match status {
         Status::Ok if kind == JobKind::Page => u64::from(moves::promote_alone(
             far,
@@ -58,23 +58,23 @@ pub(crate) fn finish(far: &impl FarStore, i: usize) -> bool {
         failed => {
             owner.count(Counter::BeyondPoolFailure, 1);
             if kind == JobKind::Demote {
-                room::rest(owner, failed);
+                room::pause_writes(owner, failed);
             }
             0
         }
     };
     match kind {
         JobKind::Demote => {
-            state.room.note_written(status == Status::Ok, done);
+            state.writes.note_written(status == Status::Ok, done);
             owner.count(Counter::PagesDemoted, done);
             far.book().written(extent, done);
-            state.room.writing(-bytes);
+            state.writes.add_bytes(-bytes);
         }
         JobKind::Fetch => {
             learn(owner, false);
             owner.count(Counter::PagesPromoted, done);
             if status == Status::Ok {
-                fetch::came(far, extent, bytes);
+                fetch::arrived(far, extent, bytes);
             }
         }
         JobKind::Page => owner.count(Counter::PagesPromoted, done),
@@ -128,6 +128,6 @@ fn give_up(far: &impl FarStore, i: usize, extent: u32) {
 
 /// An extent has arrived, or (`late`) a thread waits for it.
 fn learn(owner: &impl Owner, late: bool) {
-    let pool_pages = owner.pool_asked_bytes() / PAGE_SIZE as u64;
+    let pool_pages = owner.pool_configured_bytes() / PAGE_SIZE as u64;
     owner.state().lead_time.learn(late, pool_pages);
 }

@@ -19,7 +19,7 @@ use crate::far::traits::{FarStore, Host, Owner, PageOutcome, Pages, PoolPeer, Re
 const FOUND_NONE_NS: u64 = 2_000_000;
 
 /// Pages that one round of the hand visits.
-const LOOK_MAX: usize = 1 << 18;
+const SCAN_MAX: usize = 1 << 18;
 
 /// The reclaim thread's round: completes requests that have ended, and writes the pool's excess. True when it did
 /// something.
@@ -39,9 +39,9 @@ pub fn background_round(far: &impl FarStore) -> bool {
         // compressed again.
         let gone = resident_copies::demote(owner, excess as usize)
             || state.demotion.found_none_until_ns.load(Ordering::Relaxed) < owner.now_ns()
-                && write_some(far, Some(LOOK_MAX))
-            || state.room.is_closed() && leave_unwritten(owner, excess as usize)
-            || state.room.writing_bytes() == 0 && resident_copies::give_up(owner, excess as usize);
+                && write_some(far, Some(SCAN_MAX))
+            || state.writes.is_closed() && leave_unwritten(owner, excess as usize)
+            || state.writes.bytes() == 0 && resident_copies::give_up(owner, excess as usize);
         if !gone {
             break;
         }
@@ -53,16 +53,16 @@ pub fn background_round(far: &impl FarStore) -> bool {
 /// Writes the pages evicted longest ago, whether the pool is full or not, because another process asks for `bytes` of
 /// it. True when something is under way.
 pub fn write_for_others(far: &impl FarStore, bytes: i64) -> bool {
-    let room = &far.owner().state().room;
+    let writes = &far.owner().state().writes;
     finish_all(far);
-    while room.writing_bytes() < bytes && write_some(far, Some(LOOK_MAX)) {}
-    room.writing_bytes() > 0
+    while writes.bytes() < bytes && write_some(far, Some(SCAN_MAX)) {}
+    writes.bytes() > 0
 }
 
 /// How long the reclaim thread may sleep: writes under way are completed when it wakes.
 pub fn idle_ns(owner: &impl Owner) -> u64 {
     let state = owner.state();
-    if state.room.writing_bytes() > 0 || compact::works(state) {
+    if state.writes.bytes() > 0 || compact::works(state) {
         300_000
     } else {
         u64::MAX
@@ -75,31 +75,31 @@ pub fn idle_ns(owner: &impl Owner) -> u64 {
 #[cold]
 pub fn make_room(far: &impl FarStore) -> bool {
     /// Pause between two polls.
-    const LOOK_NS: u64 = 10_000;
+    const POLL_NS: u64 = 10_000;
     /// Pause between two polls while donors are away.
-    const AWAY_LOOK_NS: u64 = 1_000_000;
+    const AWAY_POLL_NS: u64 = 1_000_000;
     /// How long to wait for other processes, when they have all of the pool; and how long for the one with the largest
     /// part, before all are asked.
     const OTHERS_WAIT_NS: u64 = 1_000_000_000;
     const LARGEST_WAIT_NS: u64 = 20_000_000;
     /// How often to search for pages where there appear to be none: between two searches of one thread others may have
     /// used all of them, or hold them.
-    const LOOKS_MAX: u32 = 100;
+    const SEARCHES_MAX: u32 = 100;
     let owner = far.owner();
     let state = owner.state();
-    let room = &state.room;
-    let mut looks = 0;
+    let writes = &state.writes;
+    let mut searches = 0;
     let begun = owner.now_ns();
     let wait_ns = far.wait_ns_max();
-    let made_before = room.made();
+    let made_before = writes.made();
     let used_before = owner.pool_bytes();
     let mut asked = false;
     loop {
         finish_all(far);
-        if room.made() != made_before || owner.pool_bytes() < used_before {
+        if writes.made() != made_before || owner.pool_bytes() < used_before {
             return true;
         }
-        if room.is_stalled() {
+        if writes.is_stalled() {
             return false;
         }
         // As many as there are requests for.
@@ -109,39 +109,39 @@ pub fn make_room(far: &impl FarStore) -> bool {
                 none => break none,
             }
         };
-        if room.has_no_place() {
+        if writes.have_failed() {
             compact::round(far, true);
         }
         let now = owner.now_ns();
         let waited_ns = now - begun;
-        let under_way = room.writing_bytes() > 0 || compact::works(state);
-        let rests = room.waits_for_an_answer(now, wait_ns);
-        if under_way || rests {
+        let under_way = writes.bytes() > 0 || compact::works(state);
+        let pauses = writes.waits_for_an_answer(now, wait_ns);
+        if under_way || pauses {
             // A process with less than another need not make do with only that.
             if !asked {
                 owner.ask_for_pool(PoolPeer::Larger);
                 asked = true;
             }
             if waited_ns > wait_ns {
-                room.stall(under_way);
-                room.note_no_place();
+                writes.stall(under_way);
+                writes.note_failed();
                 return false;
             }
         } else {
-            let whom = if waited_ns < LARGEST_WAIT_NS {
+            let peer = if waited_ns < LARGEST_WAIT_NS {
                 PoolPeer::Largest
             } else {
                 PoolPeer::All
             };
-            let others_may_give = owner.ask_for_pool(whom) && waited_ns <= OTHERS_WAIT_NS;
+            let others_may_give = owner.ask_for_pool(peer) && waited_ns <= OTHERS_WAIT_NS;
             if !others_may_give {
-                if looks == LOOKS_MAX || !matches!(found, Wrote::FoundNone) {
+                if searches == SEARCHES_MAX || !matches!(found, Wrote::FoundNone) {
                     return false;
                 }
-                looks += 1;
+                searches += 1;
             }
         }
-        owner.pause(if rests { AWAY_LOOK_NS } else { LOOK_NS });
+        owner.pause(if pauses { AWAY_POLL_NS } else { POLL_NS });
     }
 }
 
@@ -150,14 +150,14 @@ pub fn make_room(far: &impl FarStore) -> bool {
 #[cold]
 pub fn make_room_unwritten(far: &impl FarStore) -> bool {
     let owner = far.owner();
-    let room = &owner.state().room;
-    let made_before = room.made();
+    let writes = &owner.state().writes;
+    let made_before = writes.made();
     finish_all(far);
-    if room.made() != made_before || leave_unwritten(owner, EXTENT_BYTES) {
+    if writes.made() != made_before || leave_unwritten(owner, EXTENT_BYTES) {
         return true;
     }
-    if room.writing_bytes() == 0 {
-        write_some(far, Some(LOOK_MAX));
+    if writes.bytes() == 0 {
+        write_some(far, Some(SCAN_MAX));
     }
     false
 }
@@ -203,7 +203,7 @@ fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
 pub fn others_give(owner: &impl Owner) -> bool {
     /// Pause after asking in vain, and pause between two checks.
     const VAIN_NS: u64 = 20_000_000;
-    const LOOK_NS: u64 = 50_000;
+    const POLL_NS: u64 = 50_000;
     let vain_until_ns = &owner.state().demotion.vain_until_ns;
     let (begun, before) = (owner.now_ns(), owner.pool_bytes());
     if begun < vain_until_ns.load(Ordering::Relaxed) {
@@ -211,7 +211,7 @@ pub fn others_give(owner: &impl Owner) -> bool {
     }
     if owner.ask_for_pool(PoolPeer::All) {
         while owner.now_ns() < begun + VAIN_NS {
-            owner.pause(LOOK_NS);
+            owner.pause(POLL_NS);
             if owner.pool_bytes() < before {
                 return true;
             }
@@ -222,15 +222,15 @@ pub fn others_give(owner: &impl Owner) -> bool {
 }
 
 /// Packs and posts one extent. False when there is nothing to write, no place for it, or no request free.
-fn write_some(far: &impl FarStore, look_max: Option<usize>) -> bool {
-    matches!(write_next(far, look_max), Wrote::Some)
+fn write_some(far: &impl FarStore, scan_max: Option<usize>) -> bool {
+    matches!(write_next(far, scan_max), Wrote::Some)
 }
 
 /// As [`write_some`], with the reason why nothing was written; that there is nothing to write is remembered for a
 /// while.
-fn write_next(far: &impl FarStore, look_max: Option<usize>) -> Wrote {
+fn write_next(far: &impl FarStore, scan_max: Option<usize>) -> Wrote {
     let owner = far.owner();
-    let wrote = write_oldest(far, look_max);
+    let wrote = write_oldest(far, scan_max);
     if matches!(wrote, Wrote::FoundNone) {
         let until = owner.now_ns() + FOUND_NONE_NS;
         let found_none_until_ns = &owner.state().demotion.found_none_until_ns;
@@ -249,24 +249,24 @@ enum Wrote {
     FoundNone,
 }
 
-fn write_oldest(far: &impl FarStore, look_max: Option<usize>) -> Wrote {
+fn write_oldest(far: &impl FarStore, scan_max: Option<usize>) -> Wrote {
     let owner = far.owner();
     let state = owner.state();
-    if state.room.writes_rest(owner.now_ns()) {
+    if state.writes.are_paused(owner.now_ns()) {
         return Wrote::NoWay;
     }
     let Some(mut request) = channel::claim(far, WRITES) else {
         return Wrote::NoWay;
     };
     let Some(extent) = far.book().take(&far.slabs()) else {
-        state.room.note_no_place();
+        state.writes.note_failed();
         channel::release(far, request);
         return Wrote::NoWay;
     };
-    let packed = pack(far, &mut request, look_max);
+    let packed = pack(far, &mut request, scan_max);
     if packed.demoted > 0 {
         owner.count(Counter::PagesDemotedUnwritten, packed.demoted);
-        state.room.note_made();
+        state.writes.note_made();
     }
     if packed.records == 0 {
         far.unhold(extent);
@@ -276,7 +276,7 @@ fn write_oldest(far: &impl FarStore, look_max: Option<usize>) -> Wrote {
             _ => Wrote::Some,
         };
     }
-    state.room.writing(packed.bytes);
+    state.writes.add_bytes(packed.bytes);
     channel::begin(far, request, JobKind::Demote, extent, packed.bytes);
     Wrote::Some
 }
@@ -293,14 +293,14 @@ struct Packed {
 
 /// Fills the buffer of a request. Pages that need no write are demoted at once; when that made as much room as an
 /// extent would have, the buffer may stay empty.
-fn pack<F: FarStore>(far: &F, request: &mut Request, look_max: Option<usize>) -> Packed {
+fn pack<F: FarStore>(far: &F, request: &mut Request, scan_max: Option<usize>) -> Packed {
     let owner = far.owner();
     let pool = owner.pool();
     far.fill(request, |buffer| {
         let mut packer = Packer::new(buffer);
         let mut packed = Packed::default();
         let mut demoted_bytes = 0;
-        owner.oldest(look_max, |page, seen| {
+        owner.oldest(scan_max, |page, seen| {
             if demoted_bytes >= EXTENT_BYTES && packed.records == 0 {
                 return false;
             }

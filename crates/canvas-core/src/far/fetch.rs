@@ -145,7 +145,7 @@ impl Default for Stored {
 /// otherwise it would be read from far memory each time that it leaves unchanged. The caller still holds the page.
 pub fn keep(far: &impl FarStore, entry: SwapEntry, place: DeepPlace, stored: &Stored) -> bool {
     let owner = far.owner();
-    if owner.state().room.has_no_place() || !room::pool_has_room(far) {
+    if owner.state().writes.have_failed() || !room::pool_has_room(far) {
         return false;
     }
     let record = &stored.0[..HEADER_BYTES + place.len as usize];
@@ -169,7 +169,7 @@ pub fn fetch(far: &impl FarStore, extent: u32) {
 fn begin(far: &impl FarStore, extent: u32, why: i64) {
     let state = far.owner().state();
     // Nothing can be demoted, so nothing can be promoted into the pool either.
-    if state.room.has_no_place() || channel::is_under_way(far, extent) {
+    if state.writes.have_failed() || channel::is_under_way(far, extent) {
         return;
     }
     let Some(request) = channel::claim(far, FETCHES) else {
@@ -177,14 +177,14 @@ fn begin(far: &impl FarStore, extent: u32, why: i64) {
     };
     far.book().hold(extent);
     channel::begin(far, request, JobKind::Fetch, extent, why);
-    state.lead_time.asked_for(extent, far.owner().now_ns());
+    state.lead_time.note_requested(extent, far.owner().now_ns());
 }
 
 /// Reads the record of one page into the pool ahead of need, in the background, unless it is on its way. The caller has
 /// claimed the page, whose entry names `place`. False where no request is possible now.
 pub fn ahead(far: &impl FarStore, page: u32, place: DeepPlace) -> bool {
     let state = far.owner().state();
-    if state.room.has_no_place() || channel::is_on_its_way(far, page, place) {
+    if state.writes.have_failed() || channel::is_on_its_way(far, page, place) {
         return false;
     }
     let Some(request) = channel::claim(far, FETCHES) else {
@@ -245,14 +245,14 @@ pub fn used_beside(owner: &impl Owner) {
 }
 
 /// An extent came, for `why` it was fetched.
-pub(crate) fn came(far: &impl FarStore, extent: u32, why: i64) {
+pub(crate) fn arrived(far: &impl FarStore, extent: u32, why: i64) {
     if why != BESIDE {
         return;
     }
     let owner = far.owner();
     let pages = far.book().pages_written(extent);
-    let level_max = unit::level_max(owner.pool_asked_bytes());
-    if let Some(now) = owner.state().unit.note_came(pages, level_max) {
+    let level_max = unit::level_max(owner.pool_configured_bytes());
+    if let Some(now) = owner.state().unit.note_fetched(pages, level_max) {
         far.note_unit(unit::bytes(now));
     }
 }

@@ -11,7 +11,7 @@ const US_MASK: u64 = 0xffff_ffff;
 pub(crate) struct LeadTime {
     /// By extent, later ones replacing earlier ones: its number (32 bits), and when it was requested (us, 32 bits). 0
     /// means none, and also extent 0 when the clock wraps.
-    asked: [AtomicU64; PLACES],
+    requested: [AtomicU64; PLACES],
     /// How many pages a stream fetches ahead of what is mapped for it: [`PAGES_MIN`] while they arrive in time, more
     /// while it has to wait for them. On a link that others use too, only requests under way claim the stream's share.
     pages: AtomicI64,
@@ -37,15 +37,15 @@ impl LeadTime {
     new!(
         "Without requests.",
         LeadTime {
-            asked: places(),
+            requested: places(),
             pages: AtomicI64::new(PAGES_MIN),
         }
     );
 
     /// Records that an extent is requested ahead.
-    pub(crate) fn asked_for(&self, extent: u32, now_ns: u64) {
+    pub(crate) fn note_requested(&self, extent: u32, now_ns: u64) {
         let now_us = now_ns / 1000;
-        self.asked[extent as usize % PLACES].store(
+        self.requested[extent as usize % PLACES].store(
             u64::from(extent) << 32 | now_us & US_MASK,
             Ordering::Relaxed,
         );
@@ -53,7 +53,7 @@ impl LeadTime {
 
     /// How long ago the extent was requested, if recently.
     pub(crate) fn ago_ns(&self, extent: u32, now_ns: impl FnOnce() -> u64) -> Option<u64> {
-        let seen = self.asked[extent as usize % PLACES].load(Ordering::Relaxed);
+        let seen = self.requested[extent as usize % PLACES].load(Ordering::Relaxed);
         if seen == 0 || (seen >> 32) as u32 != extent {
             return None;
         }
@@ -117,15 +117,15 @@ mod tests {
         let lead = LeadTime::new();
         let ago = |extent, now_us: u64| lead.ago_ns(extent, || now_us * 1000);
         assert_eq!(ago(5, 9), None);
-        lead.asked_for(5, 1_000_000);
+        lead.note_requested(5, 1_000_000);
         assert_eq!(ago(5, 1_250), Some(250_000));
         assert_eq!(ago(5 + PLACES as u32, 1_250), None, "of the same place");
-        lead.asked_for(5 + PLACES as u32, 2_000_000);
+        lead.note_requested(5 + PLACES as u32, 2_000_000);
         assert_eq!(ago(5, 2_001), None, "the later stands over it");
         assert_eq!(ago(5 + PLACES as u32, 2_001), Some(1_000));
         // Microseconds wrap around at 32 bits.
         let turn = 1u64 << 32;
-        lead.asked_for(7, (turn - 10) * 1000);
+        lead.note_requested(7, (turn - 10) * 1000);
         assert_eq!(ago(7, turn + 5), Some(15_000));
     }
 }

@@ -19,9 +19,9 @@ const NONE_NS: u64 = 2_000_000;
 const FEW_TIMES: u64 = 20;
 /// Pages that such a search visits: some 60 us, because the thread that waits for the processor may be handling a
 /// fault.
-const HOMES_LOOK_MAX: usize = 1 << 14;
+const HOMES_SCAN_MAX: usize = 1 << 14;
 /// Pages that a search for copies to drop visits.
-const LOOK_MAX: usize = 1 << 18;
+const SCAN_MAX: usize = 1 << 18;
 
 /// The result of a search.
 #[derive(Default)]
@@ -34,12 +34,12 @@ struct Gone {
 /// Passes the entries of resident pages to `spare` until `enough` returns true.
 fn sweep<O: Owner>(
     owner: &O,
-    look_max: usize,
+    scan_max: usize,
     spare: impl Fn(SwapEntry) -> Spared,
     enough: impl Fn(&Gone) -> bool,
 ) -> Gone {
     let mut gone = Gone::default();
-    owner.with_copies(look_max, |page, seen| {
+    owner.with_copies(scan_max, |page, seen| {
         if enough(&gone) {
             return false;
         }
@@ -81,7 +81,7 @@ fn without(spared: Spared) -> PageOutcome {
 /// As [`sweep`], with a pause after a search that found nothing; returns bytes of slots.
 fn sweep_at(
     owner: &impl Owner,
-    (rest, look_max): (&AtomicU64, usize),
+    (rest, scan_max): (&AtomicU64, usize),
     spare: impl Fn(SwapEntry) -> Spared,
     enough: impl Fn(&Gone) -> bool,
 ) -> usize {
@@ -89,7 +89,7 @@ fn sweep_at(
     if rest.load(Ordering::Relaxed) > now {
         return 0;
     }
-    let bytes = sweep(owner, look_max, spare, enough).bytes;
+    let bytes = sweep(owner, scan_max, spare, enough).bytes;
     if bytes == 0 {
         rest.store(owner.now_ns() + NONE_NS, Ordering::Relaxed);
     }
@@ -104,7 +104,7 @@ pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
     };
     let rest = &owner.state().copies.no_homes_until_ns;
     let begun = owner.now_ns();
-    let freed = sweep_at(owner, (rest, HOMES_LOOK_MAX), spare, |gone| {
+    let freed = sweep_at(owner, (rest, HOMES_SCAN_MAX), spare, |gone| {
         gone.bytes >= bytes
     });
     if (1..bytes).contains(&freed) {
@@ -132,7 +132,7 @@ fn spare<O: Owner>(owner: &O) -> impl Fn(SwapEntry) -> Spared + '_ {
 pub(crate) fn give_up(owner: &impl Owner, bytes: usize) -> bool {
     let spare = spare(owner);
     let rest = &owner.state().copies.none_until_ns;
-    sweep_at(owner, (rest, LOOK_MAX), spare, |gone| gone.bytes >= bytes) > 0
+    sweep_at(owner, (rest, SCAN_MAX), spare, |gone| gone.bytes >= bytes) > 0
 }
 
 /// Gives back about `bytes` of the pool's slabs, if that is possible at once: empty ones, then those with copies of
@@ -144,7 +144,7 @@ pub fn give_slabs(owner: &impl Owner, bytes: i64) -> i64 {
     if before - pool.charged_bytes() < bytes {
         let spare = spare(owner);
         let rest = &owner.state().copies.none_until_ns;
-        sweep_at(owner, (rest, LOOK_MAX), spare, |_| {
+        sweep_at(owner, (rest, SCAN_MAX), spare, |_| {
             pool.empty_bytes() >= bytes
         });
         pool.trim();

@@ -23,7 +23,7 @@ pub(crate) fn excess_bytes(far: &impl FarStore) -> i64 {
     let stats = owner.pool().stats();
     // Room in our own slabs is enough, unless the limit itself was lowered, which needs whole slabs.
     let free_within = stats.charged_bytes - stats.slot_bytes;
-    let writing = owner.state().room.writing_bytes();
+    let writing = owner.state().writes.bytes();
     let over = (used - bound).min(stats.charged_bytes);
     (used - free_within - mark).max(over) - writing
 }
@@ -36,30 +36,30 @@ pub(crate) fn pool_room_bytes(owner: &impl Owner) -> i64 {
 
 /// Whether the last write succeeded. While writes fail, resident pages release their far space at once.
 pub(crate) fn takes_more(owner: &impl Owner) -> bool {
-    !owner.state().room.has_no_place()
+    !owner.state().writes.have_failed()
 }
 
 /// Whether far memory has stopped answering.
 pub fn is_stalled(owner: &impl Owner) -> bool {
-    owner.state().room.is_stalled()
+    owner.state().writes.is_stalled()
 }
 
 /// Whether writes to far memory fail because not enough donors or no disk answer. Reads from there still work, so pages
 /// with a current far copy are evicted without a write, and no page may lose its copy.
 pub fn is_closed(owner: &impl Owner) -> bool {
-    owner.state().room.is_closed()
+    owner.state().writes.is_closed()
 }
 
 /// Whether that is so, and may end while a thread waits that has no alternative.
 pub fn may_open(far: &impl FarStore) -> bool {
     let owner = far.owner();
-    let room = &owner.state().room;
-    room.is_newly_closed(owner.now_ns(), far.wait_ns_max())
+    let writes = &owner.state().writes;
+    writes.is_newly_closed(owner.now_ns(), far.wait_ns_max())
 }
 
 /// Pauses writes.
-pub(crate) fn rest(owner: &impl Owner, why: Status) {
-    if owner.state().room.rest(why, owner.now_ns()) {
+pub(crate) fn pause_writes(owner: &impl Owner, why: Status) {
+    if owner.state().writes.pause(why, owner.now_ns()) {
         owner.cannot_write(why);
     }
 }
@@ -68,7 +68,7 @@ pub(crate) fn rest(owner: &impl Owner, why: Status) {
 pub fn used_and_limit(far: &impl FarStore) -> (u64, u64) {
     let (used, max) = far.slabs_used_and_max();
     let slab_bytes = u64::from(far.book().slab_extents) * EXTENT_BYTES as u64;
-    if far.owner().state().room.has_no_place() {
+    if far.owner().state().writes.have_failed() {
         // Whatever the limit says.
         return (used * slab_bytes, used * slab_bytes);
     }
@@ -85,6 +85,6 @@ pub fn pool_has_room(far: &impl FarStore) -> bool {
 
 /// In a fork's child: it has no writes of its own under way, and drops the parent's remaining extents.
 pub fn after_fork_in_child(owner: &impl Owner) {
-    owner.state().room.forget();
+    owner.state().writes.forget();
     owner.state().unit.take_rest();
 }

@@ -7,7 +7,7 @@ use canvas_types::sync::{AtomicBool, AtomicU32, AtomicU64};
 use crate::far::job::Job;
 use crate::far::lead_time::LeadTime;
 use crate::far::unit::Unit;
-use crate::far::writes::Room;
+use crate::far::writes::Writes;
 use crate::swap::compaction::CompactionHand;
 
 /// Pauses of demotion.
@@ -51,14 +51,14 @@ impl CopyPauses {
 pub(crate) struct Compaction {
     pub(crate) hand: CompactionHand,
     /// No search before this time: the last one found none, or there is enough room.
-    pub(crate) rests_until_ns: AtomicU64,
+    pub(crate) paused_until_ns: AtomicU64,
     pub(crate) give_back: GiveBack,
 }
 
 /// State of giving slabs back.
 pub(crate) struct GiveBack {
     /// No search before this time.
-    pub(crate) rests_until_ns: AtomicU64,
+    pub(crate) paused_until_ns: AtomicU64,
     /// Number of writes at the last search.
     pub(crate) made: AtomicU32,
     /// The next extent of the slab being emptied, and the number of passes over all of them.
@@ -73,9 +73,9 @@ impl Compaction {
         "Starts at the first extent.",
         Compaction {
             hand: CompactionHand::new(),
-            rests_until_ns: AtomicU64::new(0),
+            paused_until_ns: AtomicU64::new(0),
             give_back: GiveBack {
-                rests_until_ns: AtomicU64::new(0),
+                paused_until_ns: AtomicU64::new(0),
                 made: AtomicU32::new(0),
                 at: AtomicU32::new(0),
                 passes: AtomicU32::new(0),
@@ -92,7 +92,7 @@ pub struct State {
     /// Whether other threads want the processors.
     pub(crate) contention: Contention,
     pub(crate) lead_time: LeadTime,
-    pub(crate) room: Room,
+    pub(crate) writes: Writes,
     pub(crate) demotion: DemotionPauses,
     pub(crate) copies: CopyPauses,
     pub(crate) compaction: Compaction,
@@ -115,7 +115,7 @@ impl State {
             jobs: jobs(),
             contention: Contention::new(),
             lead_time: LeadTime::new(),
-            room: Room::new(),
+            writes: Writes::new(),
             demotion: DemotionPauses::new(),
             copies: CopyPauses::new(),
             compaction: Compaction::new(),

@@ -55,11 +55,11 @@ pub trait Pages {
     /// Ends a claim.
     fn publish(&self, page: u32, seen: Self::Seen, outcome: PageOutcome);
     /// Offers pages that are far and in the pool, those evicted longest ago first, until `take` returns false; that
-    /// page is offered again. Visits about `look_max` pages; without that limit it continues until there are none of
+    /// page is offered again. Visits about `scan_max` pages; without that limit it continues until there are none of
     /// any age.
-    fn oldest(&self, look_max: Option<usize>, take: impl FnMut(u32, Self::Seen) -> bool);
-    /// Offers local pages whose entries name a copy until `take` returns false. Visits about `look_max` pages.
-    fn with_copies(&self, look_max: usize, take: impl FnMut(u32, Self::Seen) -> bool);
+    fn oldest(&self, scan_max: Option<usize>, take: impl FnMut(u32, Self::Seen) -> bool);
+    /// Offers local pages whose entries name a copy until `take` returns false. Visits about `scan_max` pages.
+    fn with_copies(&self, scan_max: usize, take: impl FnMut(u32, Self::Seen) -> bool);
 }
 
 /// Which process to ask for room in the pool.
@@ -88,11 +88,11 @@ pub trait Host {
     /// Pool limit in effect now, in bytes.
     fn pool_bound_bytes(&self) -> i64;
     /// Pool size the tenant was configured with, in bytes.
-    fn pool_asked_bytes(&self) -> u64;
+    fn pool_configured_bytes(&self) -> u64;
     /// Whether a page that is promoted into the pool may keep its far copy as well.
     fn keeps_places(&self) -> bool;
     /// Asks other processes of the tenant to give back some of the pool. False when there are none.
-    fn ask_for_pool(&self, whom: PoolPeer) -> bool;
+    fn ask_for_pool(&self, peer: PoolPeer) -> bool;
     /// Logs that pages cannot be demoted; rate-limited.
     fn cannot_write(&self, why: Status);
 }

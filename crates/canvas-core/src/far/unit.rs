@@ -30,10 +30,10 @@ pub(crate) struct Unit {
     /// Reads while pages come alone.
     reads: AtomicU32,
     /// In this window: pages fetched, and pages needed.
-    came: AtomicU32,
+    fetched: AtomicU32,
     used: AtomicU32,
     /// Pages fetched in the previous window; 0 when they came at another size.
-    came_before: AtomicU32,
+    fetched_before: AtomicU32,
     /// Extents that still wait for a request: the first in the high half, the end in the low half.
     rest: AtomicU64,
 }
@@ -44,9 +44,9 @@ impl Unit {
         Unit {
             level: AtomicU32::new(0),
             reads: AtomicU32::new(0),
-            came: AtomicU32::new(0),
+            fetched: AtomicU32::new(0),
             used: AtomicU32::new(0),
-            came_before: AtomicU32::new(0),
+            fetched_before: AtomicU32::new(0),
             rest: AtomicU64::new(0),
         }
     );
@@ -66,16 +66,17 @@ impl Unit {
     }
 
     /// Counts pages that came beside others. Returns the new level, if it changes.
-    pub(crate) fn note_came(&self, pages: u32, level_max: u32) -> Option<u32> {
-        let came = self.came.fetch_add(pages, Ordering::Relaxed) + pages;
+    pub(crate) fn note_fetched(&self, pages: u32, level_max: u32) -> Option<u32> {
+        let fetched = self.fetched.fetch_add(pages, Ordering::Relaxed) + pages;
         let order = Ordering::Relaxed;
         // One thread ends the window.
-        if came < WINDOW_PAGES || self.came.compare_exchange(came, 0, order, order).is_err() {
+        let ends = || self.fetched.compare_exchange(fetched, 0, order, order);
+        if fetched < WINDOW_PAGES || ends().is_err() {
             return None;
         }
         let used = self.used.swap(0, order);
         // The needed ones came before; for the first window after a change that is unknown.
-        let before = self.came_before.swap(came, order);
+        let before = self.fetched_before.swap(fetched, order);
         let level = self.level.load(order);
         let next = match before {
             0 => level,
@@ -86,7 +87,7 @@ impl Unit {
         if next == level {
             return None;
         }
-        self.came_before.store(0, order);
+        self.fetched_before.store(0, order);
         self.level.store(next, order);
         Some(next)
     }
@@ -139,7 +140,7 @@ mod tests {
         for _ in 0..windows {
             unit.used
                 .store(WINDOW_PAGES * used_percent / 100, Ordering::Relaxed);
-            unit.note_came(WINDOW_PAGES, level_max);
+            unit.note_fetched(WINDOW_PAGES, level_max);
         }
         unit.level.load(Ordering::Relaxed)
     }

@@ -4,39 +4,39 @@ use canvas_shm::mailbox::Status;
 use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// State of writes.
-pub(crate) struct Room {
+pub(crate) struct Writes {
     /// No writes before this time, because the last one failed.
-    writes_rest_until_ns: AtomicU64,
+    paused_until_ns: AtomicU64,
     /// Since when donors or the disk do not answer writes; 0 when they do.
-    writes_away_since_ns: AtomicU64,
+    away_since_ns: AtomicU64,
     /// Bytes of the pool that are being written.
-    writing_bytes: AtomicI64,
+    bytes: AtomicI64,
     /// Waiting for a write timed out. Until one ends no thread waits for another, or each fault would.
     stalled: AtomicBool,
     /// The last write failed: no slab, a full disk, no answer.
-    no_room: AtomicBool,
+    failed: AtomicBool,
     /// Number of writes after which pages were demoted.
     made: AtomicU32,
     /// When it was last logged that pages cannot be demoted.
-    told_ns: AtomicU64,
+    logged_ns: AtomicU64,
 }
 
 /// Pause after a failed write.
-const REST_NS: u64 = 200_000_000;
+const PAUSE_NS: u64 = 200_000_000;
 /// Least time between two log lines about it.
-const TELL_NS: u64 = 10_000_000_000;
+const LOG_NS: u64 = 10_000_000_000;
 
-impl Room {
+impl Writes {
     new!(
         "Nothing is being written.",
-        Room {
-            writes_rest_until_ns: AtomicU64::new(0),
-            writes_away_since_ns: AtomicU64::new(0),
-            writing_bytes: AtomicI64::new(0),
+        Writes {
+            paused_until_ns: AtomicU64::new(0),
+            away_since_ns: AtomicU64::new(0),
+            bytes: AtomicI64::new(0),
             stalled: AtomicBool::new(false),
-            no_room: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             made: AtomicU32::new(0),
-            told_ns: AtomicU64::new(0),
+            logged_ns: AtomicU64::new(0),
         }
     );
 
@@ -49,38 +49,38 @@ impl Room {
         self.stalled.store(is, Ordering::Relaxed);
     }
     /// Whether the last write failed.
-    pub(crate) fn has_no_place(&self) -> bool {
-        self.no_room.load(Ordering::Relaxed)
+    pub(crate) fn have_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
     /// Records that a write failed.
-    pub(crate) fn note_no_place(&self) {
-        self.no_room.store(true, Ordering::Relaxed);
+    pub(crate) fn note_failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
     }
     /// Whether writes pause, because the last one failed.
-    pub(crate) fn writes_rest(&self, now_ns: u64) -> bool {
-        self.writes_rest_until_ns.load(Ordering::Relaxed) > now_ns
+    pub(crate) fn are_paused(&self, now_ns: u64) -> bool {
+        self.paused_until_ns.load(Ordering::Relaxed) > now_ns
     }
     /// Whether the last write failed because not enough donors, or no disk, answered. Until one succeeds, the only copy
     /// of a page stays here.
     pub(crate) fn is_closed(&self) -> bool {
-        self.writes_away_since_ns.load(Ordering::Relaxed) != 0
+        self.away_since_ns.load(Ordering::Relaxed) != 0
     }
     /// Whether writes have been failing for less than `wait_ns` because nobody answers.
     pub(crate) fn is_newly_closed(&self, now_ns: u64, wait_ns: u64) -> bool {
-        let since = self.writes_away_since_ns.load(Ordering::Relaxed);
+        let since = self.away_since_ns.load(Ordering::Relaxed);
         since != 0 && now_ns.saturating_sub(since) < wait_ns
     }
     /// Whether writes pause because nobody answers, and have been failing for less than `wait_ns`.
     pub(crate) fn waits_for_an_answer(&self, now_ns: u64, wait_ns: u64) -> bool {
-        self.is_newly_closed(now_ns, wait_ns) && self.writes_rest(now_ns)
+        self.is_newly_closed(now_ns, wait_ns) && self.are_paused(now_ns)
     }
     /// Bytes of the pool that are being written.
-    pub(crate) fn writing_bytes(&self) -> i64 {
-        self.writing_bytes.load(Ordering::Relaxed)
+    pub(crate) fn bytes(&self) -> i64 {
+        self.bytes.load(Ordering::Relaxed)
     }
     /// Adds to these bytes.
-    pub(crate) fn writing(&self, bytes: i64) {
-        self.writing_bytes.fetch_add(bytes, Ordering::Relaxed);
+    pub(crate) fn add_bytes(&self, bytes: i64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
     /// Number of writes after which pages were demoted.
     pub(crate) fn made(&self) -> u32 {
@@ -94,8 +94,8 @@ impl Room {
     pub(crate) fn note_written(&self, ok: bool, done: u64) {
         self.stall(false);
         if ok {
-            self.writes_away_since_ns.store(0, Ordering::Relaxed);
-            self.no_room.store(false, Ordering::Relaxed);
+            self.away_since_ns.store(0, Ordering::Relaxed);
+            self.failed.store(false, Ordering::Relaxed);
         }
         if done > 0 {
             self.note_made();
@@ -103,26 +103,26 @@ impl Room {
     }
     /// In a fork's child: none is under way.
     pub(crate) fn forget(&self) {
-        self.writing_bytes.store(0, Ordering::Relaxed);
+        self.bytes.store(0, Ordering::Relaxed);
         self.stall(false);
     }
     /// Pauses writes. True when it should be logged.
-    pub(crate) fn rest(&self, why: Status, now: u64) -> bool {
-        let away = match (why, self.writes_away_since_ns.load(Ordering::Relaxed)) {
+    pub(crate) fn pause(&self, why: Status, now: u64) -> bool {
+        let away = match (why, self.away_since_ns.load(Ordering::Relaxed)) {
             (Status::Unreachable, 0) => now,
             (Status::Unreachable, since) => since,
             _ => 0,
         };
-        self.writes_away_since_ns.store(away, Ordering::Relaxed);
-        let until = now + REST_NS;
-        self.writes_rest_until_ns.store(until, Ordering::Relaxed);
-        self.note_no_place();
-        let told = self.told_ns.load(Ordering::Relaxed);
+        self.away_since_ns.store(away, Ordering::Relaxed);
+        let until = now + PAUSE_NS;
+        self.paused_until_ns.store(until, Ordering::Relaxed);
+        self.note_failed();
+        let logged = self.logged_ns.load(Ordering::Relaxed);
         // Of several threads, one logs it.
-        (told == 0 || now > told + TELL_NS)
+        (logged == 0 || now > logged + LOG_NS)
             && self
-                .told_ns
-                .compare_exchange(told, now, Ordering::Relaxed, Ordering::Relaxed)
+                .logged_ns
+                .compare_exchange(logged, now, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
     }
 }
@@ -132,41 +132,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_write_rests_and_a_good_one_ends_that() {
-        let room = Room::new();
-        assert!(!room.writes_rest(5) && !room.has_no_place());
-        assert!(room.rest(Status::NoRoom, 1_000), "it is said once");
-        assert!(!room.rest(Status::NoRoom, 2_000), "and not again soon");
-        assert!(room.has_no_place() && room.writes_rest(2_000 + REST_NS - 1));
-        assert!(!room.writes_rest(2_000 + REST_NS));
+    fn a_failed_write_pauses_and_a_good_one_ends_that() {
+        let writes = Writes::new();
+        assert!(!writes.are_paused(5) && !writes.have_failed());
+        assert!(writes.pause(Status::NoRoom, 1_000), "it is said once");
+        assert!(!writes.pause(Status::NoRoom, 2_000), "and not again soon");
+        assert!(writes.have_failed() && writes.are_paused(2_000 + PAUSE_NS - 1));
+        assert!(!writes.are_paused(2_000 + PAUSE_NS));
         assert!(
-            !room.waits_for_an_answer(3_000, u64::MAX),
+            !writes.waits_for_an_answer(3_000, u64::MAX),
             "no answer will come"
         );
-        assert!(room.rest(Status::NoRoom, 2_000 + TELL_NS), "after a while");
-        room.note_written(true, 0);
-        assert!(!room.has_no_place());
-        assert_eq!(room.made(), 0, "its pages were all changed meanwhile");
-        room.note_written(true, 3);
-        assert_eq!(room.made(), 1);
+        assert!(
+            writes.pause(Status::NoRoom, 2_000 + LOG_NS),
+            "after a while"
+        );
+        writes.note_written(true, 0);
+        assert!(!writes.have_failed());
+        assert_eq!(writes.made(), 0, "its pages were all changed meanwhile");
+        writes.note_written(true, 3);
+        assert_eq!(writes.made(), 1);
     }
 
     #[test]
     fn donors_that_are_away_are_waited_for_since_the_first_that_was() {
-        let room = Room::new();
-        room.rest(Status::Unreachable, 1_000);
-        room.rest(Status::Unreachable, 1_000 + REST_NS);
-        let now = 1_001 + REST_NS;
-        assert!(room.waits_for_an_answer(now, REST_NS + 2));
+        let writes = Writes::new();
+        writes.pause(Status::Unreachable, 1_000);
+        writes.pause(Status::Unreachable, 1_000 + PAUSE_NS);
+        let now = 1_001 + PAUSE_NS;
+        assert!(writes.waits_for_an_answer(now, PAUSE_NS + 2));
         assert!(
-            !room.waits_for_an_answer(now, REST_NS),
+            !writes.waits_for_an_answer(now, PAUSE_NS),
             "waited long enough"
         );
-        room.stall(true);
-        assert!(room.is_stalled());
-        room.note_written(false, 0);
-        assert!(!room.is_stalled() && room.has_no_place());
-        room.rest(Status::NoRoom, now);
-        assert!(!room.waits_for_an_answer(now, u64::MAX));
+        writes.stall(true);
+        assert!(writes.is_stalled());
+        writes.note_written(false, 0);
+        assert!(!writes.is_stalled() && writes.have_failed());
+        writes.pause(Status::NoRoom, now);
+        assert!(!writes.waits_for_an_answer(now, u64::MAX));
     }
 }

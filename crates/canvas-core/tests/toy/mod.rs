@@ -425,7 +425,7 @@ impl Host for Toy<'_> {
     fn pool_bound_bytes(&self) -> i64 {
         self.w.bound.load(Ordering::Relaxed)
     }
-    fn pool_asked_bytes(&self) -> u64 {
+    fn pool_configured_bytes(&self) -> u64 {
         self.pool_bound_bytes() as u64
     }
     fn keeps_places(&self) -> bool {

@@ -43,12 +43,12 @@ pub fn wake(slot: &ProcSlot) {
 
 /// Asks other processes to give up some of the pool. Returns the one that was asked, or one of them; `None` if there is
 /// none.
-pub fn ask_for_pool(whom: PoolPeer) -> Option<&'static ProcSlot> {
+pub fn ask_for_pool(peer: PoolPeer) -> Option<&'static ProcSlot> {
     /// A few slabs, because more than one page needs room.
     const BYTES: i64 = 128 << 10;
     let me = state::slot();
     let has = |p: &ProcSlot| p.pool_bytes.load(Ordering::Relaxed);
-    let least = if whom == PoolPeer::Larger { has(me) } else { 0 };
+    let least = if peer == PoolPeer::Larger { has(me) } else { 0 };
     let others = live_slots().filter(|p| !core::ptr::eq(*p, me) && has(p) > least);
     let ask = |p: &'static ProcSlot| {
         if !release_gone(|s| core::ptr::eq(s, p)) {
@@ -57,7 +57,7 @@ pub fn ask_for_pool(whom: PoolPeer) -> Option<&'static ProcSlot> {
         }
         p
     };
-    if whom == PoolPeer::All {
+    if peer == PoolPeer::All {
         others.map(ask).last()
     } else {
         others.max_by_key(|p| has(p)).map(ask)

@@ -120,14 +120,14 @@ impl Host for Ours {
     fn pool_bound_bytes(&self) -> i64 {
         state::seg().pool_bound_of_processes().max(0)
     }
-    fn pool_asked_bytes(&self) -> u64 {
+    fn pool_configured_bytes(&self) -> u64 {
         state::seg().config.pool_bytes.load(Ordering::Relaxed)
     }
     fn keeps_places(&self) -> bool {
         reserves(&ThisProcess)
     }
-    fn ask_for_pool(&self, whom: PoolPeer) -> bool {
-        tenant::ask_for_pool(whom).is_some()
+    fn ask_for_pool(&self, peer: PoolPeer) -> bool {
+        tenant::ask_for_pool(peer).is_some()
     }
     #[cold]
     fn cannot_write(&self, why: Status) {
