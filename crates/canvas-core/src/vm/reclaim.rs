@@ -11,6 +11,7 @@ use canvas_types::PageId;
 use canvas_types::sync::Ordering;
 
 use super::context::Batch;
+use super::floors::surplus;
 use super::ledger::{self, count};
 use super::unmap::{Purpose, far_word, unmap};
 use super::{FarFull, Report, Vm};
@@ -220,7 +221,7 @@ impl Direct {
         let gives = if self.fruitless >= 3 {
             0
         } else if self.ours_too || full {
-            ledger::surplus(seg, me)
+            surplus(seg, me)
         } else if over <= SLACK_PAGES && ledger::others_are_older(vm, self.begun) {
             return Some(true);
         } else {
@@ -269,7 +270,7 @@ impl Direct {
         gives: i64,
         others: bool,
     ) -> Option<bool> {
-        let surplus = || ledger::surplus(vm.segment(), vm.slot());
+        let surplus = || surplus(vm.segment(), vm.slot());
         let ours = gives > 0 && self.fruitless < 3;
         // Pages that relatives copy on write are charged only when they are measured, which takes time. If the tenant
         // is far past its limit and some process can give up pages, delay each fault a little.
