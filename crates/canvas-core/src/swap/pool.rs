@@ -192,8 +192,8 @@ pub enum EntryFrom {
     Nowhere,
     /// The page had it: Canvas's reservation, without a lock.
     Page,
-    /// The allocator, without its lock: it was one of a batch.
-    Stock,
+    /// A magazine of the allocator, without its lock: it was one of a batch.
+    Magazine,
     /// The allocator, under its lock.
     Lock,
 }
@@ -509,7 +509,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             Alloc::Reserved => Ok((reserved, EntryFrom::Page)),
             Alloc::Locked => match self.entries.alloc() {
                 Some(Allocated { entry, locked }) if locked => Ok((entry, EntryFrom::Lock)),
-                Some(Allocated { entry, .. }) => Ok((entry, EntryFrom::Stock)),
+                Some(Allocated { entry, .. }) => Ok((entry, EntryFrom::Magazine)),
                 None => Err(StoreError::NoEntry),
             },
         }
