@@ -12,7 +12,7 @@ use crate::pager::word::{self, State, Word};
 /// Pages of a chunk: what the clock hand claims at a time, and the longest run it returns.
 pub const CHUNK_PAGES: usize = 64;
 /// Chunks of a block.
-pub const CHUNKS_PER_BLOCK: usize = BLOCK_PAGES / CHUNK_PAGES;
+const CHUNKS_PER_BLOCK: usize = BLOCK_PAGES / CHUNK_PAGES;
 
 /// All page words of a process. A copy refers to the same words.
 #[derive(Clone, Copy)]
@@ -71,6 +71,26 @@ impl<'a> PageTable<'a> {
             .iter()
             .position(|n| n.load(Ordering::Relaxed) != 0)
             .map(|i| from + i)
+    }
+
+    /// First page at or after `from` in a block that has resident pages.
+    #[inline]
+    pub fn next_used_page(&self, from: u32) -> Option<u32> {
+        let block = self.next_used_block(from as usize / BLOCK_PAGES)?;
+        Some(from.max((block * BLOCK_PAGES) as u32))
+    }
+
+    /// First chunk at or after `from` in a block that has resident pages.
+    #[inline]
+    pub fn next_used_chunk(&self, from: u32) -> Option<u32> {
+        let block = self.next_used_block(from as usize / CHUNKS_PER_BLOCK)?;
+        Some(from.max((block * CHUNKS_PER_BLOCK) as u32))
+    }
+
+    /// Chunks of [`PageTable::blocks`].
+    #[inline]
+    pub fn chunks(&self) -> u32 {
+        (self.blocks() * CHUNKS_PER_BLOCK) as u32
     }
 
     /// One past the highest block that ever had a resident page.
@@ -151,6 +171,15 @@ mod tests {
             assert_eq!(t.next_used_block(0), Some(2));
             assert_eq!(t.next_used_block(3), Some(3));
             assert_eq!(t.next_used_block(4), None);
+            assert_eq!(
+                (t.next_used_page(7), t.next_used_page(1030)),
+                (Some(1024), Some(1030))
+            );
+            assert_eq!(
+                (t.next_used_chunk(3), t.next_used_chunk(17)),
+                (Some(16), Some(17))
+            );
+            assert_eq!((t.next_used_chunk(32), t.chunks()), (None, 32));
             assert_eq!(t.resident_pages(), 5);
             t.note_gone_run(3 * BLOCK_PAGES - 2, 2);
             assert_eq!(t.next_used_block(0), Some(3));
