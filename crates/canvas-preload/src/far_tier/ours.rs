@@ -4,7 +4,7 @@
 use canvas_core::far::{
     Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom,
 };
-use canvas_core::pager::copies::CopyHand;
+use canvas_core::pager::copies;
 use canvas_core::pager::spill::{Look, SpillHand};
 use canvas_core::pager::word::{self, State as At, Word, flag};
 use canvas_core::swap::extents::ExtentBook;
@@ -33,7 +33,7 @@ use crate::report;
 
 static STATE: State = State::new();
 static SPILL: SpillHand = SpillHand::new();
-static COPIES: CopyHand = CopyHand::new();
+static COPIES: AtomicU32 = AtomicU32::new(0);
 
 /// This process: its pages and its pool.
 pub struct Ours;
@@ -93,7 +93,7 @@ impl Pages for Ours {
         SPILL.scan(look, areas::all_resident, on_node, take);
     }
     fn with_copies(&self, look_max: usize, take: impl FnMut(u32, Word) -> bool) {
-        COPIES.scan(&areas::table(), look_max, take);
+        copies::scan(&COPIES, &areas::table(), look_max, take);
     }
 }
 

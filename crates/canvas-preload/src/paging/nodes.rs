@@ -3,7 +3,7 @@
 //! try a node first.
 
 use canvas_core::far::{Becomes, Pages};
-use canvas_core::pager::copies::CopyHand;
+use canvas_core::pager::copies;
 use canvas_core::pager::spill::{Look, SpillHand};
 use canvas_core::pager::word::Word;
 use canvas_core::swap::Spared;
@@ -15,7 +15,7 @@ use canvas_shm::nodes::NodeBook;
 use canvas_sys::proc;
 use canvas_types::layout::NODES_MAX;
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas, state,
@@ -33,7 +33,7 @@ const FOUND_NONE_NS: u64 = 2_000_000;
 const POOL_FULL_NS: u64 = 10_000_000;
 
 static FAR: SpillHand = SpillHand::new();
-static COPIES: CopyHand = CopyHand::new();
+static COPIES: AtomicU32 = AtomicU32::new(0);
 static RESTS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
 /// By how many of this process's pages each node is too full.
@@ -140,7 +140,7 @@ fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
 /// Drops copies of pages that are in local memory; returns how many.
 fn drop_copies(excess: &Excess) -> i64 {
     let mut dropped = 0;
-    COPIES.scan(&areas::table(), LOOK_MAX, |page, seen| {
+    copies::scan(&COPIES, &areas::table(), LOOK_MAX, |page, seen| {
         if dropped == ROUND_PAGES || !excess.any() {
             return false;
         }
