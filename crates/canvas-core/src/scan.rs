@@ -100,11 +100,11 @@ impl ScanCursor {
         self.advance(n);
     }
 
-    /// Skips `n` numbers at the price of one.
+    /// Skips `n` numbers, or those to the end of the round, at the price of one.
     #[inline]
     pub fn skip(&mut self, n: u32) {
         self.budget = self.budget.saturating_sub(1);
-        self.advance(n);
+        self.advance(n.min(self.end.saturating_sub(self.at)));
     }
 
     /// In a scan over pages, skips the block that begins here if it `is_empty`.
@@ -215,12 +215,16 @@ mod tests {
                 prop_assert_eq!((scan.at(), scan.passed()), (number, u64::from(passed)));
                 let before = std::mem::replace(&mut round, (at + passed) / end);
                 prop_assert_eq!(scan.wrapped(), round > before);
-                let n = n.min(end - number);
-                let cost = if what == 1 { 1 } else { (n as usize).min(left) };
-                if what == 1 { scan.skip(n) } else { scan.pass(n) }
-                left -= cost;
+                let to_end = n.min(end - number);
+                if what == 1 {
+                    scan.skip(n);
+                    left -= 1;
+                } else {
+                    scan.pass(to_end);
+                    left = left.saturating_sub(to_end as usize);
+                }
                 prop_assert_eq!(scan.budget(), left);
-                list.drain(..(n as usize).min(list.len()));
+                list.drain(..(to_end as usize).min(list.len()));
             }
         }
     }

@@ -4,10 +4,12 @@
 //! of its resident pages, and one number bounds the blocks that were ever used. Both are hints: a count may be wrong
 //! for the moment between a transition and its update, but no longer.
 
+use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::pager::word::{self, State, Word};
+use crate::scan::ScanCursor;
 
 /// Pages of a chunk: what the clock hand claims at a time, and the longest run it returns.
 pub const CHUNK_PAGES: usize = 64;
@@ -134,6 +136,49 @@ impl<'a> PageTable<'a> {
             f(block, (stop - at) as u32);
             at = stop;
         }
+    }
+}
+
+/// The page words among which far pages are searched.
+#[derive(Clone, Copy)]
+pub struct FarPages<'a, E: Fn(usize) -> bool> {
+    /// All words.
+    pub words: &'a [AtomicU64],
+    /// Number of their blocks that are in use.
+    pub blocks: usize,
+    /// Whether a block has no far pages.
+    pub is_empty: E,
+    /// The current epoch.
+    pub now_epoch: u8,
+}
+
+impl<E: Fn(usize) -> bool> FarPages<'_, E> {
+    /// One past the last page.
+    pub fn end(&self) -> u32 {
+        (self.blocks * BLOCK_PAGES).min(self.words.len()) as u32
+    }
+
+    /// Writes pages that `wants` to `out`; returns how many.
+    pub fn collect(
+        &self,
+        scan: &mut ScanCursor,
+        out: &mut [PageId],
+        wants: impl Fn(Word) -> bool,
+    ) -> usize {
+        let mut n = 0;
+        while n < out.len()
+            && let Some(page) = scan.look()
+        {
+            if scan.skip_block(&self.is_empty) {
+                continue;
+            }
+            if wants(word::load(&self.words[page as usize])) {
+                out[n] = PageId(page);
+                n += 1;
+            }
+            scan.pass(1);
+        }
+        n
     }
 }
 

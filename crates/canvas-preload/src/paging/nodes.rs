@@ -4,7 +4,7 @@
 
 use canvas_core::far::{Becomes, Pages};
 use canvas_core::pager::copies;
-use canvas_core::pager::spill::{Look, SpillHand};
+use canvas_core::pager::spill::SpillHand;
 use canvas_core::pager::word::Word;
 use canvas_core::swap::Spared;
 use canvas_core::swap::pool::{NODE_PAGE_BYTES, Sank};
@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas, state,
-    state::{PAGER, ThisProcess, count},
+    state::{ThisProcess, count},
 };
 use crate::far_tier::{ours::Ours, pool::pool};
 use crate::paging::context;
@@ -105,16 +105,10 @@ pub fn background_round() -> bool {
 
 /// Moves the pages that left local memory longest ago into the pool. Returns how many, and whether the pool is full.
 fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
-    let table = areas::table();
-    let look = Look {
-        words: table.words,
-        blocks: table.blocks(),
-        now_epoch: PAGER.epoch.now(),
-        words_max: Some(LOOK_MAX),
-    };
+    let far = state::far_pages();
     let (mut sunk, mut is_full) = (0, false);
     let other = |seen: Word| excess.of(seen).is_none();
-    FAR.scan(look, areas::all_resident, other, |page, seen| {
+    FAR.scan(&far, Some(LOOK_MAX), other, |page, seen| {
         let (false, true, Some(left)) = (is_full, sunk < ROUND_PAGES, excess.of(seen)) else {
             return !is_full && sunk < ROUND_PAGES;
         };
