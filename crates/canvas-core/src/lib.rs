@@ -3,6 +3,7 @@
 //! * [`pager`]: page words and their transitions, which page to evict, what to prefetch;
 //! * [`swap`]: swap entries and the compressed pool;
 //! * [`far`]: moves of stored pages between a pool and far memory;
+//! * [`scan`]: how searches go round over pages and extents;
 //! * [`vm`]: how a page enters and leaves local memory, over a kernel and a store that the caller provides.
 //!
 //! Nothing here allocates, makes a system call or reads a clock; the caller passes memory, time and threads.
@@ -11,5 +12,6 @@
 
 pub mod far;
 pub mod pager;
+pub mod scan;
 pub mod swap;
 pub mod vm;

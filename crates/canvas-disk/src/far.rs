@@ -15,6 +15,7 @@ use canvas_core::far::fetch;
 use canvas_core::far::{
     Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request, State,
 };
+use canvas_core::scan::ScanCursor;
 use canvas_core::swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_core::swap::{Chosen, LocalPool, PoolBudget};
 use canvas_direct::pairs::NoPairs;
@@ -327,10 +328,6 @@ impl PoolBudget for Bound<'_> {
     }
 }
 
-/// The clock hand.
-#[derive(Default)]
-pub(crate) struct Hand(AtomicU32);
-
 /// A snapshot of a page.
 #[derive(Clone, Copy)]
 pub struct Seen {
@@ -381,15 +378,12 @@ impl Pages for PoolStore<'_> {
         self.states[page as usize].store(next & !BUSY, Release);
     }
     fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Seen) -> bool) {
-        let pages = self.high.load(Relaxed);
-        // One pass clears their use, a second one takes them.
-        let looks = 2 * pages as usize;
-        for _ in 0..look_max.unwrap_or(looks).min(looks) {
-            let at = self.hand.0.load(Relaxed);
-            let page = if at < pages { at } else { 0 };
-            let Some(seen) = self.look(page) else {
-                return;
-            };
+        let (at, pages) = (self.hand.load(Relaxed), self.high.load(Relaxed));
+        // One round clears their use, a second one takes them.
+        let mut scan = ScanCursor::new(at, pages, look_max.unwrap_or(usize::MAX)).rounds(2);
+        while let Some(page) = scan.look()
+            && let Some(seen) = self.look(page)
+        {
             if Self::location(seen) == (PageLocation::Far { in_far_tier: false }) {
                 if seen.state & USED != 0 {
                     let passed = seen.state & !USED;
@@ -397,11 +391,12 @@ impl Pages for PoolStore<'_> {
                     // A thread working on it meanwhile counts as use.
                     let _ = state.compare_exchange(seen.state, passed, Relaxed, Relaxed);
                 } else if !take(page, seen) {
-                    self.hand.0.store(page, Relaxed);
-                    return;
+                    break;
                 }
             }
-            self.hand.0.store(page + 1, Relaxed);
+            scan.pass(1);
+            // Other threads go on from here.
+            self.hand.store(scan.at(), Relaxed);
         }
     }
     /// There are no resident copies.

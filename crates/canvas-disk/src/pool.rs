@@ -23,7 +23,7 @@ use canvas_sys::{Errno, clmul, lz4, proc};
 use canvas_types::sync::{Threads, backoff};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
-use crate::far::{self, ASKED, BEYOND, BUSY, Bound, CAME, DiskFar, Hand, KNOWN, Tenant, USED};
+use crate::far::{self, ASKED, BEYOND, BUSY, Bound, CAME, DiskFar, KNOWN, Tenant, USED};
 use crate::file::DiskFile;
 use crate::recover::Found;
 use crate::{DiskError, PageStore};
@@ -309,7 +309,8 @@ pub struct PoolStore<'m> {
     pub(crate) states: &'m [AtomicU8],
     /// No page from this one on was ever written.
     pub(crate) high: AtomicU32,
-    pub(crate) hand: Hand,
+    /// Where the search for pages to demote goes on.
+    pub(crate) hand: AtomicU32,
     pub(crate) tenant: Option<&'m Tenant>,
     pub(crate) far_state: State,
     pub(crate) counts: Counts,
@@ -356,7 +357,7 @@ impl<'m> PoolStore<'m> {
             pool: pool.keeping_old().journaled(journal),
             states: memory.states.all(),
             high: AtomicU32::new(0),
-            hand: Hand::default(),
+            hand: AtomicU32::new(0),
             tenant: memory.tenant.as_ref(),
             far_state: State::new(),
             counts: Counts::default(),

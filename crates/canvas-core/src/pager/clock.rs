@@ -20,8 +20,9 @@ pub use heat::{ClockParams, EPOCHS_PER_MEMORY, EpochClock, FillKind};
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 use canvas_types::{PageId, SwapEntry};
 
-use crate::pager::table::{CHUNK_PAGES, CHUNKS_PER_BLOCK, PageTable};
+use crate::pager::table::{CHUNK_PAGES, PageTable};
 use crate::pager::word::{self, HEAT_MAX, State, Word, flag};
+use crate::scan::ScanCursor;
 
 /// Chunks left behind by streams that are remembered.
 const BEHIND_SLOTS: usize = 32;
@@ -150,7 +151,7 @@ impl Clock {
         }
         let mut level = Level::Normal;
         // Chunks left for this call: each level covers every chunk once.
-        let mut left = (table.blocks() * CHUNKS_PER_BLOCK) as u64;
+        let mut left = u64::from(table.chunks());
         while out.pages() - before < want && out.has_room() {
             let Some((chunk, sweep, passed)) = self.claim(table) else {
                 break;
@@ -166,7 +167,7 @@ impl Clock {
                 break;
             }
             level = Level::IgnoreReferenced;
-            left = (table.blocks() * CHUNKS_PER_BLOCK) as u64;
+            left = u64::from(table.chunks());
         }
         out.pages() - before
     }
@@ -176,19 +177,14 @@ impl Clock {
     fn take_all(&self, table: &PageTable<'_>, among: Among, want: u32, out: &mut VictimBatch) {
         let before = out.pages();
         let hand = self.hand.load(Ordering::Relaxed);
-        let (sweep, start) = ((hand >> 32) as u32, hand as u32);
-        for (from, to) in [(start, u32::MAX), (0, start)] {
-            let mut at = from;
-            while let Some(chunk) = Self::next_chunk(table, at) {
-                if chunk >= to {
-                    break;
-                }
-                if out.pages() - before >= want || !out.has_room() {
-                    return;
-                }
-                self.sweep_chunk(table, chunk, sweep, (Level::TakeAll, among), out);
-                at = chunk + 1;
-            }
+        let sweep = (hand >> 32) as u32;
+        let mut scan = Self::scan(table, hand).rounds(1);
+        while out.pages() - before < want
+            && out.has_room()
+            && let Some(chunk) = scan.seek(|from| table.next_used_chunk(from))
+        {
+            self.sweep_chunk(table, chunk, sweep, (Level::TakeAll, among), out);
+            scan.pass(1);
         }
     }
 
@@ -197,35 +193,24 @@ impl Clock {
     fn claim(&self, table: &PageTable<'_>) -> Option<(u32, u32, u64)> {
         let mut cur = self.hand.load(Ordering::Relaxed);
         loop {
-            let (sweep, at) = ((cur >> 32) as u32, cur as u32);
-            let total = (table.blocks() * CHUNKS_PER_BLOCK) as u64;
-            let (sweep, chunk, passed) = match Self::next_chunk(table, at) {
-                Some(chunk) => (sweep, chunk, u64::from(chunk - at) + 1),
-                None => {
-                    let chunk = Self::next_chunk(table, 0)?;
-                    (
-                        sweep.wrapping_add(1),
-                        chunk,
-                        total.saturating_sub(u64::from(at)) + u64::from(chunk) + 1,
-                    )
-                }
-            };
-            let next = (u64::from(sweep) << 32) | u64::from(chunk + 1);
+            let mut scan = Self::scan(table, cur);
+            let chunk = scan.seek(|from| table.next_used_chunk(from))?;
+            scan.pass(1);
+            let sweep = ((cur >> 32) as u32).wrapping_add(u32::from(scan.wrapped()));
+            let next = (u64::from(sweep) << 32) | u64::from(scan.at());
             match self
                 .hand
                 .compare_exchange_weak(cur, next, Ordering::Relaxed, Ordering::Relaxed)
             {
-                Ok(_) => return Some((chunk, sweep, passed)),
+                Ok(_) => return Some((chunk, sweep, scan.passed())),
                 Err(now) => cur = now,
             }
         }
     }
 
-    /// First chunk at or after `from` in a block with resident pages.
-    fn next_chunk(table: &PageTable<'_>, from: u32) -> Option<u32> {
-        let per_block = CHUNKS_PER_BLOCK as u32;
-        let block = table.next_used_block((from / per_block) as usize)? as u32;
-        Some(from.max(block * per_block))
+    /// A scan over the chunks, from where the hand is.
+    fn scan(table: &PageTable<'_>, hand: u64) -> ScanCursor {
+        ScanCursor::new(hand as u32, table.chunks(), usize::MAX)
     }
 
     /// Takes pages that streams have left behind.

@@ -1,75 +1,46 @@
 //! Finds pages in local memory that keep a far copy. The copy is a cache, which saves writing the page again if it
 //! leaves unchanged.
 //!
-//! A hand cycles over the pages when far memory needs the room. Age does not matter: pages in local memory lose nothing
-//! else.
+//! A scan goes round over the pages when far memory needs the room. Age does not matter: pages in local memory lose
+//! nothing else.
 
 use canvas_types::layout::BLOCK_PAGES;
-use canvas_types::sync::{AtomicU64, Ordering};
+use canvas_types::sync::{AtomicU32, Ordering};
 
 use crate::pager::table::PageTable;
 use crate::pager::word::{self, State, Word, flag};
+use crate::scan::ScanCursor;
 
-/// The hand. Several threads may move it at the same time; only one of two threads that see a page can claim it.
-pub struct CopyHand {
-    /// The next page.
-    at: AtomicU64,
-}
-
-impl CopyHand {
-    /// A hand at the first page.
-    #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
-    pub const fn new() -> CopyHand {
-        CopyHand {
-            at: AtomicU64::new(0),
+/// Offers resident pages with a far copy to `take`, which returns false to stop (the page is offered again next time).
+/// Goes round once at most, from `position` on, and examines at most about `look_max` words. Several threads may scan at
+/// the same time; only one of two threads that see a page can claim it.
+pub fn scan(
+    position: &AtomicU32,
+    table: &PageTable<'_>,
+    look_max: usize,
+    mut take: impl FnMut(u32, Word) -> bool,
+) {
+    let end = (table.blocks() * BLOCK_PAGES) as u32;
+    let mut scan = ScanCursor::new(position.load(Ordering::Relaxed), end, look_max).rounds(1);
+    while let Some(page) = scan.look() {
+        if scan.skip_block(|b| table.resident_in_block[b].load(Ordering::Relaxed) == 0) {
+            continue;
         }
+        let w = word::load(&table.words[page as usize]);
+        let is_copy = w.state() == State::Resident && w.has(flag::FAR_COPY) && w.entry().is_some();
+        if is_copy && !take(page, w) {
+            break;
+        }
+        scan.pass(1);
     }
-
-    /// Offers resident pages with a far copy to `take`, which returns false to stop (the page is offered again next
-    /// time). Goes round once at most, and examines at most about `look_max` words.
-    pub fn scan(
-        &self,
-        table: &PageTable<'_>,
-        look_max: usize,
-        mut take: impl FnMut(u32, Word) -> bool,
-    ) {
-        let end = table.blocks() * BLOCK_PAGES;
-        if end == 0 {
-            return;
-        }
-        let mut page = self.at.load(Ordering::Relaxed) as usize % end;
-        let (mut gone, mut looked) = (0, 0);
-        while gone < end && looked < look_max {
-            looked += 1;
-            let block = page / BLOCK_PAGES;
-            let skipped = page.is_multiple_of(BLOCK_PAGES)
-                && table.resident_in_block[block].load(Ordering::Relaxed) == 0;
-            let step = if skipped {
-                BLOCK_PAGES
-            } else {
-                let w = word::load(&table.words[page]);
-                if w.state() == State::Resident
-                    && w.has(flag::FAR_COPY)
-                    && w.entry().is_some()
-                    && !take(page as u32, w)
-                {
-                    break;
-                }
-                1
-            };
-            gone += step;
-            page = (page + step) % end;
-        }
-        self.at.store(page as u64, Ordering::Relaxed);
-    }
+    position.store(scan.at(), Ordering::Relaxed);
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use canvas_types::SwapEntry;
-    use canvas_types::sync::AtomicU32;
+    use canvas_types::sync::AtomicU64;
 
     const BLOCKS: usize = 4;
 
@@ -95,10 +66,10 @@ mod tests {
             table.note_resident(*page);
             words[*page].store(w.0, Ordering::Relaxed);
         }
-        let hand = CopyHand::new();
+        let position = AtomicU32::new(0);
         let call = |_| {
             let mut got = Vec::new();
-            hand.scan(&table, look_max, |page, _| {
+            scan(&position, &table, look_max, |page, _| {
                 if got.len() == each {
                     return false;
                 }

@@ -13,6 +13,7 @@ pub mod word;
 use canvas_types::PAGE_SIZE;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
+use crate::scan::ScanCursor;
 use word::{Entry, State, Word, load, transition};
 
 /// Maximum victims of an eviction.
@@ -224,38 +225,45 @@ impl<'a> Partition<'a> {
 
     /// Writes the list of victims; returns how many there are.
     fn choose(&self, k: &impl Kernel, want: usize, end: u32) -> usize {
-        let want = want.min(self.journal.pages.len());
-        let mut n = 0;
-        let mut page = self.hand.load(Ordering::Relaxed);
-        // The second pass finds pages whose referenced bit the first one cleared.
-        for _ in 0..2 * u64::from(end) {
-            if n == want {
-                break;
-            }
-            if page >= end {
-                page = 0;
-            }
+        let (pages, mut n) = (self.journal.pages, 0);
+        let want = want.min(pages.len());
+        self.each_from(self.hand, u32::MAX, end, |page, w, cur| {
             // The search has come full circle: a page must not be in the list twice.
-            if n > 0 && page == self.journal.pages[0].load(Ordering::Relaxed) {
-                break;
+            if n == want || n > 0 && page == pages[0].load(Ordering::Relaxed) {
+                return false;
             }
-            let w = &self.words[page as usize];
-            let cur = load(w);
-            if cur.state() == State::Resident {
-                if cur.is_referenced() {
-                    // Cannot fail: only the lock holder changes Resident words.
-                    transition(w, cur, cur.unreferenced());
-                } else if !k.is_pinned(page) {
-                    self.journal.pages[n].store(page, Ordering::Relaxed);
-                    n += 1;
-                }
+            if cur.state() == State::Resident && cur.is_referenced() {
+                // Cannot fail: only the lock holder changes Resident words.
+                transition(w, cur, cur.unreferenced());
+            } else if cur.state() == State::Resident && !k.is_pinned(page) {
+                pages[n].store(page, Ordering::Relaxed);
+                n += 1;
             }
-            page += 1;
-        }
-        self.hand.store(page, Ordering::Relaxed);
+            true
+        });
         k.step();
         self.journal.count.store(n as u32, Ordering::SeqCst);
         n
+    }
+
+    /// Calls `on` with at most `most` pages below `end`, round and round from `hand` on, while it returns true.
+    fn each_from(
+        &self,
+        hand: &AtomicU32,
+        most: u32,
+        end: u32,
+        mut on: impl FnMut(u32, &AtomicU64, Word) -> bool,
+    ) {
+        // The second round finds pages whose referenced bit the first one cleared.
+        let mut scan = ScanCursor::new(hand.load(Ordering::Relaxed), end, most as usize).rounds(2);
+        while let Some(page) = scan.look() {
+            let w = &self.words[page as usize];
+            if !on(page, w, load(w)) {
+                break;
+            }
+            scan.pass(1);
+        }
+        hand.store(scan.at(), Ordering::Relaxed);
     }
 
     /// Phase 1: all victims are in the pipe.

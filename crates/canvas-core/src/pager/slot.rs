@@ -27,11 +27,11 @@
 //!
 //! The lock guards the free stacks and the FIFO. It is taken once per batch: of places that are made, of places that a
 //! writer takes ([`SlotTable::oldest`]), of slots that are allocated. Single slots are taken from and returned to a
-//! magazine (a shelf of a [`Stock`]) without the lock; a full magazine goes to the free stack in one piece. Slots in
-//! magazines have buffers and count as free: a thread that finds the stack empty takes slots from any magazine before
-//! it starts a new buffer or fails.
+//! magazine ([`Magazines`]) without the lock; a full magazine goes to the free stack in one piece. Slots in magazines
+//! have buffers and count as free: a thread that finds the stack empty takes slots from any magazine before it starts a
+//! new buffer or fails.
 
-use canvas_types::stock::Stock;
+use canvas_types::magazine::Magazines;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, Threads};
 use canvas_types::{PageId, SwapEntry};
 
@@ -42,7 +42,7 @@ use crate::pager::word::{self, State, Word};
 const RING_START: usize = if cfg!(test) { 2 } else { 512 };
 
 /// Capacity of a magazine. As many slots move between it and the free stack under one lock.
-const SHELF: usize = if cfg!(any(test, feature = "shuttle")) {
+const MAGAZINE_SLOTS: usize = if cfg!(any(test, feature = "shuttle")) {
     2
 } else {
     16
@@ -165,7 +165,7 @@ pub struct Control {
     head: AtomicU64,
     tail: AtomicU64,
     /// Free slots with buffers, by number + 1.
-    stock: Stock<SHELF>,
+    magazines: Magazines<MAGAZINE_SLOTS>,
 }
 
 macro_rules! control_new {
@@ -180,7 +180,7 @@ macro_rules! control_new {
             capacity: AtomicU32::new(0),
             head: AtomicU64::new(0),
             tail: AtomicU64::new(0),
-            stock: Stock::new(),
+            magazines: Magazines::new(),
         }
     };
 }
@@ -340,7 +340,7 @@ impl<'a> SlotTable<'a> {
     /// Slots in use.
     #[inline]
     pub fn used(&self) -> u32 {
-        self.out().saturating_sub(self.control.stock.len())
+        self.out().saturating_sub(self.control.magazines.len())
     }
     /// Slots that are available without writing out.
     #[inline]
@@ -364,18 +364,18 @@ impl<'a> SlotTable<'a> {
     /// from now on, and the caller charges them.
     #[inline]
     pub fn alloc(&self, out: &mut [Place]) -> (usize, usize) {
-        let stock = &self.control.stock;
+        let magazines = &self.control.magazines;
         let me = (self.threads.number)();
         let mut n = 0;
         // Above the bound (it may have been lowered), the slots in magazines are not available.
         if self.out() <= self.capacity() {
-            n = self.alloc_shelved(&mut out[..], || stock.take(me));
+            n = self.alloc_from_magazines(&mut out[..], || magazines.take(me));
         }
         if n < out.len() {
             n += self.alloc_stacked(&mut out[n..], me);
         }
         if n < out.len() && self.out() <= self.capacity() {
-            n += self.alloc_shelved(&mut out[n..], || stock.take_any(me));
+            n += self.alloc_from_magazines(&mut out[n..], || magazines.take_any(me));
         }
         let mut fresh = 0;
         if n < out.len() {
@@ -385,7 +385,7 @@ impl<'a> SlotTable<'a> {
     }
 
     /// Takes slots from magazines.
-    fn alloc_shelved(&self, out: &mut [Place], take: impl Fn() -> Option<u32>) -> usize {
+    fn alloc_from_magazines(&self, out: &mut [Place], take: impl Fn() -> Option<u32>) -> usize {
         let mut n = 0;
         while n < out.len()
             && let Some(number) = take()
@@ -398,13 +398,13 @@ impl<'a> SlotTable<'a> {
 
     /// Takes slots with buffers from the free stack, and if one was asked for a few more for the magazine.
     fn alloc_stacked(&self, out: &mut [Place], me: usize) -> usize {
-        let stock = &self.control.stock;
+        let magazines = &self.control.magazines;
         let mut n = 0;
         {
             let g = self.lock();
             if self.out() > self.capacity() {
                 // Slots in magazines count as free, but only the stacks enforce the bound.
-                while let Some(number) = stock.take_any(me) {
+                while let Some(number) = magazines.take_any(me) {
                     self.stack(number - 1, &g);
                 }
             }
@@ -415,9 +415,9 @@ impl<'a> SlotTable<'a> {
                 n += 1;
             }
             if out.len() == 1 {
-                for _ in 0..SHELF / 2 {
+                for _ in 0..MAGAZINE_SLOTS / 2 {
                     let Some(slot) = self.unstack(&g) else { break };
-                    if !stock.put(me, slot + 1) {
+                    if !magazines.put(me, slot + 1) {
                         self.stack(slot, &g);
                         break;
                     }
@@ -487,7 +487,7 @@ impl<'a> SlotTable<'a> {
         }
         c.free_top.store(top - n as u32, Ordering::Relaxed);
         let left = match n < out.len() {
-            true => self.unshelve(&g),
+            true => self.unload_magazines(&g),
             false => idle - n as u32,
         };
         c.free_low.store(left, Ordering::Relaxed);
@@ -497,13 +497,13 @@ impl<'a> SlotTable<'a> {
     /// Marks all free slots as idle, even if they were in use until now.
     pub fn make_idle(&self) {
         let g = self.lock();
-        let free = self.unshelve(&g);
+        let free = self.unload_magazines(&g);
         self.control.free_low.store(free, Ordering::Relaxed);
     }
 
     /// Moves the slots in magazines to the free stack; returns how many are there then.
-    fn unshelve(&self, lock: &RawGuard<'_>) -> u32 {
-        while let Some(number) = self.control.stock.take_any(0) {
+    fn unload_magazines(&self, lock: &RawGuard<'_>) -> u32 {
+        while let Some(number) = self.control.magazines.take_any(0) {
             self.stack(number - 1, lock);
         }
         self.control.free_top.load(Ordering::Relaxed)
@@ -562,14 +562,14 @@ impl<'a> SlotTable<'a> {
     fn free(&self, slot: u32) {
         self.end_life(slot);
         let me = (self.threads.number)();
-        let stock = &self.control.stock;
-        if self.out() <= self.capacity() && stock.put(me, slot + 1) {
+        let magazines = &self.control.magazines;
+        if self.out() <= self.capacity() && magazines.put(me, slot + 1) {
             return;
         }
         // The magazine is full, or too many slots are in use: move all of it to the stack under one lock.
         let g = self.lock();
         self.stack(slot, &g);
-        while let Some(number) = stock.take(me) {
+        while let Some(number) = magazines.take(me) {
             self.stack(number - 1, &g);
         }
     }

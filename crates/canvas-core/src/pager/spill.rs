@@ -5,31 +5,19 @@
 //! after a whole round without any, it accepts younger ones. A page that came back to the pool with a neighbour
 //! ([`flag::REFERENCED`] on a far page) is spared once.
 
-use canvas_types::layout::BLOCK_PAGES;
-use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+use canvas_types::sync::{AtomicU32, Ordering};
 
+use crate::pager::table::FarPages;
 use crate::pager::word::{self, State, Word, flag};
+use crate::scan::ScanCursor;
 
 /// Age that the hand begins with: local memory has been replaced four times since.
 pub const AGE_START: u32 = 64;
 
-/// What a scan examines.
-#[derive(Clone, Copy)]
-pub struct Look<'a> {
-    /// The page words.
-    pub words: &'a [AtomicU64],
-    /// Number of their blocks that are scanned.
-    pub blocks: usize,
-    /// The current epoch.
-    pub now_epoch: u8,
-    /// Scan at most about this many words; `None`: until there is no page of any age left.
-    pub words_max: Option<usize>,
-}
-
 /// The hand. One thread at a time moves it; only one of two threads that see a page can claim it.
 pub struct SpillHand {
     /// The next page.
-    at: AtomicU64,
+    at: AtomicU32,
     /// Minimum age that is taken, in epochs.
     age_min: AtomicU32,
     /// Pages taken in this round.
@@ -42,67 +30,61 @@ impl SpillHand {
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> SpillHand {
         SpillHand {
-            at: AtomicU64::new(0),
+            at: AtomicU32::new(0),
             age_min: AtomicU32::new(AGE_START),
             taken: AtomicU32::new(0),
         }
     }
 
     /// Offers pages that are far, in the pool, and old enough to `take`, which returns false to stop (the page is
-    /// offered again next time). Skips blocks for which `empty` returns true, and pages for which `other` does.
-    pub fn scan(
+    /// offered again next time). Skips pages for which `other` returns true. Examines at most about `look_max` words;
+    /// `None`: until there is no page of any age left.
+    pub fn scan<E: Fn(usize) -> bool>(
         &self,
-        look: Look,
-        empty: impl Fn(usize) -> bool,
+        far: &FarPages<'_, E>,
+        look_max: Option<usize>,
         other: impl Fn(Word) -> bool,
         mut take: impl FnMut(u32, Word) -> bool,
     ) {
-        let (words, look_max) = (look.words, look.words_max);
-        let end = (look.blocks * BLOCK_PAGES).min(words.len());
-        if end == 0 {
-            return;
-        }
-        let mut page = self.at.load(Ordering::Relaxed) as usize;
-        let (mut looked, mut idle_rounds, mut found, mut begun) = (0, 0, false, false);
-        while look_max.is_none_or(|max| looked < max) {
-            if page >= end {
-                let age = self.round_ended(look_max.is_none());
-                page = 0;
+        let (at, urgent) = (self.at.load(Ordering::Relaxed), look_max.is_none());
+        let mut scan = ScanCursor::new(at, far.end(), look_max.unwrap_or(usize::MAX));
+        let (mut idle_rounds, mut found, mut begun) = (0, false, false);
+        while let Some(page) = scan.look() {
+            if scan.wrapped() {
+                let age = self.round_ended(urgent);
                 idle_rounds = if found { 0 } else { idle_rounds + 1 };
                 found = false;
                 // Two rounds without any page: there is nothing of this age. An extent that was begun is better filled
                 // with younger pages than left half empty.
-                let settles = look_max.is_none() || begun;
+                let settles = urgent || begun;
                 if idle_rounds >= 2 && (age == 0 || !settles) {
                     break;
                 }
             }
-            if page.is_multiple_of(BLOCK_PAGES) && empty(page / BLOCK_PAGES) {
-                page += BLOCK_PAGES;
-                looked += 1;
+            if scan.skip_block(&far.is_empty) {
                 continue;
             }
-            let w = word::load(&words[page]);
-            looked += 1;
-            if self.wants(w, &look) && !other(w) {
+            let slot = &far.words[page as usize];
+            let w = word::load(slot);
+            if self.wants(w, far.now_epoch) && !other(w) {
                 found = true;
                 if w.has(flag::REFERENCED) {
                     // If another thread was faster, the page has changed anyway.
-                    let _ = word::transition(&words[page], w, w.clear(flag::REFERENCED));
-                } else if take(page as u32, w) {
+                    let _ = word::transition(slot, w, w.clear(flag::REFERENCED));
+                } else if take(page, w) {
                     begun = true;
                     self.taken.fetch_add(1, Ordering::Relaxed);
                 } else {
                     break;
                 }
             }
-            page += 1;
+            scan.pass(1);
         }
-        self.at.store(page as u64, Ordering::Relaxed);
+        self.at.store(scan.at(), Ordering::Relaxed);
     }
 
-    fn wants(&self, w: Word, look: &Look) -> bool {
-        let age = || u32::from(look.now_epoch.wrapping_sub(w.epoch()));
+    fn wants(&self, w: Word, now_epoch: u8) -> bool {
+        let age = || u32::from(now_epoch.wrapping_sub(w.epoch()));
         w.state() == State::Far
             && w.entry().is_some()
             && !w.has(flag::DEEP)
@@ -126,6 +108,8 @@ impl SpillHand {
 mod tests {
     use super::*;
     use canvas_types::SwapEntry;
+    use canvas_types::layout::BLOCK_PAGES;
+    use canvas_types::sync::AtomicU64;
 
     const NOW: u8 = 10;
 
@@ -136,12 +120,12 @@ mod tests {
             .with_epoch(NOW.wrapping_sub(age))
     }
 
-    fn look(words: &[AtomicU64], words_max: Option<usize>) -> Look<'_> {
-        Look {
+    fn table(words: &[AtomicU64]) -> FarPages<'_, impl Fn(usize) -> bool> {
+        FarPages {
             words,
             blocks: 4,
+            is_empty: |_| false,
             now_epoch: NOW,
-            words_max,
         }
     }
 
@@ -156,8 +140,8 @@ mod tests {
     fn scan(hand: &SpillHand, words: &[AtomicU64], want: usize) -> Vec<u32> {
         let mut got = Vec::new();
         hand.scan(
-            look(words, Some(100_000)),
-            |_| false,
+            &table(words),
+            Some(100_000),
             |_| false,
             |page, w| {
                 if got.len() == want {
@@ -216,8 +200,8 @@ mod tests {
         // Even when it must find pages, it ends.
         for _ in 0..2 {
             hand.scan(
-                look(&w, None),
-                |_| false,
+                &table(&w),
+                None,
                 |w| w.entry() == SwapEntry(7),
                 |page, cur| {
                     w[page as usize].store(cur.set(flag::DEEP).0, Ordering::Relaxed);
@@ -244,10 +228,16 @@ mod tests {
         let w = words(&[(1600, far(100))]);
         let hand = SpillHand::new();
         let mut got = Vec::new();
+        let far = FarPages {
+            words: &w,
+            blocks: 4,
+            is_empty: |b| b < 2,
+            now_epoch: NOW,
+        };
         let mut step = |hand: &SpillHand, look_max| {
             hand.scan(
-                look(&w, Some(look_max)),
-                |b| b < 2,
+                &far,
+                Some(look_max),
                 |_| false,
                 |page, _| {
                     got.push(page);
@@ -269,8 +259,8 @@ mod tests {
         let mut got = Vec::new();
         for _ in 0..3 {
             hand.scan(
-                look(&w, None),
-                |_| false,
+                &table(&w),
+                None,
                 |_| false,
                 |page, cur| {
                     w[page as usize].store(cur.set(flag::DEEP).0, Ordering::Relaxed);
@@ -292,8 +282,8 @@ mod tests {
         let w = words(&[(3, far(0).set(flag::REFERENCED))]);
         let mut got = Vec::new();
         hand.scan(
-            look(&w, None),
-            |_| false,
+            &table(&w),
+            None,
             |_| false,
             |page, _| {
                 got.push(page);

@@ -8,10 +8,10 @@
 //! [`Reach`] says how far it goes.
 
 use canvas_types::PageId;
-use canvas_types::layout::BLOCK_PAGES;
-use canvas_types::sync::AtomicU64;
 
-use crate::pager::word::{self, State, Word, flag};
+use crate::pager::table::FarPages;
+use crate::pager::word::{State, Word, flag};
+use crate::scan::ScanCursor;
 
 pub mod when;
 
@@ -50,23 +50,11 @@ pub fn rank(w: Word, now_epoch: u8) -> u32 {
     u32::from(now_epoch.wrapping_sub(w.epoch())) >> w.heat().min(HEAT_MAX)
 }
 
-/// The page words that a hand scans.
-pub struct Table<'a, E: Fn(usize) -> bool> {
-    /// All words.
-    pub words: &'a [AtomicU64],
-    /// Number of their blocks that are in use.
-    pub blocks: usize,
-    /// Whether a block has no far pages.
-    pub is_empty: E,
-    /// The current epoch.
-    pub now_epoch: u8,
-}
-
 /// The hand. One thread owns it.
 #[derive(Debug)]
 pub struct Hand {
     /// The next page.
-    at: usize,
+    at: u32,
     /// This round takes ranks below this; no round goes beyond `reach`.
     rank_end: u32,
     reach: Reach,
@@ -111,32 +99,21 @@ impl Hand {
             // The batch had ended the round.
             self.rank_end /= 2;
         }
-        self.at = page.index();
+        self.at = page.0;
     }
 
     /// Writes pages to bring in to `out` and returns how many. Scans at most `look_max` words, and not past the end of
     /// the round.
     pub fn next<E: Fn(usize) -> bool>(
         &mut self,
-        table: &Table<'_, E>,
+        far: &FarPages<'_, E>,
         look_max: usize,
         out: &mut [PageId],
     ) -> usize {
-        let end = (table.blocks * BLOCK_PAGES).min(table.words.len());
-        let (mut looked, mut n) = (0, 0);
-        while self.at < end && looked < look_max && n < out.len() {
-            looked += 1;
-            if self.at.is_multiple_of(BLOCK_PAGES) && (table.is_empty)(self.at / BLOCK_PAGES) {
-                self.at += BLOCK_PAGES;
-                continue;
-            }
-            if self.wants(word::load(&table.words[self.at]), table.now_epoch) {
-                out[n] = PageId(self.at as u32);
-                n += 1;
-            }
-            self.at += 1;
-        }
-        if self.at >= end {
+        let mut scan = ScanCursor::range(self.at, far.end(), look_max);
+        let n = far.collect(&mut scan, out, |w| self.wants(w, far.now_epoch));
+        self.at = scan.at();
+        if self.at >= far.end() {
             self.at = 0;
             self.rank_end *= 2;
         }
@@ -160,7 +137,9 @@ impl Default for Hand {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use canvas_types::sync::Ordering;
+    use crate::pager::word;
+    use canvas_types::layout::BLOCK_PAGES;
+    use canvas_types::sync::{AtomicU64, Ordering};
     use proptest::prelude::*;
 
     const NOW: u8 = 7;
@@ -182,8 +161,8 @@ mod tests {
         words
     }
 
-    fn table(words: &[AtomicU64]) -> Table<'_, impl Fn(usize) -> bool> {
-        Table {
+    fn table(words: &[AtomicU64]) -> FarPages<'_, impl Fn(usize) -> bool> {
+        FarPages {
             words,
             blocks: BLOCKS,
             is_empty: |_| false,
@@ -234,7 +213,7 @@ mod tests {
     fn empty_blocks_are_skipped() {
         let w = words(&[(3, far(0)), (BLOCK_PAGES + 3, far(0))]);
         let mut out = [PageId(0); 4];
-        let table = Table {
+        let table = FarPages {
             words: &w,
             blocks: BLOCKS,
             is_empty: |b| b == 0,
@@ -254,7 +233,7 @@ mod tests {
             let mut out = [PageId(0); 8];
             assert_eq!(hand.next(&table(&w), 1 << 20, &mut out), 2);
             hand.back_to(PageId(deep as u32));
-            assert_eq!((hand.at, hand.rank_end), (deep, RANK_FIRST));
+            assert_eq!((hand.at, hand.rank_end), (deep as u32, RANK_FIRST));
             let again = hand.next(&table(&w), 1 << 20, &mut out);
             assert!(out[..again].contains(&PageId(deep as u32)));
             hand.back_to(PageId(deep as u32));

@@ -4,15 +4,17 @@
 //! of its resident pages, and one number bounds the blocks that were ever used. Both are hints: a count may be wrong
 //! for the moment between a transition and its update, but no longer.
 
+use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::pager::word::{self, State, Word};
+use crate::scan::ScanCursor;
 
 /// Pages of a chunk: what the clock hand claims at a time, and the longest run it returns.
 pub const CHUNK_PAGES: usize = 64;
 /// Chunks of a block.
-pub const CHUNKS_PER_BLOCK: usize = BLOCK_PAGES / CHUNK_PAGES;
+const CHUNKS_PER_BLOCK: usize = BLOCK_PAGES / CHUNK_PAGES;
 
 /// All page words of a process. A copy refers to the same words.
 #[derive(Clone, Copy)]
@@ -73,6 +75,26 @@ impl<'a> PageTable<'a> {
             .map(|i| from + i)
     }
 
+    /// First page at or after `from` in a block that has resident pages.
+    #[inline]
+    pub fn next_used_page(&self, from: u32) -> Option<u32> {
+        let block = self.next_used_block(from as usize / BLOCK_PAGES)?;
+        Some(from.max((block * BLOCK_PAGES) as u32))
+    }
+
+    /// First chunk at or after `from` in a block that has resident pages.
+    #[inline]
+    pub fn next_used_chunk(&self, from: u32) -> Option<u32> {
+        let block = self.next_used_block(from as usize / CHUNKS_PER_BLOCK)?;
+        Some(from.max((block * CHUNKS_PER_BLOCK) as u32))
+    }
+
+    /// Chunks of [`PageTable::blocks`].
+    #[inline]
+    pub fn chunks(&self) -> u32 {
+        (self.blocks() * CHUNKS_PER_BLOCK) as u32
+    }
+
     /// One past the highest block that ever had a resident page.
     #[inline]
     pub fn blocks(&self) -> usize {
@@ -117,6 +139,49 @@ impl<'a> PageTable<'a> {
     }
 }
 
+/// The page words among which far pages are searched.
+#[derive(Clone, Copy)]
+pub struct FarPages<'a, E: Fn(usize) -> bool> {
+    /// All words.
+    pub words: &'a [AtomicU64],
+    /// Number of their blocks that are in use.
+    pub blocks: usize,
+    /// Whether a block has no far pages.
+    pub is_empty: E,
+    /// The current epoch.
+    pub now_epoch: u8,
+}
+
+impl<E: Fn(usize) -> bool> FarPages<'_, E> {
+    /// One past the last page.
+    pub fn end(&self) -> u32 {
+        (self.blocks * BLOCK_PAGES).min(self.words.len()) as u32
+    }
+
+    /// Writes pages that `wants` to `out`; returns how many.
+    pub fn collect(
+        &self,
+        scan: &mut ScanCursor,
+        out: &mut [PageId],
+        wants: impl Fn(Word) -> bool,
+    ) -> usize {
+        let mut n = 0;
+        while n < out.len()
+            && let Some(page) = scan.look()
+        {
+            if scan.skip_block(&self.is_empty) {
+                continue;
+            }
+            if wants(word::load(&self.words[page as usize])) {
+                out[n] = PageId(page);
+                n += 1;
+            }
+            scan.pass(1);
+        }
+        n
+    }
+}
+
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
@@ -151,6 +216,15 @@ mod tests {
             assert_eq!(t.next_used_block(0), Some(2));
             assert_eq!(t.next_used_block(3), Some(3));
             assert_eq!(t.next_used_block(4), None);
+            assert_eq!(
+                (t.next_used_page(7), t.next_used_page(1030)),
+                (Some(1024), Some(1030))
+            );
+            assert_eq!(
+                (t.next_used_chunk(3), t.next_used_chunk(17)),
+                (Some(16), Some(17))
+            );
+            assert_eq!((t.next_used_chunk(32), t.chunks()), (None, 32));
             assert_eq!(t.resident_pages(), 5);
             t.note_gone_run(3 * BLOCK_PAGES - 2, 2);
             assert_eq!(t.next_used_block(0), Some(3));

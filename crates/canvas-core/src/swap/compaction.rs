@@ -11,6 +11,7 @@
 
 use canvas_types::sync::{AtomicU32, Ordering};
 
+use crate::scan::ScanCursor;
 use crate::swap::extents::{ExtentBook, Slabs};
 
 /// Sixteenths of its pages that an extent may have kept, at the start of a search,
@@ -83,35 +84,34 @@ impl ExtentBook<'_> {
         let _held = self.state.taking.lock(self.yield_now);
         let n = self.slab_extents;
         let end = slabs.high() * n;
-        let mut at = hand.at.load(Ordering::Relaxed);
-        let (mut looked, mut look) = (0, Look::NotYet);
-        while looked < look_max && look == Look::NotYet {
-            if at >= end {
-                at = 0;
-                if !hand.round_ended() || end == 0 {
-                    look = Look::None;
-                    break;
-                }
+        if end == 0 {
+            return Look::None;
+        }
+        let at = hand.at.load(Ordering::Relaxed);
+        let (mut scan, mut look) = (ScanCursor::new(at, end, look_max as usize), Look::NotYet);
+        while let Some(at) = scan.look() {
+            if scan.wrapped() && !hand.round_ended() {
+                look = Look::None;
+                break;
             }
-            let slab_end = (at / n + 1) * n;
+            let left = n - at % n;
             let Some(others) = self.writable(at / n, slabs) else {
-                at = slab_end;
-                looked += 1;
+                scan.skip(left);
                 continue;
             };
             let part = hand.part.load(Ordering::Relaxed);
-            let until = slab_end.min(at + look_max - looked);
-            looked += until - at;
+            let until = at + left.min(scan.budget() as u32);
             let found = (at..until).find(|e| {
                 self.kept_at_most(*e, part) && !self.known_to(&others, *e) && self.hold_if_kept(*e)
             });
-            at = found.map_or(until, |e| e + 1);
+            scan.pass(found.map_or(until, |e| e + 1) - at);
             if let Some(e) = found {
                 hand.found.fetch_add(1, Ordering::Relaxed);
                 look = Look::Found(e);
+                break;
             }
         }
-        hand.at.store(at, Ordering::Relaxed);
+        hand.at.store(scan.at(), Ordering::Relaxed);
         look
     }
 

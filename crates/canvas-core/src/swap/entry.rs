@@ -19,10 +19,10 @@
 //!
 //! A page needs [`EntryTable::alloc`] once, at its first swap-out; from then on its owner uses plain loads and stores
 //! on the entry. The lock is taken for [`BATCH`] entries at a time: a thread allocates and frees single ones from its
-//! magazine of a [`Stock`]. Allocation never fails while an entry is in a magazine; up to `BATCH` may be on their way
+//! magazine ([`Magazines`]). Allocation never fails while an entry is in a magazine; up to `BATCH` may be on their way
 //! there in each thread that has just taken the lock.
 
-use canvas_types::stock::Stock;
+use canvas_types::magazine::Magazines;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, Threads};
 use canvas_types::{DeepPlace, SwapEntry};
 
@@ -213,7 +213,7 @@ pub struct EntryTable<'a> {
     /// New entries may be allocated up to this one.
     capacity: AtomicU32,
     /// Magazines of free entries, without a lock.
-    stock: Stock<BATCH>,
+    magazines: Magazines<BATCH>,
     threads: Threads,
 }
 
@@ -228,7 +228,7 @@ impl<'a> EntryTable<'a> {
             high: AtomicU32::new(0),
             chained: AtomicU64::new(0),
             capacity: AtomicU32::new(usable as u32),
-            stock: Stock::new(),
+            magazines: Magazines::new(),
             threads,
         }
     }
@@ -241,17 +241,20 @@ impl<'a> EntryTable<'a> {
     /// Allocates an entry. `None` when the capacity is reached.
     pub fn alloc(&self) -> Option<Allocated> {
         let me = (self.threads.number)();
-        if let Some(index) = self.stock.take(me) {
+        if let Some(index) = self.magazines.take(me) {
             return Some(self.hand_out(index, false));
         }
         let mut batch = [0; BATCH + 1];
         let n = self.take_batch(&mut batch);
         let Some((first, rest)) = batch[..n].split_first() else {
-            let index = self.stock.take_any(me)?;
+            let index = self.magazines.take_any(me)?;
             return Some(self.hand_out(index, true));
         };
         // Other threads with this thread's number may have filled the magazine meanwhile.
-        let kept = rest.iter().take_while(|i| self.stock.put(me, **i)).count();
+        let kept = rest
+            .iter()
+            .take_while(|i| self.magazines.put(me, **i))
+            .count();
         if kept < rest.len() {
             self.give_back(&rest[kept..]);
         }
@@ -341,12 +344,12 @@ impl<'a> EntryTable<'a> {
             }
         }
         let me = (self.threads.number)();
-        if !self.stock.put(me, entry.0) {
+        if !self.magazines.put(me, entry.0) {
             // The magazine is full: return all of it under one lock.
             let mut batch = [entry.0; BATCH + 1];
             let mut n = 1;
             while n < batch.len()
-                && let Some(index) = self.stock.take(me)
+                && let Some(index) = self.magazines.take(me)
             {
                 batch[n] = index;
                 n += 1;
@@ -402,7 +405,7 @@ impl<'a> EntryTable<'a> {
     pub fn live(&self) -> u64 {
         self.high_water()
             .saturating_sub(self.chained.load(Ordering::Relaxed))
-            .saturating_sub(u64::from(self.stock.len()))
+            .saturating_sub(u64::from(self.magazines.len()))
     }
     /// Entries that were ever allocated or in a magazine: at most this many words are in use.
     pub fn high_water(&self) -> u64 {

@@ -506,7 +506,7 @@ fn count_stored(vm: &impl Vm, outcome: &Outcome) {
     };
     let from = match outcome.entry_from {
         EntryFrom::Lock => Some(Counter::EntryAllocLocked),
-        EntryFrom::Stock => Some(Counter::EntryAllocStocked),
+        EntryFrom::Magazine => Some(Counter::EntryAllocStocked),
         EntryFrom::Page => Some(Counter::EntryAllocReserved),
         EntryFrom::Nowhere => None,
     };

@@ -166,7 +166,7 @@ fn one_of_a_batch_takes_the_lock() {
 }
 
 #[test]
-fn no_entry_is_out_of_reach_on_another_shelf() {
+fn no_entry_is_out_of_reach_in_another_magazine() {
     let words = common::words(31);
     let table = EntryTable::new(&words, THREADS);
     for n in 0..30 {

@@ -190,7 +190,7 @@ fn store(
             match entry_from {
                 EntryFrom::Nowhere => prop_assert!(!entry.is_some()),
                 EntryFrom::Page => prop_assert!(entry.is_some() && entry == had.entry),
-                EntryFrom::Lock | EntryFrom::Stock => {
+                EntryFrom::Lock | EntryFrom::Magazine => {
                     prop_assert!(entry.is_some() && !had.entry.is_some())
                 }
             }

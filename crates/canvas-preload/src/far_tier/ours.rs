@@ -4,8 +4,8 @@
 use canvas_core::far::{
     Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request, State,
 };
-use canvas_core::pager::copies::CopyHand;
-use canvas_core::pager::spill::{Look, SpillHand};
+use canvas_core::pager::copies;
+use canvas_core::pager::spill::SpillHand;
 use canvas_core::pager::word::{self, State as At, Word, flag};
 use canvas_core::swap::extents::ExtentBook;
 use canvas_core::swap::{Chosen, LocalPool};
@@ -21,7 +21,7 @@ use crate::base::{
     areas, far_area,
     far_area::{our_mailbox, ring},
     state,
-    state::{PAGER, ThisProcess},
+    state::ThisProcess,
     tenant, time,
 };
 use crate::far_tier::{
@@ -33,7 +33,7 @@ use crate::report;
 
 static STATE: State = State::new();
 static SPILL: SpillHand = SpillHand::new();
-static COPIES: CopyHand = CopyHand::new();
+static COPIES: AtomicU32 = AtomicU32::new(0);
 
 /// This process: its pages and its pool.
 pub struct Ours;
@@ -81,19 +81,12 @@ impl Pages for Ours {
         word::publish(areas::word(PageId(page)), next);
     }
     fn oldest(&self, look_max: Option<usize>, take: impl FnMut(u32, Word) -> bool) {
-        let table = areas::table();
-        let look = Look {
-            words: table.words,
-            blocks: table.blocks(),
-            now_epoch: PAGER.epoch.now(),
-            words_max: look_max,
-        };
         // Pages on a node are not in the pool.
         let on_node = |w: Word| pool().node_of(w.entry()).is_some();
-        SPILL.scan(look, areas::all_resident, on_node, take);
+        SPILL.scan(&state::far_pages(), look_max, on_node, take);
     }
     fn with_copies(&self, look_max: usize, take: impl FnMut(u32, Word) -> bool) {
-        COPIES.scan(&areas::table(), look_max, take);
+        copies::scan(&COPIES, &areas::table(), look_max, take);
     }
 }
 

@@ -5,7 +5,8 @@
 //! Background reclaim makes the room; a fault never waits for a hint.
 
 use canvas_core::pager::hints::{self, Hint, Ring};
-use canvas_core::pager::word::{self, State, flag};
+use canvas_core::pager::word::{self, State, Word, flag};
+use canvas_core::scan::ScanCursor;
 use canvas_core::vm::fill::{self, Beyond, SwappedIn};
 use canvas_core::vm::{ledger, reclaim};
 use canvas_shm::Counter;
@@ -33,7 +34,7 @@ static UNDER_WAY: AtomicI64 = AtomicI64::new(0);
 /// Pages that come in at a time; between two such lots other work goes first.
 pub const LOT: usize = 64;
 /// Page words that one round examines.
-const LOOK_MAX: u32 = 1 << 16;
+const LOOK_MAX: usize = 1 << 16;
 /// How often to try again when there is no room, or a page is on its way from beyond the pool.
 const WAITS_MAX: u32 = 200;
 /// Pause between two of these tries.
@@ -307,13 +308,11 @@ impl Server {
         let Some(mut task) = self.leaving.take().or_else(next) else {
             return Round::Idle;
         };
-        let from = skip(task.at, task.end, |block| {
-            areas::table().resident_in_block[block].load(Ordering::Relaxed) == 0
-        });
+        let from = areas::table().next_used_page(task.at).unwrap_or(task.end);
         if from >= task.end || state::slot().held_pages() <= LEAST_PAGES {
             return Round::Worked(0);
         }
-        let to = task.end.min(from.saturating_add(LOOK_MAX));
+        let to = task.end.min(from.saturating_add(LOOK_MAX as u32));
         let (at, left) = reclaim::reclaim_chosen(&ThisProcess, from, to);
         count(Counter::HintPagesOut, u64::from(left));
         task.at = at;
@@ -355,17 +354,19 @@ impl Server {
                 break;
             };
             let most = LOT.min(lot.len.saturating_add(task.left as usize));
-            let (n, at) = far_pages(task.at, task.end, &mut lot.pages[lot.len..most]);
-            looked += 1 + at - task.at;
+            let mut scan = ScanCursor::range(task.at, task.end, LOOK_MAX);
+            let out = &mut lot.pages[lot.len..most];
+            let n = state::far_pages().collect(&mut scan, out, may_come);
+            looked += 1 + scan.passed() as usize;
             lot.len += n;
             task.left -= n as i64;
-            task.at = at;
-            if task.left > 0 && at < task.end {
+            task.at = scan.at();
+            if task.left > 0 && task.at < task.end {
                 self.coming = Some(task);
-            } else if at < task.end
+            } else if task.at < task.end
                 && away(
                     Hint {
-                        start: at,
+                        start: task.at,
                         end: task.end,
                     },
                     1,
@@ -381,7 +382,10 @@ impl Server {
 
 /// Whether the page is far and can come in.
 pub fn is_far(page: PageId) -> bool {
-    let w = word::load(areas::word(page));
+    may_come(word::load(areas::word(page)))
+}
+
+fn may_come(w: Word) -> bool {
     w.state() == State::Far && !w.has(flag::STUCK)
 }
 
@@ -464,32 +468,4 @@ fn charged_in(
 fn goes_on() -> bool {
     state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0
         && !ledger::is_past_limit(&ThisProcess)
-}
-
-/// The first page from `page` on in a block for which `is_empty` is false.
-fn skip(mut page: u32, end: u32, is_empty: impl Fn(usize) -> bool) -> u32 {
-    while page < end && is_empty(page as usize / BLOCK_PAGES) {
-        page = ((page as usize / BLOCK_PAGES + 1) * BLOCK_PAGES) as u32;
-    }
-    page.min(end)
-}
-
-/// Collects far pages of a range, from its start. Returns how many, and the page at which the search stopped.
-fn far_pages(start: u32, end: u32, out: &mut [PageId]) -> (usize, u32) {
-    let (mut page, mut n, mut looked) = (start, 0, 0);
-    while page < end && n < out.len() && looked < LOOK_MAX {
-        let from = skip(page, end, areas::all_resident);
-        if from != page {
-            looked += 1;
-            page = from;
-            continue;
-        }
-        if is_far(PageId(page)) {
-            out[n] = PageId(page);
-            n += 1;
-        }
-        looked += 1;
-        page += 1;
-    }
-    (n, page)
 }

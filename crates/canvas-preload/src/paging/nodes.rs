@@ -3,8 +3,8 @@
 //! try a node first.
 
 use canvas_core::far::{PageOutcome, Pages};
-use canvas_core::pager::copies::CopyHand;
-use canvas_core::pager::spill::{Look, SpillHand};
+use canvas_core::pager::copies;
+use canvas_core::pager::spill::SpillHand;
 use canvas_core::pager::word::Word;
 use canvas_core::swap::Spared;
 use canvas_core::swap::pool::{NODE_PAGE_BYTES, Sank};
@@ -15,11 +15,11 @@ use canvas_shm::nodes::NodeBook;
 use canvas_sys::proc;
 use canvas_types::layout::NODES_MAX;
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas, state,
-    state::{PAGER, ThisProcess, count},
+    state::{ThisProcess, count},
 };
 use crate::far_tier::{ours::Ours, pool::pool};
 use crate::paging::context;
@@ -33,7 +33,7 @@ const FOUND_NONE_NS: u64 = 2_000_000;
 const POOL_FULL_NS: u64 = 10_000_000;
 
 static FAR: SpillHand = SpillHand::new();
-static COPIES: CopyHand = CopyHand::new();
+static COPIES: AtomicU32 = AtomicU32::new(0);
 static RESTS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
 /// By how many of this process's pages each node is too full.
@@ -105,16 +105,10 @@ pub fn background_round() -> bool {
 
 /// Moves the pages that left local memory longest ago into the pool. Returns how many, and whether the pool is full.
 fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
-    let table = areas::table();
-    let look = Look {
-        words: table.words,
-        blocks: table.blocks(),
-        now_epoch: PAGER.epoch.now(),
-        words_max: Some(LOOK_MAX),
-    };
+    let far = state::far_pages();
     let (mut sunk, mut is_full) = (0, false);
     let other = |seen: Word| excess.of(seen).is_none();
-    FAR.scan(look, areas::all_resident, other, |page, seen| {
+    FAR.scan(&far, Some(LOOK_MAX), other, |page, seen| {
         let (false, true, Some(left)) = (is_full, sunk < ROUND_PAGES, excess.of(seen)) else {
             return !is_full && sunk < ROUND_PAGES;
         };
@@ -140,7 +134,7 @@ fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
 /// Drops copies of pages that are in local memory; returns how many.
 fn drop_copies(excess: &Excess) -> i64 {
     let mut dropped = 0;
-    COPIES.scan(&areas::table(), LOOK_MAX, |page, seen| {
+    copies::scan(&COPIES, &areas::table(), LOOK_MAX, |page, seen| {
         if dropped == ROUND_PAGES || !excess.any() {
             return false;
         }

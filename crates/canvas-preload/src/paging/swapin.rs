@@ -1,8 +1,8 @@
 //! Proactive swap-in: while local memory is free, the reclaim thread brings the most recently evicted pages back in
 //! batches, before they are touched. [`canvas_core::pager::swapin`] decides when and which.
 
+use canvas_core::pager::swapin::Hand;
 use canvas_core::pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
-use canvas_core::pager::swapin::{Hand, Table};
 use canvas_core::pager::word::{self, flag};
 use canvas_core::vm::fill::{self, Beyond};
 use canvas_core::vm::{ages, ledger};
@@ -116,17 +116,11 @@ impl SwapIn {
     /// Brings in up to `pages` pages while local memory is at most `most`. Returns true if some of them are on their
     /// way from beyond the pool.
     fn batch(&mut self, pages: usize, most: i64) -> bool {
-        let table = areas::table();
-        let table = Table {
-            words: table.words,
-            blocks: table.blocks(),
-            is_empty: areas::all_resident,
-            now_epoch: PAGER.epoch.now(),
-        };
+        let far = state::far_pages();
         let mut lot = [PageId::default(); LOT];
         let mut left = pages;
         while left > 0 && self.hand.goes_on() && goes_on() {
-            let n = self.hand.next(&table, LOOK_MAX, &mut lot[..left.min(LOT)]);
+            let n = self.hand.next(&far, LOOK_MAX, &mut lot[..left.min(LOT)]);
             // Examining this many words in vain also counts as a round's work.
             if n == 0 {
                 return false;

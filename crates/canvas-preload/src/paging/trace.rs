@@ -15,6 +15,7 @@ use canvas_core::pager::trace::{
     HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate, is_sampled, record_flag,
 };
 use canvas_core::pager::word::{self, State, Word, flag};
+use canvas_core::scan::ScanCursor;
 use canvas_core::vm::reclaim;
 use canvas_core::vm::unmap::{Purpose, unmap};
 use canvas_shm::Counter;
@@ -23,7 +24,7 @@ use canvas_sys::gate::yield_now;
 use canvas_sys::{Errno, proc};
 use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{areas, freeze, state, state::ThisProcess, thread, upcalls};
 use crate::paging::{cache, context};
@@ -41,8 +42,8 @@ const PAUSE: u64 = 19;
 const ROUND_CPU_NS: u64 = ROUND_NS / PAUSE;
 /// Pages that a batch unmaps at most.
 const STEP_PAGES: u32 = 128;
-/// How often a batch cycles through all blocks at most: it skips three blocks of four.
-const WRAPS: u32 = 4;
+/// How often a batch goes round over all blocks at most: it skips three blocks of four.
+const ROUNDS: u32 = 5;
 /// Page words that a batch examines at most (about 50 us).
 const STEP_WORDS: usize = 1 << 14;
 const _: () = assert!(STEP_PAGES as usize <= canvas_core::pager::clock::BATCH_RUNS);
@@ -66,7 +67,7 @@ static NEXT_ROUND_NS: AtomicU64 = AtomicU64::new(0);
 /// The discard of all pages at exit has been recorded.
 static ENDED: AtomicBool = AtomicBool::new(false);
 /// Page at which the next round begins.
-static HAND: AtomicUsize = AtomicUsize::new(0);
+static HAND: AtomicU32 = AtomicU32::new(0);
 
 /// An entry of the ring. `turn` is `2 * lap` while free and `2 * lap + 1` while it holds a record, so zeroed memory is
 /// an empty ring.
@@ -492,38 +493,36 @@ fn unmap_some() -> bool {
 /// same order, a hot set would look like a loop over it.
 fn select(batch: &mut VictimBatch, most: u32) {
     let table = areas::table();
-    let (mut at, mut looked, mut wraps) = (HAND.load(Ordering::Relaxed), 0, 0);
+    let end = (table.blocks() * BLOCK_PAGES) as u32;
+    let mut scan = ScanCursor::new(HAND.load(Ordering::Relaxed), end, STEP_WORDS).rounds(ROUNDS);
     let mut random = proc::ticks();
-    while looked < STEP_WORDS && batch.pages() < most {
-        let Some(block) = table.next_used_block(at / BLOCK_PAGES) else {
-            if wraps == WRAPS {
+    while batch.pages() < most
+        && let Some(mut page) = scan.look()
+    {
+        if page.is_multiple_of(BLOCK_PAGES as u32) {
+            let Some(used) = scan.seek(|from| table.next_used_page(from)) else {
                 break;
-            }
-            (at, wraps) = (0, wraps + 1);
-            continue;
-        };
-        random = random
-            .wrapping_mul(0x5851_f42d_4c95_7f2d)
-            .wrapping_add(0x1405_7b7e_f767_814f);
-        if at.is_multiple_of(BLOCK_PAGES) && random >> 62 != 0 {
-            at = (block + 1) * BLOCK_PAGES;
-            looked += BLOCK_PAGES / 64;
+            };
+            page = used;
+        }
+        let skips = scan.skip_block(|_| {
+            random = random
+                .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                .wrapping_add(0x1405_7b7e_f767_814f);
+            random >> 62 != 0
+        });
+        if skips {
             continue;
         }
-        at = at.max(block * BLOCK_PAGES);
-        while at < (block + 1) * BLOCK_PAGES && batch.pages() < most {
-            let page = PageId(at as u32);
-            at += 1;
-            looked += 1;
-            if !sampled(page) {
-                continue;
-            }
-            let w = areas::word(page);
-            let cur = word::load(w);
-            if cur.evictable() && word::transition(w, cur, cur.with_state(State::Evicting)) {
-                batch.push_page(page.0, false);
-            }
+        scan.pass(1);
+        if !sampled(PageId(page)) {
+            continue;
+        }
+        let w = areas::word(PageId(page));
+        let cur = word::load(w);
+        if cur.evictable() && word::transition(w, cur, cur.with_state(State::Evicting)) {
+            batch.push_page(page, false);
         }
     }
-    HAND.store(at, Ordering::Relaxed);
+    HAND.store(scan.at(), Ordering::Relaxed);
 }

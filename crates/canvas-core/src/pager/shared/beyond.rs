@@ -5,8 +5,6 @@
 //! is still the one that was carried gets the new entry; the other carried copies are obsolete. The step is idempotent:
 //! a process that takes over from a dead one repeats it.
 
-use canvas_types::sync::{AtomicU64, Ordering};
-
 use super::word::{Entry, State, Word, load, transition};
 use super::{Kernel, Partition};
 
@@ -51,7 +49,7 @@ impl Partition<'_> {
     pub fn carry(&self, k: &impl Carrier, look_max: u32, end: u32) -> u32 {
         let Some(request) = k.begin() else { return 0 };
         let mut n = 0;
-        self.each_from_hand(look_max, end, |page, w, cur| {
+        self.each_from(self.copies_hand, look_max, end, |page, w, cur| {
             if cur.state() != State::Far || !k.is_in_store(cur.entry()) {
                 return true;
             }
@@ -120,7 +118,7 @@ impl Partition<'_> {
     /// `end`. Such a page is stored again when it is evicted. Returns how many. The caller holds the lock.
     pub fn give_up_copies(&self, k: &impl Carrier, want: u32, look_max: u32, end: u32) -> u32 {
         let mut n = 0;
-        self.each_from_hand(look_max, end, |_, w, cur| {
+        self.each_from(self.copies_hand, look_max, end, |_, w, cur| {
             if cur.state() == State::Resident && k.is_in_store(cur.entry()) {
                 k.step();
                 // Only the lock holder changes Resident words.
@@ -133,27 +131,5 @@ impl Partition<'_> {
             n < want
         });
         n
-    }
-
-    /// Calls `on` with pages from the hand on, cyclically, at most `most`, while it returns true.
-    fn each_from_hand(
-        &self,
-        most: u32,
-        end: u32,
-        mut on: impl FnMut(u32, &AtomicU64, Word) -> bool,
-    ) {
-        let mut page = self.copies_hand.load(Ordering::Relaxed);
-        // The second pass finds what the first one marked as unreferenced.
-        for _ in 0..u64::from(most).min(2 * u64::from(end)) {
-            if page >= end {
-                page = 0;
-            }
-            let w = &self.words[page as usize];
-            if !on(page, w, load(w)) {
-                break;
-            }
-            page += 1;
-        }
-        self.copies_hand.store(page, Ordering::Relaxed);
     }
 }

@@ -245,7 +245,7 @@ fn the_ring_never_overflows() {
 }
 
 #[test]
-fn single_slots_go_by_shelves_and_no_shelf_keeps_them_from_others() {
+fn single_slots_go_by_magazines_and_no_magazine_keeps_them_from_others() {
     let m = Memory::new();
     let t = m.table();
     let mut out = [Place::default(); SLOTS];
@@ -266,7 +266,7 @@ fn single_slots_go_by_shelves_and_no_shelf_keeps_them_from_others() {
 }
 
 #[test]
-fn what_lies_on_shelves_does_not_pass_a_lower_bound() {
+fn what_lies_in_magazines_does_not_pass_a_lower_bound() {
     let m = Memory::new();
     let t = m.table();
     let mut out = [Place::default(); 4];

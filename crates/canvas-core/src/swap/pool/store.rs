@@ -145,7 +145,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             Alloc::Reserved => Ok((reserved, EntryFrom::Page)),
             Alloc::Locked => match self.entries.alloc() {
                 Some(Allocated { entry, locked }) if locked => Ok((entry, EntryFrom::Lock)),
-                Some(Allocated { entry, .. }) => Ok((entry, EntryFrom::Stock)),
+                Some(Allocated { entry, .. }) => Ok((entry, EntryFrom::Magazine)),
                 None => Err(StoreError::NoEntry),
             },
         }

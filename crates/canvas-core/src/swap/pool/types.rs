@@ -107,8 +107,8 @@ pub enum EntryFrom {
     Nowhere,
     /// The page had it: Canvas's reservation, without a lock.
     Page,
-    /// The allocator, without its lock: it was one of a batch.
-    Stock,
+    /// A magazine of the allocator, without its lock: it was one of a batch.
+    Magazine,
     /// The allocator, under its lock.
     Lock,
 }
