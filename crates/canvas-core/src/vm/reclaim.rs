@@ -526,9 +526,7 @@ fn far_is_full(vm: &impl Vm) {
     if seg.far_full.swap(1, Ordering::Relaxed) != 0 {
         return;
     }
-    let told = &vm.state().full_told_ns;
-    let (now, last) = (vm.now_ns(), told.load(Ordering::Relaxed));
-    if last != 0 && now < last + TELL_NS || !ledger::take_turn(told, last, now) {
+    if !ledger::once_in(&vm.state().full_told_ns, TELL_NS, vm.now_ns()) {
         return;
     }
     vm.report(Report::FarFull(if seg.host.is_short() {

@@ -3,7 +3,7 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, RawSpin};
 
-// As the segment's times are ([`super::ledger::take_turn`]).
+// As the segment's times are ([`super::ledger::once_in`]).
 use core::sync::atomic::AtomicU64 as Time;
 
 use crate::pager::clock::{Clock, ClockParams, EpochClock};
