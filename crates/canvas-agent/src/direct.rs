@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use canvas_types::controller::ewma;
+
 /// How much a tenant's processes may read from donors directly.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Direct {
@@ -37,9 +39,6 @@ pub(crate) struct Reads {
     pub direct_bytes_s: u64,
 }
 
-/// Smoothing: each measurement replaces 1/`SMOOTH` of the average.
-const SMOOTH: u64 = 4;
-
 impl Reads {
     /// Adds the bytes read in the `time` since the last measurement.
     pub fn with(self, agent_bytes: u64, direct_bytes: u64, time: Duration) -> Reads {
@@ -47,7 +46,7 @@ impl Reads {
         let smooth = |before: u64, bytes: u64| {
             let now = u128::from(bytes) * 1_000_000_000 / ns;
             let now = u64::try_from(now).unwrap_or(u64::MAX);
-            before - before / SMOOTH + now / SMOOTH
+            ewma::<1, 4>(before, now)
         };
         Reads {
             agent_bytes_s: smooth(self.agent_bytes_s, agent_bytes),

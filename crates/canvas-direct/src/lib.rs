@@ -15,7 +15,8 @@ use canvas_shm::{Far, mailbox::Ask};
 use canvas_sys::net::{Address, Stream};
 use canvas_sys::proc;
 use canvas_types::contention::Contention;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use canvas_types::controller::Backoff;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use spin::{Mutex, MutexGuard};
 
 mod lane;
@@ -62,33 +63,11 @@ struct Place {
     lane: Mutex<Lane>,
 }
 
-/// A donor's pause after a failure.
-struct Rest {
-    until_ns: AtomicU64,
-    pause_ns: AtomicU64,
-}
-
-impl Rest {
-    fn begin(&self, now_ns: u64) {
-        let before = self.pause_ns.load(Ordering::Relaxed);
-        let pause = (2 * before).clamp(PAUSE_NS, PAUSE_NS_MAX);
-        self.pause_ns.store(pause, Ordering::Relaxed);
-        self.until_ns.store(now_ns + pause, Ordering::Relaxed);
-    }
-    fn is_over(&self, now_ns: u64) -> bool {
-        now_ns >= self.until_ns.load(Ordering::Relaxed)
-    }
-    fn forget(&self) {
-        if self.pause_ns.load(Ordering::Relaxed) != 0 {
-            self.pause_ns.store(0, Ordering::Relaxed);
-        }
-    }
-}
-
 /// A process's channels to the donors of its tenant.
 pub struct Lanes {
     places: [Place; COUNT],
-    rests: [Rest; DONORS_MAX],
+    /// Of each donor.
+    rests: [Backoff<PAUSE_NS, PAUSE_NS_MAX>; DONORS_MAX],
     /// The process may not make the system calls that channels need.
     forbidden: AtomicBool,
     reads: AtomicU32,
@@ -157,12 +136,7 @@ impl Lanes {
                     lane: Mutex::new(Lane::new()),
                 }
             }; COUNT],
-            rests: [const {
-                Rest {
-                    until_ns: AtomicU64::new(0),
-                    pause_ns: AtomicU64::new(0),
-                }
-            }; DONORS_MAX],
+            rests: [const { Backoff::new(0) }; DONORS_MAX],
             forbidden: AtomicBool::new(false),
             reads: AtomicU32::new(0),
             contention: Contention::new(),
@@ -202,7 +176,7 @@ impl Lanes {
             }
             Err(Failed::Broken) => {
                 claim.close(process);
-                self.rests[donor].begin(process.now_ns());
+                self.rests[donor].failed(process.now_ns());
                 false
             }
             Err(Failed::Busy | Failed::Elsewhere) => false,
@@ -234,7 +208,7 @@ impl Lanes {
             }
         }
         let rest = &self.rests[donor];
-        if of_it >= OF_A_DONOR || !rest.is_over(process.now_ns()) || process.has_own_fds() {
+        if of_it >= OF_A_DONOR || rest.is_paused(process.now_ns()) || process.has_own_fds() {
             return None;
         }
         let mut claim = self.claim_place(closed?)?;
@@ -247,7 +221,7 @@ impl Lanes {
                 .then_some(claim),
             Ok(false) => None,
             Err(_) => {
-                rest.begin(process.now_ns());
+                rest.failed(process.now_ns());
                 None
             }
         }
@@ -291,7 +265,7 @@ impl Lanes {
         match outcome {
             Ok(came) => {
                 to.copy_from_slice(&claim.lane.answer()[HEAD_BYTES..][..to.len()]);
-                self.rests[donor].forget();
+                self.rests[donor].succeeded();
                 way.route.note();
                 stats.lane_reads.fetch_add(1, Ordering::Relaxed);
                 if came == Came::ByPair {
@@ -305,7 +279,7 @@ impl Lanes {
             }
             Err(Failed::Broken) => {
                 claim.close(process);
-                self.rests[donor].begin(process.now_ns());
+                self.rests[donor].failed(process.now_ns());
             }
             Err(Failed::Elsewhere) => way.route.clear(),
             Err(Failed::Busy) => {}

@@ -34,7 +34,10 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use canvas_types::controller::ewma;
 use fill::{Want, fill};
+
+use crate::in_a_row;
 
 /// Bytes of a slab: 2 MiB.
 pub const SLAB_BYTES: u64 = 2 << 20;
@@ -68,8 +71,6 @@ const DOUBLINGS: u32 = (STEP_PART / IDLE_STEP_PART).ilog2();
 const RESERVE_PART: u64 = 32;
 /// All default floors together are 1/`FLOORS_PART` of the pool.
 const FLOORS_PART: u64 = 4;
-/// The smoothed traffic replaces 1/`SMOOTH` in each round: half of a change shows after two or three seconds.
-const SMOOTH: u64 = 16;
 /// Fractions of a page in the smoothed traffic.
 const FRACTION: u64 = 256;
 /// The tenant with the most traffic counts with twice its weight, one with almost none with its weight; in between in
@@ -444,11 +445,9 @@ impl Tenant {
     /// Updates whether it is busy, after what it swapped in this round.
     fn note_traffic(&mut self, short: u32) {
         let pages = std::mem::take(&mut self.reading.pages).min(PAGES_MAX);
-        self.traffic = (self.traffic * (SMOOTH - 1) + pages * FRACTION) / SMOOTH;
-        self.quiet = match pages < QUIET_PAGES {
-            true => self.quiet.saturating_add(1),
-            false => 0,
-        };
+        // Half of a change shows after two or three seconds.
+        self.traffic = ewma::<1, 16>(self.traffic, pages * FRACTION);
+        self.quiet = in_a_row(self.quiet, pages < QUIET_PAGES);
         if self.busy && self.quiet >= self.quiet_max {
             // Earlier traffic is no sign of later traffic.
             (self.busy, self.traffic, self.idle) = (false, 0, 0);

@@ -11,6 +11,10 @@
 //!       never       evict           hold               after `expand_hits` samples: lend more
 //! ```
 
+use canvas_types::controller::ewma;
+
+use crate::in_a_row;
+
 /// The constants of the decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
@@ -24,8 +28,6 @@ pub struct Config {
     pub evict_below_bytes: u64,
     /// Above this average, more may be lent. At least `evict_below_bytes`.
     pub expand_above_bytes: u64,
-    /// Weight of the newest sample in the average, in thousandths (Infiniswap's: 700).
-    pub weight_permille: u32,
     /// Consecutive averages below `evict_below_bytes` that cause an eviction (Infiniswap's: 1).
     pub evict_hits: u32,
     /// Consecutive averages above `expand_above_bytes` that cause an expansion (Infiniswap's: 20).
@@ -47,7 +49,6 @@ impl Config {
             slab_bytes,
             evict_below_bytes: reserve_bytes.saturating_add(step),
             expand_above_bytes: reserve_bytes.saturating_add(2 * step),
-            weight_permille: 700,
             evict_hits: 1,
             expand_hits: 20,
             evict_slabs_max: 16,
@@ -112,20 +113,13 @@ impl Headroom {
         let c = &self.config;
         let average = match self.average_bytes {
             None => sample.available_bytes,
-            Some(before) => average(before, sample.available_bytes, c.weight_permille),
+            // Infiniswap's weight.
+            Some(before) => ewma::<7, 10>(before, sample.available_bytes),
         };
         self.average_bytes = Some(average);
         self.last = sample;
-        self.low = if average < c.evict_below_bytes {
-            self.low.saturating_add(1)
-        } else {
-            0
-        };
-        self.high = if average > c.expand_above_bytes {
-            self.high.saturating_add(1)
-        } else {
-            0
-        };
+        self.low = in_a_row(self.low, average < c.evict_below_bytes);
+        self.high = in_a_row(self.high, average > c.expand_above_bytes);
         if self.low >= c.evict_hits.max(1) {
             // Lends nothing more until the next expansion, evicted slabs or not.
             self.limit_bytes = self.limit_bytes.min(sample.lent_bytes);
@@ -221,12 +215,6 @@ impl Headroom {
     pub fn config(&self) -> &Config {
         &self.config
     }
-}
-
-/// `weight` thousandths of the new value and the rest of the old one, rounded down.
-fn average(old: u64, new: u64, weight_permille: u32) -> u64 {
-    let weight = u128::from(weight_permille.min(1000));
-    ((u128::from(new) * weight + u128::from(old) * (1000 - weight)) / 1000) as u64
 }
 
 #[cfg(test)]

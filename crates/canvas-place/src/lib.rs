@@ -40,3 +40,8 @@ pub mod threads;
 pub mod tune;
 pub mod victims;
 pub mod width;
+
+/// How many times in a row something has held, after it has held (or not) once more.
+fn in_a_row(times: u32, holds: bool) -> u32 {
+    if holds { times.saturating_add(1) } else { 0 }
+}

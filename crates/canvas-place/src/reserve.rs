@@ -12,6 +12,8 @@
 //!                   spill until the mark           (short ends after `CALM_LOOKS` checks)
 //! ```
 
+use crate::in_a_row;
+
 /// Number of runs whose steps together are no more than what is left above the mark.
 pub const PARTS: u64 = 64;
 /// Consecutive checks with well more than the mark that end the shortage.
@@ -104,11 +106,7 @@ impl Guard {
             }
             Some(bounds) => bounds,
         };
-        self.calm = if look.available_bytes > look.calm_bytes() {
-            self.calm + 1
-        } else {
-            0
-        };
+        self.calm = in_a_row(self.calm, look.available_bytes > look.calm_bytes());
         if self.calm >= CALM_LOOKS {
             *self = Guard::default();
             // The next check allows the first step.

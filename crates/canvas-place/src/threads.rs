@@ -8,6 +8,8 @@
 //! Nothing oscillates: a move must relieve the full thread by at least [`GAIN`], and two threads are joined only when
 //! they have less work together than [`SLACK`], far below full.
 
+use crate::in_a_row;
+
 /// Checks a second.
 pub const ROUNDS_IN_S: u32 = 4;
 /// Thousandths of a processor.
@@ -161,14 +163,9 @@ impl Threads {
             let large = all[*at].iter().filter(|l| l.busy >= SMALL).count();
             sum(&all[*at]) >= FULL && large >= 2
         };
-        let Some(from) = fullest(all, can_be) else {
-            self.full_rounds = 0;
-            return None;
-        };
-        self.full_rounds += 1;
-        if self.full_rounds < FULL_ROUNDS {
-            return None;
-        }
+        let full = fullest(all, can_be);
+        self.full_rounds = in_a_row(self.full_rounds, full.is_some());
+        let from = full.filter(|_| self.full_rounds >= FULL_ROUNDS)?;
         self.full_rounds = 0;
         let new = (all.len() < self.most()).then_some((all.len(), 0));
         let others = (0..all.len()).filter(|at| *at != from);
@@ -185,19 +182,11 @@ impl Threads {
     fn join(&mut self, all: &[Vec<Load>]) -> Option<Move> {
         let mut used: Vec<usize> = (0..all.len()).filter(|at| !all[*at].is_empty()).collect();
         used.sort_by_key(|at| (sum(&all[*at]), *at));
-        let [a, b, ..] = used[..] else {
-            self.slack_rounds = 0;
-            return None;
-        };
-        if sum(&all[a]) + sum(&all[b]) >= SLACK {
-            self.slack_rounds = 0;
-            return None;
-        }
-        self.slack_rounds += 1;
-        if self.slack_rounds < SLACK_ROUNDS {
-            return None;
-        }
-        let (to, from) = (a.min(b), a.max(b));
+        let two = used.first_chunk::<2>();
+        let two = two.filter(|[a, b]| sum(&all[*a]) + sum(&all[*b]) < SLACK);
+        self.slack_rounds = in_a_row(self.slack_rounds, two.is_some());
+        let [a, b] = two.filter(|_| self.slack_rounds >= SLACK_ROUNDS)?;
+        let (to, from) = (*a.min(b), *a.max(b));
         let id = all[from].first()?.id;
         Some(Move { id, from, to })
     }

@@ -22,6 +22,8 @@
 //!   for [`RTT_MEMORY_NS`], the link is drained, and one request goes alone.
 //! * Until the link was full once the window is at least [`WINDOW_BYTES_START`].
 
+use canvas_types::controller::ewma;
+
 use crate::TenantId;
 use crate::heap::IndexHeap;
 
@@ -281,10 +283,9 @@ impl Link {
         let rate = (moved * 1_000_000_000 / u128::from(took)).min(u128::from(u64::MAX)) as u64;
         self.learn_rate(rate, mark.alone, now_ns);
         let base = rtt.saturating_sub(self.ns(bytes));
-        self.base_ns = if self.base_ns == 0 {
-            base
-        } else {
-            self.base_ns - self.base_ns / 8 + base / 8
+        self.base_ns = match self.base_ns {
+            0 => base,
+            before => ewma::<1, 8>(before, base),
         };
         self.step_probe();
         if mark.delivered >= self.round_from {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const MAY_USE: [(&str, &[&str]); 28] = [
     ("types", &[]),
     ("patch", &[]),
-    ("place", &[]),
+    ("place", &["types"]),
     ("testing", &[]),
     ("wire", &["types"]),
     ("lane", &["types"]),

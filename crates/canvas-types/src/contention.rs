@@ -5,7 +5,7 @@
 //! each. A sleeping thread keeps its claim and runs soon after it is woken. So after a poll that took long, threads
 //! sleep for a while, and twice as long if the next poll takes long, too.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use crate::controller::Backoff;
 
 /// A poll that takes longer than this has let other threads run for a slice. Replies of near donors take less, and so
 /// does yielding to threads that have little to do.
@@ -17,39 +17,26 @@ pub const PAUSE_NS_MAX: u64 = 128_000_000;
 
 /// What a process knows about contention for its CPUs. All times are from one monotonic clock of the caller.
 #[derive(Debug, Default)]
-pub struct Contention {
-    until_ns: AtomicU64,
-    /// The last pause; 0: none recently.
-    pause_ns: AtomicU64,
-}
+pub struct Contention(Backoff<PAUSE_NS_MIN, PAUSE_NS_MAX>);
 
 impl Contention {
     /// Starts without known contention.
     pub const fn new() -> Contention {
-        Contention {
-            until_ns: AtomicU64::new(0),
-            pause_ns: AtomicU64::new(0),
-        }
+        Contention(Backoff::new(0))
     }
 
     /// Records that a thread yielded its CPU from `began_ns` to `now_ns`. Concurrent calls may be lost.
     pub fn gave_way(&self, began_ns: u64, now_ns: u64) {
-        let pause = self.pause_ns.load(Ordering::Relaxed);
-        let until = self.until_ns.load(Ordering::Relaxed);
         if now_ns.saturating_sub(began_ns) > CONTENDED_NS {
-            let pause = (2 * pause).clamp(PAUSE_NS_MIN, PAUSE_NS_MAX);
-            self.pause_ns.store(pause, Ordering::Relaxed);
-            self.until_ns
-                .store(now_ns.saturating_add(pause), Ordering::Relaxed);
-        } else if pause > 0 && now_ns > until.saturating_add(pause) {
-            // No thread has waited for as long as the pause.
-            self.pause_ns.store(0, Ordering::Relaxed);
+            self.0.failed(now_ns);
+        } else {
+            self.0.succeeded_at(now_ns);
         }
     }
 
     /// Whether a thread should sleep rather than poll.
     pub fn is_here(&self, now_ns: u64) -> bool {
-        now_ns < self.until_ns.load(Ordering::Relaxed)
+        self.0.is_paused(now_ns)
     }
 }
 

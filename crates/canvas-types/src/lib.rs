@@ -4,6 +4,7 @@
 
 pub mod buckets;
 pub mod contention;
+pub mod controller;
 pub mod elf;
 pub mod exit;
 pub mod layout;

@@ -8,6 +8,8 @@
 //! slow to poll for. So now and then, some waits in a row poll to the end: then the other end sees faster requests, and
 //! polls, too.
 
+use crate::controller::ewma;
+
 /// Upper bound of the shortest poll: 1 s.
 const LEAST_MAX: u64 = 1_000_000_000;
 /// The longest poll is this many times the shortest.
@@ -16,15 +18,13 @@ const MOST: u64 = 8;
 const EPOCH: u32 = 1024;
 /// Number of these polls.
 const TRIES: u32 = 16;
-/// Weight of one wait in the average: one part in this many.
-const SMOOTH: u64 = 8;
 
 /// A thread's statistics of its waits for one kind of event. Times are in ns.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     /// The shortest poll; 0: never poll.
     least: u64,
-    /// How long the event takes to arrive, smoothed.
+    /// How long the event takes to arrive: a moving average.
     usual: u64,
     /// Waits in this epoch.
     waits: u32,
@@ -63,7 +63,7 @@ impl Look {
     pub fn came(&mut self, took_ns: u64) {
         // A suspend of the whole machine counts no more than a long wait.
         let took = took_ns.min(2 * self.most());
-        self.usual = (self.usual * (SMOOTH - 1) + took) / SMOOTH;
+        self.usual = ewma::<1, 8>(self.usual, took);
         self.waits = (self.waits + 1) % EPOCH;
     }
 }

@@ -268,6 +268,8 @@ mod tests {
     fn useless_values_are_left_out() {
         assert_eq!(Spread::of(&[f64::NAN, f64::INFINITY]), None);
         assert_eq!(median(&[f64::NAN, 3.0]), Some(3.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(median(&[]), None);
         assert_eq!(ratio_of_medians(&[0.0, -1.0], &[1.0], 1), None);
         assert_eq!(ratio_of_medians(&[], &[1.0], 1), None);
         assert_eq!(

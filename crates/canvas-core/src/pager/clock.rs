@@ -114,6 +114,11 @@ impl Clock {
         self.pressure.store(on as u32, Ordering::Relaxed);
     }
 
+    /// Whether it is.
+    pub fn has_pressure(&self) -> bool {
+        self.pressure.load(Ordering::Relaxed) != 0
+    }
+
     /// Records that a stream has left the chunk of `page`: the chunk's stream pages are evicted first from now on.
     /// Bounded: the oldest chunk is dropped (the hand will find it later).
     #[inline]
@@ -253,7 +258,7 @@ impl Clock {
         let first = chunk as usize * CHUNK_PAGES;
         let words = &table.words[first..first + CHUNK_PAGES];
         let cooling = u64::from(self.cooling.load(Ordering::Relaxed));
-        let pressure = self.pressure.load(Ordering::Relaxed) != 0;
+        let pressure = self.has_pressure();
         let before = out.pages();
         let mut seen = 0;
         // Bit i: page i is spared, and may be taken to join two runs.

@@ -4,12 +4,14 @@
 //! in address order, and pages in use come back on their own. If most of them do, it waits longer before it tries
 //! again.
 
+use canvas_types::controller::Backoff;
+
 /// Pages that a process has the kernel page out in one round (8 MiB).
 pub const ROUND_PAGES: i64 = 2048;
-/// Pause between two rounds while most pages stay out.
-pub const PAUSE_MIN_NS: u64 = 2_000_000_000;
-/// The longest pause.
-pub const PAUSE_MAX_NS: u64 = 64_000_000_000;
+/// Pause after a round.
+pub const PAUSE_NS: u64 = 2_000_000_000;
+/// Longer pauses after rounds in vain.
+pub type Pauses = Backoff<{ 2 * PAUSE_NS }, 64_000_000_000>;
 
 /// Whether native memory is in the way of a tenant with this limit: if the limit is too small (`short` pages), or if
 /// native memory takes more than a quarter of it while a process loses pages that it wants to keep (`wants_more`).
@@ -17,11 +19,12 @@ pub fn is_in_the_way(short: i64, native: i64, limit: i64, wants_more: bool) -> b
     native > 0 && (short > 0 || wants_more && native > limit / 4)
 }
 
-/// The pause after a round in which `left` pages were paged out, `back` of which had come back by the end of a pause.
-pub fn pause_after(pause_ns: u64, left: i64, back: i64) -> u64 {
+/// Judges a round that ended at `ended_ns`: `left` pages were paged out, `back` of which had come back after
+/// [`PAUSE_NS`].
+pub fn judge(pauses: &Pauses, left: i64, back: i64, ended_ns: u64) {
     match left > 0 && back <= left / 2 {
-        true => PAUSE_MIN_NS,
-        false => (pause_ns * 2).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS),
+        true => pauses.succeeded(),
+        false => pauses.failed(ended_ns),
     }
 }
 
@@ -40,12 +43,16 @@ mod tests {
 
     #[test]
     fn rounds_are_seldom_where_most_pages_come_back() {
-        let mut pause_ns = PAUSE_MIN_NS;
-        let pauses = [(100, 51), (100, 100), (0, 0), (9, 9), (9, 9), (9, 9)].map(|(left, back)| {
-            pause_ns = pause_after(pause_ns, left, back);
-            pause_ns / 1_000_000_000
+        const S: u64 = 1_000_000_000;
+        let (pauses, mut now_s) = (Pauses::new(0), 0);
+        let took = [(100, 51), (100, 100), (0, 0), (9, 9), (9, 9), (9, 9)].map(|(left, back)| {
+            judge(&pauses, left, back, now_s * S);
+            let began_s = now_s;
+            now_s = (began_s..).find(|s| !pauses.is_paused(s * S)).unwrap();
+            now_s - began_s
         });
-        assert_eq!(pauses, [4, 8, 16, 32, 64, 64]);
-        assert_eq!(pause_after(pause_ns, 100, 50), PAUSE_MIN_NS);
+        assert_eq!(took, [4, 8, 16, 32, 64, 64]);
+        judge(&pauses, 100, 50, now_s * S);
+        assert!(!pauses.is_paused(now_s * S));
     }
 }

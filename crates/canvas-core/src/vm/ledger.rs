@@ -11,10 +11,13 @@ use super::{Kernel, Process, locked};
 use crate::pager::floor::{self, Demand, LEAST_PAGES};
 use crate::pager::native;
 
-/// Elects one of several threads, or processes, to do a task that was last done at time `last`.
-pub fn take_turn(at: &AtomicU64, last: u64, now: u64) -> bool {
-    at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
-        .is_ok()
+/// Elects one of several threads, or processes, to do what is done once in `period_ns`. It was last done at `at`; 0:
+/// never.
+pub fn once_in(at: &AtomicU64, period_ns: u64, now_ns: u64) -> bool {
+    let last = at.load(Ordering::Relaxed);
+    let order = Ordering::Relaxed;
+    (last == 0 || now_ns >= last + period_ns)
+        && at.compare_exchange(last, now_ns, order, order).is_ok()
 }
 
 /// Adds `n` to a counter.
@@ -160,7 +163,7 @@ pub fn divide_room(vm: &impl Process, now: u64) {
     let (seg, me, state) = (vm.segment(), vm.slot(), vm.state());
     let Some(asked) = asked(seg) else { return };
     let judged = state.judged_ns.load(Ordering::Relaxed);
-    if now >= judged + floor::LOOK_NS && take_turn(&state.judged_ns, judged, now) {
+    if once_in(&state.judged_ns, floor::LOOK_NS, now) {
         let came_back = me.came_back.load(Ordering::Relaxed);
         // The counter of a new process slot starts from 0 again.
         let since = came_back.saturating_sub(state.returned.swap(came_back, Ordering::Relaxed));
@@ -172,8 +175,7 @@ pub fn divide_room(vm: &impl Process, now: u64) {
         me.demand_pages.store(next.pages, Ordering::Relaxed);
         state.quiet_ns.store(next.quiet_ns, Ordering::Relaxed);
     }
-    let divided = seg.divided_ns.load(Ordering::Relaxed);
-    if now < divided + floor::LOOK_NS || !take_turn(&seg.divided_ns, divided, now) {
+    if !once_in(&seg.divided_ns, floor::LOOK_NS, now) {
         return;
     }
     let native_pages = seg.native_pages.load(Ordering::Relaxed);

@@ -329,10 +329,8 @@ fn judge_far_pressure(vm: &impl Vm) {
     let limit = (seg.pool_bound() as u64).saturating_add(elsewhere_max);
     // If nothing can be written, a page that gave up its copy could not be evicted again.
     let gives_up = !vm.is_closed();
-    let was = state.pressure.load(Ordering::Relaxed);
-    let now = gives_up && fsm::pressure(was, used, limit);
-    state.pressure.store(now, Ordering::Relaxed);
-    state.clock.set_pressure(now);
+    let was = state.clock.has_pressure();
+    (state.clock).set_pressure(gives_up && fsm::pressure(was, used, limit));
     let nearly_full = gives_up && fsm::nearly_full(used, limit);
     state.nearly_full.store(nearly_full, Ordering::Relaxed);
     if seg.far_full.load(Ordering::Relaxed) != 0 && used < limit / 100 * 95 {
@@ -343,7 +341,7 @@ fn judge_far_pressure(vm: &impl Vm) {
 /// Whether far memory, the pool or this host is so short that copies of resident pages take room that others need.
 pub(super) fn copies_are_in_the_way(vm: &impl Vm) -> bool {
     let seg = vm.segment();
-    vm.state().pressure.load(Ordering::Relaxed)
+    vm.state().clock.has_pressure()
         || seg.host.is_short()
         || seg.pool_bytes.load(Ordering::Relaxed) > seg.pool_bound() / 8 * 7
 }
@@ -354,7 +352,7 @@ fn drop_what_is_hot(vm: &impl Vm, batch: &Batch) {
     if vm.is_closed() {
         return;
     }
-    let short = vm.state().pressure.load(Ordering::Relaxed);
+    let short = vm.state().clock.has_pressure();
     for page in batch.victims.dropped_candidates() {
         let w = vm.word(*page);
         if short {
@@ -529,9 +527,7 @@ fn far_is_full(vm: &impl Vm) {
     if seg.far_full.swap(1, Ordering::Relaxed) != 0 {
         return;
     }
-    let told = &vm.state().full_told_ns;
-    let (now, last) = (vm.now_ns(), told.load(Ordering::Relaxed));
-    if last != 0 && now < last + TELL_NS || !ledger::take_turn(told, last, now) {
+    if !ledger::once_in(&vm.state().full_told_ns, TELL_NS, vm.now_ns()) {
         return;
     }
     vm.report(Report::FarFull(if seg.host.is_short() {

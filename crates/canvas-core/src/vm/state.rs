@@ -3,7 +3,7 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, RawSpin};
 
-// As the segment's times are ([`super::ledger::take_turn`]).
+// As the segment's times are ([`super::ledger::once_in`]).
 use core::sync::atomic::AtomicU64 as Time;
 
 use crate::pager::clock::{Clock, ClockParams, EpochClock};
@@ -42,8 +42,6 @@ pub struct State {
     pub(super) dirty_share: DirtyShare,
     /// A thread reclaims ahead of its own need.
     pub(super) in_line_busy: AtomicBool,
-    /// Far memory is short: hot pages lose their reservations.
-    pub(super) pressure: AtomicBool,
     /// Far memory is nearly full: no page that comes in keeps its entry.
     pub(super) nearly_full: AtomicBool,
     /// Until this time, dirty pages of the swap cache are not tried.
@@ -88,7 +86,6 @@ macro_rules! constructor {
                     headroom: Headroom::new(),
                     dirty_share: DirtyShare::new(),
                     in_line_busy: AtomicBool::new(false),
-                    pressure: AtomicBool::new(false),
                     nearly_full: AtomicBool::new(false),
                     refused_until_ns: AtomicU64::new(0),
                     silent_until_ns: AtomicU64::new(0),

@@ -34,12 +34,9 @@ impl Oracle {
     fn averages(&self) -> Vec<u64> {
         let mut all: Vec<u64> = Vec::new();
         for s in &self.samples {
-            let w = u128::from(self.config.weight_permille);
             let next = match all.last() {
                 None => s.available_bytes,
-                Some(&a) => {
-                    ((u128::from(s.available_bytes) * w + u128::from(a) * (1000 - w)) / 1000) as u64
-                }
+                Some(&a) => (s.available_bytes * 7 + a * 3) / 10,
             };
             all.push(next);
         }
@@ -106,11 +103,10 @@ proptest! {
     #[test]
     fn as_the_oracle(
         steps in prop::collection::vec((0u64..120 * SLAB, 0u64..100, 0u64..=100, 0u64..=100), 1..80),
-        weight in 1u32..=1000,
         evict_hits in 1u32..4,
         expand_hits in 1u32..6,
     ) {
-        let config = Config { weight_permille: weight, evict_hits, expand_hits, expand_slabs: 7, evict_slabs_max: 5, ..config() };
+        let config = Config { evict_hits, expand_hits, expand_slabs: 7, evict_slabs_max: 5, ..config() };
         let mut real = Headroom::new(config);
         let mut oracle = Oracle { config, samples: Vec::new(), low_from: 0, high_from: 0, limit: config.memory_bytes };
         for (available_bytes, lent_slabs, touched, leaving) in steps {
@@ -151,10 +147,7 @@ fn nothing_is_lent_before_the_first_sample() {
 
 #[test]
 fn one_low_sample_stops_lending_though_the_average_is_high() {
-    let mut h = Headroom::new(Config {
-        weight_permille: 10,
-        ..config()
-    });
+    let mut h = Headroom::new(config());
     h.observe(sample(80, 0));
     assert!(h.admits(0));
     assert_eq!(h.observe(sample(5, 0)), Decision::Hold);

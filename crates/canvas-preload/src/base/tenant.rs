@@ -3,7 +3,7 @@
 
 use canvas_core::far::PoolPeer;
 use canvas_core::vm::floors;
-pub use canvas_core::vm::ledger::take_turn;
+pub use canvas_core::vm::ledger::once_in;
 use canvas_shm::ProcSlot;
 use canvas_shm::lives::GIVING_UP;
 use canvas_sys::{gate, lock, proc};

@@ -12,7 +12,7 @@ use crate::base::{
     own, state,
     state::{PAGER, ThisProcess},
     tenant,
-    tenant::{live_slots, take_turn},
+    tenant::{live_slots, once_in},
     upcalls,
 };
 use crate::paging::{cache, fork_accounting};
@@ -133,8 +133,7 @@ pub fn measure_native() {
     if fork_accounting::look(now) {
         return;
     }
-    let last = LAST_MEASURE_NS.load(Ordering::Relaxed);
-    if now < last + LOOK_PAUSE_NS || !take_turn(&LAST_MEASURE_NS, last, now) {
+    if !once_in(&LAST_MEASURE_NS, LOOK_PAUSE_NS, now) {
         return;
     }
     let Some((anon, swapped)) = anonymous_pages() else {
@@ -163,8 +162,7 @@ pub fn anonymous_pages() -> Option<(i64, i64)> {
 /// Publishes how much native memory canvas itself uses in this process: at start, then once a second.
 fn look_at_metadata(now: u64) {
     const PAUSE_NS: u64 = 1_000_000_000;
-    let looked = METADATA_NS.load(Ordering::Relaxed);
-    if now >= looked + PAUSE_NS && take_turn(&METADATA_NS, looked, now) {
+    if once_in(&METADATA_NS, PAUSE_NS, now) {
         let pages = own::resident_pages().unwrap_or(ProcSlot::UNKNOWN);
         state::slot().metadata_pages.store(pages, Ordering::Relaxed);
     }

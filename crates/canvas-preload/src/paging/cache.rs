@@ -62,8 +62,7 @@ pub fn give_back_idle(now: u64) {
     } else {
         200_000_000
     };
-    let last = LAST_NS.load(Ordering::Relaxed);
-    if now < last + pause_ns || !tenant::take_turn(&LAST_NS, last, now) {
+    if !tenant::once_in(&LAST_NS, pause_ns, now) {
         return;
     }
     count_lock_waits();

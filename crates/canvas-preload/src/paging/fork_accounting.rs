@@ -26,7 +26,7 @@ use crate::base::{
     life, smaps,
     smaps::Unseen,
     state, tenant,
-    tenant::{DRIFT_PAGES, take_turn},
+    tenant::{DRIFT_PAGES, once_in},
     upcalls,
 };
 
@@ -105,11 +105,8 @@ pub fn look(now: u64) -> bool {
     if !shares && !orphans {
         return false;
     }
-    if shares {
-        let looked = LOOKED_NS.load(Ordering::Relaxed);
-        if now >= looked + LOOK_PAUSE_NS && take_turn(&LOOKED_NS, looked, now) {
-            tenant::keep_charge(copies_made());
-        }
+    if shares && once_in(&LOOKED_NS, LOOK_PAUSE_NS, now) {
+        tenant::keep_charge(copies_made());
     }
     // A twentieth of the time at most; a fifth while the books are known to be too high by far, and an eightieth
     // where nothing was kept that may be free.
@@ -133,7 +130,7 @@ pub fn look(now: u64) -> bool {
             || now >= seg.last_fork_ns.load(Ordering::Relaxed) + FORK_SETTLES_NS
             || now >= last + FORKS_ON_NS)
         && let Some(_measuring) = Measuring::begin()
-        && take_turn(&seg.measured_ns, last, now)
+        && once_in(&seg.measured_ns, pause_ns, now)
     {
         // What it costs; where processors are busy it waits for one more often than not.
         let began = proc::thread_ns();

@@ -5,14 +5,14 @@
 //! are canvas's memory that a fault may need ([`own`]), the main thread's stack, pages that relatives share (nothing
 //! would be freed), and locked memory, which the kernel refuses.
 
-use canvas_core::pager::native::{PAUSE_MIN_NS, ROUND_PAGES, pause_after};
+use canvas_core::pager::native::{PAUSE_NS, Pauses, ROUND_PAGES, judge};
 use canvas_shm::Counter;
 use canvas_sys::pagemap::{EXCLUSIVE, OF_FILE, PRESENT, Pagemap, Run};
 use canvas_sys::{mem, proc};
 use canvas_types::PAGE_SIZE;
 use canvas_types::procfs::{self, Mapping};
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 
 use crate::base::{fds, lines::Lines, own, state};
 use crate::paging::accounting;
@@ -36,8 +36,7 @@ static TO_GIVE: AtomicI64 = AtomicI64::new(0);
 static GIVEN: AtomicI64 = AtomicI64::new(0);
 /// Pages of this process in the host's swap when the last round ended.
 static SWAPPED: AtomicI64 = AtomicI64::new(0);
-static PAUSE_NS: AtomicU64 = AtomicU64::new(PAUSE_MIN_NS);
-static NEXT_NS: AtomicU64 = AtomicU64::new(0);
+static PAUSES: Pauses = Pauses::new(0);
 
 /// Turns this off for good: a filter of the program forbids it from now on.
 pub fn forbid() {
@@ -56,15 +55,15 @@ pub fn after_fork_in_child() {
         n.store(0, Ordering::Relaxed);
     }
     CURSOR.store(0, Ordering::Relaxed);
-    PAUSE_NS.store(PAUSE_MIN_NS, Ordering::Relaxed);
-    NEXT_NS.store(0, Ordering::Relaxed);
+    PAUSES.succeeded();
+    PAUSES.pause_until(0);
 }
 
 /// Runs a part of a round if it is time for one. Only the reclaim thread calls this.
 pub fn look(now: u64) {
     let seg = state::seg();
     if seg.native_in_the_way.load(Ordering::Relaxed) == 0
-        || now < NEXT_NS.load(Ordering::Relaxed)
+        || PAUSES.is_paused(now)
         || !seg.config.native_swap()
         || FORBIDDEN.load(Ordering::Relaxed)
         || LOCKED.load(Ordering::Relaxed)
@@ -94,18 +93,15 @@ pub fn look(now: u64) {
 /// Begins a round. Returns false if it is too early: most of what the last round paged out is back, or there is no
 /// swap.
 fn begin_round(now: u64) -> bool {
-    let pause = |ns| NEXT_NS.store(now + ns, Ordering::Relaxed);
     if free_swap_pages() < ROUND_PAGES {
-        pause(PAUSE_MIN_NS);
+        PAUSES.pause_until(now + PAUSE_NS);
         return false;
     }
     let given = GIVEN.swap(0, Ordering::Relaxed);
     if given > 0 {
         let back = (SWAPPED.load(Ordering::Relaxed) - swapped_pages()).max(0);
-        let ns = pause_after(PAUSE_NS.load(Ordering::Relaxed), given, back);
-        PAUSE_NS.store(ns, Ordering::Relaxed);
-        if ns > PAUSE_MIN_NS {
-            pause(ns - PAUSE_MIN_NS);
+        judge(&PAUSES, given, back, now - PAUSE_NS);
+        if PAUSES.is_paused(now) {
             return false;
         }
     }
@@ -118,12 +114,10 @@ fn end_round(now: u64) {
     TO_GIVE.store(0, Ordering::Relaxed);
     SWAPPED.store(swapped_pages(), Ordering::Relaxed);
     if GIVEN.load(Ordering::Relaxed) > 0 {
-        NEXT_NS.store(now + PAUSE_MIN_NS, Ordering::Relaxed);
+        PAUSES.pause_until(now + PAUSE_NS);
     } else if BEGAN_AT.load(Ordering::Relaxed) == 0 {
         // A whole pass over all mappings paged out nothing.
-        let ns = pause_after(PAUSE_NS.load(Ordering::Relaxed), 0, 0);
-        PAUSE_NS.store(ns, Ordering::Relaxed);
-        NEXT_NS.store(now + ns, Ordering::Relaxed);
+        judge(&PAUSES, 0, 0, now);
     }
 }
 

@@ -184,8 +184,7 @@ fn rests() -> bool {
 fn rest(why: Status) {
     let (c, now) = (control(), proc::now_ns());
     c.rest_until_ns.store(now + REST_NS, Ordering::Relaxed);
-    let told = c.told_ns.load(Ordering::Relaxed);
-    if (told == 0 || now > told + TELL_NS) && tenant::take_turn(&c.told_ns, told, now) {
+    if tenant::once_in(&c.told_ns, TELL_NS, now) {
         Ours.cannot_write(why);
     }
 }

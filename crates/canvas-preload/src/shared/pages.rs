@@ -258,12 +258,8 @@ pub fn background_round() -> bool {
     if !is_on() {
         return false;
     }
-    let now_ns = proc::now_ns();
     // One process does this for all.
-    let looked = &control().looked_ns;
-    let last = looked.load(Ordering::Relaxed);
-    if now_ns > last + 1_000_000_000
-        && tenant::take_turn(looked, last, now_ns)
+    if tenant::once_in(&control().looked_ns, 1_000_000_000, proc::now_ns())
         && let Some(held) = lock_in_background()
     {
         bury_dead(&held);

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::PAIR;
-use super::table::{align, median};
+use super::table::align;
 use crate::record::{Outcome, Sample};
+use crate::stats::median;
 
 /// Result of one pair, as shares: 0.02 is 2 %.
 #[derive(Default)]

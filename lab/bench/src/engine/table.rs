@@ -5,19 +5,8 @@ use std::fmt::Write;
 
 use super::{PAIR, pairs};
 use crate::record::{AgentWork, Outcome, Sample};
+use crate::stats::median;
 use crate::variant::Variant;
-
-/// Median; `None` if there are no values.
-pub fn median(values: &[f64]) -> Option<f64> {
-    let mut v: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
-    v.sort_by(f64::total_cmp);
-    let middle = v.len() / 2;
-    match v.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(v[middle]),
-        _ => Some(f64::midpoint(v[middle - 1], v[middle])),
-    }
-}
 
 /// Half the range (max - min) as a share of the median; `None` for a single value.
 fn spread(values: &[f64]) -> Option<f64> {
@@ -399,10 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn medians() {
-        assert_eq!(median(&[]), None);
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    fn spreads() {
         assert_eq!(spread(&[9.0, 10.0, 11.0]), Some(0.1));
         assert_eq!(spread(&[9.0]), None);
     }

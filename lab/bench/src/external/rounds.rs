@@ -9,7 +9,7 @@ use super::files;
 use super::python::{self, text};
 use super::tools;
 use super::{patience_s, scaled};
-use crate::engine::table::median;
+use crate::stats::median;
 use crate::workload::{Answer, Argv, Place, Plan, Workload};
 
 /// Rounds of a program with several structures.

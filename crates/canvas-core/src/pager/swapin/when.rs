@@ -9,6 +9,8 @@
 //! lost many pages for what the episode brought in, and few of the samples were used by then, the episode was useless:
 //! a pause follows, twice as long each time. Pages that the hand has passed over do not start a second episode.
 
+use canvas_types::controller::Backoff;
+
 use super::Reach;
 
 /// How long memory must be free while the program runs.
@@ -90,8 +92,7 @@ pub struct When {
     episode: Episode,
     /// Far pages that the hand passed over (an upper bound).
     passed_over: i64,
-    not_before_ns: u64,
-    pause_ns: u64,
+    pauses: Backoff<PAUSE_NS, PAUSE_NS_MAX>,
 }
 
 impl When {
@@ -109,8 +110,7 @@ impl When {
                 used_before: 0,
             },
             passed_over: 0,
-            not_before_ns,
-            pause_ns: PAUSE_NS,
+            pauses: Backoff::new(not_before_ns),
         }
     }
 
@@ -146,7 +146,7 @@ impl When {
         let more = seen.far - self.passed_over >= batch.min(seen.far);
         if !more
             || seen.now_ns < since.saturating_add(settle_ns)
-            || seen.now_ns < self.not_before_ns
+            || self.pauses.is_paused(seen.now_ns)
             || !self.was_worth_it(seen)
         {
             return Step::Nothing;
@@ -174,11 +174,10 @@ impl When {
             return true;
         }
         if used >= e.samples / USED_OF {
-            self.pause_ns = PAUSE_NS;
+            self.pauses.succeeded();
             return true;
         }
-        self.not_before_ns = seen.now_ns.saturating_add(self.pause_ns);
-        self.pause_ns = (self.pause_ns * 2).min(PAUSE_NS_MAX);
+        self.pauses.failed(seen.now_ns);
         false
     }
 
