@@ -219,60 +219,49 @@ fn put(a: &AtomicU32, v: u32) {
     a.store(v, Ordering::Relaxed);
 }
 
-macro_rules! constructors {
-    ($($const:tt)?) => {
-        impl Way {
-            $($const)? fn new() -> Way {
-                Way {
-                    last: AtomicU32::new(0),
-                    stride: AtomicU32::new(0),
-                    frontier: AtomicU32::new(0),
-                    window: AtomicU32::new(0),
-                    hits: AtomicU32::new(0),
-                    covered: AtomicU32::new(0),
-                    used: AtomicU32::new(0),
-                    weight: AtomicU32::new(0),
-                    behind: AtomicU32::new(u32::MAX),
-                    marked: AtomicU32::new(0),
-                }
-            }
+impl Way {
+    const fn new() -> Way {
+        Way {
+            last: AtomicU32::new(0),
+            stride: AtomicU32::new(0),
+            frontier: AtomicU32::new(0),
+            window: AtomicU32::new(0),
+            hits: AtomicU32::new(0),
+            covered: AtomicU32::new(0),
+            used: AtomicU32::new(0),
+            weight: AtomicU32::new(0),
+            behind: AtomicU32::new(u32::MAX),
+            marked: AtomicU32::new(0),
         }
-        impl Set {
-            $($const)? fn new() -> Set {
-                Set {
-                    lock: RawSpin::new(),
-                    faults: AtomicU32::new(0),
-                    ways: [$($const)? { Way::new() }, $($const)? { Way::new() }, $($const)? { Way::new() }, $($const)? { Way::new() }],
-                    first: [$($const)? { Way::new() }, $($const)? { Way::new() }],
-                    stray: AtomicU32::new(0),
-                    history: constructors!(@zeros $($const)?),
-                    history_len: AtomicU32::new(0),
-                }
-            }
-        }
-        impl Prefetcher {
-            /// Creates a prefetcher that knows no streams.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Prefetcher {
-                Prefetcher {
-                    sets: constructors!(@sets $($const)?),
-                    used: AtomicU32::new(0),
-                    unused: AtomicU32::new(0),
-                    gated: AtomicU32::new(0),
-                }
-            }
-        }
-    };
-    (@zeros const) => { [const { AtomicU32::new(0) }; HISTORY] };
-    (@zeros) => { core::array::from_fn(|_| AtomicU32::new(0)) };
-    (@sets const) => { [const { Set::new() }; SETS] };
-    (@sets) => { core::array::from_fn(|_| Set::new()) };
+    }
 }
 
-#[cfg(not(feature = "shuttle"))]
-constructors!(const);
-#[cfg(feature = "shuttle")]
-constructors!();
+impl Set {
+    const fn new() -> Set {
+        Set {
+            lock: RawSpin::new(),
+            faults: AtomicU32::new(0),
+            ways: [const { Way::new() }; WAYS],
+            first: [const { Way::new() }; FIRST_WAYS],
+            stray: AtomicU32::new(0),
+            history: [const { AtomicU32::new(0) }; HISTORY],
+            history_len: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Prefetcher {
+    /// Creates a prefetcher that knows no streams.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Prefetcher {
+        Prefetcher {
+            sets: [const { Set::new() }; SETS],
+            used: AtomicU32::new(0),
+            unused: AtomicU32::new(0),
+            gated: AtomicU32::new(0),
+        }
+    }
+}
 
 impl Way {
     fn stride(&self) -> i64 {

@@ -43,32 +43,21 @@ pub struct Prefetchers {
     left_of_arrays: [AtomicU32; LEFT],
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Prefetchers {
-            /// Creates prefetchers without knowledge, with [`Prefetch::Streams`] chosen.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Prefetchers {
-                Prefetchers {
-                    chosen: AtomicU32::new(Prefetch::Streams as u32),
-                    streams: Prefetcher::new(),
-                    leap: Leap::new(),
-                    readahead: Readahead::new(),
-                    nearby: Nearby::new(),
-                    arrays: Prefetcher::new(),
-                    left_of_arrays: constructor!(@left $($const)?),
-                }
-            }
+impl Prefetchers {
+    /// Creates prefetchers without knowledge, with [`Prefetch::Streams`] chosen.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Prefetchers {
+        Prefetchers {
+            chosen: AtomicU32::new(Prefetch::Streams as u32),
+            streams: Prefetcher::new(),
+            leap: Leap::new(),
+            readahead: Readahead::new(),
+            nearby: Nearby::new(),
+            arrays: Prefetcher::new(),
+            left_of_arrays: [const { AtomicU32::new(0) }; LEFT],
         }
-    };
-    (@left const) => { [const { AtomicU32::new(0) }; LEFT] };
-    (@left) => { core::array::from_fn(|_| AtomicU32::new(0)) };
+    }
 }
-
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
 
 impl Prefetchers {
     /// Chooses the prefetcher that decides from now on. What the others have learnt is not carried over.

@@ -40,32 +40,21 @@ pub struct Leap {
     trend: AtomicU32,
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Leap {
-            /// Creates a history without faults.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Leap {
-                Leap {
-                    hits: AtomicU32::new(0),
-                    lock: RawSpin::new(),
-                    last: AtomicU32::new(0),
-                    faults: AtomicU32::new(0),
-                    history: constructor!(@zeros $($const)?),
-                    window: AtomicU32::new(0),
-                    trend: AtomicU32::new(0),
-                }
-            }
+impl Leap {
+    /// Creates a history without faults.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Leap {
+        Leap {
+            hits: AtomicU32::new(0),
+            lock: RawSpin::new(),
+            last: AtomicU32::new(0),
+            faults: AtomicU32::new(0),
+            history: [const { AtomicU32::new(0) }; HISTORY],
+            window: AtomicU32::new(0),
+            trend: AtomicU32::new(0),
         }
-    };
-    (@zeros const) => { [const { AtomicU32::new(0) }; HISTORY] };
-    (@zeros) => { core::array::from_fn(|_| AtomicU32::new(0)) };
+    }
 }
-
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
 
 impl Leap {
     /// Handles a fault on a far page or on one in the swap cache.

@@ -70,49 +70,40 @@ pub struct Nearby {
     cells: [AtomicU64; CELLS],
 }
 
-macro_rules! constructors {
-    ($($const:tt)?) => {
-        impl Chunk {
-            $($const)? fn new() -> Chunk {
-                Chunk {
-                    owner: AtomicU32::new(0),
-                    opened: AtomicU32::new(0),
-                    weight: AtomicU32::new(0),
-                    cells: AtomicU32::new(0),
-                    watched: AtomicU64::new(0),
-                    seen: AtomicU64::new(0),
-                    marked: AtomicU64::new(0),
-                }
-            }
+impl Chunk {
+    const fn new() -> Chunk {
+        Chunk {
+            owner: AtomicU32::new(0),
+            opened: AtomicU32::new(0),
+            weight: AtomicU32::new(0),
+            cells: AtomicU32::new(0),
+            watched: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            marked: AtomicU64::new(0),
         }
-        impl Shard {
-            $($const)? fn new() -> Shard {
-                Shard {
-                    lock: RawSpin::new(),
-                    faults: AtomicU32::new(0),
-                    chunks: constructors!(@array $($const)? Chunk::new()),
-                }
-            }
-        }
-        impl Nearby {
-            /// Creates a state that has seen nothing.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Nearby {
-                Nearby {
-                    shards: constructors!(@array $($const)? Shard::new()),
-                    cells: constructors!(@array $($const)? AtomicU64::new(0)),
-                }
-            }
-        }
-    };
-    (@array const $new:expr) => { [const { $new }; _] };
-    (@array $new:expr) => { core::array::from_fn(|_| $new) };
+    }
 }
 
-#[cfg(not(feature = "shuttle"))]
-constructors!(const);
-#[cfg(feature = "shuttle")]
-constructors!();
+impl Shard {
+    const fn new() -> Shard {
+        Shard {
+            lock: RawSpin::new(),
+            faults: AtomicU32::new(0),
+            chunks: [const { Chunk::new() }; CHUNKS],
+        }
+    }
+}
+
+impl Nearby {
+    /// Creates a state that has seen nothing.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Nearby {
+        Nearby {
+            shards: [const { Shard::new() }; SHARDS],
+            cells: [const { AtomicU64::new(0) }; CELLS],
+        }
+    }
+}
 
 /// What a cell has learnt: for each step an accuracy in 255ths and how many judgements it is based on, and the current
 /// step.

@@ -65,29 +65,19 @@ pub struct Readahead {
     places: [Place; AREAS],
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Place {
-            $($const)? fn new() -> Place {
-                Place { owner: AtomicU32::new(0), memory: AtomicU64::new(0) }
-            }
-        }
-        impl Readahead {
-            /// Creates a state that has seen no faults.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Readahead {
-                Readahead { places: constructor!(@places $($const)?) }
-            }
-        }
-    };
-    (@places const) => { [const { Place::new() }; AREAS] };
-    (@places) => { core::array::from_fn(|_| Place::new()) };
+impl Place {
+    const fn new() -> Place {
+        Place { owner: AtomicU32::new(0), memory: AtomicU64::new(0) }
+    }
 }
 
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
+impl Readahead {
+    /// Creates a state that has seen no faults.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Readahead {
+        Readahead { places: [const { Place::new() }; AREAS] }
+    }
+}
 
 impl Readahead {
     /// Handles a fault on a far page of `area`, or on one in the swap cache.
