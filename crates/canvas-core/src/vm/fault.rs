@@ -18,7 +18,7 @@ use super::traits::FaultSite;
 use super::{Copied, Held, Report, Source, Stop, Vm, reclaim};
 use crate::far::fetch::Lost;
 use crate::pager::clock::FillKind;
-use crate::pager::prefetch::advised::Advice;
+use crate::pager::prefetch::Advice;
 use crate::pager::prefetch::choice::Surroundings;
 use crate::pager::prefetch::readahead::Area;
 use crate::pager::prefetch::{FaultKind, Plan};

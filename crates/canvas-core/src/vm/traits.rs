@@ -10,7 +10,7 @@ use super::context::{Batch, Fill};
 use super::spans::{Held, Range};
 use super::state::State;
 use crate::far::fetch::{Lost, Stored};
-use crate::pager::prefetch::advised::Advice;
+use crate::pager::prefetch::Advice;
 use crate::pager::prefetch::readahead::Area;
 use crate::pager::prefetch::{FaultKind, Plan};
 use crate::pager::slot::SlotTable;

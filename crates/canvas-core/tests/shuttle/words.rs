@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use canvas_core::pager::clock::{Clock, ClockParams, EpochClock, VictimBatch, take_reservation};
 use canvas_core::pager::holds::Holds;
-use canvas_core::pager::prefetch::{FaultKind, Prefetcher};
+use canvas_core::pager::prefetch::FaultKind;
+use canvas_core::pager::prefetch::streams::Prefetcher;
 use canvas_core::pager::table::PageTable;
 use canvas_core::pager::word::{self, State, Word, flag};
 use canvas_types::layout::BLOCK_PAGES;

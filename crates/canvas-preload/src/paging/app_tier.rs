@@ -9,7 +9,7 @@ use canvas_core::pager::app::links::{Asked, Links, Place};
 use canvas_core::pager::app::refs::{Candidate, Encoding, Groups, candidates};
 use canvas_core::pager::app::trial::{Answer, Trial};
 use canvas_core::pager::app::{self, Thread};
-use canvas_core::pager::prefetch::advised::Advice;
+use canvas_core::pager::prefetch::Advice;
 use canvas_core::pager::prefetch::choice::Surroundings;
 use canvas_core::pager::prefetch::{FaultKind, Plan};
 use canvas_core::pager::word::{self, State};
