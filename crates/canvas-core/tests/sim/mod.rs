@@ -9,8 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64 as Plain, Ordering::Relaxed};
 
-use canvas_core::pager::prefetch::Advice;
-use canvas_core::pager::prefetch::readahead::Area;
+use canvas_core::pager::prefetch::{Advice, Area};
 use canvas_core::pager::slot::{self, Control, SlotTable};
 use canvas_core::pager::table::PageTable;
 use canvas_core::pager::word::{self, State as At, Word, flag};

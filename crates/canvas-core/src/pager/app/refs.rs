@@ -164,9 +164,7 @@ impl Groups {
             words: [const { AtomicU64::new(0) }; GROUPS],
         }
     }
-}
 
-impl Groups {
     /// Handles a fault of a thread on `page` by the instruction at `ip`; `found` are the candidates there. Adds pages
     /// worth requesting to `asked`.
     pub fn on_fault(

@@ -14,7 +14,7 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
-use super::{FaultKind, Plan, get, next_page, put};
+use super::{Fault, FaultKind, Plan, Prefetcher, Surroundings, get, next_page, put};
 
 /// Deltas kept (the paper's H_size).
 pub const HISTORY: usize = 32;
@@ -56,9 +56,14 @@ impl Leap {
     }
 }
 
+impl Prefetcher for Leap {
+    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+        self.on_fault(fault.page, fault.kind)
+    }
+}
+
 impl Leap {
-    /// Handles a fault on a far page or on one in the swap cache.
-    pub fn on_fault(&self, page: PageId, kind: FaultKind) -> Plan {
+    fn on_fault(&self, page: PageId, kind: FaultKind) -> Plan {
         if matches!(kind, FaultKind::PrefetchHit | FaultKind::PrefetchLate) {
             self.hits.fetch_add(1, Ordering::Relaxed);
         }

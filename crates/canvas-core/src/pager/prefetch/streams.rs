@@ -1,4 +1,5 @@
-//! Low-tier prefetch (Canvas §5.2): what to bring in besides the page that faulted.
+//! Streams, the pager's own way to prefetch. Whatever else is chosen, they tell eviction what a stream has passed, and
+//! first touches how far to run ahead.
 //!
 //! Each thread (by a hash) has a few *trackers*, one per sequential or strided stream, and the deltas of its other
 //! faults for Leap's majority vote. A tracker's window doubles each time the program reaches the end of what was
@@ -13,7 +14,10 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
-use super::{Done, FaultKind, NO_WAY, Plan, SAMPLE_EVERY, get, next_page, put};
+use super::{
+    Advice, Done, Fault, FaultKind, NO_WAY, Plan, Prefetcher, SAMPLE_EVERY, Surroundings, get,
+    next_page, put,
+};
 use crate::pager::table::CHUNK_PAGES;
 
 /// Tables; threads share one if their hashes collide.
@@ -77,8 +81,8 @@ struct Set {
     history_len: AtomicU32,
 }
 
-/// The prefetcher of a process: about 28 KiB, usable as a static.
-pub struct Prefetcher {
+/// The streams of a process's threads: about 28 KiB, usable as a static.
+pub struct ThreadStreams {
     sets: [Set; SETS],
     used: AtomicU32,
     unused: AtomicU32,
@@ -116,11 +120,11 @@ impl Set {
     }
 }
 
-impl Prefetcher {
-    /// Creates a prefetcher that knows no streams.
+impl ThreadStreams {
+    /// Creates tables without streams.
     #[allow(clippy::new_without_default)]
-    pub const fn new() -> Prefetcher {
-        Prefetcher {
+    pub const fn new() -> ThreadStreams {
+        ThreadStreams {
             sets: [const { Set::new() }; SETS],
             used: AtomicU32::new(0),
             unused: AtomicU32::new(0),
@@ -183,15 +187,62 @@ impl Way {
     }
 }
 
-impl Prefetcher {
-    /// Handles a fault of the thread behind `thread_hash` on `page`. Call it for far pages and for pages found in the
-    /// swap cache; first touches go to [`Prefetcher::first_touch_plan`].
-    pub fn on_fault(&self, thread_hash: u32, page: PageId, kind: FaultKind) -> Plan {
-        let set = self.set(thread_hash);
+impl Prefetcher for ThreadStreams {
+    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+        match fault.advice {
+            Advice::Sequential => self.on_sequential(fault.thread, fault.page, fault.kind),
+            _ => self.on_fault(fault.thread, fault.page, fault.kind),
+        }
+    }
+
+    /// Without this call, all of the plan counts as prefetched and nothing as left unmapped.
+    fn carried_out(&self, plan: &Plan, done: &Done) {
+        let Some(way) = self.set(plan.key).ways.get(usize::from(plan.way)) else {
+            return;
+        };
+        if plan.count == 0 {
+            return;
+        }
+        // No lock: a stream that another thread changes at the same time predicts a little worse.
+        put(&way.marked, u32::from(done.marked > 0));
+        // Pages that were not far are not prefetched, so the unmapped pages do not stand for them.
+        if let Some(weight) = done.issued.checked_div(done.marked) {
+            put(&way.weight, weight.max(1));
+        }
+        let stride = i64::from(plan.stride);
+        let end = |n: u32| next_page(plan.start.0, stride, i64::from(n));
+        if done.reached < plan.count && get(&way.frontier) == end(plan.count) {
+            put(&way.frontier, end(done.reached));
+        }
+    }
+
+    #[inline]
+    fn on_used(&self, _: &Plan) {
+        self.used.fetch_add(1, Ordering::Relaxed);
+        self.forget();
+    }
+
+    #[inline]
+    fn on_unused(&self, _: PageId) -> Option<u32> {
+        self.unused.fetch_add(1, Ordering::Relaxed);
+        self.forget();
+        Some(SAMPLE_EVERY)
+    }
+}
+
+impl ThreadStreams {
+    /// Handles a fault on `page` of the thread, or of what else has streams of its own, whose hash is `key`. First
+    /// touches go to [`ThreadStreams::first_touch_plan`].
+    pub fn on_fault(&self, key: u32, page: PageId, kind: FaultKind) -> Plan {
+        let set = self.set(key);
         let Some(_held) = set.lock.try_lock() else {
             return Plan::NONE;
         };
-        let now = set.tick();
+        let plan = self.plan_in(set, page, kind, set.tick());
+        Plan { key, ..plan }
+    }
+
+    fn plan_in(&self, set: &Set, page: PageId, kind: FaultKind, now: u32) -> Plan {
         if let Some(i) = set.ways.iter().position(|w| w.expects(page.0)) {
             let plan = self.advance(&set.ways[i], page, kind, now);
             return Plan {
@@ -201,15 +252,7 @@ impl Prefetcher {
         }
         if kind == FaultKind::PrefetchHit || kind == FaultKind::PrefetchLate {
             // Prefetched by a tracker that no longer exists: this gives no new delta.
-            let stands_for = if kind == FaultKind::PrefetchHit {
-                SAMPLE_EVERY
-            } else {
-                0
-            };
-            return Plan {
-                stands_for,
-                ..Plan::NONE
-            };
+            return Plan::nothing_beside(kind);
         }
         if let Some(plan) = self.pair(set, page, now) {
             return plan;
@@ -221,9 +264,9 @@ impl Prefetcher {
         }
     }
 
-    /// Like [`Prefetcher::on_fault`], in a region that is used from its first page to its last: a stream counts as
+    /// Like [`ThreadStreams::on_fault`], in a region that is used from its first page to its last: a stream counts as
     /// proven from its first fault on, so its window is the widest at once.
-    pub fn on_sequential(&self, thread_hash: u32, page: PageId, kind: FaultKind) -> Plan {
+    fn on_sequential(&self, thread_hash: u32, page: PageId, kind: FaultKind) -> Plan {
         let set = self.set(thread_hash);
         let Some(_held) = set.lock.try_lock() else {
             return Plan::NONE;
@@ -255,12 +298,13 @@ impl Prefetcher {
         let plan = self.advance(way, page, kind, now);
         Plan {
             way: i as u8,
+            key: thread_hash,
             ..plan
         }
     }
 
-    /// Records that the pages of `plan` come in beside `page`, whose fault no stream expected: a stream may begin
-    /// there.
+    /// Records that the pages of another prefetcher's `plan` come in beside `page`, whose fault no stream expected: a
+    /// stream may begin there.
     pub(super) fn beside(&self, thread_hash: u32, page: PageId, plan: &Plan) {
         let ways = &self.set(thread_hash).ways;
         // No lock, as in [`Prefetcher::carried_out`].
@@ -270,28 +314,6 @@ impl Prefetcher {
         {
             put(&way.frontier, plan.start.0 + plan.count);
             put(&way.window, plan.count);
-        }
-    }
-
-    /// Records how a plan was carried out. Without this call, all of it counts as prefetched and nothing as left
-    /// unmapped.
-    pub fn carried_out(&self, thread_hash: u32, plan: &Plan, done: &Done) {
-        let Some(way) = self.set(thread_hash).ways.get(usize::from(plan.way)) else {
-            return;
-        };
-        if plan.count == 0 {
-            return;
-        }
-        // No lock: a stream that another thread changes at the same time predicts a little worse.
-        put(&way.marked, u32::from(done.marked > 0));
-        // Pages that were not far are not prefetched, so the unmapped pages do not stand for them.
-        if let Some(weight) = done.issued.checked_div(done.marked) {
-            put(&way.weight, weight.max(1));
-        }
-        let stride = i64::from(plan.stride);
-        let end = |n: u32| next_page(plan.start.0, stride, i64::from(n));
-        if done.reached < plan.count && get(&way.frontier) == end(plan.count) {
-            put(&way.frontier, end(done.reached));
         }
     }
 
@@ -349,22 +371,8 @@ impl Prefetcher {
         }
     }
 
-    /// Records that pages left unmapped, which stand for `n` prefetched pages, were used.
-    #[inline]
-    pub fn on_used(&self, n: u32) {
-        self.used.fetch_add(n, Ordering::Relaxed);
-        self.forget();
-    }
-
-    /// Records that pages left unmapped, which stand for `n` prefetched pages, were written out without a touch.
-    #[inline]
-    pub fn on_unused(&self, n: u32) {
-        self.unused.fetch_add(n, Ordering::Relaxed);
-        self.forget();
-    }
-
     /// Measured accuracy in percent; `None` with too little feedback.
-    pub fn accuracy_percent(&self) -> Option<u32> {
+    pub(super) fn accuracy_percent(&self) -> Option<u32> {
         let (used, unused) = (get(&self.used), get(&self.unused));
         let all = used.saturating_add(unused);
         (all >= FEEDBACK_MIN).then(|| (u64::from(used) * 100 / u64::from(all)) as u32)

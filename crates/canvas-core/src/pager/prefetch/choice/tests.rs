@@ -1,31 +1,32 @@
 use super::*;
 use crate::pager::prefetch::streams::WINDOW_MAX;
+use crate::pager::prefetch::testing::AllFar;
+use crate::pager::prefetch::{Area, SAMPLE_EVERY};
 use std::collections::BTreeSet;
 
-const AREA: Area = Area {
-    start: 0,
-    end: 1 << 20,
-};
+/// Memory of one mapping.
+static HERE: AllFar = AllFar(|_| {
+    let (start, end) = (0, 1 << 20);
+    Some(Area { start, end })
+});
 
-/// One mapping, or no known mapping; all pages are far.
-struct Here(Option<Area>);
-impl Surroundings for Here {
-    fn area_of(&self, _: PageId) -> Option<Area> {
-        self.0
+fn fault(page: u32, kind: FaultKind, advice: Advice) -> Fault<'static, AllFar> {
+    Fault {
+        advice,
+        ..HERE.fault(page, kind)
     }
-    fn is_far(&self, _: PageId) -> bool {
-        true
-    }
-    fn epoch(&self) -> u8 {
-        0
-    }
+}
+
+fn prefetchers(who: Prefetch) -> Box<Prefetchers> {
+    let all = Box::new(Prefetchers::new());
+    all.choose(who);
+    all
 }
 
 /// Faults on the pages from 10,000 on, answered as a caller does; returns the pages planned, and whether the stream
 /// was seen.
 fn sequence(who: Prefetch) -> (u32, bool) {
-    let all = Box::new(Prefetchers::new());
-    all.choose(who);
+    let all = prefetchers(who);
     let (mut planned, mut stream) = (0, false);
     let mut cached = BTreeSet::new();
     for page in 10_000..12_000 {
@@ -34,7 +35,7 @@ fn sequence(who: Prefetch) -> (u32, bool) {
         } else {
             FaultKind::Demand
         };
-        let plan = all.on_fault(1, PageId(page), kind, &Here(Some(AREA)));
+        let plan = all.plan(&fault(page, kind, Advice::Normal));
         assert_eq!(plan.stands_for, u32::from(kind == FaultKind::PrefetchHit));
         stream |= plan.stream;
         for p in (0..plan.count).filter_map(|i| plan.page(i)) {
@@ -50,124 +51,74 @@ fn each_plans_for_itself_and_streams_are_always_seen() {
     for who in [Prefetch::Leap, Prefetch::Readahead] {
         let (planned, stream) = sequence(who);
         assert!(planned > 1500 && stream, "{who:?}: {planned}");
+        assert_eq!(prefetchers(who).on_unused(PageId(77)), Some(1));
     }
     assert_eq!(sequence(Prefetch::None), (0, true));
 }
 
-/// Faults of one thread in eight arrays in turn, each with its own stride: more arrays than streams tracked per
-/// thread.
-#[test]
-fn many_arrays_of_one_thread_are_told_apart() {
-    struct Arrays;
-    impl Surroundings for Arrays {
-        fn area_of(&self, page: PageId) -> Option<Area> {
-            let start = page.0 & !0xffff;
-            Some(Area {
-                start,
-                end: start + 0x1_0000,
-            })
-        }
-        fn is_far(&self, _: PageId) -> bool {
-            true
-        }
-        fn epoch(&self) -> u8 {
-            0
-        }
-    }
-    let all = Box::new(Prefetchers::new());
-    let mut rng = fastrand::Rng::with_seed(11);
-    let (mut low, mut arrays, mut at) = (0, 0, [0u32; 8]);
-    for _ in 0..8000 {
-        let array = rng.u32(0..8);
-        let stride = 40 + array;
-        let page = PageId((array + 1) * 0x2_0000 + at[array as usize] * stride);
-        at[array as usize] += 1;
-        let kind = FaultKind::Demand;
-        low += all.on_fault(1, page, kind, &Arrays).count;
-        let plan = all.on_forwarded(1, page, kind, &Arrays);
-        arrays += plan.count;
-        assert!(plan.count == 0 || plan.is_of_array() && plan.stride as u32 == stride);
-    }
-    assert!(arrays > 7000 && low < 6000, "{arrays} and {low}");
-}
-
-#[test]
-fn what_an_array_s_plan_left_and_nobody_used_counts_against_arrays_alone() {
-    let all = Box::new(Prefetchers::new());
-    let plan = Plan {
-        way: OF_ARRAY,
-        ..Plan::NONE
-    };
-    all.on_left(PageId(77), &plan);
-    assert_eq!(all.on_unused(PageId(77)), SAMPLE_EVERY);
-    // Counted only once.
-    all.choose(Prefetch::Leap);
-    assert_eq!(all.on_unused(PageId(77)), 1);
-}
-
-#[test]
-fn without_a_mapping_readahead_stays_quiet() {
-    let all = Box::new(Prefetchers::new());
-    all.choose(Prefetch::Readahead);
-    assert_eq!(
-        all.on_fault(1, PageId(5), FaultKind::Demand, &Here(None))
-            .count,
-        0
-    );
-    assert!(
-        all.on_fault(1, PageId(5), FaultKind::Demand, &Here(Some(AREA)))
-            .count
-            > 0
-    );
-}
-
 #[test]
 fn the_streams_decide_unless_told_otherwise() {
-    let (all, own) = (Box::new(Prefetchers::new()), Box::new(Prefetcher::new()));
+    let (all, own) = (
+        prefetchers(Prefetch::Streams),
+        Box::new(ThreadStreams::new()),
+    );
     for page in (0..3000).chain((0..900).map(|i| 50_000 + 7 * i)) {
-        let ask = all.on_fault(3, PageId(page), FaultKind::Demand, &Here(None));
-        assert_eq!(ask, own.on_fault(3, PageId(page), FaultKind::Demand));
+        let plan = all.plan(&fault(page, FaultKind::Demand, Advice::Normal));
+        assert_eq!(plan, own.on_fault(1, PageId(page), FaultKind::Demand));
     }
-    assert_eq!(all.on_unused(PageId(9)), SAMPLE_EVERY);
+    assert_eq!(all.on_unused(PageId(9)), Some(SAMPLE_EVERY));
 }
 
-struct Told(Advice);
-impl Surroundings for Told {
-    fn area_of(&self, _: PageId) -> Option<Area> {
-        let (start, end) = (0, 1 << 20);
-        Some(Area { start, end })
+/// The streams do not hear of a plan beside them, and who made it does.
+#[test]
+fn what_came_in_beside_the_streams_does_not_count_for_them() {
+    let all = prefetchers(Prefetch::Auto);
+    // Sixteen neighbours in each of some places, in no order that a stream would expect.
+    let mut pages: Vec<u32> = (0..40 * 16).map(|i| i / 16 * 1024 + i % 16).collect();
+    let mut rng = fastrand::Rng::with_seed(9);
+    let plans = std::iter::from_fn(|| {
+        rng.shuffle(&mut pages);
+        Some(pages.clone())
+    });
+    let (plan, left) = plans
+        .take(50)
+        .flatten()
+        .find_map(|page| {
+            let plan = all.plan(&fault(page, FaultKind::Demand, Advice::Normal));
+            let last = plan.page(plan.count.max(1) - 1)?;
+            (plan.planner.is_some() && last.0 != page).then_some((plan, last))
+        })
+        .expect("neighbours come in beside a fault");
+    let done = Done {
+        reached: plan.count,
+        issued: plan.count - 1,
+        marked: 1,
+    };
+    all.carried_out(&plan, &done);
+    for _ in 0..100 {
+        assert_eq!(all.on_unused(left), Some(plan.count - 1));
     }
-    fn is_far(&self, _: PageId) -> bool {
-        true
+    let hit = all.plan(&fault(left.0, FaultKind::PrefetchHit, Advice::Normal));
+    for _ in 0..100 {
+        all.on_used(&hit);
     }
-    fn epoch(&self) -> u8 {
-        0
-    }
-    fn advice(&self, _: PageId) -> Advice {
-        self.0
-    }
+    assert_eq!(
+        (hit.planner, hit.stands_for),
+        (plan.planner, plan.count - 1)
+    );
+    assert_eq!(all.streams.accuracy_percent(), None);
 }
-
-const ALL: [Prefetch; 5] = [
-    Prefetch::Streams,
-    Prefetch::Leap,
-    Prefetch::Readahead,
-    Prefetch::None,
-    Prefetch::Auto,
-];
 
 #[test]
 fn nothing_comes_in_beside_a_page_that_is_used_at_random() {
-    for who in ALL {
-        let all = Box::new(Prefetchers::new());
-        all.choose(who);
+    for who in Prefetch::ALL {
+        let all = prefetchers(who);
         // In order nevertheless; the program's advice takes precedence.
         for page in 1000..1500 {
-            let plan = all.on_fault(1, PageId(page), FaultKind::Demand, &Told(Advice::Random));
+            let plan = all.plan(&fault(page, FaultKind::Demand, Advice::Random));
             assert_eq!(plan, Plan::NONE, "{who:?}");
         }
-        let hit = FaultKind::PrefetchHit;
-        let plan = all.on_fault(1, PageId(1), hit, &Told(Advice::Random));
+        let plan = all.plan(&fault(1, FaultKind::PrefetchHit, Advice::Random));
         assert!(plan.count == 0 && plan.stands_for > 0);
     }
 }
@@ -175,10 +126,8 @@ fn nothing_comes_in_beside_a_page_that_is_used_at_random() {
 #[test]
 fn the_first_fault_of_a_sequential_region_brings_in_the_widest_window_forward() {
     for who in [Prefetch::Streams, Prefetch::Auto] {
-        let all = Box::new(Prefetchers::new());
-        all.choose(who);
-        let told = Told(Advice::Sequential);
-        let plan = all.on_fault(1, PageId(640), FaultKind::Demand, &told);
+        let all = prefetchers(who);
+        let plan = all.plan(&fault(640, FaultKind::Demand, Advice::Sequential));
         assert_eq!((plan.start.0, plan.stride), (641, 1), "{who:?}");
         assert!(plan.count >= WINDOW_MAX - 1 && plan.stream);
     }
@@ -186,21 +135,17 @@ fn the_first_fault_of_a_sequential_region_brings_in_the_widest_window_forward() 
 
 #[test]
 fn without_prefetching_a_sequential_region_has_none() {
-    let all = Box::new(Prefetchers::new());
-    all.choose(Prefetch::None);
-    let told = Told(Advice::Sequential);
+    let all = prefetchers(Prefetch::None);
     for page in 0..500 {
-        let plan = all.on_fault(1, PageId(page), FaultKind::Demand, &told);
+        let plan = all.plan(&fault(page, FaultKind::Demand, Advice::Sequential));
         assert_eq!(plan.count, 0);
     }
 }
 
-/// Reads pages in order as the fault path does, one window after the other; returns the pages that no plan brought
-/// in.
+/// Reads pages in order as the fault path does, one window after the other, from several beginnings on.
 #[test]
 fn a_sequential_region_is_read_with_few_demand_faults_wherever_it_begins() {
-    let all = Box::new(Prefetchers::new());
-    let told = Told(Advice::Sequential);
+    let all = prefetchers(Prefetch::Streams);
     for begin in [10_000u32, 50_017, 90_063] {
         let (mut here, mut left) = (BTreeSet::new(), BTreeSet::new());
         let mut demands = 0;
@@ -211,7 +156,7 @@ fn a_sequential_region_is_read_with_few_demand_faults_wherever_it_begins() {
                 _ => FaultKind::Demand,
             };
             demands += u32::from(kind == FaultKind::Demand);
-            let plan = all.on_fault(1, PageId(page), kind, &told);
+            let plan = all.plan(&fault(page, kind, Advice::Sequential));
             let unmapped = plan.unmapped(plan.count, |p| !here.contains(&p.0));
             for i in 0..plan.count {
                 let p = plan.page(i).unwrap().0;
