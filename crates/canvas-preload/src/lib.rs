@@ -14,7 +14,7 @@ use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, life, own, regions
 use crate::capture::{hooks, patch, stub};
 use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
-use crate::paging::{accounting, app_tier, context, learn, swapin, trace};
+use crate::paging::{accounting, context, learn, swapin, trace};
 use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
 use crate::shared::members;
 use canvas_shm::Mode;
@@ -371,7 +371,7 @@ fn join_tenant(fd: i32) -> Result<bool, Failure> {
     threads::open_pidfd();
     accounting::size_cache(trace::cache_pages());
     swapin::start();
-    app_tier::start();
+    paging::app_tier::start();
     learn::start();
     Ok(is_new)
 }

@@ -47,17 +47,7 @@ pub struct RawSpin {
 impl RawSpin {
     /// Creates a free lock.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> RawSpin {
-        RawSpin {
-            held: AtomicU32::new(0),
-            waits: AtomicU32::new(0),
-        }
-    }
-    /// Creates a free lock.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> RawSpin {
         RawSpin {
             held: AtomicU32::new(0),
             waits: AtomicU32::new(0),

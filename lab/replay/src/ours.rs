@@ -10,9 +10,10 @@ use canvas_types::{PageId, Prefetch};
 
 use super::{Op, Trace};
 use canvas_core::pager::clock::{Clock, ClockParams, EpochClock, FillKind, Run, VictimBatch};
-use canvas_core::pager::prefetch::choice::{Prefetchers, Surroundings};
-use canvas_core::pager::prefetch::readahead::Area;
-use canvas_core::pager::prefetch::{Done, FaultKind, Plan};
+use canvas_core::pager::prefetch::choice::Prefetchers;
+use canvas_core::pager::prefetch::{
+    Advice, Area, Done, Fault, FaultKind, Plan, Prefetcher, Surroundings,
+};
 use canvas_core::pager::table::{CHUNK_PAGES, PageTable};
 use canvas_core::pager::word::{self, State, Word, flag};
 
@@ -257,13 +258,13 @@ impl Sim {
                         FillKind::Demand
                     },
                 );
-                self.follow(&plan, thread);
+                self.follow(&plan);
             }
             State::Cached => {
                 self.out.second_chances += 1;
                 let plan = self.learn(page, thread, FaultKind::SecondChance);
                 self.fill(page, FillKind::SecondChance);
-                self.follow(&plan, thread);
+                self.follow(&plan);
             }
             _ => {
                 self.out.misses += 1;
@@ -276,17 +277,22 @@ impl Sim {
                         FillKind::Demand
                     },
                 );
-                self.follow(&plan, thread);
+                self.follow(&plan);
             }
         }
     }
 
     fn learn(&self, page: usize, thread: u32, kind: FaultKind) -> Plan {
-        self.prefetchers
-            .on_fault(thread, PageId(page as u32), kind, self)
+        self.prefetchers.plan(&Fault {
+            thread,
+            page: PageId(page as u32),
+            kind,
+            advice: Advice::Normal,
+            around: self,
+        })
     }
 
-    fn follow(&mut self, plan: &Plan, thread: u32) {
+    fn follow(&mut self, plan: &Plan) {
         if let Some(behind) = plan.behind {
             self.clock.stream_passed(behind);
         }
@@ -331,7 +337,7 @@ impl Sim {
             issued,
             marked,
         };
-        self.prefetchers.carried_out(thread, plan, &done);
+        self.prefetchers.carried_out(plan, &done);
     }
 
     fn set(&self, page: usize, w: Word) {

@@ -1,61 +1,23 @@
-//! Low-tier prefetch (Canvas §5.2): what to bring in besides the page that faulted.
+//! What to bring in besides the page that faulted (Canvas §5.2): what all prefetchers have in common.
 //!
-//! Each thread (by a hash) has a few *trackers*, one per sequential or strided stream, and the deltas of its other
-//! faults for Leap's majority vote. A tracker's window doubles each time the program reaches the end of what was
-//! prefetched, which proves that all of it was wanted: a long stream validates itself. Everything else is limited by
-//! the accuracy that the caller measures on prefetched pages left unmapped in the swap cache. A stream that passes such
-//! a page without touching it skips pages, and loses half of its window and of its proof.
-//!
-//! Interleaved streams of one thread are told apart by where they are expected to continue. That is sharper than fixed
-//! regions: there is no border at which to relearn, and two arrays in one region do not mix. No thread waits for a
-//! lock: a table that another thread is using gives no plan.
+//! A prefetcher is a file or folder of its own, which implements [`Prefetcher`] and uses nothing else of the pager's
+//! prefetching. [`streams`] are the pager's own. [`choice`] alone knows [`leap`], [`readahead`] and [`nearby`], and
+//! chooses between them. The application tier ([`crate::pager::app`]) is a prefetcher on top of the chosen one.
 
-use canvas_types::PageId;
-use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
+use canvas_shm::Counter;
+use canvas_types::sync::{AtomicU32, Ordering};
+use canvas_types::{PageBuf, PageId};
 
-use crate::pager::table::CHUNK_PAGES;
-
-pub mod advised;
 pub mod choice;
 pub mod leap;
 pub mod nearby;
 pub mod readahead;
+pub mod streams;
 
-/// Tables; threads share one if their hashes collide.
-const SETS: usize = 64;
-/// Streams tracked per table.
-const WAYS: usize = 4;
-/// First-touch streams tracked per table.
-const FIRST_WAYS: usize = 2;
-/// Fault deltas kept for the majority vote (Leap).
-const HISTORY: usize = 32;
-/// Longest window, in pages to prefetch.
-pub const WINDOW_MAX: u32 = 64;
-/// Longest stride of a tracker, in pages.
-const STRIDE_MAX: i64 = 256;
-/// A stream may skip this many strides (pages that were resident) and still continue.
-const SLACK: i64 = 8;
-/// Pages after which a run of faults counts as a stream.
-const STREAM_PAGES: u32 = 64;
-/// Continuations after which a tracker no longer depends on the measured accuracy.
-const PROVEN_HITS: u32 = 4;
-/// Feedback counted before the older half of it is dropped.
-const FEEDBACK_WINDOW: u32 = 512;
-/// The accuracy is not judged with less feedback than this.
-const FEEDBACK_MIN: u32 = 32;
-/// While prefetching is off because of low accuracy, one plan in this many still runs, to measure again.
-const GATED_PROBE: u32 = 32;
-/// Until a stream has proven itself, at least one prefetched page in this many is left unmapped.
+/// Of the pages of a plan whose use is not proven, at least one in this many is left unmapped.
 pub const SAMPLE_EVERY: u32 = 8;
 
-/// [`Plan::way`] of a plan that belongs to no stream.
-const NO_WAY: u8 = u8::MAX;
-/// [`Plan::way`] of a plan of [`nearby::Nearby`].
-const NEARBY: u8 = u8::MAX - 1;
-/// [`Plan::way`] values from here on are plans by thread and array.
-const OF_ARRAY: u8 = 64;
-
-/// Kind of a fault that is reported to the prefetcher.
+/// Kind of a fault that is reported to a prefetcher.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum FaultKind {
@@ -69,6 +31,98 @@ pub enum FaultKind {
     PrefetchLate = 3,
 }
 
+/// How the program says that it uses a region (madvise). It takes precedence over what faults teach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Advice {
+    /// It has not said.
+    #[default]
+    Normal,
+    /// In no order: neighbours of a page are not wanted.
+    Random,
+    /// From its first page to its last.
+    Sequential,
+}
+
+/// A mapping: pages `start..end`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Area {
+    /// Number of its first page.
+    pub start: u32,
+    /// Number after its last page.
+    pub end: u32,
+}
+
+/// What a prefetcher can ask about the memory around a fault.
+pub trait Surroundings {
+    /// The page's mapping; `None` if that is not known now.
+    fn area_of(&self, page: PageId) -> Option<Area>;
+    /// Whether the page is far, so that it can be brought in. Accepts any page number.
+    fn is_far(&self, page: PageId) -> bool;
+    /// The current eviction epoch ([`crate::pager::clock::EpochClock`]).
+    fn epoch(&self) -> u8;
+}
+
+/// A fault on a far page, or on one in the swap cache.
+pub struct Fault<'a, S> {
+    /// Hash of the thread; threads with the same hash are one for prefetchers.
+    pub thread: u32,
+    /// The page.
+    pub page: PageId,
+    /// What it was.
+    pub kind: FaultKind,
+    /// The program's advice on the page's region.
+    pub advice: Advice,
+    /// The memory around it.
+    pub around: &'a S,
+}
+
+/// Where a fault happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultSite {
+    /// The page.
+    pub page: PageId,
+    /// Offset of the address in the page; 0 where it is not known.
+    pub offset: usize,
+    /// Address of the instruction; 0 where it is not known.
+    pub ip: usize,
+}
+
+/// Decides what comes in besides a page that faults. Threads call it at the same time, and none waits for another one.
+pub trait Prefetcher {
+    /// Handles a fault: what to bring in besides its page.
+    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan;
+    /// Records that streams decide about `page`, and plan this: neither says anything about other faults.
+    #[inline]
+    fn on_stream(&self, _page: PageId, _plan: &Plan) {}
+    /// Records that a page of `plan` was left unmapped.
+    #[inline]
+    fn on_left(&self, _page: PageId, _plan: &Plan) {}
+    /// Records how a plan was carried out.
+    #[inline]
+    fn carried_out(&self, _plan: &Plan, _done: &Done) {}
+    /// Records that a prefetched page left unmapped was used; `plan` is the plan of its fault.
+    #[inline]
+    fn on_used(&self, _plan: &Plan) {}
+    /// Records that a prefetched page left unmapped was written out without a touch. Returns how many pages it stands
+    /// for, if the prefetcher knows the page.
+    #[inline]
+    fn on_unused(&self, _page: PageId) -> Option<u32> {
+        None
+    }
+    /// A far page is present, with these contents.
+    #[inline]
+    fn came_in(&self, _at: FaultSite, _data: &PageBuf) {}
+}
+
+/// A prefetcher that learns from what becomes of its own plans, which it knows again by this. The streams do not.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Planner {
+    /// Counts the pages that come in by its plans.
+    pub issued: Counter,
+    /// Counts those that are found used.
+    pub used: Option<Counter>,
+}
+
 /// Pages to bring in: `start`, `start + stride`, ... The caller skips pages that are not far and stops at the end of
 /// the mapping. If the faulting page is among them, it is not far any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,11 +131,13 @@ pub struct Plan {
     pub start: PageId,
     /// Distance between pages, in pages; never 0 unless `count` is 0.
     pub stride: i32,
-    /// Number of pages, 0 to [`WINDOW_MAX`].
+    /// Number of pages.
     pub count: u32,
     /// The fault continues a stream: fill its page as [`crate::pager::clock::FillKind::Stream`] and the planned ones as
     /// [`crate::pager::clock::FillKind::StreamPrefetch`].
     pub stream: bool,
+    /// Read pages beyond the pool alone, without their neighbours there.
+    pub alone: bool,
     /// Leave one planned page in this many unmapped (0: none); see [`Plan::unmapped`].
     pub sample_every: u32,
     /// For a [`FaultKind::PrefetchHit`]: how many prefetched pages this one stands for, which all count as used (the
@@ -89,11 +145,15 @@ pub struct Plan {
     pub stands_for: u32,
     /// A page of a chunk that the stream has just left, to be passed to [`crate::pager::clock::Clock::stream_passed`].
     pub behind: Option<PageId>,
-    /// The stream to update in [`Prefetcher::carried_out`].
+    /// Who made the plan, or had left the page unmapped; `None` for the streams, and for those that learn nothing of it.
+    pub planner: Option<&'static Planner>,
+    /// The stream to update when the plan is carried out, and the key of its table.
     way: u8,
-    /// Thread and array of a plan by thread and array.
     key: u32,
 }
+
+/// [`Plan::way`] of a plan that belongs to no stream.
+const NO_WAY: u8 = u8::MAX;
 
 impl Plan {
     /// A plan that brings nothing in.
@@ -102,12 +162,30 @@ impl Plan {
         stride: 0,
         count: 0,
         stream: false,
+        alone: false,
         sample_every: 0,
         stands_for: 0,
         behind: None,
+        planner: None,
         way: NO_WAY,
         key: 0,
     };
+    /// A plan for a fault of this kind that brings in nothing beside it.
+    fn nothing_beside(kind: FaultKind) -> Plan {
+        let stands_for = match kind {
+            FaultKind::PrefetchHit => SAMPLE_EVERY,
+            _ => 0,
+        };
+        Plan {
+            stands_for,
+            ..Plan::NONE
+        }
+    }
+    /// Whether a stream expected the fault, or begins with it.
+    #[inline]
+    pub fn is_of_stream(&self) -> bool {
+        self.way != NO_WAY
+    }
     /// The `i`-th page; `None` past the end of the plan or of the managed range.
     #[inline]
     pub fn page(&self, i: u32) -> Option<PageId> {
@@ -116,17 +194,6 @@ impl Plan {
         }
         let p = i64::from(self.start.0) + i64::from(i) * i64::from(self.stride);
         ((0..canvas_types::layout::WINDOW_PAGES as i64).contains(&p)).then_some(PageId(p as u32))
-    }
-    /// Whether this is a plan of [`nearby::Nearby`], or the use of a page that such a plan left unmapped.
-    #[inline]
-    pub fn is_nearby(&self) -> bool {
-        self.way == NEARBY
-    }
-    /// Whether this is a plan by thread and array ([`choice::Prefetchers::on_forwarded`]), or the use of a page that
-    /// such a plan left unmapped.
-    #[inline]
-    pub fn is_of_array(&self) -> bool {
-        (OF_ARRAY..NEARBY).contains(&self.way)
     }
     /// Which of the first `n` pages to leave in the swap cache, unmapped, so that their use is seen. `far` says whether
     /// a page can be brought in at all.
@@ -157,7 +224,7 @@ impl Unmapped {
     }
 }
 
-/// How a plan was carried out, for [`Prefetcher::carried_out`]. Counts pages from the beginning of the plan.
+/// How a plan was carried out, counted from its first page (for [`Prefetcher::carried_out`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Done {
     /// Pages that the caller has examined.
@@ -168,50 +235,6 @@ pub struct Done {
     pub marked: u32,
 }
 
-/// A stream. Plain data under its table's lock, in atomics so that no unsafe code is needed.
-struct Way {
-    /// The last fault that belonged to the stream.
-    last: AtomicU32,
-    /// Pages from fault to fault (i32); 0 while only one fault is known.
-    stride: AtomicU32,
-    /// First page (in stream order) that was not prefetched yet.
-    frontier: AtomicU32,
-    /// Window of the last plan, in pages.
-    window: AtomicU32,
-    /// How often the stream continued as expected.
-    hits: AtomicU32,
-    /// Pages covered so far.
-    covered: AtomicU32,
-    /// Time of last use, in faults of the table; 0 for a free way.
-    used: AtomicU32,
-    /// Pages that each page left unmapped by the last plan stands for.
-    weight: AtomicU32,
-    /// Chunk that was last reported as left behind.
-    behind: AtomicU32,
-    /// 1: a page of the last plan is unmapped and was not touched yet.
-    marked: AtomicU32,
-}
-
-struct Set {
-    lock: RawSpin,
-    faults: AtomicU32,
-    ways: [Way; WAYS],
-    first: [Way; FIRST_WAYS],
-    /// Page of the last fault that no tracker expected.
-    stray: AtomicU32,
-    /// Deltas (i32) of such faults, a ring.
-    history: [AtomicU32; HISTORY],
-    history_len: AtomicU32,
-}
-
-/// The prefetcher of a process: about 28 KiB, usable as a static.
-pub struct Prefetcher {
-    sets: [Set; SETS],
-    used: AtomicU32,
-    unused: AtomicU32,
-    gated: AtomicU32,
-}
-
 fn get(a: &AtomicU32) -> u32 {
     a.load(Ordering::Relaxed)
 }
@@ -219,544 +242,40 @@ fn put(a: &AtomicU32, v: u32) {
     a.store(v, Ordering::Relaxed);
 }
 
-macro_rules! constructors {
-    ($($const:tt)?) => {
-        impl Way {
-            $($const)? fn new() -> Way {
-                Way {
-                    last: AtomicU32::new(0),
-                    stride: AtomicU32::new(0),
-                    frontier: AtomicU32::new(0),
-                    window: AtomicU32::new(0),
-                    hits: AtomicU32::new(0),
-                    covered: AtomicU32::new(0),
-                    used: AtomicU32::new(0),
-                    weight: AtomicU32::new(0),
-                    behind: AtomicU32::new(u32::MAX),
-                    marked: AtomicU32::new(0),
-                }
-            }
-        }
-        impl Set {
-            $($const)? fn new() -> Set {
-                Set {
-                    lock: RawSpin::new(),
-                    faults: AtomicU32::new(0),
-                    ways: [$($const)? { Way::new() }, $($const)? { Way::new() }, $($const)? { Way::new() }, $($const)? { Way::new() }],
-                    first: [$($const)? { Way::new() }, $($const)? { Way::new() }],
-                    stray: AtomicU32::new(0),
-                    history: constructors!(@zeros $($const)?),
-                    history_len: AtomicU32::new(0),
-                }
-            }
-        }
-        impl Prefetcher {
-            /// Creates a prefetcher that knows no streams.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Prefetcher {
-                Prefetcher {
-                    sets: constructors!(@sets $($const)?),
-                    used: AtomicU32::new(0),
-                    unused: AtomicU32::new(0),
-                    gated: AtomicU32::new(0),
-                }
-            }
-        }
-    };
-    (@zeros const) => { [const { AtomicU32::new(0) }; HISTORY] };
-    (@zeros) => { core::array::from_fn(|_| AtomicU32::new(0)) };
-    (@sets const) => { [const { Set::new() }; SETS] };
-    (@sets) => { core::array::from_fn(|_| Set::new()) };
-}
-
-#[cfg(not(feature = "shuttle"))]
-constructors!(const);
-#[cfg(feature = "shuttle")]
-constructors!();
-
-impl Way {
-    fn stride(&self) -> i64 {
-        i64::from(get(&self.stride) as i32)
-    }
-    /// How many strides from `from` to `to`; `None` if it is not a whole number of them forward.
-    fn steps(&self, from: u32, to: u32) -> Option<i64> {
-        let (stride, d) = (self.stride(), i64::from(to) - i64::from(from));
-        (stride != 0 && d % stride == 0 && d / stride >= 0).then(|| d / stride)
-    }
-    /// Whether `page` would continue this stream.
-    fn expects(&self, page: u32) -> bool {
-        if get(&self.used) == 0 {
-            return false;
-        }
-        let ahead = self
-            .steps(get(&self.last), get(&self.frontier))
-            .unwrap_or(1);
-        // A stream that has continued only once or not at all must go on exactly.
-        let slack = if get(&self.hits) >= 2 { SLACK } else { 0 };
-        self.steps(get(&self.last), page)
-            .is_some_and(|n| n >= 1 && n <= ahead + slack)
-    }
-    /// The distance from the last fault to `page`. Pages brought in beside that fault do not count: the page after them
-    /// is the next one, and so is the page before them.
-    fn distance(&self, page: u32) -> i64 {
-        let (end, beside) = (get(&self.frontier), get(&self.window));
-        if get(&self.stride) == 0 && beside != 0 {
-            let (up, down) = (
-                i64::from(page) - i64::from(end),
-                i64::from(end) - i64::from(beside) - 1 - i64::from(page),
-            );
-            if (0..=SLACK).contains(&up) {
-                return 1;
-            }
-            if (0..=SLACK).contains(&down) {
-                return -1;
-            }
-        }
-        i64::from(page) - i64::from(get(&self.last))
-    }
-    fn restart(&self, page: u32, now: u32) {
-        put(&self.last, page);
-        put(&self.stride, 0);
-        put(&self.frontier, page);
-        put(&self.window, 0);
-        put(&self.hits, 0);
-        put(&self.covered, 1);
-        put(&self.used, now);
-        put(&self.weight, 0);
-        put(&self.behind, u32::MAX);
-        put(&self.marked, 0);
-    }
-}
-
-impl Prefetcher {
-    /// Handles a fault of the thread behind `thread_hash` on `page`. Call it for far pages and for pages found in the
-    /// swap cache; first touches go to [`Prefetcher::first_touch_plan`].
-    pub fn on_fault(&self, thread_hash: u32, page: PageId, kind: FaultKind) -> Plan {
-        let set = self.set(thread_hash);
-        let Some(_held) = set.lock.try_lock() else {
-            return Plan::NONE;
-        };
-        let now = set.tick();
-        if let Some(i) = set.ways.iter().position(|w| w.expects(page.0)) {
-            let plan = self.advance(&set.ways[i], page, kind, now);
-            return Plan {
-                way: i as u8,
-                ..plan
-            };
-        }
-        if kind == FaultKind::PrefetchHit || kind == FaultKind::PrefetchLate {
-            // Prefetched by a tracker that no longer exists: this gives no new delta.
-            let stands_for = if kind == FaultKind::PrefetchHit {
-                SAMPLE_EVERY
-            } else {
-                0
-            };
-            return Plan {
-                stands_for,
-                ..Plan::NONE
-            };
-        }
-        if let Some(plan) = self.pair(set, page, now) {
-            return plan;
-        }
-        set.stray_fault(page.0);
-        match set.replace(page.0, now) {
-            Some(way) if kind == FaultKind::Demand => self.vote(set, way, page),
-            _ => Plan::NONE,
-        }
-    }
-
-    /// Records that the pages of `plan` come in beside `page`, whose fault no stream expected: a stream may begin
-    /// there.
-    fn beside(&self, thread_hash: u32, page: PageId, plan: &Plan) {
-        let ways = &self.set(thread_hash).ways;
-        // No lock, as in [`Prefetcher::carried_out`].
-        if let Some(way) = ways
-            .iter()
-            .find(|w| get(&w.last) == page.0 && get(&w.stride) == 0 && get(&w.used) != 0)
-        {
-            put(&way.frontier, plan.start.0 + plan.count);
-            put(&way.window, plan.count);
-        }
-    }
-
-    /// Records how a plan was carried out. Without this call, all of it counts as prefetched and nothing as left
-    /// unmapped.
-    pub fn carried_out(&self, thread_hash: u32, plan: &Plan, done: &Done) {
-        let Some(way) = self.set(thread_hash).ways.get(usize::from(plan.way)) else {
-            return;
-        };
-        if plan.count == 0 {
-            return;
-        }
-        // No lock: a stream that another thread changes at the same time predicts a little worse.
-        put(&way.marked, u32::from(done.marked > 0));
-        // Pages that were not far are not prefetched, so the unmapped pages do not stand for them.
-        if let Some(weight) = done.issued.checked_div(done.marked) {
-            put(&way.weight, weight.max(1));
-        }
-        let stride = i64::from(plan.stride);
-        let end = |n: u32| next_page(plan.start.0, stride, i64::from(n));
-        if done.reached < plan.count && get(&way.frontier) == end(plan.count) {
-            put(&way.frontier, end(done.reached));
-        }
-    }
-
-    /// Handles a first touch: plans how many pages to fill with zeros ahead. The count doubles from 1 to [`WINDOW_MAX`]
-    /// on sequential touches, up or down; long plans end at a chunk's border.
-    pub fn first_touch_plan(&self, thread_hash: u32, page: PageId) -> Plan {
-        let set = self.set(thread_hash);
-        let Some(_held) = set.lock.try_lock() else {
-            return Plan::NONE;
-        };
-        let now = set.tick();
-        let known = set.first.iter().find(|w| {
-            let stride = w.stride();
-            let d = i64::from(page.0) - i64::from(get(&w.frontier));
-            get(&w.used) != 0
-                && if stride == 0 {
-                    d.abs() == 1
-                } else {
-                    (0..=SLACK).contains(&(d * stride))
-                }
-        });
-        let Some(way) = known else {
-            if let Some(way) = set.first.iter().min_by_key(|w| get(&w.used)) {
-                way.restart(page.0, now);
-            }
-            return Plan::NONE;
-        };
-        if way.stride() == 0 {
-            put(
-                &way.stride,
-                if page.0 > get(&way.last) {
-                    1
-                } else {
-                    (-1i32) as u32
-                },
-            );
-        }
-        let stride = way.stride();
-        put(&way.used, now);
-        put(&way.last, page.0);
-        let window = (get(&way.window) * 2).clamp(1, WINDOW_MAX);
-        put(&way.window, window);
-        let count = align(page.0, stride, window);
-        put(
-            &way.frontier,
-            (i64::from(page.0) + stride * (i64::from(count) + 1)).clamp(0, i64::from(u32::MAX))
-                as u32,
-        );
-        Plan {
-            start: PageId((i64::from(page.0) + stride).max(0) as u32),
-            stride: stride as i32,
-            count,
-            stream: false,
-            ..Plan::NONE
-        }
-    }
-
-    /// Records that pages left unmapped, which stand for `n` prefetched pages, were used.
-    #[inline]
-    pub fn on_used(&self, n: u32) {
-        self.used.fetch_add(n, Ordering::Relaxed);
-        self.forget();
-    }
-
-    /// Records that pages left unmapped, which stand for `n` prefetched pages, were written out without a touch.
-    #[inline]
-    pub fn on_unused(&self, n: u32) {
-        self.unused.fetch_add(n, Ordering::Relaxed);
-        self.forget();
-    }
-
-    /// Measured accuracy in percent; `None` with too little feedback.
-    pub fn accuracy_percent(&self) -> Option<u32> {
-        let (used, unused) = (get(&self.used), get(&self.unused));
-        let all = used.saturating_add(unused);
-        (all >= FEEDBACK_MIN).then(|| (u64::from(used) * 100 / u64::from(all)) as u32)
-    }
-
-    /// Halves the feedback, so that recent feedback has more weight. Racing callers may halve twice.
-    fn forget(&self) {
-        let (used, unused) = (get(&self.used), get(&self.unused));
-        if used.saturating_add(unused) > FEEDBACK_WINDOW {
-            put(&self.used, used / 2);
-            put(&self.unused, unused / 2);
-        }
-    }
-
-    /// The longest window that the measured accuracy allows now; 0 for none.
-    fn allowed(&self) -> u32 {
-        match self.accuracy_percent() {
-            None => 16,
-            Some(75..) => WINDOW_MAX,
-            Some(60..) => 32,
-            Some(50..) => 8,
-            Some(40..) => 4,
-            Some(_) => {
-                let turn = self.gated.fetch_add(1, Ordering::Relaxed);
-                if turn.is_multiple_of(GATED_PROBE) {
-                    SAMPLE_EVERY
-                } else {
-                    0
-                }
-            }
-        }
-    }
-
-    fn set(&self, thread_hash: u32) -> &Set {
-        &self.sets[(thread_hash.wrapping_mul(0x9e37_79b1) >> 16) as usize % SETS]
-    }
-
-    /// Continues a stream as its tracker expected.
-    fn advance(&self, way: &Way, page: PageId, kind: FaultKind, now: u32) -> Plan {
-        let stride = way.stride();
-        let steps = way.steps(get(&way.last), page.0).unwrap_or(1) as u32;
-        put(&way.used, now);
-        put(&way.last, page.0);
-        put(&way.covered, get(&way.covered).saturating_add(steps));
-        let stream = get(&way.covered) >= STREAM_PAGES;
-        let behind = if stream {
-            left_chunk(way, page.0, stride)
-        } else {
-            None
-        };
-        // Pages prefetched and not reached yet.
-        let ahead = way
-            .steps(page.0, get(&way.frontier))
-            .map_or(0, |n| (n - 1).max(0)) as u32;
-        let window = get(&way.window);
-        let hit = kind == FaultKind::PrefetchHit;
-        let mut plan = Plan {
-            stands_for: if hit { get(&way.weight) } else { 0 },
-            stream,
-            behind,
-            ..Plan::NONE
-        };
-        if ahead > 0 && (kind == FaultKind::SecondChance || ahead > window / 4) {
-            return plan;
-        }
-        // The unmapped page was passed without a touch: not all that was prefetched was wanted.
-        let skips = get(&way.marked) != 0 && !hit && ahead == 0;
-        put(&way.marked, 0);
-        let (hits, window) = if skips {
-            (get(&way.hits) / 2, window / 2)
-        } else {
-            (get(&way.hits).saturating_add(1), window * 2)
-        };
-        put(&way.hits, hits);
-        let proven = hits >= PROVEN_HITS;
-        let allowed = if proven { WINDOW_MAX } else { self.allowed() };
-        let window = window.clamp(2, WINDOW_MAX).min(allowed);
-        if window == 0 {
-            put(&way.frontier, next_page(page.0, stride, 1));
-            return plan;
-        }
-        put(&way.window, window);
-        let from = if ahead > 0 {
-            next_page(page.0, stride, i64::from(ahead))
-        } else {
-            page.0
-        };
-        let count = align(from, stride, window);
-        put(&way.frontier, next_page(from, stride, i64::from(count) + 1));
-        plan.start = PageId(next_page(from, stride, 1));
-        plan.stride = stride as i32;
-        plan.count = count;
-        // A proven stream is measured by its own progress. One unmapped page per window shows where it is, so that the
-        // next window can be requested in time.
-        plan.sample_every = sample_every(count, proven);
-        put(&way.weight, weight(count, plan.sample_every));
-        plan
-    }
-
-    /// Two faults close to each other start a stream. Neighbours are prefetched at once; other strides when a third
-    /// fault confirms them.
-    fn pair(&self, set: &Set, page: PageId, now: u32) -> Option<Plan> {
-        let way = set
-            .ways
-            .iter()
-            .filter(|w| get(&w.used) != 0 && get(&w.hits) == 0)
-            .map(|w| (w, w.distance(page.0)))
-            .filter(|(_, d)| *d != 0 && d.abs() <= STRIDE_MAX)
-            .min_by_key(|(_, d)| d.abs());
-        let (way, d) = way?;
-        // Pages beside the first fault that came in without a fault.
-        let beside = if get(&way.stride) == 0 {
-            get(&way.window)
-        } else {
-            0
-        };
-        put(&way.stride, d as i32 as u32);
-        put(&way.last, page.0);
-        put(&way.used, now);
-        put(&way.covered, 2.max(beside));
-        put(&way.frontier, next_page(page.0, d, 1));
-        if d.abs() != 1 {
-            return Some(Plan::NONE);
-        }
-        put(&way.hits, if beside > 2 { 2 } else { 1 });
-        Some(self.first_plan(set, way, page, d, beside))
-    }
-
-    /// Leap: a delta that more than half of the last 4, 8, 16 or 32 stray faults share becomes the stride of the
-    /// tracker `way`, which has just started at `page`.
-    fn vote(&self, set: &Set, way: &Way, page: PageId) -> Plan {
-        let Some(delta) = set.majority() else {
-            return Plan::NONE;
-        };
-        put(&way.stride, delta as i32 as u32);
-        put(&way.hits, 1);
-        self.first_plan(set, way, page, delta, 0)
-    }
-
-    /// The first, short plan of a stream, `before` pages of which were brought in already.
-    fn first_plan(&self, set: &Set, way: &Way, page: PageId, stride: i64, before: u32) -> Plan {
-        let window = self.allowed().min(before.clamp(2, WINDOW_MAX));
-        put(&way.window, window);
-        put(&way.weight, window);
-        put(
-            &way.frontier,
-            next_page(page.0, stride, i64::from(window) + 1),
-        );
-        Plan {
-            start: PageId(next_page(page.0, stride, 1)),
-            stride: stride as i32,
-            count: window,
-            sample_every: window,
-            way: set.index(way),
-            ..Plan::NONE
-        }
-    }
-}
-
-impl Set {
-    fn tick(&self) -> u32 {
-        let now = get(&self.faults).wrapping_add(1).max(1);
-        put(&self.faults, now);
-        now
-    }
-
-    fn index(&self, way: &Way) -> u8 {
-        self.ways
-            .iter()
-            .position(|w| core::ptr::eq(w, way))
-            .map_or(NO_WAY, |i| i as u8)
-    }
-
-    /// Records the delta from the last fault that no tracker expected.
-    fn stray_fault(&self, page: u32) {
-        let delta = page.wrapping_sub(get(&self.stray));
-        put(&self.stray, page);
-        let n = get(&self.history_len);
-        put(&self.history[n as usize % HISTORY], delta);
-        put(&self.history_len, n.wrapping_add(1));
-    }
-
-    /// Starts tracking `page` in a free way, or in one that never continued. If all are good streams, the least
-    /// recently used one loses trust each time until it is replaced.
-    fn replace(&self, page: u32, now: u32) -> Option<&Way> {
-        let age = |w: &&Way| now.wrapping_sub(get(&w.used));
-        let weak = self
-            .ways
-            .iter()
-            .filter(|w| get(&w.hits) == 0 || get(&w.used) == 0)
-            .max_by_key(age);
-        let way = match weak {
-            Some(way) => way,
-            None => {
-                let way = self.ways.iter().max_by_key(age)?;
-                put(&way.hits, get(&way.hits) / 2);
-                if get(&way.hits) > 0 {
-                    return None;
-                }
-                way
-            }
-        };
-        way.restart(page, now);
-        Some(way)
-    }
-
-    /// Boyer-Moore majority over growing suffixes of the history.
-    fn majority(&self) -> Option<i64> {
-        let total = get(&self.history_len) as usize;
-        let mut span = 4;
-        while span <= HISTORY && span <= total {
-            let at = |i: usize| get(&self.history[(total - 1 - i) % HISTORY]);
-            let (mut candidate, mut votes) = (0, 0u32);
-            for i in 0..span {
-                match votes {
-                    0 => (candidate, votes) = (at(i), 1),
-                    _ if at(i) == candidate => votes += 1,
-                    _ => votes -= 1,
-                }
-            }
-            let delta = i64::from(candidate as i32);
-            if (0..span).filter(|i| at(*i) == candidate).count() > span / 2 && delta != 0 {
-                return Some(delta);
-            }
-            span *= 2;
-        }
-        None
-    }
-}
-
-/// How many pages per unmapped one: one unmapped page for a short or proven plan, else one per [`SAMPLE_EVERY`].
-fn sample_every(count: u32, proven: bool) -> u32 {
-    if proven {
-        count
-    } else {
-        count.min(SAMPLE_EVERY)
-    }
-}
-
-/// Pages of a plan that each unmapped one stands for.
-fn weight(count: u32, every: u32) -> u32 {
-    count
-        .checked_div(every)
-        .map_or(0, |samples| count / samples.max(1))
-}
-
 /// `page + n * stride`, clamped to u32.
 fn next_page(page: u32, stride: i64, n: i64) -> u32 {
     (i64::from(page) + stride * n).clamp(0, i64::from(u32::MAX)) as u32
 }
 
-/// Shortens a long window of neighbours after `page` so that it ends at a chunk's border. Later windows then fill whole
-/// chunks, which are unmapped with one call.
-fn align(page: u32, stride: i64, window: u32) -> u32 {
-    let chunk = CHUNK_PAGES as u32;
-    if window < chunk / 4 || stride.abs() != 1 {
-        return window;
-    }
-    let excess = if stride > 0 {
-        (page + window + 1) % chunk
-    } else {
-        (chunk - page.wrapping_sub(window) % chunk) % chunk
-    };
-    if excess < window {
-        window - excess
-    } else {
-        window
-    }
-}
-
-/// The chunk that a stream has left with this fault; reported once.
-fn left_chunk(way: &Way, page: u32, stride: i64) -> Option<PageId> {
-    let chunk = CHUNK_PAGES as u32;
-    let at = page / chunk;
-    let behind = if stride > 0 {
-        at.checked_sub(1)?
-    } else {
-        at + 1
-    };
-    if get(&way.behind) == behind {
-        return None;
-    }
-    put(&way.behind, behind);
-    Some(PageId(behind * chunk))
-}
-
 #[cfg(all(test, not(feature = "shuttle")))]
-mod tests;
+pub(crate) mod testing {
+    use super::*;
+
+    /// Memory all of which is far, in these mappings.
+    pub struct AllFar(pub fn(u32) -> Option<Area>);
+
+    impl Surroundings for AllFar {
+        fn area_of(&self, page: PageId) -> Option<Area> {
+            self.0(page.0)
+        }
+        fn is_far(&self, _: PageId) -> bool {
+            true
+        }
+        fn epoch(&self) -> u8 {
+            0
+        }
+    }
+
+    impl AllFar {
+        /// A fault of thread 1.
+        pub fn fault(&self, page: u32, kind: FaultKind) -> Fault<'_, AllFar> {
+            Fault {
+                thread: 1,
+                page: PageId(page),
+                kind,
+                advice: Advice::Normal,
+                around: self,
+            }
+        }
+    }
+}

@@ -15,14 +15,10 @@ use super::fill;
 use super::ledger::{self, Charge, count};
 use super::map::{comes_protected, copy_in, filled, keep_or_release, on_fill, poison, publish_run};
 use super::protect::chunk;
-use super::traits::FaultSite;
-use super::{Held, Report, Source, Stop, Vm, reclaim};
+use super::{FaultSite, Held, Report, Source, Stop, Vm, reclaim};
 use crate::far::fetch::Lost;
 use crate::pager::clock::FillKind;
-use crate::pager::prefetch::advised::Advice;
-use crate::pager::prefetch::choice::Surroundings;
-use crate::pager::prefetch::readahead::Area;
-use crate::pager::prefetch::{FaultKind, Plan};
+use crate::pager::prefetch::{Fault, FaultKind, Plan, Prefetcher};
 use crate::pager::slot;
 use crate::pager::word::{self, State, Word, flag};
 use crate::swap::LoadError;
@@ -131,35 +127,15 @@ fn late(vm: &impl Vm, page: PageId, cur: Word) {
     fill::prefetch(vm, &plan(vm, page, FaultKind::PrefetchLate));
 }
 
-/// Reports a fault to the prefetchers; returns what they want to be brought in.
+/// Reports a fault to the prefetcher; returns what it wants to be brought in.
 fn plan(vm: &impl Vm, page: PageId, kind: FaultKind) -> Plan {
-    let prefetchers = &vm.state().prefetchers;
-    let plan = prefetchers.on_fault(vm.thread() as u32, page, kind, &Around(vm));
-    match kind {
-        FaultKind::SecondChance => plan,
-        _ => vm.plan(page, kind, plan),
-    }
-}
-
-/// The process's memory, as a prefetcher sees it.
-pub struct Around<'a, V>(pub &'a V);
-
-impl<V: Vm> Surroundings for Around<'_, V> {
-    fn area_of(&self, page: PageId) -> Option<Area> {
-        self.0.area_of(page)
-    }
-    fn is_far(&self, page: PageId) -> bool {
-        let words = self.0.table().words;
-        words
-            .get(page.index())
-            .is_some_and(|w| word::load(w).state() == State::Far)
-    }
-    fn epoch(&self) -> u8 {
-        self.0.state().epoch.now()
-    }
-    fn advice(&self, page: PageId) -> Advice {
-        self.0.advice(page)
-    }
+    vm.prefetcher().plan(&Fault {
+        thread: vm.thread() as u32,
+        page,
+        kind,
+        advice: vm.advice(page),
+        around: vm,
+    })
 }
 
 /// Handles a fault on a page that its word says is resident: another thread was faster, or the page is still
@@ -354,10 +330,10 @@ fn cache_hit(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
     drop(held);
     slots.finish(taken);
     if prefetched {
-        vm.state().prefetchers.on_used(&plan);
+        vm.prefetcher().on_used(&plan);
         count(vm, Counter::PrefetchUsed, u64::from(plan.stands_for));
-        if plan.is_nearby() {
-            count(vm, Counter::PrefetchUsedNearby, u64::from(plan.stands_for));
+        if let Some(counter) = plan.planner.and_then(|p| p.used) {
+            count(vm, counter, u64::from(plan.stands_for));
         }
         count(vm, Counter::CacheHitPrefetch, 1);
     } else if proactive {
@@ -493,6 +469,7 @@ fn demand(vm: &impl Vm, at: FaultSite, cur: Word, write: bool) -> Option<Resolve
     }
     note_refault(vm, cur);
     vm.came_in(at, &context.staging[0]);
+    vm.prefetcher().came_in(at, &context.staging[0]);
     fill::prefetch_with(vm, &plan, context);
     Some(Resolved::Present)
 }

@@ -11,7 +11,7 @@ use super::map::{comes_protected, copy_in, filled, poison, publish_run};
 use super::protect::chunk;
 use super::{Held, Source, Vm, reclaim};
 use crate::pager::clock::FillKind;
-use crate::pager::prefetch::{Done, Plan};
+use crate::pager::prefetch::{Done, Plan, Prefetcher};
 use crate::pager::slot;
 use crate::pager::table::CHUNK_PAGES;
 use crate::pager::word::{self, State, Word, flag};
@@ -45,15 +45,14 @@ fn bring_in_planned(vm: &impl Vm, plan: &Plan, context: &mut Fill) {
     vm.absorb();
     let room = ledger::limit(vm.segment()).map_or(i64::MAX, |l| l - ledger::charged(vm));
     let most = (plan.count as i64).min(room - 1).max(0) as u32;
-    let prefetchers = &vm.state().prefetchers;
+    let prefetcher = vm.prefetcher();
     let kind = if plan.stream {
         FillKind::StreamPrefetch
     } else {
         FillKind::Prefetch
     };
     let mut run = Pending {
-        // Pages of an array that form no stream do not need their neighbours beyond the pool.
-        alone: plan.is_of_array() && !plan.stream,
+        alone: plan.alone,
         ..Pending::default()
     };
     let mut done = Done {
@@ -82,7 +81,7 @@ fn bring_in_planned(vm: &impl Vm, plan: &Plan, context: &mut Fill) {
         {
             done.marked += u32::from(leave);
             if leave {
-                prefetchers.on_left(page, plan);
+                prefetcher.on_left(page, plan);
             }
             run.flush(vm, context, kind);
             continue;
@@ -93,15 +92,13 @@ fn bring_in_planned(vm: &impl Vm, plan: &Plan, context: &mut Fill) {
     if plan.stream {
         vm.fetch_for_stream(plan.start, plan.stride, plan.count);
     }
-    prefetchers.carried_out(vm.thread() as u32, plan, &done);
+    prefetcher.carried_out(plan, &done);
     if done.issued == 0 {
         return;
     }
     let issued = u64::from(done.issued);
-    if plan.is_nearby() {
-        count(vm, Counter::PrefetchIssuedNearby, issued);
-    } else if plan.is_of_array() {
-        count(vm, Counter::AppIssuedArrays, issued);
+    if let Some(planner) = plan.planner {
+        count(vm, planner.issued, issued);
     }
     count(vm, Counter::PrefetchIssued, issued);
     count(vm, Counter::PagesIn, issued);

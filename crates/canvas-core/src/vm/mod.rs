@@ -31,9 +31,9 @@ pub mod state;
 pub mod traits;
 pub mod unmap;
 
+pub use crate::pager::prefetch::FaultSite;
 pub use spans::{Held, Range};
 pub use state::State;
 pub use traits::{
-    Claim, Copied, Discarded, FarFull, FaultSite, Kernel, Observers, Process, Report, Source, Stop,
-    Store, Vm,
+    Claim, Copied, Discarded, FarFull, Kernel, Observers, Process, Report, Source, Stop, Store, Vm,
 };

@@ -16,6 +16,7 @@ use super::ledger::{self, count};
 use super::unmap::{Purpose, far_word, unmap};
 use super::{FarFull, Report, Vm};
 use crate::pager::clock::{self, BATCH_PAGES, drop_far_copy, take_reservation};
+use crate::pager::prefetch::Prefetcher;
 use crate::pager::slot::{self, Job};
 use crate::pager::table::CHUNK_PAGES;
 use crate::pager::word::{self, State, Word, flag};
@@ -485,8 +486,8 @@ fn count_unused(vm: &impl Vm, page: PageId, cur: Word) {
             crate::pager::swapin::when::SAMPLE_EVERY,
         );
     } else if cur.has(flag::PREFETCHED) {
-        let stood_for = vm.state().prefetchers.on_unused(page);
-        count(vm, Counter::PrefetchUnused, u64::from(stood_for));
+        let stands_for = vm.prefetcher().on_unused(page).unwrap_or(0);
+        count(vm, Counter::PrefetchUnused, u64::from(stands_for));
     }
 }
 

@@ -10,12 +10,10 @@ use super::context::{Batch, Fill};
 use super::spans::{Held, Range};
 use super::state::State;
 use crate::far::fetch::{Lost, Stored};
-use crate::pager::prefetch::advised::Advice;
-use crate::pager::prefetch::readahead::Area;
-use crate::pager::prefetch::{FaultKind, Plan};
+use crate::pager::prefetch::{Advice, Area, FaultSite, Prefetcher, Surroundings};
 use crate::pager::slot::SlotTable;
 use crate::pager::table::PageTable;
-use crate::pager::word::Word;
+use crate::pager::word::{self, Word};
 use crate::pager::writes::Writes;
 use crate::swap::{LoadError, Outcome, Scratch, StoreError};
 
@@ -311,7 +309,12 @@ pub trait Store {
 }
 
 /// Optional features: each is called at one place, and may do nothing.
-pub trait Observers {
+pub trait Observers: Process {
+    /// Decides what comes in besides a page that faults.
+    #[inline(always)]
+    fn prefetcher(&self) -> &impl Prefetcher {
+        &self.state().prefetchers
+    }
     /// A fault begins; the result comes back with its end, if it is not 0.
     #[inline]
     fn fault_begins(&self, _page: PageId) -> u64 {
@@ -320,11 +323,6 @@ pub trait Observers {
     /// A fault has ended with its page present. `met` is the word that it found.
     #[inline]
     fn fault_ended(&self, _begun: u64, _page: PageId, _met: Word, _write: bool) {}
-    /// What to bring in besides the page, where the prefetcher of the low tier says `plan`.
-    #[inline]
-    fn plan(&self, _page: PageId, _kind: FaultKind, plan: Plan) -> Plan {
-        plan
-    }
     /// A far page is about to come in, before its thread goes on: the program may ask for its faults next. `planned`:
     /// pages come in with it.
     #[inline]
@@ -351,15 +349,21 @@ pub trait Observers {
     }
 }
 
-/// Where a fault happened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct FaultSite {
-    /// The page.
-    pub page: PageId,
-    /// Offset of the address in the page; 0 where it is not known.
-    pub offset: usize,
-    /// Address of the instruction; 0 where it is not known.
-    pub ip: usize,
+/// The process's memory, as prefetchers see it.
+impl<T: Process> Surroundings for T {
+    #[inline]
+    fn area_of(&self, page: PageId) -> Option<Area> {
+        Process::area_of(self, page)
+    }
+    #[inline]
+    fn is_far(&self, page: PageId) -> bool {
+        let w = self.table().words.get(page.index());
+        w.is_some_and(|w| word::load(w).state() == word::State::Far)
+    }
+    #[inline]
+    fn epoch(&self) -> u8 {
+        self.state().epoch.now()
+    }
 }
 
 /// All that the pager requires.

@@ -9,6 +9,7 @@ mod toy;
 
 mod far;
 mod locks;
+mod nearby;
 mod pool;
 mod slots;
 mod vm;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use canvas_core::pager::clock::{Clock, ClockParams, EpochClock, VictimBatch, take_reservation};
 use canvas_core::pager::holds::Holds;
-use canvas_core::pager::prefetch::{FaultKind, Prefetcher};
+use canvas_core::pager::prefetch::FaultKind;
+use canvas_core::pager::prefetch::streams::ThreadStreams;
 use canvas_core::pager::table::PageTable;
 use canvas_core::pager::word::{self, State, Word, flag};
 use canvas_types::layout::BLOCK_PAGES;
@@ -266,10 +267,10 @@ fn epochs_lose_no_eviction() {
 #[test]
 fn a_busy_table_gives_no_plan_and_no_wait() {
     let mut config = shuttle::Config::new();
-    // The prefetcher is larger than the stack of shuttle's tasks.
+    // The tables are larger than the stack of shuttle's tasks.
     config.stack_size = 1 << 20;
     shuttle::Runner::new(shuttle::scheduler::RandomScheduler::new(100), config).run(|| {
-        let p = Arc::new(Prefetcher::new());
+        let p = Arc::new(ThreadStreams::new());
         let threads: Vec<_> = (0..2)
             .map(|t| {
                 let p = p.clone();
@@ -285,37 +286,6 @@ fn a_busy_table_gives_no_plan_and_no_wait() {
             .collect();
         for t in threads {
             assert!(t.join().unwrap() <= 16);
-        }
-    });
-}
-
-/// Two threads fault in one chunk, a stream passes, and a plan's pages are hit: no thread waits, and no plan is longer
-/// than what both threads together can have earned.
-#[test]
-fn pages_beside_faults_are_judged_by_threads_at_one_time() {
-    use canvas_core::pager::prefetch::{Plan, nearby::Nearby};
-    let mut config = shuttle::Config::new();
-    // As with the prefetcher above.
-    config.stack_size = 1 << 20;
-    shuttle::Runner::new(shuttle::scheduler::RandomScheduler::new(50), config).run(|| {
-        let p = Arc::new(Nearby::new());
-        let threads: Vec<_> = (0..2u32)
-            .map(|t| {
-                let p = p.clone();
-                thread::spawn(move || {
-                    for i in 0..6u32 {
-                        let page = PageId(i % 3 * 2 + t);
-                        let plan = p.on_fault(t, page, i as u8, |_| true);
-                        assert!(plan.count == 0 || plan.start.0 <= page.0 && plan.count <= 32);
-                        p.on_stream(PageId(40 + t), &Plan::NONE);
-                        p.on_hit(PageId(page.0 ^ 1));
-                        assert!(p.on_unused(page).is_none_or(|n| n >= 1));
-                    }
-                })
-            })
-            .collect();
-        for t in threads {
-            t.join().unwrap();
         }
     });
 }

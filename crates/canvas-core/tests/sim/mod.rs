@@ -11,8 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI64, AtomicU64 as Plain, Ordering::Relaxed};
 
-use canvas_core::pager::prefetch::advised::Advice;
-use canvas_core::pager::prefetch::readahead::Area;
+use canvas_core::pager::prefetch::{Advice, Area};
 use canvas_core::pager::slot::{self, Control, SlotTable};
 use canvas_core::pager::table::PageTable;
 use canvas_core::pager::word::{self, State as At, Word, flag};

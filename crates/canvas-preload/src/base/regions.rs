@@ -1,7 +1,6 @@
 //! What is mapped in the managed range and in the partition of shared memory, behind the mapping lock.
 
-use canvas_core::pager::prefetch::advised::Advice;
-use canvas_core::pager::prefetch::readahead::Area;
+use canvas_core::pager::prefetch::{Advice, Area};
 use canvas_core::pager::regions::{Region, Regions, kind};
 use canvas_core::pager::table::CHUNK_PAGES;
 use canvas_core::pager::word::{self, State};

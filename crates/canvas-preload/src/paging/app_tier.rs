@@ -1,17 +1,20 @@
-//! Connects faults to the application tier of prefetching ([`canvas_core::pager::app`]).
+//! The application tier of prefetching ([`canvas_core::pager::app`]), a prefetcher on top of the one that the pager has
+//! chosen (the low tier).
 //!
 //! A plan by thread or array is carried out like a plan of the low tier: its pages are mapped ahead. Links and
 //! references pay only where a page costs much more than a fault, so they serve pages beyond the pool: such a page is
 //! read into the pool in the background, alone, and a later fault finds it there.
 
 use canvas_core::pager::api::refs::Content;
+use canvas_core::pager::app::arrays::Arrays;
 use canvas_core::pager::app::links::{Asked, Links, Place};
 use canvas_core::pager::app::refs::{Candidate, Encoding, Groups, candidates};
 use canvas_core::pager::app::trial::{Answer, Trial};
 use canvas_core::pager::app::{self, Thread};
-use canvas_core::pager::prefetch::advised::Advice;
-use canvas_core::pager::prefetch::choice::Surroundings;
-use canvas_core::pager::prefetch::{FaultKind, Plan};
+use canvas_core::pager::prefetch::choice::Prefetchers;
+use canvas_core::pager::prefetch::{
+    Advice, Done, Fault, FaultKind, Plan, Prefetcher, Surroundings,
+};
 use canvas_core::pager::word::{self, State};
 use canvas_core::vm::{FaultSite, Store, fill};
 use canvas_shm::Counter;
@@ -55,6 +58,7 @@ static ALL: Threads = Threads(
         }
     }; THREADS],
 );
+static ARRAYS: Arrays = Arrays::new();
 static GROUPS: Groups = Groups::new();
 /// Decides whether reading ahead pays.
 static TRIAL: Trial = Trial::new();
@@ -102,12 +106,48 @@ fn chosen() -> AppTier {
     }
 }
 
-/// The low tier's `plan` for a fault, or what the application tier replaces it with.
-#[inline]
-pub fn plan(page: PageId, kind: FaultKind, plan: Plan, around: &impl Surroundings) -> Plan {
-    if chosen() == AppTier::Off {
-        return plan;
+/// The low tier.
+static LOW: &Prefetchers = &PAGER.prefetchers;
+
+/// The low tier, with the application tier on top of it.
+pub struct TwoTiers;
+
+impl Prefetcher for TwoTiers {
+    #[inline]
+    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+        let plan = LOW.plan(fault);
+        if fault.kind == FaultKind::SecondChance || chosen() == AppTier::Off {
+            return plan;
+        }
+        plan_above(fault, plan)
     }
+    #[inline]
+    fn on_left(&self, page: PageId, plan: &Plan) {
+        ARRAYS.on_left(page, plan);
+    }
+    #[inline]
+    fn carried_out(&self, plan: &Plan, done: &Done) {
+        ARRAYS.carried_out(plan, done);
+        LOW.carried_out(plan, done);
+    }
+    #[inline]
+    fn on_used(&self, plan: &Plan) {
+        ARRAYS.on_used(plan);
+        LOW.on_used(plan);
+    }
+    #[inline]
+    fn on_unused(&self, page: PageId) -> Option<u32> {
+        ARRAYS.on_unused(page).or_else(|| LOW.on_unused(page))
+    }
+    #[inline]
+    fn came_in(&self, at: FaultSite, data: &PageBuf) {
+        follow(at, data);
+    }
+}
+
+/// The low tier's `plan` for a fault, or what the application tier replaces it with.
+fn plan_above(fault: &Fault<'_, impl Surroundings>, plan: Plan) -> Plan {
+    let (page, kind) = (fault.page, fault.kind);
     let is_hit = matches!(kind, FaultKind::PrefetchHit | FaultKind::PrefetchLate);
     let forwarded = with_thread(|t| {
         t.note(plan.count, is_hit);
@@ -127,12 +167,11 @@ pub fn plan(page: PageId, kind: FaultKind, plan: Plan, around: &impl Surrounding
     }
     // A Java heap is no array: neighbouring objects can be of any age. And the program's own advice on a region has
     // priority.
-    if jvm::is_in_heap(page.addr()) || around.advice(page) != Advice::Normal {
+    if jvm::is_in_heap(page.addr()) || fault.advice != Advice::Normal {
         return plan;
     }
-    let hash = thread::thread_hash() as u32;
-    let ours = PAGER.prefetchers.on_forwarded(hash, page, kind, around);
-    match ours.is_of_array() {
+    let ours = ARRAYS.plan(fault);
+    match Arrays::made(&ours) {
         true => ours,
         false => plan,
     }
@@ -164,7 +203,7 @@ fn look_at_kind(t: &mut Thread) {
 /// Reads ahead what links and references suggest, after a page was brought in for a forwarded fault; `bytes` is the
 /// page's contents.
 #[inline]
-pub fn follow(at: FaultSite, bytes: &PageBuf) {
+fn follow(at: FaultSite, bytes: &PageBuf) {
     let page = at.page;
     if !HAS_FAR.load(Ordering::Relaxed) {
         return;

@@ -1,18 +1,22 @@
 //! The optional features that learn of faults and evictions: traces, recordings, the application tier, and faults that
 //! the program reads. Each is called here and nowhere else on the path of a page.
 
-use canvas_core::pager::prefetch::{FaultKind, Plan};
+use canvas_core::pager::prefetch::Prefetcher;
 use canvas_core::pager::trace::Kind;
 use canvas_core::pager::word::{State, Word};
-use canvas_core::vm::fault::Around;
 use canvas_core::vm::{FaultSite, Observers};
 use canvas_types::{PageBuf, PageId};
 
 use crate::api;
 use crate::base::state::ThisProcess;
-use crate::paging::{app_tier, learn, trace};
+use crate::paging::{learn, trace};
 
 impl Observers for ThisProcess {
+    // Without this, the prefetcher is `PAGER`'s.
+    #[inline(always)]
+    fn prefetcher(&self) -> &impl Prefetcher {
+        &crate::paging::app_tier::TwoTiers
+    }
     #[inline]
     fn fault_begins(&self, page: PageId) -> u64 {
         trace::begin(page)
@@ -27,19 +31,14 @@ impl Observers for ThisProcess {
         }
     }
     #[inline]
-    fn plan(&self, page: PageId, kind: FaultKind, plan: Plan) -> Plan {
-        app_tier::plan(page, kind, plan, &Around(self))
-    }
-    #[inline]
     fn comes_in(&self, at: FaultSite, planned: bool) {
         if !planned {
             api::faults::push(at.page.addr() + at.offset, at.ip);
         }
     }
     #[inline]
-    fn came_in(&self, at: FaultSite, data: &PageBuf) {
+    fn came_in(&self, at: FaultSite, _: &PageBuf) {
         learn::note(at.page);
-        app_tier::follow(at, data);
     }
     #[inline]
     fn came_ahead(&self, page: PageId) {

@@ -1,7 +1,6 @@
 //! Implements what the pager ([`canvas_core::vm`]) requires of the kernel and of the process.
 
-use canvas_core::pager::prefetch::advised::Advice;
-use canvas_core::pager::prefetch::readahead::Area;
+use canvas_core::pager::prefetch::{Advice, Area};
 use canvas_core::pager::slot::SlotTable;
 use canvas_core::pager::table::PageTable;
 use canvas_core::pager::writes::Writes;

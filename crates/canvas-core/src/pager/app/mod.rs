@@ -3,12 +3,13 @@
 //!
 //! After the low tier has not helped with [`WEAK_FAULTS`] faults of a thread in a row, the thread's faults are
 //! *forwarded* until the low tier helps again. A forwarded fault goes to three generators: deltas by thread and array
-//! ([`crate::pager::prefetch::choice`]), [`links`] and [`refs`]. Threads that collect garbage or compile are excluded: the
-//! order in which they visit memory predicts nothing.
+//! ([`arrays`]), [`links`] and [`refs`]. Threads that collect garbage or compile are excluded: the order in which they
+//! visit memory predicts nothing.
 //!
 //! Everything here is plain data of one thread, which the caller keeps separate from others', or shared words in which
 //! a race loses a sighting.
 
+pub mod arrays;
 pub mod links;
 pub mod refs;
 pub mod trial;

@@ -156,25 +156,15 @@ pub struct Groups {
     words: [AtomicU64; GROUPS],
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Groups {
-            /// Creates groups without history.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Groups {
-                Groups { words: constructor!(@words $($const)?) }
-            }
-        }
-    };
-    (@words const) => { [const { AtomicU64::new(0) }; GROUPS] };
-    (@words) => { core::array::from_fn(|_| AtomicU64::new(0)) };
-}
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
-
 impl Groups {
+    /// Creates groups without history.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Groups {
+        Groups {
+            words: [const { AtomicU64::new(0) }; GROUPS],
+        }
+    }
+
     /// Handles a fault of a thread on `page` by the instruction at `ip`; `found` are the candidates there. Adds pages
     /// worth requesting to `asked`.
     pub fn on_fault(

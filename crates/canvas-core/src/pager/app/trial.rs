@@ -45,30 +45,21 @@ pub struct Trial {
     votes: AtomicI32,
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Trial {
-            /// Creates a trial without votes, which begins with reading ahead.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Trial {
-                Trial {
-                    since_ns: AtomicU64::new(0),
-                    faults: AtomicU32::new(0),
-                    issued: AtomicU32::new(0),
-                    is_on: AtomicBool::new(true),
-                    step: AtomicU32::new(0),
-                    rate_with: AtomicU64::new(0),
-                    votes: AtomicI32::new(0),
-                }
-            }
+impl Trial {
+    /// Creates a trial without votes, which begins with reading ahead.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Trial {
+        Trial {
+            since_ns: AtomicU64::new(0),
+            faults: AtomicU32::new(0),
+            issued: AtomicU32::new(0),
+            is_on: AtomicBool::new(true),
+            step: AtomicU32::new(0),
+            rate_with: AtomicU64::new(0),
+            votes: AtomicI32::new(0),
         }
-    };
+    }
 }
-
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
 
 /// The answer to a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

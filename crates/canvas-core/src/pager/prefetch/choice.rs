@@ -1,74 +1,57 @@
-//! All prefetchers behind one interface, and the choice between them.
+//! The choice between the prefetchers. The pager knows each by its lines in this file alone.
 
 use canvas_types::sync::{AtomicU32, Ordering};
 use canvas_types::{PageId, Prefetch};
 
-use super::advised::Advice;
-use super::leap::Leap;
-use super::nearby::Nearby;
-use super::readahead::{Area, Readahead};
-use super::{Done, FaultKind, NEARBY, NO_WAY, OF_ARRAY, Plan, Prefetcher, SAMPLE_EVERY};
+use super::streams::ThreadStreams;
+use super::{Advice, Done, Fault, FaultKind, Plan, Prefetcher, Surroundings};
 
-/// Pages left unmapped that are remembered.
-const LEFT: usize = 256;
-/// Mappings of at least this many pages (1 MiB) count as arrays, as in the paper.
-pub const ARRAY_PAGES_MIN: u32 = 256;
-
-/// What a prefetcher can ask about the memory around a fault.
-pub trait Surroundings {
-    /// The page's mapping. Only [`Prefetch::Readahead`] asks; without an answer it plans and learns nothing.
-    fn area_of(&self, page: PageId) -> Option<Area>;
-    /// Whether the page is far, so that it can be brought in. Accepts any page number.
-    fn is_far(&self, page: PageId) -> bool;
-    /// The current eviction epoch ([`crate::pager::clock::EpochClock`]).
-    fn epoch(&self) -> u8;
-    /// The program's advice on the page's region.
-    fn advice(&self, _page: PageId) -> Advice {
-        Advice::Normal
-    }
-}
-
-/// All prefetchers of a process. Whichever is chosen, streams are tracked, because eviction needs them
+/// The prefetchers of a process. Whichever is chosen, streams are tracked, because eviction needs them
 /// ([`Plan::stream`], [`Plan::behind`]) and zero-filling runs ahead of first touches.
 pub struct Prefetchers {
     chosen: AtomicU32,
-    /// Canvas's own prefetcher, which also finds streams while another one is chosen.
-    pub streams: Prefetcher,
-    leap: Leap,
-    readahead: Readahead,
-    nearby: Nearby,
-    /// Streams and deltas by thread and array, for the application tier.
-    arrays: Prefetcher,
-    /// Pages that plans by thread and array left unmapped, newer ones overwriting older ones.
-    left_of_arrays: [AtomicU32; LEFT],
+    /// The streams of each thread.
+    pub streams: ThreadStreams,
+    leap: super::leap::Leap,
+    readahead: super::readahead::Readahead,
+    nearby: super::nearby::Nearby,
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Prefetchers {
-            /// Creates prefetchers without knowledge, with [`Prefetch::Streams`] chosen.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Prefetchers {
-                Prefetchers {
-                    chosen: AtomicU32::new(Prefetch::Streams as u32),
-                    streams: Prefetcher::new(),
-                    leap: Leap::new(),
-                    readahead: Readahead::new(),
-                    nearby: Nearby::new(),
-                    arrays: Prefetcher::new(),
-                    left_of_arrays: constructor!(@left $($const)?),
-                }
-            }
+impl Prefetchers {
+    /// Creates prefetchers without knowledge, with [`Prefetch::Streams`] chosen.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Prefetchers {
+        Prefetchers {
+            chosen: AtomicU32::new(Prefetch::Streams as u32),
+            streams: ThreadStreams::new(),
+            leap: super::leap::Leap::new(),
+            readahead: super::readahead::Readahead::new(),
+            nearby: super::nearby::Nearby::new(),
+        }
+    }
+}
+
+/// Calls a method of the prefetcher `$chosen`, which is used beside the streams or instead of them.
+macro_rules! ask {
+    ($all:ident, $chosen:expr, $method:ident($($arg:expr),*)) => {
+        match $chosen {
+            Prefetch::Leap => $all.leap.$method($($arg),*),
+            Prefetch::Readahead => $all.readahead.$method($($arg),*),
+            Prefetch::Auto => $all.nearby.$method($($arg),*),
+            _ => Nothing.$method($($arg),*),
         }
     };
-    (@left const) => { [const { AtomicU32::new(0) }; LEFT] };
-    (@left) => { core::array::from_fn(|_| AtomicU32::new(0)) };
 }
 
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
+/// Brings in nothing.
+struct Nothing;
+
+impl Prefetcher for Nothing {
+    #[inline]
+    fn plan(&self, _: &Fault<'_, impl Surroundings>) -> Plan {
+        Plan::NONE
+    }
+}
 
 impl Prefetchers {
     /// Chooses the prefetcher that decides from now on. What the others have learnt is not carried over.
@@ -76,295 +59,80 @@ impl Prefetchers {
         self.chosen.store(who as u32, Ordering::Relaxed);
     }
 
+    #[inline]
     fn chosen(&self) -> Prefetch {
         Prefetch::from_number(self.chosen.load(Ordering::Relaxed))
     }
 
-    /// Handles a fault of the thread behind `thread_hash` on `page`, which is far or in the swap cache; returns what to
-    /// bring in besides.
-    pub fn on_fault(
-        &self,
-        thread_hash: u32,
-        page: PageId,
-        kind: FaultKind,
-        around: &impl Surroundings,
-    ) -> Plan {
-        let chosen = self.chosen();
-        match (around.advice(page), chosen) {
-            (Advice::Random, _) => return Plan::alone(kind),
-            (Advice::Sequential, Prefetch::Streams | Prefetch::Auto) => {
-                let plan = self.streams.on_sequential(thread_hash, page, kind);
-                if chosen == Prefetch::Auto {
-                    self.nearby.on_stream(page, &plan);
-                }
-                return plan;
-            }
-            _ => {}
+    /// The streams decide where one expects the fault; elsewhere the prefetcher beside them does.
+    fn beside_streams(&self, chosen: Prefetch, fault: &Fault<'_, impl Surroundings>) -> Plan {
+        let of_stream = self.streams.plan(fault);
+        if of_stream.is_of_stream() || fault.advice == Advice::Sequential {
+            ask!(self, chosen, on_stream(fault.page, &of_stream));
+            return of_stream;
         }
-        let plan = match chosen {
-            Prefetch::Streams => return self.streams.on_fault(thread_hash, page, kind),
-            Prefetch::Leap => self.leap.on_fault(page, kind),
-            Prefetch::Readahead => around
-                .area_of(page)
-                .map_or(Plan::NONE, |area| self.readahead.on_fault(page, kind, area)),
-            Prefetch::None => Plan::NONE,
-            Prefetch::Auto => return self.auto(thread_hash, page, kind, around),
-        };
-        // Nothing is prefetched for the streams, so no fault is a hit for them.
-        let seen = match kind {
-            FaultKind::SecondChance => kind,
-            _ => FaultKind::Demand,
-        };
-        let stream = self.streams.on_fault(thread_hash, page, seen);
-        Plan {
-            stream: stream.stream,
-            behind: stream.behind,
-            stands_for: u32::from(kind == FaultKind::PrefetchHit),
-            ..plan
+        let plan = ask!(self, chosen, plan(fault));
+        if plan.planner.is_none() {
+            return of_stream;
         }
-    }
-
-    /// Handles a forwarded fault: what to bring in by the deltas of this thread in this array of at least
-    /// [`ARRAY_PAGES_MIN`] pages. Many arrays at a time, or faults elsewhere in between, do not hide these deltas.
-    pub fn on_forwarded(
-        &self,
-        thread_hash: u32,
-        page: PageId,
-        kind: FaultKind,
-        around: &impl Surroundings,
-    ) -> Plan {
-        let is_array = |a: &Area| a.end.saturating_sub(a.start) >= ARRAY_PAGES_MIN;
-        let Some(area) = around.area_of(page).filter(is_array) else {
-            return Plan::NONE;
-        };
-        let key = thread_hash ^ area.start.wrapping_mul(0x9e37_79b1).rotate_left(13);
-        let plan = self.arrays.on_fault(key, page, kind);
-        match plan.way {
-            NO_WAY => Plan::NONE,
-            way => Plan {
-                way: way + OF_ARRAY,
-                key,
-                ..plan
-            },
-        }
-    }
-
-    /// The streams decide if one expects the fault; otherwise what was learnt about the region decides.
-    fn auto(
-        &self,
-        thread_hash: u32,
-        page: PageId,
-        kind: FaultKind,
-        around: &impl Surroundings,
-    ) -> Plan {
-        let plan = self.streams.on_fault(thread_hash, page, kind);
-        if plan.way != NO_WAY {
-            self.nearby.on_stream(page, &plan);
-            return plan;
-        }
-        if kind != FaultKind::Demand {
-            return match (self.nearby.on_hit(page), kind) {
-                (Some(stands_for), FaultKind::PrefetchHit) => Plan {
-                    stands_for,
-                    way: NEARBY,
-                    ..plan
-                },
-                _ => plan,
-            };
-        }
-        let plan = self
-            .nearby
-            .on_fault(thread_hash, page, around.epoch(), |p| around.is_far(p));
         if plan.count > 0 {
-            self.streams.beside(thread_hash, page, &plan);
+            self.streams.beside(fault.thread, fault.page, &plan);
         }
         plan
     }
 
-    /// Records that a prefetched page left unmapped was used; `plan` is the plan of its fault.
-    pub fn on_used(&self, plan: &Plan) {
-        if plan.is_of_array() {
-            self.arrays.on_used(1);
-        } else if !plan.is_nearby() {
-            self.streams.on_used(1);
+    /// The streams only watch, and another prefetcher decides.
+    fn instead_of_streams(&self, chosen: Prefetch, fault: &Fault<'_, impl Surroundings>) -> Plan {
+        // Nothing is prefetched for the streams, so no fault is a hit for them.
+        let seen = match fault.kind {
+            FaultKind::SecondChance => fault.kind,
+            _ => FaultKind::Demand,
+        };
+        let of_stream = self.streams.on_fault(fault.thread, fault.page, seen);
+        Plan {
+            stream: of_stream.stream,
+            behind: of_stream.behind,
+            // All pages of such a plan are left unmapped, as in the kernel.
+            stands_for: u32::from(fault.kind == FaultKind::PrefetchHit),
+            ..ask!(self, chosen, plan(fault))
+        }
+    }
+}
+
+impl Prefetcher for Prefetchers {
+    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+        match (fault.advice, self.chosen()) {
+            (Advice::Random, _) => Plan::nothing_beside(fault.kind),
+            (_, Prefetch::Streams) => self.streams.plan(fault),
+            (_, Prefetch::Auto) => self.beside_streams(Prefetch::Auto, fault),
+            (_, chosen) => self.instead_of_streams(chosen, fault),
         }
     }
 
-    /// Records that a page of `plan` was left unmapped.
-    pub fn on_left(&self, page: PageId, plan: &Plan) {
-        if plan.is_of_array() {
-            self.left_of_arrays[page.index() % LEFT].store(page.0, Ordering::Relaxed);
+    fn carried_out(&self, plan: &Plan, done: &Done) {
+        match plan.planner {
+            None => self.streams.carried_out(plan, done),
+            Some(_) => ask!(self, self.chosen(), carried_out(plan, done)),
         }
     }
 
-    /// Records that a prefetched page left unmapped was written out without a touch; returns how many pages it stands
-    /// for. All prefetchers but the streams leave every page unmapped, as the kernel does.
-    pub fn on_unused(&self, page: PageId) -> u32 {
-        let left = &self.left_of_arrays[page.index() % LEFT];
-        if page.0 != 0 && left.load(Ordering::Relaxed) == page.0 {
-            left.store(0, Ordering::Relaxed);
-            self.arrays.on_unused(1);
-            return SAMPLE_EVERY;
+    fn on_used(&self, plan: &Plan) {
+        if plan.planner.is_none() {
+            self.streams.on_used(plan);
         }
+    }
+
+    fn on_unused(&self, page: PageId) -> Option<u32> {
         let chosen = self.chosen();
-        if chosen == Prefetch::Auto
-            && let Some(stood_for) = self.nearby.on_unused(page)
-        {
-            return stood_for;
-        }
-        self.streams.on_unused(1);
-        match chosen {
-            Prefetch::Streams | Prefetch::Auto => SAMPLE_EVERY,
-            _ => 1,
-        }
-    }
-
-    /// Records how a plan was carried out.
-    pub fn carried_out(&self, thread_hash: u32, plan: &Plan, done: &Done) {
-        if plan.is_nearby() {
-            self.nearby.carried_out(plan, done);
-        } else if plan.is_of_array() {
-            let of_array = Plan {
-                way: plan.way - OF_ARRAY,
-                ..*plan
-            };
-            self.arrays.carried_out(plan.key, &of_array, done);
-        } else {
-            self.streams.carried_out(thread_hash, plan, done);
-        }
+        ask!(self, chosen, on_unused(page)).or_else(|| {
+            let of_stream = self.streams.on_unused(page);
+            match chosen {
+                Prefetch::Streams | Prefetch::Auto => of_stream,
+                _ => Some(1),
+            }
+        })
     }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use super::*;
-
-    const AREA: Area = Area {
-        start: 0,
-        end: 1 << 20,
-    };
-
-    /// One mapping, or no known mapping; all pages are far.
-    struct Here(Option<Area>);
-    impl Surroundings for Here {
-        fn area_of(&self, _: PageId) -> Option<Area> {
-            self.0
-        }
-        fn is_far(&self, _: PageId) -> bool {
-            true
-        }
-        fn epoch(&self) -> u8 {
-            0
-        }
-    }
-
-    /// Faults on the pages from 10,000 on, answered as a caller does; returns the pages planned, and whether the stream
-    /// was seen.
-    fn sequence(who: Prefetch) -> (u32, bool) {
-        let all = Box::new(Prefetchers::new());
-        all.choose(who);
-        let (mut planned, mut stream) = (0, false);
-        let mut cached = std::collections::BTreeSet::new();
-        for page in 10_000..12_000 {
-            let kind = if cached.remove(&page) {
-                FaultKind::PrefetchHit
-            } else {
-                FaultKind::Demand
-            };
-            let plan = all.on_fault(1, PageId(page), kind, &Here(Some(AREA)));
-            assert_eq!(plan.stands_for, u32::from(kind == FaultKind::PrefetchHit));
-            stream |= plan.stream;
-            for p in (0..plan.count).filter_map(|i| plan.page(i)) {
-                assert!(plan.sample_every == 1);
-                planned += u32::from(p.0 > page && cached.insert(p.0));
-            }
-        }
-        (planned, stream)
-    }
-
-    #[test]
-    fn each_plans_for_itself_and_streams_are_always_seen() {
-        for who in [Prefetch::Leap, Prefetch::Readahead] {
-            let (planned, stream) = sequence(who);
-            assert!(planned > 1500 && stream, "{who:?}: {planned}");
-        }
-        assert_eq!(sequence(Prefetch::None), (0, true));
-    }
-
-    /// Faults of one thread in eight arrays in turn, each with its own stride: more arrays than streams tracked per
-    /// thread.
-    #[test]
-    fn many_arrays_of_one_thread_are_told_apart() {
-        struct Arrays;
-        impl Surroundings for Arrays {
-            fn area_of(&self, page: PageId) -> Option<Area> {
-                let start = page.0 & !0xffff;
-                Some(Area {
-                    start,
-                    end: start + 0x1_0000,
-                })
-            }
-            fn is_far(&self, _: PageId) -> bool {
-                true
-            }
-            fn epoch(&self) -> u8 {
-                0
-            }
-        }
-        let all = Box::new(Prefetchers::new());
-        let mut rng = fastrand::Rng::with_seed(11);
-        let (mut low, mut arrays, mut at) = (0, 0, [0u32; 8]);
-        for _ in 0..8000 {
-            let array = rng.u32(0..8);
-            let stride = 40 + array;
-            let page = PageId((array + 1) * 0x2_0000 + at[array as usize] * stride);
-            at[array as usize] += 1;
-            let kind = FaultKind::Demand;
-            low += all.on_fault(1, page, kind, &Arrays).count;
-            let plan = all.on_forwarded(1, page, kind, &Arrays);
-            arrays += plan.count;
-            assert!(plan.count == 0 || plan.is_of_array() && plan.stride as u32 == stride);
-        }
-        assert!(arrays > 7000 && low < 6000, "{arrays} and {low}");
-    }
-
-    #[test]
-    fn what_an_array_s_plan_left_and_nobody_used_counts_against_arrays_alone() {
-        let all = Box::new(Prefetchers::new());
-        let plan = Plan {
-            way: OF_ARRAY,
-            ..Plan::NONE
-        };
-        all.on_left(PageId(77), &plan);
-        assert_eq!(all.on_unused(PageId(77)), SAMPLE_EVERY);
-        // Counted only once.
-        all.choose(Prefetch::Leap);
-        assert_eq!(all.on_unused(PageId(77)), 1);
-    }
-
-    #[test]
-    fn without_a_mapping_readahead_stays_quiet() {
-        let all = Box::new(Prefetchers::new());
-        all.choose(Prefetch::Readahead);
-        assert_eq!(
-            all.on_fault(1, PageId(5), FaultKind::Demand, &Here(None))
-                .count,
-            0
-        );
-        assert!(
-            all.on_fault(1, PageId(5), FaultKind::Demand, &Here(Some(AREA)))
-                .count
-                > 0
-        );
-    }
-
-    #[test]
-    fn the_streams_decide_unless_told_otherwise() {
-        let (all, own) = (Box::new(Prefetchers::new()), Box::new(Prefetcher::new()));
-        for page in (0..3000).chain((0..900).map(|i| 50_000 + 7 * i)) {
-            let ask = all.on_fault(3, PageId(page), FaultKind::Demand, &Here(None));
-            assert_eq!(ask, own.on_fault(3, PageId(page), FaultKind::Demand));
-        }
-        assert_eq!(all.on_unused(PageId(9)), SAMPLE_EVERY);
-    }
-}
+mod tests;

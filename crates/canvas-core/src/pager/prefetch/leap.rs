@@ -14,7 +14,7 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
-use super::{FaultKind, Plan, get, next_page, put};
+use super::{Fault, FaultKind, Plan, Prefetcher, Surroundings, get, next_page, put};
 
 /// Deltas kept (the paper's H_size).
 pub const HISTORY: usize = 32;
@@ -40,36 +40,30 @@ pub struct Leap {
     trend: AtomicU32,
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Leap {
-            /// Creates a history without faults.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Leap {
-                Leap {
-                    hits: AtomicU32::new(0),
-                    lock: RawSpin::new(),
-                    last: AtomicU32::new(0),
-                    faults: AtomicU32::new(0),
-                    history: constructor!(@zeros $($const)?),
-                    window: AtomicU32::new(0),
-                    trend: AtomicU32::new(0),
-                }
-            }
+impl Leap {
+    /// Creates a history without faults.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Leap {
+        Leap {
+            hits: AtomicU32::new(0),
+            lock: RawSpin::new(),
+            last: AtomicU32::new(0),
+            faults: AtomicU32::new(0),
+            history: [const { AtomicU32::new(0) }; HISTORY],
+            window: AtomicU32::new(0),
+            trend: AtomicU32::new(0),
         }
-    };
-    (@zeros const) => { [const { AtomicU32::new(0) }; HISTORY] };
-    (@zeros) => { core::array::from_fn(|_| AtomicU32::new(0)) };
+    }
 }
 
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
+impl Prefetcher for Leap {
+    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+        self.on_fault(fault.page, fault.kind)
+    }
+}
 
 impl Leap {
-    /// Handles a fault on a far page or on one in the swap cache.
-    pub fn on_fault(&self, page: PageId, kind: FaultKind) -> Plan {
+    fn on_fault(&self, page: PageId, kind: FaultKind) -> Plan {
         if matches!(kind, FaultKind::PrefetchHit | FaultKind::PrefetchLate) {
             self.hits.fetch_add(1, Ordering::Relaxed);
         }

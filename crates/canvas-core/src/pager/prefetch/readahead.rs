@@ -11,7 +11,7 @@ use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
-use super::{FaultKind, Plan};
+use super::{Area, Fault, FaultKind, Plan, Prefetcher, Surroundings};
 
 /// Most pages of a window, including the faulting one (1 << page_cluster).
 pub const WINDOW_MAX: u32 = 8;
@@ -21,15 +21,6 @@ const AREAS: usize = 1024;
 const HITS_MAX: u32 = 63;
 /// Hits that a mapping begins with, "to start up with a small window".
 const HITS_FIRST: u32 = 4;
-
-/// A mapping: pages `start..end`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Area {
-    /// Number of its first page.
-    pub start: u32,
-    /// Number after its last page.
-    pub end: u32,
-}
 
 /// What is remembered of a mapping.
 #[derive(Clone, Copy)]
@@ -65,33 +56,33 @@ pub struct Readahead {
     places: [Place; AREAS],
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Place {
-            $($const)? fn new() -> Place {
-                Place { owner: AtomicU32::new(0), memory: AtomicU64::new(0) }
-            }
-        }
-        impl Readahead {
-            /// Creates a state that has seen no faults.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Readahead {
-                Readahead { places: constructor!(@places $($const)?) }
-            }
-        }
-    };
-    (@places const) => { [const { Place::new() }; AREAS] };
-    (@places) => { core::array::from_fn(|_| Place::new()) };
+impl Place {
+    const fn new() -> Place {
+        Place { owner: AtomicU32::new(0), memory: AtomicU64::new(0) }
+    }
 }
 
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
+impl Readahead {
+    /// Creates a state that has seen no faults.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Readahead {
+        Readahead { places: [const { Place::new() }; AREAS] }
+    }
+}
+
+impl Prefetcher for Readahead {
+    /// Without a known mapping, plans and learns nothing.
+    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+        match fault.around.area_of(fault.page) {
+            Some(area) => self.on_fault(fault.page, fault.kind, area),
+            None => Plan::NONE,
+        }
+    }
+}
 
 impl Readahead {
-    /// Handles a fault on a far page of `area`, or on one in the swap cache.
-    pub fn on_fault(&self, page: PageId, kind: FaultKind, area: Area) -> Plan {
+    /// Handles a fault on a page of `area`.
+    fn on_fault(&self, page: PageId, kind: FaultKind, area: Area) -> Plan {
         let page = page.0;
         let place = &self.places[(area.start.wrapping_mul(0x9e37_79b1) >> 16) as usize % AREAS];
         let before = if place.owner.swap(area.start + 1, Ordering::Relaxed) == area.start + 1 {
@@ -154,6 +145,7 @@ fn window(before: Memory, page: u32) -> u32 {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use crate::pager::prefetch::testing::AllFar;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
@@ -242,6 +234,15 @@ mod tests {
                 let plan = policy.on_fault(PageId(next), kind, area);
                 prop_assert_eq!(planned(&plan, next), oracle.fault(next, kind, area));
             }
+        }
+    }
+
+    #[test]
+    fn without_a_mapping_nothing_is_planned_or_learnt() {
+        let policy = Readahead::new();
+        let (nowhere, somewhere) = (AllFar(|_| None), AllFar(|_| Some(Area { start: 0, end: 99 })));
+        for (around, pages) in [(&nowhere, 0), (&somewhere, 8), (&nowhere, 0)] {
+            assert_eq!(policy.plan(&around.fault(50, FaultKind::Demand)).count, pages);
         }
     }
 

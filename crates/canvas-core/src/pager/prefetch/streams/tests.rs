@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// A program whose touches of prefetched pages cause no fault, as with mapped pages.
 struct Program {
-    prefetcher: Box<Prefetcher>,
+    streams: Box<ThreadStreams>,
     here: BTreeSet<u32>,
     unmapped: BTreeSet<u32>,
     faults: u32,
@@ -19,7 +19,7 @@ struct Program {
 impl Program {
     fn new() -> Program {
         Program {
-            prefetcher: Box::new(Prefetcher::new()),
+            streams: Box::new(ThreadStreams::new()),
             here: BTreeSet::new(),
             unmapped: BTreeSet::new(),
             faults: 0,
@@ -32,7 +32,7 @@ impl Program {
     }
     fn touch(&mut self, thread: u32, page: u32) -> Plan {
         let kind = if self.unmapped.remove(&page) {
-            self.prefetcher.on_used(1);
+            self.streams.on_used(&Plan::NONE);
             FaultKind::PrefetchHit
         } else if self.here.remove(&page) {
             self.used += 1;
@@ -43,7 +43,7 @@ impl Program {
         self.used += u32::from(kind == FaultKind::PrefetchHit);
         let hit = kind == FaultKind::PrefetchHit;
         self.faults += u32::from(kind == FaultKind::Demand);
-        let plan = self.prefetcher.on_fault(thread, PageId(page), kind);
+        let plan = self.streams.on_fault(thread, PageId(page), kind);
         self.stream += u32::from(plan.stream);
         assert_eq!(plan.stands_for > 0, hit);
         self.estimate += plan.stands_for;
@@ -63,8 +63,9 @@ impl Program {
     }
     /// Evicts everything that was prefetched and not touched.
     fn evict(&mut self) {
-        self.prefetcher.on_unused(self.unmapped.len() as u32);
-        self.unmapped.clear();
+        for page in std::mem::take(&mut self.unmapped) {
+            self.streams.on_unused(PageId(page));
+        }
         self.here.clear();
     }
 }
@@ -175,7 +176,7 @@ fn long_strides_are_voted_for() {
 
 #[test]
 fn first_touch_doubles_on_sequences_only() {
-    let p = Prefetcher::new();
+    let p = ThreadStreams::new();
     let mut page = 64 * 100;
     let mut counts = Vec::new();
     for _ in 0..9 {
@@ -214,7 +215,7 @@ fn first_touch_doubles_on_sequences_only() {
 /// A stream that either touches each plan's marked page, or skips it: the fault after a plan is on that page, or past
 /// it.
 fn last_windows(touches_the_mark: bool) -> (u32, u32) {
-    let p = Box::new(Prefetcher::new());
+    let p = Box::new(ThreadStreams::new());
     let mut page = 1000;
     p.on_fault(1, PageId(page), FaultKind::Demand);
     let (mut most, mut last) = (0, 0);
@@ -233,7 +234,7 @@ fn last_windows(touches_the_mark: bool) -> (u32, u32) {
             issued: plan.count,
             marked: u32::from(plan.count > 0),
         };
-        p.carried_out(1, &plan, &done);
+        p.carried_out(&plan, &done);
         (most, last) = (most.max(plan.count), plan.count);
         let end = plan.start.0 + plan.count.max(1);
         let passes = !(touches_the_mark || round + 1 < 8);
@@ -252,7 +253,7 @@ fn a_stream_that_passes_its_marked_page_loses_its_window() {
 
 #[test]
 fn a_plan_that_was_cut_moves_the_frontier_back() {
-    let p = Box::new(Prefetcher::new());
+    let p = Box::new(ThreadStreams::new());
     p.on_fault(1, PageId(10), FaultKind::Demand);
     let mut plan = p.on_fault(1, PageId(11), FaultKind::Demand);
     while plan.count < 8 {
@@ -265,7 +266,7 @@ fn a_plan_that_was_cut_moves_the_frontier_back() {
         issued: 2,
         marked: 0,
     };
-    p.carried_out(1, &plan, &done);
+    p.carried_out(&plan, &done);
     let next = p.on_fault(1, PageId(plan.start.0 + 2), FaultKind::Demand);
     assert_eq!(next.start.0, plan.start.0 + 3);
     assert!(next.count >= plan.count, "{next:?} after {plan:?}");
@@ -273,7 +274,7 @@ fn a_plan_that_was_cut_moves_the_frontier_back() {
 
 #[test]
 fn a_hit_stands_for_what_was_brought_in() {
-    let p = Box::new(Prefetcher::new());
+    let p = Box::new(ThreadStreams::new());
     let mut plan = Plan::NONE;
     let mut next = 70_000;
     while plan.count < 16 {
@@ -286,7 +287,7 @@ fn a_hit_stands_for_what_was_brought_in() {
         issued: 6,
         marked: 1,
     };
-    p.carried_out(1, &plan, &done);
+    p.carried_out(&plan, &done);
     let marked = PageId(plan.start.0 + plan.count - 2);
     assert_eq!(
         p.on_fault(1, marked, FaultKind::PrefetchHit).stands_for,

@@ -11,10 +11,11 @@
 //! place, or when it has been open for long. The accuracies are kept by region and thread (*cells*). A cell's width
 //! grows and shrinks by one step at a time, each with a threshold of its own.
 
+use canvas_shm::Counter;
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawSpin};
 
-use super::{Done, Plan, get, put};
+use super::{Done, Fault, FaultKind, Plan, Planner, Prefetcher, Surroundings, get, put};
 use crate::pager::table::CHUNK_PAGES;
 
 /// Number of widths: 2, 4, 8, 16, 32 pages.
@@ -70,49 +71,40 @@ pub struct Nearby {
     cells: [AtomicU64; CELLS],
 }
 
-macro_rules! constructors {
-    ($($const:tt)?) => {
-        impl Chunk {
-            $($const)? fn new() -> Chunk {
-                Chunk {
-                    owner: AtomicU32::new(0),
-                    opened: AtomicU32::new(0),
-                    weight: AtomicU32::new(0),
-                    cells: AtomicU32::new(0),
-                    watched: AtomicU64::new(0),
-                    seen: AtomicU64::new(0),
-                    marked: AtomicU64::new(0),
-                }
-            }
+impl Chunk {
+    const fn new() -> Chunk {
+        Chunk {
+            owner: AtomicU32::new(0),
+            opened: AtomicU32::new(0),
+            weight: AtomicU32::new(0),
+            cells: AtomicU32::new(0),
+            watched: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            marked: AtomicU64::new(0),
         }
-        impl Shard {
-            $($const)? fn new() -> Shard {
-                Shard {
-                    lock: RawSpin::new(),
-                    faults: AtomicU32::new(0),
-                    chunks: constructors!(@array $($const)? Chunk::new()),
-                }
-            }
-        }
-        impl Nearby {
-            /// Creates a state that has seen nothing.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Nearby {
-                Nearby {
-                    shards: constructors!(@array $($const)? Shard::new()),
-                    cells: constructors!(@array $($const)? AtomicU64::new(0)),
-                }
-            }
-        }
-    };
-    (@array const $new:expr) => { [const { $new }; _] };
-    (@array $new:expr) => { core::array::from_fn(|_| $new) };
+    }
 }
 
-#[cfg(not(feature = "shuttle"))]
-constructors!(const);
-#[cfg(feature = "shuttle")]
-constructors!();
+impl Shard {
+    const fn new() -> Shard {
+        Shard {
+            lock: RawSpin::new(),
+            faults: AtomicU32::new(0),
+            chunks: [const { Chunk::new() }; CHUNKS],
+        }
+    }
+}
+
+impl Nearby {
+    /// Creates a state that has seen nothing.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Nearby {
+        Nearby {
+            shards: [const { Shard::new() }; SHARDS],
+            cells: [const { AtomicU64::new(0) }; CELLS],
+        }
+    }
+}
 
 /// What a cell has learnt: for each step an accuracy in 255ths and how many judgements it is based on, and the current
 /// step.
@@ -210,6 +202,53 @@ fn place(page: PageId) -> (u32, u64) {
     (n, 1 << (page.0 as usize % CHUNK_PAGES))
 }
 
+/// Counts the plans.
+const PLANNER: Planner = Planner {
+    issued: Counter::PrefetchIssuedNearby,
+    used: Some(Counter::PrefetchUsedNearby),
+};
+
+impl Prefetcher for Nearby {
+    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+        let (page, around) = (fault.page, fault.around);
+        if fault.kind == FaultKind::Demand {
+            return self.on_fault(fault.thread, page, around.epoch(), |p| around.is_far(p));
+        }
+        match self.on_hit(page) {
+            Some(stands_for) if fault.kind == FaultKind::PrefetchHit => Plan {
+                stands_for,
+                planner: Some(&PLANNER),
+                ..Plan::NONE
+            },
+            _ => Plan::NONE,
+        }
+    }
+
+    fn on_stream(&self, page: PageId, plan: &Plan) {
+        self.forget(page);
+        (0..plan.count)
+            .filter_map(|i| plan.page(i))
+            .for_each(|p| self.forget(p));
+    }
+
+    fn carried_out(&self, plan: &Plan, done: &Done) {
+        let (n, _) = place(plan.start);
+        let (_, chunk) = self.slot(n);
+        if plan.planner == Some(&PLANNER)
+            && get(&chunk.owner) == n + 1
+            && let Some(weight) = done.issued.checked_div(done.marked)
+        {
+            put(&chunk.weight, weight.max(1));
+        }
+    }
+
+    fn on_unused(&self, page: PageId) -> Option<u32> {
+        let (n, bit) = place(page);
+        let chunk = self.slot(n).1;
+        (get(&chunk.owner) == n + 1 && load(&chunk.marked) & bit != 0).then(|| get(&chunk.weight))
+    }
+}
+
 impl Nearby {
     /// Part of a chunk, and its index there.
     fn index(n: u32) -> (usize, usize) {
@@ -287,22 +326,11 @@ impl Nearby {
             stride: 1,
             count: width,
             sample_every: SAMPLE_EVERY.min(width),
-            way: super::NEARBY,
+            planner: Some(&PLANNER),
             ..Plan::NONE
         };
         plan_pages(chunk, page, &plan, far);
         plan
-    }
-
-    /// Records how a plan of [`Nearby::on_fault`] was carried out.
-    pub fn carried_out(&self, plan: &Plan, done: &Done) {
-        let (n, _) = place(plan.start);
-        let (_, chunk) = self.slot(n);
-        if get(&chunk.owner) == n + 1
-            && let Some(weight) = done.issued.checked_div(done.marked)
-        {
-            put(&chunk.weight, weight.max(1));
-        }
     }
 
     /// Handles the touch of a prefetched page, or of another page found in the swap cache. Returns how many pages it
@@ -320,23 +348,7 @@ impl Nearby {
         (marked & bit != 0).then(|| get(&chunk.weight))
     }
 
-    /// A prefetched page was written out without a touch. Returns how many pages it stands for if a plan of
-    /// [`Nearby::on_fault`] had left it unmapped.
-    pub fn on_unused(&self, page: PageId) -> Option<u32> {
-        let (n, bit) = place(page);
-        let chunk = self.slot(n).1;
-        (get(&chunk.owner) == n + 1 && load(&chunk.marked) & bit != 0).then(|| get(&chunk.weight))
-    }
-
-    /// Drops the evidence of `page` and of the planned pages: they belong to a stream and say nothing about other
-    /// faults.
-    pub fn on_stream(&self, page: PageId, plan: &Plan) {
-        self.forget(page);
-        (0..plan.count)
-            .filter_map(|i| plan.page(i))
-            .for_each(|p| self.forget(p));
-    }
-
+    /// Drops the evidence of a page.
     fn forget(&self, page: PageId) {
         let (n, bit) = place(page);
         let (shard, chunk) = self.slot(n);
