@@ -69,7 +69,7 @@ impl Runtime {
             Runtime::Docker => "canvas doctor --seccomp docker > canvas.json",
             Runtime::Podman => "canvas doctor --seccomp podman > canvas.json",
             Runtime::Kubernetes => {
-                "canvas doctor --seccomp kubernetes > /var/lib/kubelet/seccomp/canvas.json (on each node)"
+                "canvas doctor --seccomp kubernetes > /var/lib/kubelet/seccomp/canvas.json # on each node"
             }
             Runtime::Other => "canvas doctor --containers",
         }
