@@ -442,7 +442,7 @@ fn note_refault(vm: &impl Vm, cur: Word) {
     vm.slot().came_back.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Marks the page as poisoned: its far copy failed verification, or is not where its entry says.
+/// Marks a far page as poisoned: its copy failed verification, or is not where its entry says.
 pub(super) fn poison(vm: &impl Vm, page: PageId, cur: Word, why: LoadError) {
     /// Damaged pages that are reported by a line each; further ones are only counted.
     const LINES: u32 = 8;
@@ -457,6 +457,7 @@ pub(super) fn poison(vm: &impl Vm, page: PageId, cur: Word, why: LoadError) {
             is_last: told + 1 == LINES,
         });
     }
+    vm.slot().far_pages.fetch_sub(1, Ordering::Relaxed);
     word::publish(vm.word(page), cur.with_state(State::Poisoned));
 }
 

@@ -1,6 +1,7 @@
 //! The shipped pager ([`canvas_core::vm`]) against a naive oracle: a program reads, writes, discards, locks and passes
-//! pages to system calls, while pages are evicted, written out and brought in ahead, over a kernel that fails. No page
-//! is lost or torn; no page, slot or entry has two owners or none; all charges add up.
+//! pages to system calls, while pages are evicted, written out and brought in ahead, over a kernel that fails; it forks;
+//! copies move beyond the pool and back, do not answer, and are damaged; it is killed in the middle of a call. No page is
+//! lost or torn, and none comes back damaged; no page, slot or entry has two owners or none; all charges add up.
 //!
 //! Steps: CANVAS_TEST_OPS (default 60000); seed: CANVAS_TEST_SEED, else random, printed.
 
@@ -12,7 +13,7 @@ use canvas_shm::Counter;
 use canvas_types::PageId;
 
 use crate::pools::Rng;
-use crate::sim::{Plan, Sim, bring_in, evict};
+use crate::sim::{Killed, Plan, Sim, bring_in, evict};
 
 const PAGES: u32 = 700;
 
@@ -33,7 +34,7 @@ fn step(sim: &Sim, rng: &mut Rng, values: &[AtomicU64], mine: impl Fn(u32) -> bo
     let value = &values[page as usize];
     // Some pages are of zeros, and few are alike.
     let new = |rng: &mut Rng| if rng.below(6) == 0 { 0 } else { rng.next() };
-    match rng.below(20) {
+    match rng.below(24) {
         0..7 => {
             if let Some(n) = sim.read(page) {
                 assert_eq!(n, value.load(Relaxed), "page {page}");
@@ -76,6 +77,12 @@ fn step(sim: &Sim, rng: &mut Rng, values: &[AtomicU64], mine: impl Fn(u32) -> bo
             let end = PAGES.min(page + 1 + rng.below(60) as u32);
             reclaim::reclaim_chosen(sim, page, end);
         }
+        19 if sim.plan.beyond => {
+            sim.demote(page, 1 + rng.below(60) as usize);
+        }
+        20 if rng.below(8) == 0 => sim.damage(page),
+        21 if rng.below(8) == 0 => sim.fork(),
+        22 if rng.below(4) == 0 => sim.child_ends(),
         _ => {
             let pages: Vec<PageId> = (page..PAGES.min(page + 20)).map(PageId).collect();
             bring_in(sim, &pages);
@@ -112,6 +119,8 @@ fn no_page_is_lost_and_the_books_add_up() {
             // Sometimes far memory is full.
             copies: [120, 10_000][round as usize % 2],
             fails: [0, 30, 200][round as usize % 3],
+            beyond: round >= 2,
+            locks: [0, 0, 40][round as usize % 3],
             seed: rng.next(),
         };
         println!("{plan:?}");
@@ -146,6 +155,12 @@ fn no_page_is_lost_and_the_books_add_up() {
         "no free page for a while",
         "page kept",
         "protection refused",
+        "stays charged for a relative",
+        "demoted",
+        "promoted",
+        "read beyond the pool",
+        "far memory did not answer",
+        "a damaged page",
     ] {
         assert!(seen.contains(what), "no run met: {what}");
     }
@@ -162,8 +177,10 @@ fn threads_lose_no_page_of_each_other() {
         pages: PAGES as usize,
         slots: 48,
         limit_pages: 240,
-        copies: 10_000,
+        copies: 200,
         fails: 300,
+        beyond: true,
+        locks: 0,
         seed,
     };
     let (sim, values) = (Sim::new(plan), values());
@@ -181,4 +198,46 @@ fn threads_lose_no_page_of_each_other() {
     });
     sim.check(|page| values[page as usize].load(Relaxed));
     assert!(ledger::charged(&sim) > 0);
+}
+
+#[test]
+fn a_process_that_is_killed_in_any_call_leaves_right_books() {
+    let seed = canvas_testing::random::seed();
+    let mut rng = Rng(seed);
+    let plan = Plan {
+        pages: PAGES as usize,
+        slots: 32,
+        limit_pages: 300,
+        copies: 200,
+        fails: 60,
+        beyond: true,
+        locks: 40,
+        seed,
+    };
+    // What is expected must not fill the output.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !panic.payload().is::<Killed>() {
+            report(panic);
+        }
+    }));
+    let (sim, mine) = (Sim::new(plan), values());
+    let mut killed = 0;
+    while killed < 40 {
+        let (other, theirs) = (sim.relative(plan), values());
+        other.kill_after(1 + rng.below(3_000));
+        let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            loop {
+                step(&other, &mut rng, &theirs, |_| true);
+                step(&sim, &mut rng, &mine, |_| true);
+            }
+        }));
+        let why = died.expect_err("it is killed");
+        if !why.is::<Killed>() {
+            std::panic::resume_unwind(why);
+        }
+        killed += 1;
+        sim.release(&other);
+        sim.check(|page| mine[page as usize].load(Relaxed));
+    }
 }

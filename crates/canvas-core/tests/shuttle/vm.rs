@@ -32,6 +32,8 @@ fn sim(limit_pages: i64) -> Arc<Sim> {
         limit_pages,
         copies: 100,
         fails: 0,
+        beyond: false,
+        locks: 0,
         seed: 1,
     }))
 }

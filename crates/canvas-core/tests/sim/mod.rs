@@ -4,10 +4,12 @@
 //! as the real one does: it stops copies in the middle, has no memory for a while, keeps pages that it should discard.
 #![allow(dead_code)]
 
+mod store;
+
 use std::cell::UnsafeCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64 as Plain, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64 as Plain, Ordering::Relaxed};
 
 use canvas_core::pager::prefetch::advised::Advice;
 use canvas_core::pager::prefetch::readahead::Area;
@@ -15,20 +17,20 @@ use canvas_core::pager::slot::{self, Control, SlotTable};
 use canvas_core::pager::table::PageTable;
 use canvas_core::pager::word::{self, State as At, Word, flag};
 use canvas_core::pager::writes::Writes;
-use canvas_core::swap::{EntryFrom, Kind, LoadError, Outcome, Scratch, StoreError};
+use canvas_core::swap::LoadError;
 use canvas_core::vm::context::Batch;
 use canvas_core::vm::context::Fill;
 use canvas_core::vm::fault::{Resolved, fault};
 use canvas_core::vm::{
     Claim, Copied, Discarded, FaultSite, Held, Kernel, Observers, Process, Range, Report, Source,
-    State, Stop, Store, ledger, locked, reclaim,
+    State, Stop, ledger, locked, reclaim,
 };
 use canvas_shm::segment::SEGMENT_BYTES;
 use canvas_shm::slow::Cause;
 use canvas_shm::{ProcSlot, Segment};
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, Threads};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, PageId, SwapEntry};
+use canvas_types::{PAGE_SIZE, PageBuf, PageId};
 
 #[cfg(feature = "shuttle")]
 use shuttle::sync::Mutex;
@@ -119,14 +121,6 @@ unsafe impl Sync for Buffers {}
 // SAFETY: as above.
 unsafe impl Send for Buffers {}
 
-/// The far copies.
-#[derive(Default)]
-struct Copies {
-    pages: BTreeMap<u32, u64>,
-    live: BTreeSet<u32>,
-    next: u32,
-}
-
 /// How a world is set up.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
@@ -137,14 +131,23 @@ pub struct Plan {
     pub copies: usize,
     /// One kernel call in this many fails; 0 for none.
     pub fails: u64,
+    /// There is far memory beyond the pool.
+    pub beyond: bool,
+    /// One first touch in this many is of locked memory; 0 for none.
+    pub locks: u64,
     pub seed: u64,
 }
+
+/// A process that was killed in the middle of a call.
+pub struct Killed;
 
 /// A process and its kernel.
 pub struct Sim {
     pub plan: Plan,
     state: State,
     seg: &'static Segment,
+    /// Its slot in the segment.
+    number: usize,
     words: Vec<AtomicU64>,
     resident: Vec<AtomicU32>,
     high: AtomicU32,
@@ -156,7 +159,12 @@ pub struct Sim {
     buffers: Buffers,
     writes: Vec<AtomicU8>,
     window: Mutex<BTreeMap<u32, Mapped>>,
-    copies: Mutex<Copies>,
+    copies: Mutex<store::Copies>,
+    /// Pages that a fork's child still maps, and how many of them stay charged here although they have left.
+    relatives: Mutex<BTreeSet<u32>>,
+    kept_pages: AtomicI64,
+    /// Calls until the process is killed.
+    calls_left: Plain,
     fills: Contexts<Fill>,
     batches: Contexts<Batch>,
     /// Chooses which calls of the kernel fail.
@@ -174,22 +182,33 @@ fn threads() -> Threads {
 
 impl Sim {
     pub fn new(plan: Plan) -> Sim {
-        let halves = |n: usize| (0..n).map(|_| AtomicU32::new(0)).collect::<Vec<_>>();
-        let words = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
-        let blocks = plan.pages.div_ceil(BLOCK_PAGES);
-        let slots = plan.slots;
         // SAFETY: zeroed memory of that size, on a page border, which nobody frees.
         let seg = unsafe { Segment::at(zeroed(SEGMENT_BYTES).addr()) };
         seg.config
             .local_bytes
             .store(plan.limit_pages as u64 * 4096, Relaxed);
         seg.config.pool_bytes.store(1 << 30, Relaxed);
-        seg.procs_end.store(1, Relaxed);
-        assert!(seg.procs[0].take(1));
+        Self::of(plan, seg)
+    }
+
+    /// Another process of the same tenant.
+    pub fn relative(&self, plan: Plan) -> Sim {
+        Self::of(plan, self.seg)
+    }
+
+    fn of(plan: Plan, seg: &'static Segment) -> Sim {
+        let halves = |n: usize| (0..n).map(|_| AtomicU32::new(0)).collect::<Vec<_>>();
+        let words = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        let blocks = plan.pages.div_ceil(BLOCK_PAGES);
+        let slots = plan.slots;
+        let number = (0..2).position(|i| seg.procs[i].take(i as u64 + 1));
+        let number = number.expect("a tenant of two processes");
+        seg.procs_end.fetch_max(number as u32 + 1, Relaxed);
         let sim = Sim {
             plan,
             state: State::new(),
             seg,
+            number,
             words: words(blocks * BLOCK_PAGES),
             resident: halves(blocks),
             high: AtomicU32::new(0),
@@ -204,7 +223,10 @@ impl Sim {
             ),
             writes: (0..blocks).map(|_| AtomicU8::new(0)).collect(),
             window: Mutex::new(BTreeMap::new()),
-            copies: Mutex::new(Copies::default()),
+            copies: Mutex::default(),
+            relatives: Mutex::default(),
+            kept_pages: AtomicI64::new(0),
+            calls_left: Plain::new(u64::MAX),
             fills: Contexts::new(),
             batches: Contexts::new(),
             dice: std::sync::Mutex::new(fastrand::Rng::with_seed(plan.seed)),
@@ -220,6 +242,9 @@ impl Sim {
     }
 
     fn fails(&self, what: &'static str) -> bool {
+        if self.calls_left.fetch_sub(1, Relaxed) == 0 {
+            std::panic::panic_any(Killed);
+        }
         let fails = self.plan.fails != 0 && self.dice.lock().unwrap().u64(..self.plan.fails) == 0;
         if fails {
             self.saw(what);
@@ -246,10 +271,39 @@ impl Sim {
                 && !mapped.protected
             {
                 *mapped.page = page_of(n);
+                // The kernel copies what a relative maps, too.
+                self.relatives.lock().unwrap().remove(&page);
                 return Some(());
             }
             self.fault(page, true)?;
         }
+    }
+
+    /// Forks: the child maps all that is resident, until it ends.
+    pub fn fork(&self) {
+        let window = self.window.lock().unwrap();
+        *self.relatives.lock().unwrap() = window.keys().copied().collect();
+        self.saw("forked");
+    }
+
+    /// The child ends: what it alone kept in memory is free.
+    pub fn child_ends(&self) {
+        self.relatives.lock().unwrap().clear();
+        let kept = self.kept_pages.swap(0, Relaxed);
+        self.seg.charge_local(self.slot(), -kept);
+        self.seg.charge_footprint(-kept);
+    }
+
+    /// Kills the process in the middle of one of its next `calls` calls of the kernel, of the store or for a failure.
+    pub fn kill_after(&self, calls: u64) {
+        self.calls_left.store(calls, Relaxed);
+    }
+
+    /// Releases what another process of the tenant, which was killed, had charged.
+    pub fn release(&self, other: &Sim) {
+        self.seg
+            .release_slot(other.slot(), other.number as u64 + 1, |_| ());
+        self.saw("released");
     }
 
     fn fault(&self, page: u32, write: bool) -> Option<()> {
@@ -262,6 +316,15 @@ impl Sim {
             Resolved::NoMemory => {
                 self.saw("no memory for a fault");
                 None
+            }
+            Resolved::Poisoned => {
+                self.saw("a damaged page");
+                None
+            }
+            // The thread waits, and tries again.
+            Resolved::Unreachable => {
+                self.saw("far memory did not answer a fault");
+                Some(())
             }
             other => panic!("a fault on page {page}: {other:?}"),
         }
@@ -286,6 +349,7 @@ impl Sim {
                 "a system call cannot write to page {page}"
             );
             *mapped.page = page_of(n);
+            self.relatives.lock().unwrap().remove(&page);
         }
         word::unpin(&self.words[page as usize]);
     }
@@ -307,6 +371,7 @@ impl Sim {
             let Some(cur) = cur else { continue };
             reclaim::forget(self, PageId(page), cur);
             self.window.lock().unwrap().remove(&page);
+            self.relatives.lock().unwrap().remove(&page);
             word::publish(w, Word(0));
             self.seg.charge_footprint(-1);
             self.saw("discarded");
@@ -365,10 +430,7 @@ impl Sim {
                     );
                     resident[page as usize / BLOCK_PAGES] += 1;
                     if w.is_clean() {
-                        assert_eq!(
-                            copies.pages.get(&w.entry().0).copied(),
-                            Some(number(&mapped.page))
-                        );
+                        assert_eq!(copies.value(w.entry()), Some(number(&mapped.page)));
                     }
                     number(&mapped.page)
                 }
@@ -382,10 +444,11 @@ impl Sim {
                     assert!(mapped.is_none(), "page {page} is in two places");
                     far += 1;
                     match w.entry().is_some() {
-                        true => copies.pages[&w.entry().0],
+                        true => copies.value(w.entry()).expect("a far page has a copy"),
                         false => 0,
                     }
                 }
+                At::Poisoned => value(page),
                 other => panic!("page {page} is left {other:?}"),
             };
             assert_eq!(reads, value(page), "page {page}: {w:?}");
@@ -429,7 +492,11 @@ impl Sim {
             .iter()
             .filter(|w| word::load(w).state() != At::Untouched);
         let footprint = self.seg.footprint_pages.load(Relaxed);
-        assert_eq!(footprint, touched.count() as i64, "the footprint");
+        let kept = self.kept_pages.load(Relaxed);
+        // The segment does not know which charged slots of a process that ended held a page.
+        if !self.seen.lock().unwrap().contains("released") {
+            assert_eq!(footprint, touched.count() as i64 + kept, "the footprint");
+        }
         assert_eq!(me.far_pages.load(Relaxed), far, "far pages");
         assert_eq!(me.locked_pages.load(Relaxed), locked, "locked pages");
         assert_eq!(self.cache().used() as usize, slots.len(), "slots in use");
@@ -437,12 +504,12 @@ impl Sim {
         assert_eq!(cached, i64::from(self.cache().buffers()), "charged slots");
         assert_eq!(
             me.charged_pages.load(Relaxed),
-            i64::from(all) + cached,
+            i64::from(all) + cached + kept,
             "charged pages"
         );
         assert_eq!(
             self.seg.local_pages.load(Relaxed),
-            i64::from(all) + cached,
+            i64::from(all) + cached + kept,
             "the tenant's pages"
         );
     }
@@ -547,7 +614,7 @@ impl Kernel for Sim {
         true
     }
     fn discard(&self, ranges: &[Range]) -> Discarded {
-        let mut all = true;
+        let (mut all, mut still_shared) = (true, 0);
         for r in ranges {
             let first = PageId::of_addr(r.addr());
             for i in 0..r.bytes() / PAGE_SIZE {
@@ -558,18 +625,19 @@ impl Kernel for Sim {
                     continue;
                 }
                 self.window.lock().unwrap().remove(&page.0);
+                still_shared += i64::from(self.relatives.lock().unwrap().remove(&page.0));
             }
         }
-        Discarded {
-            all,
-            still_shared: 0,
-        }
+        Discarded { all, still_shared }
     }
     fn discard_page(&self, page: Held) -> bool {
         if self.is_present(page.first()) && self.fails("page kept again") {
             return false;
         }
-        self.window.lock().unwrap().remove(&page.first().0);
+        let page = page.first().0;
+        self.window.lock().unwrap().remove(&page);
+        let shared = self.relatives.lock().unwrap().remove(&page);
+        self.keep_charge(i64::from(shared));
         true
     }
     fn is_present(&self, page: PageId) -> bool {
@@ -586,7 +654,7 @@ impl Process for Sim {
         self.seg
     }
     fn slot(&self) -> &ProcSlot {
-        &self.seg.procs[0]
+        &self.seg.procs[self.number]
     }
     fn table(&self) -> PageTable<'_> {
         PageTable {
@@ -624,7 +692,7 @@ impl Process for Sim {
         0
     }
     fn has_forked(&self) -> bool {
-        false
+        self.seen.lock().unwrap().contains("forked")
     }
     fn fill(&self) -> impl DerefMut<Target = Fill> {
         // SAFETY: all zeros is a valid `Fill`, as its documentation says.
@@ -646,11 +714,13 @@ impl Process for Sim {
             let cur = word::load(w);
             cur.state() == At::Untouched && word::transition(w, cur, cur.with_state(At::Filling))
         };
+        let locks = self.plan.locks;
+        let is_locked = locks != 0 && self.dice.lock().unwrap().u64(..locks) == 0;
         let claimed = |from, to| {
             Some(Claim {
                 from: PageId(from),
                 to: PageId(to),
-                is_locked: false,
+                is_locked,
             })
         };
         let page = page.0;
@@ -681,90 +751,24 @@ impl Process for Sim {
     fn advice(&self, _: PageId) -> Advice {
         Advice::Normal
     }
-    fn keep_charge(&self, _: i64) {}
+    fn keep_charge(&self, pages: i64) {
+        if pages > 0 {
+            self.saw("stays charged for a relative");
+        }
+        self.kept_pages.fetch_add(pages, Relaxed);
+        self.seg.charge_local(self.slot(), pages);
+        self.seg.charge_footprint(pages);
+    }
     fn report(&self, what: Report) {
         match what {
             Report::FarFull(_) => self.saw("far memory is full"),
+            Report::Damaged {
+                why: LoadError::Verify | LoadError::Deep(_),
+                ..
+            } => self.saw("damage was reported"),
             other => panic!("{other:?}"),
         }
     }
-}
-
-impl Store for Sim {
-    fn load(&self, entry: SwapEntry, page: &mut PageBuf, _: &mut Scratch) -> Result<(), LoadError> {
-        if !entry.is_some() {
-            *page = [0; PAGE_SIZE];
-            return Ok(());
-        }
-        let copies = self.copies.lock().unwrap();
-        *page = page_of(*copies.pages.get(&entry.0).expect("a far page has a copy"));
-        Ok(())
-    }
-    fn store(
-        &self,
-        entry: SwapEntry,
-        far_copy: bool,
-        page: &PageBuf,
-        _: &mut Scratch,
-    ) -> Result<Outcome, StoreError> {
-        let n = number(page);
-        let mut copies = self.copies.lock().unwrap();
-        let outcome = |entry, kind| {
-            Ok(Outcome {
-                entry,
-                kind,
-                entry_from: EntryFrom::Nowhere,
-                slot_taken: false,
-            })
-        };
-        if n == 0 {
-            if entry.is_some() {
-                copies.pages.remove(&entry.0);
-                copies.live.remove(&entry.0);
-            }
-            return outcome(SwapEntry::NONE, Kind::Zero);
-        }
-        if far_copy && copies.pages.get(&entry.0) == Some(&n) {
-            return outcome(entry, Kind::Clean);
-        }
-        // A copy that is not up to date gives its room.
-        let copy_dropped = entry.is_some() && copies.pages.remove(&entry.0).is_some();
-        if copies.pages.len() >= self.plan.copies {
-            self.saw("store refused");
-            return Err(StoreError::Full { copy_dropped });
-        }
-        let entry = match entry.is_some() {
-            true => entry,
-            false => {
-                copies.next += 1;
-                let next = copies.next;
-                copies.live.insert(next);
-                SwapEntry(next)
-            }
-        };
-        copies.pages.insert(entry.0, n);
-        outcome(entry, Kind::Compressed)
-    }
-    fn release(&self, entry: SwapEntry) {
-        let mut copies = self.copies.lock().unwrap();
-        copies.pages.remove(&entry.0);
-        assert!(
-            copies.live.remove(&entry.0),
-            "entry {} is freed twice",
-            entry.0
-        );
-    }
-    fn drop_copy(&self, entry: SwapEntry) -> bool {
-        entry.is_some() && self.copies.lock().unwrap().pages.remove(&entry.0).is_some()
-    }
-    fn drop_pooled_copy(&self, entry: SwapEntry) -> bool {
-        self.drop_copy(entry)
-    }
-    fn deep_place(&self, _: SwapEntry) -> Option<DeepPlace> {
-        None
-    }
-    fn demote_home(&self, _: SwapEntry) {}
-    fn trim(&self) {}
 }
 
 impl Observers for Sim {
