@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use canvas_patch::prepared::{Identity, Source, append};
+use canvas_sys::patch::prepared::{Identity, Source, append};
 
 use crate::elf::{self, Library};
 
@@ -112,7 +112,7 @@ fn identity(file: &File) -> Option<Identity> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use canvas_patch::prepared::{DIRECTORY_BYTES, Patch, directory};
+    use canvas_sys::patch::prepared::{DIRECTORY_BYTES, Patch, directory};
 
     #[test]
     fn libc_and_the_loader_are_prepared() {
@@ -121,7 +121,7 @@ mod tests {
         let page = &file[file.len() - DIRECTORY_BYTES..];
         let texts: Vec<_> = directory(page, file.len()).unwrap().collect();
         assert_eq!(texts.len(), loaded().len());
-        let calls = |t: &canvas_patch::prepared::Prepared| {
+        let calls = |t: &canvas_sys::patch::prepared::Prepared| {
             let patches = Patch::read_all(&file[t.patches()]);
             patches.filter_map(|p| p.known).collect::<Vec<_>>()
         };

@@ -2,8 +2,11 @@
 //!
 //! Raw system calls through one instruction at a fixed address, userfaultfd, memory, signals, seccomp, lz4's block
 //! functions and carry-less products. Nothing here calls libc or allocates, because all of it may run between a fault
-//! and the moment the faulting thread continues.
+//! and the moment the faulting thread continues. (Except in `patch`, before the program starts.)
 #![no_std]
+
+#[cfg(feature = "patch")]
+extern crate alloc;
 
 #[cfg(feature = "command")]
 pub mod child;
@@ -20,6 +23,8 @@ pub mod mem;
 pub mod net;
 pub mod numa;
 pub mod pagemap;
+#[cfg(feature = "patch")]
+pub mod patch;
 pub mod probe;
 pub mod proc;
 pub mod process;

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 /// Each crate with the crates of the workspace that it may use, except in tests; lower crates
 /// first.
-const MAY_USE: [(&str, &[&str]); 28] = [
+const MAY_USE: [(&str, &[&str]); 27] = [
     ("types", &[]),
-    ("patch", &[]),
     ("place", &[]),
     ("testing", &[]),
     ("wire", &["types"]),
@@ -22,9 +21,7 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     ("direct", &["lane", "shm", "sys", "types"]),
     (
         "preload",
-        &[
-            "core", "direct", "lane", "patch", "rdma", "shm", "sys", "types",
-        ],
+        &["core", "direct", "lane", "rdma", "shm", "sys", "types"],
     ),
     ("disk", &["core", "direct", "shm", "sys", "types"]),
     ("bench", &["core", "shm", "sys", "types", "workloads"]),
@@ -47,8 +44,8 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     (
         "runner",
         &[
-            "agent", "control", "core", "host", "link", "patch", "place", "rdma", "shm", "sys",
-            "types", "wire",
+            "agent", "control", "core", "host", "link", "place", "rdma", "shm", "sys", "types",
+            "wire",
         ],
     ),
     (

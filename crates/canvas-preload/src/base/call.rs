@@ -1,7 +1,7 @@
 //! A system call of the program, as the stub passes it on.
 
-use canvas_patch::calls::NATIVE_BYTES;
-pub use canvas_patch::calls::NR_MAX;
+use canvas_sys::patch::calls::NATIVE_BYTES;
+pub use canvas_sys::patch::calls::NR_MAX;
 
 /// The registers of a system call, as the stub stores them.
 #[repr(C)]

@@ -6,7 +6,7 @@
 //! the thread waits elsewhere: in the trampoline, which the handler sees as the place in libc, or in a call that canvas
 //! makes, which then returns EINTR.
 
-use canvas_patch::sites::{self, TRAMPOLINE_BYTES};
+use canvas_sys::patch::sites::{self, TRAMPOLINE_BYTES};
 use canvas_sys::{gate, proc};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

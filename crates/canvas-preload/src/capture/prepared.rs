@@ -4,7 +4,7 @@
 //! The file is the one that this very code was loaded from, and cannot be changed either. Parts that do not fit exactly
 //! are not used; that text is then patched here, as if nothing had been prepared.
 
-use canvas_patch::prepared::{
+use canvas_sys::patch::prepared::{
     self, AREA_BEFORE_TEXT, AREA_HEAD_BYTES, DIRECTORY_BYTES, Identity, Patch, Prepared,
 };
 use canvas_sys::{file, mem};

@@ -5,7 +5,7 @@
 //! any difference from a real system call: all registers except rax, rcx and r11 keep their values, including vector
 //! registers, and so does the red zone.
 
-use canvas_patch::calls::NATIVE_BYTES;
+use canvas_sys::patch::calls::NATIVE_BYTES;
 use core::arch::naked_asm;
 
 use crate::memory::calls::WANTED;

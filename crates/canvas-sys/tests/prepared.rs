@@ -1,11 +1,12 @@
 //! Code that is prepared once: what is read from a file, and what is refused.
+#![cfg(feature = "patch")]
 
-use canvas_patch::calls::NATIVE_BYTES;
-use canvas_patch::prepared::{
+use canvas_sys::patch::calls::NATIVE_BYTES;
+use canvas_sys::patch::prepared::{
     AREA_BEFORE_TEXT, AREA_HEAD_BYTES, DIRECTORY_BYTES, Identity, Patch, Prepared, Source, append,
     directory,
 };
-use canvas_patch::sites::{Code, TRAMPOLINE_BYTES, returning_at};
+use canvas_sys::patch::sites::{Code, TRAMPOLINE_BYTES, returning_at};
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// `mov eax, 9; syscall; cmp rax, -4096; ja +1`: libc's usual call.

@@ -19,7 +19,7 @@ use core::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, Register};
 
-use crate::calls::{CLONE, EXIT, NR_MAX, RT_SIGRETURN, VFORK};
+use super::calls::{CLONE, EXIT, NR_MAX, RT_SIGRETURN, VFORK};
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const RET: u8 = 0xc3;

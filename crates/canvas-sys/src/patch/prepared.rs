@@ -9,9 +9,11 @@
 //! Trampolines lie at a fixed distance before their text, so that the code fits wherever the loader puts it. Their area
 //! begins with a page that is private to each process and starts with the address to jump to.
 
+use alloc::vec;
+use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::sites::{Code, JUMP_BYTES, TRAMPOLINE_BYTES};
+use super::sites::{Code, JUMP_BYTES, TRAMPOLINE_BYTES};
 
 const PAGE_BYTES: usize = 4096;
 /// Bytes of the directory, which ends the file.
