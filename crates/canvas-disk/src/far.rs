@@ -17,8 +17,8 @@ use canvas_core::far::{
 };
 use canvas_core::swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_core::swap::{Chosen, LocalPool, PoolBudget};
-use canvas_direct::pairs::NoPairs;
-use canvas_direct::{Lanes, Process};
+use canvas_direct::client::pairs::NoPairs;
+use canvas_direct::client::{Lanes, Process};
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment, lives};

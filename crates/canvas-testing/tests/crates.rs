@@ -6,22 +6,21 @@ use std::path::{Path, PathBuf};
 
 /// Each crate with the crates of the workspace that it may use, except in tests; lower crates
 /// first.
-const MAY_USE: [(&str, &[&str]); 27] = [
+const MAY_USE: [(&str, &[&str]); 26] = [
     ("types", &[]),
     ("place", &[]),
     ("testing", &[]),
     ("wire", &["types"]),
-    ("lane", &["types"]),
     ("workloads", &[]),
     ("shm", &["types"]),
     ("sys", &["types"]),
     ("core", &["shm", "types"]),
     ("sched", &["types"]),
     ("replay", &["core", "types"]),
-    ("direct", &["lane", "shm", "sys", "types"]),
+    ("direct", &["shm", "sys", "types"]),
     (
         "preload",
-        &["core", "direct", "lane", "rdma", "shm", "sys", "types"],
+        &["core", "direct", "rdma", "shm", "sys", "types"],
     ),
     ("disk", &["core", "direct", "shm", "sys", "types"]),
     ("bench", &["core", "shm", "sys", "types", "workloads"]),
@@ -31,13 +30,13 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     ("host", &[]),
     (
         "donor",
-        &["host", "lane", "link", "place", "rdma", "types", "wire"],
+        &["direct", "host", "link", "place", "rdma", "types", "wire"],
     ),
     ("control", &["place", "sched", "shm", "types"]),
     (
         "agent",
         &[
-            "control", "core", "gossip", "lane", "link", "place", "sched", "shm", "sys", "types",
+            "control", "core", "direct", "gossip", "link", "place", "sched", "shm", "sys", "types",
             "wire",
         ],
     ),
@@ -51,8 +50,8 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     (
         "cli",
         &[
-            "agent", "control", "core", "disk", "donor", "gossip", "host", "lane", "link", "place",
-            "rdma", "runner", "shm", "sys", "types", "wire",
+            "agent", "control", "core", "disk", "donor", "gossip", "host", "link", "place", "rdma",
+            "runner", "shm", "sys", "types", "wire",
         ],
     ),
     ("sim", &["place", "wire"]),
@@ -61,7 +60,7 @@ const MAY_USE: [(&str, &[&str]); 27] = [
         &[
             "bench",
             "control",
-            "lane",
+            "direct",
             "replay",
             "shm",
             "sim",

@@ -8,9 +8,9 @@
 //! There are no queue pairs in a fork's child, which lacks that thread, nor where faults are served by threads without
 //! the C library's thread-local data. Direct reads use TCP connections there.
 
-use canvas_direct::pairs::{Pairs, Refused, Standing};
-use canvas_direct::turn::{Changed, Claimers, Threads, Turn};
-use canvas_lane::READ_BYTES_MAX;
+use canvas_direct::client::pairs::{Pairs, Refused, Standing};
+use canvas_direct::client::turn::{Changed, Claimers, Threads, Turn};
+use canvas_direct::wire::READ_BYTES_MAX;
 use canvas_rdma::{Domain, Reader};
 use canvas_sys::file::{self, FileState};
 use canvas_sys::net::Address;

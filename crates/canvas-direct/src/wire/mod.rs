@@ -23,8 +23,6 @@
 //! One request is under way at a time. Any error of a peer ends the channel.
 //!
 //! Nothing here touches a socket or a clock, allocates, or calls libc.
-#![no_std]
-#![forbid(unsafe_code)]
 
 use core::fmt;
 

@@ -38,7 +38,7 @@ pub trait Pairs {
     fn connect(&self, lane: usize, peer: &QueuePair);
     /// Requests to end it, whatever it is doing.
     fn end(&self, lane: usize);
-    /// Starts to read `len` bytes, at most [`READ_BYTES_MAX`](canvas_lane::READ_BYTES_MAX), from `offset` in an exposed
+    /// Starts to read `len` bytes, at most [`READ_BYTES_MAX`](crate::wire::READ_BYTES_MAX), from `offset` in an exposed
     /// slab.
     fn ask(&self, lane: usize, from: Exposed, offset: u32, len: usize) -> Result<(), Refused>;
     /// Copies what was read into `to`; false when it has not arrived.

@@ -1,9 +1,9 @@
 extern crate std;
 
 use super::*;
-use crate::pairs::{Refused, Standing};
-use canvas_lane::record::RecordKey;
-use canvas_lane::{
+use crate::client::pairs::{Refused, Standing};
+use crate::wire::record::RecordKey;
+use crate::wire::{
     Answerer, Ask as Asks, Code, Keys, LENGTH_BYTES, MESSAGE_BYTES, exposed_to_bytes,
 };
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};

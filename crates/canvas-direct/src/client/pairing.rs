@@ -1,11 +1,11 @@
 //! A channel's queue pair: whether it is requested, joined to the donor's, and which slabs it can read.
 
-use canvas_lane::{Caller, Code, GIVEN_BYTES, Given, HEAD_BYTES, exposed_from_bytes, follows};
 use canvas_sys::net::Stream;
 use canvas_types::rdma::{Exposed, QUEUE_PAIR_BYTES, QueuePair};
 
-use crate::lane::{Failed, OPENING_NS};
-use crate::pairs::{Pairs, Standing};
+use super::lane::{Failed, OPENING_NS};
+use super::pairs::{Pairs, Standing};
+use crate::wire::{Caller, Code, GIVEN_BYTES, Given, HEAD_BYTES, exposed_from_bytes, follows};
 
 const _: () = assert!(QUEUE_PAIR_BYTES == GIVEN_BYTES);
 

@@ -1,7 +1,5 @@
 //! One direct read channel: a connection to a donor, from its opening on.
 
-use canvas_lane::record::RecordKey;
-use canvas_lane::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Ticket};
 use canvas_shm::lanes::{KEYS_BYTES, Way};
 use canvas_shm::mailbox::Ask;
 use canvas_sys::gate;
@@ -9,9 +7,11 @@ use canvas_sys::net::Stream;
 use canvas_types::contention::Contention;
 use canvas_types::look::Look;
 
-use crate::Process;
-use crate::pairing::{By, Pairing, With};
-use crate::pairs::{Pairs, Refused};
+use super::Process;
+use super::pairing::{By, Pairing, With};
+use super::pairs::{Pairs, Refused};
+use crate::wire::record::RecordKey;
+use crate::wire::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Ticket};
 
 /// How long to poll for an answer at least before sleeping, where the donor may run on another processor: a near donor
 /// takes less. On a single processor it cannot answer meanwhile.

@@ -5,7 +5,7 @@
 //! extent / 16 (4 bytes). Associated data are the tenant and the extent, and for the extent's directory also its
 //! header.
 
-use crate::Bound;
+use super::Bound;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 
 /// Bytes of an extent's header.
