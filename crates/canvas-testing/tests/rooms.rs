@@ -32,6 +32,7 @@ const MODULES: [(&str, &[&str]); 6] = [
             "frame",
             "altstack",
             "beliefs",
+            "cancel",
         ],
     ),
     (
@@ -75,20 +76,22 @@ const MODULES: [(&str, &[&str]); 6] = [
             "fork_accounting",
             "cache",
             "context",
+            "discard",
+            "jvm",
         ],
     ),
     (
         "far_tier",
         &[
-            "fork", "store", "tier", "ours", "lanes", "pairs", "pool", "extents",
+            "fork", "store", "tier", "ours", "lanes", "pairs", "pool", "extents", "keys",
         ],
     ),
     (
         "base",
         &[
-            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area",
-            "discard", "state", "thread", "keys", "jvm", "lines", "areas", "cancel", "upcalls",
-            "call", "alloc", "own", "fds", "report", "time", "writable",
+            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area", "state",
+            "thread", "lines", "areas", "upcalls", "call", "alloc", "own", "fds", "report", "time",
+            "writable",
         ],
     ),
 ];

@@ -3,13 +3,9 @@
 pub mod alloc;
 pub mod areas;
 pub mod call;
-pub mod cancel;
-pub mod discard;
 pub mod far_area;
 pub mod fds;
 pub mod freeze;
-pub mod jvm;
-pub mod keys;
 pub mod life;
 pub mod lines;
 pub mod own;

@@ -7,13 +7,15 @@ use canvas_types::layout::{in_window, may_be_far};
 use core::sync::atomic::Ordering;
 
 use crate::api;
-use crate::base::{call::Call, cancel, fds, state};
+use crate::base::{call::Call, fds, state};
 use crate::capture::filters;
 use crate::memory::args::{self, Make};
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
 use crate::memory::{advice, brk, lock, mm, native, others, remap, uaccess};
 use crate::paging::devices;
-use crate::process::{altstack, clone, exec, listing, namespaces, procs, sig, threads, users};
+use crate::process::{
+    altstack, cancel, clone, exec, listing, namespaces, procs, sig, threads, users,
+};
 use crate::shared::mapping;
 
 /// Installs the second layer: a filter for calls that do not come from libc.
@@ -84,7 +86,7 @@ unsafe fn answer_call(call: &mut Call) -> isize {
     let (nr, a) = (call.nr, &call.a);
     // SAFETY: the stub's.
     let make = match unsafe { cancel::can_cancel(call.back) } {
-        true => Make::Cancelled,
+        true => Make::Cancelled(cancel::call),
         false => Make::AsItIs,
     };
     // SAFETY: the program's call.

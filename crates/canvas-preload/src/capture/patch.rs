@@ -12,9 +12,9 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use canvas_sys::patch::sites::{Code, JUMP_BYTES, Replacement, TRAMPOLINE_BYTES};
 use canvas_sys::{Errno, mem, mem::Place};
 
-use crate::base::cancel::{self, TEXTS};
 use crate::base::own::{self, kind};
 use crate::capture::prepared::{self, Text};
+use crate::process::cancel::{self, TEXTS};
 
 /// What was patched.
 #[derive(Clone, Copy, Default, Debug)]

@@ -12,7 +12,7 @@ use crate::memory::calls::WANTED;
 
 use crate::base::call::NR_MAX;
 
-/// Where every trampoline jumps: rax is the number, rcx the address to return to. [`crate::base::cancel`] depends on
+/// Where every trampoline jumps: rax is the number, rcx the address to return to. [`crate::process::cancel`] depends on
 /// its length.
 ///
 /// # Safety

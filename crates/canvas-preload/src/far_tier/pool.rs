@@ -13,8 +13,8 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use crate::base::{areas, far_area, keys, state, tenant, thread, time};
-use crate::far_tier::extents;
+use crate::base::{areas, far_area, state, tenant, thread, time};
+use crate::far_tier::{extents, keys};
 
 const SLABS: usize = layout::POOL_SLABS;
 const _: () = assert!(region_bytes(SLABS) <= areas::POOL_BYTES);

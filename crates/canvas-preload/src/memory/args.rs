@@ -10,7 +10,7 @@ use canvas_types::layout::{in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::base::{areas, cancel};
+use crate::base::areas;
 use crate::memory::calls::{self, To, To::*};
 use crate::memory::others;
 use crate::memory::pins::{self, Pins};
@@ -248,8 +248,8 @@ fn transfers_fully(fd: usize) -> bool {
 #[derive(Clone, Copy)]
 pub enum Make {
     AsItIs,
-    /// So that pthread_cancel ends it ([`cancel`]).
-    Cancelled,
+    /// By this function, so that pthread_cancel ends it. It asks of its caller what [`gate::raw`] asks.
+    Cancelled(unsafe fn(usize, &[usize; 6]) -> isize),
 }
 
 impl Make {
@@ -261,7 +261,7 @@ impl Make {
             // SAFETY: the caller's promise.
             Make::AsItIs => unsafe { gate::raw(nr, *a) },
             // SAFETY: as above.
-            Make::Cancelled => unsafe { cancel::call(nr, a) },
+            Make::Cancelled(call) => unsafe { call(nr, a) },
         }
     }
 }

@@ -23,11 +23,12 @@ use core::cell::UnsafeCell;
 
 use crate::api::told;
 use crate::base::{
-    areas, jvm, state,
+    areas, state,
     state::{PAGER, ThisProcess, count},
     thread, time,
 };
 use crate::far_tier::tier;
+use crate::paging::jvm;
 
 /// Thread states kept at one time. Two threads whose hashes collide evict each other's state.
 const THREADS: usize = 64;

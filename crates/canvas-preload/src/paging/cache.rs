@@ -9,11 +9,12 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas::{self, CACHE_SLOTS_MAX},
-    discard, smaps, state,
+    smaps, state,
     state::{ThisProcess, count},
     tenant, thread,
 };
 use crate::far_tier::pool::pool;
+use crate::paging::discard;
 
 /// Entries of the FIFO. Stale entries are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;

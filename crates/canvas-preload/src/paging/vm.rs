@@ -23,11 +23,11 @@ use core::ops::DerefMut;
 use core::sync::atomic::Ordering;
 
 use crate::base::{
-    areas, discard, regions, slow, smaps, state,
+    areas, regions, slow, smaps, state,
     state::{PAGER, ThisProcess, uffd},
     tenant, thread, touched,
 };
-use crate::paging::{accounting, cache, context, fork_accounting};
+use crate::paging::{accounting, cache, context, discard, fork_accounting};
 use crate::report;
 
 const _: () = assert!(ZERO_PAGES as usize <= areas::ZERO_PAGES);

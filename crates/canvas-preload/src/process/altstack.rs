@@ -11,8 +11,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::own::{self, kind};
 use crate::base::writable::{Steps, open};
-use crate::base::{cancel, state, thread};
-use crate::process::beliefs;
+use crate::base::{state, thread};
+use crate::process::{beliefs, cancel};
 
 const BYTES: usize = thread::SIGNAL_STACK_BYTES;
 /// Threads that can have a stack at one time; others go without.

@@ -14,8 +14,8 @@ use canvas_sys::{Errno, proc, shmem};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
 use core::sync::atomic::Ordering;
 
-use crate::base::{areas, keys, state, state::uffd};
-use crate::far_tier::{pool::Lz4, tier};
+use crate::base::{areas, state, state::uffd};
+use crate::far_tier::{keys, pool::Lz4, tier};
 use crate::paging::context;
 use crate::report;
 use crate::shared::{

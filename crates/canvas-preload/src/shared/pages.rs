@@ -20,10 +20,11 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering
 use crate::base::{
     far_area, fds,
     fds::Fd,
-    freeze, keys, life, regions, slow, state,
+    freeze, life, regions, slow, state,
     state::{count, uffd},
     tenant,
 };
+use crate::far_tier::keys;
 use crate::paging::{accounting, fault::Resolved};
 use crate::report;
 use crate::shared::{ahead, beyond, kernel::Here, mapping};
