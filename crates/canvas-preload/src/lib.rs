@@ -10,11 +10,11 @@ mod paging;
 mod process;
 mod shared;
 
-use crate::base::{alloc, areas, far_area, fds, fds::Fd, life, own, regions, state, upcalls};
+use crate::base::{alloc, areas, far_area, fds, fds::Fd, life, own, state, upcalls};
 use crate::capture::{hooks, patch, stub};
 use crate::far_tier::{keys, pairs, pool};
 use crate::memory::{brk, exports, mm};
-use crate::paging::{accounting, app_tier, context, learn, swapin, trace};
+use crate::paging::{accounting, app_tier, context, learn, regions, swapin, trace};
 use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
 use crate::shared::pages;
 use canvas_shm::Mode;

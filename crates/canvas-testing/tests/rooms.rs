@@ -77,6 +77,10 @@ const MODULES: [(&str, &[&str]); 6] = [
             "cache",
             "context",
             "discard",
+            "regions",
+            "touched",
+            "freeze",
+            "slow",
             "jvm",
         ],
     ),
@@ -89,9 +93,8 @@ const MODULES: [(&str, &[&str]); 6] = [
     (
         "base",
         &[
-            "tenant", "regions", "touched", "smaps", "life", "freeze", "slow", "far_area", "state",
-            "thread", "lines", "areas", "upcalls", "call", "alloc", "own", "fds", "report", "time",
-            "writable",
+            "tenant", "smaps", "life", "far_area", "state", "thread", "lines", "areas", "upcalls",
+            "call", "alloc", "own", "fds", "report", "time", "writable",
         ],
     ),
 ];

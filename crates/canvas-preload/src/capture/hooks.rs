@@ -12,7 +12,7 @@ use crate::capture::filters;
 use crate::memory::args::{self, Make};
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
 use crate::memory::{advice, brk, lock, mm, native, others, remap, uaccess};
-use crate::paging::devices;
+use crate::paging::{devices, freeze};
 use crate::process::{
     altstack, cancel, clone, exec, listing, namespaces, procs, sig, threads, users,
 };
@@ -216,7 +216,10 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
                 // A vfork child only borrows its parent's state.
                 if state::PID.load(Ordering::Relaxed) == proc::pid() {
                     altstack::thread_exit();
-                    api::thread_ends();
+                    if api::has_kinds() {
+                        let _inside = freeze::enter();
+                        api::thread_ends();
+                    }
                     let here = 0u8;
                     if in_window(&raw const here as usize) {
                         // The kernel's last write, by which others wait for this thread, goes to managed memory as

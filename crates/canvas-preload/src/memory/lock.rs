@@ -14,15 +14,12 @@ use canvas_types::{PAGE_SIZE, PageId};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::base::{
-    areas, freeze,
-    regions::{Lists, addr_of, lock, range},
-    state,
-};
+use crate::base::{areas, state};
 use crate::memory::ranges::each_touched;
 use crate::paging::{
     fault::{self, Resolved},
-    native_swap,
+    freeze, native_swap,
+    regions::{Lists, addr_of, lock, range},
 };
 
 /// Bits of MCL_FUTURE and MCL_ONFAULT in effect for new mappings.

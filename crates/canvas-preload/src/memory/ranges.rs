@@ -9,12 +9,10 @@ use canvas_types::sync::backoff;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::base::{
-    areas,
+use crate::base::{areas, smaps, state, state::ThisProcess, tenant};
+use crate::paging::{
     regions::{addr_of, range},
-    smaps, state,
-    state::ThisProcess,
-    tenant, touched,
+    touched,
 };
 
 /// Makes a call on the range that it names; `None` if the range does not begin in managed memory.

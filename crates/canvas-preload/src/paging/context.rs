@@ -8,7 +8,8 @@ use canvas_sys::Errno;
 use core::ops::{Deref, DerefMut};
 
 use crate::base::writable::{Steps, open};
-use crate::base::{areas, slow, thread};
+use crate::base::{areas, thread};
+use crate::paging::slow;
 
 /// Concurrent fills, each of which may have a read beyond the pool in flight.
 const FILLS: usize = canvas_shm::mailbox::DEMANDS.count_ones() as usize;

@@ -17,9 +17,10 @@ use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::{
-    freeze, state,
+    state,
     state::{PAGER, ThisProcess},
 };
+use crate::paging::freeze;
 use crate::report;
 
 const _: () = assert!(

@@ -25,8 +25,8 @@ use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{areas, freeze, state, state::ThisProcess, thread, upcalls};
-use crate::paging::{cache, context};
+use crate::base::{areas, state, state::ThisProcess, thread, upcalls};
+use crate::paging::{cache, context, freeze};
 use crate::report;
 
 /// Entries of the ring: 1 MiB.

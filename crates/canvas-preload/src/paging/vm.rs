@@ -23,11 +23,11 @@ use core::ops::DerefMut;
 use core::sync::atomic::Ordering;
 
 use crate::base::{
-    areas, regions, slow, smaps, state,
+    areas, smaps, state,
     state::{PAGER, ThisProcess, uffd},
-    tenant, thread, touched,
+    tenant, thread,
 };
-use crate::paging::{accounting, cache, context, discard, fork_accounting};
+use crate::paging::{accounting, cache, context, discard, fork_accounting, regions, slow, touched};
 use crate::report;
 
 const _: () = assert!(ZERO_PAGES as usize <= areas::ZERO_PAGES);

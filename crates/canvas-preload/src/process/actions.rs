@@ -8,7 +8,8 @@ use canvas_sys::signal::{self, Handler, KernelSigaction, bit};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 
-use crate::base::{freeze, state};
+use crate::base::state;
+use crate::paging::freeze;
 use crate::process::{beliefs, cancel};
 
 /// Signals that the kernel removes from every mask.

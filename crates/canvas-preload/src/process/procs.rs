@@ -9,13 +9,13 @@ use crate::api;
 use crate::base::{
     fds,
     fds::Fd,
-    freeze, life, own, regions,
+    life, own,
     state::{self, count},
     tenant,
 };
 use crate::far_tier::{self, pool};
 use crate::memory::{admit, mm, uaccess};
-use crate::paging::{accounting, fork_accounting, native_swap, trace};
+use crate::paging::{accounting, fork_accounting, freeze, native_swap, regions, trace};
 use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
 use crate::shared::pages;

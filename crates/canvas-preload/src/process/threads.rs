@@ -10,13 +10,13 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{fds, fds::Fd, freeze, own, report, slow, state, state::ThisProcess, thread};
+use crate::base::{fds, fds::Fd, own, report, state, state::ThisProcess, thread};
 use crate::far_tier::tier;
 use crate::memory::lending;
 use crate::paging::{
     accounting, background, cache,
     fault::{self, Resolved},
-    fork_accounting, hints, jvm, learn, native_swap,
+    fork_accounting, freeze, hints, jvm, learn, native_swap, slow,
     swapin::{Round, SwapIn},
     trace,
 };

@@ -20,12 +20,12 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering
 use crate::base::{
     far_area, fds,
     fds::Fd,
-    freeze, life, regions, slow, state,
+    life, state,
     state::{count, uffd},
     tenant,
 };
 use crate::far_tier::keys;
-use crate::paging::{accounting, fault::Resolved};
+use crate::paging::{accounting, fault::Resolved, freeze, regions, slow};
 use crate::report;
 use crate::shared::{ahead, beyond, kernel::Here, mapping};
 

@@ -15,7 +15,8 @@ use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::{areas, freeze, slow, smaps, touched};
+use crate::base::{areas, smaps};
+use crate::paging::{freeze, slow, touched};
 
 /// The lists of mapped regions, guarded by the mapping lock.
 pub struct Lists {
