@@ -9,14 +9,16 @@ mod memory;
 mod paging;
 mod process;
 mod shared;
+mod tenant;
 
-use crate::base::{alloc, areas, far_area, fds, fds::Fd, life, own, state, upcalls};
+use crate::base::{alloc, areas, fds, fds::Fd, own, state, upcalls};
 use crate::capture::{hooks, patch, stub};
 use crate::far_tier::{keys, pairs, pool};
 use crate::memory::{brk, exports, mm};
 use crate::paging::{accounting, app_tier, context, learn, regions, swapin, trace};
 use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
 use crate::shared::pages;
+use crate::tenant::{far_area, life};
 use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
 use canvas_sys::seccomp::Scope;

@@ -5,11 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the top: each module may use itself and those after it.
-const ROOMS: [&str; 8] = [
-    "capture", "process", "memory", "shared", "paging", "far_tier", "api", "base",
+const ROOMS: [&str; 9] = [
+    "capture", "process", "memory", "shared", "paging", "far_tier", "api", "tenant", "base",
 ];
 /// Submodules that have an order as well, from the top. (Those of `shared` still use each other.)
-const MODULES: [(&str, &[&str]); 6] = [
+const MODULES: [(&str, &[&str]); 7] = [
     (
         "capture",
         &["patch", "prepared", "stub", "hooks", "filters"],
@@ -90,11 +90,12 @@ const MODULES: [(&str, &[&str]); 6] = [
             "fork", "store", "tier", "ours", "lanes", "pairs", "pool", "extents", "keys",
         ],
     ),
+    ("tenant", &["members", "smaps", "far_area", "life"]),
     (
         "base",
         &[
-            "tenant", "smaps", "life", "far_area", "state", "thread", "lines", "areas", "upcalls",
-            "call", "alloc", "own", "fds", "report", "time", "writable",
+            "state", "thread", "lines", "areas", "upcalls", "call", "alloc", "own", "fds",
+            "report", "time", "writable",
         ],
     ),
 ];

@@ -18,11 +18,9 @@ use canvas_types::{PageId, SwapEntry};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::base::{
-    areas, far_area,
-    far_area::{our_mailbox, ring},
-    state,
+    areas, state,
     state::{PAGER, ThisProcess},
-    tenant, time,
+    time,
 };
 use crate::far_tier::{
     extents::{OurSlabs, book},
@@ -30,6 +28,11 @@ use crate::far_tier::{
     pool::{Budget, Lz4, Region, pool},
 };
 use crate::report;
+use crate::tenant::{
+    far_area,
+    far_area::{our_mailbox, ring},
+    members,
+};
 
 static STATE: State = State::new();
 static SPILL: SpillHand = SpillHand::new();
@@ -127,7 +130,7 @@ impl Host for Ours {
         reserves(&ThisProcess)
     }
     fn ask_for_pool(&self, whom: Whom) -> bool {
-        tenant::ask_for_pool(whom).is_some()
+        members::ask_for_pool(whom).is_some()
     }
     #[cold]
     fn cannot_write(&self, why: Status) {

@@ -22,8 +22,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use crate::base::fds::{self, Fd};
-use crate::base::{far_area, state};
+use crate::base::state;
 use crate::report;
+use crate::tenant::far_area;
 
 /// A descriptor of the device, and the file that it refers to.
 #[derive(Clone, Copy)]

@@ -11,11 +11,13 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::{
     own, state,
     state::{PAGER, ThisProcess},
-    tenant,
-    tenant::{live_slots, take_turn},
     upcalls,
 };
 use crate::paging::{cache, fork_accounting};
+use crate::tenant::{
+    members,
+    members::{live_slots, take_turn},
+};
 
 /// True while the reclaim thread sleeps and may be woken.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
@@ -38,7 +40,7 @@ pub fn start_reclaimer() {
 #[inline]
 pub fn wake_reclaimer() {
     if ASLEEP.load(Ordering::Relaxed) && ASLEEP.swap(false, Ordering::AcqRel) {
-        tenant::wake(state::slot());
+        members::wake(state::slot());
     } else {
         start_reclaimer();
     }

@@ -9,12 +9,13 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas::{self, CACHE_SLOTS_MAX},
-    smaps, state,
+    state,
     state::{ThisProcess, count},
-    tenant, thread,
+    thread,
 };
 use crate::far_tier::pool::pool;
 use crate::paging::discard;
+use crate::tenant::{members, smaps};
 
 /// Entries of the FIFO. Stale entries are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;
@@ -64,18 +65,18 @@ pub fn give_back_idle(now: u64) {
         200_000_000
     };
     let last = LAST_NS.load(Ordering::Relaxed);
-    if now < last + pause_ns || !tenant::take_turn(&LAST_NS, last, now) {
+    if now < last + pause_ns || !members::take_turn(&LAST_NS, last, now) {
         return;
     }
     count_lock_waits();
     let mut still_shared = 0;
     let n = give_back(|ranges, discard| {
-        still_shared += tenant::give_up_shared(|| smaps::shared_in(ranges), discard).1;
+        still_shared += members::give_up_shared(|| smaps::shared_in(ranges), discard).1;
     });
     ledger::uncharge(&ThisProcess, n);
     state::slot().cached_pages.fetch_sub(n, Ordering::Relaxed);
     if still_shared > 0 {
-        tenant::keep_charge(still_shared);
+        members::keep_charge(still_shared);
     }
 }
 

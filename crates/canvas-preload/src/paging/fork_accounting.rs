@@ -6,7 +6,7 @@
 //! * copies that writes make are charged by the kernel's count of minor faults (and a few that made
 //!   none), every millisecond;
 //! * a page that is evicted or discarded while a relative maps it stays charged, because nothing was
-//!   freed ([`tenant::keep_charge`]); and of what an ended process had charged all stays that relatives may
+//!   freed ([`members::keep_charge`]); and of what an ended process had charged all stays that relatives may
 //!   hold: the rest it gives back at its end ([`before_exit`]).
 //!
 //! The pool is charged in the same way: a child's is its parent's until one of them writes.
@@ -22,12 +22,12 @@ use canvas_sys::proc;
 use canvas_types::layout::NODES_MAX;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::base::{
-    life, smaps,
+use crate::base::{state, upcalls};
+use crate::tenant::{
+    life, members,
+    members::{DRIFT_PAGES, take_turn},
+    smaps,
     smaps::Unseen,
-    state, tenant,
-    tenant::{DRIFT_PAGES, take_turn},
-    upcalls,
 };
 
 /// Pause between two looks at the copies made.
@@ -75,7 +75,7 @@ pub fn before_exit() {
     const AT_ONCE_PAGES: i64 = 1024;
     // Not a vfork's child, whose memory is its parent's, nor where nobody else is there to wait: its other
     // threads run on until the kernel ends them, and would take what was given back.
-    let is_alone = || tenant::live_slots().nth(1).is_none();
+    let is_alone = || members::live_slots().nth(1).is_none();
     if state::PID.load(Ordering::Relaxed) == proc::pid() && !is_alone() {
         let slot = state::slot();
         slot.ending.store(1, Ordering::Relaxed);
@@ -108,7 +108,7 @@ pub fn look(now: u64) -> bool {
     if shares {
         let looked = LOOKED_NS.load(Ordering::Relaxed);
         if now >= looked + LOOK_PAUSE_NS && take_turn(&LOOKED_NS, looked, now) {
-            tenant::keep_charge(copies_made());
+            members::keep_charge(copies_made());
         }
     }
     // A twentieth of the time at most; a fifth while the books are known to be too high by far, and an eightieth
@@ -249,7 +249,7 @@ fn measure_all(any: bool) -> bool {
         s.identity()
             .is_some_and(|id| id > newest && !life::is_gone(id))
     };
-    if !any && n <= LATER && tenant::live_slots().any(is_new) {
+    if !any && n <= LATER && members::live_slots().any(is_new) {
         return false;
     }
     // Who gives up goes first: what goes from one to another is in the books once at any moment, and in their peaks.

@@ -20,9 +20,8 @@ use canvas_types::layout::WINDOW_PAGES;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::base::{
-    areas, life, state,
+    areas, state,
     state::{ThisProcess, count},
-    tenant,
 };
 use crate::far_tier::tier;
 use crate::paging::{
@@ -30,6 +29,7 @@ use crate::paging::{
     hints::{self, LOT, Lot, WAIT_NS},
     swapin::Round,
 };
+use crate::tenant::{life, members};
 
 /// Faults that the ring holds; older ones are overwritten and missing from the recording.
 const RING: usize = 1 << 14;
@@ -275,7 +275,7 @@ impl Server {
     /// Begins a recording when a resumption has begun.
     fn begin(&mut self, now_ns: u64) {
         let all = recordings();
-        let lives = |id| tenant::live_slots().any(|p| p.identity() == Some(id));
+        let lives = |id| members::live_slots().any(|p| p.identity() == Some(id));
         if !all.claim(life::id(), lives) {
             return;
         }

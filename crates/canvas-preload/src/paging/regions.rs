@@ -15,8 +15,9 @@ use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::{areas, smaps};
+use crate::base::areas;
 use crate::paging::{freeze, slow, touched};
+use crate::tenant::smaps;
 
 /// The lists of mapped regions, guarded by the mapping lock.
 pub struct Lists {

@@ -9,9 +9,8 @@ use crate::api;
 use crate::base::{
     fds,
     fds::Fd,
-    life, own,
+    own,
     state::{self, count},
-    tenant,
 };
 use crate::far_tier::{self, pool};
 use crate::memory::{admit, mm, uaccess};
@@ -19,6 +18,7 @@ use crate::paging::{accounting, fork_accounting, freeze, native_swap, regions, t
 use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
 use crate::shared::pages;
+use crate::tenant::{life, members};
 
 /// `close`: canvas's descriptors do not seem to be open.
 ///
@@ -91,7 +91,7 @@ pub fn take_slot(id: u64) -> Option<&'static ProcSlot> {
     let free = || seg.procs[..far::SHARED].iter().find(|s| s.take(id));
     let slot = free().or_else(|| {
         // Slots of processes that have died may not have been released yet.
-        tenant::release_gone(|_| true);
+        members::release_gone(|_| true);
         free()
     })?;
     seg.procs_end
@@ -102,7 +102,7 @@ pub fn take_slot(id: u64) -> Option<&'static ProcSlot> {
 /// Gives this process the slot, and releases any that an earlier image of it had.
 pub fn begin_in(slot: &'static ProcSlot) {
     let pid = proc::pid();
-    tenant::release_gone(|s| s.pid.load(Ordering::Relaxed) == pid);
+    members::release_gone(|s| s.pid.load(Ordering::Relaxed) == pid);
     slot.pid.store(pid, Ordering::Relaxed);
     state::set_slot(slot);
 }
@@ -189,7 +189,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
             fork_accounting::forked();
         } else {
             far_tier::fork::fork_failed();
-            tenant::release_slot(slot, child_id);
+            members::release_slot(slot, child_id);
         }
         drop(g);
         drop(frozen);

@@ -19,15 +19,15 @@ use canvas_sys::{proc, shmem};
 use canvas_types::{DeepPlace, SwapEntry};
 use core::sync::atomic::Ordering;
 
-use crate::base::{
-    far_area::{far, ring},
-    state::{self, count},
-    tenant,
-};
+use crate::base::state::{self, count};
 use crate::far_tier::ours::Ours;
 use crate::shared::{
     kernel::Here,
     pages::{Held, control, end, fd, is_on, map, me, note_store, partition, try_lock},
+};
+use crate::tenant::{
+    far_area::{far, ring},
+    members,
 };
 
 /// Pause after a failed write.
@@ -298,7 +298,7 @@ fn rest(why: Status) {
     let (c, now) = (control(), proc::now_ns());
     c.rest_until_ns.store(now + REST_NS, Ordering::Relaxed);
     let told = c.told_ns.load(Ordering::Relaxed);
-    if (told == 0 || now > told + TELL_NS) && tenant::take_turn(&c.told_ns, told, now) {
+    if (told == 0 || now > told + TELL_NS) && members::take_turn(&c.told_ns, told, now) {
         Ours.cannot_write(why);
     }
 }

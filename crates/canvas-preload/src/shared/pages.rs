@@ -18,16 +18,16 @@ use canvas_types::procfs::Stat;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::base::{
-    far_area, fds,
+    fds,
     fds::Fd,
-    life, state,
+    state,
     state::{count, uffd},
-    tenant,
 };
 use crate::far_tier::keys;
 use crate::paging::{accounting, fault::Resolved, freeze, regions, slow};
 use crate::report;
 use crate::shared::{ahead, beyond, kernel::Here, mapping};
+use crate::tenant::{far_area, life, members};
 
 /// This process maps the partition.
 static ON: AtomicBool = AtomicBool::new(false);
@@ -595,7 +595,7 @@ fn make_room() -> bool {
                 let done = evict(&held, batch(most));
                 if done.refused > 0 {
                     beyond::make_room(&held);
-                    tenant::ask_for_pool(Whom::Largest);
+                    members::ask_for_pool(Whom::Largest);
                 }
                 done
             };
@@ -668,7 +668,7 @@ pub fn background_round() -> bool {
     let looked = &control().looked_ns;
     let last = looked.load(Ordering::Relaxed);
     if now_ns > last + 1_000_000_000
-        && tenant::take_turn(looked, last, now_ns)
+        && members::take_turn(looked, last, now_ns)
         && let Some(held) = lock_in_background()
     {
         bury_dead(&held);
