@@ -2,21 +2,23 @@
 //! ARCHITECTURE.md follows a page through it.
 
 mod api;
-mod base;
 mod capture;
 mod far_tier;
 mod memory;
+mod own_memory;
 mod paging;
 mod process;
+mod runtime;
 mod shared;
 mod tenant;
 
-use crate::base::{alloc, areas, fds, fds::Fd, own, state, upcalls};
 use crate::capture::{hooks, patch, stub};
 use crate::far_tier::{keys, pairs, pool};
 use crate::memory::{brk, exports, mm};
+use crate::own_memory::{alloc, areas, own};
 use crate::paging::{accounting, app_tier, context, learn, regions, swapin, trace};
 use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
+use crate::runtime::{fds, fds::Fd, state, upcalls};
 use crate::shared::pages;
 use crate::tenant::{far_area, life};
 use canvas_shm::Mode;

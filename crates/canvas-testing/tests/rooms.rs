@@ -5,11 +5,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the top: each module may use itself and those after it.
-const ROOMS: [&str; 9] = [
-    "capture", "process", "memory", "shared", "paging", "far_tier", "api", "tenant", "base",
+const ROOMS: [&str; 10] = [
+    "capture",
+    "process",
+    "memory",
+    "shared",
+    "paging",
+    "far_tier",
+    "api",
+    "tenant",
+    "own_memory",
+    "runtime",
 ];
 /// Submodules that have an order as well, from the top. (Those of `shared` still use each other.)
-const MODULES: [(&str, &[&str]); 7] = [
+const MODULES: [(&str, &[&str]); 8] = [
     (
         "capture",
         &["patch", "prepared", "stub", "hooks", "filters"],
@@ -91,15 +100,15 @@ const MODULES: [(&str, &[&str]); 7] = [
         ],
     ),
     ("tenant", &["members", "smaps", "far_area", "life"]),
+    ("own_memory", &["alloc", "areas", "writable", "own"]),
     (
-        "base",
+        "runtime",
         &[
-            "state", "thread", "lines", "areas", "upcalls", "call", "alloc", "own", "fds",
-            "report", "time", "writable",
+            "state", "thread", "fds", "lines", "report", "time", "upcalls", "call",
         ],
     ),
 ];
-/// The macro at the library's root, which stands for `base::report`.
+/// The macro at the library's root, which stands for `runtime::report`.
 const ROOT: [&str; 1] = ["report"];
 
 fn source() -> PathBuf {
@@ -238,11 +247,11 @@ fn modules_of_a_room_use_only_those_below_them() {
 
 #[test]
 fn names_in_braces_are_read() {
-    let text = "use crate::base::{areas, far_area,\n far_area::{far, ring}, state::{self, X}, }; // crate::base::no\n\
-                crate::base::time::now_ns(); crate::far_tier::pool::x()";
+    let text = "use crate::tenant::{life, far_area,\n far_area::{far, ring}, smaps::{self, X}, }; // crate::tenant::no\n\
+                crate::tenant::members::wake(); crate::far_tier::pool::x()";
     assert_eq!(
-        uses("base", text),
-        ["areas", "far_area", "far_area", "state", "time"]
+        uses("tenant", text),
+        ["life", "far_area", "far_area", "smaps", "members"]
     );
 }
 
@@ -262,12 +271,18 @@ fn there_are_no_other_rooms() {
 #[test]
 fn an_import_from_above_is_found() {
     assert_eq!(faults("paging", "use crate::memory::map;").len(), 1);
-    assert_eq!(faults("base", "    crate::far_tier::spill::x()").len(), 1);
-    assert_eq!(faults("base", "use crate::{far_tier, base};").len(), 1);
     assert_eq!(
-        faults("base", "use super::super::far_tier::spill;").len(),
+        faults("runtime", "    crate::far_tier::spill::x()").len(),
         1
     );
-    assert!(faults("paging", "use crate::base::areas; // crate::memory").is_empty());
+    assert_eq!(
+        faults("runtime", "use crate::{far_tier, runtime};").len(),
+        1
+    );
+    assert_eq!(
+        faults("runtime", "use super::super::far_tier::spill;").len(),
+        1
+    );
+    assert!(faults("paging", "use crate::runtime::state; // crate::memory").is_empty());
     assert!(faults("memory", "crate::report!(\"\"); crate::shared::pages::x()").is_empty());
 }

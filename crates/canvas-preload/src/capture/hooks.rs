@@ -7,7 +7,6 @@ use canvas_types::layout::{in_window, may_be_far};
 use core::sync::atomic::Ordering;
 
 use crate::api;
-use crate::base::{call::Call, fds, state};
 use crate::capture::filters;
 use crate::memory::args::{self, Make};
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
@@ -16,6 +15,7 @@ use crate::paging::{devices, freeze};
 use crate::process::{
     altstack, cancel, clone, exec, listing, namespaces, procs, sig, threads, users,
 };
+use crate::runtime::{call::Call, fds, state};
 use crate::shared::mapping;
 
 /// Installs the second layer: a filter for calls that do not come from libc.

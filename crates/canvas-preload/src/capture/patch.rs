@@ -12,8 +12,8 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use canvas_sys::patch::sites::{Code, JUMP_BYTES, Replacement, TRAMPOLINE_BYTES};
 use canvas_sys::{Errno, mem, mem::Place};
 
-use crate::base::own::{self, kind};
 use crate::capture::prepared::{self, Text};
+use crate::own_memory::own::{self, kind};
 use crate::process::cancel::{self, TEXTS};
 
 /// What was patched.

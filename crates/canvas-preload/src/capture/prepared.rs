@@ -11,8 +11,8 @@ use canvas_sys::{file, mem};
 use core::ffi::CStr;
 use core::ops::Range;
 
-use crate::base::{fds, fds::Fd};
 use crate::capture::stub;
+use crate::runtime::{fds, fds::Fd};
 
 const READ: i32 = libc::PROT_READ;
 const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;

@@ -10,7 +10,7 @@ use core::arch::naked_asm;
 
 use crate::memory::calls::WANTED;
 
-use crate::base::call::NR_MAX;
+use crate::runtime::call::NR_MAX;
 
 /// Where every trampoline jumps: rax is the number, rcx the address to return to. [`crate::process::cancel`] depends on
 /// its length.

@@ -11,7 +11,7 @@ use canvas_sys::{Errno, clmul, proc};
 use canvas_types::PAGE_SIZE;
 use core::cell::UnsafeCell;
 
-use crate::base::areas;
+use crate::own_memory::areas;
 
 struct Cell(UnsafeCell<PageHash<'static>>);
 // SAFETY: written by `init` and `init_shared` alone, before any other thread or handler can read it.

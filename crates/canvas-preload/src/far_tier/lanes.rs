@@ -5,9 +5,9 @@ use canvas_direct::client::{Lanes, Process};
 use canvas_shm::mailbox::Ask;
 use canvas_shm::{Counter, Far};
 
-use crate::base::fds::{self, Fd};
-use crate::base::{state, time};
 use crate::far_tier::pairs::{self, OurPairs, PAIRS};
+use crate::runtime::fds::{self, Fd};
+use crate::runtime::{state, time};
 
 const _: () = assert!(canvas_direct::client::COUNT == fds::LANES);
 

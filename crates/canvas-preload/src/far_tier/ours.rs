@@ -17,17 +17,18 @@ use canvas_sys::{gate, proc};
 use canvas_types::{PageId, SwapEntry};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::base::{
-    areas, state,
-    state::{PAGER, ThisProcess},
-    time,
-};
 use crate::far_tier::{
     extents::{OurSlabs, book},
     lanes,
     pool::{Budget, Lz4, Region, pool},
 };
+use crate::own_memory::areas;
 use crate::report;
+use crate::runtime::{
+    state,
+    state::{PAGER, ThisProcess},
+    time,
+};
 use crate::tenant::{
     far_area,
     far_area::{our_mailbox, ring},

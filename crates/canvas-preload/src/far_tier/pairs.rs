@@ -21,9 +21,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use crate::base::fds::{self, Fd};
-use crate::base::state;
 use crate::report;
+use crate::runtime::fds::{self, Fd};
+use crate::runtime::state;
 use crate::tenant::far_area;
 
 /// A descriptor of the device, and the file that it refers to.

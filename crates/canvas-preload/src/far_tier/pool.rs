@@ -1,4 +1,4 @@
-//! This process's compressed pool, in the memory of [`crate::base::areas`].
+//! This process's compressed pool, in the memory of [`crate::own_memory::areas`].
 
 use canvas_core::swap::classes::region_bytes;
 use canvas_core::swap::pool::NodeSlabs;
@@ -13,8 +13,9 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use crate::base::{areas, state, thread, time};
 use crate::far_tier::{extents, keys};
+use crate::own_memory::areas;
+use crate::runtime::{state, thread, time};
 use crate::tenant::{far_area, members};
 
 const SLABS: usize = layout::POOL_SLABS;

@@ -10,11 +10,11 @@ use canvas_types::layout::{in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::base::areas;
 use crate::memory::calls::{self, To, To::*};
 use crate::memory::others;
 use crate::memory::pins::{self, Pins};
 use crate::memory::uaccess;
+use crate::own_memory::areas;
 use crate::paging::devices;
 
 /// Elements of a vector that are read at once.

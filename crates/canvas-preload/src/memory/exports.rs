@@ -14,9 +14,9 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api::{faults, told};
-use crate::base::{state, time};
 use crate::memory::advice;
 use crate::paging::{freeze, hints, regions};
+use crate::runtime::{state, time};
 
 /// The version of these calls: CANVAS_API_VERSION.
 const VERSION: u32 = 0x1_0000;

@@ -7,8 +7,8 @@ use canvas_sys::{gate, proc, signal};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::base::state;
 use crate::memory::pins::{self, Pins};
+use crate::runtime::state;
 use crate::tenant::members;
 
 /// How long the owner keeps pages present for an asker that does not begin to copy, and how often it checks that a

@@ -9,16 +9,17 @@ use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{self, BLOCK_PAGES};
 
-use crate::base::{
-    areas, state,
-    state::{ThisProcess, uffd},
-};
 use crate::memory::ranges::each_touched;
 use crate::memory::{lock, mm, pins, uaccess};
+use crate::own_memory::areas;
 use crate::paging::{
     accounting, freeze, regions,
     regions::{addr_of, range},
     touched,
+};
+use crate::runtime::{
+    state,
+    state::{ThisProcess, uffd},
 };
 
 /// Makes a mapped range native, with its contents, which are brought in first. From then on it counts as native memory

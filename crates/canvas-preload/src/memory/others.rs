@@ -12,10 +12,10 @@ use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::state;
 use crate::memory::lending::{REFUSED, Stay, Tried, copy, keep};
 use crate::memory::pins::{self, Pins};
 use crate::memory::uaccess;
+use crate::runtime::state;
 use crate::tenant::{life, life::Number, members};
 
 const BAD_ADDRESS: isize = -(libc::EFAULT as isize);

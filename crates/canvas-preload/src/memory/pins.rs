@@ -6,9 +6,10 @@ use canvas_sys::mem;
 use canvas_types::PageId;
 use canvas_types::layout::{self, in_partition, in_window};
 
-use crate::base::{areas, state};
+use crate::own_memory::areas;
 use crate::paging::fault::{self, Resolved};
 use crate::paging::{freeze, regions};
+use crate::runtime::state;
 use crate::shared::pins;
 
 /// Ranges of one call that need no extra memory.

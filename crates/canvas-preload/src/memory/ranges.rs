@@ -9,11 +9,12 @@ use canvas_types::sync::backoff;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::base::{areas, state, state::ThisProcess};
+use crate::own_memory::areas;
 use crate::paging::{
     regions::{addr_of, range},
     touched,
 };
+use crate::runtime::{state, state::ThisProcess};
 use crate::tenant::{members, smaps};
 
 /// Makes a call on the range that it names; `None` if the range does not begin in managed memory.

@@ -8,12 +8,13 @@ use canvas_sys::proc;
 use canvas_types::{PAGE_SIZE, procfs};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crate::base::{
-    own, state,
+use crate::own_memory::own;
+use crate::paging::{cache, fork_accounting};
+use crate::runtime::{
+    state,
     state::{PAGER, ThisProcess},
     upcalls,
 };
-use crate::paging::{cache, fork_accounting};
 use crate::tenant::{
     members,
     members::{live_slots, take_turn},

@@ -16,12 +16,12 @@ use canvas_sys::{gate, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::{
+use crate::paging::freeze;
+use crate::report;
+use crate::runtime::{
     state,
     state::{PAGER, ThisProcess},
 };
-use crate::paging::freeze;
-use crate::report;
 
 const _: () = assert!(
     holds::MAX_NS == 60_000_000_000,

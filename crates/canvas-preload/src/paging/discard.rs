@@ -3,7 +3,7 @@
 use canvas_sys::mem;
 use core::sync::atomic::Ordering;
 
-use crate::base::state;
+use crate::runtime::state;
 
 /// Discards the contents of the ranges, with a single TLB flush if the kernel supports that. Returns false if some
 /// contents may remain.

@@ -7,8 +7,8 @@ use canvas_core::vm::FaultSite;
 use canvas_core::vm::fault;
 use canvas_types::PageId;
 
-use crate::base::state::ThisProcess;
 use crate::far_tier::tier;
+use crate::runtime::state::ThisProcess;
 
 pub use canvas_core::vm::fault::Resolved;
 

@@ -22,7 +22,7 @@ use canvas_sys::proc;
 use canvas_types::layout::NODES_MAX;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::base::{state, upcalls};
+use crate::runtime::{state, upcalls};
 use crate::tenant::{
     life, members,
     members::{DRIFT_PAGES, take_turn},

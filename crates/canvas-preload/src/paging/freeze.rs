@@ -5,8 +5,8 @@
 //! until no thread is inside and keeps others out, so that the child's copy of all tables and locks is consistent. To
 //! be inside costs an update of one of a few counters.
 
-use crate::base::thread::thread_hash;
 use crate::paging::slow;
+use crate::runtime::thread::thread_hash;
 use crate::tenant::far_area;
 use canvas_core::pager::locks::{self, Gate};
 use canvas_shm::slow::Cause;

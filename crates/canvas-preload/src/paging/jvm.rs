@@ -7,7 +7,7 @@ use canvas_sys::proc::{self, File};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::lines::Lines;
+use crate::runtime::lines::Lines;
 
 /// Whether a JVM was asked for, was found to be absent or present, and whether its tables have been read.
 const UNASKED: u32 = 0;

@@ -19,15 +19,16 @@ use canvas_types::PageId;
 use canvas_types::layout::WINDOW_PAGES;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{
-    areas, state,
-    state::{ThisProcess, count},
-};
 use crate::far_tier::tier;
+use crate::own_memory::areas;
 use crate::paging::{
     accounting,
     hints::{self, LOT, Lot, WAIT_NS},
     swapin::Round,
+};
+use crate::runtime::{
+    state,
+    state::{ThisProcess, count},
 };
 use crate::tenant::{life, members};
 

@@ -1,5 +1,5 @@
-//! What the pager ([`canvas_core::vm`]) is given here: the kernel and the process, the regions, the gate that keeps fork
-//! out, the reclaim thread's rounds, native memory and forks in the accounts, and the optional features.
+//! What the pager ([`canvas_core::vm`]) is given here: the kernel and the process, the regions, the gate that keeps
+//! fork out, the reclaim thread's rounds, native memory and forks in the accounts, and the optional features.
 
 pub mod accounting;
 pub mod app_tier;

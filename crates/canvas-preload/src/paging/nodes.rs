@@ -17,12 +17,13 @@ use canvas_types::layout::NODES_MAX;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::{
-    areas, state,
+use crate::far_tier::{ours::Ours, pool::pool};
+use crate::own_memory::areas;
+use crate::paging::context;
+use crate::runtime::{
+    state,
     state::{PAGER, ThisProcess, count},
 };
-use crate::far_tier::{ours::Ours, pool::pool};
-use crate::paging::context;
 
 /// Pages that one round moves at most.
 const ROUND_PAGES: i64 = 64;

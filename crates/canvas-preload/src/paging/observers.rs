@@ -9,8 +9,8 @@ use canvas_core::vm::{FaultSite, Observers};
 use canvas_types::{PageBuf, PageId};
 
 use crate::api;
-use crate::base::state::ThisProcess;
 use crate::paging::{app_tier, learn, trace};
+use crate::runtime::state::ThisProcess;
 
 impl Observers for ThisProcess {
     #[inline]

@@ -15,7 +15,7 @@ use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::areas;
+use crate::own_memory::areas;
 use crate::paging::{freeze, slow, touched};
 use crate::tenant::smaps;
 

@@ -11,7 +11,7 @@ use canvas_sys::{gate, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use crate::base::{state, thread, time};
+use crate::runtime::{state, thread, time};
 
 /// Waits kept per thread.
 const WAITS: usize = 8;

@@ -2,7 +2,8 @@
 
 use canvas_types::sync::{AtomicI64, Ordering};
 
-use crate::base::{areas, state};
+use crate::own_memory::areas;
+use crate::runtime::state;
 
 /// Blocks with a touched page; a fork's child starts with its parent's.
 static TOUCHED_BLOCKS: AtomicI64 = AtomicI64::new(0);

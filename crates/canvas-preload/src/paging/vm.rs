@@ -22,13 +22,14 @@ use core::mem::{align_of, size_of};
 use core::ops::DerefMut;
 use core::sync::atomic::Ordering;
 
-use crate::base::{
-    areas, state,
+use crate::own_memory::areas;
+use crate::paging::{accounting, cache, context, discard, fork_accounting, regions, slow, touched};
+use crate::report;
+use crate::runtime::{
+    state,
     state::{PAGER, ThisProcess, uffd},
     thread,
 };
-use crate::paging::{accounting, cache, context, discard, fork_accounting, regions, slow, touched};
-use crate::report;
 use crate::tenant::{members, smaps};
 
 const _: () = assert!(ZERO_PAGES as usize <= areas::ZERO_PAGES);

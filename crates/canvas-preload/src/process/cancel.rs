@@ -10,7 +10,7 @@ use canvas_sys::patch::sites::{self, TRAMPOLINE_BYTES};
 use canvas_sys::{gate, proc};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::upcalls;
+use crate::runtime::upcalls;
 
 /// The signal that libc uses for cancellation.
 pub const SIGNAL: i32 = 32;

@@ -3,8 +3,8 @@
 use canvas_sys::file::{self, FileState};
 use core::ffi::CStr;
 
-use crate::base::fds;
 use crate::memory::args::{self, Make};
+use crate::runtime::fds;
 
 /// Offsets of length and name in struct linux_dirent64.
 const LENGTH: usize = 16;

@@ -6,17 +6,17 @@ use canvas_sys::{descriptors, proc, signal, uffd};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
-use crate::base::{
-    fds,
-    fds::Fd,
-    own,
-    state::{self, count},
-};
 use crate::far_tier::{self, pool};
 use crate::memory::{admit, mm, uaccess};
+use crate::own_memory::own;
 use crate::paging::{accounting, fork_accounting, freeze, native_swap, regions, trace};
 use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
+use crate::runtime::{
+    fds,
+    fds::Fd,
+    state::{self, count},
+};
 use crate::shared::pages;
 use crate::tenant::{life, members};
 

@@ -10,7 +10,6 @@ use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::base::{call::Call, state, thread, upcalls};
 use crate::memory::args::{self, Make};
 use crate::memory::{lock, open_pages, uaccess};
 use crate::paging::fault::{self, Resolved};
@@ -18,6 +17,7 @@ use crate::paging::{freeze, regions, slow};
 use crate::process::frame::Next;
 use crate::process::{actions, altstack, beliefs, cancel};
 use crate::report;
+use crate::runtime::{call::Call, state, thread, upcalls};
 use crate::shared::{mapping, pages};
 
 /// Installs canvas's handler of SIGBUS; the previous action becomes the program's.

@@ -10,9 +10,9 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{fds, fds::Fd, own, report, state, state::ThisProcess, thread};
 use crate::far_tier::tier;
 use crate::memory::lending;
+use crate::own_memory::own;
 use crate::paging::{
     accounting, background, cache,
     fault::{self, Resolved},
@@ -21,6 +21,7 @@ use crate::paging::{
     trace,
 };
 use crate::report;
+use crate::runtime::{fds, fds::Fd, report, state, state::ThisProcess, thread};
 use crate::shared::{beyond, pages};
 
 const STACK_BYTES: usize = thread::OWN_STACK_BYTES;

@@ -6,8 +6,8 @@
 use canvas_sys::proc;
 use core::sync::atomic::{AtomicI32, Ordering};
 
-use crate::base::state;
 use crate::report;
+use crate::runtime::state;
 
 /// The segment's descriptor.
 static SEGMENT: AtomicI32 = AtomicI32::new(-1);

@@ -13,9 +13,9 @@ use canvas_core::swap::units::FarCopy;
 use canvas_shm::Counter;
 use canvas_types::{DeepPlace, PageBuf};
 
-use crate::base::state::count;
 use crate::far_tier::tier;
 use crate::paging::{context, regions};
+use crate::runtime::state::count;
 use crate::shared::{
     kernel::{self, Here},
     mapping,

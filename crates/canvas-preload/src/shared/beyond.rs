@@ -19,8 +19,8 @@ use canvas_sys::{proc, shmem};
 use canvas_types::{DeepPlace, SwapEntry};
 use core::sync::atomic::Ordering;
 
-use crate::base::state::{self, count};
 use crate::far_tier::ours::Ours;
+use crate::runtime::state::{self, count};
 use crate::shared::{
     kernel::Here,
     pages::{Held, control, end, fd, is_on, map, me, note_store, partition, try_lock},

@@ -14,10 +14,11 @@ use canvas_sys::{Errno, proc, shmem};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
 use core::sync::atomic::Ordering;
 
-use crate::base::{areas, state, state::uffd};
 use crate::far_tier::{keys, pool::Lz4, tier};
+use crate::own_memory::areas;
 use crate::paging::context;
 use crate::report;
+use crate::runtime::{state, state::uffd};
 use crate::shared::{
     beyond,
     pages::{addr_of, control, fd, map},

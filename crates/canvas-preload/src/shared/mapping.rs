@@ -14,9 +14,9 @@ use canvas_types::layout::{SHARED_PAGES, in_partition, shared_base, shared_end};
 use canvas_types::sync::backoff;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::base::state::count;
 use crate::paging::fault::Resolved;
 use crate::paging::{freeze, regions, regions::Lists};
+use crate::runtime::state::count;
 use crate::shared::pages::{self, Held, addr_of, control, me, page_of, partition};
 
 /// Generation, plus one, of the region that this process has a part of, by the region's index.

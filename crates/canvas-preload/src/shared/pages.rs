@@ -17,15 +17,15 @@ use canvas_types::layout::{SHARED_BYTES, shared_base};
 use canvas_types::procfs::Stat;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{
+use crate::far_tier::keys;
+use crate::paging::{accounting, fault::Resolved, freeze, regions, slow};
+use crate::report;
+use crate::runtime::{
     fds,
     fds::Fd,
     state,
     state::{count, uffd},
 };
-use crate::far_tier::keys;
-use crate::paging::{accounting, fault::Resolved, freeze, regions, slow};
-use crate::report;
 use crate::shared::{ahead, beyond, kernel::Here, mapping};
 use crate::tenant::{far_area, life, members};
 

@@ -6,9 +6,9 @@ use canvas_shm::shared::{PINS, Proc};
 use canvas_types::layout::shared_end;
 use core::sync::atomic::{AtomicBool, Ordering, fence};
 
-use crate::base::state::count;
 use crate::paging::fault::Resolved;
 use crate::paging::freeze;
+use crate::runtime::state::count;
 use crate::shared::pages::{self, control, is_on, me, page_of, partition, resolve};
 
 /// Pages of the partition that a system call needs, until dropped: one range that covers all that it named.

@@ -6,7 +6,8 @@ use canvas_shm::segment::config_flag;
 use canvas_sys::{Errno, mem, proc};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::base::{areas, state};
+use crate::own_memory::areas;
+use crate::runtime::state;
 
 static FAR: AtomicUsize = AtomicUsize::new(0);
 /// This process's index in the segment.

@@ -9,7 +9,7 @@ use canvas_types::PAGE_SIZE;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{fds, fds::Fd, lines::Lines, state};
+use crate::runtime::{fds, fds::Fd, lines::Lines, state};
 
 /// This process's identity.
 static ID: AtomicU64 = AtomicU64::new(0);

@@ -10,7 +10,8 @@ use canvas_sys::{gate, lock, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicI64, Ordering};
 
-use crate::base::{areas, fds, fds::Fd, state};
+use crate::own_memory::areas;
+use crate::runtime::{fds, fds::Fd, state};
 use crate::tenant::{far_area, life, smaps};
 
 /// The slots of all processes of the tenant.

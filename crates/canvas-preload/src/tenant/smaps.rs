@@ -11,7 +11,8 @@ use canvas_sys::pagemap::{EXCLUSIVE, PRESENT, Pagemap};
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::NODES_MAX;
 
-use crate::base::{areas, fds::pagemap, lines::Lines};
+use crate::own_memory::areas;
+use crate::runtime::{fds::pagemap, lines::Lines};
 use crate::tenant::{life, life::Number};
 
 fn hex(text: &[u8]) -> Option<usize> {

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::base::call::Call;
+use crate::runtime::call::Call;
 
 /// Path of libc's calls to [`Dispatch`]: to be jumped to with the registers of a call, and the return address in rcx.
 pub type Entry = unsafe extern "C" fn();

@@ -4,7 +4,7 @@ use canvas_sys::pagemap::{EXCLUSIVE, Pagemap, Run};
 use canvas_types::layout;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::fds;
+use crate::runtime::fds;
 
 /// Properties of an area, as bits.
 pub mod kind {

@@ -50,5 +50,5 @@ pub fn line(args: core::fmt::Arguments<'_>) {
 /// `report!("...")`: writes one line to stderr.
 #[macro_export]
 macro_rules! report {
-    ($($t:tt)*) => { $crate::base::report::line(format_args!($($t)*)) };
+    ($($t:tt)*) => { $crate::runtime::report::line(format_args!($($t)*)) };
 }

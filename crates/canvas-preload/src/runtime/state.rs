@@ -5,7 +5,7 @@ use canvas_shm::{Counter, ProcSlot, Segment};
 use canvas_sys::uffd::Uffd;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::thread;
+use crate::runtime::thread;
 
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
 static SLOT: AtomicUsize = AtomicUsize::new(0);

@@ -19,7 +19,7 @@ use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use canvas_types::{PAGE_SIZE, PageBuf, PageId};
 use core::ops::Range;
 
-use crate::base::writable::{Mark, Steps, open};
+use crate::own_memory::writable::{Mark, Steps, open};
 
 // Also needed by readers from outside (`canvas read`, `canvas dump`), to find a page's bytes.
 pub use canvas_types::layout::{CACHE_META, CACHE_SLOTS_MAX, cache_buffers, pool};
