@@ -22,11 +22,11 @@ use canvas_direct::client::{Lanes, Process};
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment, lives};
-use canvas_sys::lazy::LazyArray;
 use canvas_sys::{Errno, gate, proc};
 use canvas_types::{DeepPlace, SwapEntry};
 
 use crate::pool::{Lz4, PoolStore, Slots, entry_of, has_copy, pause, thread_number};
+use crate::sys::lazy::LazyArray;
 
 /// Bits of a page's state. A thread is working on the page.
 pub(crate) const BUSY: u8 = 1;

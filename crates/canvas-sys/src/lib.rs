@@ -16,7 +16,6 @@ pub mod delivery;
 pub mod descriptors;
 pub mod file;
 pub mod gate;
-pub mod lazy;
 pub mod lock;
 pub mod lz4;
 pub mod mem;
@@ -33,8 +32,6 @@ pub mod shmem;
 pub mod signal;
 pub mod trial;
 pub mod uapi;
-pub mod ublk;
 pub mod uffd;
-mod uring;
 
 pub use gate::{Errno, sys0, sys1, sys2, sys3, sys4, sys6};

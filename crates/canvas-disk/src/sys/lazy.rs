@@ -10,10 +10,9 @@ use core::arch::asm;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
+use canvas_sys::{Errno, mem};
 use canvas_types::{PAGE_SIZE, PageBuf};
-
-use crate::gate::Errno;
-use crate::mem;
+use nix::libc;
 
 /// A part of a memory file that cannot become shorter.
 #[derive(Clone, Copy)]
@@ -284,9 +283,9 @@ mod tests {
         bytes.take_all().unwrap();
         assert_eq!(lazy.all()[4999].load(Ordering::Relaxed), 3);
         let mut entries = [0; 4];
-        let map = crate::pagemap::Pagemap::open().unwrap();
+        let map = canvas_sys::pagemap::Pagemap::open().unwrap();
         assert_eq!(map.read(bytes.mapping.addr, &mut entries), 4);
-        let there = |e: u64| e & (crate::pagemap::PRESENT | crate::pagemap::SWAPPED) != 0;
+        let there = |e: u64| e & (canvas_sys::pagemap::PRESENT | canvas_sys::pagemap::SWAPPED) != 0;
         assert!(entries.into_iter().all(there), "{entries:x?}");
         let mut out = [0; 2];
         bytes.copy_out(PAGE_SIZE, &mut out);

@@ -7,9 +7,11 @@
 use core::ffi::CStr;
 use core::mem::ManuallyDrop;
 
-use crate::gate::{Errno, sys3};
-use crate::uring::{Fd, Map, Ring};
+use canvas_sys::{Errno, sys3};
 use canvas_types::PAGE_SIZE;
+use nix::libc;
+
+use super::uring::{Fd, Map, Ring};
 
 const CONTROL: &CStr = c"/dev/ublk-control";
 /// Concurrent requests of a queue.

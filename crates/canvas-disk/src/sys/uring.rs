@@ -2,8 +2,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::gate::{Errno, sys1, sys2, sys6};
-use crate::mem;
+use canvas_sys::{Errno, mem, sys1, sys2, sys3, sys6};
+use nix::libc;
 
 /// Submissions of 128 bytes, 80 of which are the command's own.
 const SETUP_SQE128: u32 = 1 << 10;
@@ -35,7 +35,7 @@ impl Fd {
     pub(crate) fn again(&self) -> Result<Fd, Errno> {
         let (fd, command) = (self.0 as usize, libc::F_DUPFD_CLOEXEC as usize);
         // SAFETY: descriptors only.
-        unsafe { crate::gate::sys3(libc::SYS_fcntl, fd, command, 0) }.map(Fd::new)
+        unsafe { sys3(libc::SYS_fcntl, fd, command, 0) }.map(Fd::new)
     }
 }
 
@@ -295,7 +295,6 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
     use super::*;
 
     /// Creates a ring; kernels and containers may refuse it.
@@ -314,7 +313,7 @@ mod tests {
         // SAFETY: opens a device.
         let null = unsafe {
             let (path, at) = (c"/dev/null".as_ptr() as usize, libc::AT_FDCWD as usize);
-            crate::gate::sys3(libc::SYS_openat, at, path, libc::O_RDWR as usize)
+            sys3(libc::SYS_openat, at, path, libc::O_RDWR as usize)
         };
         let null = Fd::new(null.unwrap());
         assert_eq!(ring.pop(), None);
