@@ -283,7 +283,7 @@ fn attach_segment(variable: &Variable) -> Result<i32, Failure> {
     let bad = Errno(libc::EBADF);
     let fd = number(variable.value())
         .ok_or(Failure::Because("CANVAS_SEGMENT_FD is not a number", bad))?;
-    let at = mem::map_shared(fd, 0, segment::SEGMENT_BYTES)
+    let at = mem::map_shared(fd, 0, segment::SEGMENT_BYTES, mem::READ_WRITE)
         .map_err(because("the tenant segment cannot be mapped"))?;
     // SAFETY: a fresh shared mapping of the full size, which stays.
     unsafe { state::attach(at) };

@@ -41,7 +41,7 @@ impl Mapping {
 
     fn of_file(part: Part, bytes: usize) -> Result<Mapping, Errno> {
         let bytes = bytes.max(1);
-        let addr = mem::map_shared(part.fd, part.offset, bytes)?;
+        let addr = mem::map_shared(part.fd, part.offset, bytes, mem::READ_WRITE)?;
         // Discards from the file as well.
         Ok(Mapping::of(addr, bytes, libc::MADV_REMOVE))
     }

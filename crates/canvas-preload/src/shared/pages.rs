@@ -126,7 +126,8 @@ pub fn start() {
         ours.store(fd, Ordering::Relaxed);
         fds::guard(Fd::Shared(i), fd);
     }
-    let joined = mem::map_shared(fd(shared_fd::CONTROL), 0, layout::CONTROL_BYTES).and_then(|at| {
+    let mapped = mem::map_shared(control, 0, layout::CONTROL_BYTES, mem::READ_WRITE);
+    let joined = mapped.and_then(|at| {
         CONTROL.store(at, Ordering::Release);
         keys::init_shared(map());
         join()

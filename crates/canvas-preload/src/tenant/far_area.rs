@@ -19,7 +19,7 @@ pub fn map(fd: i32) -> Result<(), Errno> {
         return Ok(());
     }
     areas::open_extent_book()?;
-    let at = mem::map_shared(fd, far::OFFSET, far::FAR_BYTES)?;
+    let at = mem::map_shared(fd, far::OFFSET, far::FAR_BYTES, mem::READ_WRITE)?;
     FAR.store(at, Ordering::Release);
     if far().is_none_or(|f| f.magic.load(Ordering::Acquire) != far::MAGIC) {
         FAR.store(0, Ordering::Relaxed);

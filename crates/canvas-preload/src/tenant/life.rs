@@ -36,8 +36,10 @@ fn make() -> Result<(u64, usize), Errno> {
     let path = proc::path_of_own(b"fd", fd);
     let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno(libc::EINVAL))?;
     let at = descriptors::with_room(|| proc::File::open(path)).and_then(|file| {
-        lock::hold_with_file(file.fd() as i32, id)?;
-        mem::map_file_shared(file.fd() as i32, map_offset(id), PAGE_SIZE)
+        let fd = file.fd() as i32;
+        lock::hold_with_file(fd, id)?;
+        // Only to keep the file open.
+        mem::map_shared(fd, map_offset(id), PAGE_SIZE, libc::PROT_NONE)
     });
     // Closing the file has released the locks that this process itself held on it.
     note_number();
