@@ -14,6 +14,8 @@ use canvas_sys::{Errno, mem};
 use canvas_types::{PAGE_SIZE, PageBuf};
 use nix::libc;
 
+use super::mapping::Mapping;
+
 /// A part of a memory file that cannot become shorter.
 #[derive(Clone, Copy)]
 pub struct Part {
@@ -23,57 +25,12 @@ pub struct Part {
     pub offset: usize,
 }
 
-/// A private anonymous mapping, or one of a memory file; unmapped when dropped.
-struct Mapping {
-    addr: usize,
-    bytes: usize,
-    /// The advice that returns pages to the kernel.
-    discard: i32,
+fn private(bytes: usize) -> Result<Mapping, Errno> {
+    Ok(Mapping::private(bytes)?.sparse())
 }
 
-impl Mapping {
-    fn new(bytes: usize) -> Result<Mapping, Errno> {
-        // The kernel refuses mappings of zero bytes.
-        let bytes = bytes.max(1);
-        let addr = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
-        Ok(Mapping::of(addr, bytes, libc::MADV_DONTNEED))
-    }
-
-    fn of_file(part: Part, bytes: usize) -> Result<Mapping, Errno> {
-        let bytes = bytes.max(1);
-        let addr = mem::map_shared(part.fd, part.offset, bytes, mem::READ_WRITE)?;
-        // Discards from the file as well.
-        Ok(Mapping::of(addr, bytes, libc::MADV_REMOVE))
-    }
-
-    fn of(addr: usize, bytes: usize, discard: i32) -> Mapping {
-        let mapping = Mapping {
-            addr,
-            bytes,
-            discard,
-        };
-        // A huge page would use memory that was not touched.
-        for advice in [libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
-            // SAFETY: neither changes contents.
-            let _ = unsafe { mem::advise(addr, bytes, advice) };
-        }
-        mapping
-    }
-}
-
-impl Mapping {
-    /// Allocates all of it now (Linux 5.14).
-    fn take_all(&self) -> Result<(), Errno> {
-        // SAFETY: the range is the mapping; contents stay.
-        unsafe { mem::advise(self.addr, self.bytes, libc::MADV_POPULATE_WRITE) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: what borrows from the mapping borrows from its owner, which is no more.
-        let _ = unsafe { mem::unmap(self.addr, self.bytes) };
-    }
+fn of_file(part: Part, bytes: usize) -> Result<Mapping, Errno> {
+    Ok(Mapping::shared(part.fd, part.offset, bytes, mem::READ_WRITE)?.sparse())
 }
 
 /// A number that threads may share, and for which any bits are valid.
@@ -99,20 +56,22 @@ pub struct LazyArray<T> {
 impl<T: Atomic> LazyArray<T> {
     /// Creates `count` numbers. They use memory once they are touched.
     pub fn new(count: usize) -> Result<LazyArray<T>, Errno> {
-        LazyArray::over(Mapping::new(bytes_of::<T>(count)?)?, count)
+        let mapping = private(bytes_of::<T>(count)?)?;
+        Ok(LazyArray::over(mapping, count))
     }
 
     /// Maps `count` numbers of a file, which must be that long.
     pub fn of_file(part: Part, count: usize) -> Result<LazyArray<T>, Errno> {
-        LazyArray::over(Mapping::of_file(part, bytes_of::<T>(count)?)?, count)
+        let mapping = of_file(part, bytes_of::<T>(count)?)?;
+        Ok(LazyArray::over(mapping, count))
     }
 
-    fn over(mapping: Mapping, count: usize) -> Result<LazyArray<T>, Errno> {
-        Ok(LazyArray {
+    fn over(mapping: Mapping, count: usize) -> LazyArray<T> {
+        LazyArray {
             mapping,
             count,
             of: PhantomData,
-        })
+        }
     }
 
     /// Allocates the memory of all of them now.
@@ -123,7 +82,7 @@ impl<T: Atomic> LazyArray<T> {
     /// The numbers.
     #[inline]
     pub fn all(&self) -> &[T] {
-        let start = core::ptr::with_exposed_provenance(self.mapping.addr);
+        let start = core::ptr::with_exposed_provenance(self.mapping.addr());
         // SAFETY: the mapping starts on a page, holds `count` numbers (any bits are one), is writable, and lives as
         // long as `self`; this process uses it as atomics only, and another one's changes are like theirs.
         unsafe { core::slice::from_raw_parts(start, self.count) }
@@ -143,8 +102,8 @@ pub struct LazyPage {
 impl LazyPage {
     /// Creates a page of zeros and lets `fill` fill it.
     pub fn new(fill: impl FnOnce(&mut PageBuf) -> Result<(), Errno>) -> Result<LazyPage, Errno> {
-        let mapping = Mapping::new(PAGE_SIZE)?;
-        let start = core::ptr::with_exposed_provenance_mut::<PageBuf>(mapping.addr);
+        let mapping = private(PAGE_SIZE)?;
+        let start = core::ptr::with_exposed_provenance_mut::<PageBuf>(mapping.addr());
         // SAFETY: the mapping is a page that is ours alone, and zeros are bytes.
         fill(unsafe { &mut *start })?;
         Ok(LazyPage { mapping })
@@ -153,7 +112,7 @@ impl LazyPage {
     /// The page.
     #[inline]
     pub fn get(&self) -> &PageBuf {
-        let start = core::ptr::with_exposed_provenance::<PageBuf>(self.mapping.addr);
+        let start = core::ptr::with_exposed_provenance::<PageBuf>(self.mapping.addr());
         // SAFETY: the mapping is a page, lives as long as `self`, and is not written to any more.
         unsafe { &*start }
     }
@@ -162,20 +121,26 @@ impl LazyPage {
 /// Bytes that are copied in and out; initially zero, or what the file contains.
 pub struct LazyBytes {
     mapping: Mapping,
-    bytes: usize,
+    /// The advice that returns pages to the kernel.
+    discard: i32,
 }
 
 impl LazyBytes {
     /// Creates `bytes` bytes. They use memory once they are touched.
     pub fn new(bytes: usize) -> Result<LazyBytes, Errno> {
-        let mapping = Mapping::new(bytes)?;
-        Ok(LazyBytes { mapping, bytes })
+        Ok(LazyBytes {
+            mapping: private(bytes)?,
+            discard: libc::MADV_DONTNEED,
+        })
     }
 
     /// Maps `bytes` bytes of a file, which must be that long.
     pub fn of_file(part: Part, bytes: usize) -> Result<LazyBytes, Errno> {
-        let mapping = Mapping::of_file(part, bytes)?;
-        Ok(LazyBytes { mapping, bytes })
+        Ok(LazyBytes {
+            mapping: of_file(part, bytes)?,
+            // From the file as well.
+            discard: libc::MADV_REMOVE,
+        })
     }
 
     /// Allocates the memory of all of them now.
@@ -214,21 +179,17 @@ impl LazyBytes {
     /// If the range exceeds the memory.
     pub fn discard(&self, at: usize, bytes: usize) {
         let page = PAGE_SIZE;
-        let start = (self.place(at, bytes) as usize).next_multiple_of(page);
-        let end = (self.mapping.addr + at + bytes) / page * page;
+        let start = self.mapping.place(at, bytes).next_multiple_of(page);
+        let end = (self.mapping.addr() + at + bytes) / page * page;
         if start < end {
             // SAFETY: the range is inside the mapping (`place`). Nobody relies on its contents by a reference, and to a
             // reader that copies them zeros are bytes like others.
-            let _ = unsafe { mem::advise(start, end - start, self.mapping.discard) };
+            let _ = unsafe { mem::advise(start, end - start, self.discard) };
         }
     }
 
     fn place(&self, at: usize, bytes: usize) -> *mut u8 {
-        assert!(
-            at <= self.bytes && bytes <= self.bytes - at,
-            "outside the memory"
-        );
-        core::ptr::with_exposed_provenance_mut(self.mapping.addr + at)
+        core::ptr::with_exposed_provenance_mut(self.mapping.place(at, bytes))
     }
 }
 
@@ -284,7 +245,7 @@ mod tests {
         assert_eq!(lazy.all()[4999].load(Ordering::Relaxed), 3);
         let mut entries = [0; 4];
         let map = canvas_sys::pagemap::Pagemap::open().unwrap();
-        assert_eq!(map.read(bytes.mapping.addr, &mut entries), 4);
+        assert_eq!(map.read(bytes.mapping.addr(), &mut entries), 4);
         let there = |e: u64| e & (canvas_sys::pagemap::PRESENT | canvas_sys::pagemap::SWAPPED) != 0;
         assert!(entries.into_iter().all(there), "{entries:x?}");
         let mut out = [0; 2];

@@ -3,5 +3,6 @@
 #![allow(unsafe_code)]
 
 pub mod lazy;
+mod mapping;
 pub mod ublk;
 mod uring;

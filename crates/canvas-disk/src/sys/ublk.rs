@@ -4,16 +4,18 @@
 //! request's data between the kernel's pages and the queue's own buffers. All that the kernel needs for a request was
 //! allocated when the queue was made.
 
-use core::ffi::CStr;
 use core::mem::ManuallyDrop;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use canvas_sys::{Errno, sys3};
+use canvas_sys::Errno;
 use canvas_types::PAGE_SIZE;
 use nix::libc;
 
-use super::uring::{Fd, Map, Ring};
+use super::mapping::Mapping;
+use super::uring::Ring;
 
-const CONTROL: &CStr = c"/dev/ublk-control";
+const CONTROL: &str = "/dev/ublk-control";
 /// Concurrent requests of a queue.
 pub const DEPTH: u16 = 64;
 /// Maximum data of one request.
@@ -112,40 +114,21 @@ impl Parameters {
 }
 
 /// Opens a device for reading and writing.
-fn open(path: &CStr) -> Result<Fd, Errno> {
-    let (path, flags) = (path.as_ptr() as usize, libc::O_RDWR | libc::O_CLOEXEC);
-    // SAFETY: the path lives across the call.
-    unsafe {
-        sys3(
-            libc::SYS_openat,
-            libc::AT_FDCWD as usize,
-            path,
-            flags as usize,
-        )
-    }
-    .map(Fd::new)
+fn open(path: &str) -> Result<OwnedFd, Errno> {
+    let file = File::options().read(true).write(true).open(path);
+    file.map(OwnedFd::from).map_err(errno)
 }
 
-/// The path of a device's own file.
-fn own_path(number: u32) -> [u8; 24] {
-    let mut path = [0; 24];
-    let name = b"/dev/ublkc";
-    path[..name.len()].copy_from_slice(name);
-    let digits = number.checked_ilog10().unwrap_or(0) as usize + 1;
-    let mut left = number;
-    for at in (0..digits).rev() {
-        path[name.len() + at] = b'0' + (left % 10) as u8;
-        left /= 10;
-    }
-    path
+fn errno(e: std::io::Error) -> Errno {
+    Errno(e.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// A block device. Dropping it waits until its queues are gone, and deletes it.
 pub struct Device {
     /// The file that provides its queues; closed before the device is deleted.
-    own: Option<Fd>,
+    own: Option<OwnedFd>,
     ring: Ring,
-    control: Fd,
+    control: OwnedFd,
     number: u32,
 }
 
@@ -178,9 +161,7 @@ impl Device {
             )?;
         }
         device.number = info.device;
-        let path = own_path(device.number);
-        let path = CStr::from_bytes_until_nul(&path).unwrap_or(c"");
-        device.own = Some(open(path)?);
+        device.own = Some(open(&format!("/dev/ublkc{}", device.number))?);
         if info.queues != queues || info.depth != DEPTH || info.data_bytes as usize != DATA_BYTES {
             // The kernel's limits are far above ours.
             return Err(Errno(libc::EINVAL));
@@ -199,11 +180,12 @@ impl Device {
 
     /// One of its queues, numbered from 0.
     pub fn queue(&self, number: u16) -> Result<Queue, Errno> {
-        let own = self.own.as_ref().ok_or(Errno(libc::EBADF))?.again()?;
+        let own = self.own.as_ref().ok_or(Errno(libc::EBADF))?;
+        let own = own.try_clone().map_err(errno)?;
         let bytes = (usize::from(DEPTH) * DESCRIPTOR).next_multiple_of(PAGE_SIZE);
         let at = usize::from(number) * DESCRIPTORS_STEP;
-        let descriptors = Map::shared(&own, at, bytes, libc::PROT_READ)?;
-        let buffers = ManuallyDrop::new(Map::private(usize::from(DEPTH) * DATA_BYTES)?);
+        let descriptors = Mapping::shared(own.as_raw_fd(), at, bytes, libc::PROT_READ)?;
+        let buffers = ManuallyDrop::new(Mapping::private(usize::from(DEPTH) * DATA_BYTES)?);
         buffers.take_all()?;
         Ok(Queue {
             ring: Ring::new(u32::from(DEPTH))?,
@@ -331,10 +313,10 @@ impl Descriptor {
 /// A queue of requests, for the thread that begins it.
 pub struct Queue {
     ring: Ring,
-    own: Fd,
-    descriptors: Map,
+    own: OwnedFd,
+    descriptors: Mapping,
     /// Leaked if the kernel may still write to it.
-    buffers: ManuallyDrop<Map>,
+    buffers: ManuallyDrop<Mapping>,
     number: u16,
     /// Requests that belong to this process; the kernel does not access their buffers.
     is_ours: [bool; DEPTH as usize],
@@ -441,14 +423,6 @@ mod tests {
         assert_eq!(size_of::<Descriptor>(), DESCRIPTOR);
         assert_eq!(command::ADD, 0xc020_7504);
         assert_eq!(command::COMMIT_AND_FETCH, 0xc010_7521);
-    }
-
-    #[test]
-    fn a_device_has_its_path() {
-        let path = |n| own_path(n);
-        assert_eq!(path(0)[..12], *b"/dev/ublkc0\0");
-        assert_eq!(path(10)[..13], *b"/dev/ublkc10\0");
-        assert_eq!(path(u32::MAX)[..21], *b"/dev/ublkc4294967295\0");
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! io_uring(7), as far as a driver's commands need it: one thread submits them and waits for them.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use canvas_sys::{Errno, mem, sys1, sys2, sys3, sys6};
+use canvas_sys::{Errno, mem, sys2, sys6};
 use nix::libc;
+
+use super::mapping::Mapping;
 
 /// Submissions of 128 bytes, 80 of which are the command's own.
 const SETUP_SQE128: u32 = 1 << 10;
@@ -18,98 +21,6 @@ const SUBMISSION: usize = 128;
 const COMPLETION: usize = 16;
 /// Offset of the command in a submission.
 const COMMAND_AT: usize = 48;
-
-/// A descriptor that is closed when dropped.
-pub(crate) struct Fd(i32);
-
-impl Fd {
-    /// Wraps a descriptor that has no other owner.
-    pub(crate) fn new(fd: usize) -> Fd {
-        Fd(fd as i32)
-    }
-    /// Its number.
-    pub(crate) fn number(&self) -> i32 {
-        self.0
-    }
-    /// Duplicates the descriptor.
-    pub(crate) fn again(&self) -> Result<Fd, Errno> {
-        let (fd, command) = (self.0 as usize, libc::F_DUPFD_CLOEXEC as usize);
-        // SAFETY: descriptors only.
-        unsafe { sys3(libc::SYS_fcntl, fd, command, 0) }.map(Fd::new)
-    }
-}
-
-impl Drop for Fd {
-    fn drop(&mut self) {
-        // SAFETY: it is this value's alone.
-        let _ = unsafe { sys1(libc::SYS_close, self.0 as usize) };
-    }
-}
-
-/// A mapping that is unmapped when dropped.
-pub(crate) struct Map {
-    addr: usize,
-    bytes: usize,
-}
-
-impl Map {
-    /// Maps a part of a file, shared.
-    pub(crate) fn shared(fd: &Fd, offset: usize, bytes: usize, prot: i32) -> Result<Map, Errno> {
-        let (flags, fd) = (libc::MAP_SHARED as usize, fd.number() as usize);
-        // SAFETY: it never replaces a mapping.
-        let addr = unsafe { sys6(libc::SYS_mmap, 0, bytes, prot as usize, flags, fd, offset) }?;
-        Ok(Map { addr, bytes })
-    }
-
-    /// Maps private memory.
-    pub(crate) fn private(bytes: usize) -> Result<Map, Errno> {
-        let addr = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
-        Ok(Map { addr, bytes })
-    }
-
-    /// Allocates all of it now (Linux 5.14).
-    pub(crate) fn take_all(&self) -> Result<(), Errno> {
-        // SAFETY: the range is the mapping; contents stay.
-        unsafe { mem::advise(self.addr, self.bytes, libc::MADV_POPULATE_WRITE) }
-    }
-
-    /// The address of `bytes` bytes at an offset.
-    ///
-    /// # Panics
-    ///
-    /// If they exceed the mapping.
-    pub(crate) fn place(&self, at: usize, bytes: usize) -> usize {
-        assert!(at <= self.bytes && bytes <= self.bytes - at);
-        self.addr + at
-    }
-
-    /// A number in the mapping that the kernel also reads or writes.
-    fn word(&self, at: u32) -> &AtomicU32 {
-        let place = self.place(at as usize, 4);
-        assert!(place.is_multiple_of(4));
-        // SAFETY: it lies in the mapping, which lives as long as `self`, on a multiple of 4; any bits are a number,
-        // and all access of this process to it is by atomics.
-        unsafe { &*core::ptr::with_exposed_provenance(place) }
-    }
-
-    /// Reads a value that the kernel has finished to write.
-    ///
-    /// # Safety
-    ///
-    /// Any bits are a `T`.
-    pub(crate) unsafe fn read<T: Copy>(&self, at: usize) -> T {
-        let place = self.place(at, size_of::<T>());
-        // SAFETY: it lies in the mapping; the caller's promise.
-        unsafe { core::ptr::with_exposed_provenance::<T>(place).read_unaligned() }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: what borrows from the mapping borrows from its owner, which is no more.
-        let _ = unsafe { mem::unmap(self.addr, self.bytes) };
-    }
-}
 
 /// Offsets of the kernel's numbers of a ring (io_sqring_offsets; io_cqring_offsets has `array` as `cqes`).
 #[repr(C)]
@@ -157,45 +68,46 @@ struct Params {
 
 /// A command that ended: the value it was submitted with, and the kernel's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Completion {
-    pub(crate) user: u64,
-    pub(crate) result: i32,
+pub struct Completion {
+    pub user: u64,
+    pub result: i32,
 }
 
 /// Submissions and completions.
-pub(crate) struct Ring {
-    submissions: Map,
-    rings: Map,
+pub struct Ring {
+    submissions: Mapping,
+    rings: Mapping,
     sq: SubmissionRing,
     cq: CompletionRing,
     entries: u32,
     /// Submissions that the kernel has not been told about.
     new: u32,
-    fd: Fd,
+    fd: OwnedFd,
 }
 
 impl Ring {
     /// Creates a ring for `entries` commands that are not yet submitted.
-    pub(crate) fn new(entries: u32) -> Result<Ring, Errno> {
+    pub fn new(entries: u32) -> Result<Ring, Errno> {
         let mut params = Params {
             flags: SETUP_SQE128,
             ..Params::default()
         };
         let at = &raw mut params as usize;
-        // SAFETY: the kernel reads and writes `params` only.
-        let fd = Fd::new(unsafe { sys2(libc::SYS_io_uring_setup, entries as usize, at) }?);
+        // SAFETY: the kernel reads and writes `params` only; the descriptor is new, so nobody else's.
+        let fd = unsafe {
+            let fd = sys2(libc::SYS_io_uring_setup, entries as usize, at)?;
+            OwnedFd::from_raw_fd(fd as i32)
+        };
         if params.features & FEAT_SINGLE_MMAP == 0 {
             return Err(Errno(libc::ENOSYS));
         }
         let (sq, cq, entries) = (params.sq, params.cq, params.sq_entries);
         let sq_end = sq.array as usize + 4 * entries as usize;
         let cq_end = cq.completions as usize + COMPLETION * params.cq_entries as usize;
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let rings = Map::shared(&fd, RINGS_AT, sq_end.max(cq_end), prot)?;
-        let bytes = SUBMISSION * entries as usize;
+        let map = |at, bytes| Mapping::shared(fd.as_raw_fd(), at, bytes, mem::READ_WRITE);
         Ok(Ring {
-            submissions: Map::shared(&fd, SUBMISSIONS_AT, bytes, prot)?,
-            rings,
+            submissions: map(SUBMISSIONS_AT, SUBMISSION * entries as usize)?,
+            rings: map(RINGS_AT, sq_end.max(cq_end))?,
             sq,
             cq,
             entries,
@@ -214,9 +126,9 @@ impl Ring {
     /// # Panics
     ///
     /// If more commands are added than the ring was made for.
-    pub(crate) unsafe fn push<const N: usize>(
+    pub unsafe fn push<const N: usize>(
         &mut self,
-        file: &Fd,
+        file: &OwnedFd,
         operation: u32,
         command: &[u8; N],
         user: u64,
@@ -228,7 +140,7 @@ impl Ring {
         let index = tail & (self.entries - 1);
         let mut bytes = [0; SUBMISSION];
         bytes[0] = OP_URING_CMD;
-        bytes[4..8].copy_from_slice(&file.number().to_ne_bytes());
+        bytes[4..8].copy_from_slice(&file.as_raw_fd().to_ne_bytes());
         bytes[8..12].copy_from_slice(&operation.to_ne_bytes());
         bytes[32..40].copy_from_slice(&user.to_ne_bytes());
         bytes[COMMAND_AT..COMMAND_AT + N].copy_from_slice(command);
@@ -247,9 +159,9 @@ impl Ring {
     }
 
     /// Submits what was added, and waits until `wait_for` commands have ended.
-    pub(crate) fn submit(&mut self, wait_for: u32) -> Result<(), Errno> {
+    pub fn submit(&mut self, wait_for: u32) -> Result<(), Errno> {
         loop {
-            let (fd, new) = (self.fd.number() as usize, self.new as usize);
+            let (fd, new) = (self.fd.as_raw_fd() as usize, self.new as usize);
             let flags = if wait_for > 0 { ENTER_GETEVENTS } else { 0 };
             // SAFETY: what is submitted is what `push` was promised to be safe.
             let done = unsafe {
@@ -277,7 +189,7 @@ impl Ring {
     }
 
     /// The next command that ended.
-    pub(crate) fn pop(&mut self) -> Option<Completion> {
+    pub fn pop(&mut self) -> Option<Completion> {
         let head = self.rings.word(self.cq.head).load(Ordering::Relaxed);
         let tail = self.rings.word(self.cq.tail).load(Ordering::Acquire);
         if head == tail {
@@ -310,12 +222,8 @@ mod tests {
         let Some(mut ring) = ring(4) else {
             return canvas_testing::skip("no io_uring here");
         };
-        // SAFETY: opens a device.
-        let null = unsafe {
-            let (path, at) = (c"/dev/null".as_ptr() as usize, libc::AT_FDCWD as usize);
-            sys3(libc::SYS_openat, at, path, libc::O_RDWR as usize)
-        };
-        let null = Fd::new(null.unwrap());
+        let null = std::fs::File::options().write(true).open("/dev/null");
+        let null = OwnedFd::from(null.unwrap());
         assert_eq!(ring.pop(), None);
         for turn in 0..10 {
             for user in 0..4 {
@@ -340,7 +248,7 @@ mod tests {
         let Some(mut ring) = ring(2) else {
             return canvas_testing::skip("no io_uring here");
         };
-        let same = ring.fd.again().unwrap();
+        let same = ring.fd.try_clone().unwrap();
         let mut push = |user| {
             // SAFETY: it is never submitted.
             unsafe { ring.push(&same, 0, &[0; 16], user) };
