@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use canvas_sys::patch::prepared::{Identity, Source, append};
@@ -97,16 +97,8 @@ impl Loaded {
 
 /// The identity by which the library in a program looks for it.
 fn identity(file: &File) -> Option<Identity> {
-    let m = file.metadata().ok()?;
-    Some(Identity([
-        m.dev(),
-        m.ino(),
-        m.size(),
-        m.mtime() as u64,
-        m.mtime_nsec() as u64,
-        m.ctime() as u64,
-        m.ctime_nsec() as u64,
-    ]))
+    let stat = canvas_sys::file::stat(file.as_raw_fd());
+    stat.ok().map(|s| Identity::of(&s))
 }
 
 #[cfg(test)]

@@ -168,6 +168,17 @@ pub fn futex_wake(word: &core::sync::atomic::AtomicU32, n: u32) {
         )
     };
 }
+/// Reads from a descriptor where the last read ended; removes exactly that from a pipe.
+pub fn read(fd: usize, buf: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: the kernel writes into `buf` only.
+    unsafe { sys3(libc::SYS_read, fd, buf.as_mut_ptr() as usize, buf.len()) }
+}
+/// Reads from byte `at` of a file on; returns how much there was.
+pub(crate) fn read_at(fd: usize, at: usize, buf: &mut [u8]) -> Result<usize, Errno> {
+    let (to, bytes) = (buf.as_mut_ptr() as usize, buf.len());
+    // SAFETY: the kernel writes into `buf` only.
+    unsafe { sys4(libc::SYS_pread64, fd, to, bytes, at) }
+}
 /// A file open for reading; closed when dropped.
 pub struct File(usize);
 
@@ -194,21 +205,11 @@ impl File {
     }
     /// Continues to read where the last read ended; 0 at the end.
     pub fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
-        // SAFETY: the kernel writes into `buf` only.
-        unsafe { sys3(libc::SYS_read, self.0, buf.as_mut_ptr() as usize, buf.len()) }
+        read(self.0, buf)
     }
     /// Reads from byte `at` on; returns how much there was.
     pub fn read_at(&self, at: usize, buf: &mut [u8]) -> Result<usize, Errno> {
-        // SAFETY: the kernel writes into `buf` only.
-        unsafe {
-            sys4(
-                libc::SYS_pread64,
-                self.0,
-                buf.as_mut_ptr() as usize,
-                buf.len(),
-                at,
-            )
-        }
+        read_at(self.0, at, buf)
     }
     /// Reads eight-byte entries from entry `first` on; returns how many there were.
     pub fn read_entries(&self, first: usize, entries: &mut [u64]) -> Result<usize, Errno> {
@@ -284,55 +285,6 @@ pub fn random<const N: usize>() -> Result<[u64; N], Errno> {
         *n = u64::from_ne_bytes(bytes);
     }
     Ok(numbers)
-}
-
-/// What kind of file it is, and its owner.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FileFacts {
-    /// Type and permissions, as `st_mode`.
-    pub mode: u32,
-    /// Number of the user that owns it.
-    pub user: u32,
-    /// For a device: which one, as `st_rdev`.
-    pub device: u64,
-}
-
-/// Bytes of the kernel's `struct stat`.
-const STAT_BYTES: usize = 144;
-
-/// Layout of `struct stat`: device, inode and links take eight bytes each, then mode and user; then the group, and the
-/// device that it is.
-fn facts(stat: &[u64; STAT_BYTES / 8]) -> FileFacts {
-    FileFacts {
-        mode: stat[3] as u32,
-        user: (stat[3] >> 32) as u32,
-        device: stat[5],
-    }
-}
-
-/// Facts about the file behind a descriptor.
-pub fn file_facts(fd: i32) -> Result<FileFacts, Errno> {
-    let mut stat = [0u64; STAT_BYTES / 8];
-    // SAFETY: the kernel writes 144 bytes into `stat`.
-    unsafe { sys2(libc::SYS_fstat, fd as usize, stat.as_mut_ptr() as usize) }?;
-    Ok(facts(&stat))
-}
-
-/// Facts about the file at a program's path, as for `newfstatat`.
-pub fn file_facts_at(dir: usize, path: usize, flags: usize) -> Result<FileFacts, Errno> {
-    let mut stat = [0u64; STAT_BYTES / 8];
-    // SAFETY: the kernel reads the path itself, and answers EFAULT where it cannot; it writes 144 bytes
-    // into `stat`.
-    unsafe {
-        sys4(
-            libc::SYS_newfstatat,
-            dir,
-            path,
-            stat.as_mut_ptr() as usize,
-            flags,
-        )
-    }?;
-    Ok(facts(&stat))
 }
 
 /// The effective user.
@@ -618,24 +570,6 @@ mod tests {
         );
         close(parents);
         close(own);
-    }
-
-    #[test]
-    fn files_have_a_kind_and_a_user() {
-        let at = |path: &core::ffi::CStr| {
-            file_facts_at(libc::AT_FDCWD as usize, path.as_ptr() as usize, 0)
-        };
-        let root = at(c"/").unwrap();
-        assert_eq!((root.mode & libc::S_IFMT, root.user), (libc::S_IFDIR, 0));
-        let null = at(c"/dev/null").unwrap();
-        assert_eq!(null.mode & libc::S_IFMT, libc::S_IFCHR);
-        assert_eq!(null.device, libc::makedev(1, 3));
-        assert_eq!(at(c"/no/such/file"), Err(Errno(libc::ENOENT)));
-        let bad = file_facts_at(libc::AT_FDCWD as usize, 16, 0);
-        assert_eq!(bad, Err(Errno(libc::EFAULT)));
-        assert_eq!(file_facts(-1), Err(Errno(libc::EBADF)));
-        let own = at(c"/proc/self").unwrap();
-        assert_eq!(own.user, user());
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl File {
         if file::seals(fd).ok()? & sealed != sealed {
             return None;
         }
-        let bytes = file::state(fd).ok()?.bytes();
+        let bytes = file::stat(fd).ok()?.st_size as usize;
         let last = bytes.checked_sub(DIRECTORY_BYTES)?;
         if !last.is_multiple_of(4096) {
             return None;
@@ -107,7 +107,7 @@ impl File {
 
     /// Maps the prepared code of a text over it. `None`: it does not fit, and nothing was changed.
     pub fn map_over(&self, text: &Text) -> Option<Patches> {
-        let identity = Identity(file::state_of(text.path).ok()?.0);
+        let identity = Identity::of(&file::stat_of(text.path).ok()?);
         let fits = |p: &Prepared| {
             p.identity == identity && p.address == text.address && p.text_bytes == text.bytes
         };

@@ -5,7 +5,7 @@
 //! ([`crate::memory::calls`]) says which arguments are pointers, and to how much.
 
 use canvas_core::pager::word;
-use canvas_sys::{gate, probe, proc, uapi};
+use canvas_sys::{file, gate, probe, proc, uapi};
 use canvas_types::layout::{in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -241,7 +241,7 @@ const PIECE: usize = 1 << 20;
 /// Whether the descriptor is a regular file or block device, which completes every transfer.
 fn transfers_fully(fd: usize) -> bool {
     let regular = |mode: u32| matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK);
-    proc::file_facts(fd as i32).is_ok_and(|f| regular(f.mode))
+    file::stat(fd as i32).is_ok_and(|f| regular(f.st_mode))
 }
 
 /// How to make a call of the program once its pages are present.

@@ -236,12 +236,12 @@ enum Whose {
 }
 
 fn memory_behind(fd: usize) -> Option<Whose> {
-    let there = file::state(fd as i32).ok()?;
+    let there = file::stat(fd as i32).map(file::which).ok()?;
     let is_memory_of = |number| {
         let path = proc::path_of(number, b"mem");
         let path = CStr::from_bytes_until_nul(&path).ok();
-        let state = path.and_then(|path| file::state_of(path).ok());
-        state.is_some_and(|state| state.0[..2] == there.0[..2])
+        let stat = path.and_then(|path| file::stat_of(path).ok());
+        stat.map(file::which) == Some(there)
     };
     if is_memory_of(proc::pid()) {
         return Some(Whose::Own);

@@ -99,7 +99,7 @@ impl Kernel for Here {
         // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is alive
         // here.
         let page = unsafe { map.staging(place) };
-        shmem::read(fd(shared_fd::PIPE_OUT), &mut page[offset..]).unwrap_or(0)
+        proc::read(fd(shared_fd::PIPE_OUT) as usize, &mut page[offset..]).unwrap_or(0)
     }
     fn drain(&self) {
         let map = map();
@@ -107,7 +107,7 @@ impl Kernel for Here {
         // here; nothing in the buffer is needed while nothing was taken out.
         let page = unsafe { map.staging(0) };
         while self.in_pipe() > 0 {
-            let _ = shmem::read(fd(shared_fd::PIPE_OUT), page);
+            let _ = proc::read(fd(shared_fd::PIPE_OUT) as usize, page);
         }
     }
     fn is_pinned(&self, page: u32) -> bool {

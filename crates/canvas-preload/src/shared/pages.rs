@@ -11,7 +11,7 @@ use canvas_shm::segment::shared_fd;
 use canvas_shm::shared::{self as layout, Control, Map, Proc};
 use canvas_shm::slow::Cause;
 use canvas_sys::gate::{self, give_way};
-use canvas_sys::{Errno, mem, proc, shmem};
+use canvas_sys::{Errno, file, mem, proc, shmem};
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{SHARED_BYTES, shared_base};
 use canvas_types::procfs::Stat;
@@ -117,7 +117,8 @@ pub fn start() {
     let fds = &config.shared_fds;
     let control = fds[shared_fd::CONTROL].load(Ordering::Relaxed) as i32;
     // Programs of another run of the tenant do not have it: their shared memory is native.
-    let is_there = || shmem::inode_of(control) == Ok(config.shared_inode.load(Ordering::Relaxed));
+    let wanted = config.shared_inode.load(Ordering::Relaxed);
+    let is_there = || file::stat(control).is_ok_and(|s| s.st_ino == wanted);
     if control == 0 || !is_there() {
         return;
     }

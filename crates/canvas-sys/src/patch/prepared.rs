@@ -39,6 +39,21 @@ const _: () = assert!((HEAD_WORDS + TEXTS_MAX * TEXT_WORDS) * 8 <= DIRECTORY_BYT
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Identity(pub [u64; 7]);
 
+impl Identity {
+    /// That of the file that the kernel describes so.
+    pub fn of(s: &libc::stat) -> Identity {
+        Identity([
+            s.st_dev,
+            s.st_ino,
+            s.st_size as u64,
+            s.st_mtime as u64,
+            s.st_mtime_nsec as u64,
+            s.st_ctime as u64,
+            s.st_ctime_nsec as u64,
+        ])
+    }
+}
+
 /// Where in the file the prepared code of one text lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prepared {
