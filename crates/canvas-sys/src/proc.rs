@@ -35,7 +35,7 @@ pub fn random_bytes(buf: &mut [u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Monotonic time in ns, by system call (the fault path uses the time stamp counter instead).
+/// Monotonic time in ns, by system call (the fault path asks the vDSO instead).
 pub fn now_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
@@ -132,7 +132,6 @@ impl<'a> WaitOn<'a> {
 /// Waits while each of the words has its value, up to `timeout_ns`. An error if the kernel lacks the call (before 5.16)
 /// or there are more than [`WAIT_ANY_MAX`] words.
 pub fn futex_wait_any(words: &[WaitOn], timeout_ns: u64) -> Result<(), Errno> {
-    const SYS_FUTEX_WAITV: i64 = 449;
     // Unlike futex(2)'s, this timeout is a point in time.
     let until = now_ns().saturating_add(timeout_ns);
     let t = [
@@ -142,7 +141,7 @@ pub fn futex_wait_any(words: &[WaitOn], timeout_ns: u64) -> Result<(), Errno> {
     // SAFETY: the array, the words and the timeout live across the call, which only reads them.
     let waited = unsafe {
         sys6(
-            SYS_FUTEX_WAITV,
+            libc::SYS_futex_waitv,
             words.as_ptr() as usize,
             words.len(),
             0,
@@ -323,20 +322,22 @@ pub fn ram_and_swap_bytes() -> Option<u64> {
     let units = info.totalram.saturating_add(info.totalswap);
     Some(units.saturating_mul(u64::from(info.mem_unit)))
 }
-/// The current RLIMIT_FSIZE in bytes; `u64::MAX` for none.
-pub fn file_size_max() -> Option<u64> {
-    let mut l = [0u64; 2];
-    // SAFETY: the kernel writes `l` only.
-    let read = unsafe {
-        sys4(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_FSIZE as usize,
-            0,
-            l.as_mut_ptr() as usize,
-        )
-    };
-    read.is_ok().then_some(l[0])
+/// A limit of the kernel's, as `struct rlimit64`; `u64::MAX` for none.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    /// What holds now.
+    pub soft: u64,
+    /// What the soft one may be raised to.
+    pub hard: u64,
+}
+/// The limit of process `pid` (0: this one) on a resource. `new` replaces it, if there is one.
+pub fn limit(pid: u32, resource: u32, new: Option<&Limit>) -> Result<Limit, Errno> {
+    let mut old = Limit { soft: 0, hard: 0 };
+    let new = new.map_or(0, |new| core::ptr::from_ref(new) as usize);
+    let (pid, resource, at) = (pid as usize, resource as usize, &raw mut old as usize);
+    // SAFETY: the kernel reads `new`, if it is there, and writes `old`.
+    unsafe { sys4(libc::SYS_prlimit64, pid, resource, new, at) }.map(|_| old)
 }
 /// Minor faults of this process so far, of all its threads; 0 if the kernel does not say.
 pub fn minor_faults() -> u64 {

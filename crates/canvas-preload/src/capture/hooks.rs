@@ -1,6 +1,6 @@
 //! Dispatches the system calls of libc that canvas handles.
 
-use canvas_sys::gate::raw;
+use canvas_sys::gate::{answer, raw};
 use canvas_sys::seccomp::{self, Scope};
 use canvas_sys::{Errno, proc};
 use canvas_types::layout::{in_window, may_be_far};
@@ -25,13 +25,6 @@ pub fn install_filter(scope: Scope) -> Result<(), Errno> {
         Scope::Memory => &calls::FILTERED_OF_MEMORY[..],
     };
     seccomp::install(scope, calls, canvas_types::layout::bases())
-}
-
-fn answer(r: Result<usize, Errno>) -> isize {
-    match r {
-        Ok(v) => v as isize,
-        Err(e) => -(e.0 as isize),
-    }
 }
 
 /// Makes a call of the program unchanged.
@@ -245,9 +238,9 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
             Process::Fork => procs::fork(nr, a, 0).0,
             Process::Exec => exec::execve(a),
             Process::ExecAt => exec::execveat(a),
-            Process::GetLimit => procs::prlimit(0, a[0], 0, a[1]),
-            Process::SetLimit => procs::prlimit(0, a[0], a[1], 0),
-            Process::Limit => procs::prlimit(a[0], a[1], a[2], a[3]),
+            Process::GetLimit => answer(procs::prlimit(0, a[0], 0, a[1])),
+            Process::SetLimit => answer(procs::prlimit(0, a[0], a[1], 0)),
+            Process::Limit => answer(procs::prlimit(a[0], a[1], a[2], a[3])),
             // Programs fall back; see `is_refused` in the table.
             Process::Refused if !state::THREAD_MODE.load(Ordering::Relaxed) => {
                 -(libc::ENOSYS as isize)

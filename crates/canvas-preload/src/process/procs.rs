@@ -1,8 +1,9 @@
 //! Processes and descriptors: fork, limits, and keeping canvas's descriptors out of the program's reach.
 
 use canvas_shm::{Counter, ProcSlot, far};
-use canvas_sys::gate::{check, raw};
-use canvas_sys::{descriptors, proc, signal, uffd};
+use canvas_sys::gate::raw;
+use canvas_sys::proc::{self, Limit};
+use canvas_sys::{Errno, descriptors, signal, uffd};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
@@ -309,35 +310,26 @@ fn child(
     Ok(())
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Rlimit {
-    soft: u64,
-    hard: u64,
-}
-
 /// `prlimit64` and its predecessors. Canvas's reservations would not fit under this process's RLIMIT_AS and
 /// RLIMIT_DATA: the program's own values are kept here and enforced on its mappings.
 ///
 /// # Safety
 ///
 /// `new` and `old` must be what the program passed: null, or a structure of two numbers to read, to write to.
-pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
+pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> Result<usize, Errno> {
+    let (pid, resource) = (pid as u32, resource as u32);
     // A vfork child has limits of its own, which are not kept here.
     let here = state::PID.load(Ordering::Relaxed) == proc::pid();
-    let mine = here && (pid == 0 || pid as u32 == proc::pid());
-    let of_files = mine && resource as u32 == libc::RLIMIT_NOFILE;
-    let kept = match resource as u32 {
+    let mine = here && (pid == 0 || pid == proc::pid());
+    let of_files = mine && resource == libc::RLIMIT_NOFILE;
+    let kept = match resource {
         libc::RLIMIT_AS => Some((&admit::LIMIT_AS, &admit::HARD_AS)),
         libc::RLIMIT_DATA => Some((&admit::LIMIT_DATA, &admit::HARD_DATA)),
         _ => None,
     };
-    let mut before = Rlimit { soft: 0, hard: 0 };
     // SAFETY: a structure of numbers.
-    let wanted = match (new != 0).then(|| unsafe { uaccess::get::<Rlimit>(new) }) {
-        Some(Err(e)) => return -(e.0 as isize),
-        wanted => wanted.and_then(Result::ok),
-    };
+    let wanted = (new != 0).then(|| unsafe { uaccess::get::<Limit>(new) });
+    let wanted = wanted.transpose()?;
     if of_files {
         // SAFETY: the caller's promise.
         return unsafe { limit_files(wanted, old) };
@@ -346,39 +338,24 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
         .filter(|_| mine)
         .zip(wanted)
         .filter(|(_, w)| w.soft <= w.hard);
-    let arg = match &wanted {
-        Some(w) if keep.is_none() => w as *const Rlimit as usize,
-        _ => 0,
-    };
-    // SAFETY: both structures are ours and live.
-    let r = check(unsafe {
-        raw(
-            libc::SYS_prlimit64 as usize,
-            [pid, resource, arg, &raw mut before as usize, 0, 0],
-        )
-    });
-    if let Err(e) = r {
-        return -(e.0 as isize);
-    }
+    let kernels = wanted.filter(|_| keep.is_none());
+    let mut before = proc::limit(pid, resource, kernels.as_ref())?;
     if mine && let Some((soft, hard)) = kept {
         before.soft = before.soft.min(soft.load(Ordering::Relaxed));
         before.hard = before.hard.min(hard.load(Ordering::Relaxed));
     }
     if let Some(((soft, hard), w)) = keep {
         if w.hard > before.hard && !proc::may_raise_limits() {
-            return -(libc::EPERM as isize);
+            return Err(Errno(libc::EPERM));
         }
         soft.store(w.soft, Ordering::Relaxed);
         hard.store(w.hard, Ordering::Relaxed);
     }
-    if old == 0 {
-        return 0;
+    if old != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { uaccess::put(old, before) }?;
     }
-    // SAFETY: the caller's promise.
-    match unsafe { uaccess::put(old, before) } {
-        Ok(()) => 0,
-        Err(e) => -(e.0 as isize),
-    }
+    Ok(0)
 }
 
 /// `prlimit64` of this process's descriptors.
@@ -386,24 +363,15 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
 /// # Safety
 ///
 /// `old` must be null, or where the program wants the old limits.
-unsafe fn limit_files(wanted: Option<Rlimit>, old: usize) -> isize {
-    let kernels = |new: usize, old: usize| {
-        let a = [0, libc::RLIMIT_NOFILE as usize, new, old, 0, 0];
-        // SAFETY: both are null or structures of ours.
-        unsafe { raw(libc::SYS_prlimit64 as usize, a) }
-    };
-    let mut before = Rlimit { soft: 0, hard: 0 };
-    let r = kernels(0, &raw mut before as usize);
-    if r < 0 {
-        return r;
-    }
+unsafe fn limit_files(wanted: Option<Limit>, old: usize) -> Result<usize, Errno> {
+    let mut before = proc::limit(0, libc::RLIMIT_NOFILE, None)?;
     let now = before.hard;
     before.hard = now.min(limits::HARD_FILES.load(Ordering::Relaxed));
     if let Some(w) = wanted {
         if w.soft <= w.hard && w.hard > before.hard && !proc::may_raise_limits() {
-            return -(libc::EPERM as isize);
+            return Err(Errno(libc::EPERM));
         }
-        let new = Rlimit {
+        let new = Limit {
             soft: w.soft,
             hard: match w.soft <= w.hard {
                 true => limits::with_room(w.hard, now),
@@ -411,16 +379,12 @@ unsafe fn limit_files(wanted: Option<Rlimit>, old: usize) -> isize {
                 false => w.hard,
             },
         };
-        let r = kernels(&raw const new as usize, 0);
-        if r < 0 {
-            return r;
-        }
+        proc::limit(0, libc::RLIMIT_NOFILE, Some(&new))?;
         limits::HARD_FILES.store(w.hard, Ordering::Relaxed);
     }
-    if old == 0 {
-        return 0;
+    if old != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { uaccess::put(old, before) }?;
     }
-    // SAFETY: the caller's promise.
-    let put = unsafe { uaccess::put(old, before) };
-    put.map_or_else(|e| -(e.0 as isize), |()| 0)
+    Ok(0)
 }

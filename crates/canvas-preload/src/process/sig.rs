@@ -3,7 +3,7 @@
 
 use canvas_core::vm::FaultSite;
 use canvas_shm::Counter;
-use canvas_sys::gate::{self, check, raw};
+use canvas_sys::gate::{self, answer, check, raw};
 use canvas_sys::signal::{self, KernelSigaction, bit};
 use canvas_sys::{Errno, proc, seccomp, sys2, sys4};
 use canvas_types::layout::{in_partition, in_window};
@@ -321,13 +321,6 @@ unsafe fn pass_on(
     beliefs::change(|had| had | beliefs::pack(act.mask | own));
     // SAFETY: what the handler of this signal got.
     unsafe { next.handler(&act, arrived, believed) };
-}
-
-fn answer(r: Result<usize, Errno>) -> isize {
-    match r {
-        Ok(v) => v as isize,
-        Err(e) => -(e.0 as isize),
-    }
 }
 
 /// Ends a successful call: writes its result to where the program wants it, if anywhere. Returns the call's answer.

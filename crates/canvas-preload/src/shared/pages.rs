@@ -145,7 +145,7 @@ pub fn start() {
 /// Maps the partition, inaccessible, registers it with our userfaultfd, and takes a number.
 fn join() -> Result<(), Errno> {
     // Writes to the store would end the program by SIGXFSZ.
-    if proc::file_size_max() != Some(u64::MAX) {
+    if proc::limit(0, libc::RLIMIT_FSIZE, None).map(|limit| limit.soft) != Ok(u64::MAX) {
         return Err(Errno(libc::EFBIG));
     }
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
