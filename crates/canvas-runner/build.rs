@@ -12,12 +12,10 @@ use std::{env, fs};
 
 const LIBRARY: &str = "libcanvas_preload.so";
 /// Crates that the library is built from, besides its registry dependencies (Cargo.lock).
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 7] = [
     "canvas-preload",
     "canvas-core",
     "canvas-direct",
-    "canvas-lane",
-    "canvas-patch",
     "canvas-rdma",
     "canvas-shm",
     "canvas-sys",

@@ -13,7 +13,7 @@
 use canvas_core::swap::extent::{
     EXTENT_BYTES, RECORDS_MAX, TAG_BYTES, directory_bytes, line, record_bytes, records,
 };
-use canvas_lane::record::{HEADER_BYTES as HEADER, RecordKey};
+use canvas_direct::wire::record::{HEADER_BYTES as HEADER, RecordKey};
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;

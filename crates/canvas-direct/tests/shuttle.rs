@@ -2,7 +2,7 @@
 //! once.
 #![cfg(feature = "shuttle")]
 
-use canvas_direct::turn::{Changed, Claimers, Threads, Turn};
+use canvas_direct::client::turn::{Changed, Claimers, Threads, Turn};
 use shuttle::rand::Rng;
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -18,16 +18,16 @@ use canvas_core::far::{
 use canvas_core::scan::ScanCursor;
 use canvas_core::swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_core::swap::{Chosen, LocalPool, PoolBudget};
-use canvas_direct::pairs::NoPairs;
-use canvas_direct::{Lanes, Process};
+use canvas_direct::client::pairs::NoPairs;
+use canvas_direct::client::{Lanes, Process};
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment, lives};
-use canvas_sys::lazy::LazyArray;
 use canvas_sys::{Errno, gate, proc};
 use canvas_types::{DeepPlace, SwapEntry};
 
 use crate::pool::{Lz4, PoolStore, Slots, entry_of, has_copy, pause, thread_number};
+use crate::sys::lazy::LazyArray;
 
 /// Bits of a page's state. A thread is working on the page.
 pub(crate) const BUSY: u8 = 1;

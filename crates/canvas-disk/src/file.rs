@@ -16,7 +16,6 @@ use std::os::unix::fs::FileExt;
 
 use canvas_core::swap::classes::region_bytes;
 use canvas_core::swap::pool::JOURNAL_WORDS;
-use canvas_sys::lazy::{LazyArray, LazyBytes, LazyPage, Part};
 use canvas_sys::proc;
 use canvas_types::{PAGE_SIZE, PageBuf};
 use nix::errno::Errno;
@@ -27,6 +26,7 @@ use nix::unistd::{Whence, ftruncate, lseek};
 use std::sync::atomic::AtomicU64;
 
 use crate::pool::{MemoryError, check, slabs_of};
+use crate::sys::lazy::{LazyArray, LazyBytes, LazyPage, Part};
 
 /// Identifies the layout; changes with it.
 const MAGIC: u64 = u64::from_le_bytes(*b"cnvdisk1");

@@ -13,7 +13,7 @@
 //! * [`nbd`]: the disk over NBD;
 //! * [`ublk`]: the disk as a block device of this host;
 //! * [`socket`]: the sockets on which it is served.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod far;
 pub mod file;
@@ -22,6 +22,7 @@ pub mod pool;
 pub mod recover;
 pub mod socket;
 pub mod span;
+mod sys;
 pub mod ublk;
 pub mod virtio;
 

@@ -18,7 +18,6 @@ use canvas_core::swap::{
 };
 use canvas_shm::Counter;
 use canvas_shm::mailbox::Status;
-use canvas_sys::lazy::{LazyArray, LazyBytes, LazyPage};
 use canvas_sys::{Errno, clmul, lz4, proc};
 use canvas_types::sync::{Threads, backoff};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
@@ -26,6 +25,7 @@ use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 use crate::far::{self, ASKED, BEYOND, BUSY, Bound, CAME, DiskFar, KNOWN, Tenant, USED};
 use crate::file::DiskFile;
 use crate::recover::Found;
+use crate::sys::lazy::{LazyArray, LazyBytes, LazyPage};
 use crate::{DiskError, PageStore};
 
 /// Pages of the largest disk: one less than an entry table has words.

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use canvas_core::swap::Record;
 use canvas_shm::Segment;
 use canvas_shm::map::inherited;
-use canvas_sys::lazy::{LazyArray, Part};
 use canvas_testing::random::{run_until, seed};
 use canvas_types::{Codec, PAGE_SIZE, PageBuf};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -26,6 +25,7 @@ use crate::file::DiskFile;
 use crate::model::{Op, PAGES, Pair, Seen, op, page_of};
 use crate::pool::{POOL_BYTES_MIN, entry_of};
 use crate::ram::RamStore;
+use crate::sys::lazy::{LazyArray, Part};
 use crate::{DiskError, DiskMemory, DiskStats, PageStore, PoolStore, Scratch, span};
 
 /// Far memory keeps exactly what entries name.

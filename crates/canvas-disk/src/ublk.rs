@@ -1,12 +1,12 @@
-//! The disk as a block device of this host ([`canvas_sys::ublk`]), on which the host's own kernel
-//! may swap.
+//! The disk as a block device of this host, on which the host's own kernel may swap.
 //!
 //! Each queue has a thread, which serves its requests in order. From its first request on it
 //! allocates no memory, since the kernel may be out of memory and waiting for this thread.
 
 use canvas_sys::Errno;
-use canvas_sys::ublk::{Kind, Queue};
 
+use crate::sys::ublk::Kind;
+pub use crate::sys::ublk::{Device, Queue};
 use crate::{DiskError, PageStore, Scratch, span};
 
 /// Serves a queue in this thread until its device is stopped. Sends to `began` whether it does; the

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use canvas_lane::{Answerer, Keys, Ticket};
+use canvas_direct::wire::{Answerer, Keys, Ticket};
 use canvas_wire::ClientId;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame;
@@ -225,7 +225,7 @@ impl Lanes {
         outbox: &Arc<Outbox>,
         now_ms: u64,
     ) -> Option<(Arc<Lane>, Answerer)> {
-        let ticket = canvas_lane::ticket(opening)?;
+        let ticket = canvas_direct::wire::ticket(opening)?;
         let mut inner = self.lock();
         inner.forget_late(now_ms);
         let number = *inner.waiting.get(&ticket)?;

@@ -61,7 +61,7 @@ enum End {
     /// A message does not open.
     Session(SessionError),
     /// A message of a direct read channel is invalid.
-    Lane(canvas_lane::Bad),
+    Lane(canvas_direct::wire::Bad),
     /// A frame is invalid.
     Decode(DecodeError),
     /// A frame is not allowed at this point.

@@ -5,10 +5,10 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use canvas_donor::{Config, Server, TICKET_TIME};
-use canvas_lane::{
+use canvas_direct::wire::{
     Bad, Caller, Code, HEAD_BYTES, Keys, LENGTH_BYTES, MESSAGE_BYTES, READ_BYTES_MAX, Read,
 };
+use canvas_donor::{Config, Server, TICKET_TIME};
 use canvas_link::{AskError, Completions, Link, LinkConfig, Timeouts};
 use canvas_types::rdma::QueuePair;
 use canvas_wire::SLAB_BYTES;

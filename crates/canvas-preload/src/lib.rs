@@ -10,7 +10,17 @@ mod paging;
 mod process;
 mod shared;
 
-use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, life, own, regions, state, upcalls};
+use crate::own_memory::alloc;
+use crate::own_memory::areas;
+use crate::tenant::far_area;
+use crate::runtime::fds;
+use crate::runtime::fds::Fd;
+use crate::far_tier::keys;
+use crate::tenant::life;
+use crate::own_memory::own;
+use crate::paging::regions;
+use crate::runtime::state;
+use crate::runtime::upcalls;
 use crate::capture::{hooks, patch, stub};
 use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};

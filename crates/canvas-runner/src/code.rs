@@ -5,10 +5,10 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use canvas_patch::prepared::{Identity, Source, append};
+use canvas_sys::patch::prepared::{Identity, Source, append};
 
 use crate::elf::{self, Library};
 
@@ -97,22 +97,14 @@ impl Loaded {
 
 /// The identity by which the library in a program looks for it.
 fn identity(file: &File) -> Option<Identity> {
-    let m = file.metadata().ok()?;
-    Some(Identity([
-        m.dev(),
-        m.ino(),
-        m.size(),
-        m.mtime() as u64,
-        m.mtime_nsec() as u64,
-        m.ctime() as u64,
-        m.ctime_nsec() as u64,
-    ]))
+    let stat = canvas_sys::file::stat(file.as_raw_fd());
+    stat.ok().map(|s| Identity::of(&s))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use canvas_patch::prepared::{DIRECTORY_BYTES, Patch, directory};
+    use canvas_sys::patch::prepared::{DIRECTORY_BYTES, Patch, directory};
 
     #[test]
     fn libc_and_the_loader_are_prepared() {
@@ -121,7 +113,7 @@ mod tests {
         let page = &file[file.len() - DIRECTORY_BYTES..];
         let texts: Vec<_> = directory(page, file.len()).unwrap().collect();
         assert_eq!(texts.len(), loaded().len());
-        let calls = |t: &canvas_patch::prepared::Prepared| {
+        let calls = |t: &canvas_sys::patch::prepared::Prepared| {
             let patches = Patch::read_all(&file[t.patches()]);
             patches.filter_map(|p| p.known).collect::<Vec<_>>()
         };

@@ -1,7 +1,8 @@
 //! Numbers for descriptors that the program did not open: above its limit, so that it can open as many as without
 //! canvas.
 
-use crate::gate::{Errno, sys2, sys3, sys4};
+use crate::gate::{Errno, sys2, sys3};
+use crate::proc::{self, Limit};
 
 /// The kernel's descriptor table reaches up to the highest number, and each fork copies it: no number above a larger
 /// limit than this is used.
@@ -11,27 +12,8 @@ const WITHIN: i32 = 1008;
 /// Numbers above the limit.
 pub const ROOM: u64 = 64;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-struct Limit {
-    soft: u64,
-    hard: u64,
-}
-
 fn limit(new: Option<&Limit>) -> Result<Limit, Errno> {
-    let mut old = Limit { soft: 0, hard: 0 };
-    let new = new.map_or(0, |new| core::ptr::from_ref(new) as usize);
-    // SAFETY: the kernel reads `new`, if it is there, and writes `old`.
-    unsafe {
-        sys4(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_NOFILE as usize,
-            new,
-            &raw mut old as usize,
-        )
-    }
-    .map(|_| old)
+    proc::limit(0, libc::RLIMIT_NOFILE, new)
 }
 
 /// The limit was raised; dropping this restores it.

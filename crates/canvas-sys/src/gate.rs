@@ -143,6 +143,11 @@ pub fn check(ret: isize) -> Result<usize, Errno> {
     }
 }
 
+/// Turns a result into the kernel's answer.
+pub fn answer(r: Result<usize, Errno>) -> isize {
+    r.map_or_else(|e| -(e.0 as isize), |v| v as isize)
+}
+
 macro_rules! sys_n {
     ($name:ident, $($arg:ident),* ; $($zero:expr),*) => {
         /// A system call with this many arguments.

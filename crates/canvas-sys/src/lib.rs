@@ -2,8 +2,11 @@
 //!
 //! Raw system calls through one instruction at a fixed address, userfaultfd, memory, signals, seccomp, lz4's block
 //! functions and carry-less products. Nothing here calls libc or allocates, because all of it may run between a fault
-//! and the moment the faulting thread continues.
+//! and the moment the faulting thread continues. (Except in `patch`, before the program starts.)
 #![no_std]
+
+#[cfg(feature = "patch")]
+extern crate alloc;
 
 #[cfg(feature = "command")]
 pub mod child;
@@ -13,13 +16,14 @@ pub mod delivery;
 pub mod descriptors;
 pub mod file;
 pub mod gate;
-pub mod lazy;
 pub mod lock;
 pub mod lz4;
 pub mod mem;
 pub mod net;
 pub mod numa;
 pub mod pagemap;
+#[cfg(feature = "patch")]
+pub mod patch;
 pub mod probe;
 pub mod proc;
 pub mod process;
@@ -28,8 +32,6 @@ pub mod shmem;
 pub mod signal;
 pub mod trial;
 pub mod uapi;
-pub mod ublk;
 pub mod uffd;
-mod uring;
 
 pub use gate::{Errno, sys0, sys1, sys2, sys3, sys4, sys6};

@@ -25,26 +25,12 @@ pub fn map_lazy(addr: usize, bytes: usize, prot: i32) -> Result<usize, Errno> {
     }
 }
 
-/// Maps `bytes` of a file from `offset` on, shared and writable, anywhere.
-pub fn map_shared(fd: i32, offset: usize, bytes: usize) -> Result<usize, Errno> {
-    let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-    // SAFETY: never replaces an existing mapping.
-    unsafe {
-        sys6(
-            libc::SYS_mmap,
-            0,
-            bytes,
-            prot,
-            libc::MAP_SHARED as usize,
-            fd as usize,
-            offset,
-        )
-    }
-}
+/// To read and to write.
+pub const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Maps `bytes` of a file from `offset` on, anywhere and inaccessible, only to keep the file open.
-pub fn map_file_shared(fd: i32, offset: usize, bytes: usize) -> Result<usize, Errno> {
-    let (prot, flags) = (libc::PROT_NONE as usize, libc::MAP_SHARED as usize);
+/// Maps `bytes` of a file from `offset` on, shared, anywhere.
+pub fn map_shared(fd: i32, offset: usize, bytes: usize, prot: i32) -> Result<usize, Errno> {
+    let (prot, flags) = (prot as usize, libc::MAP_SHARED as usize);
     // SAFETY: never replaces an existing mapping.
     unsafe { sys6(libc::SYS_mmap, 0, bytes, prot, flags, fd as usize, offset) }
 }

@@ -35,7 +35,7 @@ pub fn random_bytes(buf: &mut [u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Monotonic time in ns, by system call (the fault path uses the time stamp counter instead).
+/// Monotonic time in ns, by system call (the fault path asks the vDSO instead).
 pub fn now_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
@@ -132,7 +132,6 @@ impl<'a> WaitOn<'a> {
 /// Waits while each of the words has its value, up to `timeout_ns`. An error if the kernel lacks the call (before 5.16)
 /// or there are more than [`WAIT_ANY_MAX`] words.
 pub fn futex_wait_any(words: &[WaitOn], timeout_ns: u64) -> Result<(), Errno> {
-    const SYS_FUTEX_WAITV: i64 = 449;
     // Unlike futex(2)'s, this timeout is a point in time.
     let until = now_ns().saturating_add(timeout_ns);
     let t = [
@@ -142,7 +141,7 @@ pub fn futex_wait_any(words: &[WaitOn], timeout_ns: u64) -> Result<(), Errno> {
     // SAFETY: the array, the words and the timeout live across the call, which only reads them.
     let waited = unsafe {
         sys6(
-            SYS_FUTEX_WAITV,
+            libc::SYS_futex_waitv,
             words.as_ptr() as usize,
             words.len(),
             0,
@@ -167,6 +166,17 @@ pub fn futex_wake(word: &core::sync::atomic::AtomicU32, n: u32) {
             n as usize,
         )
     };
+}
+/// Reads from a descriptor where the last read ended; removes exactly that from a pipe.
+pub fn read(fd: usize, buf: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: the kernel writes into `buf` only.
+    unsafe { sys3(libc::SYS_read, fd, buf.as_mut_ptr() as usize, buf.len()) }
+}
+/// Reads from byte `at` of a file on; returns how much there was.
+pub(crate) fn read_at(fd: usize, at: usize, buf: &mut [u8]) -> Result<usize, Errno> {
+    let (to, bytes) = (buf.as_mut_ptr() as usize, buf.len());
+    // SAFETY: the kernel writes into `buf` only.
+    unsafe { sys4(libc::SYS_pread64, fd, to, bytes, at) }
 }
 /// A file open for reading; closed when dropped.
 pub struct File(usize);
@@ -194,21 +204,11 @@ impl File {
     }
     /// Continues to read where the last read ended; 0 at the end.
     pub fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
-        // SAFETY: the kernel writes into `buf` only.
-        unsafe { sys3(libc::SYS_read, self.0, buf.as_mut_ptr() as usize, buf.len()) }
+        read(self.0, buf)
     }
     /// Reads from byte `at` on; returns how much there was.
     pub fn read_at(&self, at: usize, buf: &mut [u8]) -> Result<usize, Errno> {
-        // SAFETY: the kernel writes into `buf` only.
-        unsafe {
-            sys4(
-                libc::SYS_pread64,
-                self.0,
-                buf.as_mut_ptr() as usize,
-                buf.len(),
-                at,
-            )
-        }
+        read_at(self.0, at, buf)
     }
     /// Reads eight-byte entries from entry `first` on; returns how many there were.
     pub fn read_entries(&self, first: usize, entries: &mut [u64]) -> Result<usize, Errno> {
@@ -286,55 +286,6 @@ pub fn random<const N: usize>() -> Result<[u64; N], Errno> {
     Ok(numbers)
 }
 
-/// What kind of file it is, and its owner.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FileFacts {
-    /// Type and permissions, as `st_mode`.
-    pub mode: u32,
-    /// Number of the user that owns it.
-    pub user: u32,
-    /// For a device: which one, as `st_rdev`.
-    pub device: u64,
-}
-
-/// Bytes of the kernel's `struct stat`.
-const STAT_BYTES: usize = 144;
-
-/// Layout of `struct stat`: device, inode and links take eight bytes each, then mode and user; then the group, and the
-/// device that it is.
-fn facts(stat: &[u64; STAT_BYTES / 8]) -> FileFacts {
-    FileFacts {
-        mode: stat[3] as u32,
-        user: (stat[3] >> 32) as u32,
-        device: stat[5],
-    }
-}
-
-/// Facts about the file behind a descriptor.
-pub fn file_facts(fd: i32) -> Result<FileFacts, Errno> {
-    let mut stat = [0u64; STAT_BYTES / 8];
-    // SAFETY: the kernel writes 144 bytes into `stat`.
-    unsafe { sys2(libc::SYS_fstat, fd as usize, stat.as_mut_ptr() as usize) }?;
-    Ok(facts(&stat))
-}
-
-/// Facts about the file at a program's path, as for `newfstatat`.
-pub fn file_facts_at(dir: usize, path: usize, flags: usize) -> Result<FileFacts, Errno> {
-    let mut stat = [0u64; STAT_BYTES / 8];
-    // SAFETY: the kernel reads the path itself, and answers EFAULT where it cannot; it writes 144 bytes
-    // into `stat`.
-    unsafe {
-        sys4(
-            libc::SYS_newfstatat,
-            dir,
-            path,
-            stat.as_mut_ptr() as usize,
-            flags,
-        )
-    }?;
-    Ok(facts(&stat))
-}
-
 /// The effective user.
 pub fn user() -> u32 {
     // SAFETY: no memory.
@@ -371,20 +322,22 @@ pub fn ram_and_swap_bytes() -> Option<u64> {
     let units = info.totalram.saturating_add(info.totalswap);
     Some(units.saturating_mul(u64::from(info.mem_unit)))
 }
-/// The current RLIMIT_FSIZE in bytes; `u64::MAX` for none.
-pub fn file_size_max() -> Option<u64> {
-    let mut l = [0u64; 2];
-    // SAFETY: the kernel writes `l` only.
-    let read = unsafe {
-        sys4(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_FSIZE as usize,
-            0,
-            l.as_mut_ptr() as usize,
-        )
-    };
-    read.is_ok().then_some(l[0])
+/// A limit of the kernel's, as `struct rlimit64`; `u64::MAX` for none.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    /// What holds now.
+    pub soft: u64,
+    /// What the soft one may be raised to.
+    pub hard: u64,
+}
+/// The limit of process `pid` (0: this one) on a resource. `new` replaces it, if there is one.
+pub fn limit(pid: u32, resource: u32, new: Option<&Limit>) -> Result<Limit, Errno> {
+    let mut old = Limit { soft: 0, hard: 0 };
+    let new = new.map_or(0, |new| core::ptr::from_ref(new) as usize);
+    let (pid, resource, at) = (pid as usize, resource as usize, &raw mut old as usize);
+    // SAFETY: the kernel reads `new`, if it is there, and writes `old`.
+    unsafe { sys4(libc::SYS_prlimit64, pid, resource, new, at) }.map(|_| old)
 }
 /// Minor faults of this process so far, of all its threads; 0 if the kernel does not say.
 pub fn minor_faults() -> u64 {
@@ -618,24 +571,6 @@ mod tests {
         );
         close(parents);
         close(own);
-    }
-
-    #[test]
-    fn files_have_a_kind_and_a_user() {
-        let at = |path: &core::ffi::CStr| {
-            file_facts_at(libc::AT_FDCWD as usize, path.as_ptr() as usize, 0)
-        };
-        let root = at(c"/").unwrap();
-        assert_eq!((root.mode & libc::S_IFMT, root.user), (libc::S_IFDIR, 0));
-        let null = at(c"/dev/null").unwrap();
-        assert_eq!(null.mode & libc::S_IFMT, libc::S_IFCHR);
-        assert_eq!(null.device, libc::makedev(1, 3));
-        assert_eq!(at(c"/no/such/file"), Err(Errno(libc::ENOENT)));
-        let bad = file_facts_at(libc::AT_FDCWD as usize, 16, 0);
-        assert_eq!(bad, Err(Errno(libc::EFAULT)));
-        assert_eq!(file_facts(-1), Err(Errno(libc::EBADF)));
-        let own = at(c"/proc/self").unwrap();
-        assert_eq!(own.user, user());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! (docs/SHARED.md, Facts).
 
 use crate::gate::{Errno, sys1, sys2, sys3, sys4, sys6};
+use crate::{file, proc};
 
 const PAGE: usize = 4096;
 
@@ -57,33 +58,10 @@ pub fn readable(pipe: i32) -> Result<usize, Errno> {
     .map(|_| bytes as usize)
 }
 
-/// Reads from a pipe; removes exactly the bytes that it returns.
-pub fn read(pipe: i32, buf: &mut [u8]) -> Result<usize, Errno> {
-    // SAFETY: the kernel writes into `buf` only.
-    unsafe {
-        sys3(
-            libc::SYS_read,
-            pipe as usize,
-            buf.as_mut_ptr() as usize,
-            buf.len(),
-        )
-    }
-}
-
 /// Reads all of `buf` from `offset` of a file; returns false if that fails.
 pub fn read_at(file: i32, offset: usize, buf: &mut [u8]) -> bool {
     in_full(buf.len(), |done| {
-        let rest = &mut buf[done..];
-        // SAFETY: the kernel writes into `buf` only.
-        unsafe {
-            sys4(
-                libc::SYS_pread64,
-                file as usize,
-                rest.as_mut_ptr() as usize,
-                rest.len(),
-                offset + done,
-            )
-        }
+        proc::read_at(file as usize, offset + done, &mut buf[done..])
     })
 }
 
@@ -136,36 +114,7 @@ pub fn has_page(file: i32, offset: usize) -> Result<bool, Errno> {
 
 /// Number of pages in a memory file.
 pub fn pages(file: i32) -> Result<u64, Errno> {
-    // struct stat: the ninth word is st_blocks, in units of 512 bytes.
-    let mut stat = [0u64; 18];
-    // SAFETY: the kernel writes 144 bytes.
-    unsafe { sys2(libc::SYS_fstat, file as usize, stat.as_mut_ptr() as usize) }?;
-    Ok(stat[8] / (PAGE as u64 / 512))
-}
-
-/// The inode of an open file.
-pub fn inode_of(file: i32) -> Result<u64, Errno> {
-    // struct stat: the second word is st_ino.
-    let mut stat = [0u64; 18];
-    // SAFETY: the kernel writes 144 bytes.
-    unsafe { sys2(libc::SYS_fstat, file as usize, stat.as_mut_ptr() as usize) }?;
-    Ok(stat[1])
-}
-
-/// The inode of the file at `path`.
-pub fn inode(path: &core::ffi::CStr) -> Result<u64, Errno> {
-    let mut stat = [0u64; 18];
-    // SAFETY: the kernel reads the path and writes 144 bytes.
-    unsafe {
-        sys4(
-            libc::SYS_newfstatat,
-            libc::AT_FDCWD as usize,
-            path.as_ptr() as usize,
-            stat.as_mut_ptr() as usize,
-            0,
-        )
-    }?;
-    Ok(stat[1])
+    file::stat(file).map(|s| s.st_blocks as u64 / (PAGE as u64 / 512))
 }
 
 /// Checks that a write which comes after a splice, but before the page is punched, gets into the pipe. On a kernel that
@@ -213,7 +162,7 @@ fn probe_with(file: i32, ends: [i32; 2]) -> Result<bool, Errno> {
     unsafe { punch(file, 0, PAGE) }?;
     let mut done = 0;
     while done < PAGE {
-        done += read(ends[0], &mut page[done..])?;
+        done += proc::read(ends[0] as usize, &mut page[done..])?;
     }
     let right = |i: usize| {
         if (1000..1008).contains(&i) {

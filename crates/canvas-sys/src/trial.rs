@@ -54,7 +54,6 @@ fn make(call: Call) -> Result<usize, Errno> {
     /// `SECCOMP_GET_ACTION_AVAIL` and `SECCOMP_RET_TRAP`.
     const GET_ACTION_AVAIL: usize = 2;
     const RET_TRAP: u32 = 0x0003_0000;
-    const SYS_FUTEX_WAITV: i64 = 449;
     /// Higher than any process number.
     const NOBODY: usize = i32::MAX as usize;
     let own = proc::pid() as usize;
@@ -81,7 +80,7 @@ fn make(call: Call) -> Result<usize, Errno> {
             }
             Call::PidfdOpen => sys2(libc::SYS_pidfd_open, own, 0),
             // Nothing to wait for: EINVAL.
-            Call::FutexWaitv => sys6(SYS_FUTEX_WAITV, 0, 0, 0, 0, 0, 0),
+            Call::FutexWaitv => sys6(libc::SYS_futex_waitv, 0, 0, 0, 0, 0, 0),
             Call::ProcessVmReadv => sys6(libc::SYS_process_vm_readv, own, 0, 0, 0, 0, 0),
             // There is no such process: ESRCH.
             Call::Ptrace => sys4(libc::SYS_ptrace, libc::PTRACE_CONT as usize, NOBODY, 0, 0),

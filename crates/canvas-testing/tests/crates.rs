@@ -6,25 +6,21 @@ use std::path::{Path, PathBuf};
 
 /// Each crate with the crates of the workspace that it may use, except in tests; lower crates
 /// first.
-const MAY_USE: [(&str, &[&str]); 28] = [
+const MAY_USE: [(&str, &[&str]); 26] = [
     ("types", &[]),
-    ("patch", &[]),
     ("place", &["types"]),
     ("testing", &[]),
     ("wire", &["types"]),
-    ("lane", &["types"]),
     ("workloads", &[]),
     ("shm", &["types"]),
     ("sys", &["types"]),
     ("core", &["shm", "types"]),
     ("sched", &["types"]),
     ("replay", &["core", "types"]),
-    ("direct", &["lane", "shm", "sys", "types"]),
+    ("direct", &["shm", "sys", "types"]),
     (
         "preload",
-        &[
-            "core", "direct", "lane", "patch", "rdma", "shm", "sys", "types",
-        ],
+        &["core", "direct", "rdma", "shm", "sys", "types"],
     ),
     ("disk", &["core", "direct", "shm", "sys", "types"]),
     ("bench", &["core", "shm", "sys", "types", "workloads"]),
@@ -34,28 +30,28 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     ("host", &[]),
     (
         "donor",
-        &["host", "lane", "link", "place", "rdma", "types", "wire"],
+        &["direct", "host", "link", "place", "rdma", "types", "wire"],
     ),
     ("control", &["place", "sched", "shm", "types"]),
     (
         "agent",
         &[
-            "control", "core", "gossip", "lane", "link", "place", "sched", "shm", "sys", "types",
+            "control", "core", "direct", "gossip", "link", "place", "sched", "shm", "sys", "types",
             "wire",
         ],
     ),
     (
         "runner",
         &[
-            "agent", "control", "core", "host", "link", "patch", "place", "rdma", "shm", "sys",
-            "types", "wire",
+            "agent", "control", "core", "host", "link", "place", "rdma", "shm", "sys", "types",
+            "wire",
         ],
     ),
     (
         "cli",
         &[
-            "agent", "control", "core", "disk", "donor", "gossip", "host", "lane", "link", "place",
-            "rdma", "runner", "shm", "sys", "types", "wire",
+            "agent", "control", "core", "disk", "donor", "gossip", "host", "link", "place", "rdma",
+            "runner", "shm", "sys", "types", "wire",
         ],
     ),
     ("sim", &["place", "wire"]),
@@ -64,7 +60,7 @@ const MAY_USE: [(&str, &[&str]); 28] = [
         &[
             "bench",
             "control",
-            "lane",
+            "direct",
             "replay",
             "shm",
             "sim",

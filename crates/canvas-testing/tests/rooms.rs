@@ -11,11 +11,11 @@ const CRATES: [(&str, &[&str]); 2] = [
     (
         "canvas-preload",
         &[
-            "capture", "process", "memory", "shared", "paging", "far_tier", "api", "base",
+            "capture", "process", "memory", "shared", "paging", "far_tier", "api", "tenant", "own_memory", "runtime",
         ],
     ),
 ];
-/// The macro at the library's root, which stands for `base::report`.
+/// The macro at the library's root, which stands for `runtime::report`.
 const ROOT: [&str; 1] = ["report"];
 
 /// A file's module: the names after `crate`.
@@ -201,8 +201,8 @@ fn uses_of(files: &[(&str, &str)]) -> Uses {
 
 #[test]
 fn names_in_braces_are_read() {
-    let text = "use crate::base::{areas, far_area,\n far_area::{far, ring}, state::{self, X}, }; // a::b\n\
-                crate::base::time::now_ns(); x::y()";
+    let text = "use crate::runtime::{areas, far_area,\n far_area::{far, ring}, state::{self, X}, }; // a::b\n\
+                crate::runtime::time::now_ns(); x::y()";
     let base = [
         "areas",
         "far_area",
@@ -211,10 +211,10 @@ fn names_in_braces_are_read() {
         "state::self",
         "state::X",
     ];
-    let base = base.map(|name| format!("crate::base::{name}"));
+    let base = base.map(|name| format!("crate::runtime::{name}"));
     let found: Vec<_> = paths(&code(text)).iter().map(|p| p.join("::")).collect();
     assert_eq!(found[..6], base);
-    assert_eq!(found[6..], ["crate::base::time::now_ns", "x::y"]);
+    assert_eq!(found[6..], ["crate::runtime::time::now_ns", "x::y"]);
 }
 
 #[test]

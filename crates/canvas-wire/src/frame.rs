@@ -51,7 +51,7 @@
 //! an error.
 //!
 //! `Lane` and the other frames of direct read channels exist from version 2 on, and only on a
-//! client's link 0. The crate `canvas-lane` describes what goes over such a channel. `Worth` exists
+//! client's link 0. `canvas_direct::wire` describes what goes over such a channel. `Worth` exists
 //! from version 3 on.
 //!
 //! A donor that runs out of memory before its clients have moved anything frees slabs at once, and

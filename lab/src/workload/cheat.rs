@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use canvas_lane::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read};
+use canvas_direct::wire::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::lanes::{DONORS_MAX, Donor};
 use canvas_shm::mailbox::{Ask, DEMANDS, Kind};

@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use canvas_lane::{Keys, Secret, Ticket};
+use canvas_direct::wire::{Keys, Secret, Ticket};
 use canvas_link::Address;
 use canvas_place::replicas::{Code, Donors, Policy, Replica, RunId, Slab};
 use canvas_shm::Far;

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 
-use canvas_disk::{DiskMemory, PoolStore, ublk};
+use canvas_disk::ublk::{self, Device, Queue};
+use canvas_disk::{DiskMemory, PoolStore};
 use canvas_host::HostMemory;
 use canvas_sys::Errno as SysErrno;
 use canvas_sys::process::{stay_in_memory, write_memory_out};
-use canvas_sys::ublk::{Device, Queue};
 use canvas_types::units::Size;
 use nix::errno::Errno;
 use nix::libc;

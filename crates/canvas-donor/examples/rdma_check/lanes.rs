@@ -5,8 +5,8 @@ use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
+use canvas_direct::wire::{Caller, Code, Given, HEAD_BYTES, Keys, exposed_from_bytes, follows};
 use canvas_donor::Server;
-use canvas_lane::{Caller, Code, Given, HEAD_BYTES, Keys, exposed_from_bytes, follows};
 use canvas_link::{AskError, Completions, Link, LinkConfig};
 use canvas_rdma::{Domain, Initiator};
 use canvas_types::rdma::{Exposed, QueuePair};

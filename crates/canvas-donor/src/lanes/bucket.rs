@@ -1,6 +1,6 @@
 //! Rate limit of a tenant's direct read channels: a token bucket of bytes.
 
-use canvas_lane::READ_BYTES_MAX;
+use canvas_direct::wire::READ_BYTES_MAX;
 use canvas_wire::frame::LaneRate;
 
 const SECOND_NS: u128 = 1_000_000_000;

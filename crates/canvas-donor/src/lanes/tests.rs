@@ -1,4 +1,4 @@
-use canvas_lane::{Caller, LENGTH_BYTES};
+use canvas_direct::wire::{Caller, LENGTH_BYTES};
 use proptest::prelude::*;
 
 use super::*;

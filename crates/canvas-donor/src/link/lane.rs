@@ -1,4 +1,4 @@
-//! The thread of a direct read channel's connection ([`canvas_lane`]), and a link's requests about
+//! The thread of a direct read channel's connection ([`canvas_direct::wire`]), and a link's requests about
 //! such channels.
 
 use std::collections::HashMap;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use canvas_lane::{
+use canvas_direct::wire::{
     Answerer, Ask, Code, EXPOSE_BYTES, Given, HEAD_BYTES, JOIN_BYTES, MESSAGE_BYTES,
     READ_BYTES_MAX, Read, exposed_to_bytes,
 };

@@ -6,7 +6,7 @@ use canvas_types::sync::RawSpin;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::api::told;
-use crate::base::{thread, time};
+use crate::runtime::{thread, time};
 
 /// After this time without a reader, faults are no longer kept.
 const SILENT_NS: u64 = 10_000_000_000;

@@ -5,7 +5,7 @@
 pub mod faults;
 pub mod told;
 
-pub use told::{thread_ends, unmapped};
+pub use told::{has_kinds, thread_ends, unmapped};
 
 /// In a fork's child, which has none of its parent's threads.
 pub fn after_fork_in_child() {

@@ -7,8 +7,6 @@ use canvas_sys::proc;
 use canvas_types::PageId;
 use canvas_types::sync::RawSpin;
 
-use crate::base::freeze;
-
 static KINDS: Kinds = Kinds::new();
 static REFS: Refs = Refs::new();
 /// Lock of both tables, which have one writer at a time. Taken only inside `freeze::enter`, so that no fork finds it
@@ -27,9 +25,13 @@ pub fn regions_of(page: PageId) -> Option<Told> {
     REFS.of(page.0)
 }
 
-/// Declares the kind of the thread `tid`; `None` removes it.
+/// Whether the kind of any thread is declared.
+pub fn has_kinds() -> bool {
+    KINDS.any()
+}
+
+/// Declares the kind of the thread `tid`; `None` removes it. The caller is inside `freeze::enter`.
 pub fn tell_kind(tid: u32, kind: Option<Kind>) -> Result<(), kinds::Full> {
-    let _inside = freeze::enter();
     let _writer = WRITER.lock(yield_now);
     match kind {
         Some(kind) => KINDS.tell(tid, kind),
@@ -40,11 +42,9 @@ pub fn tell_kind(tid: u32, kind: Option<Kind>) -> Result<(), kinds::Full> {
     }
 }
 
-/// Removes the calling thread, which ends: its number may be reused soon.
+/// Removes the calling thread, which ends: its number may be reused soon. The caller is inside `freeze::enter`.
 pub fn thread_ends() {
-    if KINDS.any() {
-        let _ = tell_kind(proc::tid(), None);
-    }
+    let _ = tell_kind(proc::tid(), None);
 }
 
 /// Declares the contents of the pages `start..end`; `None` removes the declaration. The caller is inside

@@ -6,13 +6,13 @@ use canvas_sys::{mem, pagemap, proc, seccomp, uffd};
 use canvas_types::layout;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::{fds, state};
 use crate::far_tier::{lanes, pairs};
 use crate::memory::pins::Pins;
 use crate::memory::uaccess;
 use crate::paging::native_swap;
 use crate::process::{exec, procs};
 use crate::report;
+use crate::runtime::{fds, state};
 
 /// The kernel's BPF_MAXINSNS.
 const OPS_MAX: usize = 4096;

@@ -1,19 +1,21 @@
 //! Dispatches the system calls of libc that canvas handles.
 
-use canvas_sys::gate::raw;
+use canvas_sys::gate::{answer, raw};
 use canvas_sys::seccomp::{self, Scope};
 use canvas_sys::{Errno, proc};
 use canvas_types::layout::{in_window, may_be_far};
 use core::sync::atomic::Ordering;
 
 use crate::api;
-use crate::base::{call::Call, cancel, fds, state};
 use crate::capture::filters;
 use crate::memory::args::{self, Make};
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
 use crate::memory::{advice, brk, lock, mm, native, others, remap, uaccess};
-use crate::paging::devices;
-use crate::process::{altstack, clone, exec, listing, namespaces, procs, sig, threads, users};
+use crate::paging::{devices, freeze};
+use crate::process::{
+    altstack, cancel, clone, exec, listing, namespaces, procs, sig, threads, users,
+};
+use crate::runtime::{call::Call, fds, state};
 use crate::shared::mapping;
 
 /// Installs the second layer: a filter for calls that do not come from libc.
@@ -23,13 +25,6 @@ pub fn install_filter(scope: Scope) -> Result<(), Errno> {
         Scope::Memory => &calls::FILTERED_OF_MEMORY[..],
     };
     seccomp::install(scope, calls, canvas_types::layout::bases())
-}
-
-fn answer(r: Result<usize, Errno>) -> isize {
-    match r {
-        Ok(v) => v as isize,
-        Err(e) => -(e.0 as isize),
-    }
 }
 
 /// Makes a call of the program unchanged.
@@ -84,7 +79,7 @@ unsafe fn answer_call(call: &mut Call) -> isize {
     let (nr, a) = (call.nr, &call.a);
     // SAFETY: the stub's.
     let make = match unsafe { cancel::can_cancel(call.back) } {
-        true => Make::Cancelled,
+        true => Make::Cancelled(cancel::call),
         false => Make::AsItIs,
     };
     // SAFETY: the program's call.
@@ -214,7 +209,10 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
                 // A vfork child only borrows its parent's state.
                 if state::PID.load(Ordering::Relaxed) == proc::pid() {
                     altstack::thread_exit();
-                    api::thread_ends();
+                    if api::has_kinds() {
+                        let _inside = freeze::enter();
+                        api::thread_ends();
+                    }
                     let here = 0u8;
                     if in_window(&raw const here as usize) {
                         // The kernel's last write, by which others wait for this thread, goes to managed memory as
@@ -240,9 +238,9 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
             Process::Fork => procs::fork(nr, a, 0).0,
             Process::Exec => exec::execve(a),
             Process::ExecAt => exec::execveat(a),
-            Process::GetLimit => procs::prlimit(0, a[0], 0, a[1]),
-            Process::SetLimit => procs::prlimit(0, a[0], a[1], 0),
-            Process::Limit => procs::prlimit(a[0], a[1], a[2], a[3]),
+            Process::GetLimit => answer(procs::prlimit(0, a[0], 0, a[1])),
+            Process::SetLimit => answer(procs::prlimit(0, a[0], a[1], 0)),
+            Process::Limit => answer(procs::prlimit(a[0], a[1], a[2], a[3])),
             // Programs fall back; see `is_refused` in the table.
             Process::Refused if !state::THREAD_MODE.load(Ordering::Relaxed) => {
                 -(libc::ENOSYS as isize)

@@ -4,17 +4,17 @@
 //! do not go through symbols. A seccomp trap costs a signal per call, and a filter that traps mmap would kill an exec'd
 //! program that has no handler yet.
 //!
-//! `canvas_patch` finds the sites and their replacements. Usually `canvas run` has prepared the code
+//! `canvas_sys::patch` finds the sites and their replacements. Usually `canvas run` has prepared the code
 //! ([`crate::capture::prepared`]), which is only mapped here; everything else is patched here.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
-use canvas_patch::sites::{Code, JUMP_BYTES, Replacement, TRAMPOLINE_BYTES};
+use canvas_sys::patch::sites::{Code, JUMP_BYTES, Replacement, TRAMPOLINE_BYTES};
 use canvas_sys::{Errno, mem, mem::Place};
 
-use crate::base::cancel::{self, TEXTS};
-use crate::base::own::{self, kind};
 use crate::capture::prepared::{self, Text};
+use crate::own_memory::own::{self, kind};
+use crate::process::cancel::{self, TEXTS};
 
 /// What was patched.
 #[derive(Clone, Copy, Default, Debug)]

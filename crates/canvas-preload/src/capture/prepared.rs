@@ -4,15 +4,15 @@
 //! The file is the one that this very code was loaded from, and cannot be changed either. Parts that do not fit exactly
 //! are not used; that text is then patched here, as if nothing had been prepared.
 
-use canvas_patch::prepared::{
+use canvas_sys::patch::prepared::{
     self, AREA_BEFORE_TEXT, AREA_HEAD_BYTES, DIRECTORY_BYTES, Identity, Patch, Prepared,
 };
 use canvas_sys::{file, mem};
 use core::ffi::CStr;
 use core::ops::Range;
 
-use crate::base::{fds, fds::Fd};
 use crate::capture::stub;
+use crate::runtime::{fds, fds::Fd};
 
 const READ: i32 = libc::PROT_READ;
 const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;
@@ -91,7 +91,7 @@ impl File {
         if file::seals(fd).ok()? & sealed != sealed {
             return None;
         }
-        let bytes = file::state(fd).ok()?.bytes();
+        let bytes = file::stat(fd).ok()?.st_size as usize;
         let last = bytes.checked_sub(DIRECTORY_BYTES)?;
         if !last.is_multiple_of(4096) {
             return None;
@@ -107,7 +107,7 @@ impl File {
 
     /// Maps the prepared code of a text over it. `None`: it does not fit, and nothing was changed.
     pub fn map_over(&self, text: &Text) -> Option<Patches> {
-        let identity = Identity(file::state_of(text.path).ok()?.0);
+        let identity = Identity::of(&file::stat_of(text.path).ok()?);
         let fits = |p: &Prepared| {
             p.identity == identity && p.address == text.address && p.text_bytes == text.bytes
         };

@@ -5,14 +5,14 @@
 //! any difference from a real system call: all registers except rax, rcx and r11 keep their values, including vector
 //! registers, and so does the red zone.
 
-use canvas_patch::calls::NATIVE_BYTES;
+use canvas_sys::patch::calls::NATIVE_BYTES;
 use core::arch::naked_asm;
 
 use crate::memory::calls::WANTED;
 
-use crate::base::call::NR_MAX;
+use crate::runtime::call::NR_MAX;
 
-/// Where every trampoline jumps: rax is the number, rcx the address to return to. [`crate::base::cancel`] depends on
+/// Where every trampoline jumps: rax is the number, rcx the address to return to. [`crate::process::cancel`] depends on
 /// its length.
 ///
 /// # Safety

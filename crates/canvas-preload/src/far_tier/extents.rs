@@ -8,8 +8,9 @@ use canvas_shm::far::{self, Far, SLAB_EXTENTS};
 use canvas_sys::gate;
 use core::sync::atomic::Ordering;
 
-use crate::base::{
-    areas, far_area,
+use crate::own_memory::areas;
+use crate::tenant::{
+    far_area,
     far_area::{far, ring},
 };
 

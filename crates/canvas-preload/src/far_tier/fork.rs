@@ -4,11 +4,11 @@ use canvas_core::swap::extents::{Slabs, Span};
 use canvas_shm::far::Far;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::base::{far_area, far_area::far};
 use crate::far_tier::{
     extents::{OurSlabs, book},
     lanes, tier,
 };
+use crate::tenant::{far_area, far_area::far};
 
 /// The forks through which this process inherited its references ([`Span`]), 0 for none.
 static BORN: AtomicU64 = AtomicU64::new(0);

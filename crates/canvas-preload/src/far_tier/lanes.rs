@@ -1,15 +1,15 @@
 //! This process's direct read channels (lanes), by which a fault reads its page from a donor itself
-//! ([`canvas_direct`]), with their descriptors protected from the program.
+//! ([`canvas_direct::client`]), with their descriptors protected from the program.
 
-use canvas_direct::{Lanes, Process};
+use canvas_direct::client::{Lanes, Process};
 use canvas_shm::mailbox::Ask;
 use canvas_shm::{Counter, Far};
 
-use crate::base::fds::{self, Fd};
-use crate::base::{state, time};
 use crate::far_tier::pairs::{self, OurPairs, PAIRS};
+use crate::runtime::fds::{self, Fd};
+use crate::runtime::{state, time};
 
-const _: () = assert!(canvas_direct::COUNT == fds::LANES);
+const _: () = assert!(canvas_direct::client::COUNT == fds::LANES);
 
 static LANES: Lanes = Lanes::new();
 

@@ -2,6 +2,7 @@
 
 pub mod extents;
 pub mod fork;
+pub mod keys;
 pub mod lanes;
 pub mod ours;
 pub mod pairs;

@@ -17,13 +17,13 @@ use canvas_sys::{gate, proc};
 use canvas_types::{PageId, SwapEntry};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::base::{
-    areas, far_area,
-    far_area::{our_mailbox, ring},
-    state,
-    state::ThisProcess,
-    tenant, time,
-};
+use crate::own_memory::areas;
+use crate::tenant::far_area;
+use crate::tenant::far_area::{our_mailbox, ring};
+use crate::runtime::state;
+use crate::runtime::state::ThisProcess;
+use crate::tenant::members;
+use crate::runtime::time;
 use crate::far_tier::{
     extents::{OurSlabs, book},
     lanes,
@@ -120,7 +120,7 @@ impl Host for Ours {
         reserves(&ThisProcess)
     }
     fn ask_for_pool(&self, peer: PoolPeer) -> bool {
-        tenant::ask_for_pool(peer).is_some()
+        members::ask_for_pool(peer).is_some()
     }
     #[cold]
     fn cannot_write(&self, why: Status) {

@@ -8,11 +8,11 @@
 //! There are no queue pairs in a fork's child, which lacks that thread, nor where faults are served by threads without
 //! the C library's thread-local data. Direct reads use TCP connections there.
 
-use canvas_direct::pairs::{Pairs, Refused, Standing};
-use canvas_direct::turn::{Changed, Claimers, Threads, Turn};
-use canvas_lane::READ_BYTES_MAX;
+use canvas_direct::client::pairs::{Pairs, Refused, Standing};
+use canvas_direct::client::turn::{Changed, Claimers, Threads, Turn};
+use canvas_direct::wire::READ_BYTES_MAX;
 use canvas_rdma::{Domain, Reader};
-use canvas_sys::file::{self, FileState};
+use canvas_sys::file;
 use canvas_sys::net::Address;
 use canvas_sys::{gate, proc, signal};
 use canvas_types::rdma::{Exposed, QueuePair};
@@ -21,26 +21,27 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use crate::base::fds::{self, Fd};
-use crate::base::{far_area, state};
 use crate::report;
+use crate::runtime::fds::{self, Fd};
+use crate::runtime::state;
+use crate::tenant::far_area;
 
 /// A descriptor of the device, and the file that it refers to.
 #[derive(Clone, Copy)]
 struct File {
     fd: i32,
-    state: FileState,
+    which: (u64, u64),
 }
 
 impl File {
     fn of(fd: i32) -> Option<File> {
-        let state = file::state(fd).ok()?;
-        Some(File { fd, state })
+        let which = file::stat(fd).map(file::which).ok()?;
+        Some(File { fd, which })
     }
 
     /// Whether the descriptor, in this thread, still refers to the file. Nothing may be sent to another file.
     fn is_here(self) -> bool {
-        file::state(self.fd).is_ok_and(|now| now.0[..2] == self.state.0[..2])
+        file::stat(self.fd).map(file::which) == Ok(self.which)
     }
 }
 

@@ -1,4 +1,4 @@
-//! This process's compressed pool, in the memory of [`crate::base::areas`].
+//! This process's compressed pool, in the memory of [`crate::own_memory::areas`].
 
 use canvas_core::swap::classes::region_bytes;
 use canvas_core::swap::pool::NodeSlabs;
@@ -13,8 +13,10 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use crate::base::{areas, far_area, keys, state, tenant, thread, time};
-use crate::far_tier::extents;
+use crate::far_tier::{extents, keys};
+use crate::own_memory::areas;
+use crate::runtime::{state, thread, time};
+use crate::tenant::{far_area, members};
 
 const SLABS: usize = layout::POOL_SLABS;
 const _: () = assert!(region_bytes(SLABS) <= areas::POOL_BYTES);
@@ -62,7 +64,7 @@ impl SlotMem for Region {
     fn release(&self, off: usize, len: usize) {
         assert!(off + len <= areas::POOL_BYTES);
         if state::FORKED.load(Ordering::Relaxed) {
-            tenant::keep_pool_charge(areas::pool() + off, len);
+            members::keep_pool_charge(areas::pool() + off, len);
         }
         // SAFETY: the slot allocator says that nothing is stored here any more.
         let _ = unsafe { mem::advise(areas::pool() + off, len, libc::MADV_DONTNEED) };

@@ -7,12 +7,12 @@ use canvas_core::vm::Store;
 use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
 use core::sync::atomic::Ordering;
 
-use crate::base::{state, state::ThisProcess};
 use crate::far_tier::{
     ours::{Ours, beyond},
     pool::{has_no_memory, pool},
     tier,
 };
+use crate::runtime::{state, state::ThisProcess};
 
 impl Store for ThisProcess {
     #[inline]

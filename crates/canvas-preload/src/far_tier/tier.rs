@@ -6,11 +6,11 @@ use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_types::DeepPlace;
 use core::sync::atomic::Ordering;
 
-use crate::base::state;
 use crate::far_tier::{
     extents::unhold,
     ours::{Ours, beyond},
 };
+use crate::runtime::state;
 
 /// Whether there is far memory beyond the pool.
 pub fn is_there() -> bool {

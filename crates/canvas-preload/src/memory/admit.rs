@@ -7,13 +7,13 @@ use canvas_sys::{Errno, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::{
-    far_area,
-    regions::Lists,
+use crate::memory::lock;
+use crate::paging::regions::Lists;
+use crate::runtime::{
     state,
     state::{ThisProcess, count},
 };
-use crate::memory::lock;
+use crate::tenant::far_area;
 
 /// The program's own soft RLIMIT_AS; canvas's memory would not fit under it.
 pub static LIMIT_AS: AtomicU64 = AtomicU64::new(u64::MAX);

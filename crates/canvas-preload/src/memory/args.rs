@@ -5,16 +5,16 @@
 //! ([`crate::memory::calls`]) says which arguments are pointers, and to how much.
 
 use canvas_core::pager::word;
-use canvas_sys::{gate, probe, proc, uapi};
+use canvas_sys::{file, gate, probe, proc, uapi};
 use canvas_types::layout::{in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::base::{areas, cancel};
 use crate::memory::calls::{self, To, To::*};
 use crate::memory::others;
 use crate::memory::pins::{self, Pins};
 use crate::memory::uaccess;
+use crate::own_memory::areas;
 use crate::paging::devices;
 
 /// Elements of a vector that are read at once.
@@ -241,15 +241,15 @@ const PIECE: usize = 1 << 20;
 /// Whether the descriptor is a regular file or block device, which completes every transfer.
 fn transfers_fully(fd: usize) -> bool {
     let regular = |mode: u32| matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK);
-    proc::file_facts(fd as i32).is_ok_and(|f| regular(f.mode))
+    file::stat(fd as i32).is_ok_and(|f| regular(f.st_mode))
 }
 
 /// How to make a call of the program once its pages are present.
 #[derive(Clone, Copy)]
 pub enum Make {
     AsItIs,
-    /// So that pthread_cancel ends it ([`cancel`]).
-    Cancelled,
+    /// By this function, so that pthread_cancel ends it. It asks of its caller what [`gate::raw`] asks.
+    Cancelled(unsafe fn(usize, &[usize; 6]) -> isize),
 }
 
 impl Make {
@@ -261,7 +261,7 @@ impl Make {
             // SAFETY: the caller's promise.
             Make::AsItIs => unsafe { gate::raw(nr, *a) },
             // SAFETY: as above.
-            Make::Cancelled => unsafe { cancel::call(nr, a) },
+            Make::Cancelled(call) => unsafe { call(nr, a) },
         }
     }
 }

@@ -8,7 +8,7 @@
 use canvas_sys::seccomp;
 use canvas_sys::uapi::*;
 
-use crate::base::call::NR_MAX;
+use crate::runtime::call::NR_MAX;
 
 /// What a pointer argument points to.
 #[derive(Clone, Copy)]

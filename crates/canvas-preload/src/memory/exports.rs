@@ -14,9 +14,9 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api::{faults, told};
-use crate::base::{freeze, regions, state, time};
 use crate::memory::advice;
-use crate::paging::hints;
+use crate::paging::{freeze, hints, regions};
+use crate::runtime::{state, time};
 
 /// The version of these calls: CANVAS_API_VERSION.
 const VERSION: u32 = 0x1_0000;
@@ -154,6 +154,7 @@ extern "C" fn thread_kind(tid: i32, kind: i32) -> isize {
     if there.is_err() {
         return -(libc::ESRCH as isize);
     }
+    let _inside = freeze::enter();
     told::tell_kind(tid, known).map_or(-(libc::ENOSPC as isize), |()| 0)
 }
 

@@ -7,8 +7,9 @@ use canvas_sys::{gate, proc, signal};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::base::{state, tenant};
 use crate::memory::pins::{self, Pins};
+use crate::runtime::state;
+use crate::tenant::members;
 
 /// How long the owner keeps pages present for an asker that does not begin to copy, and how often it checks that a
 /// copying asker still lives.
@@ -98,7 +99,7 @@ fn forget_if_gone(request: Request) {
     let Some(asker) = state::seg().procs.get(request.process() as usize) else {
         return;
     };
-    tenant::release_gone(|slot| core::ptr::eq(slot, asker));
+    members::release_gone(|slot| core::ptr::eq(slot, asker));
     if asker.identity().is_none() {
         state::slot().lend.forget(request.process());
     }
@@ -179,7 +180,7 @@ pub fn keep(slot: &ProcSlot, addr: usize, bytes: usize) -> Stay<'_> {
         if let Some(other) = slot.lend.request()
             && proc::now_ns() - begun > KEPT_NS
         {
-            tenant::release_gone(|s| state::seg().index_of(s) == other.process() as usize);
+            members::release_gone(|s| state::seg().index_of(s) == other.process() as usize);
         }
         gate::wait(PAUSE_NS / 2);
     };
@@ -205,7 +206,7 @@ fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
         }
         if !was_posted && slot.lend.put(posted) {
             was_posted = true;
-            tenant::wake(slot);
+            members::wake(slot);
             continue;
         }
         let there = (slot.lend.request()).filter(|r| was_posted && r.is_same(posted));
@@ -231,7 +232,7 @@ fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
             return Answer::Refused;
         }
         if stage != Some(Stage::Taken) {
-            tenant::wake(slot);
+            members::wake(slot);
         }
         proc::sleep_ns(PAUSE_NS);
     }

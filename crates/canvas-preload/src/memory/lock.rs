@@ -14,16 +14,14 @@ use canvas_types::{PAGE_SIZE, PageId};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::base::{
-    areas, freeze,
-    regions::{Lists, addr_of, lock, range},
-    state,
-};
 use crate::memory::ranges::each_touched;
+use crate::own_memory::areas;
 use crate::paging::{
     fault::{self, Resolved},
-    native_swap,
+    freeze, native_swap,
+    regions::{Lists, addr_of, lock, range},
 };
+use crate::runtime::state;
 
 /// Bits of MCL_FUTURE and MCL_ONFAULT in effect for new mappings.
 static FUTURE: AtomicU8 = AtomicU8::new(0);

@@ -14,13 +14,6 @@ use canvas_types::layout::{self, WINDOW_BYTES, WINDOW_PAGES, window_base, window
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
-use crate::base::{
-    areas, freeze,
-    regions::{Lists, addr_of, lock, pages_of, range},
-    state,
-    state::uffd,
-    touched,
-};
 use crate::memory::{
     admit,
     admit::admit,
@@ -30,7 +23,13 @@ use crate::memory::{
     wishes,
     wishes::WISH,
 };
-use crate::paging::{accounting, cache, hints, learn, trace};
+use crate::own_memory::areas;
+use crate::paging::{
+    accounting, cache, freeze, hints, learn,
+    regions::{Lists, addr_of, lock, pages_of, range},
+    touched, trace,
+};
+use crate::runtime::{state, state::uffd};
 
 /// Returns a part of the managed range to canvas after a native mapping: reserves and registers it.
 pub(crate) fn restore_window(start: u32, end: u32) -> Result<(), Errno> {

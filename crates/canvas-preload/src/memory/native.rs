@@ -9,16 +9,18 @@ use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{self, BLOCK_PAGES};
 
-use crate::base::{
-    areas, freeze, regions,
-    regions::{addr_of, range},
-    state,
-    state::{ThisProcess, uffd},
-    touched,
-};
 use crate::memory::ranges::each_touched;
 use crate::memory::{lock, mm, pins, uaccess};
-use crate::paging::accounting;
+use crate::own_memory::areas;
+use crate::paging::{
+    accounting, freeze, regions,
+    regions::{addr_of, range},
+    touched,
+};
+use crate::runtime::{
+    state,
+    state::{ThisProcess, uffd},
+};
 
 /// Makes a mapped range native, with its contents, which are brought in first. From then on it counts as native memory
 /// of the process; when it is unmapped it returns to canvas.

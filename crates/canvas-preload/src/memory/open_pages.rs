@@ -5,9 +5,9 @@ use canvas_types::layout::{BRK_BYTES, WINDOW_PAGES};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::areas;
-use crate::base::regions::{Lists, addr_of, lock};
 use crate::far_tier::pool::pool;
+use crate::own_memory::areas;
+use crate::paging::regions::{Lists, addr_of, lock};
 
 pub(crate) const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// First page that mmap may use: the break area lies below.

@@ -12,10 +12,11 @@ use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::{life, life::Number, state, tenant};
 use crate::memory::lending::{REFUSED, Stay, Tried, copy, keep};
 use crate::memory::pins::{self, Pins};
 use crate::memory::uaccess;
+use crate::runtime::state;
+use crate::tenant::{life, life::Number, members};
 
 const BAD_ADDRESS: isize = -(libc::EFAULT as isize);
 
@@ -25,7 +26,7 @@ const PIECE: usize = PAGES_MAX as usize * PAGE_SIZE / 2;
 /// The other processes of the tenant that have a number in this PID namespace.
 fn others() -> impl Iterator<Item = (&'static ProcSlot, u32)> {
     let other = |slot: &&ProcSlot| !core::ptr::eq(*slot, state::slot());
-    let slots = tenant::live_slots().filter(other);
+    let slots = members::live_slots().filter(other);
     slots.filter_map(|slot| match life::number(slot) {
         Number::Here(number) => Some((slot, number)),
         _ => None,
@@ -39,7 +40,7 @@ fn owner(pid: u32) -> Option<&'static ProcSlot> {
     let is_it = |slot: &&ProcSlot| life::number(slot) == Number::Here(pid);
     let by_number = || others().find(|(_, number)| *number == pid);
     let by_thread = || others().find(|(_, number)| proc::same_memory(pid, *number));
-    let found = tenant::live_slots().filter(said).find(is_it);
+    let found = members::live_slots().filter(said).find(is_it);
     let found = found.or_else(|| by_number().or_else(by_thread).map(|(slot, _)| slot));
     found.filter(|slot| !core::ptr::eq(*slot, state::slot()))
 }
@@ -235,12 +236,12 @@ enum Whose {
 }
 
 fn memory_behind(fd: usize) -> Option<Whose> {
-    let there = file::state(fd as i32).ok()?;
+    let there = file::stat(fd as i32).map(file::which).ok()?;
     let is_memory_of = |number| {
         let path = proc::path_of(number, b"mem");
         let path = CStr::from_bytes_until_nul(&path).ok();
-        let state = path.and_then(|path| file::state_of(path).ok());
-        state.is_some_and(|state| state.0[..2] == there.0[..2])
+        let stat = path.and_then(|path| file::stat_of(path).ok());
+        stat.map(file::which) == Some(there)
     };
     if is_memory_of(proc::pid()) {
         return Some(Whose::Own);

@@ -6,7 +6,10 @@ use canvas_sys::mem;
 use canvas_types::PageId;
 use canvas_types::layout::{self, in_partition, in_window};
 
-use crate::base::{areas, freeze, regions, state};
+use crate::own_memory::areas;
+use crate::paging::freeze;
+use crate::paging::regions;
+use crate::runtime::state;
 use crate::paging::fault::{self, Resolved};
 use crate::shared::{pages, pins};
 

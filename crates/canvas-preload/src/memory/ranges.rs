@@ -9,13 +9,13 @@ use canvas_types::sync::backoff;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::base::{
-    areas,
+use crate::own_memory::areas;
+use crate::paging::{
     regions::{addr_of, range},
-    smaps, state,
-    state::ThisProcess,
-    tenant, touched,
+    touched,
 };
+use crate::runtime::{state, state::ThisProcess};
+use crate::tenant::{members, smaps};
 
 /// Makes a call on the range that it names; `None` if the range does not begin in managed memory.
 pub(crate) fn on_range(
@@ -105,9 +105,9 @@ pub(crate) fn discard(start: u32, end: u32) {
                     .or_else(|_| mem::advise(at, bytes, libc::MADV_DONTNEED_LOCKED))
             };
             let shared = || smaps::shared_pages(addr_of(first as u32), &present);
-            let (_, still_shared) = tenant::give_up_shared(shared, empty);
+            let (_, still_shared) = members::give_up_shared(shared, empty);
             if still_shared > 0 {
-                tenant::keep_charge(still_shared);
+                members::keep_charge(still_shared);
             }
         }
         for (i, bits) in mine.iter().enumerate() {

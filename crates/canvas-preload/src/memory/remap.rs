@@ -12,19 +12,21 @@ use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::base::{
-    areas, freeze,
-    regions::{Lists, addr_of, is_present, lock, pages_of, range},
-    state,
-    state::{ThisProcess, uffd},
-    touched,
-};
 use crate::memory::admit::admit;
 use crate::memory::mm::{clear, map_at, refuse_sealed, restore_window};
 use crate::memory::open_pages::{MMAP_FIRST, RW, make_way, protect};
 use crate::memory::ranges::{discard, each_touched};
 use crate::memory::{advice, lock as locking, native};
-use crate::paging::{cache, trace};
+use crate::own_memory::areas;
+use crate::paging::{
+    cache, freeze,
+    regions::{Lists, addr_of, is_present, lock, pages_of, range},
+    touched, trace,
+};
+use crate::runtime::{
+    state,
+    state::{ThisProcess, uffd},
+};
 
 /// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must not select them at
 /// their new place.

@@ -8,13 +8,12 @@ use canvas_sys::proc;
 use canvas_types::{PAGE_SIZE, procfs};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crate::base::{
-    own, state,
-    state::{PAGER, ThisProcess},
-    tenant,
-    tenant::{live_slots, once_in},
-    upcalls,
-};
+use crate::own_memory::own;
+use crate::runtime::state;
+use crate::runtime::state::{PAGER, ThisProcess};
+use crate::tenant::members;
+use crate::tenant::members::{live_slots, once_in};
+use crate::runtime::upcalls;
 use crate::paging::{cache, fork_accounting};
 
 /// True while the reclaim thread sleeps and may be woken.
@@ -38,7 +37,7 @@ pub fn start_reclaimer() {
 #[inline]
 pub fn wake_reclaimer() {
     if ASLEEP.load(Ordering::Relaxed) && ASLEEP.swap(false, Ordering::AcqRel) {
-        tenant::wake(state::slot());
+        members::wake(state::slot());
     } else {
         start_reclaimer();
     }

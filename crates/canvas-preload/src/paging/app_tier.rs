@@ -25,12 +25,14 @@ use canvas_types::{AppTier, PAGE_SIZE, PageBuf, PageId, Prefetch};
 use core::cell::UnsafeCell;
 
 use crate::api::told;
-use crate::base::{
-    areas, jvm, state,
+use crate::far_tier::tier;
+use crate::own_memory::areas;
+use crate::paging::jvm;
+use crate::runtime::{
+    state,
     state::{PAGER, ThisProcess, count},
     thread, time,
 };
-use crate::far_tier::tier;
 
 /// Thread states kept at one time. Two threads whose hashes collide evict each other's state.
 const THREADS: usize = 64;

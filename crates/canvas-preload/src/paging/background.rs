@@ -3,9 +3,9 @@
 use canvas_core::vm::{ledger, reclaim};
 use canvas_sys::proc;
 
-use crate::base::{state, state::ThisProcess};
 use crate::far_tier::tier;
 use crate::paging::{cache, context, nodes};
+use crate::runtime::{state, state::ThisProcess};
 
 /// Writes ahead, demotes, and frees what is above the mark. Returns false if there was nothing to do.
 pub fn round() -> bool {

@@ -7,12 +7,13 @@ use canvas_shm::Counter;
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::base::{
-    areas::{self, CACHE_SLOTS_MAX},
-    discard, smaps, state,
-    state::{ThisProcess, count},
-    tenant, thread,
-};
+use crate::own_memory::areas::{self, CACHE_SLOTS_MAX};
+use crate::paging::discard;
+use crate::tenant::smaps;
+use crate::runtime::state;
+use crate::runtime::state::{ThisProcess, count};
+use crate::tenant::members;
+use crate::runtime::thread;
 use crate::far_tier::pool::pool;
 
 /// Entries of the FIFO. Stale entries are skipped, so it is larger than the cache.
@@ -62,18 +63,18 @@ pub fn give_back_idle(now: u64) {
     } else {
         200_000_000
     };
-    if !tenant::once_in(&LAST_NS, pause_ns, now) {
+    if !members::once_in(&LAST_NS, pause_ns, now) {
         return;
     }
     count_lock_waits();
     let mut still_shared = 0;
     let n = give_back(|ranges, discard| {
-        still_shared += tenant::give_up_shared(|| smaps::shared_in(ranges), discard).1;
+        still_shared += members::give_up_shared(|| smaps::shared_in(ranges), discard).1;
     });
     ledger::uncharge(&ThisProcess, n);
     state::slot().cached_pages.fetch_sub(n, Ordering::Relaxed);
     if still_shared > 0 {
-        tenant::keep_charge(still_shared);
+        members::keep_charge(still_shared);
     }
 }
 

@@ -7,8 +7,10 @@ use canvas_core::vm::context::Fill;
 use canvas_sys::Errno;
 use core::ops::{Deref, DerefMut};
 
-use crate::base::writable::{Steps, open};
-use crate::base::{areas, slow, thread};
+use crate::own_memory::areas;
+use crate::own_memory::writable::{Steps, open};
+use crate::paging::slow;
+use crate::runtime::thread;
 
 /// Concurrent fills, each of which may have a read beyond the pool in flight.
 const FILLS: usize = canvas_shm::mailbox::DEMANDS.count_ones() as usize;

@@ -12,15 +12,16 @@
 
 use canvas_core::pager::holds::{self, Call};
 use canvas_core::vm::{ledger, reclaim};
-use canvas_sys::{gate, proc};
+use canvas_sys::{file, gate, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::{
-    freeze, state,
+use crate::paging::freeze;
+use crate::report;
+use crate::runtime::{
+    state,
     state::{PAGER, ThisProcess},
 };
-use crate::report;
 
 const _: () = assert!(
     holds::MAX_NS == 60_000_000_000,
@@ -47,8 +48,8 @@ pub fn refuses(a: &[usize; 6]) -> bool {
     if a[1] as u32 != CREATE_VM || state::THREAD_MODE.load(Ordering::Relaxed) {
         return false;
     }
-    let is_kvm = |f: proc::FileFacts| f.mode & libc::S_IFMT == libc::S_IFCHR && f.device == KVM;
-    if !proc::file_facts(a[0] as i32).is_ok_and(is_kvm) {
+    let is_kvm = |f: libc::stat| f.st_mode & libc::S_IFMT == libc::S_IFCHR && f.st_rdev == KVM;
+    if !file::stat(a[0] as i32).is_ok_and(is_kvm) {
         return false;
     }
     if !TOLD.swap(true, Ordering::Relaxed) {
@@ -82,7 +83,7 @@ pub fn before_ioctl(a: &[usize; 6]) -> Option<Held> {
 
 fn is_device(fd: usize) -> bool {
     let device = |mode: u32| matches!(mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFBLK);
-    proc::file_facts(fd as i32).is_ok_and(|f| device(f.mode))
+    file::stat(fd as i32).is_ok_and(|f| device(f.st_mode))
 }
 
 /// Evicts what reclaim would have evicted, while the tenant is past its limit. Waits a little for other calls that hold

@@ -1,14 +1,14 @@
 //! Where faults and callers that need a page enter the pager ([`canvas_core::vm::fault`]).
 //!
-//! The caller is inside [`crate::base::freeze`] with all signals blocked. Nothing here allocates from the program's
+//! The caller is inside [`crate::paging::freeze`] with all signals blocked. Nothing here allocates from the program's
 //! heap, takes a lock that the program can hold, or calls a hooked function.
 
 use canvas_core::vm::FaultSite;
 use canvas_core::vm::fault;
 use canvas_types::PageId;
 
-use crate::base::state::ThisProcess;
 use crate::far_tier::tier;
+use crate::runtime::state::ThisProcess;
 
 pub use canvas_core::vm::fault::Resolved;
 

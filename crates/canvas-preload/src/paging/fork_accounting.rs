@@ -6,7 +6,7 @@
 //! * copies that writes make are charged by the kernel's count of minor faults (and a few that made
 //!   none), every millisecond;
 //! * a page that is evicted or discarded while a relative maps it stays charged, because nothing was
-//!   freed ([`tenant::keep_charge`]); and of what an ended process had charged all stays that relatives may
+//!   freed ([`members::keep_charge`]); and of what an ended process had charged all stays that relatives may
 //!   hold: the rest it gives back at its end ([`before_exit`]).
 //!
 //! The pool is charged in the same way: a child's is its parent's until one of them writes.
@@ -22,13 +22,13 @@ use canvas_sys::proc;
 use canvas_types::layout::NODES_MAX;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::base::{
-    life, smaps,
-    smaps::Unseen,
-    state, tenant,
-    tenant::{DRIFT_PAGES, once_in},
-    upcalls,
-};
+use crate::tenant::life;
+use crate::tenant::smaps;
+use crate::tenant::smaps::Unseen;
+use crate::runtime::state;
+use crate::tenant::members;
+use crate::tenant::members::{DRIFT_PAGES, once_in};
+use crate::runtime::upcalls;
 
 /// Pause between two looks at the copies made.
 const LOOK_PAUSE_NS: u64 = 1_000_000;
@@ -75,7 +75,7 @@ pub fn before_exit() {
     const AT_ONCE_PAGES: i64 = 1024;
     // Not a vfork's child, whose memory is its parent's, nor where nobody else is there to wait: its other
     // threads run on until the kernel ends them, and would take what was given back.
-    let is_alone = || tenant::live_slots().nth(1).is_none();
+    let is_alone = || members::live_slots().nth(1).is_none();
     if state::PID.load(Ordering::Relaxed) == proc::pid() && !is_alone() {
         let slot = state::slot();
         slot.ending.store(1, Ordering::Relaxed);
@@ -106,7 +106,7 @@ pub fn look(now: u64) -> bool {
         return false;
     }
     if shares && once_in(&LOOKED_NS, LOOK_PAUSE_NS, now) {
-        tenant::keep_charge(copies_made());
+        members::keep_charge(copies_made());
     }
     // A twentieth of the time at most; a fifth while the books are known to be too high by far, and an eightieth
     // where nothing was kept that may be free.
@@ -246,7 +246,7 @@ fn measure_all(any: bool) -> bool {
         s.identity()
             .is_some_and(|id| id > newest && !life::is_gone(id))
     };
-    if !any && n <= LATER && tenant::live_slots().any(is_new) {
+    if !any && n <= LATER && members::live_slots().any(is_new) {
         return false;
     }
     // Who gives up goes first: what goes from one to another is in the books once at any moment, and in their peaks.

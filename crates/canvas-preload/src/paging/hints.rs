@@ -15,12 +15,13 @@ use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use crate::base::{
-    areas, state,
+use crate::far_tier::tier;
+use crate::own_memory::areas;
+use crate::paging::{accounting, swapin::Round};
+use crate::runtime::{
+    state,
     state::{PAGER, ThisProcess, count},
 };
-use crate::far_tier::tier;
-use crate::paging::{accounting, swapin::Round};
 
 /// Ranges to bring in.
 static IN: Ring = Ring::new();

@@ -19,17 +19,18 @@ use canvas_types::PageId;
 use canvas_types::layout::WINDOW_PAGES;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{
-    areas, life, state,
-    state::{ThisProcess, count},
-    tenant,
-};
 use crate::far_tier::tier;
+use crate::own_memory::areas;
 use crate::paging::{
     accounting,
     hints::{self, LOT, Lot, WAIT_NS},
     swapin::Round,
 };
+use crate::runtime::{
+    state,
+    state::{ThisProcess, count},
+};
+use crate::tenant::{life, members};
 
 /// Faults that the ring holds; older ones are overwritten and missing from the recording.
 const RING: usize = 1 << 14;
@@ -275,7 +276,7 @@ impl Server {
     /// Begins a recording when a resumption has begun.
     fn begin(&mut self, now_ns: u64) {
         let all = recordings();
-        let lives = |id| tenant::live_slots().any(|p| p.identity() == Some(id));
+        let lives = |id| members::live_slots().any(|p| p.identity() == Some(id));
         if !all.claim(life::id(), lives) {
             return;
         }

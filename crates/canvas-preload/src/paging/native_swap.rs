@@ -14,8 +14,9 @@ use canvas_types::procfs::{self, Mapping};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 
-use crate::base::{fds, lines::Lines, own, state};
+use crate::own_memory::own;
 use crate::paging::accounting;
+use crate::runtime::{fds, lines::Lines, state};
 
 /// Pages that one call pages out at most. The program's mapping calls may wait for as long as that takes.
 const STEP_PAGES: usize = 256;

@@ -17,10 +17,9 @@ use canvas_types::layout::NODES_MAX;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::base::{
-    areas, state,
-    state::{ThisProcess, count},
-};
+use crate::own_memory::areas;
+use crate::runtime::state;
+use crate::runtime::state::{ThisProcess, count};
 use crate::far_tier::{ours::Ours, pool::pool};
 use crate::paging::context;
 

@@ -8,7 +8,7 @@ use canvas_core::vm::{FaultSite, Observers};
 use canvas_types::{PageBuf, PageId};
 
 use crate::api;
-use crate::base::state::ThisProcess;
+use crate::runtime::state::ThisProcess;
 use crate::paging::{learn, trace};
 
 impl Observers for ThisProcess {

@@ -13,12 +13,13 @@ use canvas_sys::proc;
 use canvas_types::PageId;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::{
-    areas, state,
+use crate::far_tier::tier;
+use crate::own_memory::areas;
+use crate::paging::cache;
+use crate::runtime::{
+    state,
     state::{PAGER, ThisProcess, count},
 };
-use crate::far_tier::tier;
-use crate::paging::cache;
 
 /// Pages that come in at a time; between two such lots other work goes first.
 const LOT: usize = 64;

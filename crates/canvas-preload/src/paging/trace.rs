@@ -26,9 +26,10 @@ use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use crate::base::{areas, freeze, state, state::ThisProcess, thread, upcalls};
-use crate::paging::{cache, context};
+use crate::own_memory::areas;
+use crate::paging::{cache, context, freeze};
 use crate::report;
+use crate::runtime::{state, state::ThisProcess, thread, upcalls};
 
 /// Entries of the ring: 1 MiB.
 const SLOTS: u64 = 1 << 15;

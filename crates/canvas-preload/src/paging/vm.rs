@@ -21,13 +21,15 @@ use core::mem::{align_of, size_of};
 use core::ops::DerefMut;
 use core::sync::atomic::Ordering;
 
-use crate::base::{
-    areas, discard, regions, slow, smaps, state,
-    state::{PAGER, ThisProcess, uffd},
-    tenant, thread, touched,
-};
-use crate::paging::{accounting, cache, context, fork_accounting};
+use crate::own_memory::areas;
+use crate::paging::{accounting, cache, context, discard, fork_accounting, regions, slow, touched};
 use crate::report;
+use crate::runtime::{
+    state,
+    state::{PAGER, ThisProcess, uffd},
+    thread,
+};
+use crate::tenant::{members, smaps};
 
 const _: () = assert!(ZERO_PAGES as usize <= areas::ZERO_PAGES);
 const _: () = assert!(
@@ -97,7 +99,7 @@ impl Kernel for ThisProcess {
         };
         // SAFETY: the pager owns the contents of all pages of the ranges, and needs them no longer.
         let discard = || unsafe { discard::discard(ranges) };
-        let (all, still_shared) = tenant::give_up_shared(|| smaps::shared_in(ranges), discard);
+        let (all, still_shared) = members::give_up_shared(|| smaps::shared_in(ranges), discard);
         Discarded { all, still_shared }
     }
     fn discard_page(&self, page: Held) -> bool {
@@ -190,10 +192,10 @@ impl Process for ThisProcess {
         state::FAULTS_WITHOUT_COPY.fetch_add(n as u64, Ordering::Relaxed);
     }
     fn release_gone(&self, other: &ProcSlot) -> bool {
-        tenant::release_gone(|s| core::ptr::eq(s, other))
+        members::release_gone(|s| core::ptr::eq(s, other))
     }
     fn wake_other(&self, other: &ProcSlot) {
-        tenant::wake(other);
+        members::wake(other);
     }
     fn start_reclaimer(&self) {
         accounting::start_reclaimer();
@@ -219,7 +221,7 @@ impl Process for ThisProcess {
         regions::advice_of(page)
     }
     fn keep_charge(&self, pages: i64) {
-        tenant::keep_charge(pages);
+        members::keep_charge(pages);
     }
     #[cold]
     fn report(&self, what: Report) {

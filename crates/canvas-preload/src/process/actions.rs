@@ -8,8 +8,9 @@ use canvas_sys::signal::{self, Handler, KernelSigaction, bit};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 
-use crate::base::{cancel, freeze, state};
-use crate::process::beliefs;
+use crate::paging::freeze;
+use crate::process::{beliefs, cancel};
+use crate::runtime::state;
 
 /// Signals that the kernel removes from every mask.
 const NEVER_BLOCKED: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);

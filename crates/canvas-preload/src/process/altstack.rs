@@ -9,10 +9,10 @@ use canvas_types::PAGE_SIZE;
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::own::{self, kind};
-use crate::base::writable::{Steps, open};
-use crate::base::{cancel, state, thread};
-use crate::process::beliefs;
+use crate::own_memory::own::{self, kind};
+use crate::own_memory::writable::{Steps, open};
+use crate::process::{beliefs, cancel};
+use crate::runtime::{state, thread};
 
 const BYTES: usize = thread::SIGNAL_STACK_BYTES;
 /// Threads that can have a stack at one time; others go without.

@@ -8,7 +8,8 @@ use canvas_types::sync::RawSpin;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{freeze, state};
+use crate::paging::freeze;
+use crate::runtime::state;
 
 /// A `siginfo_t`, as bytes.
 pub type Info = [u64; 16];

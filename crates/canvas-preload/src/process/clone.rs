@@ -6,12 +6,12 @@ use canvas_sys::gate::raw;
 use canvas_sys::{proc, uapi};
 use canvas_types::PAGE_SIZE;
 
-use crate::base::call::Call;
-use crate::base::life;
 use crate::memory::pins::Pins;
 use crate::memory::{args, uaccess};
 use crate::paging::accounting;
 use crate::process::procs;
+use crate::runtime::call::Call;
+use crate::tenant::life;
 
 /// Pages that a new thread touches at once: its stack, its signal stack, its part of the heap.
 const THREAD_PAGES: i64 = 4;

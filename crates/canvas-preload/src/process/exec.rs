@@ -6,7 +6,7 @@ use canvas_types::elf::{self, Bytes, INTERPRETERS_MAX, Image, PATH_BYTES};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::state;
+use crate::runtime::state;
 use crate::memory::{args, uaccess};
 use crate::paging::trace;
 use crate::process::{actions, beliefs, limits, threads, users};

@@ -3,7 +3,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use canvas_sys::{descriptors, sys4};
+use canvas_sys::descriptors;
+use canvas_sys::proc::{self, Limit};
 
 use crate::memory::admit;
 
@@ -21,26 +22,19 @@ pub fn with_room(wanted: u64, now: u64) -> u64 {
     wanted.max(now.min(wanted.saturating_add(descriptors::ROOM)))
 }
 
-/// Soft and hard limit of this process.
-fn get(resource: u32) -> Option<[u64; 2]> {
-    let mut both = [0u64; 2];
-    let at = both.as_mut_ptr() as usize;
-    // SAFETY: our own structure.
-    let done = unsafe { sys4(libc::SYS_prlimit64, 0, resource as usize, 0, at) };
-    done.ok().map(|_| both)
+fn get(resource: u32) -> Option<Limit> {
+    proc::limit(0, resource, None).ok()
 }
 
-fn set(resource: u32, both: [u64; 2]) {
-    let at = both.as_ptr() as usize;
-    // SAFETY: our own structure.
-    let _ = unsafe { sys4(libc::SYS_prlimit64, 0, resource as usize, at, 0) };
+fn set(resource: u32, soft: u64, hard: u64) {
+    let _ = proc::limit(0, resource, Some(&Limit { soft, hard }));
 }
 
 /// Keeps the program's soft limits, and raises the kernel's. Called at start-up.
 pub fn keep() {
     for (resource, kept) in KEPT {
-        if let Some([soft, _]) = get(resource).filter(|both| both[0] != u64::MAX) {
-            kept.store(soft, Ordering::Relaxed);
+        if let Some(now) = get(resource).filter(|now| now.soft != u64::MAX) {
+            kept.store(now.soft, Ordering::Relaxed);
         }
     }
     raise();
@@ -52,8 +46,8 @@ fn raise() {
         if kept.load(Ordering::Relaxed) == u64::MAX {
             continue;
         }
-        if let Some([_, hard]) = get(resource) {
-            set(resource, [hard, hard]);
+        if let Some(now) = get(resource) {
+            set(resource, now.hard, now.hard);
         }
     }
 }
@@ -62,13 +56,13 @@ fn raise() {
 pub fn give_back() {
     for (resource, kept) in KEPT {
         let soft = kept.load(Ordering::Relaxed);
-        if let Some([_, hard]) = get(resource).filter(|_| soft != u64::MAX) {
-            set(resource, [soft.min(hard), hard]);
+        if let Some(now) = get(resource).filter(|_| soft != u64::MAX) {
+            set(resource, soft.min(now.hard), now.hard);
         }
     }
     let files = HARD_FILES.load(Ordering::Relaxed);
-    if let Some([soft, hard]) = get(libc::RLIMIT_NOFILE).filter(|both| files < both[1]) {
-        set(libc::RLIMIT_NOFILE, [soft, files.min(hard)]);
+    if let Some(now) = get(libc::RLIMIT_NOFILE).filter(|now| files < now.hard) {
+        set(libc::RLIMIT_NOFILE, now.soft, files);
     }
 }
 

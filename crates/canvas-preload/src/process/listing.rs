@@ -1,10 +1,10 @@
 //! What a program sees in /proc/self/fd: only its own descriptors.
 
-use canvas_sys::file::{self, FileState};
+use canvas_sys::file;
 use core::ffi::CStr;
 
-use crate::base::fds;
 use crate::memory::args::{self, Make};
+use crate::runtime::fds;
 
 /// Offsets of length and name in struct linux_dirent64.
 const LENGTH: usize = 16;
@@ -12,12 +12,9 @@ const NAME: usize = 19;
 
 /// Whether the directory open as `fd` is that of this process's descriptors.
 fn is_own(fd: usize) -> bool {
-    let which = |s: FileState| (s.0[0], s.0[1]);
-    let Ok(there) = file::state(fd as i32).map(which) else {
-        return false;
-    };
-    let is = |path: &CStr| file::state_of(path).map(which) == Ok(there);
-    is(c"/proc/self/fd") || is(c"/proc/self/fdinfo")
+    let there = file::stat(fd as i32).map(file::which);
+    let is = |path: &CStr| file::stat_of(path).map(file::which) == there;
+    there.is_ok() && (is(c"/proc/self/fd") || is(c"/proc/self/fdinfo"))
 }
 
 /// Whether this name is the number of a descriptor of canvas.

@@ -4,6 +4,7 @@ pub mod actions;
 pub mod altstack;
 pub mod arrival;
 pub mod beliefs;
+pub mod cancel;
 pub mod clone;
 pub mod exec;
 pub mod frame;

@@ -6,13 +6,14 @@ use canvas_sys::{descriptors, proc, signal, uffd};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
-use crate::base::{
-    fds,
-    fds::Fd,
-    freeze, life, own, regions,
-    state::{self, count},
-    tenant,
-};
+use crate::runtime::fds;
+use crate::runtime::fds::Fd;
+use crate::paging::freeze;
+use crate::tenant::life;
+use crate::own_memory::own;
+use crate::paging::regions;
+use crate::runtime::state::{self, count};
+use crate::tenant::members;
 use crate::far_tier::{self, pool};
 use crate::memory::{admit, mm, uaccess};
 use crate::paging::{accounting, fork_accounting, native_swap, trace};
@@ -91,7 +92,7 @@ pub fn take_slot(id: u64) -> Option<&'static ProcSlot> {
     let free = || seg.procs[..far::SHARED].iter().find(|s| s.take(id));
     let slot = free().or_else(|| {
         // Slots of processes that have died may not have been released yet.
-        tenant::release_gone(|_| true);
+        members::release_gone(|_| true);
         free()
     })?;
     seg.procs_end
@@ -102,7 +103,7 @@ pub fn take_slot(id: u64) -> Option<&'static ProcSlot> {
 /// Gives this process the slot, and releases any that an earlier image of it had.
 pub fn begin_in(slot: &'static ProcSlot) {
     let pid = proc::pid();
-    tenant::release_gone(|s| s.pid.load(Ordering::Relaxed) == pid);
+    members::release_gone(|s| s.pid.load(Ordering::Relaxed) == pid);
     slot.pid.store(pid, Ordering::Relaxed);
     state::set_slot(slot);
 }
@@ -189,7 +190,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
             fork_accounting::forked();
         } else {
             far_tier::fork::fork_failed();
-            tenant::release_slot(slot, child_id);
+            members::release_slot(slot, child_id);
         }
         drop(g);
         drop(frozen);

@@ -10,7 +10,14 @@ use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::base::{call::Call, cancel, freeze, regions, slow, state, thread, upcalls};
+use crate::runtime::call::Call;
+use crate::process::cancel;
+use crate::paging::freeze;
+use crate::paging::regions;
+use crate::paging::slow;
+use crate::runtime::state;
+use crate::runtime::thread;
+use crate::runtime::upcalls;
 use crate::memory::args::{self, Make};
 use crate::memory::{lock, open_pages, uaccess};
 use crate::paging::fault::{self, Resolved};

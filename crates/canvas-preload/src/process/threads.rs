@@ -10,9 +10,16 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::{
-    fds, fds::Fd, freeze, jvm, own, report, slow, state, state::ThisProcess, thread,
-};
+use crate::runtime::fds;
+use crate::runtime::fds::Fd;
+use crate::paging::freeze;
+use crate::paging::jvm;
+use crate::own_memory::own;
+use crate::runtime::report;
+use crate::paging::slow;
+use crate::runtime::state;
+use crate::runtime::state::ThisProcess;
+use crate::runtime::thread;
 use crate::far_tier::tier;
 use crate::memory::lending;
 use crate::paging::{

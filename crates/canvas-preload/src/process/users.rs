@@ -3,11 +3,11 @@
 //! Any process with the segment's descriptor can read and write what the tenant's processes exchange with the agent,
 //! and all shared memory. The descriptor cannot be taken from a process that pages, whichever user it runs as.
 
-use canvas_sys::proc;
+use canvas_sys::{file, proc};
 use core::sync::atomic::{AtomicI32, Ordering};
 
-use crate::base::state;
 use crate::report;
+use crate::runtime::state;
 
 /// The segment's descriptor.
 static SEGMENT: AtomicI32 = AtomicI32::new(-1);
@@ -20,9 +20,8 @@ pub fn start(segment: i32) {
 
 /// The user who created the tenant.
 fn tenants() -> Option<u32> {
-    proc::file_facts(SEGMENT.load(Ordering::Relaxed))
-        .ok()
-        .map(|f| f.user)
+    let segment = file::stat(SEGMENT.load(Ordering::Relaxed));
+    segment.ok().map(|s| s.st_uid)
 }
 
 fn first_time() -> bool {
@@ -45,10 +44,10 @@ pub fn look() {
 /// Checks, before the program's exec of a file (as for `newfstatat`), whether that changes the user: the new image
 /// inherits the descriptors.
 pub fn before_exec(dir: usize, path: usize, flags: usize) {
-    let Ok(file) = proc::file_facts_at(dir, path, flags) else {
+    let Ok(file) = file::stat_at(dir, path, flags) else {
         return;
     };
-    if file.mode & libc::S_ISUID == 0 || file.user == proc::user() {
+    if file.st_mode & libc::S_ISUID == 0 || file.st_uid == proc::user() {
         return;
     }
     // SAFETY: asks.
@@ -57,7 +56,7 @@ pub fn before_exec(dir: usize, path: usize, flags: usize) {
         report!(
             "this run starts a program that changes to user {}, which inherits descriptors of the run's memory; to \
              keep users apart, give each a run of its own",
-            file.user
+            file.st_uid
         );
     }
 }

@@ -14,9 +14,9 @@ use canvas_core::swap::units::FarCopy;
 use canvas_shm::Counter;
 use canvas_types::{DeepPlace, PageBuf};
 
-use crate::base::{regions, state::count};
 use crate::far_tier::tier;
-use crate::paging::context;
+use crate::paging::{context, regions};
+use crate::runtime::state::count;
 use crate::shared::{
     kernel::{self, Here},
     partition::{end, is_readable, me, partition, room},

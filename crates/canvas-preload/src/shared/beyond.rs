@@ -17,11 +17,9 @@ use canvas_sys::{proc, shmem};
 use canvas_types::{DeepPlace, SwapEntry};
 use core::sync::atomic::Ordering;
 
-use crate::base::{
-    far_area::far,
-    state::{self, count},
-    tenant,
-};
+use crate::tenant::far_area::far;
+use crate::runtime::state::{self, count};
+use crate::tenant::members;
 use crate::far_tier::ours::Ours;
 use crate::shared::{
     extents::{
@@ -184,7 +182,7 @@ fn rests() -> bool {
 fn rest(why: Status) {
     let (c, now) = (control(), proc::now_ns());
     c.rest_until_ns.store(now + REST_NS, Ordering::Relaxed);
-    if tenant::once_in(&c.told_ns, TELL_NS, now) {
+    if members::once_in(&c.told_ns, TELL_NS, now) {
         Ours.cannot_write(why);
     }
 }

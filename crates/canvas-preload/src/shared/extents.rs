@@ -10,7 +10,7 @@ use canvas_shm::mailbox::{Mailbox, WRITES};
 use canvas_sys::proc;
 use core::sync::atomic::Ordering;
 
-use crate::base::far_area::{far, ring};
+use crate::tenant::far_area::{far, ring};
 use crate::shared::partition::{Held, control, map};
 
 fn uses() -> Uses<'static> {

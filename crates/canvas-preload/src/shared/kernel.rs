@@ -14,10 +14,11 @@ use canvas_sys::{Errno, proc, shmem};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
 use core::sync::atomic::Ordering;
 
-use crate::base::{areas, keys, state, state::uffd};
-use crate::far_tier::{pool::Lz4, tier};
+use crate::far_tier::{keys, pool::Lz4, tier};
+use crate::own_memory::areas;
 use crate::paging::context;
 use crate::report;
+use crate::runtime::{state, state::uffd};
 use crate::shared::{
     extents,
     partition::{addr_of, control, fd, map},
@@ -98,7 +99,7 @@ impl Kernel for Here {
         // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is alive
         // here.
         let page = unsafe { map.staging(place) };
-        shmem::read(fd(shared_fd::PIPE_OUT), &mut page[offset..]).unwrap_or(0)
+        proc::read(fd(shared_fd::PIPE_OUT) as usize, &mut page[offset..]).unwrap_or(0)
     }
     fn drain(&self) {
         let map = map();
@@ -106,7 +107,7 @@ impl Kernel for Here {
         // here; nothing in the buffer is needed while nothing was taken out.
         let page = unsafe { map.staging(0) };
         while self.in_pipe() > 0 {
-            let _ = shmem::read(fd(shared_fd::PIPE_OUT), page);
+            let _ = proc::read(fd(shared_fd::PIPE_OUT) as usize, page);
         }
     }
     fn is_pinned(&self, page: u32) -> bool {

@@ -8,7 +8,9 @@ use canvas_sys::shmem;
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::Ordering;
 
-use crate::base::{life, state, state::count};
+use crate::tenant::life;
+use crate::runtime::state;
+use crate::runtime::state::count;
 use crate::shared::{
     extents,
     kernel::Here,

@@ -7,7 +7,14 @@ use canvas_types::layout::{SHARED_BYTES, shared_base};
 use canvas_types::procfs::Stat;
 use core::sync::atomic::Ordering;
 
-use crate::base::{fds, fds::Fd, freeze, keys, life, regions, state, state::uffd};
+use crate::runtime::fds;
+use crate::runtime::fds::Fd;
+use crate::paging::freeze;
+use crate::far_tier::keys;
+use crate::tenant::life;
+use crate::paging::regions;
+use crate::runtime::state;
+use crate::runtime::state::uffd;
 use crate::paging::accounting;
 use crate::report;
 use crate::shared::{

@@ -13,7 +13,14 @@ use canvas_types::PAGE_SIZE;
 use canvas_types::layout::shared_end;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::{far_area, freeze, life, regions, slow, state, state::count, tenant};
+use crate::tenant::far_area;
+use crate::paging::freeze;
+use crate::tenant::life;
+use crate::paging::regions;
+use crate::paging::slow;
+use crate::runtime::state;
+use crate::runtime::state::count;
+use crate::tenant::members;
 use crate::paging::{accounting, fault::Resolved};
 use crate::report;
 use crate::shared::{
@@ -207,7 +214,7 @@ fn make_room() -> bool {
                 let done = evict(&held, batch(most));
                 if done.refused > 0 {
                     beyond::make_room(&held);
-                    tenant::ask_for_pool(PoolPeer::Largest);
+                    members::ask_for_pool(PoolPeer::Largest);
                 }
                 done
             };
@@ -259,7 +266,7 @@ pub fn background_round() -> bool {
         return false;
     }
     // One process does this for all.
-    if tenant::once_in(&control().looked_ns, 1_000_000_000, proc::now_ns())
+    if members::once_in(&control().looked_ns, 1_000_000_000, proc::now_ns())
         && let Some(held) = lock_in_background()
     {
         bury_dead(&held);

@@ -8,7 +8,8 @@ use canvas_types::PAGE_SIZE;
 use canvas_types::layout::shared_base;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{regions::Lists, state};
+use crate::paging::regions::Lists;
+use crate::runtime::state;
 
 /// Whether this process maps the partition.
 pub(super) static ON: AtomicBool = AtomicBool::new(false);

@@ -1,0 +1,59 @@
+//! The keys of the content hash (`canvas_core::swap::hash`).
+//!
+//! A private page is hashed and verified only by its process, and by children that it forks, which inherit its pages
+//! and so its key: random bytes made at its start. An exec makes a new key; no page of the old image is left. Shared
+//! pages can be brought in by any process, so their key is the tenant's. It is in the control file of shared memory and
+//! copied at start, so that later changes to the file do not matter.
+
+use canvas_core::swap::hash::{PageHash, Products, portable};
+use canvas_shm::shared::Map;
+use canvas_sys::{Errno, clmul, proc};
+use canvas_types::PAGE_SIZE;
+use core::cell::UnsafeCell;
+
+use crate::own_memory::areas;
+
+struct Cell(UnsafeCell<PageHash<'static>>);
+// SAFETY: written by `init` and `init_shared` alone, before any other thread or handler can read it.
+unsafe impl Sync for Cell {}
+
+static NO_KEY: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+static OWN: Cell = Cell(UnsafeCell::new(PageHash::new(&NO_KEY, portable)));
+static SHARED: Cell = Cell(UnsafeCell::new(PageHash::new(&NO_KEY, portable)));
+
+fn products() -> Products {
+    clmul::fastest().unwrap_or(portable)
+}
+
+/// Makes the process's own key. Called once, at start-up, after the areas are mapped.
+pub fn init() -> Result<(), Errno> {
+    // SAFETY: the areas are mapped, and start-up calls this once.
+    let key = unsafe { areas::key_memory(0) };
+    proc::random_bytes(key)?;
+    // SAFETY: start-up has one thread and no handler installed yet.
+    unsafe { *OWN.0.get() = PageHash::new(key, products()) };
+    Ok(())
+}
+
+/// Copies the key of shared pages. Called once, at start-up, before any of them can be touched.
+pub fn init_shared(map: Map) {
+    // SAFETY: the areas are mapped, and start-up calls this once.
+    let key = unsafe { areas::key_memory(1) };
+    map.page_key(key);
+    // SAFETY: nothing reads it before this process maps shared memory, which it does after this.
+    unsafe { *SHARED.0.get() = PageHash::new(key, products()) };
+}
+
+/// The hash of this process's pages.
+#[inline(always)]
+pub fn own() -> &'static PageHash<'static> {
+    // SAFETY: `init` ran before anything that calls this.
+    unsafe { &*OWN.0.get() }
+}
+
+/// The hash of shared pages.
+#[inline(always)]
+pub fn shared() -> &'static PageHash<'static> {
+    // SAFETY: `init_shared` ran before anything that calls this.
+    unsafe { &*SHARED.0.get() }
+}

@@ -1,0 +1,27 @@
+//! Discards pages of this process in few calls.
+
+use canvas_sys::mem;
+use core::sync::atomic::Ordering;
+
+use crate::runtime::state;
+
+/// Discards the contents of the ranges, with a single TLB flush if the kernel supports that. Returns false if some
+/// contents may remain.
+///
+/// # Safety
+///
+/// The caller owns the contents of all pages of the ranges, and needs them no longer.
+pub unsafe fn discard(ranges: &[libc::iovec]) -> bool {
+    if !state::NO_VECTOR_DISCARD.load(Ordering::Relaxed) {
+        // SAFETY: the caller's promise.
+        if unsafe { mem::discard_many(state::PIDFD.load(Ordering::Relaxed), ranges) } {
+            return true;
+        }
+        state::NO_VECTOR_DISCARD.store(true, Ordering::Relaxed);
+    }
+    ranges.iter().fold(true, |all, r| {
+        // SAFETY: the caller's promise.
+        let done = unsafe { mem::advise(r.iov_base as usize, r.iov_len, libc::MADV_DONTNEED) };
+        all & done.is_ok()
+    })
+}

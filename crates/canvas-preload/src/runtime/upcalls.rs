@@ -1,0 +1,39 @@
+//! Functions of higher modules that lower ones call. Start-up sets them before anything can call them.
+
+use std::sync::OnceLock;
+
+use crate::runtime::call::Call;
+
+/// Path of libc's calls to [`Dispatch`]: to be jumped to with the registers of a call, and the return address in rcx.
+pub type Entry = unsafe extern "C" fn();
+
+/// Makes, or emulates, a system call of the program.
+pub type Dispatch = unsafe extern "C" fn(*mut Call) -> isize;
+
+static START_RECLAIMER: OnceLock<fn()> = OnceLock::new();
+static DISPATCH: OnceLock<Dispatch> = OnceLock::new();
+static ENTRY: OnceLock<Entry> = OnceLock::new();
+
+/// Sets the functions. Called once, by start-up, while there is one thread.
+pub fn set(start: fn(), dispatch: Dispatch, entry: Entry) {
+    let _ = START_RECLAIMER.set(start);
+    let _ = DISPATCH.set(dispatch);
+    let _ = ENTRY.set(entry);
+}
+
+/// Starts the reclaim thread of this process, unless it runs.
+pub fn start_reclaimer() {
+    if let Some(start) = START_RECLAIMER.get() {
+        start();
+    }
+}
+
+/// The entry point of libc's calls.
+pub fn entry() -> Option<Entry> {
+    ENTRY.get().copied()
+}
+
+/// The function that handles the program's system calls; set before the filter that traps them.
+pub fn dispatch() -> Option<Dispatch> {
+    DISPATCH.get().copied()
+}

@@ -1,0 +1,166 @@
+//! Shows others that this process lives ([`canvas_shm::lives`]): its memory maps the segment's file through an open
+//! file description made for one lock, which the kernel releases together with that memory.
+
+use canvas_shm::ProcSlot;
+use canvas_shm::lives::{NUMBERS, is_identity, map_offset};
+use canvas_sys::lock::{self, Holder};
+use canvas_sys::{Errno, descriptors, mem, proc};
+use canvas_types::PAGE_SIZE;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::runtime::{fds, fds::Fd, lines::Lines, state};
+
+/// This process's identity.
+static ID: AtomicU64 = AtomicU64::new(0);
+/// Identity of the child of the fork in progress, and the address at which its lock's file is mapped (0 for none).
+static CHILD: AtomicU64 = AtomicU64::new(0);
+static CHILD_AT: AtomicUsize = AtomicUsize::new(0);
+/// The child of the last fork, if this process has locked its byte on its behalf; else 0.
+static LOCKED_FOR: AtomicU64 = AtomicU64::new(0);
+
+/// This process's identity.
+pub fn id() -> u64 {
+    ID.load(Ordering::Relaxed)
+}
+
+fn segment() -> Result<i32, Errno> {
+    fds::get(Fd::Segment).ok_or(Errno(libc::EBADF))
+}
+
+/// Draws an identity and locks its byte; returns the address of the mapping that holds the lock. Without /proc the file
+/// cannot be opened a second time: then this process holds the lock itself, and the address is 0.
+fn make() -> Result<(u64, usize), Errno> {
+    let fd = segment()?;
+    let id = state::seg().draw_identity();
+    let path = proc::path_of_own(b"fd", fd);
+    let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno(libc::EINVAL))?;
+    let at = descriptors::with_room(|| proc::File::open(path)).and_then(|file| {
+        let fd = file.fd() as i32;
+        lock::hold_with_file(fd, id)?;
+        // Only to keep the file open.
+        mem::map_shared(fd, map_offset(id), PAGE_SIZE, libc::PROT_NONE)
+    });
+    // Closing the file has released the locks that this process itself held on it.
+    note_number();
+    match at {
+        Ok(at) => Ok((id, at)),
+        Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Err(Errno(libc::EAGAIN)),
+        Err(_) => lock::hold_with_process(fd, id).map(|()| (id, 0)),
+    }
+}
+
+/// Publishes this process's number.
+fn note_number() {
+    if let (Ok(fd), id @ 1..) = (segment(), id()) {
+        // Failure affects only what is shown, and which process measures which.
+        let _ = lock::hold_with_process(fd, NUMBERS + id);
+    }
+}
+
+fn not_for_children(at: usize) {
+    if at != 0 {
+        // SAFETY: a mapping of ours alone, of which nothing is read; the advice discards nothing.
+        let _ = unsafe { mem::advise(at, PAGE_SIZE, libc::MADV_DONTFORK) };
+    }
+}
+
+/// Whether an earlier image of this process was managed. The lock of its number survives exec, and fdinfo in /proc
+/// lists the locks of this process.
+fn had_number(fd: i32) -> bool {
+    let path = proc::path_of_own(b"fdinfo", fd);
+    let Some(mut lines) = CStr::from_bytes_until_nul(&path)
+        .ok()
+        .and_then(Lines::open_file)
+    else {
+        return false;
+    };
+    let mut had = false;
+    lines.each(|line| {
+        let mut words = line.rsplit(|b| *b == b' ');
+        let first = words.nth(1).and_then(|w| core::str::from_utf8(w).ok());
+        let byte = first.and_then(|w| w.parse::<u64>().ok());
+        had |= line.starts_with(b"lock:") && byte.is_some_and(|byte| byte >= NUMBERS);
+    });
+    had
+}
+
+/// Begins an image's life; returns false if an earlier image of this process was managed.
+pub fn begin() -> Result<bool, Errno> {
+    let is_new = !had_number(segment()?);
+    lock::give_up(segment()?, 0, 0);
+    let (id, at) = make()?;
+    not_for_children(at);
+    ID.store(id, Ordering::Relaxed);
+    note_number();
+    Ok(is_new)
+}
+
+/// Makes the child's identity, in the parent just before a fork. The identity counts as living from now on.
+pub fn before_fork() -> Result<u64, Errno> {
+    let (id, at) = make()?;
+    // The previous child has a lock of its own by now, or has ended.
+    if let last @ 1.. = LOCKED_FOR.swap(if at == 0 { id } else { 0 }, Ordering::Relaxed) {
+        lock::give_up(segment()?, last, 1);
+    }
+    CHILD.store(id, Ordering::Relaxed);
+    CHILD_AT.store(at, Ordering::Relaxed);
+    Ok(id)
+}
+
+/// In the parent after a fork: the child keeps its lock itself, if there is a child.
+pub fn after_fork_in_parent() {
+    let at = CHILD_AT.swap(0, Ordering::Relaxed);
+    if at != 0 {
+        // SAFETY: `before_fork` mapped it; nothing is read there.
+        let _ = unsafe { mem::unmap(at, PAGE_SIZE) };
+    }
+}
+
+/// In the child: takes on its own identity.
+pub fn after_fork_in_child() {
+    let (id, at) = (
+        CHILD.load(Ordering::Relaxed),
+        CHILD_AT.swap(0, Ordering::Relaxed),
+    );
+    ID.store(id, Ordering::Relaxed);
+    LOCKED_FOR.store(0, Ordering::Relaxed);
+    if at == 0
+        && let Ok(fd) = segment()
+    {
+        let _ = lock::hold_with_process(fd, id);
+    }
+    not_for_children(at);
+    note_number();
+}
+
+/// Whether it is certain that no process with this identity has any memory left.
+pub fn is_gone(id: u64) -> bool {
+    if !is_identity(id) {
+        return true;
+    }
+    segment().is_ok_and(|fd| lock::is_held(fd, id) == Ok(false))
+}
+
+/// The number of a process as seen from here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Number {
+    /// This one, if /proc belongs to our PID namespace.
+    Here(u32),
+    /// The process is ending, or has just started.
+    None,
+    /// The process lives, but has no number that is known here.
+    Elsewhere,
+}
+
+/// The number of the process with this slot.
+pub fn number(slot: &ProcSlot) -> Number {
+    let (Some(id), Ok(fd)) = (slot.identity(), segment()) else {
+        return Number::None;
+    };
+    match lock::holder(fd, NUMBERS + id % NUMBERS) {
+        Ok(Holder::Process(number)) => Number::Here(number),
+        Ok(Holder::Nobody) => Number::None,
+        _ => Number::Elsewhere,
+    }
+}
