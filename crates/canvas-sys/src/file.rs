@@ -28,7 +28,7 @@ fn stat(directory: usize, path: &CStr, flags: i32) -> Result<FileState, Errno> {
             flags as usize,
         )?;
     }
-    // SAFETY: zeros are valid, and so is what the kernel wrote.
+    // SAFETY: a structure of numbers, which the kernel has written over zeros.
     let s = unsafe { s.assume_init() };
     Ok(FileState([
         s.st_dev,
@@ -53,6 +53,6 @@ pub fn state_of(path: &CStr) -> Result<FileState, Errno> {
 
 /// The seals of a memory file.
 pub fn seals(fd: i32) -> Result<i32, Errno> {
-    // SAFETY: asks for the seals of a descriptor.
+    // SAFETY: this command takes no address.
     unsafe { sys2(libc::SYS_fcntl, fd as usize, libc::F_GET_SEALS as usize) }.map(|s| s as i32)
 }

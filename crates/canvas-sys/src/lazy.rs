@@ -55,7 +55,7 @@ impl Mapping {
         };
         // A huge page would use memory that was not touched.
         for advice in [libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
-            // SAFETY: neither changes contents.
+            // SAFETY: neither advice changes contents.
             let _ = unsafe { mem::advise(addr, bytes, advice) };
         }
         mapping
@@ -65,14 +65,14 @@ impl Mapping {
 impl Mapping {
     /// Allocates all of it now (Linux 5.14).
     fn take_all(&self) -> Result<(), Errno> {
-        // SAFETY: the range is the mapping; contents stay.
+        // SAFETY: the range is the mapping's; the advice changes no contents.
         unsafe { mem::advise(self.addr, self.bytes, libc::MADV_POPULATE_WRITE) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: what borrows from the mapping borrows from its owner, which is no more.
+        // SAFETY: references into the mapping borrow from its owner, so none is left; nobody else knows it.
         let _ = unsafe { mem::unmap(self.addr, self.bytes) };
     }
 }
@@ -83,11 +83,11 @@ impl Drop for Mapping {
 ///
 /// Zeros, and all other bits, are a valid value, and nothing is to be done when one is forgotten.
 pub unsafe trait Atomic {}
-// SAFETY: integers.
+// SAFETY: an integer has no invalid bits, and no destructor.
 unsafe impl Atomic for AtomicU8 {}
-// SAFETY: integers.
+// SAFETY: an integer has no invalid bits, and no destructor.
 unsafe impl Atomic for AtomicU32 {}
-// SAFETY: integers.
+// SAFETY: an integer has no invalid bits, and no destructor.
 unsafe impl Atomic for AtomicU64 {}
 
 /// An array of numbers, initially zero, or what the file contains.
@@ -125,8 +125,9 @@ impl<T: Atomic> LazyArray<T> {
     #[inline]
     pub fn all(&self) -> &[T] {
         let start = core::ptr::with_exposed_provenance(self.mapping.addr);
-        // SAFETY: the mapping starts on a page, holds `count` numbers (any bits are one), is writable, and lives as
-        // long as `self`; this process uses it as atomics only, and another one's changes are like theirs.
+        // SAFETY: the mapping starts on a page, has room for `count` numbers (any bits are one), is writable, and lives
+        // as long as `self`. This process accesses it through such references only; other processes' accesses to the
+        // file are as if by atomics.
         unsafe { core::slice::from_raw_parts(start, self.count) }
     }
 }
@@ -146,7 +147,7 @@ impl LazyPage {
     pub fn new(fill: impl FnOnce(&mut PageBuf) -> Result<(), Errno>) -> Result<LazyPage, Errno> {
         let mapping = Mapping::new(PAGE_SIZE)?;
         let start = core::ptr::with_exposed_provenance_mut::<PageBuf>(mapping.addr);
-        // SAFETY: the mapping is a page that is ours alone, and zeros are bytes.
+        // SAFETY: the mapping is a private page of zeros, which are bytes, and nobody else knows it.
         fill(unsafe { &mut *start })?;
         Ok(LazyPage { mapping })
     }
@@ -237,10 +238,10 @@ impl LazyBytes {
 ///
 /// # Safety
 ///
-/// Both ranges are mapped, and the second is writable; no reference to its bytes is alive but the caller's.
+/// Both ranges must be mapped, the second one writable, and no reference to it alive but the caller's.
 #[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: the caller's promise; the direction flag is clear, as the ABI says.
+    // SAFETY: the ranges are the caller's promise; the direction flag is clear at every call, as the ABI says.
     unsafe {
         asm!(
             "rep movsb",
@@ -327,9 +328,9 @@ mod tests {
 
     #[test]
     fn what_lies_in_a_file_is_seen_by_all_who_map_it_and_leaves_it_when_discarded() {
-        // SAFETY: a name and no flags.
+        // SAFETY: libc reads the name, which lives.
         let fd = unsafe { libc::memfd_create(c"canvas-test".as_ptr(), 0) };
-        // SAFETY: a descriptor of this test's.
+        // SAFETY: the call takes no address.
         assert_eq!(unsafe { libc::ftruncate(fd, 5 * 4096) }, 0);
         let part = |offset| Part { fd, offset };
         let one = LazyBytes::of_file(part(4096), 4 * 4096).unwrap();
@@ -351,7 +352,7 @@ mod tests {
         for (i, byte) in out.iter().enumerate() {
             assert_eq!(*byte, if is_seven(i) { 7 } else { 0 }, "byte {i}");
         }
-        // SAFETY: as above; nothing is mapped by it any more that is used.
+        // SAFETY: the call takes no address; mappings of the file stay.
         unsafe { libc::close(fd) };
         assert!(
             LazyBytes::of_file(part(0), 4096).is_err(),

@@ -34,14 +34,14 @@ impl Fd {
     /// Duplicates the descriptor.
     pub(crate) fn again(&self) -> Result<Fd, Errno> {
         let (fd, command) = (self.0 as usize, libc::F_DUPFD_CLOEXEC as usize);
-        // SAFETY: descriptors only.
+        // SAFETY: the call takes no address.
         unsafe { crate::gate::sys3(libc::SYS_fcntl, fd, command, 0) }.map(Fd::new)
     }
 }
 
 impl Drop for Fd {
     fn drop(&mut self) {
-        // SAFETY: it is this value's alone.
+        // SAFETY: the call takes no address; the descriptor has no other owner.
         let _ = unsafe { sys1(libc::SYS_close, self.0 as usize) };
     }
 }
@@ -56,7 +56,7 @@ impl Map {
     /// Maps a part of a file, shared.
     pub(crate) fn shared(fd: &Fd, offset: usize, bytes: usize, prot: i32) -> Result<Map, Errno> {
         let (flags, fd) = (libc::MAP_SHARED as usize, fd.number() as usize);
-        // SAFETY: it never replaces a mapping.
+        // SAFETY: without MAP_FIXED the call replaces no mapping.
         let addr = unsafe { sys6(libc::SYS_mmap, 0, bytes, prot as usize, flags, fd, offset) }?;
         Ok(Map { addr, bytes })
     }
@@ -69,7 +69,7 @@ impl Map {
 
     /// Allocates all of it now (Linux 5.14).
     pub(crate) fn take_all(&self) -> Result<(), Errno> {
-        // SAFETY: the range is the mapping; contents stay.
+        // SAFETY: the range is the mapping's; the advice changes no contents.
         unsafe { mem::advise(self.addr, self.bytes, libc::MADV_POPULATE_WRITE) }
     }
 
@@ -87,26 +87,26 @@ impl Map {
     fn word(&self, at: u32) -> &AtomicU32 {
         let place = self.place(at as usize, 4);
         assert!(place.is_multiple_of(4));
-        // SAFETY: it lies in the mapping, which lives as long as `self`, on a multiple of 4; any bits are a number,
-        // and all access of this process to it is by atomics.
+        // SAFETY: it lies in the mapping (`place`), which lives as long as `self`, on a multiple of 4; any bits are a
+        // number, and this process accesses the rings' numbers by atomics only.
         unsafe { &*core::ptr::with_exposed_provenance(place) }
     }
 
-    /// Reads a value that the kernel has finished to write.
+    /// Reads a value that the kernel has written.
     ///
     /// # Safety
     ///
-    /// Any bits are a `T`.
+    /// Any bits must be a `T`, and the kernel must not write to it meanwhile.
     pub(crate) unsafe fn read<T: Copy>(&self, at: usize) -> T {
         let place = self.place(at, size_of::<T>());
-        // SAFETY: it lies in the mapping; the caller's promise.
+        // SAFETY: it lies in the mapping (`place`); what lies there is a `T` at rest, the caller's promise.
         unsafe { core::ptr::with_exposed_provenance::<T>(place).read_unaligned() }
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: what borrows from the mapping borrows from its owner, which is no more.
+        // SAFETY: references into the mapping borrow from `self`, so none is left; nobody else knows it.
         let _ = unsafe { mem::unmap(self.addr, self.bytes) };
     }
 }
@@ -154,6 +154,8 @@ struct Params {
     sq: SubmissionRing,
     cq: CompletionRing,
 }
+const _: () = assert!(size_of::<SubmissionRing>() == 40 && size_of::<CompletionRing>() == 40);
+const _: () = assert!(size_of::<Params>() == 120);
 
 /// A command that ended: the value it was submitted with, and the kernel's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -235,7 +237,8 @@ impl Ring {
         let place = self
             .submissions
             .place(index as usize * SUBMISSION, SUBMISSION);
-        // SAFETY: the place is in the mapping; the kernel does not look at it before the tail is past it.
+        // SAFETY: the place lies in the mapping (`place`). The ring has room (asserted), so the kernel does not read
+        // there before the tail, stored below, is past it.
         unsafe {
             core::ptr::with_exposed_provenance_mut::<[u8; SUBMISSION]>(place).write(bytes);
         }
@@ -251,7 +254,7 @@ impl Ring {
         loop {
             let (fd, new) = (self.fd.number() as usize, self.new as usize);
             let flags = if wait_for > 0 { ENTER_GETEVENTS } else { 0 };
-            // SAFETY: what is submitted is what `push` was promised to be safe.
+            // SAFETY: no address is passed; for each command that is submitted the caller of `push` answers.
             let done = unsafe {
                 sys6(
                     libc::SYS_io_uring_enter,
@@ -285,7 +288,8 @@ impl Ring {
         }
         let mask = self.rings.word(self.cq.mask).load(Ordering::Relaxed);
         let at = self.cq.completions as usize + (head & mask) as usize * COMPLETION;
-        // SAFETY: numbers.
+        // SAFETY: both are numbers. The entry lies before the tail, which the kernel stored after it, and the kernel
+        // does not write there again before the head, stored below, is past it.
         let (user, result) = unsafe { (self.rings.read(at), self.rings.read(at + 8)) };
         let next = head.wrapping_add(1);
         self.rings.word(self.cq.head).store(next, Ordering::Release);
@@ -311,7 +315,7 @@ mod tests {
         let Some(mut ring) = ring(4) else {
             return canvas_testing::skip("no io_uring here");
         };
-        // SAFETY: opens a device.
+        // SAFETY: the kernel reads the path, which lives.
         let null = unsafe {
             let (path, at) = (c"/dev/null".as_ptr() as usize, libc::AT_FDCWD as usize);
             crate::gate::sys3(libc::SYS_openat, at, path, libc::O_RDWR as usize)
@@ -320,7 +324,7 @@ mod tests {
         assert_eq!(ring.pop(), None);
         for turn in 0..10 {
             for user in 0..4 {
-                // SAFETY: /dev/null touches no memory.
+                // SAFETY: /dev/null takes no address in a command.
                 unsafe { ring.push(&null, 77, &[0; 16], turn * 4 + user) };
             }
             ring.submit(4).unwrap();
@@ -343,7 +347,7 @@ mod tests {
         };
         let same = ring.fd.again().unwrap();
         let mut push = |user| {
-            // SAFETY: it is never submitted.
+            // SAFETY: the command is never submitted.
             unsafe { ring.push(&same, 0, &[0; 16], user) };
         };
         push(0);

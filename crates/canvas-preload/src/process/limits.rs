@@ -25,14 +25,14 @@ pub fn with_room(wanted: u64, now: u64) -> u64 {
 fn get(resource: u32) -> Option<[u64; 2]> {
     let mut both = [0u64; 2];
     let at = both.as_mut_ptr() as usize;
-    // SAFETY: our own structure.
+    // SAFETY: the kernel writes two numbers to `both`.
     let done = unsafe { sys4(libc::SYS_prlimit64, 0, resource as usize, 0, at) };
     done.ok().map(|_| both)
 }
 
 fn set(resource: u32, both: [u64; 2]) {
     let at = both.as_ptr() as usize;
-    // SAFETY: our own structure.
+    // SAFETY: the kernel reads two numbers from `both`.
     let _ = unsafe { sys4(libc::SYS_prlimit64, 0, resource as usize, at, 0) };
 }
 

@@ -46,7 +46,7 @@ pub fn is_on() -> bool {
 
 /// The control file.
 pub fn map() -> Map {
-    // SAFETY: `attach` mapped all of the file there, for good.
+    // SAFETY: before anything calls this, `start` has mapped all of the file there, shared and writable, for good.
     unsafe { Map::at(CONTROL.load(Ordering::Relaxed)) }
 }
 
@@ -110,8 +110,12 @@ fn limit() -> i64 {
     (state::seg().shared).limit_pages(control().limit_pages.load(Ordering::Relaxed))
 }
 
-/// Joins the tenant's shared memory. Called once, at start-up; does nothing without `--shared`.
-pub fn start() {
+/// Joins the tenant's shared memory; does nothing without `--shared`.
+///
+/// # Safety
+///
+/// To be called once, by start-up, after the areas are mapped and before anything here is used.
+pub unsafe fn start() {
     let config = &state::seg().config;
     let fds = &config.shared_fds;
     let control = fds[shared_fd::CONTROL].load(Ordering::Relaxed) as i32;
@@ -127,7 +131,8 @@ pub fn start() {
     }
     let joined = mem::map_shared(fd(shared_fd::CONTROL), 0, layout::CONTROL_BYTES).and_then(|at| {
         CONTROL.store(at, Ordering::Release);
-        keys::init_shared(map());
+        // SAFETY: called once, after the areas are mapped (the caller's promise); nothing hashes shared pages yet.
+        unsafe { keys::init_shared(map()) };
         join()
     });
     match joined {
@@ -146,7 +151,7 @@ fn join() -> Result<(), Errno> {
         return Err(Errno(libc::EFBIG));
     }
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
-    // SAFETY: never replaces a mapping; nothing of Rust's lies in the partition. The advices discard nothing.
+    // SAFETY: MAP_FIXED_NOREPLACE replaces no mapping; the advices discard nothing.
     unsafe {
         canvas_sys::sys6(
             libc::SYS_mmap,
@@ -162,7 +167,7 @@ fn join() -> Result<(), Errno> {
         mem::advise(shared_base(), SHARED_BYTES, libc::MADV_NOHUGEPAGE)?;
         let _ = mem::advise(shared_base(), SHARED_BYTES, libc::MADV_DONTDUMP);
     }
-    // SAFETY: the partition that was mapped just now; its faults come to `resolve`.
+    // SAFETY: the partition, which was mapped just now; canvas's handlers resolve the faults there.
     unsafe { uffd().register(shared_base(), SHARED_BYTES, false) }?;
     // Last: a process that takes over from a dead one may have to put pages back.
     take_number()
