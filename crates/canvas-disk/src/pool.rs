@@ -213,7 +213,7 @@ pub struct Lz4;
 
 impl Lz for Lz4 {
     fn compress(&self, src: &PageBuf, dst: &mut [u8], scratch: &mut LzScratch) -> Option<usize> {
-        lz4::compress(src, dst, &mut scratch.0, false)
+        lz4::compress(src, dst, scratch)
     }
     fn decompress(&self, src: &[u8], dst: &mut PageBuf) -> bool {
         lz4::decompress(src, dst)

@@ -75,7 +75,7 @@ static LOADERS_ENVIRONMENT: AtomicPtr<*mut c_char> = AtomicPtr::new(core::ptr::n
 
 /// The environment: strings "NAME=value", terminated by null.
 fn environment() -> *mut *mut c_char {
-    // SAFETY: a variable of libc's that only start-up, which has one thread, reads.
+    // SAFETY: a variable of libc's; start-up, which alone calls this, has one thread of the program.
     let libcs = unsafe { environ };
     if libcs.is_null() {
         LOADERS_ENVIRONMENT.load(Ordering::Relaxed)
@@ -181,7 +181,8 @@ impl Variable {
 
 /// Finds a variable of the environment. Only for start-up, which has one thread.
 fn variable(name: &str) -> Option<Variable> {
-    // SAFETY: start-up has one thread; the environment is as the kernel and loader left it.
+    // SAFETY: the array, which ends with null, and its C strings are as kernel and loader left them; start-up has one
+    // thread of the program, which is here.
     unsafe {
         let mut at = environment();
         while !at.is_null() && !(*at).is_null() {
@@ -251,7 +252,7 @@ fn try_start() -> Result<(), Failure> {
     // From here on the heap grows in the managed range, which lies above the native heap. To malloc the break has moved
     // up, as if by a foreign sbrk.
     let break_at = brk::begin().map_err(because("the break cannot be moved"))?;
-    // SAFETY: start-up has one thread.
+    // SAFETY: libc's variable, which malloc reads; start-up has one thread of the program, which is here.
     unsafe { __curbrk = break_at };
     altstack::init();
     sig::install_trap().map_err(because("the SIGSYS handler cannot be installed"))?;
@@ -291,7 +292,7 @@ fn attach_segment(variable: &Variable) -> Result<i32, Failure> {
         .ok_or(Failure::Because("CANVAS_SEGMENT_FD is not a number", bad))?;
     let at = mem::map_shared(fd, 0, segment::SEGMENT_BYTES)
         .map_err(because("the tenant segment cannot be mapped"))?;
-    // SAFETY: a fresh shared mapping of the full size, which stays.
+    // SAFETY: a shared, writable mapping of the full size, made just now, which stays.
     unsafe { state::attach(at) };
     if state::seg().magic.load(Ordering::Acquire) != segment::MAGIC {
         return Err(Failure::Because(
@@ -348,7 +349,7 @@ fn map_memory(thread_mode: bool) -> Result<(), Failure> {
         .map_err(because("userfaultfd is not available; see `canvas doctor`"))?;
     state::set_uffd(u);
     threads::open_pagemap();
-    // SAFETY: one thread, once, after `areas::map`; what locks comes later.
+    // SAFETY: called once, with one thread, after `areas::map`; what takes the mapping lock comes later.
     unsafe { regions::init() };
     mm::reserve_window().map_err(because(
         "the range for managed memory cannot be reserved or registered",
@@ -372,8 +373,10 @@ fn join_tenant(fd: i32) -> Result<bool, Failure> {
     ))?;
     procs::begin_in(slot);
     far_area::take_mailbox();
-    keys::init().map_err(because("the kernel provides no random bytes (getrandom)"))?;
-    pool::init();
+    // SAFETY: called once, after `areas::map` (`map_memory`); what hashes pages comes later.
+    unsafe { keys::init() }.map_err(because("the kernel provides no random bytes (getrandom)"))?;
+    // SAFETY: called once, after areas, segment and keys; what uses the pool comes later.
+    unsafe { pool::init() };
     state::PAGER
         .prefetchers
         .choose(state::seg().config.prefetch());
@@ -389,7 +392,8 @@ fn join_tenant(fd: i32) -> Result<bool, Failure> {
 /// Patches the system calls of libc and the loader.
 fn patch_calls() -> Result<(), Failure> {
     let report_left = variable("CANVAS_DEBUG_START").is_some();
-    // SAFETY: the summary is all that is kept of it; the decoder is used nowhere else.
+    // SAFETY: start-up, with one thread of the program, patches once. Nothing but the summary is kept of what that
+    // allocates: the decoder is used nowhere else.
     let summary = unsafe { alloc::decode(|| patch::patch_libc(report_left)) };
     if variable("CANVAS_DEBUG_START").is_some() {
         report!(
@@ -446,7 +450,8 @@ fn stand_aside() {
 
 /// Removes a string from the environment.
 fn forget_variable(var: &Variable) {
-    // SAFETY: start-up has one thread; the array ends with null, which moves down with the rest.
+    // SAFETY: the array ends with null, which moves down with the rest; start-up has one thread of the program, which
+    // is here.
     unsafe {
         let mut at = environment();
         while !(*at).is_null() && *at != var.text {

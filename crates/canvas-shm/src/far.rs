@@ -9,6 +9,7 @@
 //! The agent copies each value that it reads here and validates the copy: the tenant's processes may write anything
 //! anywhere. A forged value harms only that tenant.
 
+use canvas_types::PAGE_SIZE;
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::histogram::Histogram;
@@ -185,7 +186,7 @@ const BUFFERS: usize = core::mem::size_of::<Far>();
 /// Bytes of the far area, buffers included. Sparse: unused parts take no memory.
 pub const FAR_BYTES: usize = BUFFERS + PROCS_MAX * REQUESTS * EXTENT_BYTES;
 
-const _: () = assert!(OFFSET.is_multiple_of(4096) && BUFFERS.is_multiple_of(4096));
+const _: () = assert!(OFFSET.is_multiple_of(PAGE_SIZE) && BUFFERS.is_multiple_of(PAGE_SIZE));
 
 impl Far {
     /// The far area at `addr`.
@@ -194,9 +195,9 @@ impl Far {
     /// `addr` must be the start of a mapping of at least [`FAR_BYTES`] bytes, page-aligned, shared,
     /// writable, and never unmapped. Any contents are valid: every field is an atomic.
     pub unsafe fn at(addr: usize) -> &'static Far {
-        assert!(addr.is_multiple_of(4096));
-        // SAFETY: the caller promises a live mapping of the full size; all fields are atomics, for
-        // which every bit pattern is valid and which may change under us.
+        assert!(addr.is_multiple_of(PAGE_SIZE));
+        // SAFETY: a mapping of the full size that stays, the caller's promise; all fields are atomics, for which any
+        // bits are valid, and to which other processes may write.
         unsafe { &*(addr as *const Far) }
     }
 
@@ -226,8 +227,9 @@ impl Far {
     /// When the range leaves the buffer.
     pub fn copy_out(&self, proc: usize, i: usize, offset: usize, dst: &mut [u8]) {
         assert!(offset <= EXTENT_BYTES && dst.len() <= EXTENT_BYTES - offset);
-        // SAFETY: inside the mapping (asserted, and the promise of `at`). Another process may write to it at the same
-        // time; nothing relies on the bytes before they are verified.
+        // SAFETY: the range lies in the buffer (asserted), and that in the mapping (the promise of `at`). Another
+        // process may write there meanwhile: then any bytes come out, and the caller verifies them before it relies on
+        // them.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 self.buffer(proc, i).add(offset),
@@ -243,8 +245,8 @@ impl Far {
     /// When the range leaves the buffer.
     pub fn copy_in(&self, proc: usize, i: usize, offset: usize, src: &[u8]) {
         assert!(offset <= EXTENT_BYTES && src.len() <= EXTENT_BYTES - offset);
-        // SAFETY: inside the mapping (asserted, and the promise of `at`). Another process may access it at the same
-        // time; nothing relies on the bytes before they are verified.
+        // SAFETY: the range lies in the buffer (asserted), and that in the mapping (the promise of `at`). Another
+        // process may access it meanwhile: then any bytes are left, which a reader verifies before it relies on them.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 src.as_ptr(),

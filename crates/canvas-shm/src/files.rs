@@ -38,8 +38,8 @@ impl Files {
         );
         let pipe_bytes = fcntl(&pipe_in, FcntlArg::F_GETPIPE_SZ)?.max(0) as usize;
         let addr = map_part(&control, 0, CONTROL_BYTES)?;
-        // SAFETY: a fresh mapping of the full size, shared and writable; nothing ever unmaps it, and the file cannot
-        // shrink.
+        // SAFETY: the mapping made just now has the full size, starts on a page, is shared and writable; nothing ever
+        // unmaps it, and the file cannot shrink (`memory`).
         let map = unsafe { Map::at(addr) };
         let c = map.control();
         c.limit_pages.store(limit_pages, Relaxed);

@@ -3,7 +3,7 @@
 //! The preload maps the segment by raw system calls of its own; this is the safe way for programs that have std.
 
 use core::num::NonZeroUsize;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
@@ -11,6 +11,7 @@ use canvas_types::PAGE_SIZE;
 use canvas_types::layout::Bases;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
+use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::unistd::ftruncate;
@@ -60,8 +61,8 @@ impl Segment {
     /// `EINVAL` when the file is not sealed against shrinking or is too small to be a segment.
     pub fn map(fd: impl AsFd) -> Result<&'static Segment, Errno> {
         let addr = map_part(fd, 0, SEGMENT_BYTES)?;
-        // SAFETY: the mapping has the full size, starts on a page, is shared and writable; nothing
-        // ever unmaps it; the file cannot shrink below it (checked seal), so every byte exists.
+        // SAFETY: the mapping has the full size, starts on a page, is shared and writable; nothing ever unmaps it; the
+        // file cannot shrink below it (checked seal), so every byte exists.
         Ok(unsafe { Segment::at(addr) })
     }
 }
@@ -117,13 +118,15 @@ impl Lease {
         }
         let again = ended().pop();
         let at = again.map(|addr| (addr, MapFlags::MAP_FIXED));
-        // SAFETY: at the address of an ended lease there are pages on which nobody relies, see `Lease`.
+        // SAFETY: at the address of an ended lease lie zeros; references that have outlived it are to atomics, and find
+        // the new file's numbers there.
         let mapped = unsafe { map_at(&fd, 0, BOTH_BYTES, at) };
         match (mapped, again) {
             (Ok(addr), _) => Ok(Lease { addr }),
             (Err(e), again) => {
                 // The kernel may have unmapped what was there before it failed.
-                ended().extend(again.filter(|addr| leave_zeros(*addr)));
+                // SAFETY: an address from the list, which has those of leases.
+                ended().extend(again.filter(|addr| unsafe { leave_zeros(*addr) }));
                 Err(e)
             }
         }
@@ -131,35 +134,39 @@ impl Lease {
 
     /// The tenant's segment.
     pub fn segment(&self) -> &'static Segment {
-        // SAFETY: the mapping has the full size, starts on a page, is shared and writable; the file
-        // cannot shrink below it (checked seal), and the addresses stay mapped for good.
+        // SAFETY: the mapping has the full size, starts on a page, is shared and writable; the file cannot shrink below
+        // it (checked seal), and the addresses stay mapped for good (`leave_zeros`).
         unsafe { Segment::at(self.addr) }
     }
 
     /// The tenant's far area.
     pub fn far(&self) -> &'static Far {
-        // SAFETY: the mapping has the full size, starts on a page, is shared and writable; the file cannot shrink below
-        // it (checked seal), and the addresses stay mapped for good.
+        // SAFETY: the second part of the mapping, which starts on a page, is shared and writable; the file cannot
+        // shrink below it (checked seal), and the addresses stay mapped for good (`leave_zeros`).
         unsafe { Far::at(self.addr + OFFSET) }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if leave_zeros(self.addr) {
+        // SAFETY: this lease's own address.
+        if unsafe { leave_zeros(self.addr) } {
             ended().push(self.addr);
         }
     }
 }
 
-/// Replaces a lease at `addr` by pages of zeros; false when there is no memory for that. They belong to a file: a host
-/// that does not overcommit memory would charge private ones in full.
-fn leave_zeros(addr: usize) -> bool {
+/// Replaces a lease by pages of zeros; false when there is no memory for that. They belong to a file: a host that does
+/// not overcommit memory would charge private ones in full.
+///
+/// # Safety
+///
+/// `addr` must be that of a lease.
+unsafe fn leave_zeros(addr: usize) -> bool {
     let zeros = || {
         let fd = memfd_create(c"canvas-ended", MFdFlags::MFD_CLOEXEC)?;
         ftruncate(&fd, BOTH_BYTES as i64)?;
-        // SAFETY: only called with the address of a lease, whose pages are ours; a remaining reference sees zeros from
-        // now on.
+        // SAFETY: the pages of a lease (the caller's promise); references to its atomics see zeros from now on.
         unsafe { map_at(&fd, 0, BOTH_BYTES, Some((addr, MapFlags::MAP_FIXED))) }
     };
     zeros().is_ok()
@@ -172,19 +179,20 @@ fn ended() -> MutexGuard<'static, Vec<usize>> {
 
 /// A duplicate (close-on-exec) of a descriptor, with a number of at least `least`.
 pub fn copy_above(fd: impl AsFd, least: RawFd) -> Result<OwnedFd, Errno> {
-    let new = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(least))?;
-    // SAFETY: a new number, so it is ours alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(new) })
+    duplicate(fd.as_fd().as_raw_fd(), least)
 }
 
 /// As [`copy_above`], of a descriptor that this process inherited by number; `EBADF` when it is not open.
 pub fn inherited(number: RawFd, least: RawFd) -> Result<OwnedFd, Errno> {
-    if number < 0 {
-        return Err(Errno::EBADF);
-    }
-    // SAFETY: borrowed for this one call, which only looks the number up: the kernel says so when
-    // it is not open.
-    copy_above(unsafe { BorrowedFd::borrow_raw(number) }, least)
+    duplicate(number, least)
+}
+
+fn duplicate(number: RawFd, least: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: the command takes no address; a number that is not open is an error.
+    let new = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, least) };
+    Errno::result(new)?;
+    // SAFETY: a new descriptor, which has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(new) })
 }
 
 /// The seals of a file that has at least `bytes` bytes and cannot shrink; `EINVAL` otherwise.
@@ -209,6 +217,7 @@ pub(crate) fn map_part(fd: impl AsFd, offset: usize, bytes: usize) -> Result<usi
 /// Maps a part of a checked file.
 ///
 /// # Safety
+///
 /// Nothing may rely on the contents of what is mapped at the given address.
 unsafe fn map_at(
     fd: impl AsFd,
@@ -221,7 +230,7 @@ unsafe fn map_at(
     let (addr, more) = at.unwrap_or((0, MapFlags::empty()));
     let flags = MapFlags::MAP_SHARED | more;
     let addr = NonZeroUsize::new(addr);
-    // SAFETY: the caller's promise.
+    // SAFETY: replaces nothing, or what the caller answers for.
     let addr = unsafe { mmap(addr, length, prot, flags, &fd, offset as i64)? };
     debug_assert!((addr.as_ptr() as usize).is_multiple_of(PAGE_SIZE));
     Ok(addr.as_ptr() as usize)
@@ -298,7 +307,6 @@ mod tests {
 
     #[test]
     fn descriptors_are_found_by_their_numbers() {
-        use std::os::fd::AsRawFd;
         let (fd, segment) = Segment::create(false).unwrap();
         segment.count(0, Counter::FaultFar, 3);
         let again = inherited(fd.as_raw_fd(), 100).unwrap();

@@ -82,7 +82,7 @@ pub fn connect(path: &Path) -> Result<OwnedFd, Errno> {
 pub fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = accept4(listener.as_fd().as_raw_fd(), flags)?;
-    // SAFETY: a new number, so it is ours alone.
+    // SAFETY: a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -125,7 +125,8 @@ pub fn receive(from: impl AsFd, buf: &mut [u8]) -> Result<Received, Errno> {
 /// which would otherwise stay open for good. (nix returns none of these.)
 fn contents(control: &[u8]) -> (Vec<OwnedFd>, Option<u32>) {
     /// Bytes of `struct cmsghdr`: length (itself included), level, type.
-    const HEADER: usize = 16;
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    const _: () = assert!(HEADER == 16);
     let word = |at: usize| -> Option<u64> {
         let bytes = control.get(at..at + 8)?;
         Some(u64::from_ne_bytes(*bytes.first_chunk()?))
@@ -145,7 +146,7 @@ fn contents(control: &[u8]) -> (Vec<OwnedFd>, Option<u32>) {
         if kind == (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
             for place in (at + HEADER..at + len).step_by(4) {
                 if let Some(number) = int(place).filter(|n| *n >= 0) {
-                    // SAFETY: the kernel has just created it for this process; nobody else knows it.
+                    // SAFETY: the kernel has just made this descriptor, which has no other owner.
                     fds.push(unsafe { OwnedFd::from_raw_fd(number) });
                 }
             }
@@ -158,10 +159,10 @@ fn contents(control: &[u8]) -> (Vec<OwnedFd>, Option<u32>) {
 /// The device of the file system of `fd`, without a request to the file system: one that a peer runs itself (FUSE)
 /// would never answer.
 pub fn device(fd: impl AsFd) -> Result<(u32, u32), Errno> {
-    // SAFETY: all zeros is a valid value of this structure of numbers.
+    // SAFETY: a structure of numbers, for which zeros are valid.
     let mut buf: libc::statx = unsafe { std::mem::zeroed() };
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: the path and the buffer live across the call.
+    // SAFETY: libc reads the path, which lives, and writes the structure to `buf`.
     let done = unsafe {
         libc::statx(
             fd.as_fd().as_raw_fd(),

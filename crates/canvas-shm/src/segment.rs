@@ -583,7 +583,7 @@ const _: () = assert!(
 );
 
 /// Bytes to give the segment's file.
-pub const SEGMENT_BYTES: usize = (core::mem::size_of::<Segment>() + 4095) & !4095;
+pub const SEGMENT_BYTES: usize = core::mem::size_of::<Segment>().next_multiple_of(PAGE_SIZE);
 
 impl Segment {
     /// The segment at `addr`.
@@ -592,9 +592,9 @@ impl Segment {
     /// `addr` must be the start of a mapping of at least [`SEGMENT_BYTES`] bytes, page-aligned,
     /// shared, writable, and never unmapped. Any contents are valid: every field is an atomic.
     pub unsafe fn at(addr: usize) -> &'static Segment {
-        assert!(addr.is_multiple_of(4096));
-        // SAFETY: the caller promises a live mapping of the full size; all fields are atomics, for
-        // which every bit pattern is valid and which may change under us.
+        assert!(addr.is_multiple_of(PAGE_SIZE));
+        // SAFETY: a mapping of the full size that stays, the caller's promise; all fields are atomics, for which any
+        // bits are valid, and to which other processes may write.
         unsafe { &*(addr as *const Segment) }
     }
     /// Adds to a counter. `stripe` is any number; a thread should always use the same one.
@@ -901,16 +901,9 @@ mod tests {
         assert_eq!(noted(-3), 0);
     }
 
-    fn slot() -> &'static ProcSlot {
-        // A slot has only atomics, and all of them may be 0.
-        const WORDS: usize = core::mem::size_of::<ProcSlot>() / 8 + 16;
-        let memory = std::boxed::Box::leak(std::boxed::Box::new([0u64; WORDS]));
-        let at = memory
-            .as_ptr()
-            .addr()
-            .next_multiple_of(core::mem::align_of::<ProcSlot>());
-        // SAFETY: aligned, large enough for it, and never freed.
-        unsafe { &*(at as *const ProcSlot) }
+    fn slot() -> std::boxed::Box<ProcSlot> {
+        // SAFETY: a slot consists of atomics, for which zeros are valid.
+        std::boxed::Box::new(unsafe { core::mem::zeroed() })
     }
 
     #[test]

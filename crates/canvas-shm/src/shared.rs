@@ -168,7 +168,8 @@ impl Map {
     }
     /// The beginning of the file.
     pub fn control(self) -> &'static Control {
-        // SAFETY: the promise of `at`; all fields are atomics, for which every bit pattern is valid.
+        // SAFETY: the mapping begins with it and stays (the promise of `at`); all fields are atomics, for which any
+        // bits are valid.
         unsafe { &*(self.addr as *const Control) }
     }
     /// Sets the key, before any process maps the file.
@@ -185,19 +186,19 @@ impl Map {
     }
     /// Words of pages.
     pub fn words(self) -> &'static [AtomicU64] {
-        // SAFETY: the promise of `at`; the words are inside the mapping, and are atomics.
+        // SAFETY: the words lie in the mapping, which stays (the promise of `at`), and are aligned atomics.
         unsafe {
             core::slice::from_raw_parts((self.addr + WORDS) as *const AtomicU64, SHARED_PAGES)
         }
     }
     /// Allocation bits of the store's units.
     pub fn units(self) -> &'static [AtomicU32] {
-        // SAFETY: the promise of `at`; the units are inside the mapping, and are atomics.
+        // SAFETY: the units lie in the mapping, which stays (the promise of `at`), and are aligned atomics.
         unsafe { core::slice::from_raw_parts((self.addr + UNITS) as *const AtomicU32, STORE_PAGES) }
     }
     /// By far extent, the number of entries that name it.
     pub fn uses(self) -> &'static [AtomicU8] {
-        // SAFETY: the promise of `at`; the counts are inside the mapping, and are atomics.
+        // SAFETY: the counts lie in the mapping, which stays (the promise of `at`), and are atomics.
         unsafe { core::slice::from_raw_parts((self.addr + USES) as *const AtomicU8, EXTENTS_MAX) }
     }
     /// The hash of a page with a far copy.
@@ -207,7 +208,8 @@ impl Map {
     pub fn hash(self, page: u32) -> &'static [AtomicU64; HASH_WORDS] {
         assert!((page as usize) < SHARED_PAGES);
         let at = self.addr + HASHES + page as usize * HASH_WORDS * 8;
-        // SAFETY: the promise of `at`; a page of the partition (asserted), so its hash is inside the mapping; atomics.
+        // SAFETY: the hash of a page of the partition (asserted) lies in the mapping, which stays (the promise of
+        // `at`), and consists of aligned atomics.
         unsafe { &*(at as *const [AtomicU64; HASH_WORDS]) }
     }
     /// A page of the staging buffer.
@@ -217,8 +219,8 @@ impl Map {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn staging(&self, place: usize) -> &mut PageBuf {
         assert!(place < VICTIMS);
-        // SAFETY: inside the mapping (asserted, and the promise of `at`); only the lock's holder uses the buffer (the
-        // caller's promise).
+        // SAFETY: the page lies in the mapping (asserted, and the promise of `at`); only the lock's holder uses the
+        // buffer, and has no other reference to it (the caller's promise).
         unsafe { &mut *((self.addr + STAGING + place * PAGE_SIZE) as *mut PageBuf) }
     }
 }

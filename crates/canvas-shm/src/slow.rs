@@ -74,6 +74,7 @@ pub struct SlowFault {
 }
 
 /// An entry of the ring; `ticket` is 0 while it is written, otherwise one more than its fault's number.
+#[repr(C)]
 struct Place {
     ticket: AtomicU64,
     page: AtomicU64,

@@ -25,7 +25,7 @@ extern "C" fn note_callers() {
     crate::compat::keep();
     let mut found = 0;
     for fd in 0..STREAMS {
-        // SAFETY: asks for the flags of a descriptor.
+        // SAFETY: this command takes no address.
         let flags = unsafe { sys2(libc::SYS_fcntl, fd as usize, libc::F_GETFD as usize) };
         found |= u32::from(flags.is_err()) << fd;
     }
@@ -39,7 +39,7 @@ extern "C" fn note_callers() {
 pub fn ignores(signal: i32) -> bool {
     let mut now = KernelSigaction::default();
     let at = &raw mut now as usize;
-    // SAFETY: the structure lives across the call.
+    // SAFETY: the kernel writes the action to `now`; without a new one nothing changes.
     let asked = unsafe { sys4(libc::SYS_rt_sigaction, signal as usize, 0, at, 8) };
     asked.is_ok() && now.handler == libc::SIG_IGN
 }
@@ -88,12 +88,12 @@ impl Start<'_> {
         }
         let mut pipe = [0i32; 2];
         let at = pipe.as_mut_ptr() as usize;
-        // SAFETY: room for two descriptors.
+        // SAFETY: the kernel writes two descriptors to `pipe`.
         unsafe { sys2(libc::SYS_pipe2, at, libc::O_CLOEXEC as usize) }?;
         // By libc's fork, as an outer `canvas run` expects of a program.
-        // SAFETY: the child has a copy of all memory, goes on right here, and does what is safe in a signal handler.
+        // SAFETY: the child continues here on a copy of all memory, and only does what is safe in a signal handler.
         let forked = match unsafe { libc::fork() } {
-            // SAFETY: the thread's own errno.
+            // SAFETY: libc returns the address of the calling thread's errno.
             -1 => Err(Errno(unsafe { *libc::__errno_location() })),
             pid => Ok(pid as usize),
         };
@@ -104,10 +104,10 @@ impl Start<'_> {
         let answer = forked.and_then(|pid| {
             let mut error = 0i32;
             let at = &raw mut error as usize;
-            // SAFETY: room for a number.
+            // SAFETY: the kernel writes at most 4 bytes to `error`.
             let n = unsafe { sys3(libc::SYS_read, pipe[0] as usize, at, 4) };
             if n == Ok(4) {
-                // SAFETY: waits for the child, which has nothing to do with memory.
+                // SAFETY: no address is passed; the child is this function's, and nobody else waits for it.
                 let _ = unsafe { sys4(libc::SYS_wait4, pid, 0, 0, 0) };
                 return Err(Errno(error));
             }
@@ -140,7 +140,8 @@ impl Start<'_> {
             write_number(&mut var[room..], proc::pid());
         }
         signal::set_mask(self.mask);
-        // SAFETY: a path and two vectors of C strings, which end with null; the thread's own errno.
+        // SAFETY: a path and two vectors of C strings, which live and end with null; libc returns the address of the
+        // calling thread's errno.
         let error = unsafe {
             libc::execve(self.program.as_ptr(), argv.as_ptr(), env.as_ptr());
             *libc::__errno_location()
@@ -177,7 +178,7 @@ pub enum State {
 pub fn look(pid: u32) -> Result<Option<State>, Errno> {
     let mut status = 0i32;
     let (at, flags) = (&raw mut status as usize, libc::WNOHANG | libc::WUNTRACED);
-    // SAFETY: room for a number.
+    // SAFETY: the kernel writes a number to `status`.
     let found = unsafe { sys4(libc::SYS_wait4, pid as usize, at, flags as usize, 0) }?;
     let state = match status {
         s if libc::WIFEXITED(s) => State::Exited(libc::WEXITSTATUS(s)),
@@ -196,13 +197,13 @@ pub fn reap_all_but(waited_for: &[u32]) {
         // The kernel's siginfo_t; the child's number comes after three numbers and a gap.
         let mut info = [0i32; 32];
         let at = info.as_mut_ptr() as usize;
-        // SAFETY: room for a siginfo_t of 128 bytes.
+        // SAFETY: the kernel writes a siginfo_t, 128 bytes, to `info`.
         let found = unsafe { sys6(libc::SYS_waitid, ID_ALL, 0, at, flags, 0, 0) };
         let pid = info[4] as u32;
         if found.is_err() || info[0] == 0 || waited_for.contains(&pid) {
             return;
         }
-        // SAFETY: takes away a child that has ended.
+        // SAFETY: no address is passed; the child has ended, and nobody waits for it.
         let _ = unsafe { sys4(libc::SYS_wait4, pid as usize, 0, libc::WNOHANG as usize, 0) };
     }
 }
@@ -219,19 +220,19 @@ pub fn pass(pid: u32, signal: i32, info: &libc::signalfd_siginfo) {
         words[6] = info.ssi_ptr as i32;
         words[7] = (info.ssi_ptr >> 32) as i32;
         let at = words.as_ptr() as usize;
-        // SAFETY: a siginfo_t of 128 bytes.
+        // SAFETY: the kernel reads a siginfo_t, 128 bytes, from `words`.
         if unsafe { sys3(libc::SYS_rt_sigqueueinfo, pid as usize, signal as usize, at) }.is_ok() {
             return;
         }
     }
-    // SAFETY: no memory.
+    // SAFETY: the call takes no address.
     let _ = unsafe { sys2(libc::SYS_kill, pid as usize, signal as usize) };
 }
 
 /// Ends this process by `signal`, without a core dump of its own. Returns if the signal does not end it: in the first
 /// process of a namespace, or if the signal's default action is not to end it.
 pub fn end_by(signal: i32) {
-    // SAFETY: a plain number.
+    // SAFETY: this option takes no address.
     let _ = unsafe { proc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
     signal::set_default(signal);
     signal::set_mask(!signal::bit(signal));
@@ -240,13 +241,13 @@ pub fn end_by(signal: i32) {
 
 /// Stops this process until it is continued.
 pub fn stop() {
-    // SAFETY: no memory.
+    // SAFETY: the call takes no address.
     let _ = unsafe { sys2(libc::SYS_kill, proc::pid() as usize, libc::SIGSTOP as usize) };
 }
 
 /// Whether this process is its session's leader, so that it alone gets SIGHUP when the terminal hangs up.
 pub fn leads_session() -> bool {
-    // SAFETY: no memory.
+    // SAFETY: the call takes no address.
     unsafe { sys1(libc::SYS_getsid, 0) }.is_ok_and(|session| session == proc::pid() as usize)
 }
 

@@ -3,9 +3,9 @@
 //!
 //! PCLMULQDQ multiplies two polynomials over GF(2) of degree 63, VPCLMULQDQ two or four pairs of them at a time. Which
 //! of them the processor has, and the kernel enables, is looked up once, when the library starts. The wide forms are
-//! assembly. They leave the upper halves of registers zero, as code compiled without AVX expects, and as keeps the
-//! kernel's saving of registers cheap. Rust has stable intrinsics for VPCLMULQDQ since 1.89; whether compiled code is
-//! as fast, and leaves registers so, has not been measured.
+//! assembly: they must leave the upper halves of registers zero, as code compiled without AVX expects, and as keeps the
+//! kernel's saving of registers cheap. Intrinsics, which Rust has since 1.89, do not promise that: the compiler may use
+//! AVX-512's registers 16 to 31, which `vzeroupper` does not clear.
 
 use canvas_types::{PAGE_SIZE, PageBuf};
 use core::arch::asm;
@@ -86,7 +86,7 @@ fn cpuid(leaf: u32) -> CpuidResult {
 /// The kernel has enabled XGETBV (OSXSAVE).
 #[target_feature(enable = "xsave")]
 unsafe fn saved_registers() -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: XGETBV is enabled, the caller's promise, and register 0 exists wherever it is.
     unsafe { _xgetbv(0) }
 }
 
@@ -99,7 +99,7 @@ fn by_128(page: &PageBuf, key: &PageBuf) -> [u128; 3] {
 fn products_128(page: &PageBuf, key: &PageBuf) -> [u128; 3] {
     let load = |of: &PageBuf, at: usize| {
         let bytes: &[u8; 16] = of[at..].first_chunk().expect("pairs end with the page");
-        // SAFETY: 16 bytes, of any alignment.
+        // SAFETY: reads the 16 bytes of `bytes`, at any alignment.
         unsafe { _mm_loadu_si128(bytes.as_ptr().cast::<__m128i>()) }
     };
     let xor = _mm_xor_si128;

@@ -96,8 +96,8 @@ extern "C" fn constructors(count: c_int, arguments: *mut *mut c_char, vars: *mut
     let end = &raw const __init_array_end as *const Constructor;
     let mut at = first;
     while at != end {
-        // SAFETY: between its two ends, which the linker sets, the array has constructors, each called once, and with
-        // what the C library gives them.
+        // SAFETY: between the two ends, which the linker sets, lie pointers to constructors; each is called once, with
+        // the arguments that the C library passes to them.
         unsafe {
             (*at)(count, arguments, vars);
             at = at.add(1);
@@ -154,29 +154,48 @@ extern "C" fn at_thread_exit(_: usize, _: usize, _: usize) -> c_int {
 }
 
 fn fail(error: c_int) -> c_int {
-    // SAFETY: the thread's own errno.
+    // SAFETY: libc returns the address of the calling thread's errno.
     unsafe { *libc::__errno_location() = error };
     -1
 }
 
-/// The kernel's structure is the same as libc's.
-extern "C" fn fstatat(dir: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int {
+/// # Safety
+///
+/// `to` is the caller's to write a structure to; the kernel's is the same as libc's ([`crate::uapi`]).
+unsafe extern "C" fn fstatat(
+    dir: c_int,
+    path: *const c_char,
+    to: *mut libc::stat,
+    flags: c_int,
+) -> c_int {
     let (dir, flags) = (dir as usize, flags as usize);
-    // SAFETY: the kernel reads the path and writes the structure; a bad address is an error.
+    // SAFETY: the kernel reads the path, and answers EFAULT where it cannot; it writes `to`, the caller's promise.
     let done = unsafe { sys4(libc::SYS_newfstatat, dir, path as usize, to as usize, flags) };
     done.map_or_else(|e| fail(e.0), |_| 0)
 }
 
-extern "C" fn stat(path: *const c_char, to: *mut libc::stat) -> c_int {
-    fstatat(libc::AT_FDCWD, path, to, 0)
+/// # Safety
+///
+/// As for [`fstatat`].
+unsafe extern "C" fn stat(path: *const c_char, to: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's promise for `to`.
+    unsafe { fstatat(libc::AT_FDCWD, path, to, 0) }
 }
 
-extern "C" fn lstat(path: *const c_char, to: *mut libc::stat) -> c_int {
-    fstatat(libc::AT_FDCWD, path, to, libc::AT_SYMLINK_NOFOLLOW)
+/// # Safety
+///
+/// As for [`fstatat`].
+unsafe extern "C" fn lstat(path: *const c_char, to: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's promise for `to`.
+    unsafe { fstatat(libc::AT_FDCWD, path, to, libc::AT_SYMLINK_NOFOLLOW) }
 }
 
-extern "C" fn fstat(fd: c_int, to: *mut libc::stat) -> c_int {
-    fstatat(fd, c"".as_ptr(), to, libc::AT_EMPTY_PATH)
+/// # Safety
+///
+/// As for [`fstatat`].
+unsafe extern "C" fn fstat(fd: c_int, to: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's promise for `to`.
+    unsafe { fstatat(fd, c"".as_ptr(), to, libc::AT_EMPTY_PATH) }
 }
 
 /// Makes the linker include this module; its functions would otherwise be seen too late to be linked.

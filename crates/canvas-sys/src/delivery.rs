@@ -1,5 +1,6 @@
 //! Measures the kernel's time to deliver a fault as a signal, which the recipient itself cannot see.
 
+use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::mem;
@@ -7,25 +8,23 @@ use crate::proc::now_ns;
 use crate::signal::{KernelSigaction, bit, exchange, install, set_mask};
 
 const ROUNDS: usize = 33;
-/// Bytes of a page.
-const PAGE_BYTES: usize = 4096;
-/// A page of our own that faults.
+/// The page that faults; 0 while nothing is measured.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
 /// Makes the page accessible, so that the access succeeds when repeated.
 unsafe extern "C" fn open(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the page holds nothing that anybody relies on.
-    let _ = unsafe { mem::protect(PAGE.load(Ordering::Relaxed), PAGE_BYTES, libc::PROT_READ) };
+    // SAFETY: `measure`'s page, which nobody else uses; at address 0 nothing is mapped.
+    let _ = unsafe { mem::protect(PAGE.load(Ordering::Relaxed), PAGE_SIZE, libc::PROT_READ) };
 }
 
-/// Time in ns from a faulting access to its handler and back: the median of several; `None` if it cannot be measured. A
-/// page is made inaccessible and touched; the time to make it accessible is subtracted. Meanwhile, other threads must
-/// not rely on SIGSEGV to handle faults of their own.
+/// Time in ns from a faulting access to its handler and back: the median of several; `None` if it cannot be measured,
+/// or if another thread is measuring it. A page is made inaccessible and touched; the time to make it accessible is
+/// subtracted. A fault of another thread is repeated until this returns.
 pub fn signal_ns() -> Option<u64> {
-    let page = mem::map_lazy(0, PAGE_BYTES, libc::PROT_READ).ok()?;
+    let page = mem::map_lazy(0, PAGE_SIZE, libc::PROT_READ).ok()?;
     let measured = measure(page);
-    // SAFETY: nothing refers to the page.
-    let _ = unsafe { mem::unmap(page, PAGE_BYTES) };
+    // SAFETY: mapped above; `measure` has returned, so nothing uses it any more.
+    let _ = unsafe { mem::unmap(page, PAGE_SIZE) };
     measured
 }
 
@@ -34,31 +33,33 @@ struct Before(KernelSigaction);
 
 impl Drop for Before {
     fn drop(&mut self) {
-        // SAFETY: what the kernel had before.
+        // SAFETY: the action that the kernel had before `measure`, and that its owner relies on.
         let _ = unsafe { exchange(libc::SIGSEGV, Some(&self.0)) };
+        PAGE.store(0, Ordering::Relaxed);
     }
 }
 
 fn measure(page: usize) -> Option<u64> {
-    PAGE.store(page, Ordering::Relaxed);
+    PAGE.compare_exchange(0, page, Ordering::Relaxed, Ordering::Relaxed)
+        .ok()?;
     // A program that reads its signals from a descriptor has this one blocked, and the kernel would end it.
     let _unblocked = Unblocked::segv();
-    // SAFETY: a fault of another thread's is not expected meanwhile, and is made again for ever.
+    // SAFETY: `open` is async-signal-safe, and changes the access to our page only; after a fault elsewhere it returns
+    // to the faulting access, which is repeated.
     let _before = Before(unsafe { install(libc::SIGSEGV, open, 0) }.ok()?);
     let (mut faults, mut calls) = ([0; ROUNDS], [0; ROUNDS]);
     for (fault_ns, call_ns) in faults.iter_mut().zip(&mut calls) {
-        // SAFETY: the page is ours alone.
-        unsafe { mem::protect(page, PAGE_BYTES, libc::PROT_NONE) }.ok()?;
+        // SAFETY: no reference to the page exists.
+        let protect = |prot| unsafe { mem::protect(page, PAGE_SIZE, prot) };
+        protect(libc::PROT_NONE).ok()?;
         let begun = now_ns();
-        // SAFETY: as above; the handler makes it readable, and it is mapped.
+        // SAFETY: the page is mapped (`protect` did not fail), and the handler makes it readable.
         unsafe { (page as *const u8).read_volatile() };
         let between = now_ns();
         *fault_ns = between - begun;
-        // SAFETY: as above.
-        unsafe { mem::protect(page, PAGE_BYTES, libc::PROT_NONE) }.ok()?;
+        protect(libc::PROT_NONE).ok()?;
         let begun = now_ns();
-        // SAFETY: as above.
-        unsafe { mem::protect(page, PAGE_BYTES, libc::PROT_READ) }.ok()?;
+        protect(libc::PROT_READ).ok()?;
         *call_ns = now_ns() - begun;
     }
     faults.sort_unstable();
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     fn handler() -> usize {
-        // SAFETY: only asks.
+        // SAFETY: without a new action nothing changes.
         unsafe { exchange(libc::SIGSEGV, None) }.unwrap().handler
     }
 
@@ -103,9 +104,9 @@ mod tests {
         assert!(ns > 0, "{ns}");
         assert_eq!(handler(), before);
         // Even if it cannot be measured: an unmapped page cannot be protected.
-        let page = mem::map_lazy(0, PAGE_BYTES, libc::PROT_READ).unwrap();
-        // SAFETY: ours alone.
-        unsafe { mem::unmap(page, PAGE_BYTES) }.unwrap();
+        let page = mem::map_lazy(0, PAGE_SIZE, libc::PROT_READ).unwrap();
+        // SAFETY: mapped just now; nothing uses it.
+        unsafe { mem::unmap(page, PAGE_SIZE) }.unwrap();
         assert_eq!(measure(page), None);
         assert_eq!(handler(), before);
     }

@@ -84,7 +84,7 @@ pub fn moved(fd: i32, cloexec: bool) -> Result<i32, Errno> {
         false => libc::F_DUPFD,
     };
     let new = out_of_the_way(|least| {
-        // SAFETY: descriptors only.
+        // SAFETY: the call takes no address.
         unsafe {
             sys3(
                 libc::SYS_fcntl,
@@ -94,7 +94,7 @@ pub fn moved(fd: i32, cloexec: bool) -> Result<i32, Errno> {
             )
         }
     });
-    // SAFETY: the caller gives the descriptor away.
+    // SAFETY: the call takes no address; the caller gives the descriptor away.
     let _ = unsafe { sys2(libc::SYS_close, fd as usize, 0) };
     new.map(|new| new as i32)
 }

@@ -40,7 +40,7 @@ pub fn which(s: libc::stat) -> (u64, u64) {
 
 /// The seals of a memory file.
 pub fn seals(fd: i32) -> Result<i32, Errno> {
-    // SAFETY: asks for the seals of a descriptor.
+    // SAFETY: this command takes no address.
     unsafe { sys2(libc::SYS_fcntl, fd as usize, libc::F_GET_SEALS as usize) }.map(|s| s as i32)
 }
 

@@ -73,7 +73,9 @@ pub unsafe fn raw(nr: usize, a: [usize; 6]) -> isize {
 #[inline(always)]
 pub unsafe fn raw_while(word: &AtomicU32, seen: u32, nr: usize, a: [usize; 6]) -> isize {
     let ret: isize;
-    // SAFETY: as in `raw`: `checked` calls the gate, and clobbers no more than that does.
+    // SAFETY: `checked` and the gate clobber only rax, rcx, r11 and flags besides what the call itself does, for which
+    // the caller answers; the word lives. Return addresses are pushed, so the red zone must not be in use: asm! without
+    // `nostack` sees to that.
     unsafe {
         asm!(
             "call {checked}",
@@ -171,7 +173,7 @@ sys_n!(sys6, a, b, c, d, e, f ; );
 /// Maps the gate page and sends all further calls through it.
 pub fn open() -> Result<(), Errno> {
     let page = layout::gate_page();
-    // SAFETY: replaces nothing; the page is ours alone afterwards.
+    // SAFETY: `Place::Free` replaces nothing.
     unsafe { map_code(Place::Free(page), &GATE_CODE) }?;
     GATE.store(page, Ordering::Relaxed);
     Ok(())
@@ -206,7 +208,7 @@ pub fn wait(ns: u64) {
 /// Yields this CPU to another thread, for waits of some ten microseconds by one or two threads. Uses sched_yield(2);
 /// see [`yield_now`].
 pub fn give_way() {
-    // SAFETY: sched_yield touches no memory.
+    // SAFETY: the call takes no address.
     let _ = unsafe { sys0(libc::SYS_sched_yield) };
 }
 
@@ -224,7 +226,7 @@ mod tests {
     fn a_call_is_made_only_while_nothing_has_changed() {
         let word = AtomicU32::new(7);
         let getpid = |seen| {
-            // SAFETY: getpid touches no memory.
+            // SAFETY: the call takes no address.
             unsafe { raw_while(&word, seen, libc::SYS_getpid as usize, [0; 6]) }
         };
         assert_eq!(getpid(7), std::process::id() as isize);
@@ -234,7 +236,7 @@ mod tests {
     #[test]
     fn a_thread_in_the_call_or_before_it_is_led_to_its_end() {
         let start = checked as *const () as usize;
-        // SAFETY: the function's code; `ret`, and `mov rax, imm32`.
+        // SAFETY: both offsets lie in the code of `checked`, which is readable.
         unsafe {
             assert_eq!(*((start + CHECKED_BACK) as *const u8), 0xc3);
             assert_eq!(
@@ -246,7 +248,7 @@ mod tests {
         let other = [start + 1, 0];
         let at = |ip: usize, stack: &[usize; 2]| {
             let (mut ip, mut sp) = (ip, stack.as_ptr() as usize);
-            // SAFETY: a made-up thread, with a stack.
+            // SAFETY: `interrupt` reads one word, at `sp`, which is that of `stack`.
             let led = unsafe { interrupt(&mut ip, &mut sp) };
             led.then(|| (ip - start, sp - stack.as_ptr() as usize))
         };

@@ -100,7 +100,7 @@ mod tests {
 
     fn tempfile_like() -> std::fs::File {
         use std::os::fd::FromRawFd;
-        // SAFETY: a fresh descriptor, ours alone.
+        // SAFETY: the kernel reads the name, which lives; the new descriptor has no other owner.
         unsafe {
             let name = c"lock".as_ptr() as usize;
             let fd = crate::sys2(libc::SYS_memfd_create, name, 0).unwrap();

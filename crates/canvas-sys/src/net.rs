@@ -32,7 +32,7 @@ const UNPACED: [&[u8]; 2] = [b"cubic", b"reno"];
 fn set(fd: i32, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
     let (at, len) = (value.as_ptr() as usize, value.len());
     let (level, name) = (level as usize, name as usize);
-    // SAFETY: reads `value`, which lives across the call.
+    // SAFETY: the kernel reads `value`, which lives across the call.
     unsafe { sys6(libc::SYS_setsockopt, fd as usize, level, name, at, len, 0) }.map(drop)
 }
 
@@ -40,7 +40,7 @@ fn get(fd: i32, level: i32, name: i32, value: &mut [u8]) -> Result<usize, Errno>
     let mut len = value.len() as u32;
     let (at, len_at) = (value.as_mut_ptr() as usize, &raw mut len as usize);
     let (level, name) = (level as usize, name as usize);
-    // SAFETY: writes `value`, at most as much as `len` says, and `len`; both live across the call.
+    // SAFETY: the kernel writes `value`, at most as much as `len` says, and `len`; both live across the call.
     unsafe {
         sys6(
             libc::SYS_getsockopt,
@@ -71,7 +71,7 @@ impl Stream {
             libc::AF_INET
         };
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: makes a descriptor.
+        // SAFETY: the call takes no address.
         let low = unsafe { sys3(libc::SYS_socket, family as usize, kind as usize, 0) }? as i32;
         let fd = uffd::move_fd(low, floor, true).inspect_err(|_| proc::close(low))?;
         let begun = cookie(fd).and_then(|cookie| {
@@ -125,7 +125,7 @@ impl Stream {
             name[4..8].copy_from_slice(&to.ip[..4]);
             size_of::<libc::sockaddr_in>()
         };
-        // SAFETY: reads `name`, which lives across the call.
+        // SAFETY: the kernel reads `name`, which lives across the call.
         let made = unsafe {
             sys3(
                 libc::SYS_connect,
@@ -147,7 +147,7 @@ impl Stream {
         value[8..].copy_from_slice(&(ns % 1_000_000_000 / 1000).to_ne_bytes());
         set(self.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &value)?;
         let set_flags = libc::F_SETFL as usize;
-        // SAFETY: changes flags of a descriptor of ours.
+        // SAFETY: this command takes no address.
         unsafe { sys3(libc::SYS_fcntl, self.fd as usize, set_flags, 0) }.map(drop)
     }
 
@@ -155,7 +155,7 @@ impl Stream {
     pub fn send(&self, bytes: &[u8]) -> Result<bool, Errno> {
         let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
         let (at, len) = (bytes.as_ptr() as usize, bytes.len());
-        // SAFETY: reads `bytes`, which lives across the call.
+        // SAFETY: the kernel reads `bytes`, which lives across the call.
         let sent = unsafe { sys6(libc::SYS_sendto, self.fd as usize, at, len, flags, 0, 0) };
         match sent {
             Ok(n) if n == len => Ok(true),
@@ -171,7 +171,7 @@ impl Stream {
     pub fn receive(&self, to: &mut [u8], waits: bool) -> Result<usize, Errno> {
         let flags = if waits { 0 } else { libc::MSG_DONTWAIT };
         let (at, len) = (to.as_mut_ptr() as usize, to.len());
-        // SAFETY: writes `to`, at most all of it.
+        // SAFETY: the kernel writes at most `len` bytes to `to`.
         let came = unsafe {
             sys6(
                 libc::SYS_recvfrom,
@@ -195,7 +195,7 @@ impl Stream {
         let mut name = [0u8; size_of::<libc::sockaddr_in6>()];
         let mut len = name.len() as u32;
         let (at, len_at) = (name.as_mut_ptr() as usize, &raw mut len as usize);
-        // SAFETY: writes `name`, at most as much as `len` says, and `len`; both live across the call.
+        // SAFETY: the kernel writes `name`, at most as much as `len` says, and `len`; both live across the call.
         unsafe { sys3(libc::SYS_getsockname, self.fd as usize, at, len_at) }.ok()?;
         let family = i32::from(u16::from_ne_bytes([name[0], name[1]]));
         let port = u16::from_be_bytes([name[2], name[3]]);
@@ -272,7 +272,7 @@ mod tests {
         let _ = crate::gate::open();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = Stream::begin(address(&listener), 400).unwrap();
-        // SAFETY: puts the listener's file where the stream was.
+        // SAFETY: the call takes no address; the stream's number has no owner that relies on it.
         unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&listener), stream.fd()) };
         assert!(!stream.is_here());
         stream.close();

@@ -26,7 +26,7 @@ pub fn prefer(addr: usize, bytes: usize, node: u32) -> Result<(), Errno> {
     };
     *word |= 1 << (node % 64);
     // The kernel uses one bit less than the number it gets.
-    // SAFETY: reads the mask; only where later pages come from is changed.
+    // SAFETY: the kernel reads the mask, and changes only where later pages come from.
     unsafe {
         sys6(
             libc::SYS_mbind,
@@ -44,7 +44,7 @@ pub fn prefer(addr: usize, bytes: usize, node: u32) -> Result<(), Errno> {
 /// The node of the page at `addr`, which is brought in if it is absent.
 pub fn node_of(addr: usize) -> Result<u32, Errno> {
     let mut node = 0i32;
-    // SAFETY: writes the number to `node`.
+    // SAFETY: the kernel writes a number to `node`, and nothing else.
     unsafe {
         sys6(
             libc::SYS_get_mempolicy,
@@ -65,11 +65,11 @@ pub fn check(node: u32) -> Result<(), Errno> {
     let at = mem::map_lazy(0, PAGE_SIZE, libc::PROT_READ | libc::PROT_WRITE)?;
     let bound = prefer(at, PAGE_SIZE, node);
     let asked = bound.and_then(|()| {
-        // SAFETY: a fresh page, which is ours alone.
+        // SAFETY: a writable page that was mapped just now, and that nothing else uses.
         unsafe { (at as *mut u8).write_volatile(1) };
         node_of(at)
     });
-    // SAFETY: ours, and used no more.
+    // SAFETY: mapped above; nothing uses it any more.
     let _ = unsafe { mem::unmap(at, PAGE_SIZE) };
     asked.map(|_| ())
 }

@@ -173,14 +173,14 @@ mod tests {
     fn sparse(touched: &[usize]) -> usize {
         let rw = libc::PROT_READ | libc::PROT_WRITE;
         let at = mem::map_lazy(0, BYTES, rw).unwrap();
-        // SAFETY: advice that discards nothing.
+        // SAFETY: the advice discards nothing.
         unsafe { mem::advise(at, BYTES, libc::MADV_NOHUGEPAGE) }.unwrap();
         for page in touched {
             // SAFETY: inside the mapping made just now, which nothing else uses.
             unsafe { ((at + page * PAGE_SIZE) as *mut u8).write_volatile(1) };
         }
         // Read only: the kernel's page of zeros, which uses no memory.
-        // SAFETY: as above.
+        // SAFETY: inside the mapping made just now, which nothing else uses.
         unsafe { ((at + 9000 * PAGE_SIZE) as *const u8).read_volatile() };
         at
     }
@@ -213,7 +213,7 @@ mod tests {
         let at = sparse(&[3, 4]);
         let map = Pagemap::of_process(crate::proc::pid()).unwrap();
         let mut runs = [Run::default(); 8];
-        // SAFETY: its pages stay in memory, whatever the host is short of.
+        // SAFETY: inside the mapping made just now; a lock changes no contents.
         let locked = unsafe { libc::mlock((at + 3 * PAGE_SIZE) as *const _, 2 * PAGE_SIZE) };
         assert_eq!(locked, 0);
         let found = map.swapped_runs(at, at + BYTES, 100, &mut runs);

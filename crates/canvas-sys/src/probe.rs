@@ -50,7 +50,7 @@ mod tests {
         assert!(is_readable(at) && is_readable(ro) && is_readable(none - 8));
         for bad in [none, none - 1, 0, 8, 4096, usize::MAX - 7, 1 << 63] {
             assert!(!is_readable(bad), "{bad:#x}");
-            // SAFETY: no memory.
+            // SAFETY: nothing is mapped there.
             assert!(!unsafe { is_writable(bad) }, "{bad:#x}");
         }
         // SAFETY: the mapping's own; nothing relies on what is there.

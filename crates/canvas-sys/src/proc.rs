@@ -1,16 +1,17 @@
 //! Processes, threads, time, descriptors and /proc, by raw calls.
 
 use crate::gate::{Errno, sys0, sys1, sys2, sys3, sys4, sys6};
+use crate::uapi;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Number of the calling process (getpid).
 pub fn pid() -> u32 {
-    // SAFETY: no memory.
+    // SAFETY: the call takes no address.
     unsafe { sys0(libc::SYS_getpid) }.unwrap_or(0) as u32
 }
 /// Number of the calling thread (gettid).
 pub fn tid() -> u32 {
-    // SAFETY: no memory.
+    // SAFETY: the call takes no address.
     unsafe { sys0(libc::SYS_gettid) }.unwrap_or(0) as u32
 }
 /// Fills `buf` with unpredictable random bytes. Early at boot it waits for the kernel's generator.
@@ -57,14 +58,14 @@ fn clock_ns(clock: libc::clockid_t) -> u64 {
 /// Time stamp counter.
 #[inline(always)]
 pub fn ticks() -> u64 {
-    // SAFETY: reads a counter.
+    // SAFETY: every x86-64 processor has the instruction, which reads a counter.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 /// Whether two processes share their memory, as a vfork child and its parent do until exec. Also false if one of them
 /// is gone or may not be inspected (kcmp(2)).
 pub fn same_memory(pid: u32, other: u32) -> bool {
     const KCMP_VM: usize = 1;
-    // SAFETY: no memory.
+    // SAFETY: the call takes no address.
     let order = unsafe { sys4(libc::SYS_kcmp, pid as usize, other as usize, KCMP_VM, 0) };
     order == Ok(0)
 }
@@ -73,7 +74,7 @@ pub fn same_memory(pid: u32, other: u32) -> bool {
 pub fn processors() -> u32 {
     let mut mask = [0u64; 128];
     let (len, at) = (size_of_val(&mask), mask.as_mut_ptr() as usize);
-    // SAFETY: writes `mask`, at most all of it.
+    // SAFETY: the kernel writes at most `len` bytes to `mask`.
     let filled = unsafe { sys3(libc::SYS_sched_getaffinity, 0, len, at) };
     filled.map_or(1, |_| mask.iter().map(|word| word.count_ones()).sum())
 }
@@ -113,6 +114,7 @@ pub struct WaitOn<'a> {
     reserved: u32,
     lives: core::marker::PhantomData<&'a AtomicU32>,
 }
+const _: () = assert!(size_of::<WaitOn>() == uapi::FUTEX_WAITV);
 
 impl<'a> WaitOn<'a> {
     /// Waits while `*word == expected`. The word may be in shared memory.
@@ -157,7 +159,7 @@ pub fn futex_wait_any(words: &[WaitOn], timeout_ns: u64) -> Result<(), Errno> {
 }
 /// Wakes up to `n` waiters.
 pub fn futex_wake(word: &core::sync::atomic::AtomicU32, n: u32) {
-    // SAFETY: the word is only an address here.
+    // SAFETY: the kernel does not access the word, whose address names the waiters.
     let _ = unsafe {
         sys3(
             libc::SYS_futex,
@@ -199,7 +201,7 @@ impl File {
     /// address is an error.
     pub fn open_at(dir: usize, path: usize) -> Result<File, Errno> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
-        // SAFETY: the kernel only reads the path.
+        // SAFETY: the kernel only reads the path, and answers EFAULT where it cannot.
         unsafe { sys3(libc::SYS_openat, dir, path, flags as usize) }.map(File)
     }
     /// Continues to read where the last read ended; 0 at the end.
@@ -288,7 +290,7 @@ pub fn random<const N: usize>() -> Result<[u64; N], Errno> {
 
 /// The effective user.
 pub fn user() -> u32 {
-    // SAFETY: no memory.
+    // SAFETY: the call takes no address.
     unsafe { sys0(libc::SYS_geteuid) }.unwrap_or(0) as u32
 }
 
@@ -314,7 +316,7 @@ pub fn thread_name(tid: u32, name: &mut [u8; 16]) -> Option<usize> {
 /// Memory and swap of the host, in bytes.
 pub fn ram_and_swap_bytes() -> Option<u64> {
     let mut info = core::mem::MaybeUninit::<libc::sysinfo>::zeroed();
-    // SAFETY: the kernel fills the structure, in which any bits are valid.
+    // SAFETY: the kernel fills the structure ([`uapi`] has its size), in which any bits are valid.
     let info = unsafe {
         sys1(libc::SYS_sysinfo, info.as_mut_ptr() as usize).ok()?;
         info.assume_init()
@@ -349,8 +351,8 @@ pub fn minor_faults_of_thread() -> u64 {
 }
 fn minor_faults_of(whom: i32) -> u64 {
     // struct rusage: two timevals, then maxrss, ixrss, idrss, isrss, minflt, and nine more longs.
-    let mut usage = [0u64; 18];
-    // SAFETY: the kernel writes 144 bytes.
+    let mut usage = [0u64; uapi::RUSAGE / 8];
+    // SAFETY: the kernel writes a `struct rusage`, for which `usage` has room.
     let r = unsafe {
         crate::sys2(
             libc::SYS_getrusage,
@@ -435,7 +437,7 @@ pub fn may_raise_limits() -> bool {
     let head = [VERSION, 0];
     let mut sets = [0u32; 6];
     let (head, at) = (head.as_ptr() as usize, sets.as_mut_ptr() as usize);
-    // SAFETY: the kernel reads `head` and writes `sets`.
+    // SAFETY: the kernel reads `head`, and writes three words for each of two sets to `sets`.
     let r = unsafe { sys2(libc::SYS_capget, head, at) };
     r.is_ok() && sets[0] & (1 << SYS_RESOURCE) != 0
 }
@@ -444,27 +446,31 @@ pub fn cleared_at_exit() -> usize {
     /// PR_GET_TID_ADDRESS.
     const GET_TID_ADDRESS: i32 = 40;
     let mut at = 0usize;
-    // SAFETY: the kernel writes `at`.
+    // SAFETY: the kernel writes an address to `at`, and nothing else.
     let r = unsafe { prctl(GET_TID_ADDRESS, &raw mut at as usize, 0, 0, 0) };
     r.map_or(0, |_| at)
 }
-/// Ends the calling thread, made by [`spawn_bare`].
-pub fn exit_thread() -> ! {
+/// Ends the calling thread.
+///
+/// # Safety
+///
+/// [`spawn_bare`] must have made the thread, and nothing may need what is on its stack.
+pub unsafe fn exit_thread() -> ! {
     loop {
-        // SAFETY: ends a thread that nobody waits for.
+        // SAFETY: ends a thread that libc does not know of; its stack is no longer needed, the caller's promise.
         let _ = unsafe { sys1(libc::SYS_exit, 0) };
     }
 }
 /// Ends the whole process at once.
 pub fn exit_group(code: i32) -> ! {
     loop {
-        // SAFETY: ends the process.
+        // SAFETY: the call takes no address, and no code of this process runs after it.
         let _ = unsafe { sys1(libc::SYS_exit_group, code as usize) };
     }
 }
 /// Sends `signal` to this thread.
 pub fn raise(signal: i32) {
-    // SAFETY: no memory.
+    // SAFETY: the call takes no address.
     let _ = unsafe {
         sys3(
             libc::SYS_tgkill,
@@ -476,13 +482,13 @@ pub fn raise(signal: i32) {
 }
 /// Whether the thread `tid` of this process exists.
 pub fn is_thread(tid: u32) -> bool {
-    // SAFETY: no memory, and no signal.
+    // SAFETY: the call takes no address; signal 0 is none.
     let asked = unsafe { sys3(libc::SYS_tgkill, pid() as usize, tid as usize, 0) };
     asked != Err(Errno(libc::ESRCH))
 }
 /// Whether a process with this pid exists (also as a zombie).
 pub fn alive(pid: u32) -> bool {
-    // SAFETY: signal 0 only asks.
+    // SAFETY: the call takes no address; signal 0 is none.
     !matches!(
         unsafe { sys2(libc::SYS_kill, pid as usize, 0) },
         Err(Errno(libc::ESRCH))
@@ -490,7 +496,7 @@ pub fn alive(pid: u32) -> bool {
 }
 /// A pidfd of this process, for process_madvise on kernels without PIDFD_SELF.
 pub fn pidfd_self() -> Result<i32, Errno> {
-    // SAFETY: descriptors only.
+    // SAFETY: the call takes no address.
     unsafe { sys2(libc::SYS_pidfd_open, pid() as usize, 0) }.map(|fd| fd as i32)
 }
 /// Whether this descriptor refers to this process. Decided by /proc, and false without it; the kernel's own special
@@ -534,12 +540,12 @@ pub fn is_pidfd_of_own(fd: i32) -> bool {
 /// A copy of the descriptor `fd` of the process behind `pidfd`, usually this one: the table is that of its first
 /// thread. Since Linux 5.6.
 pub fn descriptor_of(pidfd: i32, fd: i32) -> Result<i32, Errno> {
-    // SAFETY: descriptors only.
+    // SAFETY: the call takes no address.
     unsafe { sys3(libc::SYS_pidfd_getfd, pidfd as usize, fd as usize, 0) }.map(|fd| fd as i32)
 }
 /// Closes a descriptor of ours.
 pub fn close(fd: i32) {
-    // SAFETY: descriptors only.
+    // SAFETY: the call takes no address.
     let _ = unsafe { sys1(libc::SYS_close, fd as usize) };
 }
 /// `prctl`-like call with up to five plain arguments.
@@ -560,7 +566,7 @@ mod tests {
     fn a_pidfd_is_told_by_the_process_that_it_names() {
         let own = pidfd_self().unwrap();
         assert!(is_pidfd_of_own(own) && is_pidfd_of_own(-10001));
-        // SAFETY: descriptors only.
+        // SAFETY: the call takes no address.
         let parents =
             unsafe { sys0(libc::SYS_getppid).and_then(|pid| sys2(libc::SYS_pidfd_open, pid, 0)) };
         let parents = parents.unwrap() as i32;

@@ -14,7 +14,7 @@ pub struct Process(i32);
 impl Process {
     /// Opens the process with this number.
     pub fn open(pid: u32) -> Result<Process, Errno> {
-        // SAFETY: descriptors only.
+        // SAFETY: the call takes no address.
         let fd = unsafe { sys2(libc::SYS_pidfd_open, pid as usize, 0) }?;
         Ok(Process(fd as i32))
     }
@@ -66,14 +66,14 @@ impl Drop for Process {
 /// Without MCL_ONFAULT: code that was never run would have to be read when there may be no memory to read it to.
 pub fn stay_in_memory() -> Result<(), Errno> {
     let flags = libc::MCL_CURRENT | libc::MCL_FUTURE;
-    // SAFETY: it changes no contents.
+    // SAFETY: the call takes no address, and changes no contents.
     unsafe { sys1(libc::SYS_mlockall, flags as usize) }.map(|_| ())
 }
 
 /// Declares that the work of this thread and of those that it starts is part of writing memory out, so that the kernel
 /// does not let their allocations wait for it (prctl(2), PR_SET_IO_FLUSHER, Linux 5.6). Requires CAP_SYS_RESOURCE.
 pub fn write_memory_out() -> Result<(), Errno> {
-    // SAFETY: the call takes no pointer.
+    // SAFETY: this option takes no address.
     unsafe { proc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }.map(|_| ())
 }
 

@@ -149,7 +149,7 @@ impl Program {
 }
 
 fn ask(number: u32) -> Result<usize, Errno> {
-    // SAFETY: an argument that prctl ignores, or the filter's question.
+    // SAFETY: the option takes no address; its arguments are ignored, except by canvas's filter.
     unsafe { prctl(ASK.0, number as usize, 0, 0, 0) }
 }
 
@@ -328,7 +328,7 @@ pub fn install(scope: Scope, calls: &[Filtered], bases: Bases) -> Result<(), Err
     };
     match set() {
         Err(Errno(libc::EACCES)) => {
-            // SAFETY: only gives up privileges.
+            // SAFETY: the option takes no address; the process only gives up privileges.
             unsafe { prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }?;
             set().map(|_| ())
         }

@@ -4,7 +4,7 @@
 use crate::gate::{Errno, sys1, sys2, sys3, sys4, sys6};
 use crate::{file, proc};
 
-const PAGE: usize = 4096;
+use canvas_types::PAGE_SIZE;
 
 /// Puts pages of a file into a pipe: not copies, the pages themselves. `EAGAIN` if the pipe is full.
 pub fn splice(file: i32, offset: usize, bytes: usize, pipe: i32) -> Result<usize, Errno> {
@@ -97,7 +97,7 @@ fn in_full(len: usize, mut move_on: impl FnMut(usize) -> Result<usize, Errno>) -
 
 /// Whether the page at `offset` is in the file.
 pub fn has_page(file: i32, offset: usize) -> Result<bool, Errno> {
-    // SAFETY: moves the file's position, which nobody uses.
+    // SAFETY: the call takes no address; it moves the file's position, which nothing here uses.
     match unsafe {
         sys3(
             libc::SYS_lseek,
@@ -106,7 +106,7 @@ pub fn has_page(file: i32, offset: usize) -> Result<bool, Errno> {
             libc::SEEK_DATA as usize,
         )
     } {
-        Ok(at) => Ok(at < offset + PAGE),
+        Ok(at) => Ok(at < offset + PAGE_SIZE),
         Err(Errno(libc::ENXIO)) => Ok(false),
         Err(e) => Err(e),
     }
@@ -114,14 +114,14 @@ pub fn has_page(file: i32, offset: usize) -> Result<bool, Errno> {
 
 /// Number of pages in a memory file.
 pub fn pages(file: i32) -> Result<u64, Errno> {
-    file::stat(file).map(|s| s.st_blocks as u64 / (PAGE as u64 / 512))
+    file::stat(file).map(|s| s.st_blocks as u64 / (PAGE_SIZE as u64 / 512))
 }
 
 /// Checks that a write which comes after a splice, but before the page is punched, gets into the pipe. On a kernel that
 /// copied instead, it would be lost.
 pub fn late_writes_are_seen() -> Result<bool, Errno> {
     let mut ends = [0i32; 2];
-    // SAFETY: the kernel reads the name, and writes both ends.
+    // SAFETY: the kernel reads the name, which lives, and writes two numbers to `ends`; close takes no address.
     let file = unsafe {
         let file = sys2(
             libc::SYS_memfd_create,
@@ -140,26 +140,26 @@ pub fn late_writes_are_seen() -> Result<bool, Errno> {
     };
     let seen = probe_with(file, ends);
     for fd in [file, ends[0], ends[1]] {
-        // SAFETY: our own descriptors.
+        // SAFETY: the call takes no address; the descriptors were opened above.
         let _ = unsafe { sys1(libc::SYS_close, fd as usize) };
     }
     seen
 }
 
 fn probe_with(file: i32, ends: [i32; 2]) -> Result<bool, Errno> {
-    let mut page = [0xa5u8; PAGE];
+    let mut page = [0xa5u8; PAGE_SIZE];
     let failed = Errno(libc::EIO);
     if !write_at(file, 0, &page) {
         return Err(failed);
     }
-    if splice(file, 0, PAGE, ends[1])? != PAGE {
+    if splice(file, 0, PAGE_SIZE, ends[1])? != PAGE_SIZE {
         return Ok(false);
     }
     if !write_at(file, 1000, &[0x5a; 8]) {
         return Err(failed);
     }
-    // SAFETY: nothing maps the file.
-    unsafe { punch(file, 0, PAGE) }?;
+    // SAFETY: nothing maps the file, which the caller has made for this.
+    unsafe { punch(file, 0, PAGE_SIZE) }?;
     let mut done = 0;
     while done < PAGE {
         done += proc::read(ends[0] as usize, &mut page[done..])?;

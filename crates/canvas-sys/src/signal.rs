@@ -62,7 +62,8 @@ pub type Handler = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_
 ///
 /// # Safety
 ///
-/// From now on `handler` runs wherever the signal interrupts a thread: it must be right there.
+/// From now on `handler` runs wherever the signal interrupts a thread, with that thread's locks held and its data half
+/// written: it must be sound there.
 pub unsafe fn install(signal: i32, handler: Handler, flags: u64) -> Result<KernelSigaction, Errno> {
     let new = KernelSigaction {
         handler: handler as *const () as usize,
@@ -70,7 +71,7 @@ pub unsafe fn install(signal: i32, handler: Handler, flags: u64) -> Result<Kerne
         restorer: restorer as *const () as usize,
         mask: u64::MAX,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: for `handler` the caller answers; `restorer` is what the kernel expects of one.
     unsafe { exchange(signal, Some(&new)) }
 }
 
@@ -84,7 +85,7 @@ pub unsafe fn exchange(
     new: Option<&KernelSigaction>,
 ) -> Result<KernelSigaction, Errno> {
     let mut old = KernelSigaction::DEFAULT;
-    // SAFETY: both structures live across the call; the handler is the caller's promise.
+    // SAFETY: the kernel reads `new`, if there is one, and writes `old`; for the handler the caller answers.
     unsafe {
         sys4(
             libc::SYS_rt_sigaction,
@@ -99,7 +100,7 @@ pub unsafe fn exchange(
 
 /// Sends `signal` with `info` (a `siginfo_t`) to the thread `tid` of this process.
 pub fn queue(tid: u32, signal: i32, info: &[u64; 16]) -> Result<(), Errno> {
-    // SAFETY: the kernel reads `info` only.
+    // SAFETY: the kernel reads a siginfo_t, 128 bytes, from `info`.
     unsafe {
         sys4(
             libc::SYS_rt_tgsigqueueinfo,
@@ -128,7 +129,7 @@ fn set_plain(signal: i32, action: usize) {
         handler: action,
         ..KernelSigaction::DEFAULT
     };
-    // SAFETY: no handler.
+    // SAFETY: such an action has no handler.
     let _ = unsafe { exchange(signal, Some(&new)) };
 }
 
@@ -136,7 +137,7 @@ fn set_plain(signal: i32, action: usize) {
 #[inline]
 pub fn set_mask(mask: u64) -> u64 {
     let mut old = 0u64;
-    // SAFETY: both sets live across the call.
+    // SAFETY: the kernel reads `mask` and writes `old`, 8 bytes each.
     let _ = unsafe {
         sys4(
             libc::SYS_rt_sigprocmask,

@@ -57,7 +57,7 @@ fn make(call: Call) -> Result<usize, Errno> {
     /// Higher than any process number.
     const NOBODY: usize = i32::MAX as usize;
     let own = proc::pid() as usize;
-    // SAFETY: the kernel reads `name` and `action`, which live, and no other memory: lengths are 0.
+    // SAFETY: the kernel reads `name` and `action`, which live, and no other memory: all lengths are 0.
     unsafe {
         match call {
             Call::Userfaultfd => {
@@ -112,7 +112,7 @@ fn in_child(f: impl Fn() -> i32) -> Option<i32> {
     }
     let mut status = 0i32;
     loop {
-        // SAFETY: the kernel writes `status` only; the child is ours.
+        // SAFETY: the kernel writes a number to `status`; nobody else waits for the child.
         let waited = unsafe {
             sys4(
                 libc::SYS_wait4,

@@ -78,5 +78,17 @@ structures! {
     "utime.h" { UTIMBUF = "struct utimbuf", 16; }
 }
 
+// libc's structures that are passed to the kernel as its own.
+const _: () = assert!(
+    size_of::<libc::stat>() == STAT
+        && size_of::<libc::timespec>() == TIMESPEC
+        && size_of::<libc::pollfd>() == POLLFD
+        && size_of::<libc::flock>() == FLOCK
+        && size_of::<libc::stack_t>() == SIGALTSTACK
+        && size_of::<libc::siginfo_t>() == SIGINFO
+        && size_of::<libc::sysinfo>() == SYSINFO
+        && size_of::<libc::iovec>() == IOVEC
+);
+
 /// Bytes of `struct file_handle` with the longest handle (MAX_HANDLE_SZ).
 pub const FILE_HANDLE: usize = 8 + 128;

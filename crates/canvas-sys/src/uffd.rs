@@ -113,7 +113,7 @@ pub const FAULT_WP: u64 = 2;
 const _: () = {
     assert!(size_of::<UffdioApi>() == 24);
     assert!(size_of::<UffdioRegister>() == 32);
-    assert!(size_of::<UffdioCopy>() == 40);
+    assert!(size_of::<UffdioCopy>() == 40 && size_of::<UffdioMove>() == 40);
     assert!(size_of::<UffdioWriteprotect>() == 24);
     assert!(size_of::<Msg>() == 32);
     assert!(offset_of!(Msg, address) == 16);
@@ -122,7 +122,8 @@ const _: () = {
     assert!(iowr(0x3f, size_of::<UffdioApi>()) == 0xc018_aa3f);
     assert!(iowr(0x03, size_of::<UffdioCopy>()) == 0xc028_aa03);
     assert!(iowr(0x05, size_of::<UffdioMove>()) == 0xc028_aa05);
-    assert!(ior(0x01, size_of::<UffdioRange>()) == 0x8010_aa01);
+    assert!(IOC_REGISTER == 0xc020_aa00 && IOC_WRITEPROTECT == 0xc018_aa06);
+    assert!(IOC_UNREGISTER == 0x8010_aa01 && IOC_WAKE == 0x8010_aa02);
 };
 
 const IOC_API: usize = iowr(0x3f, size_of::<UffdioApi>());
@@ -164,7 +165,7 @@ impl Uffd {
     /// Opens by /dev/userfaultfd (needs access to that file).
     pub fn open_device() -> Result<Uffd, Errno> {
         let path = c"/dev/userfaultfd";
-        // SAFETY: plain open, ioctl without memory argument, close.
+        // SAFETY: the kernel reads the path, which lives; the ioctl's argument is a number.
         unsafe {
             let dev = sys3(
                 libc::SYS_openat,
@@ -216,7 +217,7 @@ impl Uffd {
             mode,
             ioctls: 0,
         };
-        // SAFETY: the kernel reads and writes `r` only; the range is the caller's promise.
+        // SAFETY: the kernel reads and writes `r` only; for the range the caller answers.
         unsafe {
             sys3(
                 libc::SYS_ioctl,
@@ -228,12 +229,17 @@ impl Uffd {
         Ok(r.ioctls)
     }
     /// Returns faults of a range to the kernel; pages there lose their write protection.
-    pub fn unregister(self, addr: usize, bytes: usize) -> Result<(), Errno> {
+    ///
+    /// # Safety
+    ///
+    /// The range must be the caller's: from now on its absent pages read as zeros, and writes that somebody counts on to
+    /// fault do not.
+    pub unsafe fn unregister(self, addr: usize, bytes: usize) -> Result<(), Errno> {
         let r = UffdioRange {
             start: addr as u64,
             len: bytes as u64,
         };
-        // SAFETY: the kernel reads `r` only.
+        // SAFETY: the kernel reads `r` only; for the range the caller answers.
         unsafe {
             sys3(
                 libc::SYS_ioctl,
@@ -260,7 +266,7 @@ impl Uffd {
             mode: if protect { COPY_MODE_WP } else { 0 },
             copy: 0,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the kernel reads and writes `c`; for both ranges the caller answers.
         match unsafe {
             sys3(
                 libc::SYS_ioctl,
@@ -293,7 +299,7 @@ impl Uffd {
             mode: 0,
             moved: 0,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the kernel reads and writes `m`; for both ranges the caller answers.
         let r = unsafe {
             sys3(
                 libc::SYS_ioctl,
@@ -334,7 +340,8 @@ impl Uffd {
             mode: protect as u64,
         };
         loop {
-            // SAFETY: changes only whether writes fault, in a range for which the caller answers.
+            // SAFETY: the kernel reads and writes `w`, and changes only whether writes fault in a range for which the
+            // caller answers.
             match unsafe {
                 sys3(
                     libc::SYS_ioctl,
@@ -355,7 +362,7 @@ impl Uffd {
             start: addr as u64,
             len: bytes as u64,
         };
-        // SAFETY: the kernel reads `r` only.
+        // SAFETY: the kernel reads `r` only; a thread that it wakes repeats its access.
         let _ = unsafe {
             sys3(
                 libc::SYS_ioctl,
@@ -423,7 +430,7 @@ pub fn move_fd(fd: i32, at_least: i32, cloexec: bool) -> Result<i32, Errno> {
     } else {
         libc::F_DUPFD
     };
-    // SAFETY: descriptors only.
+    // SAFETY: neither call takes an address.
     unsafe {
         let new = sys3(
             libc::SYS_fcntl,

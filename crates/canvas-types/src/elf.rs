@@ -52,11 +52,8 @@ pub const INTERPRETERS_MAX: usize = 5;
 /// Bytes of the longest path (PATH_MAX).
 pub const PATH_BYTES: usize = 4096;
 
-/// ELF number of the processor that this is compiled for.
-#[cfg(target_arch = "x86_64")]
+/// ELF number of x86-64.
 pub const MACHINE: u16 = 62;
-#[cfg(target_arch = "aarch64")]
-pub const MACHINE: u16 = 183;
 
 /// The little-endian number at offset `at`, which must be in bounds.
 pub fn u16_at(b: &[u8], at: usize) -> u16 {

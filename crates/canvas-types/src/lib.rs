@@ -2,6 +2,9 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64", target_pointer_width = "64")))]
+compile_error!("canvas is for Linux on x86-64: its system calls, code and layouts are of that ABI");
+
 pub mod buckets;
 pub mod contention;
 pub mod controller;
@@ -22,6 +25,7 @@ pub mod sync;
 pub mod unit;
 pub mod units;
 
+pub use lz::LzScratch;
 pub use numa::{NodeBound, NodeBoundError};
 pub use page::{DeepPlace, PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
 pub use policy::{AppTier, Codec, Prefetch};

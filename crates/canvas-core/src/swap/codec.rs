@@ -5,27 +5,7 @@
 //! is of the *uncompressed* content: it tells a clean page from a dirty one at swap-out without the page tables, and
 //! proves at swap-in that the page is unchanged.
 
-use canvas_types::{Codec, PAGE_SIZE, PageBuf};
-
-/// Working memory of a compressor. All-zero memory is valid.
-#[repr(C, align(64))]
-pub struct LzScratch(pub [u8; LZ_SCRATCH_BYTES]);
-
-/// Bytes in [`LzScratch`]: what lz4's hash table needs (16416), rounded up to the alignment.
-pub const LZ_SCRATCH_BYTES: usize = 16448;
-
-impl LzScratch {
-    /// Zeroed working memory, as the compressor needs it at first.
-    pub const fn new() -> LzScratch {
-        LzScratch([0; LZ_SCRATCH_BYTES])
-    }
-}
-
-impl Default for LzScratch {
-    fn default() -> LzScratch {
-        LzScratch::new()
-    }
-}
+use canvas_types::{Codec, LzScratch, PageBuf};
 
 /// A page compressor. It allocates nothing and keeps no state between calls.
 pub trait Lz {
@@ -107,9 +87,3 @@ pub fn fill(page: &mut PageBuf, pattern: u64) {
         *word = pattern.to_ne_bytes();
     }
 }
-
-const _: () = assert!(
-    LZ_SCRATCH_BYTES.is_multiple_of(64)
-        && LZ_SCRATCH_BYTES >= 16416
-        && PAGE_SIZE.is_multiple_of(64)
-);

@@ -34,7 +34,8 @@ pub mod slots;
 pub mod units;
 pub mod uses;
 
-pub use codec::{Chosen, Lz, LzScratch};
+pub use canvas_types::LzScratch;
+pub use codec::{Chosen, Lz};
 pub use entry::{EntryTable, Record};
 pub use pool::{
     EntryFrom, Kind, LoadError, LocalPool, Outcome, PoolArrays, PoolForkGuard, PoolStats, Scratch,

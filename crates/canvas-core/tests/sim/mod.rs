@@ -114,10 +114,10 @@ impl<T> Drop for Context<'_, T> {
 
 /// Buffers of the swap cache's slots.
 struct Buffers(Vec<UnsafeCell<PageBuf>>);
-// SAFETY: a slot's buffer is written by its allocator alone, and read by its writer and taker, who exclude that; this is
-// what the tests test.
+// SAFETY: a slot's buffer is written by its allocator alone, and read by its writer and taker, who exclude that; this
+// is what the tests test.
 unsafe impl Sync for Buffers {}
-// SAFETY: as above.
+// SAFETY: nothing in a buffer belongs to a thread.
 unsafe impl Send for Buffers {}
 
 /// How a world is set up.
@@ -182,7 +182,7 @@ fn threads() -> Threads {
 impl Sim {
     pub fn new(plan: Plan) -> Sim {
         // SAFETY: zeroed memory of that size, on a page border, which nobody frees.
-        let seg = unsafe { Segment::at(zeroed(SEGMENT_BYTES).addr()) };
+        let seg = unsafe { Segment::at(zeroed(SEGMENT_BYTES).expose_provenance()) };
         seg.config
             .local_bytes
             .store(plan.limit_pages as u64 * 4096, Relaxed);

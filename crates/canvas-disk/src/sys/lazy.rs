@@ -39,11 +39,11 @@ fn of_file(part: Part, bytes: usize) -> Result<Mapping, Errno> {
 ///
 /// Zeros, and all other bits, are a valid value, and nothing is to be done when one is forgotten.
 pub unsafe trait Atomic {}
-// SAFETY: integers.
+// SAFETY: an integer has no invalid bits, and no destructor.
 unsafe impl Atomic for AtomicU8 {}
-// SAFETY: integers.
+// SAFETY: an integer has no invalid bits, and no destructor.
 unsafe impl Atomic for AtomicU32 {}
-// SAFETY: integers.
+// SAFETY: an integer has no invalid bits, and no destructor.
 unsafe impl Atomic for AtomicU64 {}
 
 /// An array of numbers, initially zero, or what the file contains.
@@ -197,10 +197,10 @@ impl LazyBytes {
 ///
 /// # Safety
 ///
-/// Both ranges are mapped, and the second is writable; no reference to its bytes is alive but the caller's.
+/// Both ranges must be mapped, the second one writable, and no reference to it alive but the caller's.
 #[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: the caller's promise; the direction flag is clear, as the ABI says.
+    // SAFETY: the ranges are the caller's promise; the direction flag is clear at every call, as the ABI says.
     unsafe {
         asm!(
             "rep movsb",
@@ -287,9 +287,9 @@ mod tests {
 
     #[test]
     fn what_lies_in_a_file_is_seen_by_all_who_map_it_and_leaves_it_when_discarded() {
-        // SAFETY: a name and no flags.
+        // SAFETY: libc reads the name, which lives.
         let fd = unsafe { libc::memfd_create(c"canvas-test".as_ptr(), 0) };
-        // SAFETY: a descriptor of this test's.
+        // SAFETY: the call takes no address.
         assert_eq!(unsafe { libc::ftruncate(fd, 5 * 4096) }, 0);
         let part = |offset| Part { fd, offset };
         let one = LazyBytes::of_file(part(4096), 4 * 4096).unwrap();
@@ -311,7 +311,7 @@ mod tests {
         for (i, byte) in out.iter().enumerate() {
             assert_eq!(*byte, if is_seven(i) { 7 } else { 0 }, "byte {i}");
         }
-        // SAFETY: as above; nothing is mapped by it any more that is used.
+        // SAFETY: the call takes no address; mappings of the file stay.
         unsafe { libc::close(fd) };
         assert!(
             LazyBytes::of_file(part(0), 4096).is_err(),

@@ -4,7 +4,7 @@
 //! request's data between the kernel's pages and the queue's own buffers. All that the kernel needs for a request was
 //! allocated when the queue was made.
 
-use core::mem::ManuallyDrop;
+use core::mem::{ManuallyDrop, offset_of};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -113,6 +113,13 @@ impl Parameters {
     }
 }
 
+const _: () = {
+    assert!(size_of::<Info>() == 64 && offset_of!(Info, flags) == 24);
+    assert!(offset_of!(Parameters, sectors) == 24 && offset_of!(Parameters, reserved) == 58);
+    assert!(size_of::<Descriptor>() == DESCRIPTOR);
+    assert!(command::ADD == 0xc020_7504 && command::COMMIT_AND_FETCH == 0xc010_7521);
+};
+
 /// Opens a device for reading and writing.
 fn open(path: &str) -> Result<OwnedFd, Errno> {
     let file = File::options().read(true).write(true).open(path);
@@ -151,7 +158,7 @@ impl Device {
             flags: FLAG_ENCODED,
             ..Info::default()
         };
-        // SAFETY: the kernel reads and writes `info` only, before the call returns.
+        // SAFETY: the kernel reads and writes at most a `ublksrv_ctrl_dev_info`, which is `info`.
         unsafe {
             device.command(
                 command::ADD,
@@ -168,7 +175,7 @@ impl Device {
         }
         let mut wanted = Parameters::of_pages(pages);
         let (at, bytes) = (&raw mut wanted as usize, wanted.bytes as u16);
-        // SAFETY: the kernel reads `wanted` only, before the call returns.
+        // SAFETY: the kernel reads and writes at most `wanted.bytes` bytes, which lie in `wanted`.
         unsafe { device.command(command::SET_PARAMETERS, at, bytes, 0)? };
         Ok(device)
     }
@@ -200,13 +207,13 @@ impl Device {
 
     /// Shows the device to the host, served by the process `pid`. Waits until all queues have begun.
     pub fn start(&mut self, pid: u32) -> Result<(), Errno> {
-        // SAFETY: it touches no memory of this process.
+        // SAFETY: this command has no buffer.
         unsafe { self.command(command::START, 0, 0, u64::from(pid)) }
     }
 
     /// Removes the device from the host: new requests fail, and queues end.
     pub fn stop(&mut self) -> Result<(), Errno> {
-        // SAFETY: it touches no memory of this process.
+        // SAFETY: this command has no buffer.
         unsafe { self.command(command::STOP, 0, 0, 0) }
     }
 
@@ -214,7 +221,7 @@ impl Device {
     ///
     /// # Safety
     ///
-    /// What the command reads and writes at `addr` is there for it.
+    /// What the command reads and writes, at most `bytes` bytes at `addr`, is the caller's to lend until this returns.
     unsafe fn command(
         &mut self,
         operation: u32,
@@ -228,7 +235,8 @@ impl Device {
         data[6..8].copy_from_slice(&bytes.to_ne_bytes());
         data[8..16].copy_from_slice(&(addr as u64).to_ne_bytes());
         data[16..24].copy_from_slice(&datum.to_ne_bytes());
-        // SAFETY: the caller's promise; it has ended when this returns, for `submit` waits.
+        // SAFETY: the buffer is the caller's promise until this returns; the command has ended by then (the loop
+        // below).
         unsafe { self.ring.push(&self.control, operation, &data, 0) };
         self.ring.submit(1)?;
         loop {
@@ -246,7 +254,7 @@ impl Drop for Device {
         if self.number != NO_DEVICE {
             let _ = self.stop();
             self.own = None;
-            // SAFETY: it touches no memory of this process.
+            // SAFETY: this command has no buffer.
             let _ = unsafe { self.command(command::DELETE, 0, 0, 0) };
         }
     }
@@ -345,7 +353,8 @@ impl Queue {
                 if ended.result == 0 && tag < DEPTH {
                     self.is_ours[usize::from(tag)] = true;
                     let at = usize::from(tag) * DESCRIPTOR;
-                    // SAFETY: numbers.
+                    // SAFETY: any bits are a `Descriptor`, which consists of numbers. The kernel has written the tag's
+                    // before it ended the command, and does not write to it before the next one.
                     let descriptor: Descriptor = unsafe { self.descriptors.read(at) };
                     return Ok(Some(descriptor.request(tag)));
                 }
@@ -368,8 +377,8 @@ impl Queue {
             .buffers
             .place(usize::from(request.tag) * DATA_BYTES, bytes);
         let start = core::ptr::with_exposed_provenance_mut(place);
-        // SAFETY: the range lies in a mapping that lives as long as `self`, which is borrowed; the kernel has no
-        // command that writes to it (`is_ours`), and bytes are bytes.
+        // SAFETY: the range lies in the mapping (`place`), which lives as long as `self`; that is borrowed mutably, and
+        // the kernel has no command for the tag (`is_ours`), so nobody else uses the range.
         Some(unsafe { core::slice::from_raw_parts_mut(start, bytes) })
     }
 
@@ -404,7 +413,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.left == 0 {
-            // SAFETY: nothing uses the buffers any more, the kernel included: no tag has a command.
+            // SAFETY: they are dropped once, here; no tag has a command, so the kernel does not use them.
             unsafe { ManuallyDrop::drop(&mut self.buffers) }
         }
     }
@@ -413,17 +422,6 @@ impl Drop for Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_lie_where_the_kernel_has_them() {
-        assert_eq!(size_of::<Info>(), 64);
-        assert_eq!(core::mem::offset_of!(Info, flags), 24);
-        assert_eq!(core::mem::offset_of!(Parameters, sectors), 24);
-        assert_eq!(core::mem::offset_of!(Parameters, reserved), 58);
-        assert_eq!(size_of::<Descriptor>(), DESCRIPTOR);
-        assert_eq!(command::ADD, 0xc020_7504);
-        assert_eq!(command::COMMIT_AND_FETCH, 0xc010_7521);
-    }
 
     #[test]
     fn a_request_is_what_its_descriptor_says() {

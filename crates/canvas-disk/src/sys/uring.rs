@@ -65,6 +65,8 @@ struct Params {
     sq: SubmissionRing,
     cq: CompletionRing,
 }
+const _: () = assert!(size_of::<SubmissionRing>() == 40 && size_of::<CompletionRing>() == 40);
+const _: () = assert!(size_of::<Params>() == 120);
 
 /// A command that ended: the value it was submitted with, and the kernel's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,7 +149,8 @@ impl Ring {
         let place = self
             .submissions
             .place(index as usize * SUBMISSION, SUBMISSION);
-        // SAFETY: the place is in the mapping; the kernel does not look at it before the tail is past it.
+        // SAFETY: the place lies in the mapping (`place`). The ring has room (asserted), so the kernel does not read
+        // there before the tail, stored below, is past it.
         unsafe {
             core::ptr::with_exposed_provenance_mut::<[u8; SUBMISSION]>(place).write(bytes);
         }
@@ -163,7 +166,7 @@ impl Ring {
         loop {
             let (fd, new) = (self.fd.as_raw_fd() as usize, self.new as usize);
             let flags = if wait_for > 0 { ENTER_GETEVENTS } else { 0 };
-            // SAFETY: what is submitted is what `push` was promised to be safe.
+            // SAFETY: no address is passed; for each command that is submitted the caller of `push` answers.
             let done = unsafe {
                 sys6(
                     libc::SYS_io_uring_enter,
@@ -197,7 +200,8 @@ impl Ring {
         }
         let mask = self.rings.word(self.cq.mask).load(Ordering::Relaxed);
         let at = self.cq.completions as usize + (head & mask) as usize * COMPLETION;
-        // SAFETY: numbers.
+        // SAFETY: both are numbers. The entry lies before the tail, which the kernel stored after it, and the kernel
+        // does not write there again before the head, stored below, is past it.
         let (user, result) = unsafe { (self.rings.read(at), self.rings.read(at + 8)) };
         let next = head.wrapping_add(1);
         self.rings.word(self.cq.head).store(next, Ordering::Release);
@@ -227,7 +231,7 @@ mod tests {
         assert_eq!(ring.pop(), None);
         for turn in 0..10 {
             for user in 0..4 {
-                // SAFETY: /dev/null touches no memory.
+                // SAFETY: /dev/null takes no address in a command.
                 unsafe { ring.push(&null, 77, &[0; 16], turn * 4 + user) };
             }
             ring.submit(4).unwrap();
@@ -250,7 +254,7 @@ mod tests {
         };
         let same = ring.fd.try_clone().unwrap();
         let mut push = |user| {
-            // SAFETY: it is never submitted.
+            // SAFETY: the command is never submitted.
             unsafe { ring.push(&same, 0, &[0; 16], user) };
         };
         push(0);

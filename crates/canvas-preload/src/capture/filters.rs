@@ -183,7 +183,7 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
         }
         _ => {}
     }
-    // SAFETY: the program's call, as it is.
+    // SAFETY: the program's call (the caller's promise).
     unsafe { raw(nr, *a) }
 }
 
@@ -279,20 +279,20 @@ impl Copy {
             let mut word = [0usize];
             uaccess::get_words(at.checked_add(i * 8)?, &mut word).ok()?;
             let op = seccomp::Op::of_word(word[0] as u64);
-            // SAFETY: below `len` operations of 8 bytes, for which `at` was mapped just now.
+            // SAFETY: the mapping made just now has room for `len` operations of 8 bytes, and starts on a page.
             unsafe { (copy.at as *mut seccomp::Op).add(i).write(op) };
         }
         Some(copy)
     }
     fn ops(&self) -> &[seccomp::Op] {
-        // SAFETY: `len` operations were written there by `of`; the mapping is ours until dropped.
+        // SAFETY: `of` has written `len` operations to the mapping, which is this value's until it is dropped.
         unsafe { core::slice::from_raw_parts(self.at as *const seccomp::Op, self.len) }
     }
 }
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        // SAFETY: the mapping made by `of`, which nothing borrows any more.
+        // SAFETY: the mapping that `of` made; what borrows from it has borrowed from `self`.
         let _ = unsafe { mem::unmap(self.at, self.len * 8) };
     }
 }

@@ -31,9 +31,9 @@ pub fn install_filter(scope: Scope) -> Result<(), Errno> {
 ///
 /// # Safety
 ///
-/// It must not be one that could reach memory of ours: those have a hook.
+/// `nr` and `a` must be the program's call.
 unsafe fn as_it_is(nr: usize, a: &[usize; 6]) -> isize {
-    // SAFETY: the program's call, and the caller's promise.
+    // SAFETY: the program's call (the caller's promise).
     unsafe { raw(nr, *a) }
 }
 
@@ -46,15 +46,15 @@ pub unsafe extern "C" fn dispatch(call: *mut Call) -> isize {
     // SAFETY: the stub's frame, which lives until this returns, and which nobody else writes to.
     let there = unsafe { &mut *call };
     if !in_window(call as usize) || keeps_its_stack(there) || altstack::is_on_own() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's call (the caller's promise).
         return unsafe { answer_call(there) };
     }
     // The stack is a coroutine's in managed memory: its pages can be evicted at any moment, even while faults cannot be
     // served. Run on a stack of canvas.
-    let mut moved = (*there, 0);
-    altstack::run_on_ours(call as usize, moved_call, (&raw mut moved).cast());
-    *there = moved.0;
-    moved.1
+    let mut answer = 0;
+    // SAFETY: the program's call (the caller's promise).
+    altstack::run_on_ours(call as usize, || answer = unsafe { answer_call(there) });
+    answer
 }
 
 /// Calls that do not return, or from which a child could return on its parent's stack.
@@ -66,23 +66,17 @@ fn keeps_its_stack(call: &Call) -> bool {
     }
 }
 
-extern "C" fn moved_call(call: *mut libc::c_void) {
-    let moved = call.cast::<(Call, isize)>();
-    // SAFETY: `dispatch`'s own, which waits for this.
-    unsafe { (*moved).1 = answer_call(&mut (*moved).0) };
-}
-
 /// # Safety
 ///
-/// `call` must be a call of the program's.
+/// `call` must be the program's call.
 unsafe fn answer_call(call: &mut Call) -> isize {
     let (nr, a) = (call.nr, &call.a);
-    // SAFETY: the stub's.
+    // SAFETY: where the stub's trampoline continues, or 0.
     let make = match unsafe { cancel::can_cancel(call.back) } {
         true => Make::Cancelled(cancel::call),
         false => Make::AsItIs,
     };
-    // SAFETY: the program's call.
+    // SAFETY: each hook gets the program's call (the caller's promise).
     unsafe {
         match calls::row(nr).and_then(|row| row.hook) {
             Some(Hook::Memory(which)) => memory(which, nr, a),
@@ -102,22 +96,24 @@ unsafe fn answer_call(call: &mut Call) -> isize {
 /// `nr` and `a` must be the program's call.
 unsafe fn memory(which: Memory, nr: usize, a: &[usize; 6]) -> isize {
     let ours = |r: Option<Result<usize, Errno>>| {
-        // SAFETY: the program's call, on memory of its own where the hook says that it is not ours.
+        // SAFETY: the program's call (the caller's promise), which canvas leaves to the kernel if neither serves it.
         r.or_else(|| unsafe { mapping::call(nr, a) })
             .map_or_else(|| unsafe { as_it_is(nr, a) }, answer)
     };
     match which {
-        Memory::Mmap => ours(mm::mmap(a)),
+        // SAFETY: the program's call (the caller's promise).
+        Memory::Mmap => ours(unsafe { mm::mmap(a) }),
         Memory::Munmap => ours(mm::munmap(a)),
-        Memory::Mremap => ours(remap::mremap(a)),
+        // SAFETY: the program's call (the caller's promise).
+        Memory::Mremap => ours(unsafe { remap::mremap(a) }),
         Memory::Mprotect if nr as i64 == libc::SYS_pkey_mprotect => ours(native::pkey_mprotect(a)),
         Memory::Mprotect => ours(mm::mprotect(a)),
         Memory::Mseal => ours(mm::mseal(a)),
         Memory::Madvise => ours(advice::madvise(a)),
-        // SAFETY: the program's call.
+        // SAFETY: the program's call (the caller's promise).
         Memory::ProcessMadvise => unsafe { process_madvise(nr, a) },
         Memory::Brk => brk::brk(a) as isize,
-        // SAFETY: the program's call.
+        // SAFETY: the program's call (the caller's promise).
         Memory::Mincore => ours(unsafe { advice::mincore(a) }),
         Memory::Msync => ours(advice::msync(a)),
         Memory::Mlock => ours(lock::mlock(a[0], a[1], 0)),
@@ -143,12 +139,12 @@ unsafe fn process_madvise(nr: usize, a: &[usize; 6]) -> isize {
             break;
         }
         // Which advice is accepted depends on the kernel, and there are no flags: ask it with no range at all.
-        // SAFETY: advises nothing.
+        // SAFETY: the program's call (the caller's promise) of its first 0 ranges.
         let asked = unsafe { as_it_is(nr, &[a[0], a[1], 0, a[3], a[4], 0]) };
         if asked < 0 {
             return if done > 0 { done as isize } else { asked };
         }
-        // SAFETY: the program's call.
+        // SAFETY: what the program's call (the caller's promise) does for one range.
         let r = unsafe {
             memory(
                 Memory::Madvise,
@@ -164,7 +160,7 @@ unsafe fn process_madvise(nr: usize, a: &[usize; 6]) -> isize {
     if done > 0 {
         return done as isize;
     }
-    // SAFETY: the program's call.
+    // SAFETY: the program's call (the caller's promise).
     unsafe { args::run(nr, a, Make::AsItIs) }
 }
 
@@ -174,7 +170,7 @@ unsafe fn process_madvise(nr: usize, a: &[usize; 6]) -> isize {
 ///
 /// `nr` and `a` must be the program's call.
 unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6], make: Make) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: each hook gets the program's call (the caller's promise).
     unsafe {
         match which {
             Signal::Action => sig::rt_sigaction(a),
@@ -193,9 +189,9 @@ unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6], make: Make) -> isize
 ///
 /// `nr` and `a` must be the program's call.
 unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's call (the caller's promise).
     let as_it_is = || unsafe { as_it_is(nr, a) };
-    // SAFETY: the program's call, the caller's promise, in each arm.
+    // SAFETY: each hook gets the program's call (the caller's promise).
     unsafe {
         match which {
             // The first call in a new glibc thread's life; the next arm is the last.

@@ -66,18 +66,21 @@ struct Found {
     libc: bool,
 }
 
+/// # Safety
+///
+/// For dl_iterate_phdr(3), with a [`Found`] as `data`.
 unsafe extern "C" fn collect(
     info: *mut libc::dl_phdr_info,
     _size: usize,
     data: *mut c_void,
 ) -> c_int {
-    // SAFETY: dl_iterate_phdr passes a valid structure, and `data` is the Found of `patch_libc`.
+    // SAFETY: dl_iterate_phdr passes a valid structure, and a Found (the caller's promise), to which nothing else
+    // refers.
     let (info, found) = unsafe { (&*info, &mut *data.cast::<Found>()) };
-    // SAFETY: dlpi_name is null or a C string.
     let path: &'static CStr = if info.dlpi_name.is_null() {
         c""
     } else {
-        // SAFETY: as just said; libc and the loader, whose name alone is kept, are never unloaded.
+        // SAFETY: dlpi_name is null or a C string. It is kept only of libc and the loader, which are never unloaded.
         unsafe { CStr::from_ptr(info.dlpi_name as *const c_char) }
     };
     let base = path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or(b"");
@@ -88,7 +91,7 @@ unsafe extern "C" fn collect(
     }
     found.libc |= is_libc;
     for i in 0..info.dlpi_phnum {
-        // SAFETY: dlpi_phdr has dlpi_phnum entries.
+        // SAFETY: dlpi_phdr points to dlpi_phnum entries.
         let ph = unsafe { &*info.dlpi_phdr.add(i as usize) };
         if ph.p_type == libc::PT_LOAD
             && ph.p_flags & libc::PF_X != 0
@@ -111,7 +114,7 @@ fn note_library(info: &libc::dl_phdr_info) {
     let this = collect as *const () as usize;
     let (mut start, mut end, mut is_ours) = (usize::MAX, 0, false);
     for i in 0..info.dlpi_phnum {
-        // SAFETY: dlpi_phdr has dlpi_phnum entries.
+        // SAFETY: dlpi_phdr points to dlpi_phnum entries.
         let ph = unsafe { &*info.dlpi_phdr.add(i as usize) };
         if ph.p_type == libc::PT_LOAD {
             let from = info.dlpi_addr as usize + ph.p_vaddr as usize;
@@ -135,8 +138,12 @@ unsafe extern "C" {
     fn vfork();
 }
 
-/// Patches libc and the loader. Runs once, before the program has threads.
-pub fn patch_libc(report_left: bool) -> Summary {
+/// Patches libc and the loader.
+///
+/// # Safety
+///
+/// To be called once, by start-up, while the process runs one thread of the program.
+pub unsafe fn patch_libc(report_left: bool) -> Summary {
     let none = Text {
         start: 0,
         bytes: 0,
@@ -148,7 +155,7 @@ pub fn patch_libc(report_left: bool) -> Summary {
         count: 0,
         libc: false,
     };
-    // SAFETY: the callback is called with our Found only while `found` lives.
+    // SAFETY: `collect` is called with `found`, and only until this returns.
     unsafe { dl_iterate_phdr(collect, (&raw mut found).cast()) };
     let mut summary = Summary {
         libc_found: found.libc,
@@ -156,15 +163,18 @@ pub fn patch_libc(report_left: bool) -> Summary {
     };
     let file = prepared::File::open();
     for (i, text) in found.texts[..found.count].iter().enumerate() {
-        let done = file.as_ref().and_then(|f| f.map_over(text));
+        // SAFETY: an executable segment of libc or the loader (`collect`), and one thread (the caller's promise).
+        let done = file.as_ref().and_then(|f| unsafe { f.map_over(text) });
         match done {
             Some(patches) => {
-                cancel::trampolines_at(i, patches.area.start, patches.area.end);
+                // SAFETY: `map_over` has mapped whole pages there, which stay.
+                unsafe { cancel::trampolines_at(i, patches.area.start, patches.area.end) };
                 summary.patched += patches.len();
                 summary.prepared += patches.len();
                 patches.calls().for_each(|nr| summary.note(nr));
             }
-            None => patch_text(i, text, report_left, &mut summary),
+            // SAFETY: an executable segment of libc or the loader (`collect`), and one thread (the caller's promise).
+            None => unsafe { patch_text(i, text, report_left, &mut summary) },
         }
     }
     summary
@@ -203,18 +213,18 @@ impl Words {
         Some(Words { at, room })
     }
     fn as_slice(&self) -> &[u64] {
-        // SAFETY: `room` zeroed numbers at `at` are ours until dropped.
+        // SAFETY: the mapping has room for `room` numbers, zeros at first, and is this value's until it is dropped.
         unsafe { core::slice::from_raw_parts(self.at as *const u64, self.room) }
     }
     fn as_mut_slice(&mut self) -> &mut [u64] {
-        // SAFETY: as above, and borrowed mutably.
+        // SAFETY: the mapping has room for `room` numbers, zeros at first, and is this value's, borrowed mutably.
         unsafe { core::slice::from_raw_parts_mut(self.at as *mut u64, self.room) }
     }
 }
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: the mapping made by `zeroed`, which nothing borrows any more.
+        // SAFETY: the mapping that `zeroed` made; what borrows from it has borrowed from `self`.
         let _ = unsafe { mem::unmap(self.at, self.room * 8) };
     }
 }
@@ -240,8 +250,14 @@ impl Numbers {
 }
 
 /// Patches one text. A failure before the first site is written leaves all sites unpatched.
-fn patch_text(i: usize, text: &Text, report_left: bool, summary: &mut Summary) {
-    let Some(plan) = Plan::make(text, report_left, summary) else {
+///
+/// # Safety
+///
+/// `text` must be an executable segment of a loaded library that is never unloaded, and the process run one thread of
+/// the program.
+unsafe fn patch_text(i: usize, text: &Text, report_left: bool, summary: &mut Summary) {
+    // SAFETY: an executable segment of a loaded library (the caller's promise).
+    let Some(plan) = (unsafe { Plan::make(text, report_left, summary) }) else {
         return;
     };
     if plan.close_area().is_err() {
@@ -249,22 +265,24 @@ fn patch_text(i: usize, text: &Text, report_left: bool, summary: &mut Summary) {
         return;
     }
     own::note(plan.area, plan.area_bytes, kind::STAYS | kind::COUNTS);
-    cancel::trampolines_at(i, plan.area, plan.area + plan.area_bytes);
+    // SAFETY: whole pages, which `Plan::make` has mapped, and which stay.
+    unsafe { cancel::trampolines_at(i, plan.area, plan.area + plan.area_bytes) };
     let page = text.start & !0xfff;
     let span = (text.start + text.bytes - page).next_multiple_of(4096);
     own::note(page, span, kind::COUNTS);
     // Executable throughout: this very code may be calling into the segment (memcpy).
-    // SAFETY: only adds the right to write.
+    // SAFETY: the pages of the text; only the right to write is added.
     if unsafe { mem::protect(page, span, READ_EXEC | libc::PROT_WRITE) }.is_err() {
-        if plan.replace_text(text, page, span).is_err() {
+        // SAFETY: the plan's text and its pages, and one thread (the caller's promise).
+        if unsafe { plan.replace_text(text, page, span) }.is_err() {
             summary.left += plan.count();
             return;
         }
     } else {
         for (from, jump) in plan.jumps() {
-            // SAFETY: the five bytes lie in the text (planned), which can be written to and which no reference of ours
-            // covers any more; they replace whole instructions that no jump enters, and the program has one thread,
-            // which is here.
+            // SAFETY: the five bytes lie in the text (planned), which can be written to, and to which `Plan::make` has
+            // kept no reference. They replace whole instructions that no jump enters, and the program has one thread,
+            // which is here (the caller's promise).
             unsafe {
                 core::ptr::copy_nonoverlapping(
                     jump.as_ptr(),
@@ -273,7 +291,7 @@ fn patch_text(i: usize, text: &Text, report_left: bool, summary: &mut Summary) {
                 )
             };
         }
-        // SAFETY: takes only the right to write, which nobody uses from here on.
+        // SAFETY: the pages of the text; only the right to write is taken, which nobody uses from here on.
         if let Err(e) = unsafe { mem::protect(page, span, READ_EXEC) } {
             summary.left_writable = Some(e);
         }
@@ -296,9 +314,13 @@ struct Plan {
 
 impl Plan {
     /// Finds the sites and writes their trampolines; counts sites that must be left. `None` without memory.
-    fn make(text: &Text, report_left: bool, summary: &mut Summary) -> Option<Plan> {
-        // SAFETY: an executable PT_LOAD segment of a loaded library is mapped and readable, and nobody writes to it
-        // before this function has returned.
+    ///
+    /// # Safety
+    ///
+    /// `text` must be an executable segment of a loaded library.
+    unsafe fn make(text: &Text, report_left: bool, summary: &mut Summary) -> Option<Plan> {
+        // SAFETY: an executable segment of a loaded library (the caller's promise) is mapped and readable, and nobody
+        // writes to it before this function has returned.
         let code = unsafe { core::slice::from_raw_parts(text.start as *const u8, text.bytes) };
         let count = Code::count(code);
         let area_bytes = ((count + 1) * TRAMPOLINE_BYTES + 8).next_multiple_of(4096);
@@ -316,7 +338,7 @@ impl Plan {
             required: 0,
         };
         // The first eight bytes of the area: where the trampolines jump.
-        // SAFETY: the area is ours, writable, and larger than eight bytes.
+        // SAFETY: `trampolines` has mapped the area, writable, from a page on, with more than eight bytes.
         unsafe { (area as *mut usize).write(crate::capture::stub::entry as *const () as usize) };
         let never = [clone as *const () as usize, vfork as *const () as usize]
             .map(|f| f.wrapping_sub(text.start));
@@ -336,8 +358,8 @@ impl Plan {
         let at = self.area + (self.jumps.len / 2 + 1) * TRAMPOLINE_BYTES;
         let t = new.trampoline(code, text.start, at, self.area);
         let bytes = t.bytes();
-        // SAFETY: one of the trampolines, for each of which the area has room (`area_bytes`); it is ours, and writable
-        // still.
+        // SAFETY: the area, which is writable until `close_area`, has room for each trampoline (`area_bytes`), and
+        // nothing refers to it.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
         let mut jump = [0; 8];
         jump[..JUMP_BYTES].copy_from_slice(&new.jump(text.start, at));
@@ -350,7 +372,8 @@ impl Plan {
 
     /// Makes the trampolines executable. If written memory may not become executable, maps a copy as code.
     fn close_area(&self) -> Result<(), Errno> {
-        // SAFETY: the area is ours, and holds trampolines and the stub's address, which are only read from here on.
+        // SAFETY: the area that `make` mapped; from here on its trampolines and the stub's address are only read, and
+        // the copy has the same.
         unsafe {
             mem::protect(self.area, self.area_bytes, READ_EXEC).or_else(|_| {
                 let code = core::slice::from_raw_parts(self.area as *const u8, self.area_bytes);
@@ -360,12 +383,17 @@ impl Plan {
     }
 
     /// Replaces the text's pages by a copy with the jumps in it, for texts that cannot be made writable.
-    fn replace_text(&self, text: &Text, page: usize, span: usize) -> Result<(), Errno> {
+    ///
+    /// # Safety
+    ///
+    /// The plan must be that of `text`, which lies in the `span` bytes of its pages from `page` on, and the process run
+    /// one thread of the program.
+    unsafe fn replace_text(&self, text: &Text, page: usize, span: usize) -> Result<(), Errno> {
         let copy = Words::zeroed(span / 8).ok_or(Errno(libc::ENOMEM))?;
         let within = text.start - page;
         // SAFETY: the pages of the text are mapped and readable, and the copy has room for them; each jump lies in the
         // text (planned). The pages get a copy of themselves but for whole instructions that became jumps, and that no
-        // jump enters; the program has one thread, which is here.
+        // jump enters; the program has one thread, which is here (the caller's promise).
         unsafe {
             let to = copy.at as *mut u8;
             core::ptr::copy_nonoverlapping(page as *const u8, to, span);

@@ -50,14 +50,15 @@ impl Part {
         })
     }
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped by `map` until dropped; the file is sealed, so that nobody changes or cuts it.
+        // SAFETY: `map` has mapped all of it, until this value is dropped; the file is sealed, so nobody changes or
+        // cuts it.
         unsafe { core::slice::from_raw_parts(self.at as *const u8, self.bytes) }
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // SAFETY: the mapping made by `map`, which nothing borrows any more.
+        // SAFETY: the mapping that `map` made; what borrows from it has borrowed from `self`.
         let _ = unsafe { mem::unmap(self.at, self.bytes) };
     }
 }
@@ -106,26 +107,33 @@ impl File {
     }
 
     /// Maps the prepared code of a text over it. `None`: it does not fit, and nothing was changed.
-    pub fn map_over(&self, text: &Text) -> Option<Patches> {
+    ///
+    /// # Safety
+    ///
+    /// `text` must be an executable segment of a loaded library that is never unloaded, and the process run one thread
+    /// of the program.
+    pub unsafe fn map_over(&self, text: &Text) -> Option<Patches> {
         let identity = Identity::of(&file::stat_of(text.path).ok()?);
         let fits = |p: &Prepared| {
             p.identity == identity && p.address == text.address && p.text_bytes == text.bytes
         };
         let what = prepared::directory(self.directory.as_slice(), self.bytes)?.find(fits)?;
         let patches = Part::map(self.fd, what.patches())?;
-        // SAFETY: an executable segment of a loaded library is mapped and readable, and nobody writes to it.
+        // SAFETY: an executable segment of a loaded library (the caller's promise) is mapped and readable, and nobody
+        // writes to it while `loaded` is used.
         let loaded = unsafe { core::slice::from_raw_parts(text.start as *const u8, text.bytes) };
         if !Patch::read_all(patches.as_slice()).all(|p| p.fits(loaded)) {
             return None;
         }
         let area = self.map_area(text, &what)?;
         let code = what.code();
-        // SAFETY: takes the place of the text's own pages, of which these are a copy but for whole instructions that
-        // became jumps into the area, and that no jump enters; the program has one thread, which is here.
+        // SAFETY: takes the place of the text's own pages, of which these are a copy (`fits`) but for whole
+        // instructions that became jumps into the area, and that no jump enters; the program has one thread, which is
+        // here (the caller's promise).
         let done =
             unsafe { mem::map_file_over(text.start, self.fd, code.start, code.len(), READ_EXEC) };
         if done.is_err() {
-            // SAFETY: the area that was just mapped; nothing leads there.
+            // SAFETY: `map_area` has just mapped it; as the text is unchanged, nothing leads there.
             let _ = unsafe { mem::unmap(area.start, area.len()) };
             return None;
         }
@@ -142,14 +150,14 @@ impl File {
         let at = mem::map_lazy(area.start, area.len(), write).ok()?;
         if at != area.start {
             // This kernel takes the address as a hint only.
-            // SAFETY: mapped just now; nothing refers to it.
+            // SAFETY: mapped just now; nobody else knows it.
             let _ = unsafe { mem::unmap(at, area.len()) };
             return None;
         }
-        // SAFETY: the area's first page, which is ours and writable.
+        // SAFETY: the area's first bytes, which were mapped just now, writable, and start on a page.
         unsafe { (area.start as *mut usize).write(stub::entry as *const () as usize) };
-        // SAFETY: the rest of the area, which is ours, and in which nothing lies yet; from here on the address in
-        // its first page is only read.
+        // SAFETY: replaces the rest of the area, in which nothing lies yet; the address in its first page is only read
+        // from here on.
         let done = unsafe {
             let after = area.start + AREA_HEAD_BYTES;
             mem::map_file_over(
@@ -162,7 +170,7 @@ impl File {
             .and_then(|()| mem::protect(area.start, AREA_HEAD_BYTES, READ))
         };
         if done.is_err() {
-            // SAFETY: mapped above; nothing leads there.
+            // SAFETY: mapped above; no code leads there yet.
             let _ = unsafe { mem::unmap(area.start, area.len()) };
             return None;
         }

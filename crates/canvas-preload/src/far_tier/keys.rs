@@ -14,7 +14,8 @@ use core::cell::UnsafeCell;
 use crate::own_memory::areas;
 
 struct Cell(UnsafeCell<PageHash<'static>>);
-// SAFETY: written by `init` and `init_shared` alone, before any other thread or handler can read it.
+// SAFETY: `init` and `init_shared` alone write it, before any other thread or handler can read it (their callers'
+// promise).
 unsafe impl Sync for Cell {}
 
 static NO_KEY: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
@@ -25,35 +26,43 @@ fn products() -> Products {
     clmul::fastest().unwrap_or(portable)
 }
 
-/// Makes the process's own key. Called once, at start-up, after the areas are mapped.
-pub fn init() -> Result<(), Errno> {
-    // SAFETY: the areas are mapped, and start-up calls this once.
+/// Makes the process's own key.
+///
+/// # Safety
+///
+/// To be called once, by start-up, after the areas are mapped and before [`own`].
+pub unsafe fn init() -> Result<(), Errno> {
+    // SAFETY: the areas are mapped, and this is called once (the caller's promise): nobody else has the memory.
     let key = unsafe { areas::key_memory(0) };
     proc::random_bytes(key)?;
-    // SAFETY: start-up has one thread and no handler installed yet.
+    // SAFETY: nobody has called `own` yet (the caller's promise), so nothing refers to it.
     unsafe { *OWN.0.get() = PageHash::new(key, products()) };
     Ok(())
 }
 
-/// Copies the key of shared pages. Called once, at start-up, before any of them can be touched.
-pub fn init_shared(map: Map) {
-    // SAFETY: the areas are mapped, and start-up calls this once.
+/// Copies the key of shared pages.
+///
+/// # Safety
+///
+/// To be called once, by start-up, after the areas are mapped and before [`shared`].
+pub unsafe fn init_shared(map: Map) {
+    // SAFETY: the areas are mapped, and this is called once (the caller's promise): nobody else has the memory.
     let key = unsafe { areas::key_memory(1) };
     map.page_key(key);
-    // SAFETY: nothing reads it before this process maps shared memory, which it does after this.
+    // SAFETY: nobody has called `shared` yet (the caller's promise), so nothing refers to it.
     unsafe { *SHARED.0.get() = PageHash::new(key, products()) };
 }
 
 /// The hash of this process's pages.
 #[inline(always)]
 pub fn own() -> &'static PageHash<'static> {
-    // SAFETY: `init` ran before anything that calls this.
+    // SAFETY: `init` wrote it before anything calls this, and nothing writes it again.
     unsafe { &*OWN.0.get() }
 }
 
 /// The hash of shared pages.
 #[inline(always)]
 pub fn shared() -> &'static PageHash<'static> {
-    // SAFETY: `init_shared` ran before anything that calls this.
+    // SAFETY: `init_shared` wrote it before anything calls this, and nothing writes it again.
     unsafe { &*SHARED.0.get() }
 }

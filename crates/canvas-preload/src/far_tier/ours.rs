@@ -177,7 +177,8 @@ impl Channel for OurFar {
     }
     fn fill<R>(&self, of: &mut Request, on: impl FnOnce(&mut [u8; EXTENT_BYTES]) -> R) -> R {
         let at: *mut [u8; EXTENT_BYTES] = self.0.buffer(far_area::index(), of.index()).cast();
-        // SAFETY: as above, and the caller's is borrowed for us alone.
+        // SAFETY: the far area is mapped for the life of the process. There is one `Request` for each place of the
+        // mailbox, as for `read`, and the caller's is borrowed mutably: nobody else has the buffer.
         on(unsafe { &mut *at })
     }
     #[inline]

@@ -61,8 +61,7 @@ struct Place {
     cell: UnsafeCell<Cell>,
 }
 
-// SAFETY: the turn says whose the cell is: of the thread, of which there is one, or of the thread that has claimed the
-// lane.
+// SAFETY: `turn` says whose the cell is: the one thread's (`serve`), or that of the thread which has claimed the lane.
 unsafe impl Sync for Place {}
 
 /// All queue pairs of this process.
@@ -151,19 +150,20 @@ pub fn after_fork_in_child() {
 /// The open device, for a fork's child.
 struct Device(UnsafeCell<[Option<File>; fds::DEVICES]>);
 
-// SAFETY: the thread alone writes it, and a fork's child alone, in which there is no such thread, reads it.
+// SAFETY: one thread writes it (`Worker`), and only a fork's child, which has no such thread, reads it.
 unsafe impl Sync for Device {}
 
 static DEVICE: Device = Device(UnsafeCell::new([None; fds::DEVICES]));
 
 impl Device {
     fn files(&self) -> [Option<File>; fds::DEVICES] {
-        // SAFETY: of plain words; a fork in the middle of a write leaves one that is not there, or is.
+        // SAFETY: the fork may have come in the middle of a write. That changes whether a file is there by one byte,
+        // and otherwise numbers, of which any bits are valid; the reader compares them with the file's (`is_here`).
         unsafe { self.0.get().read_volatile() }
     }
 
     fn set(&self, files: [Option<File>; fds::DEVICES]) {
-        // SAFETY: the thread alone writes it.
+        // SAFETY: the one thread that writes it is here, and in this process nobody reads it.
         unsafe { self.0.get().write_volatile(files) }
     }
 }
@@ -264,8 +264,8 @@ impl OurPairs {
         if place.turn.claimers() != Ok(Some(state)) {
             return None;
         }
-        // SAFETY: the thread leaves it alone now, and the claimer of the lane is one thread, which is here once:
-        // nothing that is called on a cell comes back here.
+        // SAFETY: in this state of the turn the cell is the claimer's of the lane, which is the calling thread; `on`
+        // works on the cell's queue pair and does not come back here.
         Some(on(unsafe { &mut *place.cell.get() }))
     }
 
@@ -290,7 +290,7 @@ impl OurPairs {
         let Some(what) = place.turn.threads() else {
             return;
         };
-        // SAFETY: it is the thread's now.
+        // SAFETY: `threads` says that the cell is this thread's, until `give_back`.
         let cell = unsafe { &mut *place.cell.get() };
         let done = match what {
             Threads::Make => worker.make(cell).map(|()| Claimers::Made),

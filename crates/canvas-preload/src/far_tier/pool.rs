@@ -27,7 +27,7 @@ pub struct Lz4;
 
 impl Lz for Lz4 {
     fn compress(&self, src: &PageBuf, dst: &mut [u8], scratch: &mut LzScratch) -> Option<usize> {
-        lz4::compress(src, dst, &mut scratch.0, false)
+        lz4::compress(src, dst, scratch)
     }
     fn decompress(&self, src: &[u8], dst: &mut PageBuf) -> bool {
         lz4::decompress(src, dst)
@@ -39,8 +39,9 @@ pub struct Region;
 
 impl SlotMem for Region {
     fn copy_out(&self, off: usize, dst: &mut [u8]) {
-        assert!(off + dst.len() <= areas::POOL_BYTES);
-        // SAFETY: inside the mapped region (asserted); the entry's owner alone touches its slot.
+        assert!(off <= areas::POOL_BYTES && dst.len() <= areas::POOL_BYTES - off);
+        // SAFETY: inside the region (asserted), which is mapped for good. The pool reads a slot for the owner of its
+        // entry, so nobody writes there meanwhile.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 (areas::pool() + off) as *const u8,
@@ -50,9 +51,9 @@ impl SlotMem for Region {
         }
     }
     fn copy_in(&self, off: usize, src: &[u8]) {
-        assert!(off + src.len() <= areas::POOL_BYTES);
-        // SAFETY: inside the mapped region (asserted); the slot is its entry's owner's alone, who calls this, so nobody
-        // reads or writes it meanwhile.
+        assert!(off <= areas::POOL_BYTES && src.len() <= areas::POOL_BYTES - off);
+        // SAFETY: inside the region (asserted), which is mapped for good. The pool writes a slot for the owner of its
+        // entry, so nobody reads or writes there meanwhile.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 src.as_ptr(),
@@ -62,11 +63,11 @@ impl SlotMem for Region {
         }
     }
     fn release(&self, off: usize, len: usize) {
-        assert!(off + len <= areas::POOL_BYTES);
+        assert!(off <= areas::POOL_BYTES && len <= areas::POOL_BYTES - off);
         if state::FORKED.load(Ordering::Relaxed) {
             members::keep_pool_charge(areas::pool() + off, len);
         }
-        // SAFETY: the slot allocator says that nothing is stored here any more.
+        // SAFETY: inside the region (asserted); the slot allocator says that nothing is stored there any more.
         let _ = unsafe { mem::advise(areas::pool() + off, len, libc::MADV_DONTNEED) };
     }
 }
@@ -149,12 +150,17 @@ pub fn charged_pages() -> i64 {
 pub type Pool = LocalPool<'static, Chosen<Lz4>, Region, Budget>;
 
 struct Cell(UnsafeCell<MaybeUninit<Pool>>);
-// SAFETY: written once by `init` before any other thread or handler can read it.
+// SAFETY: `init` alone writes it, before any other thread or handler can read it (its caller's promise).
 unsafe impl Sync for Cell {}
 static POOL: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 
-/// Creates the pool. Called once, at start-up, after the areas are mapped, the segment is attached and keys are made.
-pub fn init() {
+/// Creates the pool.
+///
+/// # Safety
+///
+/// To be called once, by start-up, before [`pool`]; after the areas are mapped, the segment is attached and keys are
+/// made.
+pub unsafe fn init() {
     let arrays = PoolArrays {
         entries: areas::entries(),
         slab_words: areas::pool_meta64(0, SLABS * SLAB_WORDS),
@@ -177,7 +183,7 @@ pub fn init() {
     };
     let pool = pool.with_nodes(nodes, &state::seg().class_bytes);
     pool.allow_entries(0);
-    // SAFETY: start-up has one thread and no handler installed yet.
+    // SAFETY: nobody has called `pool` yet (the caller's promise), so nothing refers to it.
     unsafe { (*POOL.0.get()).write(pool) };
 }
 
@@ -196,7 +202,7 @@ fn prefer_nodes() -> usize {
 
 #[inline(always)]
 pub fn pool() -> &'static Pool {
-    // SAFETY: `init` ran before anything that calls this.
+    // SAFETY: `init` wrote it before anything calls this, and nothing writes it again.
     unsafe { (*POOL.0.get()).assume_init_ref() }
 }
 

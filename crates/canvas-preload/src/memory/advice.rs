@@ -56,7 +56,7 @@ fn known(advice: i32) -> Result<(), Errno> {
         return Ok(());
     }
     let of_nothing = [window_base(), 0, advice as usize, 0, 0, 0];
-    // SAFETY: advice about no memory.
+    // SAFETY: of zero bytes.
     check(unsafe { gate::raw(libc::SYS_madvise as usize, of_nothing) }).map(|_| ())
 }
 
@@ -172,7 +172,8 @@ fn advise_native(g: &Lists, start: u32, end: u32, advice: i32) -> Result<(), Err
         if r.attr.kind & kind::NATIVE != 0 && done.is_ok() {
             let bytes = (r.end - r.start) as usize * PAGE_SIZE;
             let call = [addr_of(r.start), bytes, advice as usize, 0, 0, 0];
-            // SAFETY: the program's call on the program's own mapping.
+            // SAFETY: a native part of the managed range, in which nothing of Rust's lies: it is the program's to
+            // advise.
             done = check(unsafe { gate::raw(libc::SYS_madvise as usize, call) }).map(|_| ());
         }
     });
@@ -277,7 +278,7 @@ pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             // The kernel writes first, and so detects a bad buffer.
             let _pins = pins::pin_range(out, bytes);
             let call = [addr_of(at), bytes * PAGE_SIZE, out, 0, 0, 0];
-            // SAFETY: the program's call, of a part of its range.
+            // SAFETY: the program's call (the caller's promise), of a part of its range.
             check(unsafe { gate::raw(libc::SYS_mincore as usize, call) })?;
             if r.attr.kind & kind::NATIVE == 0 {
                 for (i, page) in (at..r.end).enumerate() {
@@ -289,7 +290,7 @@ pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
                     }
                     let state = word::load(areas::word(PageId(page))).state();
                     let is_resident = u8::from(state == State::Resident);
-                    // SAFETY: the program's buffer, to which the kernel wrote just now.
+                    // SAFETY: a byte of the program's buffer, to which the kernel has just written in its name.
                     unsafe { ((out + i) as *mut u8).write(is_resident) };
                 }
             }
@@ -319,7 +320,8 @@ pub fn msync(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             };
             if r.attr.kind & kind::NATIVE != 0 {
                 let bytes = (r.end - at) as usize * PAGE_SIZE;
-                // SAFETY: the program's call, of a part of its range.
+                // SAFETY: a native part of the managed range, in which nothing of Rust's lies; the call changes no
+                // contents.
                 check(unsafe {
                     gate::raw(
                         libc::SYS_msync as usize,

@@ -39,8 +39,8 @@ impl Pins {
             while at < end {
                 let mut piece = [0u8; 64];
                 let n = piece.len().min(end - at);
-                // SAFETY: within a page that can be read, as was just asked; copied, because other threads of the
-                // program may write to it meanwhile.
+                // SAFETY: within a page that the kernel could read just now. Other threads of the program may write to
+                // it meanwhile: then any bytes are copied.
                 unsafe { core::ptr::copy_nonoverlapping(at as *const u8, piece.as_mut_ptr(), n) };
                 if piece[..n].contains(&0) {
                     return;
@@ -112,7 +112,7 @@ impl Pins {
         }
         let mut about = [0usize; uapi::SEMID / 8];
         let to = about.as_mut_ptr() as usize;
-        // SAFETY: the kernel writes a semid64_ds to `about`.
+        // SAFETY: the kernel writes a semid64_ds, for which `about` has room.
         let asked =
             unsafe { canvas_sys::sys4(libc::SYS_semctl, a[0], 0, libc::IPC_STAT as usize, to) };
         let count = asked.map_or(COUNT_MAX, |_| about[PLACE_OF_COUNT]);
@@ -154,8 +154,7 @@ impl Pins {
                 self.pin(at, bits.min(BITS_MAX).div_ceil(64) * uapi::FD_SET_WORD);
             }
             Sized(offset) => {
-                // SAFETY: a number.
-                if let Ok(bytes) = unsafe { uaccess::get::<u32>(at.wrapping_add(offset)) } {
+                if let Ok(bytes) = uaccess::get::<u32>(at.wrapping_add(offset)) {
                     self.pin(at, (bytes as usize).min(PAGE_SIZE));
                 }
             }
@@ -183,8 +182,7 @@ impl Pins {
                 }
             }
             Len(i) => {
-                // SAFETY: a number.
-                if let Ok(len) = unsafe { uaccess::get::<u32>(a[i as usize]) } {
+                if let Ok(len) = uaccess::get::<u32>(a[i as usize]) {
                     self.pin(at, len as usize);
                 }
             }
@@ -258,9 +256,9 @@ impl Make {
     /// As for [`gate::raw`].
     unsafe fn call(self, nr: usize, a: &[usize; 6]) -> isize {
         match self {
-            // SAFETY: the caller's promise.
+            // SAFETY: for the call the caller answers.
             Make::AsItIs => unsafe { gate::raw(nr, *a) },
-            // SAFETY: as above.
+            // SAFETY: for the call the caller answers.
             Make::Cancelled(call) => unsafe { call(nr, a) },
         }
     }
@@ -281,7 +279,7 @@ fn is_stream(fd: usize) -> bool {
     let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
     let to = [&raw mut kind as usize, &raw mut bytes as usize];
     let call = [fd, level, name, to[0], to[1], 0];
-    // SAFETY: the kernel writes two numbers that are ours.
+    // SAFETY: the kernel writes numbers to `kind` and `bytes`, and nothing else.
     let done = unsafe { gate::raw(libc::SYS_getsockopt as usize, call) };
     done == 0 && kind == libc::SOCK_STREAM
 }
@@ -299,8 +297,7 @@ pub fn pinned(nr: usize, a: &[usize; 6]) -> Pins {
 ///
 /// # Safety
 ///
-/// `nr` and `a` must be a system call that the program makes, and none that could reach memory of ours: those have a
-/// hook.
+/// `nr` and `a` must be the program's call.
 #[inline]
 pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let _held = (nr as i64 == libc::SYS_ioctl).then(|| devices::before_ioctl(a));
@@ -323,28 +320,28 @@ pub unsafe fn run(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let direct =
         |arg: &u8, to: &To| may_be_far(a[*arg as usize]) || (nested(to) && a[*arg as usize] != 0);
     let stream = matches!(nr as i64, libc::SYS_read | libc::SYS_write);
-    // SAFETY: the program's call.
+    // SAFETY: the program's call (the caller's promise).
     if let Some(r) = unsafe { others::write_file(nr, a, NOTHING_READ) } {
         return r;
     }
     if !arguments.iter().any(|(arg, to)| direct(arg, to)) {
-        // SAFETY: the program's call, the caller's promise.
+        // SAFETY: the program's call (the caller's promise).
         return match unsafe { make.call(nr, a) } {
-            // SAFETY: as just said.
+            // SAFETY: the program's call (the caller's promise).
             NOTHING_READ if stream => unsafe { again_from_memory(nr, a) },
             r => r,
         };
     }
     let plain = stream || matches!(nr as i64, libc::SYS_pread64 | libc::SYS_pwrite64);
     if a[2] > PIECE && (plain || is_on_a_stream(nr, a)) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's call (the caller's promise).
         return unsafe { run_in_pieces(nr, a, make) };
     }
     let pins = pinned(nr, a);
-    // SAFETY: the program's call, as it is.
+    // SAFETY: the program's call (the caller's promise).
     let r = unsafe { make.call(nr, a) };
     if r == NOTHING_READ && plain {
-        // SAFETY: as just said.
+        // SAFETY: the program's call (the caller's promise).
         return unsafe { again_from_memory(nr, a) };
     }
     drop(pins);
@@ -364,7 +361,7 @@ const NOTHING_READ: isize = -(libc::EIO as isize);
 unsafe fn again_from_memory(nr: usize, a: &[usize; 6]) -> isize {
     let at = match nr as i64 {
         libc::SYS_pread64 | libc::SYS_pwrite64 => Ok(a[3]),
-        // SAFETY: asks for a descriptor's position.
+        // SAFETY: the call takes no address.
         _ => unsafe { canvas_sys::sys3(libc::SYS_lseek, a[0], 0, libc::SEEK_CUR as usize) },
     };
     let Some(at) = at.ok().filter(|at| may_be_far(*at)) else {
@@ -372,9 +369,9 @@ unsafe fn again_from_memory(nr: usize, a: &[usize; 6]) -> isize {
     };
     let mut pins = pins::pin_range(at, a[2].min(PIECE));
     pins.pin(a[1], a[2].min(PIECE));
-    // SAFETY: the program's call, the caller's promise.
+    // SAFETY: the program's call (the caller's promise).
     match unsafe { gate::raw(nr, *a) } {
-        // SAFETY: as just said.
+        // SAFETY: the program's call (the caller's promise).
         NOTHING_READ => unsafe { others::file(nr, a, at, NOTHING_READ) },
         r => r,
     }
@@ -405,11 +402,11 @@ unsafe fn run_in_pieces(nr: usize, a: &[usize; 6], make: Make) -> isize {
             // /proc/self/mem.
             pins.pin(b[3], piece);
         }
-        // SAFETY: a part of the program's call.
+        // SAFETY: a part of the program's call (the caller's promise).
         let r = unsafe { make.call(nr, &b) };
         drop(pins);
         let r = match r {
-            // SAFETY: as just said.
+            // SAFETY: a part of the program's call (the caller's promise).
             NOTHING_READ => unsafe { again_from_memory(nr, &b) },
             r => r,
         };

@@ -64,6 +64,9 @@ pub struct Calls {
     faults_next: unsafe extern "C" fn(*mut Fault, usize, i32) -> isize,
     stats: unsafe extern "C" fn(*mut Stats, usize) -> isize,
 }
+// Programs are built with these layouts (`canvas.h`).
+const _: () = assert!(size_of::<Range>() == 16 && size_of::<Fault>() == 32);
+const _: () = assert!(size_of::<Calls>() == 64);
 
 static CALLS: Calls = Calls {
     bytes: size_of::<Calls>(),
@@ -148,7 +151,7 @@ extern "C" fn thread_kind(tid: i32, kind: i32) -> isize {
         0 => proc::tid(),
         tid => tid as u32,
     };
-    // SAFETY: signal 0 asks only whether this process has such a thread.
+    // SAFETY: the call takes no address; signal 0 is none.
     let there =
         unsafe { canvas_sys::sys3(libc::SYS_tgkill, proc::pid() as usize, tid as usize, 0) };
     if there.is_err() {
@@ -283,7 +286,7 @@ unsafe extern "C" fn stats(out: *mut Stats, bytes: usize) -> isize {
         faults_dropped,
     };
     let bytes = bytes.min(size_of::<Stats>()) & !(size_of::<u64>() - 1);
-    // SAFETY: the program's buffer, with room for so many bytes (the caller's promise).
+    // SAFETY: the program's buffer, with room for `bytes` bytes (the caller's promise); `now` has as many.
     unsafe {
         core::ptr::copy_nonoverlapping((&raw const now).cast::<u8>(), out.cast::<u8>(), bytes)
     };

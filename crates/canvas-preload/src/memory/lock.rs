@@ -61,7 +61,8 @@ pub(crate) fn signal_stack() -> Range<u32> {
 /// The kernel's `mlock2` on managed pages.
 fn kernel_lock(start: u32, end: u32, flags: usize) -> Result<(), Errno> {
     let bytes = (end - start) as usize * PAGE_SIZE;
-    // SAFETY: locks memory of the program's; MLOCK_ONFAULT fills nothing, and what is filled otherwise is native.
+    // SAFETY: a lock changes no contents. Absent managed pages are not filled either: `flags` have MLOCK_ONFAULT, or
+    // the pages are native.
     let done = unsafe {
         raw(
             libc::SYS_mlock2 as usize,
@@ -79,7 +80,7 @@ pub(crate) fn lock_new(start: u32, end: u32) -> Result<(), Errno> {
 /// Removes the kernel's lock from memory that is freed or moved.
 pub(crate) fn kernel_unlock(start: u32, end: u32) {
     let bytes = (end - start) as usize * PAGE_SIZE;
-    // SAFETY: lifts locks of the program's memory.
+    // SAFETY: the call changes no contents.
     let _ = unsafe {
         raw(
             libc::SYS_munlock as usize,
@@ -299,7 +300,7 @@ pub fn mlockall(flags: usize) -> Result<usize, Errno> {
         return Err(Errno(libc::EINVAL));
     }
     // With zero bytes, this tells whether the program may lock at all.
-    // SAFETY: locks nothing.
+    // SAFETY: of zero bytes.
     check(unsafe { raw(libc::SYS_mlock as usize, [window_base(), 0, 0, 0, 0, 0]) })?;
     let lock_flags = match flags & on_fault {
         0 => 0,
@@ -343,7 +344,7 @@ pub fn munlockall() -> Result<usize, Errno> {
         next = end;
         let _ = unlock_range(start, end);
     }
-    // SAFETY: the program's call; of ours nothing is locked.
+    // SAFETY: the call takes no address; canvas has locked nothing of its own.
     check(unsafe { raw(libc::SYS_munlockall as usize, [0; 6]) })
 }
 
@@ -356,7 +357,11 @@ fn region_after(page: u32) -> Option<(u32, u32)> {
 }
 
 /// A native mapping of a program that has locked all future memory.
-pub(crate) fn native_mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+///
+/// # Safety
+///
+/// `a` must be the registers of the program's call.
+pub(crate) unsafe fn native_mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if FUTURE.load(Ordering::Relaxed) == 0 {
         return None;
     }
@@ -364,17 +369,17 @@ pub(crate) fn native_mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if future_fills() {
         call[3] |= libc::MAP_LOCKED as usize;
     }
-    // SAFETY: the program's call; what it maps is locked as the kernel would lock it.
+    // SAFETY: the program's call (the caller's promise), perhaps with a lock, which changes no contents.
     let at = match check(unsafe { raw(libc::SYS_mmap as usize, call) }) {
         Ok(at) => at,
         Err(e) => return Some(Err(e)),
     };
     if !future_fills() {
-        // SAFETY: locks what was just mapped.
+        // SAFETY: a lock changes no contents.
         let locked =
             check(unsafe { raw(libc::SYS_mlock2 as usize, [at, a[1], ON_FAULT, 0, 0, 0]) });
         if locked.is_err() {
-            // SAFETY: takes back what was just mapped.
+            // SAFETY: mapped just now; the program does not know it yet.
             let _ = unsafe { mem::unmap(at, a[1]) };
             return Some(Err(Errno(libc::EAGAIN)));
         }

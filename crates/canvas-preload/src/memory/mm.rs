@@ -36,7 +36,8 @@ pub(crate) fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let (addr, bytes) = (addr_of(start), (end - start) as usize * PAGE_SIZE);
     assert!(start <= end && end as usize <= WINDOW_PAGES);
-    // SAFETY: replaces pages of the managed range, in which nothing of Rust's lies, and which the program gives up.
+    // SAFETY: replaces pages of the managed range (asserted), in which nothing of Rust's lies, and which the program
+    // gives up; the advices discard nothing.
     unsafe {
         canvas_sys::sys6(
             libc::SYS_mmap,
@@ -51,7 +52,7 @@ pub(crate) fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
         let _ = mem::advise(addr, bytes, libc::MADV_DONTDUMP);
         mem::advise(addr, bytes, libc::MADV_DONTFORK)?;
     }
-    // SAFETY: a part of the managed range that was mapped just now; its faults come to `resolve`.
+    // SAFETY: a part of the managed range that was mapped just now; canvas's handlers resolve the faults there.
     unsafe { uffd().register(addr, bytes, true) }?;
     Ok(())
 }
@@ -159,12 +160,18 @@ fn attr_of(prot: i32, flags: i32) -> Attr {
 }
 
 /// `mmap`. `None`: make the call unchanged.
-pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+///
+/// # Safety
+///
+/// `a` must be the registers of the program's call.
+pub unsafe fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let (addr, bytes, prot, flags) = (a[0], a[1], a[2] as i32, a[3] as i32);
     let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let overlaps_window = addr < window_end() && addr.saturating_add(bytes) > window_base();
+    // SAFETY: the program's call (the caller's promise).
+    let natively = || unsafe { native_mmap(a) };
     if bytes == 0 || (fixed && !overlaps_window) || (!fixed && !captures(prot, flags)) {
-        return native_mmap(a);
+        return natively();
     }
     let inside = freeze::enter();
     let mut g = lock();
@@ -176,7 +183,7 @@ pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     drop(g);
     let Some(done) = done else {
         drop(inside);
-        return native_mmap(a);
+        return natively();
     };
     // A first touch takes the lock itself.
     if let Ok(at) = done
@@ -195,12 +202,17 @@ pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
 }
 
 /// A mapping that is left to the kernel.
-fn native_mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+///
+/// # Safety
+///
+/// `a` must be the registers of the program's call.
+unsafe fn native_mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if a[3] as i32 & libc::MAP_ANONYMOUS != 0 && a[1] >= 64 << 10 {
         // Memory that the program will use and canvas does not see: most often a stack.
         accounting::measure_soon();
     }
-    locking::native_mmap(a)
+    // SAFETY: the program's call (the caller's promise).
+    unsafe { locking::native_mmap(a) }
 }
 
 fn mmap_fixed(
@@ -284,16 +296,16 @@ fn mmap_over(g: &mut Lists, start: u32, end: u32, a: &[usize; 6]) -> Result<usiz
     let mut elsewhere = *a;
     elsewhere[0] = 0;
     elsewhere[3] &= !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as usize;
-    // SAFETY: a new mapping at a place of the kernel's choice.
+    // SAFETY: without an address and MAP_FIXED it replaces no mapping.
     let new = check(unsafe { gate::raw(libc::SYS_mmap as usize, elsewhere) })?;
     api::unmapped(start, end);
     discard(start, end);
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-    // SAFETY: moves the mapping just made over a range whose contents were just given up.
+    // SAFETY: moves the mapping just made over managed pages whose contents were just given up.
     let moved =
         check(unsafe { gate::raw(libc::SYS_mremap as usize, [new, a[1], a[1], flags, a[0], 0]) });
     if moved.is_err() {
-        // SAFETY: takes back the mapping just made.
+        // SAFETY: mapped just now; the program does not know it yet.
         let _ = unsafe { mem::unmap(new, a[1]) };
     }
     let at = moved?;
@@ -404,7 +416,7 @@ pub fn mseal(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !layout::in_window(a[0]) {
         return None;
     }
-    // SAFETY: seals no bytes; the kernel says whether it knows the call and its flags.
+    // SAFETY: of zero bytes: the kernel says whether it knows the call and its flags.
     let known =
         check(unsafe { gate::raw(libc::SYS_mseal as usize, [window_base(), 0, a[2], 0, 0, 0]) });
     if let Err(e) = known {
@@ -430,16 +442,16 @@ pub fn mseal(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
 pub fn reserve_window() -> Result<(), Errno> {
     NEVER_OVERCOMMITS.store(admit::overcommit() == Some(b'2'), Ordering::Relaxed);
     mem::map_lazy(window_base(), WINDOW_BYTES, libc::PROT_NONE)?;
-    // SAFETY: a fresh reservation.
+    // SAFETY: the advices discard nothing.
     unsafe {
         let _ = mem::advise(window_base(), WINDOW_BYTES, libc::MADV_NOHUGEPAGE);
         let _ = mem::advise(window_base(), WINDOW_BYTES, libc::MADV_DONTDUMP);
     }
-    // SAFETY: the managed range, which was mapped just now; its faults come to `resolve`.
+    // SAFETY: the managed range, which was mapped just now; canvas's handlers resolve the faults there.
     unsafe { uffd().register(window_base(), WINDOW_BYTES, true) }?;
     // Fill one page once: that gives the reservation its anon_vma while it is one piece. Otherwise pieces that are
     // split off and touched separately could never merge again.
-    // SAFETY: fills and discards a page of the fresh reservation.
+    // SAFETY: the last page of the reservation just made, which the program does not use yet; `zeros` are readable.
     unsafe {
         let _ = uffd().copy(window_end() - PAGE_SIZE, areas::zeros(), PAGE_SIZE, false);
         mem::advise(window_end() - PAGE_SIZE, PAGE_SIZE, libc::MADV_DONTNEED)
@@ -474,7 +486,7 @@ pub fn inherit_window(g: &Lists, yes: bool) -> Result<(), Errno> {
     };
     each_of_ours(g, |start, end| {
         let bytes = (end - start) as usize * PAGE_SIZE;
-        // SAFETY: changes only what a fork copies.
+        // SAFETY: both advices change only what a fork copies.
         unsafe { mem::advise(addr_of(start), bytes, advice) }
     })
 }
@@ -484,7 +496,7 @@ pub fn inherit_window(g: &Lists, yes: bool) -> Result<(), Errno> {
 pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
     each_of_ours(g, |start, end| {
         let bytes = (end - start) as usize * PAGE_SIZE;
-        // SAFETY: of the managed range, whose faults come to `resolve`.
+        // SAFETY: a part of the managed range; canvas's handlers resolve the faults there.
         unsafe { uffd().register(addr_of(start), bytes, true) }.map(|_| ())
     })?;
     // No other thread exists, so words may be stored to.

@@ -48,7 +48,8 @@ pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
         return Err(Errno(libc::EBUSY));
     }
     let bytes = (end - start) as usize * PAGE_SIZE;
-    uffd().unregister(addr_of(start), bytes)?;
+    // SAFETY: a part of the managed range, whose pages have all been brought in, and of which the pager has none any more.
+    unsafe { uffd().unregister(addr_of(start), bytes) }?;
     let mut at = start;
     while let Some(r) = g.window.first_in(at, end) {
         at = r.end;
@@ -60,7 +61,7 @@ pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
                 (kind::DONTDUMP, libc::MADV_DODUMP),
             ];
             for (_, advice) in undo.into_iter().filter(|(said, _)| kept & said == 0) {
-                // SAFETY: changes only what a fork copies and a core dump has.
+                // SAFETY: both advices change only what a fork copies and a core dump has.
                 unsafe { mem::advise(addr_of(r.start), bytes, advice) }?;
             }
             let native = Attr {
@@ -90,7 +91,8 @@ pub fn pkey_mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             }
             release(start, end)?;
         }
-        // SAFETY: the program's call, on memory that is the kernel's own now.
+        // SAFETY: pages of the managed range (`range`), in which nothing of Rust's lies; they are native now, so canvas
+        // does not access them.
         let done = check(unsafe { raw(libc::SYS_pkey_mprotect as usize, *a) })?;
         let _inside = freeze::enter();
         let _ = regions::lock().window.update(start, end, |attr| Attr {
@@ -125,7 +127,7 @@ pub unsafe fn uffd_call(a: &[usize; 6]) -> isize {
     let _structure = pins::pin_range(a[2], words_used * size_of::<usize>());
     let is_known = uaccess::get_words(a[2], &mut words[..words_used]).is_ok();
     let _source = (is_copy && is_known).then(|| pins::pin_range(words[1], words[2]));
-    // SAFETY: the program's call, its pages pinned.
+    // SAFETY: the program's call (the caller's promise).
     let call = || unsafe { raw(libc::SYS_ioctl as usize, *a) };
     let first = call();
     let is_ours = -first as i32 == libc::EBUSY && !is_copy && is_known;

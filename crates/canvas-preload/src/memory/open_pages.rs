@@ -28,8 +28,8 @@ pub(crate) fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
     {
         pool().allow_entries(entries);
     }
-    // SAFETY: pages of the managed range, in which nothing of Rust's lies: their access is the program's to choose.
-    // Pages that canvas cannot read then are marked (STUCK) by whoever calls this, and chosen by nobody.
+    // SAFETY: pages of the managed range (asserted), in which nothing of Rust's lies: their access is the program's to
+    // choose. Pages that canvas cannot read then are marked (STUCK) by whoever calls this, and chosen by nobody.
     unsafe { mem::protect(addr_of(start), (end - start) as usize * PAGE_SIZE, prot) }
 }
 

@@ -140,7 +140,7 @@ unsafe fn write_at_once(
     }
     let _pins = pinned();
     match keep(slot, managed.start, managed.len()) {
-        // SAFETY: the program's call.
+        // SAFETY: the program's call (the caller's promise).
         Stay::Held(_used) => unsafe { gate::raw(nr, *a) },
         Stay::Unsettled => 0,
         Stay::Refused => REFUSED,
@@ -163,7 +163,7 @@ pub unsafe fn process_vm(
     let pid = a[0] as u32;
     let (mut slot, tried, r) = match written(nr, a) {
         Some((slot, managed)) => {
-            // SAFETY: the program's call.
+            // SAFETY: the program's call (the caller's promise).
             let r = unsafe { write_at_once(nr, a, (slot, managed), pinned) };
             (Some(slot), Tried::No, r)
         }
@@ -186,7 +186,7 @@ pub unsafe fn process_vm(
         let remote = [piece.remote, piece.bytes];
         let call = || {
             let (local, remote) = (local.as_ptr() as usize, remote.as_ptr() as usize);
-            // SAFETY: a part of the program's call, by vectors of ours that live across it.
+            // SAFETY: a part of the program's call (the caller's promise), by vectors of ours that live across it.
             unsafe { gate::raw(nr, [a[0], local, 1, remote, 1, a[5]]) }
         };
         let is_others = may_be_far(piece.remote) && !in_partition(piece.remote);
@@ -220,7 +220,7 @@ static SOUGHT: AtomicBool = AtomicBool::new(false);
 /// `nr` and `a` must be the program's call.
 #[inline(never)]
 pub unsafe fn seek(nr: usize, a: &[usize; 6]) -> isize {
-    // SAFETY: the program's call.
+    // SAFETY: the program's call (the caller's promise).
     let r = unsafe { gate::raw(nr, *a) };
     if may_be_far(r as usize) {
         SOUGHT.store(true, Ordering::Relaxed);
@@ -269,7 +269,7 @@ unsafe fn through_file(
         }
         pins
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's call (the caller's promise).
     let call = || unsafe { gate::raw(nr, *a) };
     let r = match whose {
         Whose::Others(slot) if !in_partition(at) => {
@@ -294,7 +294,7 @@ pub unsafe fn file(nr: usize, a: &[usize; 6], at: usize, failed: isize) -> isize
     let mut b = *a;
     b[2] = a[2].min(PIECE);
     match memory_behind(a[0]) {
-        // SAFETY: the beginning of the program's call.
+        // SAFETY: the beginning of the program's call (the caller's promise).
         Some(whose @ Whose::Others(_)) => unsafe {
             through_file(nr, &b, (whose, at), (Tried::Yes, failed))
         },
@@ -308,7 +308,7 @@ fn written_at(nr: usize, a: &[usize; 6]) -> Option<usize> {
         libc::SYS_pwrite64 => a[3],
         libc::SYS_write if SOUGHT.load(Ordering::Relaxed) => {
             let position = [a[0], 0, libc::SEEK_CUR as usize, 0, 0, 0];
-            // SAFETY: asks for a descriptor's position.
+            // SAFETY: the call takes no address.
             unsafe { gate::raw(libc::SYS_lseek as usize, position) as usize }
         }
         _ => return None,
@@ -325,7 +325,7 @@ fn written_at(nr: usize, a: &[usize; 6]) -> Option<usize> {
 #[inline]
 pub unsafe fn write_file(nr: usize, a: &[usize; 6], failed: isize) -> Option<isize> {
     let at = written_at(nr, a)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's call (the caller's promise).
     unsafe { write_file_at(nr, a, at, failed) }
 }
 
@@ -347,7 +347,7 @@ unsafe fn write_file_at(nr: usize, a: &[usize; 6], at: usize, failed: isize) -> 
         if nr as i64 == libc::SYS_pwrite64 {
             b[3] = at + done;
         }
-        // SAFETY: a part of the program's call.
+        // SAFETY: a part of the program's call (the caller's promise).
         let r = unsafe { through_file(nr, &b, (whose, at + done), (Tried::No, failed)) };
         if r <= 0 {
             return Some(if done > 0 { done as isize } else { r });

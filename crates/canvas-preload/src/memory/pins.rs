@@ -49,7 +49,7 @@ impl Pins {
             self.n += 1;
             return true;
         }
-        // SAFETY: null, or a block that `map_lazy` gave, which only this `Pins` knows until it is dropped.
+        // SAFETY: null, or a block that this function mapped below; only this `Pins` knows it, until it is dropped.
         let full = unsafe { self.more.as_ref() }.is_none_or(|b| b.n == BLOCK_RANGES);
         if full {
             let rw = libc::PROT_READ | libc::PROT_WRITE;
@@ -57,11 +57,11 @@ impl Pins {
                 return false;
             };
             let block = at as *mut Block;
-            // SAFETY: fresh zeroed memory, which is a valid empty block.
+            // SAFETY: writable zeros with room for a block, of which they are an empty one; nobody else knows them.
             unsafe { (*block).next = self.more };
             self.more = block;
         }
-        // SAFETY: not null any more; as just said, nobody else refers to the block.
+        // SAFETY: a block that this function mapped, which only this `Pins` knows; `full` is no reference to it.
         let block = unsafe { &mut *self.more };
         block.ranges[block.n] = range;
         block.n += 1;
@@ -111,7 +111,7 @@ impl Drop for Pins {
         }
         while !self.more.is_null() {
             let at = self.more;
-            // SAFETY: a block of ours, unmapped once, after its last use.
+            // SAFETY: a block that `note` mapped, and that only this `Pins` knows; it is read before it is unmapped.
             unsafe {
                 for range in &(&(*at).ranges)[..(*at).n] {
                     unpin_range(*range);

@@ -97,8 +97,8 @@ pub(crate) fn discard(start: u32, end: u32) {
         });
         if any {
             let (at, bytes) = (addr_of(from), (to - from) as usize * PAGE_SIZE);
-            // SAFETY: the program gave up what is there; the words of all present pages in the range are Mapping, and
-            // so ours: nobody copies from these pages meanwhile.
+            // SAFETY: the program gave up what is there. The words of all present pages in the range are Mapping, set
+            // by this thread: nobody copies from these pages meanwhile.
             let empty = || unsafe {
                 mem::advise(at, bytes, libc::MADV_DONTNEED)
                     // Some of it is locked.

@@ -133,8 +133,8 @@ fn move_runs(from: u32, to: u32, set: u64) -> u64 {
         let start = left.trailing_zeros();
         let len = (!(left >> start)).trailing_zeros();
         let bytes = len as usize * PAGE_SIZE;
-        // SAFETY: the words of all these pages are Mapping, and ours; those at the new place are untouched, in a range
-        // that was just mapped, and the lists' lock is held, without which nobody touches them.
+        // SAFETY: the words of all these pages are Mapping, set by this thread. Those at the new place are untouched,
+        // in a range that was just mapped, and the mapping lock is held, without which nobody fills them.
         let done = unsafe { uffd().move_pages(addr_of(to + start), addr_of(from + start), bytes) };
         let pages = (done.done_bytes / PAGE_SIZE) as u32;
         gone |= ones(pages) << start;
@@ -158,13 +158,15 @@ fn ones(n: u32) -> u64 {
 /// Copies a page to `dst`. The caller holds the chunk's lock shared.
 fn place(dst: PageId, src: usize) -> Result<(), Errno> {
     loop {
-        // SAFETY: dst is untouched and ours under the lock; src is a live page.
+        // SAFETY: nobody fills or discards `dst` without the chunk's lock, which the caller holds; the kernel reads
+        // `src`, and answers EFAULT where it cannot.
         let p = unsafe { uffd().copy(dst.addr(), src, PAGE_SIZE, false) };
         match p.stopped {
             None => return Ok(()),
             Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => yield_now(),
             Some(Errno(libc::EEXIST)) => {
-                // SAFETY: a leftover page of zeros in a range that was just mapped.
+                // SAFETY: a leftover page of zeros in a range that was just mapped, which the program does not know
+                // yet.
                 let _ = unsafe { mem::advise(dst.addr(), PAGE_SIZE, libc::MADV_DONTNEED) };
             }
             Some(e) => return Err(e),
@@ -174,12 +176,17 @@ fn place(dst: PageId, src: usize) -> Result<(), Errno> {
 
 fn place_by_move(dst: PageId, src: usize) -> Result<(), Errno> {
     place(dst, src)?;
-    // SAFETY: copied; the source's word is in our hands.
+    // SAFETY: the contents have been copied, and the word of the page is Mapping, set by this thread.
     let _ = unsafe { mem::advise(src, PAGE_SIZE, libc::MADV_DONTNEED) };
     Ok(())
 }
 
-pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+/// `mremap`.
+///
+/// # Safety
+///
+/// `a` must be the registers of the program's call.
+pub unsafe fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let (old, old_bytes, new_bytes, flags, new_addr) = (a[0], a[1], a[2], a[3] as i32, a[4]);
     let old_ours = layout::in_window(old);
     let to_ours = flags & libc::MREMAP_FIXED != 0 && layout::in_window(new_addr);
@@ -211,7 +218,7 @@ pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             return Some(Err(e));
         }
         discard(start, end);
-        // SAFETY: the program's call.
+        // SAFETY: the program's call (the caller's promise), onto managed pages that were given up just now.
         let r = check(unsafe { gate::raw(libc::SYS_mremap as usize, *a) });
         if r.is_ok() {
             let _ = g.window.insert(
@@ -225,9 +232,8 @@ pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         }
         return Some(r);
     }
-    Some(mremap_ours(
-        &mut g, old, old_bytes, new_bytes, flags, new_addr,
-    ))
+    // SAFETY: the program's call (the caller's promise).
+    Some(unsafe { mremap_ours(&mut g, old, old_bytes, new_bytes, flags, new_addr) })
 }
 
 /// Makes one mapping native, so that the kernel can move it.
@@ -287,7 +293,12 @@ impl Remap {
 /// The kernel's address space for programs.
 const USER_BYTES: usize = 1 << 47;
 
-fn mremap_ours(
+/// Moves managed memory, or changes its size.
+///
+/// # Safety
+///
+/// The arguments must be those of the program's call.
+unsafe fn mremap_ours(
     g: &mut Lists,
     old: usize,
     old_bytes: usize,
@@ -323,11 +334,9 @@ fn mremap_ours(
         return Err(inval);
     }
     if native {
-        return mremap_native(
-            g,
-            region,
-            [old, old_bytes, new_bytes, flags as usize, new_addr, 0],
-        );
+        let a = [old, old_bytes, new_bytes, flags as usize, new_addr, 0];
+        // SAFETY: the program's call (the caller's promise).
+        return unsafe { mremap_native(g, region, a) };
     }
     let call = Remap {
         start,
@@ -447,7 +456,11 @@ fn move_guards(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
 }
 
 /// Moves a file or shared mapping inside the managed range: the kernel moves it, and canvas restores the range.
-fn mremap_native(g: &mut Lists, region: Region, a: [usize; 6]) -> Result<usize, Errno> {
+///
+/// # Safety
+///
+/// `a` must be the registers of the program's call.
+unsafe fn mremap_native(g: &mut Lists, region: Region, a: [usize; 6]) -> Result<usize, Errno> {
     let (start, end) = range(a[0], a[1])?;
     let target = (a[3] as i32 & libc::MREMAP_FIXED != 0)
         .then(|| range(a[4], a[2]).ok())
@@ -468,10 +481,10 @@ fn mremap_native(g: &mut Lists, region: Region, a: [usize; 6]) -> Result<usize, 
         && g.window.find_gap(grown - end, 1, end, grown) == Some(end);
     if room {
         make_way(g, end)?;
-        // SAFETY: a range of managed addresses where nothing is mapped.
+        // SAFETY: managed addresses where the program has mapped nothing (`find_gap`): only canvas's reservation.
         let _ = unsafe { mem::unmap(addr_of(end), (grown - end) as usize * PAGE_SIZE) };
     }
-    // SAFETY: the program's call on the program's mapping.
+    // SAFETY: the program's call (the caller's promise) on a mapping of its own.
     let at = check(unsafe { gate::raw(libc::SYS_mremap as usize, a) });
     if room && at != Ok(a[0]) {
         restore_window(end, grown)?;

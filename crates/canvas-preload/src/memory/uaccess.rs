@@ -4,6 +4,7 @@
 //! The kernel is asked once for each page ([`probe`]) before the page is touched. If another thread unmaps the page in
 //! between, the access ends the program by SIGSEGV; the kernel's answer would be as arbitrary.
 
+use canvas_sys::signal::KernelSigaction;
 use canvas_sys::{Errno, probe};
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::may_be_far;
@@ -50,11 +51,32 @@ fn can_read(first: usize, last: usize) -> bool {
     true
 }
 
+/// What can be copied from the program's memory.
+///
+/// # Safety
+///
+/// Any bits must be a valid value.
+pub unsafe trait Plain: Copy {}
+// SAFETY: a number.
+unsafe impl Plain for u32 {}
+// SAFETY: a number.
+unsafe impl Plain for u64 {}
+// SAFETY: a number.
+unsafe impl Plain for usize {}
+// SAFETY: two numbers.
+unsafe impl Plain for libc::timespec {}
+// SAFETY: numbers, and an address that nothing here follows.
+unsafe impl Plain for libc::stack_t {}
+// SAFETY: four numbers.
+unsafe impl Plain for KernelSigaction {}
+// SAFETY: it has no bits but those of its elements.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
 /// Copies `bytes` from the program's memory.
 ///
 /// # Safety
 ///
-/// `to` must have room for them, which is no memory of the program's.
+/// `to` must have room for them, and nothing else may refer to it.
 #[inline(always)]
 unsafe fn copy_in(addr: usize, to: *mut u8, bytes: usize) -> Result<(), Errno> {
     if bytes == 0 {
@@ -64,21 +86,17 @@ unsafe fn copy_in(addr: usize, to: *mut u8, bytes: usize) -> Result<(), Errno> {
     if !is_beside_us(addr, last) && !can_read(addr, last) {
         return Err(BAD);
     }
-    // SAFETY: readable, as was just asked; copied, because other threads of the program may write to it meanwhile; `to`
-    // is the caller's promise.
+    // SAFETY: the kernel could read it just now. Other threads of the program may write to it meanwhile: then any bytes
+    // are copied. For `to` the caller answers.
     unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, to, bytes) };
     Ok(())
 }
 
 /// Reads a structure of the program.
-///
-/// # Safety
-///
-/// `T` must be valid whatever its bits are.
 #[inline(always)]
-pub unsafe fn get<T: Copy>(addr: usize) -> Result<T, Errno> {
+pub fn get<T: Plain>(addr: usize) -> Result<T, Errno> {
     let mut value = MaybeUninit::<T>::uninit();
-    // SAFETY: `value` is ours, and as large; when all of it was copied it is valid, the caller's promise.
+    // SAFETY: `value` is as large as what is copied; once all of it is, it is valid, whatever its bits (`Plain`).
     unsafe {
         copy_in(addr, value.as_mut_ptr().cast(), size_of::<T>())?;
         Ok(value.assume_init())
@@ -87,7 +105,7 @@ pub unsafe fn get<T: Copy>(addr: usize) -> Result<T, Errno> {
 
 /// Copies words of the program.
 pub fn get_words(addr: usize, out: &mut [usize]) -> Result<(), Errno> {
-    // SAFETY: `out` is ours, and as large.
+    // SAFETY: `out` is as large as what is copied, and borrowed mutably; any bits are numbers.
     unsafe { copy_in(addr, out.as_mut_ptr().cast(), size_of_val(out)) }
 }
 
@@ -101,12 +119,12 @@ pub unsafe fn put<T: Copy>(addr: usize, value: T) -> Result<(), Errno> {
     // The probe writes, so what it probes must lie within the structure.
     const { assert!(size_of::<T>() >= probe::BYTES && size_of::<T>() <= PAGE_SIZE) };
     let (last, _pins) = hold(addr, size_of::<T>())?;
-    // SAFETY: the first and the last bytes of the structure, the caller's promise.
+    // SAFETY: the first and the last bytes of the structure, which is to be overwritten (the caller's promise).
     let can = || unsafe { probe::is_writable(addr) && probe::is_writable(last + 1 - probe::BYTES) };
     if !is_beside_us(addr, last) && !can() {
         return Err(BAD);
     }
-    // SAFETY: writable, as was just asked; the caller's promise.
+    // SAFETY: the kernel could write it just now; what lies there is to be overwritten (the caller's promise).
     unsafe { (addr as *mut T).write_unaligned(value) };
     Ok(())
 }
@@ -124,14 +142,14 @@ pub unsafe fn string<'a>(addr: usize) -> Result<&'a [u8], Errno> {
         if !can_read(at, last) {
             return Err(BAD);
         }
-        // SAFETY: readable, as was just asked, and unchanged, the caller's promise.
+        // SAFETY: the kernel could read it just now, and nobody changes it (the caller's promise).
         let piece = unsafe { core::slice::from_raw_parts(at as *const u8, end - at) };
         if let Some(n) = piece.iter().position(|b| *b == 0) {
-            // SAFETY: as just said, for each page of it.
+            // SAFETY: the kernel could read each page of it, and nobody changes it (the caller's promise).
             return Ok(unsafe { core::slice::from_raw_parts(addr as *const u8, at - addr + n) });
         }
         at = end;
     }
-    // SAFETY: as just said.
+    // SAFETY: the kernel could read each page of it, and nobody changes it (the caller's promise).
     Ok(unsafe { core::slice::from_raw_parts(addr as *const u8, STRING_MAX) })
 }

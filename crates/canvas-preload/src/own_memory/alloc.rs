@@ -112,7 +112,7 @@ pub unsafe fn decode<R: Copy>(f: impl FnOnce() -> R) -> R {
     DECODES.store(false, Ordering::Relaxed);
     let base = DECODING.base.load(Ordering::Relaxed);
     if base != 0 {
-        // SAFETY: a mapping of ours, to which nobody refers: the caller's promise.
+        // SAFETY: the mapping from which `f` allocated, to which nothing refers (the caller's promise).
         let _ = unsafe { mem::unmap(base, PART_BYTES) };
     }
     r

@@ -286,11 +286,11 @@ fn atomics<A: Atomic>(offset: usize, n: usize) -> &'static [A] {
 ///
 /// No other type may implement it.
 unsafe trait Atomic: 'static {}
-// SAFETY: atomic integers.
+// SAFETY: an atomic integer.
 unsafe impl Atomic for AtomicU8 {}
-// SAFETY: as above.
+// SAFETY: an atomic integer.
 unsafe impl Atomic for AtomicU32 {}
-// SAFETY: as above.
+// SAFETY: an atomic integer.
 unsafe impl Atomic for AtomicU64 {}
 
 /// Page words and resident counts.
@@ -379,7 +379,8 @@ pub fn learnt() -> ([&'static [AtomicU32]; 2], &'static [AtomicU32]) {
 /// `map` has been called, and this function not yet with the same number.
 pub unsafe fn key_memory(which: usize) -> &'static mut PageBuf {
     assert!(which < 2);
-    // SAFETY: inside an area that `map` mapped for the life of the process; nobody else's (the caller's promise).
+    // SAFETY: a page of zeros in the tables, which `map` mapped for the life of the process; nobody else has it (the
+    // caller's promise).
     unsafe { &mut *(tables(KEYS + which * PAGE_SIZE) as *mut PageBuf) }
 }
 

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub fn open(addr: usize, bytes: usize) -> Result<(), Errno> {
     let start = addr / PAGE_SIZE * PAGE_SIZE;
     let end = (addr + bytes).next_multiple_of(PAGE_SIZE);
-    // SAFETY: memory of canvas's own, which is mapped for good, can do more than before.
+    // SAFETY: the pages hold data, to which every access is still allowed that was before; their contents stay.
     unsafe { mem::protect(start, end - start, libc::PROT_READ | libc::PROT_WRITE) }
 }
 

@@ -47,7 +47,7 @@ struct Slot {
 }
 
 struct Threads([Slot; THREADS]);
-// SAFETY: a slot's thread is only touched in `with_thread`, by the thread that holds the slot's lock.
+// SAFETY: `with_thread` alone touches a slot's thread, and holds the slot's lock.
 unsafe impl Sync for Threads {}
 
 const NOBODY: Thread = Thread::new();
@@ -88,8 +88,8 @@ fn with_thread<R>(on: impl FnOnce(&mut Thread) -> R) -> Option<R> {
     let hash = thread::thread_hash() as u32;
     let slot = &ALL.0[hash as usize % THREADS];
     let _held = slot.lock.try_lock()?;
-    // SAFETY: the slot's lock is held until this returns, and nothing else touches the cell; `on` cannot re-enter,
-    // because no fault nests in one that is being handled.
+    // SAFETY: the slot's lock is held until this returns, and nothing else touches the cell; if `on` came back here, it
+    // would not get the lock.
     let thread = unsafe { &mut *slot.thread.get() };
     if slot.who.swap(hash, Ordering::Relaxed) != hash {
         *thread = NOBODY;

@@ -105,7 +105,8 @@ fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
         }
         let ranges = &ranges[..n];
         each(ranges, &|| {
-            // SAFETY: these slots are exclusively ours until they are given back, and hold nothing.
+            // SAFETY: the buffers of slots that were taken above, that hold nothing, and that nobody else uses until
+            // they are given back.
             unsafe { discard::discard(ranges) };
         });
         slots().give_back_bare(&places[..n]);

@@ -67,9 +67,11 @@ impl<T> DerefMut for Held<T> {
     }
 }
 
+/// Takes a context.
+///
 /// # Safety
 ///
-/// `base` must be that of contexts of type `T`, one per place, reached only through this function.
+/// All zeros must be a `T`, and `base` that of contexts of that type, one per place, reached only through this function.
 unsafe fn hold<T, const N: usize>(
     places: &'static Places<N>,
     open_ones: &Steps<1>,
@@ -83,8 +85,8 @@ unsafe fn hold<T, const N: usize>(
         slow::yield_to_context();
         place = places.take(0, slow::yield_to_context);
     }
-    // SAFETY: the area is mapped and zero at first, which is valid for both types; the place just taken makes this the
-    // only reference.
+    // SAFETY: `open_place` has opened it, with zeros at first, which are a `T`, as are the bytes that an earlier holder
+    // left (the caller's promise); the place just taken makes this the only reference.
     let at = unsafe { &mut *((base + place.index() * FILL_STEP) as *mut T) };
     Held { at, _place: place }
 }
@@ -92,13 +94,13 @@ unsafe fn hold<T, const N: usize>(
 /// Takes a context for bringing pages in.
 #[inline]
 pub fn fill() -> Held<Fill> {
-    // SAFETY: the base of the fills' contexts.
+    // SAFETY: zeros are a `Fill`, and its contexts lie there.
     unsafe { hold(&FILL_PLACES, &FILLS_OPEN, thread::thread_hash(), fills()) }
 }
 
 /// Takes a context for reclaim.
 pub fn reclaim() -> Held<Batch> {
     // Take the lowest free one: contexts that are never needed at the same time use no memory.
-    // SAFETY: reclaim's contexts lie behind those of the fills.
+    // SAFETY: zeros are a `Batch`, and its contexts lie there, behind those of the fills.
     unsafe { hold(&RECLAIM_PLACES, &RECLAIMS_OPEN, 0, reclaims()) }
 }

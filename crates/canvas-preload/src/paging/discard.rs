@@ -13,14 +13,14 @@ use crate::runtime::state;
 /// The caller owns the contents of all pages of the ranges, and needs them no longer.
 pub unsafe fn discard(ranges: &[libc::iovec]) -> bool {
     if !state::NO_VECTOR_DISCARD.load(Ordering::Relaxed) {
-        // SAFETY: the caller's promise.
+        // SAFETY: for all ranges the caller answers.
         if unsafe { mem::discard_many(state::PIDFD.load(Ordering::Relaxed), ranges) } {
             return true;
         }
         state::NO_VECTOR_DISCARD.store(true, Ordering::Relaxed);
     }
     ranges.iter().fold(true, |all, r| {
-        // SAFETY: the caller's promise.
+        // SAFETY: for this range, like all others, the caller answers.
         let done = unsafe { mem::advise(r.iov_base as usize, r.iov_len, libc::MADV_DONTNEED) };
         all & done.is_ok()
     })

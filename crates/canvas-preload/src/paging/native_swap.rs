@@ -226,7 +226,7 @@ impl Step {
                 first += 1;
                 continue;
             }
-            // SAFETY: advice that changes no contents: what is touched comes back unchanged.
+            // SAFETY: the advice changes no contents: what is touched comes back unchanged.
             let advised =
                 unsafe { mem::advise(at + first * PAGE_SIZE, n * PAGE_SIZE, libc::MADV_PAGEOUT) };
             advised.ok()?;

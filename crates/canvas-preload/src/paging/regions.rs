@@ -49,7 +49,8 @@ impl Deref for Locked {
 
 impl DerefMut for Locked {
     fn deref_mut(&mut self) -> &mut Lists {
-        // SAFETY: as for `deref`; borrowed mutably, so it has handed out nothing else.
+        // SAFETY: `init` ran before anybody locks; a `Locked` holds the one lock on the lists, so no other one refers
+        // to them, and this one, borrowed mutably, has handed out nothing else.
         unsafe { (*LISTS.0.get()).assume_init_mut() }
     }
 }
@@ -60,7 +61,7 @@ impl DerefMut for Locked {
 ///
 /// To be called once, by start-up, while there is one thread, when all areas are mapped; before [`lock`].
 pub unsafe fn init() {
-    // SAFETY: nobody refers to the lists yet, and the memory is asked for once: the caller's promise.
+    // SAFETY: nobody refers to the lists yet, and this is called once, after `areas::map` (the caller's promise).
     unsafe {
         let [window, partition] = areas::region_lists();
         (*LISTS.0.get()).write(Lists { window, partition });

@@ -89,7 +89,8 @@ const _: () = assert!(
 #[inline(always)]
 fn slot(at: u64) -> &'static Slot {
     let slots = areas::trace() as *const Slot;
-    // SAFETY: inside an area that is mapped for the life of the process; atomics, any bits valid.
+    // SAFETY: inside the trace's area (asserted above), which is mapped for the life of the process; a slot consists of
+    // atomics, for which any bits are valid.
     unsafe { &*slots.add((at % SLOTS) as usize) }
 }
 
@@ -101,7 +102,7 @@ pub fn init() {
         return;
     }
     let mut bytes = [0u8; HEADER_BYTES];
-    // SAFETY: the kernel writes `bytes` only.
+    // SAFETY: the kernel writes at most HEADER_BYTES bytes to `bytes`.
     let got = unsafe {
         canvas_sys::sys4(
             libc::SYS_pread64,
@@ -289,14 +290,20 @@ pub fn flush() {
     if FLUSHING.load(Ordering::Relaxed) || FLUSHING.swap(true, Ordering::Acquire) {
         return;
     }
-    write_out();
+    // SAFETY: FLUSHING was set just now.
+    unsafe { write_out() };
     FLUSHING.store(false, Ordering::Release);
 }
 
-/// Does the work of [`flush`]; the caller has set FLUSHING.
-fn write_out() {
+/// Does the work of [`flush`].
+///
+/// # Safety
+///
+/// The caller must have set FLUSHING.
+unsafe fn write_out() {
     let buffer = (areas::trace() + SLOTS as usize * core::mem::size_of::<Slot>()) as *mut u8;
-    // SAFETY: behind the ring, in the same area; FLUSHING makes this the only reference.
+    // SAFETY: behind the ring, in the trace's area, which `init` has opened; FLUSHING is set (the caller's promise), so
+    // that no other reference exists.
     let buffer = unsafe { core::slice::from_raw_parts_mut(buffer, WRITE_RECORDS * RECORD_BYTES) };
     let now = Now::get();
     let process = process();
@@ -397,7 +404,8 @@ fn flush_all() {
     while FLUSHING.swap(true, Ordering::Acquire) {
         yield_now();
     }
-    write_out();
+    // SAFETY: FLUSHING was set just now.
+    unsafe { write_out() };
     FLUSHING.store(false, Ordering::Release);
 }
 

@@ -68,8 +68,8 @@ impl Kernel for ThisProcess {
             Source::Slot(slot) => cache::buffer(slot),
             Source::Staged(pages) => pages.as_ptr() as usize,
         };
-        // SAFETY: the words of these pages are in our busy state (`Held`), and the source is our own memory, as long as
-        // the pages.
+        // SAFETY: the words of these pages are in our busy state (`Held`); the source is memory of canvas's own,
+        // present, and as long as the pages.
         let copied = unsafe { uffd().copy(to.first().addr(), src, to.bytes(), protect) };
         Copied {
             pages: copied.done_bytes / PAGE_SIZE,
@@ -89,7 +89,8 @@ impl Kernel for ThisProcess {
         };
     }
     fn protect(&self, pages: Held, on: bool) -> bool {
-        // SAFETY: nobody else protects, discards or fills these pages meanwhile (`Held`), and faults there are ours.
+        // SAFETY: nobody else protects, discards or fills these pages meanwhile (`Held`); canvas's handlers resolve the
+        // faults there.
         unsafe { uffd().write_protect(pages.first().addr(), pages.bytes(), on) }.is_ok()
     }
     fn discard(&self, ranges: &[Range]) -> Discarded {
@@ -103,7 +104,7 @@ impl Kernel for ThisProcess {
         Discarded { all, still_shared }
     }
     fn discard_page(&self, page: Held) -> bool {
-        // SAFETY: the page is Evicting in our hands, and copied or clean.
+        // SAFETY: the page's word is in our busy state (`Held`), and its contents are copied or clean.
         unsafe { mem::advise(page.first().addr(), page.bytes(), libc::MADV_DONTNEED) }.is_ok()
     }
     fn is_present(&self, page: PageId) -> bool {

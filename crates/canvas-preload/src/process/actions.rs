@@ -5,8 +5,8 @@
 
 use canvas_sys::Errno;
 use canvas_sys::signal::{self, Handler, KernelSigaction, bit};
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::OnceLock;
 
 use crate::paging::freeze;
 use crate::process::{beliefs, cancel};
@@ -18,45 +18,48 @@ const NEVER_BLOCKED: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 const SIGNALS: usize = 65;
 
 /// Entry points for the kernel: before handlers of the program, and for canvas's signals.
-static ENTRIES: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+static ENTRIES: OnceLock<[Handler; 2]> = OnceLock::new();
 
 /// Sets the entry points, at start-up before any action is set.
 pub fn enter_by(of_program: Handler, of_canvas: Handler) {
-    for (entry, at) in ENTRIES.iter().zip([of_program, of_canvas]) {
-        entry.store(at as *const () as usize, Ordering::Relaxed);
-    }
+    let _ = ENTRIES.set([of_program, of_canvas]);
 }
 
 fn entries() -> [usize; 2] {
-    [0, 1].map(|i| ENTRIES[i].load(Ordering::Relaxed))
-}
-
-fn entry_of_canvas() -> Handler {
-    // SAFETY: start-up has stored such a function there.
-    unsafe { core::mem::transmute::<usize, Handler>(entries()[1]) }
+    let entries = ENTRIES.get();
+    entries.map_or([0; 2], |all| all.map(|entry| entry as *const () as usize))
 }
 
 /// One action, with a sequence number that is odd while it is changed.
 struct Action {
     seq: AtomicU32,
-    value: UnsafeCell<KernelSigaction>,
+    /// Handler, flags, restorer, mask; all 0 for the default action.
+    value: [AtomicU64; 4],
 }
-// SAFETY: writers are serialised by the sequence's odd state, readers retry when it changed.
-unsafe impl Sync for Action {}
 
 static ACTIONS: [Action; SIGNALS] = [const {
     Action {
         seq: AtomicU32::new(0),
-        value: UnsafeCell::new(KernelSigaction::DEFAULT),
+        value: [const { AtomicU64::new(0) }; 4],
     }
 }; SIGNALS];
 
 impl Action {
+    /// The action, of which parts may be older than others while it is changed.
+    fn read(&self) -> KernelSigaction {
+        let part = |i: usize| self.value[i].load(Ordering::Relaxed);
+        KernelSigaction {
+            handler: part(0) as usize,
+            flags: part(1),
+            restorer: part(2) as usize,
+            mask: part(3),
+        }
+    }
+
     fn get(&self) -> KernelSigaction {
         loop {
             let before = self.seq.load(Ordering::Acquire);
-            // SAFETY: a torn read is thrown away below; plain old data.
-            let v = unsafe { self.value.get().read_volatile() };
+            let v = self.read();
             fence(Ordering::Acquire);
             if before & 1 == 0 && self.seq.load(Ordering::Relaxed) == before {
                 return v;
@@ -85,11 +88,19 @@ impl Action {
             canvas_sys::gate::yield_now();
             seq = self.seq.load(Ordering::Relaxed);
         }
-        // SAFETY: the odd sequence makes us the only writer.
-        let mut value = unsafe { self.value.get().read() };
-        let r = change(&mut value);
-        // SAFETY: as above.
-        unsafe { self.value.get().write_volatile(value) };
+        // The odd sequence makes us the only writer; readers see it before any part of the new value.
+        fence(Ordering::Release);
+        let mut new = self.read();
+        let r = change(&mut new);
+        let parts = [
+            new.handler as u64,
+            new.flags,
+            new.restorer as u64,
+            new.mask,
+        ];
+        for (to, part) in self.value.iter().zip(parts) {
+            to.store(part, Ordering::Relaxed);
+        }
         self.seq.store(seq.wrapping_add(2), Ordering::Release);
         r
     }
@@ -100,25 +111,21 @@ pub fn get(sig: i32) -> KernelSigaction {
     ACTIONS[sig as usize].get()
 }
 
-/// Installs canvas's handler for `sig`; returns the previous action.
-///
-/// # Safety
-///
-/// `sig` must be one of ours.
-pub unsafe fn take(sig: i32) -> Result<KernelSigaction, Errno> {
-    // SAFETY: the caller's promise: the entry serves these signals wherever they interrupt.
-    unsafe { signal::install(sig, entry_of_canvas(), libc::SA_RESTART as u64) }
+/// Installs canvas's handler for `sig`, one of its signals, with `flags` besides its own; returns the previous action.
+pub fn take(sig: i32, flags: u64) -> Result<KernelSigaction, Errno> {
+    let [_, of_canvas] = ENTRIES.get().ok_or(Errno(libc::EINVAL))?;
+    // SAFETY: the entry serves any signal wherever it interrupts: what is not canvas's goes to the program's handler.
+    unsafe { signal::install(sig, *of_canvas, flags) }
 }
 
 /// After the program has set `action` for `sig`, one of canvas's signals: makes interrupted calls restart, or not, as
 /// the action says.
-pub fn install_for(sig: i32, action: &KernelSigaction) {
+fn install_for(sig: i32, action: &KernelSigaction) {
     let restart = match action.handler {
         libc::SIG_DFL | libc::SIG_IGN => libc::SA_RESTART as u64,
         _ => action.flags & libc::SA_RESTART as u64,
     };
-    // SAFETY: as in `take`.
-    let _ = unsafe { signal::install(sig, entry_of_canvas(), restart) };
+    let _ = take(sig, restart);
 }
 
 /// While it lives, those of canvas's signals are ignored in the kernel that the program ignores, because exec inherits
@@ -150,7 +157,11 @@ fn ignored() -> impl Iterator<Item = (i32, KernelSigaction)> {
 }
 
 /// Records, at start-up, the action that was there before canvas's.
-pub fn note(sig: i32, action: KernelSigaction) {
+///
+/// # Safety
+///
+/// It must be the kernel's: its handler runs when such a signal is the program's.
+pub unsafe fn note(sig: i32, action: KernelSigaction) {
     let inside = freeze::enter();
     ACTIONS[sig as usize].change(&inside, |mine| *mine = action);
 }
@@ -244,7 +255,11 @@ pub fn is_vfork_child() -> bool {
 }
 
 /// `rt_sigaction` for a signal that can have an action: sets `wanted`, returns the previous action.
-pub fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigaction {
+///
+/// # Safety
+///
+/// `wanted` must be what the program passed: its handler runs when such a signal is the program's.
+pub unsafe fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigaction {
     // As the kernel does.
     let wanted = wanted.map(|w| KernelSigaction {
         mask: w.mask & !NEVER_BLOCKED,
@@ -269,7 +284,8 @@ pub fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigaction {
             },
             false => installed(sig, &w),
         });
-        // SAFETY: a handler of the program's, or our entry in front of it, which runs like one.
+        // SAFETY: a handler of the program's (the caller's promise), or an entry of ours, which serves any signal and
+        // leads to that handler.
         let there = unsafe { signal::exchange(sig, set.as_ref()) }.unwrap_or_default();
         if let Some(w) = wanted.filter(|_| !borrowed) {
             *mine = w;
@@ -293,7 +309,7 @@ pub fn stack_in_window() {
     let inside = freeze::enter_masked();
     for sig in (1..SIGNALS as i32).filter(|s| beliefs::ours() & bit(*s) == 0) {
         ACTIONS[sig as usize].change(&inside, |mine| {
-            // SAFETY: only asks.
+            // SAFETY: without a new action nothing changes.
             let there = unsafe { signal::exchange(sig, None) }.unwrap_or_default();
             // Before the first action is changed, earlier ones must be read by the old rule.
             *mine = seen(sig, mine, &there);
@@ -303,7 +319,8 @@ pub fn stack_in_window() {
     for sig in (1..SIGNALS as i32).filter(|s| beliefs::ours() & bit(*s) == 0) {
         ACTIONS[sig as usize].change(&inside, |mine| {
             if mine.handler > libc::SIG_IGN {
-                // SAFETY: our entry in front of the program's handler.
+                // SAFETY: the program's handler, which the kernel had, or an entry of ours, which serves any signal and
+                // leads to that handler.
                 let _ = unsafe { signal::exchange(sig, Some(&installed(sig, mine))) };
             }
         });

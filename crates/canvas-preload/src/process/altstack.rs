@@ -26,7 +26,8 @@ static OPEN: Steps<{ COUNT / 64 }> = Steps::new();
 pub fn init() {
     if let Ok(at) = mem::map_lazy(0, COUNT * BYTES, libc::PROT_NONE) {
         own::note(at, COUNT * BYTES, kind::STAYS | kind::COUNTS);
-        thread::signal_stacks_at(at);
+        // SAFETY: all stacks lie in the mapping made just now, which stays, and which only this module uses.
+        unsafe { thread::signal_stacks_at(at) };
         give();
     }
 }
@@ -74,19 +75,30 @@ fn take(first: usize) -> Option<usize> {
     None
 }
 
-/// Runs `f` with `arg` on a stack of canvas, from a signal handler that runs on a stack of the program with its frame
-/// at `frame`. All signals must be blocked.
-pub fn run_on_ours(frame: usize, f: extern "C" fn(*mut libc::c_void), arg: *mut libc::c_void) {
+/// Runs `f` on a stack of canvas if one is free, from code that runs on a stack of the program, with its frame at
+/// `frame`. All signals must be blocked.
+pub fn run_on_ours<F: FnOnce()>(frame: usize, f: F) {
+    /// # Safety
+    ///
+    /// `f` must be an `Option<F>` that nothing else refers to.
+    unsafe extern "C" fn call<F: FnOnce()>(f: *mut libc::c_void) {
+        // SAFETY: an `Option<F>` that nothing else refers to (the caller's promise).
+        if let Some(f) = unsafe { &mut *f.cast::<Option<F>>() }.take() {
+            f();
+        }
+    }
     // Chosen by the address of the thread's stack: a thread usually gets the same one again, so that code which
     // identifies threads by their stacks keeps working.
     let own = (frame >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    match take(own % COUNT) {
-        Some(at) => {
-            // SAFETY: the stack is this thread's until it is put back; `f` and `arg` are the caller's.
-            unsafe { call_on(at + BYTES, f, arg) };
-            put_back(at);
-        }
-        None => f(arg),
+    let Some(at) = take(own % COUNT) else {
+        return f();
+    };
+    let mut f = Some(f);
+    // SAFETY: the stack is this thread's (`take`) until it is put back, and not used after `call_on`; `f` is what
+    // `call` expects, and lives until it has returned.
+    unsafe {
+        call_on(at + BYTES, call::<F>, (&raw mut f).cast());
+        put_back(at);
     }
 }
 
@@ -94,11 +106,11 @@ pub fn run_on_ours(frame: usize, f: extern "C" fn(*mut libc::c_void), arg: *mut 
 ///
 /// # Safety
 ///
-/// Below `top` must be a stack that nobody else uses, and `f` must return and be right for `arg`.
+/// Below `top` must be a stack that nobody else uses, and `arg` what `f` expects.
 #[unsafe(naked)]
 unsafe extern "C" fn call_on(
     _top: usize,
-    _f: extern "C" fn(*mut libc::c_void),
+    _f: unsafe extern "C" fn(*mut libc::c_void),
     _arg: *mut libc::c_void,
 ) {
     naked_asm!(
@@ -149,15 +161,20 @@ pub fn give() {
             ss_flags: 0,
             ss_size: BYTES,
         };
-        // SAFETY: native memory that is this thread's until `put_back`.
+        // SAFETY: the kernel reads `new`; the stack is this thread's (`take`) until it is put back.
         if unsafe { sys2(libc::SYS_sigaltstack, &raw const new as usize, 0) }.is_err() {
-            put_back(at);
+            // SAFETY: the kernel did not accept it, so nothing uses it.
+            unsafe { put_back(at) };
         }
     }
 }
 
-/// Frees a stack that no thread uses any more.
-pub fn put_back(addr: usize) {
+/// Frees the stack at `addr`, if it is one of canvas's.
+///
+/// # Safety
+///
+/// No thread may use it any more, or be about to.
+pub unsafe fn put_back(addr: usize) {
     if let Some(i) = thread::signal_stack(addr) {
         TAKEN[i / 64].fetch_and(!(1 << (i % 64)), Ordering::AcqRel);
     }
@@ -174,9 +191,11 @@ pub fn thread_exit() {
             ss_flags: libc::SS_DISABLE,
             ss_size: 0,
         };
-        // SAFETY: only takes the stack away; fails when we are on it, and then it stays taken.
+        // SAFETY: the kernel reads `off`. It refuses to remove a stack on which the thread runs, which then stays
+        // taken.
         if unsafe { sys2(libc::SYS_sigaltstack, &raw const off as usize, 0) }.is_ok() {
-            put_back(old.ss_sp as usize);
+            // SAFETY: it was this thread's signal stack, and is no more.
+            unsafe { put_back(old.ss_sp as usize) };
         }
     }
 }

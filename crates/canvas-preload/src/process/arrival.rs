@@ -7,7 +7,8 @@ use core::arch::naked_asm;
 use crate::process::frame::NEXT_BYTES;
 use crate::process::{actions, beliefs, sig};
 
-/// Runs before handlers of the program: finds their stack and mask, and jumps to them.
+/// Runs before handlers of the program: finds their stack and mask, and jumps to them. By then canvas holds nothing on
+/// this stack: a handler may leave it by siglongjmp.
 ///
 /// # Safety
 ///

@@ -175,7 +175,7 @@ static WAITERS: AtomicUsize = AtomicUsize::new(0);
 ///
 /// `info` must be the kernel's, of this signal.
 pub unsafe fn keep(sig: i32, info: *const libc::siginfo_t) {
-    // SAFETY: the caller's promise; a siginfo has 128 bytes.
+    // SAFETY: the kernel's siginfo (the caller's promise), of 128 bytes.
     let (bytes, code) = unsafe { (info.cast::<Info>().read_unaligned(), (*info).si_code) };
     let to_thread = code == libc::SI_TKILL;
     let whose = if to_thread { proc::tid() } else { ALL };
@@ -192,7 +192,7 @@ pub unsafe fn keep(sig: i32, info: *const libc::siginfo_t) {
         .iter()
         .find(|p| p.tid.load(Ordering::Relaxed) == NOBODY);
     if let Some(p) = free {
-        // SAFETY: under the lock.
+        // SAFETY: LOCK is held, so nobody else touches it.
         unsafe { p.info.get().write(bytes) };
         p.signal.store(sig as u32, Ordering::Relaxed);
         p.tid.store(whose, Ordering::Relaxed);
@@ -249,7 +249,7 @@ pub fn take(of: u8) -> Option<(i32, Info)> {
     let _g = LOCK.lock(yield_now);
     let p = PENDING.iter().find(|p| may_have(p, tid, of))?;
     let sig = p.signal.load(Ordering::Relaxed) as i32;
-    // SAFETY: under the lock.
+    // SAFETY: LOCK is held, so nobody else touches it.
     let info = unsafe { p.info.get().read() };
     p.tid.store(NOBODY, Ordering::Relaxed);
     HELD.fetch_sub(1, Ordering::Relaxed);

@@ -50,7 +50,11 @@ static TRAMPOLINES: [[AtomicUsize; 2]; TEXTS] =
 pub const TEXTS: usize = 8;
 
 /// Records, at start-up, that the trampolines of piece of code `text` lie at `start..end`.
-pub fn trampolines_at(text: usize, start: usize, end: usize) {
+///
+/// # Safety
+///
+/// Whole pages must be mapped there, readable, and for good.
+pub unsafe fn trampolines_at(text: usize, start: usize, end: usize) {
     let [first, behind] = &TRAMPOLINES[text];
     first.store(start, Ordering::Relaxed);
     behind.store(end, Ordering::Relaxed);
@@ -69,7 +73,8 @@ fn is_trampoline(at: usize) -> bool {
 /// `at` must lie in a trampoline.
 unsafe fn cancelled_at(at: usize) -> Option<usize> {
     let start = at & !(TRAMPOLINE_BYTES - 1);
-    // SAFETY: the caller's promise: areas of trampolines are of whole pages, and stay.
+    // SAFETY: aligned as a page is, so it lies in the pages of the trampoline that `at` lies in (the caller's promise);
+    // those stay, and are only read (`trampolines_at`).
     let code = unsafe { &*(start as *const [u8; TRAMPOLINE_BYTES]) };
     sites::returning_at(code, start)
 }
@@ -80,7 +85,7 @@ unsafe fn cancelled_at(at: usize) -> Option<usize> {
 ///
 /// `back` must be what the stub got.
 pub unsafe fn can_cancel(back: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: unless it is 0, the stub got it from a trampoline: it lies in there.
     back != 0 && unsafe { cancelled_at(back) }.is_some()
 }
 
@@ -94,7 +99,7 @@ pub unsafe fn call(nr: usize, a: &[usize; 6]) -> isize {
     if seen != 0 && was_met() {
         return -(libc::EINTR as isize);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: for the call the caller answers.
     unsafe { gate::raw_while(&ARRIVED, seen, nr, *a) }
 }
 
@@ -117,7 +122,7 @@ pub unsafe fn arrived(uc: &mut libc::ucontext_t) {
         false => ip,
     };
     let is_before_call = is_trampoline(at) && (on_its_way || sites::is_before_return(at));
-    // SAFETY: it is one.
+    // SAFETY: `is_before_call` says that `at` lies in a trampoline.
     let trampoline = is_before_call
         .then(|| unsafe { cancelled_at(at) })
         .flatten();
@@ -126,7 +131,7 @@ pub unsafe fn arrived(uc: &mut libc::ucontext_t) {
         return;
     }
     let (mut to, mut with) = (ip, sp);
-    // SAFETY: the caller's promise.
+    // SAFETY: the registers of the thread that this signal has interrupted (`uc`, the caller's promise).
     if unsafe { gate::interrupt(&mut to, &mut with) } {
         g[libc::REG_RIP as usize] = to as i64;
         g[libc::REG_RSP as usize] = with as i64;

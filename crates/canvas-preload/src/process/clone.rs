@@ -54,7 +54,7 @@ pub unsafe fn clone(call: &mut Call) -> isize {
     if flags & VM != 0 {
         args::hold(call.a[2], uapi::NUMBER);
         args::hold(call.a[3], uapi::NUMBER);
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's call (the caller's promise).
         return unsafe { in_our_memory(call, stack) };
     }
     let mut pins = Pins::new();
@@ -62,7 +62,7 @@ pub unsafe fn clone(call: &mut Call) -> isize {
     pins.pin(call.a[3], uapi::NUMBER);
     let mut a = call.a;
     (a[0], a[1]) = (flags & !VFORK, 0);
-    // SAFETY: the caller's promise, without CLONE_VM and with the stack of this one.
+    // SAFETY: the program's call (the caller's promise), without CLONE_VM, CLONE_VFORK and a stack.
     unsafe { child(call, &a, flags, stack) }
 }
 
@@ -83,7 +83,7 @@ pub unsafe fn clone3(call: &mut Call) -> isize {
     );
     if !is_read || (stack == 0) != (stack_bytes == 0) {
         // Let the kernel refuse it.
-        // SAFETY: the program's call.
+        // SAFETY: the program's call (the caller's promise).
         return unsafe { raw(call.nr, call.a) };
     }
     let top = stack.wrapping_add(stack_bytes);
@@ -97,14 +97,15 @@ pub unsafe fn clone3(call: &mut Call) -> isize {
     if flags & VM != 0 {
         if flags & (procs::CLEAR_SIGHAND | libc::CLONE_SIGHAND as usize) == procs::CLEAR_SIGHAND {
             // posix_spawn's child, whose faults canvas must serve until exec, which resets handlers anyway.
-            // SAFETY: the program's structure, which begins with the flags.
+            // SAFETY: the structure of the program's call, which begins with the flags; the program leaves it alone
+            // until the call returns.
             let _ = unsafe { uaccess::put(at, flags & !procs::CLEAR_SIGHAND) };
         }
         args::hold(at, bytes);
         for (at, bytes) in numbers {
             args::hold(at, bytes);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's call (the caller's promise).
         return unsafe { in_our_memory(call, top) };
     }
     let mut pins = Pins::new();
@@ -118,7 +119,8 @@ pub unsafe fn clone3(call: &mut Call) -> isize {
     ) = (flags & !VFORK, 0, 0);
     let mut a = call.a;
     a[0] = words.as_ptr() as usize;
-    // SAFETY: the caller's promise, without CLONE_VM and with the stack of this one; `words` lives across it.
+    // SAFETY: the program's call (the caller's promise), without CLONE_VM, CLONE_VFORK and a stack; `words` lives
+    // across it.
     unsafe { child(call, &a, flags, top) }
 }
 
@@ -132,7 +134,7 @@ unsafe fn in_our_memory(call: &mut Call, top: usize) -> isize {
     accounting::expect_native(THREAD_PAGES);
     match call.natively() {
         Some(answer) => answer,
-        // SAFETY: the program's call.
+        // SAFETY: the program's call (the caller's promise), from outside libc: the trap's handler makes it.
         None => unsafe { raw(call.nr, call.a) },
     }
 }
@@ -144,7 +146,8 @@ unsafe fn in_our_memory(call: &mut Call, top: usize) -> isize {
 ///
 /// `a` must be the program's call, but for its stack and for CLONE_VFORK; `flags` are as the program wants them.
 unsafe fn child(call: &mut Call, a: &[usize; 6], flags: usize, stack: usize) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's call, which makes a process with memory of its own that continues here (the caller's
+    // promise).
     let (r, child) = unsafe { procs::fork(call.nr, a, flags) };
     if r == 0 && stack != 0 {
         call.stack = stack;

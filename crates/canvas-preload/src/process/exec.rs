@@ -40,7 +40,7 @@ const ENV_MAX: usize = 1000;
 /// Whether this is the number of an open descriptor.
 fn names_open_fd(text: &[u8]) -> bool {
     let number = core::str::from_utf8(text).ok().and_then(|t| t.parse().ok());
-    // SAFETY: asks for the flags of a descriptor.
+    // SAFETY: this command takes no address.
     number.is_some_and(|fd: i32| unsafe {
         canvas_sys::sys2(libc::SYS_fcntl, fd as usize, libc::F_GETFD as usize).is_ok()
     })
@@ -106,7 +106,7 @@ const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// changes meanwhile.
 unsafe fn with_our_vars(envp: usize, room: &mut Room, with: bool) -> Result<usize, Errno> {
     let ours: [usize; 3] = [0, 1, 2].map(|i| VARS[i].load(Ordering::Relaxed));
-    // SAFETY: `remember_var` got C strings that live for ever.
+    // SAFETY: an address other than 0 is of a C string that lives for ever (`remember_var`).
     let text_of =
         |our: usize| (our != 0).then(|| unsafe { CStr::from_ptr(our as *const c_char) }.to_bytes());
     let library = text_of(ours[2]).map_or(&b""[..], |text| &text[PRELOAD.len()..]);
@@ -115,13 +115,12 @@ unsafe fn with_our_vars(envp: usize, room: &mut Room, with: bool) -> Result<usiz
     for i in 0usize.. {
         let entry: usize = match envp {
             0 => 0,
-            // SAFETY: a number.
-            at => unsafe { uaccess::get(at.wrapping_add(i * 8)) }?,
+            at => uaccess::get(at.wrapping_add(i * 8))?,
         };
         if entry == 0 {
             break;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: nobody changes the strings (the caller's promise).
         let text = unsafe { uaccess::string(entry) }?;
         let mut replaced = entry;
         for (k, our) in ours.iter().enumerate() {
@@ -191,7 +190,11 @@ enum Unfit {
 
 impl Unfit {
     /// Reports the reason, for the first such program of a run.
-    fn tell(&self, dir: usize, path: usize) {
+    ///
+    /// # Safety
+    ///
+    /// `path` must be what the program passed to execve, and nobody change the string meanwhile.
+    unsafe fn tell(&self, dir: usize, path: usize) {
         // The kernel has nothing to execute; or canvas's library is out of reach, which needs no report.
         if proc::file_facts_at(dir, path, 0).is_err() || matches!(self, Unfit::Unreachable) {
             return;
@@ -199,7 +202,7 @@ impl Unfit {
         if state::seg().unmanaged.fetch_add(1, Ordering::Relaxed) != 0 {
             return;
         }
-        // SAFETY: the path of the program's call, which it does not change meanwhile.
+        // SAFETY: nobody changes the path (the caller's promise).
         let name = unsafe { uaccess::string(path) }.unwrap_or(b"");
         let name = core::str::from_utf8(name).unwrap_or("a program");
         match self {
@@ -261,12 +264,11 @@ fn unfit(dir: usize, path: usize) -> Option<Unfit> {
 unsafe fn touch_vector(at: usize) -> Result<(), Errno> {
     let mut i = 0;
     while at != 0 && i < 1 << 20 {
-        // SAFETY: a number.
-        let entry: usize = unsafe { uaccess::get(at.wrapping_add(i * 8)) }?;
+        let entry: usize = uaccess::get(at.wrapping_add(i * 8))?;
         if entry == 0 {
             break;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: nobody changes the strings (the caller's promise).
         unsafe { uaccess::string(entry) }?;
         i += 1;
     }
@@ -280,9 +282,9 @@ const EXEC_TRIES: u32 = 20_000;
 ///
 /// # Safety
 ///
-/// `a` must be the registers of the program's call.
+/// `a` must be the registers of the program's call, and nobody change its strings meanwhile.
 pub unsafe fn execve(a: &[usize; 6]) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's call (the caller's promise).
     unsafe { exec(libc::SYS_execve, *a, 0) }
 }
 
@@ -292,7 +294,7 @@ pub unsafe fn execve(a: &[usize; 6]) -> isize {
 ///
 /// As for [`execve`].
 pub unsafe fn execveat(a: &[usize; 6]) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's call (the caller's promise).
     unsafe { exec(libc::SYS_execveat, *a, 1) }
 }
 
@@ -316,18 +318,20 @@ unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
         entries: [0; ENV_MAX + 4],
         preload: [0; PRELOAD_MAX],
     };
-    // SAFETY: the call's environment. What cannot be read is left to the kernel, which says so when its turn comes.
+    // SAFETY: the environment of the program's call, which leaves it alone until that returns. What cannot be read is
+    // left to the kernel, which says so when its turn comes.
     a[envp] = unsafe { with_our_vars(a[envp], &mut room, why.is_none()) }.unwrap_or(a[envp]);
     trace::before_exec();
     users::before_exec(dir, a[path], if path == 0 { 0 } else { a[4] });
     if let Some(why) = why {
-        why.tell(dir, a[path]);
+        // SAFETY: the path of the program's call, which leaves it alone until that returns.
+        unsafe { why.tell(dir, a[path]) };
     }
     let _limits = limits::as_the_program_has_them();
     let borrowed = actions::is_vfork_child();
     for _ in 0..EXEC_TRIES {
-        // SAFETY: the call's path and its two vectors; the second may be the copy in `room`, which ends with null as
-        // well.
+        // SAFETY: path and vectors of the program's call, which leaves them alone until that returns; the second vector
+        // may be the copy in `room`, which ends with null as well.
         let all_there = unsafe {
             [
                 uaccess::string(a[path]).map(|_| ()),
@@ -348,7 +352,7 @@ unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
             }
         }
         let ignored = actions::Ignored::where_safe(|| borrowed || threads::is_one_left());
-        // SAFETY: the program's call; `room` lives across it.
+        // SAFETY: the program's call (the caller's promise); `room` lives across it.
         let r = unsafe { raw(nr as usize, a) };
         drop(ignored);
         if let Some(mask) = mask {

@@ -25,7 +25,9 @@ pub struct Next {
 }
 /// Bytes of stack that an entry uses for it; with the frame's address a multiple of 16.
 pub const NEXT_BYTES: usize = 56;
+// As the entries (`arrival`) read them.
 const _: () = assert!(size_of::<Next>() == NEXT_BYTES && offset_of!(Next, believed) == 48);
+const _: () = assert!(offset_of!(Next, handler) == 8 && offset_of!(Next, uc) == 32);
 
 /// The kernel's `struct rt_sigframe`: return address, `ucontext`, `siginfo`. Saved registers other than the general
 /// ones lie above it, where `ucontext` says.
@@ -34,6 +36,8 @@ const UC_BYTES: usize = 304;
 const FRAME_INFO: usize = FRAME_UC + UC_BYTES;
 const FRAME_BYTES: usize = FRAME_INFO + size_of::<libc::siginfo_t>();
 const _: () = assert!(FRAME_BYTES == 440);
+// libc's ucontext begins like the kernel's, of which the mask is the last part.
+const _: () = assert!(offset_of!(libc::ucontext_t, uc_sigmask) == UC_BYTES - size_of::<u64>());
 
 impl Next {
     /// Only return.
@@ -70,13 +74,14 @@ impl Next {
             self.mask = signal::set_mask(u64::MAX);
             return;
         }
-        // SAFETY: the kernel's ucontext; the first word of uc_sigmask is the kernel's signal set.
+        // SAFETY: the kernel's context, in its frame (just compared), whose mask begins with the kernel's set.
         let interrupted =
             unsafe { *(&raw const (*uc.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>() };
         self.mask = (interrupted | action.mask | own) & !beliefs::ours();
-        // SAFETY: a frame of the kernel's, as was just looked at.
+        // SAFETY: the kernel's context and frame (just compared).
         if let Some(to) = unsafe { place(action.flags, uc.cast(), frame) } {
-            // SAFETY: as above; below `to` lies the free part of the stack that was interrupted.
+            // SAFETY: the kernel's frame (just compared); below `to` lies the free part of the stack that was
+            // interrupted.
             self.frame = unsafe { move_frame(frame, to) };
             self.uc = self.frame + FRAME_UC;
             self.info = self.frame + FRAME_INFO;
@@ -90,7 +95,7 @@ impl Next {
 ///
 /// `uc` and `frame` must be the kernel's, of the signal that is being handled.
 unsafe fn place(flags: u64, uc: *const libc::ucontext_t, frame: usize) -> Option<usize> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the kernel's context (the caller's promise).
     let (stack, sp) = unsafe {
         (
             (*uc).uc_stack,
@@ -115,7 +120,7 @@ unsafe fn move_frame(frame: usize, sp: usize) -> usize {
     const MAGIC: u32 = 0x4650_5853;
     const LEGACY_BYTES: usize = 512;
     let uc = (frame + FRAME_UC) as *const libc::ucontext_t;
-    // SAFETY: the kernel's frame; where it has saved registers they begin with 512 bytes.
+    // SAFETY: the kernel's frame (the caller's promise); where it has saved registers they have 512 bytes at least.
     let (saved, bytes) = unsafe {
         let saved = (*uc).uc_mcontext.fpregs as usize;
         let bytes = match saved {
@@ -129,8 +134,8 @@ unsafe fn move_frame(frame: usize, sp: usize) -> usize {
     };
     let saved_to = (sp - RED_ZONE - bytes) & !63;
     let to = ((saved_to - FRAME_BYTES) & !15) - 8;
-    // SAFETY: the kernel's frame and what it saved, to memory that nothing uses, the caller's promise. A stack that
-    // ends before that ends the program, as it would without canvas.
+    // SAFETY: copies the kernel's frame and what it saved to memory that nothing uses (the caller's promise), and
+    // writes to the copy. A stack that ends before that ends the program, as it would without canvas.
     unsafe {
         core::ptr::copy_nonoverlapping(saved as *const u8, saved_to as *mut u8, bytes);
         core::ptr::copy_nonoverlapping(frame as *const u8, to as *mut u8, FRAME_BYTES);

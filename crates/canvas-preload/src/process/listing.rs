@@ -54,12 +54,13 @@ fn without_ours(entries: &mut [u8], own: impl Fn() -> bool) -> usize {
 /// `nr` and `a` must be the program's call.
 pub unsafe fn getdents64(nr: usize, a: &[usize; 6]) -> isize {
     loop {
-        // SAFETY: the program's call.
+        // SAFETY: the program's call (the caller's promise).
         let got = unsafe { args::run(nr, a, Make::AsItIs) };
         if got <= 0 {
             return got;
         }
-        // SAFETY: the kernel has just written so many bytes there, for this thread.
+        // SAFETY: the program's buffer, to which the kernel has just written `got` bytes; the program leaves it to this
+        // call until that returns.
         let entries = unsafe { core::slice::from_raw_parts_mut(a[1] as *mut u8, got as usize) };
         let left = without_ours(entries, || is_own(a[0]));
         // An empty answer would mean the end of the directory.

@@ -25,7 +25,7 @@ pub unsafe fn unshare(a: &[usize; 6]) -> isize {
     in_two(a[0], UNSHARED_ALONE, |flags| {
         let mut a = *a;
         a[0] = flags;
-        // SAFETY: the program's call, or a part of it.
+        // SAFETY: the program's call, or a part of it (the caller's promise).
         unsafe { raw(libc::SYS_unshare as usize, a) }
     })
 }
@@ -38,14 +38,14 @@ pub unsafe fn unshare(a: &[usize; 6]) -> isize {
 pub unsafe fn setns(a: &[usize; 6]) -> isize {
     let mut kinds = a[1];
     if kinds == 0 {
-        // SAFETY: asks what namespace a descriptor is for.
+        // SAFETY: this request takes no address.
         let kind = unsafe { sys3(libc::SYS_ioctl, a[0], IOC_TYPE, 0) };
         kinds = kind.unwrap_or(0);
     }
     in_two(kinds, ENTERED_ALONE, |kinds| {
         let mut a = *a;
         a[1] = kinds;
-        // SAFETY: the program's call, or a part of it.
+        // SAFETY: the program's call, or a part of it (the caller's promise).
         unsafe { raw(libc::SYS_setns as usize, a) }
     })
 }

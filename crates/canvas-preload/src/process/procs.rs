@@ -15,7 +15,8 @@ use crate::paging::regions;
 use crate::runtime::state::{self, count};
 use crate::tenant::members;
 use crate::far_tier::{self, pool};
-use crate::memory::{admit, mm, uaccess};
+use crate::memory::uaccess::{self, Plain};
+use crate::memory::{admit, mm};
 use crate::paging::{accounting, fork_accounting, native_swap, trace};
 use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
@@ -30,7 +31,7 @@ pub unsafe fn close(a: &[usize; 6]) -> isize {
     if fds::is_ours(a[0] as u32 as usize) {
         return -(libc::EBADF as isize);
     }
-    // SAFETY: the program's call.
+    // SAFETY: the program's call (the caller's promise), of none of canvas's descriptors.
     unsafe { raw(libc::SYS_close as usize, *a) }
 }
 
@@ -43,7 +44,7 @@ pub unsafe fn dup_onto(nr: usize, a: &[usize; 6]) -> isize {
     if fds::is_ours(a[1] as u32 as usize) {
         return -(libc::EBADF as isize);
     }
-    // SAFETY: the program's call.
+    // SAFETY: the program's call (the caller's promise), onto none of canvas's descriptors.
     unsafe { raw(nr, *a) }
 }
 
@@ -68,7 +69,7 @@ pub unsafe fn close_range(a: &[usize; 6]) -> isize {
             None => Some(last),
         };
         if let Some(to) = to {
-            // SAFETY: the program's call, cut around our descriptors.
+            // SAFETY: a part of the program's call (the caller's promise), without canvas's descriptors.
             let r = unsafe {
                 raw(
                     libc::SYS_close_range as usize,
@@ -172,7 +173,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
     let waits = members::before_fork();
     let believed = beliefs::mine();
     let r = match mm::inherit_window(&g, true) {
-        // SAFETY: the program's call; the child continues right here on its copy of this stack.
+        // SAFETY: the program's call (the caller's promise); the child continues here on its copy of this stack.
         Ok(()) => unsafe { raw(nr, *a) },
         // The child would miss its memory.
         Err(e) => -(e.0 as isize),
@@ -316,6 +317,8 @@ struct Rlimit {
     soft: u64,
     hard: u64,
 }
+// SAFETY: two numbers.
+unsafe impl Plain for Rlimit {}
 
 /// `prlimit64` and its predecessors. Canvas's reservations would not fit under this process's RLIMIT_AS and
 /// RLIMIT_DATA: the program's own values are kept here and enforced on its mappings.
@@ -334,13 +337,12 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
         _ => None,
     };
     let mut before = Rlimit { soft: 0, hard: 0 };
-    // SAFETY: a structure of numbers.
-    let wanted = match (new != 0).then(|| unsafe { uaccess::get::<Rlimit>(new) }) {
+    let wanted = match (new != 0).then(|| uaccess::get::<Rlimit>(new)) {
         Some(Err(e)) => return -(e.0 as isize),
         wanted => wanted.and_then(Result::ok),
     };
     if of_files {
-        // SAFETY: the caller's promise.
+        // SAFETY: null, or where the program wants the old limits (the caller's promise).
         return unsafe { limit_files(wanted, old) };
     }
     let keep = kept
@@ -351,7 +353,7 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
         Some(w) if keep.is_none() => w as *const Rlimit as usize,
         _ => 0,
     };
-    // SAFETY: both structures are ours and live.
+    // SAFETY: the kernel reads `wanted`, unless `arg` is 0, and writes `before`.
     let r = check(unsafe {
         raw(
             libc::SYS_prlimit64 as usize,
@@ -375,7 +377,7 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
     if old == 0 {
         return 0;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: where the program's call writes the old limits (the caller's promise).
     match unsafe { uaccess::put(old, before) } {
         Ok(()) => 0,
         Err(e) => -(e.0 as isize),
@@ -390,7 +392,8 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
 unsafe fn limit_files(wanted: Option<Rlimit>, old: usize) -> isize {
     let kernels = |new: usize, old: usize| {
         let a = [0, libc::RLIMIT_NOFILE as usize, new, old, 0, 0];
-        // SAFETY: both are null or structures of ours.
+        // SAFETY: the kernel reads the limits at `new` and writes them to `old`: 0, or a structure of the function
+        // around.
         unsafe { raw(libc::SYS_prlimit64 as usize, a) }
     };
     let mut before = Rlimit { soft: 0, hard: 0 };
@@ -421,7 +424,7 @@ unsafe fn limit_files(wanted: Option<Rlimit>, old: usize) -> isize {
     if old == 0 {
         return 0;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: where the program's call writes the old limits (the caller's promise).
     let put = unsafe { uaccess::put(old, before) };
     put.map_or_else(|e| -(e.0 as isize), |()| 0)
 }

@@ -19,7 +19,8 @@ use crate::runtime::state;
 use crate::runtime::thread;
 use crate::runtime::upcalls;
 use crate::memory::args::{self, Make};
-use crate::memory::{lock, open_pages, uaccess};
+use crate::memory::uaccess::{self, Plain};
+use crate::memory::{lock, open_pages};
 use crate::paging::fault::{self, Resolved};
 use crate::process::frame::Next;
 use crate::process::{actions, altstack, beliefs};
@@ -37,8 +38,9 @@ pub fn install_trap() -> Result<(), Errno> {
 }
 
 fn install_one(sig: i32) -> Result<(), Errno> {
-    // SAFETY: a handler made for that.
-    actions::note(sig, unsafe { actions::take(sig) }?);
+    let before = actions::take(sig, libc::SA_RESTART as u64)?;
+    // SAFETY: the action that the kernel had.
+    unsafe { actions::note(sig, before) };
     // If the program inherits the signal as blocked, it believes so, but a fault must find it open. A pending one comes
     // now.
     let inherited = signal::set_mask(u64::MAX);
@@ -63,11 +65,11 @@ pub unsafe extern "C" fn serve(
     next: &mut Next,
 ) {
     if bit(sig) & beliefs::ours() == 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: what the entry got (the caller's promise).
         return unsafe { arrive(sig, info, uc, frame, next) };
     }
     next.nothing();
-    // SAFETY: the kernel passes valid structures to an SA_SIGINFO handler.
+    // SAFETY: what the kernel passed to an SA_SIGINFO handler (the caller's promise), to which nothing else refers.
     let (i, context) = unsafe { (&*info, &mut *uc.cast::<libc::ucontext_t>()) };
     if i.si_code == beliefs::BELL {
         // A notification for a wait that is over.
@@ -77,19 +79,24 @@ pub unsafe extern "C" fn serve(
     let served = if sig == libc::SIGBUS {
         serve_fault(i, context, frame, &mut why)
     } else {
-        serve_call(i, context)
+        // SAFETY: the kernel's context of this signal.
+        unsafe { serve_call(i, context) }
     };
     if !served {
         let end = why == Resolved::NoMemory;
-        // SAFETY: this handler's own arguments.
+        // SAFETY: what the entry got (the caller's promise).
         unsafe { pass_on((sig, info, uc, frame), end, next) };
     }
 }
 
 /// Serves a system call from outside libc with an argument in managed memory, like libc's. Returns false for other
 /// traps.
-fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
-    // SAFETY: where a fault has its address, a trap has that of its call.
+///
+/// # Safety
+///
+/// `uc` must be what the kernel passed to the handler of this signal.
+unsafe fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
+    // SAFETY: any siginfo has 8 bytes there: of a trap, the address of its call.
     let at = unsafe { i.si_addr() } as usize;
     // The program's own filters trap, too, including calls that canvas makes for the program; of traps by two filters
     // the kernel reports the younger one's. Calls by the gate are none of canvas's filter.
@@ -119,7 +126,8 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
     let mask = (&raw mut uc.uc_sigmask).cast::<u64>();
     if call.nr as i64 == libc::SYS_rt_sigprocmask {
         // The mask that counts is the one that this handler's return restores.
-        // SAFETY: this frame's own.
+        // SAFETY: the saved mask of the frame that is being handled, and the registers of the trapped call, both of
+        // `uc`.
         let r = unsafe { sigprocmask_in(mask, &call.a) };
         uc.uc_mcontext.gregs[libc::REG_RAX as usize] = r as i64;
         return true;
@@ -135,10 +143,10 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
         return true;
     }
     // The call may wait for long, and must be interruptible as it would be outside of a handler.
-    // SAFETY: the kernel's set is the first word of the saved mask.
+    // SAFETY: `mask` points to the saved mask in `uc`, which begins with the kernel's set.
     signal::set_mask(unsafe { *mask } & !beliefs::ours());
     let r = match upcalls::dispatch() {
-        // SAFETY: the registers of a system call.
+        // SAFETY: the program's call: the registers with which it was trapped (`uc`, the caller's promise).
         Some(dispatch) => unsafe { dispatch(&raw mut call) },
         None => -(libc::ENOSYS as isize),
     };
@@ -155,10 +163,9 @@ fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
 unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
     // Its arguments may be far: an ordinary fault, for which SIGBUS must be open.
     signal::set_mask(!beliefs::ours());
-    // SAFETY: the saved mask, the caller's promise.
+    // SAFETY: the saved mask of a frame (the caller's promise).
     let before = unsafe { *mask };
-    // SAFETY: a number.
-    let wanted: Option<u64> = match unsafe { get_unless_null(a[1]) } {
+    let wanted: Option<u64> = match get_unless_null(a[1]) {
         Ok(wanted) => wanted,
         Err(e) => return -(e.0 as isize),
     };
@@ -169,11 +176,11 @@ unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
             libc::SIG_SETMASK => set,
             _ => return -(libc::EINVAL as isize),
         };
-        // SAFETY: the saved mask, the caller's promise.
+        // SAFETY: the saved mask of a frame (the caller's promise).
         unsafe { *mask = new & !beliefs::ours() };
     }
     let had = believe(a[0], wanted);
-    // SAFETY: rt_sigprocmask's old set.
+    // SAFETY: where rt_sigprocmask writes the old set.
     let r = unsafe { put_unless_null(a[2], before | beliefs::unpack(had)) };
     open_again();
     r
@@ -196,7 +203,7 @@ fn serve_fault(
     frame: usize,
     why: &mut Resolved,
 ) -> bool {
-    // SAFETY: a fault's siginfo has an address, and any other has some bytes there.
+    // SAFETY: any siginfo has 8 bytes there: of a fault, its address.
     let addr = unsafe { i.si_addr() } as usize;
     let shared = in_partition(addr) && partition::is_on();
     if i.si_code <= 0 || !(shared || in_window(addr)) {
@@ -218,16 +225,10 @@ fn serve_fault(
         resolve(&mut fault);
     } else {
         // A stack of the program, which may be as small as the kernel allows.
-        let arg = (&raw mut fault).cast();
-        altstack::run_on_ours(frame, resolve_at_arg, arg);
+        altstack::run_on_ours(frame, || resolve(&mut fault));
     }
     *why = fault.why;
     fault.why == Resolved::Present
-}
-
-extern "C" fn resolve_at_arg(fault: *mut libc::c_void) {
-    // SAFETY: `serve_fault`'s own, which waits for this.
-    resolve(unsafe { &mut *fault.cast::<Fault>() });
 }
 
 fn resolve(f: &mut Fault) {
@@ -295,14 +296,14 @@ unsafe fn pass_on(
     next: &mut Next,
 ) {
     let (sig, info, uc, _) = arrived;
-    // SAFETY: the kernel's structure.
+    // SAFETY: the kernel's siginfo (the caller's promise).
     let synchronous = unsafe { (*info).si_code } > 0;
     let believed = beliefs::mine();
     let blocked = beliefs::unpack(believed) & bit(sig) != 0;
-    // SAFETY: the kernel's structure; its mask's first word holds all signals.
+    // SAFETY: the kernel's context (the caller's promise), whose mask begins with the kernel's set.
     let interrupted = unsafe { *(&raw const (*uc.cast::<libc::ucontext_t>()).uc_sigmask).cast() };
     if (blocked || libc_blocks_all(interrupted)) && !synchronous && !end {
-        // SAFETY: the kernel's.
+        // SAFETY: the kernel's siginfo of this signal (the caller's promise).
         return unsafe { beliefs::keep(sig, info) };
     }
     let act = actions::get(sig);
@@ -325,7 +326,7 @@ unsafe fn pass_on(
         _ => 0,
     };
     beliefs::change(|had| had | beliefs::pack(act.mask | own));
-    // SAFETY: what the handler of this signal got.
+    // SAFETY: what the handler of this signal got, on this thread (the caller's promise).
     unsafe { next.handler(&act, arrived, believed) };
 }
 
@@ -345,21 +346,13 @@ unsafe fn put_unless_null<T: Copy>(addr: usize, value: T) -> isize {
     if addr == 0 {
         return 0;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: where the program's call writes such a structure (the caller's promise).
     answer(unsafe { uaccess::put(addr, value) }.map(|()| 0))
 }
 
 /// The structure that the program passed, if any.
-///
-/// # Safety
-///
-/// `T` must be valid whatever its bits are.
-unsafe fn get_unless_null<T: Copy>(addr: usize) -> Result<Option<T>, Errno> {
-    if addr == 0 {
-        return Ok(None);
-    }
-    // SAFETY: the caller's promise.
-    unsafe { uaccess::get(addr) }.map(Some)
+fn get_unless_null<T: Plain>(addr: usize) -> Result<Option<T>, Errno> {
+    (addr != 0).then(|| uaccess::get(addr)).transpose()
 }
 
 /// `rt_sigaction`: the program reads back what it has set ([`actions`]).
@@ -372,8 +365,7 @@ pub unsafe fn rt_sigaction(a: &[usize; 6]) -> isize {
     if a[3] != 8 {
         return -(libc::EINVAL as isize);
     }
-    // SAFETY: a structure of numbers.
-    let wanted: Option<KernelSigaction> = match unsafe { get_unless_null(new) } {
+    let wanted: Option<KernelSigaction> = match get_unless_null(new) {
         Ok(wanted) => wanted,
         Err(e) => return -(e.0 as isize),
     };
@@ -381,9 +373,11 @@ pub unsafe fn rt_sigaction(a: &[usize; 6]) -> isize {
     if !(1..=64).contains(&sig) || (fixed && wanted.is_some()) {
         return -(libc::EINVAL as isize);
     }
-    let before = actions::exchange(sig, wanted);
-    // SAFETY: rt_sigaction's old action.
-    unsafe { put_unless_null(old, before) }
+    // SAFETY: what the program passed to rt_sigaction, and where that writes the old action.
+    unsafe {
+        let before = actions::exchange(sig, wanted);
+        put_unless_null(old, before)
+    }
 }
 
 /// The program changes its mask by `set`: changes what it believes to have blocked of canvas's signals, and returns
@@ -415,8 +409,7 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     if a[3] != 8 {
         return -(libc::EINVAL as isize);
     }
-    // SAFETY: a number.
-    let wanted: u64 = match unsafe { get_unless_null(new) } {
+    let wanted: u64 = match get_unless_null(new) {
         Ok(wanted) => wanted.unwrap_or(0),
         Err(e) => return -(e.0 as isize),
     };
@@ -428,7 +421,7 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     };
     let arg = if new == 0 { 0 } else { &raw const set as usize };
     let mut before = 0u64;
-    // SAFETY: both sets are ours and live.
+    // SAFETY: the kernel reads `set` and writes `before`, 8 bytes each.
     let r = check(unsafe {
         raw(
             libc::SYS_rt_sigprocmask as usize,
@@ -440,7 +433,7 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     }
     let had = believe(how, (new != 0).then_some(wanted));
     before |= beliefs::unpack(had);
-    // SAFETY: rt_sigprocmask's old set.
+    // SAFETY: where rt_sigprocmask writes the old set.
     let r = unsafe { put_unless_null(old, before) };
     open_again();
     r
@@ -462,25 +455,19 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6], make: Make) -> isize {
         libc::SYS_ppoll => 3,
         libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 4,
         libc::SYS_pselect6 => 5,
-        // SAFETY: the program's call, the caller's promise.
+        // SAFETY: the program's call (the caller's promise).
         _ => return unsafe { args::run(nr, a, make) },
     };
     // An argument that cannot be read stays in place: the kernel will refuse it.
     if nr as i64 == libc::SYS_pselect6 {
-        // SAFETY: two numbers.
-        let [mask, size] = unsafe { get_unless_null(a[at]) }
-            .ok()
-            .flatten()
-            .unwrap_or([0; 2]);
-        // SAFETY: a number.
-        if let Ok(Some(wanted)) = unsafe { get_unless_null::<u64>(mask) } {
+        let [mask, size] = get_unless_null(a[at]).ok().flatten().unwrap_or([0; 2]);
+        if let Ok(Some(wanted)) = get_unless_null::<u64>(mask) {
             set = Some(wanted);
             open = wanted & !beliefs::ours();
             pair = [&raw const open as usize, size];
             b[at] = pair.as_ptr() as usize;
         }
-    // SAFETY: a number.
-    } else if let Ok(Some(wanted)) = unsafe { get_unless_null::<u64>(a[at]) } {
+    } else if let Ok(Some(wanted)) = get_unless_null::<u64>(a[at]) {
         set = Some(wanted);
         open = wanted & !beliefs::ours();
         b[at] = &raw const open as usize;
@@ -490,7 +477,7 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6], make: Make) -> isize {
         beliefs::change(|_| had);
         return -(libc::EINTR as isize);
     }
-    // SAFETY: the program's call, the caller's promise, with a mask of ours that lives across it.
+    // SAFETY: the program's call (the caller's promise), with a mask of ours that lives across it.
     let r = unsafe { args::run(nr, &b, make) };
     if set.is_some() && beliefs::ours() != 0 {
         beliefs::change(|_| had);
@@ -507,13 +494,13 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6], make: Make) -> isize {
 pub unsafe fn rt_sigpending(a: &[usize; 6]) -> isize {
     let kept = beliefs::pending();
     if a[1] != 8 || kept == 0 {
-        // SAFETY: the program's call, the caller's promise.
+        // SAFETY: the program's call (the caller's promise).
         return unsafe { args::run(libc::SYS_rt_sigpending as usize, a, Make::AsItIs) };
     }
     let mut set = 0u64;
-    // SAFETY: the kernel writes our set.
+    // SAFETY: the kernel writes 8 bytes to `set`.
     let r = unsafe { sys2(libc::SYS_rt_sigpending, &raw mut set as usize, 8) };
-    // SAFETY: rt_sigpending's set.
+    // SAFETY: where rt_sigpending writes its set.
     answer(r.and_then(|_| unsafe { uaccess::put(a[0], set | kept) }.map(|()| 0)))
 }
 
@@ -525,20 +512,18 @@ pub unsafe fn rt_sigpending(a: &[usize; 6]) -> isize {
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
     if beliefs::ours() == 0 || a[0] == 0 || a[3] != 8 {
-        // SAFETY: the program's call, the caller's promise.
+        // SAFETY: the program's call (the caller's promise).
         return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a, Make::AsItIs) };
     }
-    // SAFETY: a number.
-    let set: u64 = match unsafe { uaccess::get(a[0]) } {
+    let set: u64 = match uaccess::get(a[0]) {
         Ok(set) => set,
         Err(e) => return -(e.0 as isize),
     };
     if set & beliefs::ours() == 0 {
-        // SAFETY: the program's call, the caller's promise.
+        // SAFETY: the program's call (the caller's promise).
         return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a, Make::AsItIs) };
     }
-    // SAFETY: two numbers.
-    let time: Option<libc::timespec> = match unsafe { get_unless_null(a[2]) } {
+    let time: Option<libc::timespec> = match get_unless_null(a[2]) {
         Ok(time) => time,
         Err(e) => return -(e.0 as isize),
     };
@@ -553,7 +538,7 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
             info = kept;
             break Ok(sig as usize);
         }
-        // SAFETY: structures of ours.
+        // SAFETY: the kernel reads `set` and, unless `at` is 0, `time`, and writes a siginfo_t to `info`.
         let r = unsafe {
             sys4(
                 libc::SYS_rt_sigtimedwait,
@@ -571,7 +556,7 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
     drop(waiter);
     signal::set_mask(mask);
     if r.is_ok() && a[1] != 0 {
-        // SAFETY: rt_sigtimedwait's information.
+        // SAFETY: where rt_sigtimedwait writes the siginfo_t.
         if let Err(e) = unsafe { uaccess::put(a[1], info) } {
             return -(e.0 as isize);
         }
@@ -588,10 +573,10 @@ pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
 pub unsafe fn sigaltstack(a: &[usize; 6]) -> isize {
     let before = altstack::current();
     let hidden = altstack::is_ours(before.ss_sp as usize);
-    // SAFETY: a structure of numbers and an address.
-    let wanted: Result<Option<libc::stack_t>, Errno> = unsafe { get_unless_null(a[0]) };
+    let wanted: Result<Option<libc::stack_t>, Errno> = get_unless_null(a[0]);
     let done = wanted.and_then(|new| match new {
-        Some(ss) => set_altstack(&ss, &before, hidden),
+        // SAFETY: what the program passed to sigaltstack.
+        Some(ss) => unsafe { set_altstack(&ss, &before, hidden) },
         None => Ok(()),
     });
     if let Err(e) = done {
@@ -602,12 +587,20 @@ pub unsafe fn sigaltstack(a: &[usize; 6]) -> isize {
         ss_flags: libc::SS_DISABLE,
         ss_size: 0,
     };
-    // SAFETY: sigaltstack's old stack.
+    // SAFETY: where sigaltstack writes the old stack.
     unsafe { put_unless_null(a[1], if hidden { none } else { before }) }
 }
 
 /// Makes `ss` the thread's signal stack, in place of `before`, which is canvas's if `hidden`.
-fn set_altstack(ss: &libc::stack_t, before: &libc::stack_t, hidden: bool) -> Result<(), Errno> {
+///
+/// # Safety
+///
+/// `ss` must be what the program passed: the kernel puts frames of signals there.
+unsafe fn set_altstack(
+    ss: &libc::stack_t,
+    before: &libc::stack_t,
+    hidden: bool,
+) -> Result<(), Errno> {
     /// The kernel's SS_AUTODISARM.
     const AUTODISARM: i32 = 1 << 31;
     let mode = ss.ss_flags & !AUTODISARM;
@@ -628,10 +621,11 @@ fn set_altstack(ss: &libc::stack_t, before: &libc::stack_t, hidden: bool) -> Res
             _ => libc::EINVAL,
         }));
     }
-    // SAFETY: our copy of the program's structure; its stack is the program's to give.
+    // SAFETY: the kernel reads `ss`; the stack is the program's to give (the caller's promise).
     unsafe { sys2(libc::SYS_sigaltstack, &raw const *ss as usize, 0) }?;
     if hidden {
-        altstack::put_back(before.ss_sp as usize);
+        // SAFETY: the kernel has just accepted another stack, or none, so the thread was not on this one.
+        unsafe { altstack::put_back(before.ss_sp as usize) };
     } else if off {
         altstack::give();
     }
@@ -656,16 +650,16 @@ pub unsafe extern "C" fn arrive(
         action.handler = ignore as *const () as usize;
     }
     if sig == libc::SIGSEGV {
-        // SAFETY: the kernel passes valid structures: the action has SA_SIGINFO.
+        // SAFETY: the kernel's siginfo (the caller's promise), to which nothing else refers.
         name_hole(unsafe { &mut *info });
     }
     if sig == cancel::SIGNAL {
-        // SAFETY: the kernel's, of this thread.
+        // SAFETY: the kernel's context of this thread (the caller's promise), to which nothing else refers.
         unsafe { cancel::arrived(&mut *uc.cast()) };
     }
     let held = beliefs::pack(action.mask & beliefs::ours());
     let believed = beliefs::change(|had| had | held);
-    // SAFETY: what the entry got.
+    // SAFETY: what the entry got, on this thread (the caller's promise).
     unsafe { next.handler(&action, (sig, info, uc, frame), believed) };
 }
 
@@ -680,7 +674,7 @@ fn name_hole(i: &mut libc::siginfo_t) {
     if i.si_code <= 0 {
         return;
     }
-    // SAFETY: a fault's siginfo has an address.
+    // SAFETY: any siginfo has 8 bytes there: of a fault, its address.
     let addr = unsafe { i.si_addr() } as usize;
     let hole = (in_window(addr) && regions::is_hole(PageId::of_addr(addr)))
         || (in_partition(addr) && mapping::is_hole(addr));

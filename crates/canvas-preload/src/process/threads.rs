@@ -65,7 +65,7 @@ impl Ours {
     /// Whether the thread has ended in the kernel.
     fn is_gone(&self) -> bool {
         let (pid, tid) = (proc::pid() as usize, self.tid.load(Ordering::Acquire));
-        // SAFETY: no signal: asks whether there is such a thread.
+        // SAFETY: the call takes no address; signal 0 is none.
         let there = unsafe { canvas_sys::sys3(libc::SYS_tgkill, pid, tid as usize, 0) };
         tid != 0 && there == Err(Errno(libc::ESRCH))
     }
@@ -92,7 +92,8 @@ fn spawn(place: usize, entry: extern "C" fn() -> !) -> Result<(), Errno> {
         ours.stack.store(base, Ordering::Relaxed);
     }
     let top = ours.stack.load(Ordering::Relaxed) + STACK_BYTES;
-    // SAFETY: a stack that nothing else uses; the entries never return and use no thread-local data.
+    // SAFETY: the stack is this place's alone, whose last thread, if any, has ended; the entries (`handler`,
+    // `reclaimer`) call no libc function that uses thread-local data.
     let tid = unsafe { proc::spawn_bare(top, entry) }?;
     ours.tid.store(tid, Ordering::Release);
     Ok(())
@@ -247,12 +248,12 @@ fn end_handlers() -> bool {
     let Ok(bell) = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE) else {
         return false;
     };
-    // SAFETY: pages made just now.
+    // SAFETY: pages mapped just now, which only this function and `end_handler` use; handlers resolve faults there.
     let rings = unsafe { state::uffd().register(bell, bytes, false) }.is_ok();
     if rings {
         BELL.store(bell, Ordering::SeqCst);
         for page in 0..HANDLERS {
-            // SAFETY: a page of the mapping, which a handler fills before it ends.
+            // SAFETY: a readable page of the mapping; the access waits until a handler has filled it.
             unsafe { ((bell + page * PAGE_SIZE) as *const u8).read_volatile() };
         }
         for ours in &OURS[..HANDLERS] {
@@ -263,7 +264,7 @@ fn end_handlers() -> bool {
         }
         BELL.store(0, Ordering::SeqCst);
     }
-    // SAFETY: nobody else knows of it any more.
+    // SAFETY: mapped above; no handler is left that could fill its pages, or none was told of it.
     let _ = unsafe { mem::unmap(bell, bytes) };
     rings
 }
@@ -271,9 +272,10 @@ fn end_handlers() -> bool {
 /// Handles a fault on such a page: this handler ends.
 fn end_handler(u: uffd::Uffd, page: usize) -> ! {
     static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-    // SAFETY: an absent page of the bell's, whose toucher waits.
+    // SAFETY: an absent page of the bell's, for which `end_handlers` waits; ZEROS is a present page.
     let _ = unsafe { u.copy(page, ZEROS.as_ptr() as usize, PAGE_SIZE, false) };
-    proc::exit_thread()
+    // SAFETY: `spawn` made this thread; its loop holds nothing here, and nobody else refers to its stack.
+    unsafe { proc::exit_thread() }
 }
 
 /// Restarts the handlers; until then faults wait.
@@ -320,7 +322,8 @@ extern "C" fn reclaimer() -> ! {
         lender.round();
         if END.load(Ordering::Acquire) {
             drop(lender);
-            proc::exit_thread();
+            // SAFETY: `spawn` made this thread; nobody else refers to what is on its stack.
+            unsafe { proc::exit_thread() };
         }
         look_at_the_end();
         rounds = rounds.wrapping_add(1);
@@ -410,7 +413,7 @@ extern "C" fn handler() -> ! {
     };
     let mut msg = Msg::default();
     loop {
-        // SAFETY: one pollfd of ours.
+        // SAFETY: the kernel reads and writes one pollfd, `poll`.
         let _ = unsafe { canvas_sys::sys3(libc::SYS_poll, &raw mut poll as usize, 1, usize::MAX) };
         while u.read(&mut msg).is_ok() {
             if msg.event == uffd::EVENT_PAGEFAULT {
@@ -455,7 +458,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
                 fault::reason(r)
             );
             signal::set_default(libc::SIGBUS);
-            // SAFETY: a signal to ourselves.
+            // SAFETY: the call takes no address.
             let _ = unsafe {
                 canvas_sys::sys2(libc::SYS_kill, proc::pid() as usize, libc::SIGBUS as usize)
             };

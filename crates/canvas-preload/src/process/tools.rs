@@ -22,8 +22,8 @@ fn is_in_valgrind() -> bool {
     const RUNNING_ON_VALGRIND: u64 = 0x1001;
     let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];
     let mut answer = 0u64;
-    // SAFETY: the rotations add up to whole turns, and the exchange is of a register with itself; valgrind only reads
-    // the request, and writes the answer.
+    // SAFETY: on a processor the rotations add up to whole turns, and the exchange is of a register with itself;
+    // valgrind reads the six words of the request, and writes the answer to rdx.
     unsafe {
         core::arch::asm!(
             "rol rdi, 3",

@@ -50,7 +50,7 @@ pub fn before_exec(dir: usize, path: usize, flags: usize) {
     if file.st_mode & libc::S_ISUID == 0 || file.st_uid == proc::user() {
         return;
     }
-    // SAFETY: asks.
+    // SAFETY: this option takes no address.
     let kept = unsafe { proc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) };
     if kept == Ok(0) && first_time() {
         report!(

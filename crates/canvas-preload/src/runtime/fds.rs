@@ -115,7 +115,8 @@ pub fn leave_the_programs() -> bool {
         let to = next.map_or(u32::MAX, |fd| fd as u32 - 1);
         // Two of canvas's descriptors may have adjacent numbers.
         if from <= to {
-            // SAFETY: the table is this thread's own from the first call on; when that fails, there is no second.
+            // SAFETY: the call takes no address. The first one gives this thread a table of its own, so that no other
+            // thread loses a descriptor; if that fails there is no second.
             let closed = unsafe {
                 canvas_sys::sys3(libc::SYS_close_range, from as usize, to as usize, flags)
             };

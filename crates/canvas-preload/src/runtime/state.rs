@@ -38,7 +38,7 @@ pub struct ThisProcess;
 ///
 /// # Safety
 ///
-/// As [`Segment::at`].
+/// As for [`Segment::at`].
 pub unsafe fn attach(addr: usize) {
     SEGMENT.store(addr, Ordering::Release);
 }
@@ -46,7 +46,7 @@ pub unsafe fn attach(addr: usize) {
 /// The tenant segment.
 #[inline(always)]
 pub fn seg() -> &'static Segment {
-    // SAFETY: start-up attached a mapping that is never unmapped, before anything calls this.
+    // SAFETY: before anything calls this, start-up has attached a mapping as `Segment::at` wants it.
     unsafe { Segment::at(SEGMENT.load(Ordering::Relaxed)) }
 }
 
@@ -57,7 +57,7 @@ pub fn set_slot(slot: &'static ProcSlot) {
 /// This process's slot.
 #[inline(always)]
 pub fn slot() -> &'static ProcSlot {
-    // SAFETY: set at start-up to a slot inside the segment, which stays mapped.
+    // SAFETY: before anything calls this, `set_slot` has stored the address of a slot, which lives for ever.
     unsafe { &*(SLOT.load(Ordering::Relaxed) as *const ProcSlot) }
 }
 

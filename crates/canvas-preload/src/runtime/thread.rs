@@ -12,7 +12,11 @@ pub const SIGNAL_STACKS: usize = 8192;
 static SIGNAL_STACKS_AT: AtomicUsize = AtomicUsize::new(0);
 
 /// Sets the address of the signal stacks.
-pub fn signal_stacks_at(base: usize) {
+///
+/// # Safety
+///
+/// All of them must be mapped there, for good, and nothing else may use them.
+pub unsafe fn signal_stacks_at(base: usize) {
     SIGNAL_STACKS_AT.store(base, Ordering::Release);
 }
 

@@ -51,8 +51,9 @@ fn place_of(entry: Entry) -> Option<Place> {
 /// Calls `on` with the buffer of a request that is in use and not with the agent.
 fn buffer<R>(f: &'static Far, i: usize, on: impl FnOnce(&mut [u8; EXTENT_BYTES]) -> R) -> R {
     let at: *mut [u8; EXTENT_BYTES] = f.buffer(far::SHARED, i).cast();
-    // SAFETY: the far area is mapped for the life of the process. The request is the lock holder's, which the caller
-    // is: claimed and not posted, or ended and not given back; and no other reference to its buffer is alive here.
+    // SAFETY: the far area is mapped for the life of the process. The pager calls this under the shared lock, for a
+    // request that is claimed and not posted, or ended and not given back, which nobody else uses; `on` does not come
+    // back here.
     on(unsafe { &mut *at })
 }
 

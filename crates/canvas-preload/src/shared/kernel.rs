@@ -39,7 +39,8 @@ fn units() -> Units<'static> {
 fn copy(page: u32, src: usize) -> bool {
     let mut tries = 0u32;
     loop {
-        // SAFETY: the page's word is ours, and absent pages of the partition are filled by copies alone.
+        // SAFETY: this process has the page's word busy, and absent pages of the partition are filled by such copies
+        // alone; `src` is a staging page, or zeros, which are present.
         let p = unsafe { uffd().copy(addr_of(page), src, PAGE_SIZE, false) };
         match p.stopped {
             None | Some(Errno(libc::EEXIST)) => return true,
@@ -81,7 +82,8 @@ impl Kernel for Here {
     }
     fn punch(&self, page: u32, n: u32) {
         let (at, bytes) = (page as usize * PAGE_SIZE, n as usize * PAGE_SIZE);
-        // SAFETY: the pager has the pages busy, and their contents in the pipe.
+        // SAFETY: the pager has the pages busy, and their contents in the pipe; nothing of Rust's lies in the
+        // partition.
         while unsafe { shmem::punch(fd(shared_fd::PARTITION), at, bytes) }.is_err() {
             gate::yield_now();
         }
@@ -96,15 +98,14 @@ impl Kernel for Here {
     }
     fn read_pipe(&self, place: usize, offset: usize) -> usize {
         let map = map();
-        // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is alive
-        // here.
+        // SAFETY: the pager calls this under the shared lock; no other reference to the page is alive here.
         let page = unsafe { map.staging(place) };
         proc::read(fd(shared_fd::PIPE_OUT) as usize, &mut page[offset..]).unwrap_or(0)
     }
     fn drain(&self) {
         let map = map();
-        // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is alive
-        // here; nothing in the buffer is needed while nothing was taken out.
+        // SAFETY: the pager calls this under the shared lock, before it has taken pages out, so nothing in the buffer
+        // is needed; no other reference to the page is alive here.
         let page = unsafe { map.staging(0) };
         while self.in_pipe() > 0 {
             let _ = proc::read(fd(shared_fd::PIPE_OUT) as usize, page);
@@ -115,7 +116,7 @@ impl Kernel for Here {
     }
     fn save(&self, number: u32, place: usize, old: Entry) -> Option<Entry> {
         let map = map();
-        // SAFETY: under the shared lock, with no other reference alive here.
+        // SAFETY: the pager calls this under the shared lock; no other reference to the page is alive here.
         let page: &PageBuf = unsafe { map.staging(place) };
         if codec::classify(page) == Content::Zero {
             return Some(Entry::NONE);
@@ -168,7 +169,7 @@ impl Kernel for Here {
     }
     fn put_back(&self, page: u32, place: usize) {
         let map = map();
-        // SAFETY: under the shared lock, with no other reference alive here.
+        // SAFETY: the pager calls this under the shared lock; no other reference to the page is alive here.
         let content: &PageBuf = unsafe { map.staging(place) };
         while !copy(page, content.as_ptr() as usize) {
             gate::yield_now();
@@ -286,7 +287,8 @@ fn decode(record: &[u8], want: Option<&Hash>, to: &mut PageBuf) -> bool {
 
 fn free(place: Place) {
     units().free(place.unit, place.units(), |page| {
-        // SAFETY: a page of the store without a unit in use, under the lock of those who use them.
+        // SAFETY: no unit of the page is in use, and none is taken meanwhile: this runs under the shared lock. The
+        // store is read by copies only.
         let _ = unsafe { shmem::punch(fd(shared_fd::STORE), page * PAGE_SIZE, PAGE_SIZE) };
     });
 }

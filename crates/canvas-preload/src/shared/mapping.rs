@@ -90,8 +90,8 @@ fn has_part(mine: &Regions<'_>, r: &Shared) -> bool {
 /// Protects pages of the partition, and nothing else.
 fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
     assert!(start <= end && end as usize <= SHARED_PAGES);
-    // SAFETY: pages of the partition, in which nothing of Rust's lies: their access is the program's to choose, and
-    // what canvas itself needs of it (to read a page that it takes out) it does through the file.
+    // SAFETY: pages of the partition (asserted), in which nothing of Rust's lies: their access is the program's to
+    // choose. Canvas itself reads the pages that it takes out through the file.
     unsafe { mem::protect(addr_of(start), (end - start) as usize * PAGE_SIZE, prot) }
 }
 
@@ -140,7 +140,7 @@ pub unsafe fn call(nr: usize, a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => mprotect(start, end, a[2] as i32),
         libc::SYS_madvise => madvise(start, end, a[2] as i32),
         libc::SYS_mremap => mremap(start, end, a),
-        // SAFETY: the program's buffer, the caller's promise.
+        // SAFETY: the program's call (the caller's promise), which names the buffer.
         libc::SYS_mincore => unsafe { mincore(start, end, a[2]) },
         _ => return None,
     })
@@ -262,7 +262,7 @@ fn munmap(start: u32, end: u32) -> Result<usize, Errno> {
         .remove(start, end)
         .map_err(|_| Errno(libc::ENOMEM))?;
     protect(start, end, libc::PROT_NONE)?;
-    // SAFETY: takes the pages from this process's tables alone.
+    // SAFETY: only this process's mapping loses the pages, which stay in the file; nothing of Rust's lies there.
     let _ = unsafe {
         mem::advise(
             addr_of(start),
@@ -386,7 +386,7 @@ unsafe fn mincore(start: u32, end: u32, out: usize) -> Result<usize, Errno> {
     if !regions::lock().partition.covers(start, end) {
         return Err(Errno(libc::ENOMEM));
     }
-    // SAFETY: the kernel writes a byte a page to the program's own buffer.
+    // SAFETY: the kernel writes a byte for each page to the program's buffer (the caller's promise).
     check(unsafe {
         canvas_sys::gate::raw(
             libc::SYS_mincore as usize,

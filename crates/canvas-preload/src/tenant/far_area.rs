@@ -43,7 +43,7 @@ pub fn take_mailbox() {
 #[inline]
 pub fn far() -> Option<&'static Far> {
     let at = FAR.load(Ordering::Relaxed);
-    // SAFETY: `map` mapped the full area, for good.
+    // SAFETY: `map` mapped all of the area there, shared and writable, and it is never unmapped.
     (at != 0).then(|| unsafe { Far::at(at) })
 }
 

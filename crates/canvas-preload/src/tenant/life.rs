@@ -60,7 +60,7 @@ fn note_number() {
 
 fn not_for_children(at: usize) {
     if at != 0 {
-        // SAFETY: a mapping of ours alone, of which nothing is read; the advice discards nothing.
+        // SAFETY: the mapping that `make` made, in which nothing is read; the advice changes only what a fork copies.
         let _ = unsafe { mem::advise(at, PAGE_SIZE, libc::MADV_DONTFORK) };
     }
 }
@@ -112,7 +112,7 @@ pub fn before_fork() -> Result<u64, Errno> {
 pub fn after_fork_in_parent() {
     let at = CHILD_AT.swap(0, Ordering::Relaxed);
     if at != 0 {
-        // SAFETY: `before_fork` mapped it; nothing is read there.
+        // SAFETY: `before_fork` mapped it, in which nothing is read, and nobody else has its address (`swap`).
         let _ = unsafe { mem::unmap(at, PAGE_SIZE) };
     }
 }

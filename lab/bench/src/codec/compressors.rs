@@ -1,7 +1,7 @@
 //! Compressors of pages, with canvas's own.
 
+use canvas_core::swap::LzScratch;
 use canvas_core::swap::classes::COMPRESSED_MAX;
-use canvas_core::swap::codec::LzScratch;
 use canvas_sys::lz4;
 use canvas_types::{PAGE_SIZE, PageBuf};
 
@@ -40,7 +40,6 @@ pub fn all() -> std::io::Result<Vec<Box<dyn Compressor>>> {
 pub struct Lz4 {
     acceleration: i32,
     state: Box<LzScratch>,
-    fresh: bool,
 }
 
 impl Lz4 {
@@ -49,14 +48,12 @@ impl Lz4 {
         Lz4 {
             acceleration,
             state: Box::default(),
-            fresh: true,
         }
     }
 
     /// Compresses bytes of any length into a buffer of any size.
     pub fn bytes(&mut self, from: &[u8], out: &mut [u8]) -> Option<usize> {
-        let fresh = std::mem::take(&mut self.fresh);
-        lz4::compress_faster(from, out, &mut self.state.0, fresh, self.acceleration)
+        lz4::compress_faster(from, out, &mut self.state, self.acceleration)
     }
 }
 
