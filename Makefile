@@ -18,9 +18,6 @@ DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
 BINDING_PACKAGES := gcc libc6-dev python3-dev python3-pip python3-setuptools python3-wheel openjdk-17-jdk-headless
 
-# Steps of the pager model in `make test-slow`; `make test` takes the model's own 6 * 10^4.
-SLOW_OPS := 10000000
-
 .PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-fresh test-slow sim \
 	bindings bench bench-quick lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
@@ -105,8 +102,8 @@ test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/T
 	tests/fresh
 
 test-slow: deps-test lab ## The long tests: all programs, all modes, 10^7 steps of the pager model
-	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-core --test all vm_model
-	CANVAS_SIM_CASES=2000 $(CARGO) test --locked --release --package canvas-sim
+	CANVAS_TEST_SCALE=400 $(CARGO) test --locked --release --package canvas-core --test all vm_model
+	CANVAS_TEST_SCALE=250 $(CARGO) test --locked --release --package canvas-sim
 	$(LAB) sim --full
 	tests/run --suite slow --canvas $(CANVAS) --durations 20 --junitxml $(TARGET)/test-slow.xml
 

@@ -2,7 +2,7 @@
 //! pages to system calls, while pages are evicted, written out and brought in ahead, over a kernel that fails. No page
 //! is lost or torn; no page, slot or entry has two owners or none; all charges add up.
 //!
-//! Steps: CANVAS_TEST_OPS (default 60000); seed: CANVAS_TEST_SEED, else random, printed.
+//! Seed: CANVAS_TEST_SEED, else random, printed.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,8 +17,7 @@ use crate::sim::{Plan, Sim, bring_in, evict};
 const PAGES: u32 = 700;
 
 fn ops() -> u64 {
-    let asked = std::env::var("CANVAS_TEST_OPS").ok();
-    asked.and_then(|n| n.parse().ok()).unwrap_or(60_000)
+    canvas_testing::random::scaled(25_000).into()
 }
 
 /// One step of the program, or of the reclaim thread. `values` is what each page must read as; pages are chosen among
