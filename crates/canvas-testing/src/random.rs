@@ -48,7 +48,7 @@ pub fn runner(cases: u32) -> TestRunner {
 }
 
 /// Most rounds of cases until everything has happened.
-const ROUNDS_MAX: usize = 10;
+const ROUNDS_MAX: usize = 40;
 
 /// Runs `cases` cases on [`seed`], and as many again, up to `ROUNDS_MAX` times, until
 /// `is_complete`, so that rare events do not make a test fail by chance. The caller checks whether
