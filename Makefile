@@ -18,9 +18,6 @@ DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
 BINDING_PACKAGES := gcc libc6-dev python3-dev python3-pip python3-setuptools python3-wheel openjdk-17-jdk-headless
 
-# Steps of the pager model in `make test-slow`; `make test` takes the model's own 6 * 10^4.
-SLOW_OPS := 10000000
-
 .PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-fresh test-slow sim \
 	bindings bench bench-quick lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
@@ -76,7 +73,8 @@ demo: deps-demo lab ## Three scenes in a few minutes, and a report: redis beside
 # One after the other even under -j: the parts load the machine and time out together.
 TEST_STEPS := lint test-unit test-interleavings test-e2e
 # One selection of packages, so that each dependency is built once (docs/TESTING.md).
-CARGO_TEST = $(CARGO) test --locked --workspace --exclude canvas-preload
+SELECTION := --locked --workspace --exclude canvas-preload
+CARGO_TEST = $(CARGO) test $(SELECTION)
 # What is built from nothing and thrown away needs no incremental cache: it is only written.
 ifeq ($(CI),true)
 export CARGO_INCREMENTAL := 0
@@ -88,10 +86,12 @@ test: ## All quick tests: style, units, interleavings, real programs (minutes)
 	@MAKE='$(MAKE)' tests/all $(TEST_STEPS)
 
 # canvas-preload has no tests of its own: as a library it takes over the process that loads it.
-# Twice as many at one time as there are processors: many tests wait for daemons most of the time.
+# $(call units,CASES,SCALE): with CASES cases of each property, and randomised tests SCALE times as long as they are.
+units = TMPDIR=$$(python3 tests/lib/scratch.py) && export TMPDIR && \
+	CARGO='$(CARGO)' PROPTEST_CASES=$(1) CANVAS_TEST_SCALE=$(2) tests/units $(SELECTION)
+
 test-unit: ## Unit, model and command-line tests
-	TMPDIR=$$(python3 tests/lib/scratch.py) && export TMPDIR && \
-		RUST_TEST_THREADS=$$((2 * $$(nproc))) $(CARGO_TEST) --no-fail-fast
+	$(call units,64,1)
 
 test-interleavings: ## Lock-free parts under shuttle's scheduler
 	$(CARGO_TEST) --features $(SHUTTLE) --test shuttle
@@ -105,8 +105,9 @@ test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/T
 	tests/fresh
 
 test-slow: deps-test lab ## The long tests: all programs, all modes, 10^7 steps of the pager model
-	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-core --test all vm_model
-	CANVAS_SIM_CASES=2000 $(CARGO) test --locked --release --package canvas-sim
+	$(call units,1000,8)
+	CANVAS_TEST_SCALE=400 $(CARGO) test --locked --release --package canvas-core --test all vm_model
+	CANVAS_TEST_SCALE=250 $(CARGO) test --locked --release --package canvas-sim
 	$(LAB) sim --full
 	tests/run --suite slow --canvas $(CANVAS) --durations 20 --junitxml $(TARGET)/test-slow.xml
 

@@ -1,5 +1,5 @@
 //! Fuzz targets without a fuzzer, for each crate's tests: the corpus as it is, and a short run of random
-//! changes to it (its seed is printed; CANVAS_TEST_SEED=N repeats it, CANVAS_TEST_OPS=N makes it longer).
+//! changes to it (its seed is printed; CANVAS_TEST_SEED=N repeats it, CANVAS_TEST_SCALE=N makes it longer).
 
 use std::path::PathBuf;
 
@@ -61,7 +61,7 @@ pub fn short_run(target: &str, runs: u64, try_it: fn(&[u8])) {
     let seed = number("CANVAS_TEST_SEED").unwrap_or_else(|| fastrand::u64(..));
     println!("{target}: CANVAS_TEST_SEED={seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
-    for _ in 0..number("CANVAS_TEST_OPS").unwrap_or(runs) {
+    for _ in 0..runs * number("CANVAS_TEST_SCALE").unwrap_or(1) {
         let mut bytes = corpus[rng.usize(..corpus.len())].clone();
         let other = &corpus[rng.usize(..corpus.len())];
         for _ in 0..rng.u8(1..6) {

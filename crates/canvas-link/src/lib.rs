@@ -6,37 +6,7 @@
 //! A [`Link`] is one TCP connection with a `canvas-wire` session. It belongs to one thread at a
 //! time (it is `Send`, and every method takes `&mut self`), starts no thread, and blocks only where
 //! its methods say so. Requests are pipelined: submit many, flush once, and take the answers as
-//! they come, in any order.
-//!
-//! ```no_run
-//! use std::time::Duration;
-//! use canvas_link::{Completion, Completions, Link, LinkConfig};
-//! use canvas_wire::frame::{Range, Request};
-//! use canvas_wire::key::ClusterKey;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let config = LinkConfig::new(ClusterKey::without_secret(), [7; 16]);
-//! let mut link = Link::connect("127.0.0.1:7070".parse()?, config)?;
-//! # let handle = 0;
-//! for page in 0..8 {
-//!     let range = Range { offset: page * 4096, len: 4096 };
-//!     link.submit(u64::from(page), &Request::Read { handle, range })?;
-//! }
-//! let mut completions = Completions::new();
-//! while link.outstanding() > 0 {
-//!     completions.clear();
-//!     link.poll(&mut completions, Duration::from_millis(10))?;
-//!     for completion in completions.iter() {
-//!         match completion {
-//!             Completion::Answer { tag, answer } => println!("page {tag}: {answer:?}"),
-//!             Completion::TimedOut { tag } | Completion::Lost { tag } => println!("no page {tag}"),
-//!             Completion::Call { call, .. } => println!("the donor asks: {call:?}"),
-//!         }
-//!     }
-//! }
-//! # Ok(())
-//! # }
-//! ```
+//! they come, in any order (`crates/canvas-cli/tests/far/data.rs` does that).
 //!
 //! # What a caller must do
 //!

@@ -161,7 +161,7 @@ fn probe_with(file: i32, ends: [i32; 2]) -> Result<bool, Errno> {
     // SAFETY: nothing maps the file, which the caller has made for this.
     unsafe { punch(file, 0, PAGE_SIZE) }?;
     let mut done = 0;
-    while done < PAGE {
+    while done < PAGE_SIZE {
         done += proc::read(ends[0] as usize, &mut page[done..])?;
     }
     let right = |i: usize| {

@@ -1,4 +1,4 @@
-//! Repeatable randomised tests: their seed is printed, or taken from [`SEED`].
+//! Repeatable randomised tests: their seed is printed, or taken from [`SEED`]; [`SCALE`] makes them longer.
 
 use std::time::UNIX_EPOCH;
 
@@ -7,6 +7,19 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestR
 
 /// The environment variable for a seed: a number.
 pub const SEED: &str = "CANVAS_TEST_SEED";
+
+/// The environment variable for the length of the tests, a factor; `make test-slow` sets it.
+pub const SCALE: &str = "CANVAS_TEST_SCALE";
+
+/// Steps or cases of a test: `quick` of them, times [`SCALE`].
+///
+/// # Panics
+///
+/// If [`SCALE`] is not a number.
+pub fn scaled(quick: u32) -> u32 {
+    let scale = std::env::var(SCALE);
+    quick * scale.map_or(1, |n| n.parse().expect("CANVAS_TEST_SCALE is a number"))
+}
 
 /// Prints and returns a seed: that of the environment, or a new one.
 ///
@@ -22,12 +35,12 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// A proptest runner on [`seed`]. It keeps no file of failures: the printed seed repeats them.
+/// A proptest runner on [`seed`], for [`scaled`] cases. It keeps no file of failures: the printed seed repeats them.
 pub fn runner(cases: u32) -> TestRunner {
     let mut bytes = [0u8; 32];
     bytes[..8].copy_from_slice(&seed().to_le_bytes());
     let config = Config {
-        cases,
+        cases: scaled(cases),
         failure_persistence: None,
         ..Config::default()
     };
@@ -35,7 +48,7 @@ pub fn runner(cases: u32) -> TestRunner {
 }
 
 /// Most rounds of cases until everything has happened.
-const ROUNDS_MAX: usize = 10;
+const ROUNDS_MAX: usize = 40;
 
 /// Runs `cases` cases on [`seed`], and as many again, up to `ROUNDS_MAX` times, until
 /// `is_complete`, so that rare events do not make a test fail by chance. The caller checks whether

@@ -12,6 +12,7 @@ pub mod elf;
 pub mod exit;
 pub mod layout;
 pub mod look;
+pub mod lz;
 pub mod magazine;
 pub mod numa;
 pub mod page;

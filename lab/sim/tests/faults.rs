@@ -50,10 +50,10 @@ fn made_good(
 
 const HOSTS: usize = 5;
 
-/// Number of schedules to try; `make test-slow` sets a higher one.
+/// Number of schedules to try; `make test-slow` makes it higher.
 fn cases() -> u32 {
-    let wanted = std::env::var("CANVAS_SIM_CASES").ok();
-    wanted.map_or(24, |n| n.parse().expect("CANVAS_SIM_CASES is a number"))
+    let scale = std::env::var("CANVAS_TEST_SCALE");
+    8 * scale.map_or(1, |n| n.parse().expect("CANVAS_TEST_SCALE is a number"))
 }
 
 proptest! {

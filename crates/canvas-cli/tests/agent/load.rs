@@ -66,8 +66,8 @@ pub fn load() {
             }
         });
         wait_to_go_on();
-        // If it is told to end early on a busy machine, it still does a little.
-        while ran.load(Relaxed) < 100 && !over.load(Relaxed) {
+        // However early it is told to end, it does a little.
+        while ran.load(Relaxed) < 500 && !over.load(Relaxed) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         over.store(true, Relaxed);

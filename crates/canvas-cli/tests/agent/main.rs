@@ -157,7 +157,7 @@ fn all_kinds() {
 
 #[test]
 fn an_agent_may_be_killed_at_any_time() {
-    let kills: u64 = std::env::var("CANVAS_TEST_KILLS").map_or(10, |n| n.parse().unwrap());
+    let kills = u64::from(canvas_testing::random::scaled(7));
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = fastrand::Rng::with_seed(seed);

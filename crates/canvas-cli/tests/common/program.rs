@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -12,15 +13,21 @@ pub const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
 /// Environment variable with the part to play.
 const PART: &str = "TEST_PART";
 
-/// A library that does nothing.
+/// A library that does nothing, in `dir`.
 pub fn stub(dir: &Path) -> PathBuf {
-    let (c, so) = (dir.join("stub.c"), dir.join("stub.so"));
-    fs::write(&c, "int canvas_stub;\n").unwrap();
-    let cc = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .args([&so, &c])
-        .status();
-    assert!(cc.unwrap().success());
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    let so = dir.join("stub.so");
+    let compiled = || {
+        let c = dir.join("stub.c");
+        fs::write(&c, "int canvas_stub;\n").unwrap();
+        let cc = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&so, &c])
+            .status();
+        assert!(cc.unwrap().success());
+        fs::read(&so).unwrap()
+    };
+    fs::write(&so, BYTES.get_or_init(compiled)).unwrap();
     so
 }
 

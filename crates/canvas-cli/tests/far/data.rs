@@ -6,6 +6,7 @@ use canvas_wire::frame::{Answer, Items, Range, Request};
 use super::*;
 
 const AREA: usize = 1 << 20;
+const ROUNDS: u64 = 20;
 
 /// A small random generator (SplitMix64).
 struct Rng(u64);
@@ -30,7 +31,7 @@ fn client(donor: &Donor, id: u8, seed: u64) {
     let handles = [alloc(&mut links[0], 0), alloc(&mut links[1], 1)];
     let mut oracle = [vec![0u8; AREA], vec![0u8; AREA]];
     let mut c = Completions::new();
-    for _ in 0..60 {
+    for _ in 0..ROUNDS {
         for link in &mut links {
             // Writes must not overlap, because their order is undefined.
             let mut at = rng.below(4096);
@@ -139,7 +140,7 @@ fn several_clients_at_once() {
         }
     });
     let state = donor.wait_state("all slabs and reads", |s| {
-        s["slabs"] == 8 && s["counters"]["reads"] == 4 * 60 * 2 * 24
+        s["slabs"] == 8 && s["counters"]["reads"] == 4 * ROUNDS * 2 * 24
     });
     assert_eq!(state["lent_bytes"], (8u64 * 64) << 20);
     let touched = state["touched_bytes"].as_u64().unwrap();

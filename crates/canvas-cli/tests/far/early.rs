@@ -66,12 +66,12 @@ fn what_is_worth_least_goes_first() {
         ErrorCode::UnknownHandle
     );
     donor.set_available(251);
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    std::thread::sleep(std::time::Duration::from_millis(200));
     assert!([sole, kept].map(|h| there(&mut link, h)) == [true; 2]);
     donor.set_available(249);
     assert_eq!(wait_gone(&mut link), [kept]);
     donor.set_available(126);
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    std::thread::sleep(std::time::Duration::from_millis(200));
     assert!(there(&mut link, sole));
     donor.set_available(124);
     assert_eq!(wait_gone(&mut link), [sole]);

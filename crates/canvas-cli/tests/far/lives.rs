@@ -31,7 +31,7 @@ fn slabs_outlive_their_link_and_go_with_the_lease() {
 
 #[test]
 fn a_half_open_link_is_closed_with_the_lease_and_pings_keep_it() {
-    let donor = Donor::start(&["--memory", "256M", "-o", "lease=4s"]);
+    let donor = Donor::start(&["--memory", "256M", "-o", "lease=2s"]);
     let mut silent = connect(&donor, config(1));
     alloc(&mut silent, 0);
     let mut alive = connect(&donor, config(2));

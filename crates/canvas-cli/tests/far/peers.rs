@@ -277,7 +277,7 @@ fn status_kib(donor: &Donor, name: &str) -> u64 {
 /// The donor always has bytes left to send: bytes already sent must not stay in its memory.
 #[test]
 fn a_client_that_reads_slowly_costs_a_bounded_amount_of_memory() {
-    const REQUESTS: usize = 1500;
+    const REQUESTS: usize = 500;
     let donor = Donor::start(&["--memory", "128M", "-o", "spin=10s"]);
     let (mut raw, mut session) = Raw::shake_hands(&donor);
     // A small buffer, so that the kernel takes only a part of the pending bytes at a time, and the

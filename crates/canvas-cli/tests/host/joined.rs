@@ -2,12 +2,11 @@
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Host, Run};
+use super::{Host, Run, wait_served};
 
 /// The pid of a run's program.
 fn program(run: &Run) -> Pid {
@@ -36,16 +35,7 @@ fn programs_join_a_tenant_and_it_is_over_with_the_last() {
     agent = next;
     agent.kill();
     let _agent = host.agent(&["--far", "384M"]);
-    let until = Instant::now() + Duration::from_secs(30);
-    let runs = [&first, &second, &third];
-    while !runs
-        .iter()
-        .all(|run| run.stderr().ends_with("serves again"))
-    {
-        let said = runs.map(|run| run.stderr());
-        assert!(Instant::now() < until, "{said:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_served(&[&first, &second, &third]);
 
     // Each ends by itself.
     kill(program(&second), Signal::SIGKILL).unwrap();
@@ -69,7 +59,7 @@ fn programs_join_a_tenant_and_it_is_over_with_the_last() {
 fn runs_that_begin_at_one_time_find_each_other() {
     let mut host = Host::new();
     let agent = host.agent(&["--far", "64M"]);
-    for _ in 0..5 {
+    for _ in 0..3 {
         let runs: Vec<Run> = (0..4)
             .map(|_| host.run("one", &["--far", "64M", "--tenant", "web"]))
             .collect();

@@ -8,7 +8,7 @@ use canvas_shm::Segment;
 use canvas_shm::segment::{Counter, ENV_SEGMENT_FD};
 
 use super::client::Client;
-use super::{Host, Run, load};
+use super::{Host, Run, load, wait_served};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -149,14 +149,7 @@ fn slabs_go_to_who_swaps_and_floors_hold() {
     // The next agent continues with the same grants.
     agent.kill();
     let mut next = host.agent(&flags);
-    let until = Instant::now() + Duration::from_secs(30);
-    while ![&first, &second]
-        .iter()
-        .all(|run| run.stderr().ends_with("serves again"))
-    {
-        assert!(Instant::now() < until, "{}", next.said());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_served(&[&first, &second]);
     host.wait_for_grants(both, 128 * MIB, |a, b| a == 16 * MIB && b == 108 * MIB);
     // A tenant that leaves frees all that it had.
     end(second, false);

@@ -10,7 +10,7 @@ use canvas_shm::segment::Counter;
 
 use super::client::Client;
 use super::pools::{MIB, end, segment, until_told};
-use super::{Host, Run};
+use super::{Host, Run, wait_served};
 
 const GRANT: &str = "shared_grant_bytes";
 
@@ -118,13 +118,12 @@ fn shared_memory_follows_its_use_through_agents_and_files() {
     });
     // Without an agent each keeps its grant; the next agent continues with it.
     agent.kill();
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(200));
     let granted = |tenant| host.shared_grant(tenant);
     let last = both.map(granted);
     assert_eq!(last, [Some(16 * MIB), Some(108 * MIB)]);
     let mut next = host.agent(&config);
-    let serves = |run: &Run| run.stderr().ends_with("serves again");
-    wait_until("they are served", || serves(&first) && serves(&second));
+    wait_served(&[&first, &second]);
     host.wait_for_parts(GRANT, both, 128 * MIB, |a, b| {
         a == 16 * MIB && b == 108 * MIB
     });
@@ -175,7 +174,7 @@ fn a_tenant_that_writes_itself_a_grant_gets_twice_its_part_at_most_and_is_named(
         assert!(Instant::now() < until, "{liars} {honests}");
         std::thread::sleep(Duration::from_millis(50));
     }
-    for _ in 0..40 {
+    for _ in 0..10 {
         let honests = host.shared_grant("honest").unwrap();
         assert!(honests >= 32 * MIB, "{honests}");
         std::thread::sleep(Duration::from_millis(50));

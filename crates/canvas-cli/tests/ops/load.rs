@@ -18,7 +18,7 @@ const BATCH: usize = 64;
 fn value(key: u64) -> Vec<u8> {
     let mut value = vec![b'.'; VALUE];
     let mut rng = fastrand::Rng::with_seed(key);
-    value[..VALUE / 2].fill_with(|| rng.u8(..));
+    rng.fill(&mut value[..VALUE / 2]);
     value
 }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use canvas_core::swap::compaction::{CompactionHand, Look};
 use canvas_core::swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
+use canvas_testing::random::scaled;
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use proptest::prelude::*;
 
@@ -422,7 +423,7 @@ fn run(ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(ProptestConfig::with_cases(scaled(500)))]
     #[test]
     fn nobody_writes_what_somebody_refers_to(ops in proptest::collection::vec(op(), 1..250)) {
         run(&ops);

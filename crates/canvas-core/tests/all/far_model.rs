@@ -234,7 +234,7 @@ fn no_page_is_lost_and_none_becomes_another() {
         all.find(|name| *name != "compacted" && seen.get(name).is_none_or(|n| *n == 0))
     };
     // Some of these happen in one case of twenty: run more cases as long as one is missing.
-    run_until(64, &plan, case, || missing().is_none());
+    run_until(12, &plan, case, || missing().is_none());
     println!("{:?}", seen.borrow());
     assert_eq!(missing(), None, "never happened");
 }

@@ -674,7 +674,7 @@ fn check(codec: Codec, nodes: bool, all: &[&str]) {
         model.finish()
     };
     let plan = prop::collection::vec(op(nodes), 1..600);
-    run_until(400, &plan, case, || seen.borrow().len() >= all.len());
+    run_until(50, &plan, case, || seen.borrow().len() >= all.len());
     let seen: Vec<String> = seen.take().into_iter().collect();
     assert_eq!(seen, all);
 }

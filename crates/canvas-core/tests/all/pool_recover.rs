@@ -311,6 +311,6 @@ fn what_was_acknowledged_is_there_after_any_cut() {
     let plan = prop::collection::vec(step(), 50..400);
     let all = ["cut beside", "cut over the old one", "full", "other"];
     let complete = || all.iter().all(|what| seen.borrow().contains(what));
-    run_until(40, &plan, case, complete);
+    run_until(10, &plan, case, complete);
     assert!(complete(), "{:?}", seen.borrow());
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use canvas_core::pager::shared::beyond::{Carried, Carrier};
 use canvas_core::pager::shared::word::{Entry, State, load};
 use canvas_core::pager::shared::{Fill, Journal, Kernel, Look, Partition, VICTIMS_MAX, phase};
+use canvas_testing::random::scaled;
 use canvas_types::{PAGE_SIZE, PageBuf};
 use proptest::prelude::*;
 
@@ -686,7 +687,7 @@ impl Process<'_> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: scaled(60), failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn no_count_is_lost_whoever_dies(seed in any::<u64>()) {
         run(seed, 400);

@@ -3,7 +3,7 @@
 //! copies move beyond the pool and back, do not answer, and are damaged; it is killed in the middle of a call. No page is
 //! lost or torn, and none comes back damaged; no page, slot or entry has two owners or none; all charges add up.
 //!
-//! Steps: CANVAS_TEST_OPS (default 60000); seed: CANVAS_TEST_SEED, else random, printed.
+//! Seed: CANVAS_TEST_SEED, else random, printed.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,8 +18,7 @@ use crate::sim::{Killed, Plan, Sim, bring_in, evict};
 const PAGES: u32 = 700;
 
 fn ops() -> u64 {
-    let asked = std::env::var("CANVAS_TEST_OPS").ok();
-    asked.and_then(|n| n.parse().ok()).unwrap_or(60_000)
+    canvas_testing::random::scaled(25_000).into()
 }
 
 /// One step of the program, or of the reclaim thread. `values` is what each page must read as; pages are chosen among

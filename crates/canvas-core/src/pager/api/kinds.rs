@@ -123,7 +123,7 @@ mod tests {
         fn behaves_like_a_map(ops in proptest::collection::vec((1..300u32, 0..6u64), 1..600)) {
             let kinds = Box::new(Kinds::new());
             let mut oracle = BTreeMap::new();
-            for (tid, kind) in ops {
+            for (i, (tid, kind)) in ops.into_iter().enumerate() {
                 let tid = tid * 4097;
                 match Kind::from_number(kind) {
                     Some(kind) if kinds.tell(tid, kind).is_ok() => {
@@ -136,7 +136,9 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(kinds.any(), !oracle.is_empty());
-                for tid in (1..300).map(|t| t * 4097) {
+                // All of them now and then, because that takes long.
+                let others = if i % 16 == 0 { 1..300 } else { 0..0 };
+                for tid in others.map(|t| t * 4097).chain([tid]) {
                     prop_assert_eq!(kinds.of(tid), oracle.get(&tid).copied());
                 }
             }

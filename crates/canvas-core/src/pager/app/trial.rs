@@ -160,6 +160,7 @@ impl Trial {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use canvas_testing::random::scaled;
     use proptest::prelude::*;
 
     const MS: u64 = 1_000_000;
@@ -200,7 +201,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
+        #![proptest_config(ProptestConfig::with_cases(scaled(4)))]
 
         /// Reading ahead continues if it is faster by a tenth, and stops if it is slower, or not faster.
         #[test]
