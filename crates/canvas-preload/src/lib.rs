@@ -2,7 +2,6 @@
 //! ARCHITECTURE.md follows a page through it.
 
 mod api;
-mod base;
 mod capture;
 mod far_tier;
 mod memory;
@@ -10,23 +9,23 @@ mod paging;
 mod process;
 mod shared;
 
-use crate::own_memory::alloc;
-use crate::own_memory::areas;
-use crate::tenant::far_area;
-use crate::runtime::fds;
-use crate::runtime::fds::Fd;
-use crate::far_tier::keys;
-use crate::tenant::life;
-use crate::own_memory::own;
-use crate::paging::regions;
-use crate::runtime::state;
-use crate::runtime::upcalls;
 use crate::capture::{hooks, patch, stub};
+use crate::far_tier::keys;
 use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
+use crate::own_memory::alloc;
+use crate::own_memory::areas;
+use crate::own_memory::own;
+use crate::paging::regions;
 use crate::paging::{accounting, context, learn, swapin, trace};
 use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
+use crate::runtime::fds;
+use crate::runtime::fds::Fd;
+use crate::runtime::state;
+use crate::runtime::upcalls;
 use crate::shared::members;
+use crate::tenant::far_area;
+use crate::tenant::life;
 use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
 use canvas_sys::seccomp::Scope;

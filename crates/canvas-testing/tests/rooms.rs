@@ -11,7 +11,16 @@ const CRATES: [(&str, &[&str]); 2] = [
     (
         "canvas-preload",
         &[
-            "capture", "process", "memory", "shared", "paging", "far_tier", "api", "tenant", "own_memory", "runtime",
+            "capture",
+            "process",
+            "memory",
+            "shared",
+            "paging",
+            "far_tier",
+            "api",
+            "tenant",
+            "own_memory",
+            "runtime",
         ],
     ),
 ];

@@ -17,19 +17,19 @@ use canvas_sys::{gate, proc};
 use canvas_types::{PageId, SwapEntry};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::own_memory::areas;
-use crate::tenant::far_area;
-use crate::tenant::far_area::{our_mailbox, ring};
-use crate::runtime::state;
-use crate::runtime::state::ThisProcess;
-use crate::tenant::members;
-use crate::runtime::time;
 use crate::far_tier::{
     extents::{OurSlabs, book},
     lanes,
     pool::{Budget, Lz4, Region, pool},
 };
+use crate::own_memory::areas;
 use crate::report;
+use crate::runtime::state;
+use crate::runtime::state::ThisProcess;
+use crate::runtime::time;
+use crate::tenant::far_area;
+use crate::tenant::far_area::{our_mailbox, ring};
+use crate::tenant::members;
 
 static STATE: State = State::new();
 static SPILL: SpillHand = SpillHand::new();

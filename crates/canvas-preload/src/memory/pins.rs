@@ -7,10 +7,10 @@ use canvas_types::PageId;
 use canvas_types::layout::{self, in_partition, in_window};
 
 use crate::own_memory::areas;
+use crate::paging::fault::{self, Resolved};
 use crate::paging::freeze;
 use crate::paging::regions;
 use crate::runtime::state;
-use crate::paging::fault::{self, Resolved};
 use crate::shared::{pages, pins};
 
 /// Ranges of one call that need no extra memory.

@@ -9,12 +9,12 @@ use canvas_types::{PAGE_SIZE, procfs};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::own_memory::own;
+use crate::paging::{cache, fork_accounting};
 use crate::runtime::state;
 use crate::runtime::state::{PAGER, ThisProcess};
+use crate::runtime::upcalls;
 use crate::tenant::members;
 use crate::tenant::members::{live_slots, once_in};
-use crate::runtime::upcalls;
-use crate::paging::{cache, fork_accounting};
 
 /// True while the reclaim thread sleeps and may be woken.
 static ASLEEP: AtomicBool = AtomicBool::new(false);

@@ -7,14 +7,14 @@ use canvas_shm::Counter;
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::far_tier::pool::pool;
 use crate::own_memory::areas::{self, CACHE_SLOTS_MAX};
 use crate::paging::discard;
-use crate::tenant::smaps;
 use crate::runtime::state;
 use crate::runtime::state::{ThisProcess, count};
-use crate::tenant::members;
 use crate::runtime::thread;
-use crate::far_tier::pool::pool;
+use crate::tenant::members;
+use crate::tenant::smaps;
 
 /// Entries of the FIFO. Stale entries are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;

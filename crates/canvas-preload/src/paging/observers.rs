@@ -8,8 +8,8 @@ use canvas_core::vm::{FaultSite, Observers};
 use canvas_types::{PageBuf, PageId};
 
 use crate::api;
-use crate::runtime::state::ThisProcess;
 use crate::paging::{learn, trace};
+use crate::runtime::state::ThisProcess;
 
 impl Observers for ThisProcess {
     // Without this, the prefetcher is `PAGER`'s.

@@ -6,11 +6,11 @@ use canvas_types::elf::{self, Bytes, INTERPRETERS_MAX, Image, PATH_BYTES};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::runtime::state;
 use crate::memory::{args, uaccess};
 use crate::paging::trace;
 use crate::process::{actions, beliefs, limits, threads, users};
 use crate::report;
+use crate::runtime::state;
 use crate::shared::members;
 
 /// Canvas's variables for the environment: "NAME=value" strings, set at start-up.

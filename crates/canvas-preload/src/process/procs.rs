@@ -6,21 +6,21 @@ use canvas_sys::{descriptors, proc, signal, uffd};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
-use crate::runtime::fds;
-use crate::runtime::fds::Fd;
-use crate::paging::freeze;
-use crate::tenant::life;
-use crate::own_memory::own;
-use crate::paging::regions;
-use crate::runtime::state::{self, count};
-use crate::tenant::members;
 use crate::far_tier::{self, pool};
 use crate::memory::uaccess::{self, Plain};
 use crate::memory::{admit, mm};
+use crate::own_memory::own;
+use crate::paging::freeze;
+use crate::paging::regions;
 use crate::paging::{accounting, fork_accounting, native_swap, trace};
 use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
+use crate::runtime::fds;
+use crate::runtime::fds::Fd;
+use crate::runtime::state::{self, count};
 use crate::shared::members;
+use crate::tenant::life;
+use crate::tenant::members;
 
 /// `close`: canvas's descriptors do not seem to be open.
 ///

@@ -10,18 +10,12 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::runtime::fds;
-use crate::runtime::fds::Fd;
-use crate::paging::freeze;
-use crate::paging::jvm;
-use crate::own_memory::own;
-use crate::runtime::report;
-use crate::paging::slow;
-use crate::runtime::state;
-use crate::runtime::state::ThisProcess;
-use crate::runtime::thread;
 use crate::far_tier::tier;
 use crate::memory::lending;
+use crate::own_memory::own;
+use crate::paging::freeze;
+use crate::paging::jvm;
+use crate::paging::slow;
 use crate::paging::{
     accounting, background, cache,
     fault::{self, Resolved},
@@ -30,6 +24,12 @@ use crate::paging::{
     trace,
 };
 use crate::report;
+use crate::runtime::fds;
+use crate::runtime::fds::Fd;
+use crate::runtime::report;
+use crate::runtime::state;
+use crate::runtime::state::ThisProcess;
+use crate::runtime::thread;
 use crate::shared::{beyond, members, pages};
 
 const STACK_BYTES: usize = thread::OWN_STACK_BYTES;

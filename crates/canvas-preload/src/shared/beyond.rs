@@ -17,10 +17,8 @@ use canvas_sys::{proc, shmem};
 use canvas_types::{DeepPlace, SwapEntry};
 use core::sync::atomic::Ordering;
 
-use crate::tenant::far_area::far;
-use crate::runtime::state::{self, count};
-use crate::tenant::members;
 use crate::far_tier::ours::Ours;
+use crate::runtime::state::{self, count};
 use crate::shared::{
     extents::{
         give_back_empty, hold, mailbox, note_hash, requests, ring_for_shared, take_extent, unhold,
@@ -29,6 +27,8 @@ use crate::shared::{
     lock::note_store,
     partition::{Held, control, end, fd, is_on, me, partition, try_lock},
 };
+use crate::tenant::far_area::far;
+use crate::tenant::members;
 
 /// Pause after a failed write.
 const REST_NS: u64 = 200_000_000;

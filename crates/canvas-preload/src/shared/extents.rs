@@ -10,8 +10,8 @@ use canvas_shm::mailbox::{Mailbox, WRITES};
 use canvas_sys::proc;
 use core::sync::atomic::Ordering;
 
-use crate::tenant::far_area::{far, ring};
 use crate::shared::partition::{Held, control, map};
+use crate::tenant::far_area::{far, ring};
 
 fn uses() -> Uses<'static> {
     Uses {

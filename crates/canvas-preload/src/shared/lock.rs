@@ -8,7 +8,6 @@ use canvas_sys::shmem;
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::Ordering;
 
-use crate::tenant::life;
 use crate::runtime::state;
 use crate::runtime::state::count;
 use crate::shared::{
@@ -16,6 +15,7 @@ use crate::shared::{
     kernel::Here,
     partition::{Held, control, end, fd, partition, resident, take_from, try_lock},
 };
+use crate::tenant::life;
 
 /// Bits of the lock's word that hold the index of the process that has it.
 const PLACE_BITS: u32 = 16;

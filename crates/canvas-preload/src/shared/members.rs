@@ -7,21 +7,21 @@ use canvas_types::layout::{SHARED_BYTES, shared_base};
 use canvas_types::procfs::Stat;
 use core::sync::atomic::Ordering;
 
+use crate::far_tier::keys;
+use crate::paging::accounting;
+use crate::paging::freeze;
+use crate::paging::regions;
+use crate::report;
 use crate::runtime::fds;
 use crate::runtime::fds::Fd;
-use crate::paging::freeze;
-use crate::far_tier::keys;
-use crate::tenant::life;
-use crate::paging::regions;
 use crate::runtime::state;
 use crate::runtime::state::uffd;
-use crate::paging::accounting;
-use crate::report;
 use crate::shared::{
     lock::{bury, bury_dead, collect, holder_of, lock, lock_word},
     mapping,
     partition::{CONTROL, FDS, Held, ME, MY_LOCK, ON, control, fd, is_on, map, me, my_proc},
 };
+use crate::tenant::life;
 
 /// Number of a process that has none yet.
 const VISITOR: usize = layout::PROCS;
