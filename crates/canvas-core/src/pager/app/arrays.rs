@@ -125,7 +125,11 @@ mod tests {
     fn what_an_array_s_plan_left_and_nobody_used_counts_once() {
         let arrays = Box::new(Arrays::new());
         arrays.on_left(PageId(77), &Plan::NONE);
-        assert_eq!(arrays.on_unused(PageId(77)), None, "not of a plan of arrays");
+        assert_eq!(
+            arrays.on_unused(PageId(77)),
+            None,
+            "not of a plan of arrays"
+        );
         let mut plan = Plan::NONE;
         plan.planner = Some(&PLANNER);
         arrays.on_left(PageId(77), &plan);

@@ -58,7 +58,10 @@ pub struct Readahead {
 
 impl Place {
     const fn new() -> Place {
-        Place { owner: AtomicU32::new(0), memory: AtomicU64::new(0) }
+        Place {
+            owner: AtomicU32::new(0),
+            memory: AtomicU64::new(0),
+        }
     }
 }
 
@@ -66,7 +69,9 @@ impl Readahead {
     /// Creates a state that has seen no faults.
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Readahead {
-        Readahead { places: [const { Place::new() }; AREAS] }
+        Readahead {
+            places: [const { Place::new() }; AREAS],
+        }
     }
 }
 
@@ -240,9 +245,15 @@ mod tests {
     #[test]
     fn without_a_mapping_nothing_is_planned_or_learnt() {
         let policy = Readahead::new();
-        let (nowhere, somewhere) = (AllFar(|_| None), AllFar(|_| Some(Area { start: 0, end: 99 })));
+        let (nowhere, somewhere) = (
+            AllFar(|_| None),
+            AllFar(|_| Some(Area { start: 0, end: 99 })),
+        );
         for (around, pages) in [(&nowhere, 0), (&somewhere, 8), (&nowhere, 0)] {
-            assert_eq!(policy.plan(&around.fault(50, FaultKind::Demand)).count, pages);
+            assert_eq!(
+                policy.plan(&around.fault(50, FaultKind::Demand)).count,
+                pages
+            );
         }
     }
 
