@@ -2,7 +2,11 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64", target_pointer_width = "64")))]
+#[cfg(not(all(
+    target_os = "linux",
+    target_arch = "x86_64",
+    target_pointer_width = "64"
+)))]
 compile_error!("canvas is for Linux on x86-64: its system calls, code and layouts are of that ABI");
 
 pub mod buckets;

@@ -91,12 +91,7 @@ impl Action {
         fence(Ordering::Release);
         let mut new = self.read();
         let r = change(&mut new);
-        let parts = [
-            new.handler as u64,
-            new.flags,
-            new.restorer as u64,
-            new.mask,
-        ];
+        let parts = [new.handler as u64, new.flags, new.restorer as u64, new.mask];
         for (to, part) in self.value.iter().zip(parts) {
             to.store(part, Ordering::Relaxed);
         }
