@@ -48,7 +48,7 @@ pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
         return Err(Errno(libc::EBUSY));
     }
     let bytes = (end - start) as usize * PAGE_SIZE;
-    // SAFETY: a part of the managed range, whose pages have all been brought in, and of which the pager has none any more.
+    // SAFETY: a part of the managed range, whose pages have all been brought in; none is the pager's any more.
     unsafe { uffd().unregister(addr_of(start), bytes) }?;
     let mut at = start;
     while let Some(r) = g.window.first_in(at, end) {
