@@ -5,27 +5,22 @@ mod api;
 mod capture;
 mod far_tier;
 mod memory;
+mod own_memory;
 mod paging;
 mod process;
+mod runtime;
 mod shared;
+mod tenant;
 
 use crate::capture::{hooks, patch, stub};
-use crate::far_tier::keys;
-use crate::far_tier::{pairs, pool};
+use crate::far_tier::{keys, pairs, pool};
 use crate::memory::{brk, exports, mm};
-use crate::own_memory::alloc;
-use crate::own_memory::areas;
-use crate::own_memory::own;
-use crate::paging::regions;
-use crate::paging::{accounting, context, learn, swapin, trace};
+use crate::own_memory::{alloc, areas, own};
+use crate::paging::{accounting, context, learn, regions, swapin, trace};
 use crate::process::{altstack, arrival, beliefs, exec, limits, procs, sig, threads, tools, users};
-use crate::runtime::fds;
-use crate::runtime::fds::Fd;
-use crate::runtime::state;
-use crate::runtime::upcalls;
+use crate::runtime::{fds, fds::Fd, state, upcalls};
 use crate::shared::members;
-use crate::tenant::far_area;
-use crate::tenant::life;
+use crate::tenant::{far_area, life};
 use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
 use canvas_sys::seccomp::Scope;
@@ -269,7 +264,8 @@ fn try_start() -> Result<(), Failure> {
         "managed memory cannot be hidden from children that canvas does not see",
     ))?;
     accounting::measure_native();
-    members::start();
+    // SAFETY: start-up calls this once, after `areas::map`; what touches shared memory comes later.
+    unsafe { members::start() };
     users::start(fd);
     // The reclaim thread keeps only those descriptors that are canvas's when it starts.
     threads::allow_reclaimer();
@@ -289,7 +285,7 @@ fn attach_segment(variable: &Variable) -> Result<i32, Failure> {
     let bad = Errno(libc::EBADF);
     let fd = number(variable.value())
         .ok_or(Failure::Because("CANVAS_SEGMENT_FD is not a number", bad))?;
-    let at = mem::map_shared(fd, 0, segment::SEGMENT_BYTES)
+    let at = mem::map_shared(fd, 0, segment::SEGMENT_BYTES, mem::READ_WRITE)
         .map_err(because("the tenant segment cannot be mapped"))?;
     // SAFETY: a shared, writable mapping of the full size, made just now, which stays.
     unsafe { state::attach(at) };

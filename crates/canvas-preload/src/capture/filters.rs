@@ -7,8 +7,7 @@ use canvas_types::layout;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::far_tier::{lanes, pairs};
-use crate::memory::pins::Pins;
-use crate::memory::uaccess;
+use crate::memory::{pins::Pins, uaccess};
 use crate::paging::native_swap;
 use crate::process::{exec, procs};
 use crate::report;

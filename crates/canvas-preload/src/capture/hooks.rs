@@ -8,9 +8,13 @@ use core::sync::atomic::Ordering;
 
 use crate::api;
 use crate::capture::filters;
-use crate::memory::args::{self, Make};
-use crate::memory::calls::{self, Hook, Memory, Process, Signal};
-use crate::memory::{advice, brk, lock, mm, native, others, remap, uaccess};
+use crate::memory::{
+    advice,
+    args::{self, Make},
+    brk,
+    calls::{self, Hook, Memory, Process, Signal},
+    lock, mm, native, others, remap, uaccess,
+};
 use crate::paging::{devices, freeze};
 use crate::process::{
     altstack, cancel, clone, exec, listing, namespaces, procs, sig, threads, users,

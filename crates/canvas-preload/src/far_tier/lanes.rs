@@ -6,8 +6,10 @@ use canvas_shm::mailbox::Ask;
 use canvas_shm::{Counter, Far};
 
 use crate::far_tier::pairs::{self, OurPairs, PAIRS};
-use crate::runtime::fds::{self, Fd};
-use crate::runtime::{state, time};
+use crate::runtime::{
+    fds::{self, Fd},
+    state, time,
+};
 
 const _: () = assert!(canvas_direct::client::COUNT == fds::LANES);
 

@@ -24,12 +24,12 @@ use crate::far_tier::{
 };
 use crate::own_memory::areas;
 use crate::report;
-use crate::runtime::state;
-use crate::runtime::state::ThisProcess;
-use crate::runtime::time;
-use crate::tenant::far_area;
-use crate::tenant::far_area::{our_mailbox, ring};
-use crate::tenant::members;
+use crate::runtime::{state, state::ThisProcess, time};
+use crate::tenant::{
+    far_area,
+    far_area::{our_mailbox, ring},
+    members,
+};
 
 static STATE: State = State::new();
 static SPILL: SpillHand = SpillHand::new();

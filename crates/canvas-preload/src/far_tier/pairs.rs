@@ -22,8 +22,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use crate::report;
-use crate::runtime::fds::{self, Fd};
-use crate::runtime::state;
+use crate::runtime::{
+    fds::{self, Fd},
+    state,
+};
 use crate::tenant::far_area;
 
 /// A descriptor of the device, and the file that it refers to.

@@ -8,9 +8,11 @@ use canvas_types::layout::{self, WINDOW_PAGES, window_base, window_end};
 use canvas_types::sync::backoff;
 use canvas_types::{PAGE_SIZE, PageId};
 
-use crate::memory::open_pages::protect;
-use crate::memory::pins;
-use crate::memory::ranges::{discard, on_mapped};
+use crate::memory::{
+    open_pages::protect,
+    pins,
+    ranges::{discard, on_mapped},
+};
 use crate::own_memory::areas;
 use crate::paging::{
     fault::{self, Resolved},

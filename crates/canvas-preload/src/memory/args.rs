@@ -5,15 +5,17 @@
 //! ([`crate::memory::calls`]) says which arguments are pointers, and to how much.
 
 use canvas_core::pager::word;
-use canvas_sys::{file, gate, probe, proc, uapi};
+use canvas_sys::{file, gate, probe, uapi};
 use canvas_types::layout::{in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::memory::calls::{self, To, To::*};
-use crate::memory::others;
-use crate::memory::pins::{self, Pins};
-use crate::memory::uaccess;
+use crate::memory::{
+    calls::{self, To, To::*},
+    others,
+    pins::{self, Pins},
+    uaccess,
+};
 use crate::own_memory::areas;
 use crate::paging::devices;
 

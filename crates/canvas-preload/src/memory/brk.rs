@@ -13,11 +13,13 @@ use canvas_types::PageId;
 use canvas_types::layout::{BRK_BYTES, window_base};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::memory::admit::admit;
-use crate::memory::lock as locking;
-use crate::memory::mm::{clear, map_at, refuse_sealed};
-use crate::memory::open_pages::{MMAP_FIRST, NOW, OPEN_UNTIL, RW, close, end_page, protect};
-use crate::memory::ranges::discard;
+use crate::memory::{
+    admit::admit,
+    lock as locking,
+    mm::{clear, map_at, refuse_sealed},
+    open_pages::{MMAP_FIRST, NOW, OPEN_UNTIL, RW, close, end_page, protect},
+    ranges::discard,
+};
 use crate::own_memory::areas;
 use crate::paging::{
     fault, freeze,

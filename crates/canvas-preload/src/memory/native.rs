@@ -9,8 +9,7 @@ use canvas_sys::{Errno, mem};
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{self, BLOCK_PAGES};
 
-use crate::memory::ranges::each_touched;
-use crate::memory::{lock, mm, pins, uaccess};
+use crate::memory::{lock, mm, pins, ranges::each_touched, uaccess};
 use crate::own_memory::areas;
 use crate::paging::{
     accounting, freeze, regions,

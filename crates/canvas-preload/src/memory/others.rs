@@ -12,9 +12,11 @@ use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::memory::lending::{REFUSED, Stay, Tried, copy, keep};
-use crate::memory::pins::{self, Pins};
-use crate::memory::uaccess;
+use crate::memory::{
+    lending::{REFUSED, Stay, Tried, copy, keep},
+    pins::{self, Pins},
+    uaccess,
+};
 use crate::runtime::state;
 use crate::tenant::{life, life::Number, members};
 

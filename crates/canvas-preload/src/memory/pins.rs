@@ -7,9 +7,10 @@ use canvas_types::PageId;
 use canvas_types::layout::{self, in_partition, in_window};
 
 use crate::own_memory::areas;
-use crate::paging::fault::{self, Resolved};
-use crate::paging::freeze;
-use crate::paging::regions;
+use crate::paging::{
+    fault::{self, Resolved},
+    freeze, regions,
+};
 use crate::runtime::state;
 use crate::shared::{pages, pins};
 

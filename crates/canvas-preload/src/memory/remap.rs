@@ -12,11 +12,14 @@ use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::memory::admit::admit;
-use crate::memory::mm::{clear, map_at, refuse_sealed, restore_window};
-use crate::memory::open_pages::{MMAP_FIRST, RW, make_way, protect};
-use crate::memory::ranges::{discard, each_touched};
-use crate::memory::{advice, lock as locking, native};
+use crate::memory::{
+    admit::admit,
+    advice, lock as locking,
+    mm::{clear, map_at, refuse_sealed, restore_window},
+    native,
+    open_pages::{MMAP_FIRST, RW, make_way, protect},
+    ranges::{discard, each_touched},
+};
 use crate::own_memory::areas;
 use crate::paging::{
     cache, freeze,

@@ -65,6 +65,8 @@ unsafe impl Plain for u64 {}
 unsafe impl Plain for usize {}
 // SAFETY: two numbers.
 unsafe impl Plain for libc::timespec {}
+// SAFETY: two numbers.
+unsafe impl Plain for canvas_sys::proc::Limit {}
 // SAFETY: numbers, and an address that nothing here follows.
 unsafe impl Plain for libc::stack_t {}
 // SAFETY: four numbers.

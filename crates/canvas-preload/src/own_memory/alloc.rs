@@ -10,8 +10,10 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use canvas_sys::mem;
 
-use crate::own_memory::own::{self, kind};
-use crate::own_memory::writable::Mark;
+use crate::own_memory::{
+    own::{self, kind},
+    writable::Mark,
+};
 
 /// Address space of a part; memory is used only when it is touched.
 const PART_BYTES: usize = 32 << 20;

@@ -10,11 +10,15 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::own_memory::own;
 use crate::paging::{cache, fork_accounting};
-use crate::runtime::state;
-use crate::runtime::state::{PAGER, ThisProcess};
-use crate::runtime::upcalls;
-use crate::tenant::members;
-use crate::tenant::members::{live_slots, once_in};
+use crate::runtime::{
+    state,
+    state::{PAGER, ThisProcess},
+    upcalls,
+};
+use crate::tenant::{
+    members,
+    members::{live_slots, once_in},
+};
 
 /// True while the reclaim thread sleeps and may be woken.
 static ASLEEP: AtomicBool = AtomicBool::new(false);

@@ -10,11 +10,12 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::far_tier::pool::pool;
 use crate::own_memory::areas::{self, CACHE_SLOTS_MAX};
 use crate::paging::discard;
-use crate::runtime::state;
-use crate::runtime::state::{ThisProcess, count};
-use crate::runtime::thread;
-use crate::tenant::members;
-use crate::tenant::smaps;
+use crate::runtime::{
+    state,
+    state::{ThisProcess, count},
+    thread,
+};
+use crate::tenant::{members, smaps};
 
 /// Entries of the FIFO. Stale entries are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;

@@ -7,8 +7,10 @@ use canvas_core::vm::context::Fill;
 use canvas_sys::Errno;
 use core::ops::{Deref, DerefMut};
 
-use crate::own_memory::areas;
-use crate::own_memory::writable::{Steps, open};
+use crate::own_memory::{
+    areas,
+    writable::{Steps, open},
+};
 use crate::paging::slow;
 use crate::runtime::thread;
 

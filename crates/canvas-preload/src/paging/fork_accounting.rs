@@ -22,13 +22,13 @@ use canvas_sys::proc;
 use canvas_types::layout::NODES_MAX;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::runtime::state;
-use crate::runtime::upcalls;
-use crate::tenant::life;
-use crate::tenant::members;
-use crate::tenant::members::{DRIFT_PAGES, once_in};
-use crate::tenant::smaps;
-use crate::tenant::smaps::Unseen;
+use crate::runtime::{state, upcalls};
+use crate::tenant::{
+    life, members,
+    members::{DRIFT_PAGES, once_in},
+    smaps,
+    smaps::Unseen,
+};
 
 /// Pause between two looks at the copies made.
 const LOOK_PAUSE_NS: u64 = 1_000_000;

@@ -20,8 +20,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::far_tier::{ours::Ours, pool::pool};
 use crate::own_memory::areas;
 use crate::paging::context;
-use crate::runtime::state;
-use crate::runtime::state::{ThisProcess, count};
+use crate::runtime::{
+    state,
+    state::{ThisProcess, count},
+};
 
 /// Pages that one round moves at most.
 const ROUND_PAGES: i64 = 64;

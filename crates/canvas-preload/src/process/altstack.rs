@@ -9,8 +9,10 @@ use canvas_types::PAGE_SIZE;
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::own_memory::own::{self, kind};
-use crate::own_memory::writable::{Steps, open};
+use crate::own_memory::{
+    own::{self, kind},
+    writable::{Steps, open},
+};
 use crate::process::{beliefs, cancel};
 use crate::runtime::{state, thread};
 

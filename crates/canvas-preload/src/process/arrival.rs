@@ -4,8 +4,7 @@
 use canvas_sys::signal;
 use core::arch::naked_asm;
 
-use crate::process::frame::NEXT_BYTES;
-use crate::process::{actions, beliefs, sig};
+use crate::process::{actions, beliefs, frame::NEXT_BYTES, sig};
 
 /// Runs before handlers of the program: finds their stack and mask, and jumps to them. By then canvas holds nothing on
 /// this stack: a handler may leave it by siglongjmp.

@@ -6,8 +6,7 @@ use canvas_sys::gate::raw;
 use canvas_sys::{proc, uapi};
 use canvas_types::PAGE_SIZE;
 
-use crate::memory::pins::Pins;
-use crate::memory::{args, uaccess};
+use crate::memory::{args, pins::Pins, uaccess};
 use crate::paging::accounting;
 use crate::process::procs;
 use crate::runtime::call::Call;

@@ -1,7 +1,7 @@
 //! The program's exec: the new image is managed, too, if possible.
 
 use canvas_sys::gate::raw;
-use canvas_sys::{Errno, proc, signal};
+use canvas_sys::{Errno, file, proc, signal};
 use canvas_types::elf::{self, Bytes, INTERPRETERS_MAX, Image, PATH_BYTES};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -196,7 +196,7 @@ impl Unfit {
     /// `path` must be what the program passed to execve, and nobody change the string meanwhile.
     unsafe fn tell(&self, dir: usize, path: usize) {
         // The kernel has nothing to execute; or canvas's library is out of reach, which needs no report.
-        if proc::file_facts_at(dir, path, 0).is_err() || matches!(self, Unfit::Unreachable) {
+        if file::stat_at(dir, path, 0).is_err() || matches!(self, Unfit::Unreachable) {
             return;
         }
         if state::seg().unmanaged.fetch_add(1, Ordering::Relaxed) != 0 {
@@ -233,7 +233,7 @@ fn unfit(dir: usize, path: usize) -> Option<Unfit> {
         return None;
     }
     let at = (libc::AT_FDCWD as usize, library + PRELOAD.len());
-    if proc::file_facts_at(at.0, at.1, 0).is_err() {
+    if file::stat_at(at.0, at.1, 0).is_err() {
         return Some(Unfit::Unreachable);
     }
     let mut room = [0u8; PATH_BYTES];

@@ -1,26 +1,26 @@
 //! Processes and descriptors: fork, limits, and keeping canvas's descriptors out of the program's reach.
 
 use canvas_shm::{Counter, ProcSlot, far};
-use canvas_sys::gate::{check, raw};
-use canvas_sys::{descriptors, proc, signal, uffd};
+use canvas_sys::gate::raw;
+use canvas_sys::proc::Limit;
+use canvas_sys::{Errno, descriptors, proc, signal, uffd};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
 use crate::far_tier::{self, pool};
-use crate::memory::uaccess::{self, Plain};
-use crate::memory::{admit, mm};
+use crate::memory::{admit, mm, uaccess};
 use crate::own_memory::own;
-use crate::paging::freeze;
-use crate::paging::regions;
-use crate::paging::{accounting, fork_accounting, native_swap, trace};
+use crate::paging::{accounting, fork_accounting, freeze, native_swap, regions, trace};
 use crate::process::{actions, altstack, beliefs, limits, threads};
 use crate::report;
-use crate::runtime::fds;
-use crate::runtime::fds::Fd;
-use crate::runtime::state::{self, count};
+use crate::runtime::{
+    fds,
+    fds::Fd,
+    state::{self, count},
+};
 use crate::shared::members;
+use crate::tenant;
 use crate::tenant::life;
-use crate::tenant::members;
 
 /// `close`: canvas's descriptors do not seem to be open.
 ///
@@ -93,7 +93,7 @@ pub fn take_slot(id: u64) -> Option<&'static ProcSlot> {
     let free = || seg.procs[..far::SHARED].iter().find(|s| s.take(id));
     let slot = free().or_else(|| {
         // Slots of processes that have died may not have been released yet.
-        members::release_gone(|_| true);
+        tenant::members::release_gone(|_| true);
         free()
     })?;
     seg.procs_end
@@ -104,7 +104,7 @@ pub fn take_slot(id: u64) -> Option<&'static ProcSlot> {
 /// Gives this process the slot, and releases any that an earlier image of it had.
 pub fn begin_in(slot: &'static ProcSlot) {
     let pid = proc::pid();
-    members::release_gone(|s| s.pid.load(Ordering::Relaxed) == pid);
+    tenant::members::release_gone(|s| s.pid.load(Ordering::Relaxed) == pid);
     slot.pid.store(pid, Ordering::Relaxed);
     state::set_slot(slot);
 }
@@ -191,7 +191,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
             fork_accounting::forked();
         } else {
             far_tier::fork::fork_failed();
-            members::release_slot(slot, child_id);
+            tenant::members::release_slot(slot, child_id);
         }
         drop(g);
         drop(frozen);
@@ -311,36 +311,25 @@ fn child(
     Ok(())
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Rlimit {
-    soft: u64,
-    hard: u64,
-}
-// SAFETY: two numbers.
-unsafe impl Plain for Rlimit {}
-
 /// `prlimit64` and its predecessors. Canvas's reservations would not fit under this process's RLIMIT_AS and
 /// RLIMIT_DATA: the program's own values are kept here and enforced on its mappings.
 ///
 /// # Safety
 ///
 /// `new` and `old` must be what the program passed: null, or a structure of two numbers to read, to write to.
-pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
+pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> Result<usize, Errno> {
+    let (pid, resource) = (pid as u32, resource as u32);
     // A vfork child has limits of its own, which are not kept here.
     let here = state::PID.load(Ordering::Relaxed) == proc::pid();
-    let mine = here && (pid == 0 || pid as u32 == proc::pid());
-    let of_files = mine && resource as u32 == libc::RLIMIT_NOFILE;
-    let kept = match resource as u32 {
+    let mine = here && (pid == 0 || pid == proc::pid());
+    let of_files = mine && resource == libc::RLIMIT_NOFILE;
+    let kept = match resource {
         libc::RLIMIT_AS => Some((&admit::LIMIT_AS, &admit::HARD_AS)),
         libc::RLIMIT_DATA => Some((&admit::LIMIT_DATA, &admit::HARD_DATA)),
         _ => None,
     };
-    let mut before = Rlimit { soft: 0, hard: 0 };
-    let wanted = match (new != 0).then(|| uaccess::get::<Rlimit>(new)) {
-        Some(Err(e)) => return -(e.0 as isize),
-        wanted => wanted.and_then(Result::ok),
-    };
+    let wanted = (new != 0).then(|| uaccess::get::<Limit>(new));
+    let wanted = wanted.transpose()?;
     if of_files {
         // SAFETY: null, or where the program wants the old limits (the caller's promise).
         return unsafe { limit_files(wanted, old) };
@@ -349,39 +338,24 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
         .filter(|_| mine)
         .zip(wanted)
         .filter(|(_, w)| w.soft <= w.hard);
-    let arg = match &wanted {
-        Some(w) if keep.is_none() => w as *const Rlimit as usize,
-        _ => 0,
-    };
-    // SAFETY: the kernel reads `wanted`, unless `arg` is 0, and writes `before`.
-    let r = check(unsafe {
-        raw(
-            libc::SYS_prlimit64 as usize,
-            [pid, resource, arg, &raw mut before as usize, 0, 0],
-        )
-    });
-    if let Err(e) = r {
-        return -(e.0 as isize);
-    }
+    let kernels = wanted.filter(|_| keep.is_none());
+    let mut before = proc::limit(pid, resource, kernels.as_ref())?;
     if mine && let Some((soft, hard)) = kept {
         before.soft = before.soft.min(soft.load(Ordering::Relaxed));
         before.hard = before.hard.min(hard.load(Ordering::Relaxed));
     }
     if let Some(((soft, hard), w)) = keep {
         if w.hard > before.hard && !proc::may_raise_limits() {
-            return -(libc::EPERM as isize);
+            return Err(Errno(libc::EPERM));
         }
         soft.store(w.soft, Ordering::Relaxed);
         hard.store(w.hard, Ordering::Relaxed);
     }
-    if old == 0 {
-        return 0;
+    if old != 0 {
+        // SAFETY: where the program wants the old limits (the caller's promise).
+        unsafe { uaccess::put(old, before) }?;
     }
-    // SAFETY: where the program's call writes the old limits (the caller's promise).
-    match unsafe { uaccess::put(old, before) } {
-        Ok(()) => 0,
-        Err(e) => -(e.0 as isize),
-    }
+    Ok(0)
 }
 
 /// `prlimit64` of this process's descriptors.
@@ -389,25 +363,15 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
 /// # Safety
 ///
 /// `old` must be null, or where the program wants the old limits.
-unsafe fn limit_files(wanted: Option<Rlimit>, old: usize) -> isize {
-    let kernels = |new: usize, old: usize| {
-        let a = [0, libc::RLIMIT_NOFILE as usize, new, old, 0, 0];
-        // SAFETY: the kernel reads the limits at `new` and writes them to `old`: 0, or a structure of the function
-        // around.
-        unsafe { raw(libc::SYS_prlimit64 as usize, a) }
-    };
-    let mut before = Rlimit { soft: 0, hard: 0 };
-    let r = kernels(0, &raw mut before as usize);
-    if r < 0 {
-        return r;
-    }
+unsafe fn limit_files(wanted: Option<Limit>, old: usize) -> Result<usize, Errno> {
+    let mut before = proc::limit(0, libc::RLIMIT_NOFILE, None)?;
     let now = before.hard;
     before.hard = now.min(limits::HARD_FILES.load(Ordering::Relaxed));
     if let Some(w) = wanted {
         if w.soft <= w.hard && w.hard > before.hard && !proc::may_raise_limits() {
-            return -(libc::EPERM as isize);
+            return Err(Errno(libc::EPERM));
         }
-        let new = Rlimit {
+        let new = Limit {
             soft: w.soft,
             hard: match w.soft <= w.hard {
                 true => limits::with_room(w.hard, now),
@@ -415,16 +379,12 @@ unsafe fn limit_files(wanted: Option<Rlimit>, old: usize) -> isize {
                 false => w.hard,
             },
         };
-        let r = kernels(&raw const new as usize, 0);
-        if r < 0 {
-            return r;
-        }
+        proc::limit(0, libc::RLIMIT_NOFILE, Some(&new))?;
         limits::HARD_FILES.store(w.hard, Ordering::Relaxed);
     }
-    if old == 0 {
-        return 0;
+    if old != 0 {
+        // SAFETY: where the program wants the old limits (the caller's promise).
+        unsafe { uaccess::put(old, before) }?;
     }
-    // SAFETY: where the program's call writes the old limits (the caller's promise).
-    let put = unsafe { uaccess::put(old, before) };
-    put.map_or_else(|e| -(e.0 as isize), |()| 0)
+    Ok(0)
 }

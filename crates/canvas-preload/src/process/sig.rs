@@ -10,21 +10,18 @@ use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
-use crate::memory::args::{self, Make};
-use crate::memory::uaccess::{self, Plain};
-use crate::memory::{lock, open_pages};
-use crate::paging::fault::{self, Resolved};
-use crate::paging::freeze;
-use crate::paging::regions;
-use crate::paging::slow;
-use crate::process::cancel;
-use crate::process::frame::Next;
-use crate::process::{actions, altstack, beliefs};
+use crate::memory::{
+    args::{self, Make},
+    lock, open_pages,
+    uaccess::{self, Plain},
+};
+use crate::paging::{
+    fault::{self, Resolved},
+    freeze, regions, slow,
+};
+use crate::process::{actions, altstack, beliefs, cancel, frame::Next};
 use crate::report;
-use crate::runtime::call::Call;
-use crate::runtime::state;
-use crate::runtime::thread;
-use crate::runtime::upcalls;
+use crate::runtime::{call::Call, state, thread, upcalls};
 use crate::shared::{mapping, pages, partition};
 
 /// Installs canvas's handler of SIGBUS; the previous action becomes the program's.

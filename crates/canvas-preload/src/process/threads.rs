@@ -13,9 +13,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use crate::far_tier::tier;
 use crate::memory::lending;
 use crate::own_memory::own;
-use crate::paging::freeze;
-use crate::paging::jvm;
-use crate::paging::slow;
 use crate::paging::{
     accounting, background, cache,
     fault::{self, Resolved},
@@ -23,13 +20,9 @@ use crate::paging::{
     swapin::{Round, SwapIn},
     trace,
 };
+use crate::paging::{freeze, jvm, slow};
 use crate::report;
-use crate::runtime::fds;
-use crate::runtime::fds::Fd;
-use crate::runtime::report;
-use crate::runtime::state;
-use crate::runtime::state::ThisProcess;
-use crate::runtime::thread;
+use crate::runtime::{fds, fds::Fd, report, state, state::ThisProcess, thread};
 use crate::shared::{beyond, members, pages};
 
 const STACK_BYTES: usize = thread::OWN_STACK_BYTES;

@@ -27,8 +27,7 @@ use crate::shared::{
     lock::note_store,
     partition::{Held, control, end, fd, is_on, me, partition, try_lock},
 };
-use crate::tenant::far_area::far;
-use crate::tenant::members;
+use crate::tenant::{far_area::far, members};
 
 /// Pause after a failed write.
 const REST_NS: u64 = 200_000_000;

@@ -8,8 +8,7 @@ use canvas_sys::shmem;
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::Ordering;
 
-use crate::runtime::state;
-use crate::runtime::state::count;
+use crate::runtime::{state, state::count};
 use crate::shared::{
     extents,
     kernel::Here,

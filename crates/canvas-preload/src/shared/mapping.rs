@@ -14,10 +14,7 @@ use canvas_types::layout::{SHARED_PAGES, in_partition, shared_base, shared_end};
 use canvas_types::sync::backoff;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::paging::fault::Resolved;
-use crate::paging::freeze;
-use crate::paging::regions;
-use crate::paging::regions::Lists;
+use crate::paging::{fault::Resolved, freeze, regions, regions::Lists};
 use crate::runtime::state::count;
 use crate::shared::{
     lock::{collect, lock},

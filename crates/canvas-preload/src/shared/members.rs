@@ -2,20 +2,15 @@
 
 use canvas_shm::segment::shared_fd;
 use canvas_shm::shared::{self as layout, Proc};
-use canvas_sys::{Errno, mem, proc, shmem};
+use canvas_sys::{Errno, file, mem, proc};
 use canvas_types::layout::{SHARED_BYTES, shared_base};
 use canvas_types::procfs::Stat;
 use core::sync::atomic::Ordering;
 
 use crate::far_tier::keys;
-use crate::paging::accounting;
-use crate::paging::freeze;
-use crate::paging::regions;
+use crate::paging::{accounting, freeze, regions};
 use crate::report;
-use crate::runtime::fds;
-use crate::runtime::fds::Fd;
-use crate::runtime::state;
-use crate::runtime::state::uffd;
+use crate::runtime::{fds, fds::Fd, state, state::uffd};
 use crate::shared::{
     lock::{bury, bury_dead, collect, holder_of, lock, lock_word},
     mapping,
@@ -26,13 +21,18 @@ use crate::tenant::life;
 /// Number of a process that has none yet.
 const VISITOR: usize = layout::PROCS;
 
-/// Joins the tenant's shared memory. Called once, at start-up; does nothing without `--shared`.
-pub fn start() {
+/// Joins the tenant's shared memory; does nothing without `--shared`.
+///
+/// # Safety
+///
+/// To be called once, by start-up, after the areas are mapped and before anything here is used.
+pub unsafe fn start() {
     let config = &state::seg().config;
     let fds = &config.shared_fds;
     let control = fds[shared_fd::CONTROL].load(Ordering::Relaxed) as i32;
     // Programs of another run of the tenant do not have it: their shared memory is native.
-    let is_there = || shmem::inode_of(control) == Ok(config.shared_inode.load(Ordering::Relaxed));
+    let wanted = config.shared_inode.load(Ordering::Relaxed);
+    let is_there = || file::stat(control).is_ok_and(|s| s.st_ino == wanted);
     if control == 0 || !is_there() {
         return;
     }
@@ -41,11 +41,13 @@ pub fn start() {
         ours.store(fd, Ordering::Relaxed);
         fds::guard(Fd::Shared(i), fd);
     }
-    let joined = mem::map_shared(fd(shared_fd::CONTROL), 0, layout::CONTROL_BYTES).and_then(|at| {
-        CONTROL.store(at, Ordering::Release);
-        keys::init_shared(map());
-        join()
-    });
+    let joined =
+        mem::map_shared(control, 0, layout::CONTROL_BYTES, mem::READ_WRITE).and_then(|at| {
+            CONTROL.store(at, Ordering::Release);
+            // SAFETY: called once, after the areas are mapped (the caller's promise); nothing hashes shared pages yet.
+            unsafe { keys::init_shared(map()) };
+            join()
+        });
     match joined {
         Ok(()) => ON.store(true, Ordering::Release),
         Err(e) => report!(
@@ -58,7 +60,7 @@ pub fn start() {
 /// Maps the partition, inaccessible, registers it with our userfaultfd, and takes a number.
 fn join() -> Result<(), Errno> {
     // Writes to the store would end the program by SIGXFSZ.
-    if proc::file_size_max() != Some(u64::MAX) {
+    if proc::limit(0, libc::RLIMIT_FSIZE, None).map(|limit| limit.soft) != Ok(u64::MAX) {
         return Err(Errno(libc::EFBIG));
     }
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;

@@ -13,13 +13,9 @@ use canvas_types::PAGE_SIZE;
 use canvas_types::layout::shared_end;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::paging::freeze;
-use crate::paging::regions;
-use crate::paging::slow;
-use crate::paging::{accounting, fault::Resolved};
+use crate::paging::{accounting, fault::Resolved, freeze, regions, slow};
 use crate::report;
-use crate::runtime::state;
-use crate::runtime::state::count;
+use crate::runtime::{state, state::count};
 use crate::shared::{
     ahead::{self, count_filled},
     beyond,
@@ -31,9 +27,7 @@ use crate::shared::{
     },
     pins::Pin,
 };
-use crate::tenant::far_area;
-use crate::tenant::life;
-use crate::tenant::members;
+use crate::tenant::{far_area, life, members};
 
 /// Makes a page present. The caller is inside `freeze::enter`.
 pub fn resolve(page: u32) -> Resolved {

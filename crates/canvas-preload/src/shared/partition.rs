@@ -29,7 +29,7 @@ pub fn is_on() -> bool {
 
 /// The control file.
 pub fn map() -> Map {
-    // SAFETY: `members::start` mapped all of the file there, for good.
+    // SAFETY: before anything calls this, `members::start` has mapped all of the file there, shared and writable, for good.
     unsafe { Map::at(CONTROL.load(Ordering::Relaxed)) }
 }
 

@@ -4,8 +4,8 @@ use canvas_types::sync::{AtomicI64, AtomicU64};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
 use crate::swap::classes::{COMPRESSED_MAX, HEADER_BYTES};
-use crate::swap::codec::LzScratch;
 use crate::swap::slots::{PoolBudget, SlabRelease, SlotId};
+use canvas_types::LzScratch;
 
 /// The region of memory that holds the slots: at least [`crate::swap::classes::region_bytes`] for the pool's slabs, backed
 /// only where it is written. Ranges in use by concurrent calls never overlap.

@@ -6,11 +6,12 @@ use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry, score};
 use super::copies::{LocalPool, REWRITES};
 use super::types::{Kind, Placed, Releaser, STORED_MAX, Scratch, SlotMem, stored_len};
 use crate::swap::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
-use crate::swap::codec::{Lz, LzScratch};
+use crate::swap::codec::Lz;
 use crate::swap::delta::{self, Delta};
 use crate::swap::entry::Record;
 use crate::swap::hash::Hash;
 use crate::swap::slots::{PoolBudget, SlotId};
+use canvas_types::LzScratch;
 
 /// Neighbouring entries of one score ([`REWRITES`]): they were allocated consecutively, so their pages were evicted
 /// together and are stored together.
