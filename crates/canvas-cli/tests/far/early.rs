@@ -46,7 +46,7 @@ fn what_is_worth_least_goes_first() {
     let mut link = connect(&donor, config(1));
     let [sole, kept, spare] = [0, 1, 2].map(|n| {
         let handle = alloc(&mut link, n);
-        fill(&mut link, handle, 64);
+        fill(&mut link, handle, 8);
         handle
     });
     value(&mut link, &[(sole, 0), (kept, 1), (spare, 2)]);

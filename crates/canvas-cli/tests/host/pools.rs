@@ -109,7 +109,8 @@ impl Host {
                 return;
             }
             assert!(Instant::now() < until, "{after} {other}");
-            std::thread::sleep(Duration::from_millis(50));
+            // Each look starts three commands.
+            std::thread::sleep(Duration::from_millis(200));
         }
     }
 }

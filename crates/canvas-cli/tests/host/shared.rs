@@ -172,7 +172,7 @@ fn a_tenant_that_writes_itself_a_grant_gets_twice_its_part_at_most_and_is_named(
             break;
         }
         assert!(Instant::now() < until, "{liars} {honests}");
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(200));
     }
     for _ in 0..10 {
         let honests = host.shared_grant("honest").unwrap();

@@ -320,6 +320,10 @@ impl Rig {
     pub fn poll(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         self.store.poll(&mut events);
+        if events.is_empty() {
+            // Leaves the processor to donors and to other tests.
+            std::thread::sleep(Duration::from_micros(20));
+        }
         events.retain(|event| {
             match *event {
                 Event::Wants { slot, lane, bytes } => {
