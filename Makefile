@@ -73,8 +73,7 @@ demo: deps-demo lab ## Three scenes in a few minutes, and a report: redis beside
 # One after the other even under -j: the parts load the machine and time out together.
 TEST_STEPS := lint test-unit test-interleavings test-e2e
 # One selection of packages, so that each dependency is built once (docs/TESTING.md).
-SELECTION := --locked --workspace --exclude canvas-preload
-CARGO_TEST = $(CARGO) test $(SELECTION)
+CARGO_TEST = $(CARGO) test --locked --workspace --exclude canvas-preload
 # What is built from nothing and thrown away needs no incremental cache: it is only written.
 ifeq ($(CI),true)
 export CARGO_INCREMENTAL := 0
@@ -86,9 +85,10 @@ test: ## All quick tests: style, units, interleavings, real programs (minutes)
 	@MAKE='$(MAKE)' tests/all $(TEST_STEPS)
 
 # canvas-preload has no tests of its own: as a library it takes over the process that loads it.
+# Twice as many at one time as there are processors: many tests wait for daemons most of the time.
 # $(call units,CASES,SCALE): with CASES cases of each property, and randomised tests SCALE times as long as they are.
-units = TMPDIR=$$(python3 tests/lib/scratch.py) && export TMPDIR && \
-	CARGO='$(CARGO)' PROPTEST_CASES=$(1) CANVAS_TEST_SCALE=$(2) tests/units $(SELECTION)
+units = TMPDIR=$$(python3 tests/lib/scratch.py) && export TMPDIR && RUST_TEST_THREADS=$$((2 * $$(nproc))) \
+	PROPTEST_CASES=$(1) CANVAS_TEST_SCALE=$(2) $(CARGO_TEST) --no-fail-fast
 
 test-unit: ## Unit, model and command-line tests
 	$(call units,64,1)

@@ -1,6 +1,5 @@
 """The suite itself: it works from a work tree that is closed to others, and counts skips."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -144,40 +143,6 @@ def closing_line(r):
         if "broken" in targets:
             closing = ["failed a::wrong", "failed redis/signal: 5 answers are wrong", "make broken failed (code 1)"]
             r.same(said[-4:-1], closing, "what failed is repeated")
-
-
-# What a program says, and how it finds out in the laboratory that it is not alone.
-PROGRAM = """#!/bin/sh
-echo "$CARGO_PKG_NAME in $PWD"
-case $CARGO_PKG_NAME in canvas-bench | canvas-lab) mkdir ../alone && sleep 0.2 && rmdir ../alone ;; esac
-"""
-
-
-@check("suite-units", modes=("signal",), timeout_s=20)
-def units(r):
-    """`make test-unit` shows what each program says, fails if one fails, and runs the laboratory's one by one."""
-    def built(package, body=PROGRAM, test=True):
-        os.mkdir(r.path(package))
-        program = r.write(f"{package}/program", body)
-        os.chmod(program, 0o755)
-        return json.dumps({"package_id": f"path+file:///x#{package}@0.1.0", "executable": program,
-                           "manifest_path": r.path(f"{package}/Cargo.toml"), "profile": {"test": test},
-                           "target": {"src_path": r.path(f"{package}/lib.rs")}})
-
-    packages = ["canvas-bench", "canvas-core", "canvas-lab"]
-    good = [*map(built, packages), built("command", "exit 1", test=False), '{"reason": "build-finished"}']
-    bad = built("canvas-shm", "#!/bin/sh\necho gone; kill -9 $$")
-    cargo = r.write("cargo", "")
-    for messages, code, want in (([*good, bad], 0, 1), (good, 0, 0), ([], 0, 1), (good, 101, 101)):
-        text = "\n".join(messages)
-        r.write("cargo", f"#!/bin/sh\ncat << 'END'\n{text}\nEND\nexit {code}\n")
-        os.chmod(cargo, 0o755)
-        p = subprocess.run([os.path.join(TESTS, "units")], capture_output=True, text=True, timeout=15,
-                           env=environment(CARGO=cargo))
-        r.same(p.returncode, want, f"{p.stdout}{p.stderr}")
-        blocks = [f"     Running {name}: lib.rs\n{name} in {r.path(name)}\n" for name in packages]
-        r.same([b in p.stdout for b in blocks], 3 * [code == 0 and messages != []], p.stdout)
-        r.same("gone\ncanvas-shm: lib.rs failed (code -9)\n" in p.stdout, bad in messages, p.stdout)
 
 
 # A table of promises with every kind of error, and the expected messages.

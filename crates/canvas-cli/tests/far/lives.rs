@@ -191,7 +191,7 @@ fn a_donor_that_drains_takes_clients_back_whose_slabs_it_has() {
 /// A stopped donor receives nothing, and no client may lose its slabs for that.
 #[test]
 fn a_donor_that_was_stopped_for_longer_than_the_lease_keeps_the_slabs() {
-    const CLIENTS: u8 = 24;
+    const CLIENTS: u8 = 8;
     const LEASE: Duration = Duration::from_secs(2);
     for _ in 0..10 {
         let donor = Donor::start(&["--memory", "4G", "-o", "lease=2s"]);
