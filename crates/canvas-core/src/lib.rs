@@ -12,6 +12,5 @@
 
 pub mod far;
 pub mod pager;
-pub mod scan;
 pub mod swap;
 pub mod vm;

@@ -15,7 +15,6 @@ use canvas_core::far::fetch;
 use canvas_core::far::{
     Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request, State,
 };
-use canvas_core::scan::ScanCursor;
 use canvas_core::swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_core::swap::{Chosen, LocalPool, PoolBudget};
 use canvas_direct::client::pairs::NoPairs;
@@ -378,12 +377,16 @@ impl Pages for PoolStore<'_> {
         self.states[page as usize].store(next & !BUSY, Release);
     }
     fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Seen) -> bool) {
-        let (at, pages) = (self.hand.load(Relaxed), self.high.load(Relaxed));
+        let pages = self.high.load(Relaxed);
         // One round clears their use, a second one takes them.
-        let mut scan = ScanCursor::new(at, pages, look_max.unwrap_or(usize::MAX)).rounds(2);
-        while let Some(page) = scan.look()
-            && let Some(seen) = self.look(page)
-        {
+        let rounds = 2 * pages as usize;
+        for _ in 0..look_max.unwrap_or(rounds).min(rounds) {
+            // Threads share the position at each page: two that scanned side by side would take what was just used.
+            let at = self.hand.load(Relaxed);
+            let page = if at < pages { at } else { 0 };
+            let Some(seen) = self.look(page) else {
+                return;
+            };
             if Self::location(seen) == (PageLocation::Far { in_far_tier: false }) {
                 if seen.state & USED != 0 {
                     let passed = seen.state & !USED;
@@ -391,12 +394,11 @@ impl Pages for PoolStore<'_> {
                     // A thread working on it meanwhile counts as use.
                     let _ = state.compare_exchange(seen.state, passed, Relaxed, Relaxed);
                 } else if !take(page, seen) {
-                    break;
+                    self.hand.store(page, Relaxed);
+                    return;
                 }
             }
-            scan.pass(1);
-            // Other threads go on from here.
-            self.hand.store(scan.at(), Relaxed);
+            self.hand.store(page + 1, Relaxed);
         }
     }
     /// There are no resident copies.

@@ -46,7 +46,12 @@ fn measure(page: usize) -> Option<u64> {
     let _unblocked = Unblocked::segv();
     // SAFETY: `open` is async-signal-safe, and changes the access to our page only; after a fault elsewhere it returns
     // to the faulting access, which is repeated.
-    let _before = Before(unsafe { install(libc::SIGSEGV, open, 0) }.ok()?);
+    let installed = unsafe { install(libc::SIGSEGV, open, 0) };
+    let Ok(before) = installed else {
+        PAGE.store(0, Ordering::Relaxed);
+        return None;
+    };
+    let _before = Before(before);
     let (mut faults, mut calls) = ([0; ROUNDS], [0; ROUNDS]);
     for (fault_ns, call_ns) in faults.iter_mut().zip(&mut calls) {
         // SAFETY: no reference to the page exists.

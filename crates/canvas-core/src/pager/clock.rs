@@ -20,9 +20,9 @@ pub use heat::{ClockParams, EPOCHS_PER_MEMORY, EpochClock, FillKind};
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 use canvas_types::{PageId, SwapEntry};
 
+use crate::pager::scan::ScanCursor;
 use crate::pager::table::{CHUNK_PAGES, PageTable};
 use crate::pager::word::{self, HEAT_MAX, State, Word, flag};
-use crate::scan::ScanCursor;
 
 /// Chunks left behind by streams that are remembered.
 const BEHIND_SLOTS: usize = 32;

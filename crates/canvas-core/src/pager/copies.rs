@@ -7,9 +7,9 @@
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, Ordering};
 
+use crate::pager::scan::ScanCursor;
 use crate::pager::table::PageTable;
 use crate::pager::word::{self, State, Word, flag};
-use crate::scan::ScanCursor;
 
 /// Offers resident pages with a far copy to `take`, which returns false to stop (the page is offered again next time).
 /// Goes round once at most, from `position` on, and examines at most about `look_max` words. Several threads may scan at

@@ -16,6 +16,7 @@ pub mod locks;
 pub mod native;
 pub mod prefetch;
 pub mod regions;
+pub mod scan;
 pub mod shared;
 pub mod slot;
 pub mod spill;

@@ -13,7 +13,7 @@ pub mod word;
 use canvas_types::PAGE_SIZE;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-use crate::scan::ScanCursor;
+use crate::pager::scan::ScanCursor;
 use word::{Entry, State, Word, load, transition};
 
 /// Maximum victims of an eviction.

@@ -7,9 +7,9 @@
 
 use canvas_types::sync::{AtomicU32, Ordering};
 
+use crate::pager::scan::ScanCursor;
 use crate::pager::table::FarPages;
 use crate::pager::word::{self, State, Word, flag};
-use crate::scan::ScanCursor;
 
 /// Age that the hand begins with: local memory has been replaced four times since.
 pub const AGE_START: u32 = 64;

@@ -9,9 +9,9 @@
 
 use canvas_types::PageId;
 
+use crate::pager::scan::ScanCursor;
 use crate::pager::table::FarPages;
 use crate::pager::word::{State, Word, flag};
-use crate::scan::ScanCursor;
 
 pub mod when;
 

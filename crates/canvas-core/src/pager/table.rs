@@ -8,8 +8,8 @@ use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
+use crate::pager::scan::ScanCursor;
 use crate::pager::word::{self, State, Word};
-use crate::scan::ScanCursor;
 
 /// Pages of a chunk: what the clock hand claims at a time, and the longest run it returns.
 pub const CHUNK_PAGES: usize = 64;

@@ -11,7 +11,7 @@
 
 use canvas_types::sync::{AtomicU32, Ordering};
 
-use crate::scan::ScanCursor;
+use crate::pager::scan::ScanCursor;
 use crate::swap::extents::{ExtentBook, Slabs};
 
 /// Sixteenths of its pages that an extent may have kept, at the start of a search,

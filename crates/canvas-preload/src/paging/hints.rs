@@ -5,8 +5,8 @@
 //! Background reclaim makes the room; a fault never waits for a hint.
 
 use canvas_core::pager::hints::{self, Hint, Ring};
+use canvas_core::pager::scan::ScanCursor;
 use canvas_core::pager::word::{self, State, Word, flag};
-use canvas_core::scan::ScanCursor;
 use canvas_core::vm::fill::{self, Beyond, SwappedIn};
 use canvas_core::vm::{ledger, reclaim};
 use canvas_shm::Counter;
@@ -309,7 +309,11 @@ impl Server {
         let Some(mut task) = self.leaving.take().or_else(next) else {
             return Round::Idle;
         };
-        let from = areas::table().next_used_page(task.at).unwrap_or(task.end);
+        let is_empty =
+            |block: usize| areas::table().resident_in_block[block].load(Ordering::Relaxed) == 0;
+        let mut scan = ScanCursor::range(task.at, task.end, LOOK_MAX);
+        while scan.look().is_some() && scan.skip_block(is_empty) {}
+        let from = scan.at();
         if from >= task.end || state::slot().held_pages() <= LEAST_PAGES {
             return Round::Worked(0);
         }

@@ -11,11 +11,11 @@
 //! last round.
 
 use canvas_core::pager::clock::VictimBatch;
+use canvas_core::pager::scan::ScanCursor;
 use canvas_core::pager::trace::{
     HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate, is_sampled, record_flag,
 };
 use canvas_core::pager::word::{self, State, Word, flag};
-use canvas_core::scan::ScanCursor;
 use canvas_core::vm::reclaim;
 use canvas_core::vm::unmap::{Purpose, unmap};
 use canvas_shm::Counter;

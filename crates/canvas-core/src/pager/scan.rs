@@ -9,7 +9,6 @@
 //! | [`shared`](crate::pager::shared) | shared victims; shared copies to demote or drop | pages | |
 //! | [`compaction`](crate::swap::compaction) | extents to empty | extents | changes what may be left in one |
 //! | libcanvas's trace | sampled pages to unmap | pages | |
-//! | `canvas disk` | pages to demote | pages | |
 //!
 //! Each search keeps a position, begins a [`ScanCursor`] there, and stores [`ScanCursor::at`] when it ends. Threads
 //! that scan from one position at the same time may examine a page twice; only one of them can claim it. The clock's
@@ -81,6 +80,9 @@ impl ScanCursor {
     #[inline]
     pub fn seek(&mut self, find: impl Fn(u32) -> Option<u32>) -> Option<u32> {
         self.look()?;
+        // There may be more numbers than when the scan began.
+        let end = self.end;
+        let find = |at| find(at).filter(|found| *found < end);
         let found = match find(self.at) {
             Some(found) => found,
             None => {
@@ -185,6 +187,14 @@ mod tests {
         assert!(next.look() == Some(0) && next.wrapped() && !next.wrapped());
         // Or goes on, if there are more numbers by then.
         assert_eq!(ScanCursor::new(scan.at(), 6, 1).look(), Some(5));
+    }
+
+    #[test]
+    fn a_number_that_came_later_ends_no_scan() {
+        let mut scan = ScanCursor::new(3, 5, 9).rounds(1);
+        // 3 and 4 do not count, 7 is new, 1 counts.
+        let found = scan.seek(|from| (from <= 1).then_some(1).or(Some(7)));
+        assert_eq!(found, Some(1));
     }
 
     proptest! {
