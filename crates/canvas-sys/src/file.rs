@@ -22,6 +22,12 @@ pub fn stat(fd: i32) -> Result<libc::stat, Errno> {
     unsafe { written(|to| sys2(libc::SYS_fstat, fd as usize, to)) }
 }
 
+/// As [`stat`], by the call that glibc 2.33 to 2.38 make for it: where a program's seccomp filter may be in force.
+pub fn stat_filtered(fd: i32) -> Result<libc::stat, Errno> {
+    let (empty, flags) = (c"".as_ptr() as usize, libc::AT_EMPTY_PATH as usize);
+    stat_at(fd as usize, empty, flags)
+}
+
 /// About the file at a path, by its address, as for `newfstatat`. A bad address is an error.
 pub fn stat_at(dir: usize, path: usize, flags: usize) -> Result<libc::stat, Errno> {
     // SAFETY: the kernel reads the path itself, and answers EFAULT where it cannot; it writes one `stat`.

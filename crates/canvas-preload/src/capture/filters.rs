@@ -103,18 +103,29 @@ const CLOEXEC: usize = libc::O_CLOEXEC as usize;
 const STRICT: usize = 0;
 const FILTER: usize = 1;
 
-pub fn seccomp(a: &[usize; 6]) -> isize {
-    set(libc::SYS_seccomp as usize, a, a[0], a[2])
+/// `seccomp(SECCOMP_SET_MODE_*)`.
+///
+/// # Safety
+///
+/// `a` must be the arguments of the program's call.
+pub unsafe fn seccomp(a: &[usize; 6]) -> isize {
+    // SAFETY: the program's call (the caller's promise).
+    unsafe { set(libc::SYS_seccomp as usize, a, a[0], a[2]) }
 }
 
 /// `prctl(PR_SET_SECCOMP)`.
-pub fn prctl(a: &[usize; 6]) -> isize {
+///
+/// # Safety
+///
+/// `a` must be the arguments of the program's call.
+pub unsafe fn prctl(a: &[usize; 6]) -> isize {
     let operation = match a[1] as u32 {
         libc::SECCOMP_MODE_STRICT => STRICT,
         libc::SECCOMP_MODE_FILTER => FILTER,
         _ => usize::MAX,
     };
-    set(libc::SYS_prctl as usize, a, operation, a[2])
+    // SAFETY: the program's call (the caller's promise).
+    unsafe { set(libc::SYS_prctl as usize, a, operation, a[2]) }
 }
 
 /// Whether this `prctl` sends the thread's calls to the program's SIGSYS handler (syscall user dispatch).
@@ -137,7 +148,11 @@ pub fn refuse_dispatch() -> isize {
 }
 
 /// Makes the call, with its filter made present.
-fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
+///
+/// # Safety
+///
+/// `a` must be the arguments of the program's call.
+unsafe fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
     let mut pins = Pins::new();
     match operation {
         STRICT => {

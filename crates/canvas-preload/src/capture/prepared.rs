@@ -92,7 +92,7 @@ impl File {
         if file::seals(fd).ok()? & sealed != sealed {
             return None;
         }
-        let bytes = file::stat(fd).ok()?.st_size as usize;
+        let bytes = file::stat_filtered(fd).ok()?.st_size as usize;
         let last = bytes.checked_sub(DIRECTORY_BYTES)?;
         if !last.is_multiple_of(4096) {
             return None;

@@ -37,13 +37,13 @@ struct File {
 
 impl File {
     fn of(fd: i32) -> Option<File> {
-        let which = file::stat(fd).map(file::which).ok()?;
+        let which = file::stat_filtered(fd).map(file::which).ok()?;
         Some(File { fd, which })
     }
 
     /// Whether the descriptor, in this thread, still refers to the file. Nothing may be sent to another file.
     fn is_here(self) -> bool {
-        file::stat(self.fd).map(file::which) == Ok(self.which)
+        file::stat_filtered(self.fd).map(file::which) == Ok(self.which)
     }
 }
 

@@ -385,6 +385,7 @@ unsafe fn again_from_memory(nr: usize, a: &[usize; 6]) -> isize {
 /// # Safety
 ///
 /// As for [`run`].
+#[inline(never)]
 unsafe fn run_in_pieces(nr: usize, a: &[usize; 6], make: Make) -> isize {
     let writes = matches!(
         nr as i64,

@@ -238,7 +238,7 @@ enum Whose {
 }
 
 fn memory_behind(fd: usize) -> Option<Whose> {
-    let there = file::stat(fd as i32).map(file::which).ok()?;
+    let there = file::stat_filtered(fd as i32).map(file::which).ok()?;
     let is_memory_of = |number| {
         let path = proc::path_of(number, b"mem");
         let path = CStr::from_bytes_until_nul(&path).ok();

@@ -78,7 +78,7 @@ fn take(first: usize) -> Option<usize> {
 }
 
 /// Runs `f` on a stack of canvas if one is free, from code that runs on a stack of the program, with its frame at
-/// `frame`. All signals must be blocked.
+/// `frame`. If signals are not blocked, a handler that does not return loses the stack.
 pub fn run_on_ours<F: FnOnce()>(frame: usize, f: F) {
     /// # Safety
     ///

@@ -48,6 +48,7 @@ mod field {
 /// # Safety
 ///
 /// `call` must be the program's.
+#[inline(never)]
 pub unsafe fn clone(call: &mut Call) -> isize {
     let (flags, stack) = (call.a[0], call.a[1]);
     if flags & VM != 0 {
@@ -70,6 +71,7 @@ pub unsafe fn clone(call: &mut Call) -> isize {
 /// # Safety
 ///
 /// `call` must be the program's.
+#[inline(never)]
 pub unsafe fn clone3(call: &mut Call) -> isize {
     let (at, bytes) = (call.a[0], call.a[1]);
     let mut words = [0usize; ARGS_BYTES_MAX / 8];

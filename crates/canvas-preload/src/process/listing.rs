@@ -12,7 +12,7 @@ const NAME: usize = 19;
 
 /// Whether the directory open as `fd` is that of this process's descriptors.
 fn is_own(fd: usize) -> bool {
-    let there = file::stat(fd as i32).map(file::which);
+    let there = file::stat_filtered(fd as i32).map(file::which);
     let is = |path: &CStr| file::stat_of(path).map(file::which) == there;
     there.is_ok() && (is(c"/proc/self/fd") || is(c"/proc/self/fdinfo"))
 }

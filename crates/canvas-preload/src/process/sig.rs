@@ -621,7 +621,8 @@ unsafe fn set_altstack(
     // SAFETY: the kernel reads `ss`; the stack is the program's to give (the caller's promise).
     unsafe { sys2(libc::SYS_sigaltstack, &raw const *ss as usize, 0) }?;
     if hidden {
-        // SAFETY: the kernel has just accepted another stack, or none, so the thread was not on this one.
+        // SAFETY: the kernel has just accepted another stack, or none, so the thread does not run on this one. (A program
+        // that switches stacks inside of a handler, by swapcontext, and replaces the stack then, is not served.)
         unsafe { altstack::put_back(before.ss_sp as usize) };
     } else if off {
         altstack::give();
