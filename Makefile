@@ -106,6 +106,7 @@ test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/T
 
 test-slow: deps-test lab ## The long tests: all programs, all modes, 10^7 steps of the pager model
 	$(call units,1000,8)
+	CANVAS_TEST_SCALE=8 $(MAKE) --no-print-directory test-interleavings
 	CANVAS_TEST_SCALE=400 $(CARGO) test --locked --release --package canvas-core --test all vm_model
 	CANVAS_TEST_SCALE=250 $(CARGO) test --locked --release --package canvas-sim
 	$(LAB) sim --full

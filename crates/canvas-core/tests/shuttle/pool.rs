@@ -26,7 +26,8 @@ fn leak_words(n: usize) -> &'static [AtomicU64] {
     Vec::leak((0..n).map(|_| AtomicU64::new(0)).collect())
 }
 
-fn check(iterations: usize, f: impl Fn() + Send + Sync + 'static) {
+fn check(quick: u32, f: impl Fn() + Send + Sync + 'static) {
+    let iterations = canvas_testing::random::scaled(quick) as usize;
     // Shuttle prints the schedule of a failing run; random and PCT look for different bugs.
     let f = std::sync::Arc::new(f);
     let g = f.clone();
@@ -36,7 +37,7 @@ fn check(iterations: usize, f: impl Fn() + Send + Sync + 'static) {
 
 #[test]
 fn an_entry_has_one_owner() {
-    check(1000, || {
+    check(200, || {
         let table = Arc::new(EntryTable::new(leak_words(5), THREADS));
         let owners: Arc<Vec<AtomicU32>> = Arc::new((0..5).map(|_| AtomicU32::new(0)).collect());
         let threads: Vec<_> = (1..=3u32)
@@ -114,7 +115,7 @@ const SLABS: usize = 3;
 
 #[test]
 fn a_slot_has_one_owner_and_slabs_come_back() {
-    check(400, || {
+    check(100, || {
         let pool = Arc::new(SlotPool::new(leak_words(SLABS * SLAB_WORDS), &[], no_yield));
         let budget = Arc::new(Budget(AtomicI64::new(0)));
         let owners: Arc<Vec<AtomicU32>> =

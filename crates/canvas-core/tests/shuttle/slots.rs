@@ -2,6 +2,7 @@
 //! mapping calls race both for the page's word. The program's content is one number per page, which must be found
 //! wherever the word says that the page is.
 
+use canvas_testing::random::scaled;
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -393,7 +394,8 @@ fn slot_number(s: &slot::Place) -> usize {
 type Role = fn(&World);
 
 /// Runs the roles against each other; random and PCT schedules find different bugs.
-fn race(iterations: usize, roles: &'static [Role]) {
+fn race(roles: &'static [Role]) {
+    let iterations = scaled(400) as usize;
     let run = move || {
         let world = Arc::new(World::new());
         let threads: Vec<_> = roles
@@ -466,35 +468,35 @@ fn discarder(w: &World) {
 
 #[test]
 fn takers_race_the_writer() {
-    race(2000, &[reclaimer, writer, taker, taker]);
+    race(&[reclaimer, writer, taker, taker]);
 }
 
 #[test]
 fn two_reclaimers_share_the_slots() {
-    race(2000, &[reclaimer, other_reclaimer, writer, taker]);
+    race(&[reclaimer, other_reclaimer, writer, taker]);
 }
 
 #[test]
 fn two_writers_share_the_fifo() {
-    race(2000, &[reclaimer, other_reclaimer, writer, writer, taker]);
+    race(&[reclaimer, other_reclaimer, writer, writer, taker]);
 }
 
 #[test]
 fn a_page_that_was_only_looked_at_can_still_be_written_out() {
-    race(2000, &[reclaimer, writer, mapper, taker]);
+    race(&[reclaimer, writer, mapper, taker]);
 }
 
 #[test]
 fn what_is_discarded_gives_slot_and_entry_back() {
-    race(2000, &[reclaimer, writer, discarder, taker]);
+    race(&[reclaimer, writer, discarder, taker]);
 }
 
 #[test]
 fn a_write_out_without_room_leaves_the_page_cached() {
-    race(2000, &[reclaimer, writer_without_room, writer, taker]);
+    race(&[reclaimer, writer_without_room, writer, taker]);
 }
 
 #[test]
 fn a_fill_that_fails_puts_the_slot_back() {
-    race(2000, &[reclaimer, writer, failing_taker, taker]);
+    race(&[reclaimer, writer, failing_taker, taker]);
 }
