@@ -406,7 +406,5 @@ pub fn take_reservation(w: &AtomicU64) -> Option<SwapEntry> {
     }
 }
 
-#[cfg(all(test, feature = "shuttle"))]
-mod interleavings;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
