@@ -29,7 +29,7 @@ fn two_choices_are_fairer_than_one_and_than_the_best_of_old_news() {
 #[test]
 fn donors_give_memory_back_in_time_and_nothing_is_lost() {
     for (name, policy) in &POLICIES[..3] {
-        let f = pressure::run(SEED, 8, *policy, 512);
+        let f = pressure::run(SEED, 8, *policy, 2048);
         println!("seed {SEED}, copies={name}: {f:?}");
         assert!(f.stats.evicted > 0);
         assert_eq!((f.lost, f.stats.below_reserve), (0, 0));
@@ -81,10 +81,8 @@ fn the_seed_decides_everything() {
 /// Holds the relations between the figures in lab/SIMULATION.md.
 #[test]
 fn reservations_help_as_far_as_no_other_lock_is_in_the_way() {
-    let at = |scheme, n: usize| {
-        let row = contention::row(SEED, scheme, contention::TRANSFERS_NS[0], Size::Short);
-        row[contention::PROCESSORS.iter().position(|p| *p == n).unwrap()]
-    };
+    let at =
+        |scheme, n| contention::cell(SEED, scheme, contention::TRANSFERS_NS[0], n, Size::Short);
     let [each, batches, reserved, both] = contention::SCHEMES;
     // With one lock the time per page grows with the processors, and reservations alone do not help, since
     // the swap cache has a lock as well.

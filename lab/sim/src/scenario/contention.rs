@@ -104,14 +104,13 @@ pub const fn machine(transfer_ns: Ns) -> Costs {
 /// Transfer times within a socket, and between two.
 pub const TRANSFERS_NS: [Ns; 2] = [60, 150];
 
-/// Simulates one scheme with all numbers of processors.
-pub fn row(seed: u64, scheme: Scheme, transfer_ns: Ns, size: Size) -> Vec<Figures> {
+/// Simulates one scheme with `n` processors.
+pub fn cell(seed: u64, scheme: Scheme, transfer_ns: Ns, n: usize, size: Size) -> Figures {
     let for_ns = match size {
         Size::Full => SEC,
         _ => SEC / 20,
     };
-    let of = |n: &usize| run(seed, *n, machine(transfer_ns), scheme, for_ns);
-    PROCESSORS.iter().map(of).collect()
+    run(seed, n, machine(transfer_ns), scheme, for_ns)
 }
 
 /// Runs the experiment; returns its figures as text.
@@ -122,7 +121,7 @@ pub fn report(seed: u64, size: Size) -> String {
     );
     for transfer_ns in TRANSFERS_NS {
         let tell =
-            |out: &mut String, what: &str, cell: &dyn Fn(&Figures) -> f64, all: &[Scheme]| {
+            |out: &mut String, what: &str, figure: &dyn Fn(&Figures) -> f64, all: &[Scheme]| {
                 let _ = write!(out, "  {what:34}");
                 for n in PROCESSORS {
                     let _ = write!(out, "{n:>8}");
@@ -130,8 +129,9 @@ pub fn report(seed: u64, size: Size) -> String {
                 out.push('\n');
                 for scheme in all {
                     let _ = write!(out, "  {:34}", scheme.name);
-                    for f in row(seed, *scheme, transfer_ns, size) {
-                        let _ = write!(out, "{:>8.2}", cell(&f));
+                    for n in PROCESSORS {
+                        let f = cell(seed, *scheme, transfer_ns, n, size);
+                        let _ = write!(out, "{:>8.2}", figure(&f));
                     }
                     out.push('\n');
                 }
