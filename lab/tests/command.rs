@@ -95,7 +95,7 @@ fn replay_prints_a_row_for_each_percentage() {
 
 #[test]
 fn a_simulation_prints_its_figures() {
-    let got = ask(&["sim", "contention"]);
+    let got = ask(&["sim", "utilization"]);
     assert_eq!((got.code, got.err.as_str()), (0, ""));
     assert!(got.out.lines().count() > 3, "{}", got.out);
 }

@@ -101,7 +101,7 @@ fn a_disk_with_far_memory_is_a_disk() {
     };
     let plan = prop::collection::vec(op(), 1..1500);
     let complete = || seen.borrow().contains("far");
-    run_until(20, &plan, case, complete);
+    run_until(5, &plan, case, complete);
     assert!(complete(), "{:?}", seen.borrow());
 }
 
@@ -223,7 +223,7 @@ fn a_disk_with_far_memory_goes_on_where_its_last_server_ended() {
     };
     let plan = prop::collection::vec(prop::collection::vec(op(), 1..600), 1..5);
     let complete = || seen.borrow().contains("far");
-    run_until(15, &plan, case, complete);
+    run_until(4, &plan, case, complete);
     assert!(complete(), "{:?}", seen.borrow());
 }
 

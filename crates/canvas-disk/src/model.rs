@@ -290,7 +290,7 @@ fn the_store_is_a_disk() {
     let plan = prop::collection::vec(op(), 1..1500);
     let all = ["full", "span full", "outside", "zeros", "trimmed"];
     let complete = || all.iter().all(|what| seen.borrow().contains(what));
-    run_until(30, &plan, case, complete);
+    run_until(8, &plan, case, complete);
     assert!(complete(), "{:?}", seen.borrow());
 }
 

@@ -456,7 +456,7 @@ mod tests {
 
     #[test]
     fn tenants_that_go_from_thread_to_thread_lose_nothing() {
-        const REQUESTS: u32 = 20_000;
+        const REQUESTS: u32 = 5_000;
         let (mut threads, begun) = serving(Width::Fixed(3), 6, REQUESTS);
         let seed = std::process::id() as usize;
         println!("seed {seed}");

@@ -148,6 +148,7 @@ pub fn spare(w: &AtomicU64) {
 mod tests {
     use super::*;
     use crate::pager::word::Word;
+    use canvas_testing::random::scaled;
     use canvas_types::SwapEntry;
     use canvas_types::layout::WINDOW_PAGES;
     use proptest::prelude::*;
@@ -178,6 +179,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(scaled(64)))]
+
         /// Compared with a queue that drops its oldest element.
         #[test]
         fn behaves_like_a_bounded_queue(ops in proptest::collection::vec(op(), 1..2000)) {

@@ -212,7 +212,7 @@ fn hundreds_of_tenants_on_several_links() {
         world.tenant(t, config, &loads);
         configs.push(config);
     }
-    for _ in 0..40 {
+    for _ in 0..20 {
         world.run(50 * MS);
         world.sched.check();
         // One leaves, with its requests under way, and comes back.
@@ -220,7 +220,7 @@ fn hundreds_of_tenants_on_several_links() {
         world.sched.check();
     }
     world.reset();
-    let span = 3 * SECOND;
+    let span = 2 * SECOND;
     world.run(span);
     world.sched.check();
     world.check_counts();

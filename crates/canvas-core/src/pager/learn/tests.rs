@@ -1,6 +1,7 @@
 //! Compared with naive models: lists of pages for the entries, sets for what a replay brings in.
 
 use super::*;
+use canvas_testing::random::scaled;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::vec::Vec;
@@ -62,6 +63,8 @@ fn all_pages(words: &[AtomicU32]) -> Vec<u32> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(scaled(64)))]
+
     #[test]
     fn entries_give_back_the_pages_by_chunk(
         pages in proptest::collection::vec(0u32..5000, 1..400),

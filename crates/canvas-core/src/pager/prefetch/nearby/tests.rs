@@ -1,4 +1,5 @@
 use super::*;
+use canvas_testing::random::scaled;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -109,6 +110,8 @@ impl Oracle {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(scaled(64)))]
+
     #[test]
     fn does_what_the_rules_say(
         // Thread, one of 40 chunks in two regions, page or run in it, epochs that pass, what is evicted.

@@ -1,4 +1,5 @@
 use super::*;
+use canvas_testing::random::scaled;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -335,6 +336,8 @@ fn a_sample_is_left_unmapped() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(scaled(64)))]
+
     /// Random faults over much memory: next to nothing is prefetched.
     #[test]
     fn random_faults_stay_quiet(seed: u64) {
