@@ -86,12 +86,12 @@ test: ## All quick tests: style, units, interleavings, real programs (minutes)
 
 # canvas-preload has no tests of its own: as a library it takes over the process that loads it.
 # Twice as many at one time as there are processors: many tests wait for daemons most of the time.
-# $(call units,CASES,SCALE): with CASES cases of each property, and randomised tests SCALE times as long as they are.
+# $(call units,SCALE): with the longest of the randomised tests SCALE times as long.
 units = TMPDIR=$$(python3 tests/lib/scratch.py) && export TMPDIR && RUST_TEST_THREADS=$$((2 * $$(nproc))) \
-	PROPTEST_CASES=$(1) CANVAS_TEST_SCALE=$(2) $(CARGO_TEST) --no-fail-fast
+	CANVAS_TEST_SCALE=$(1) $(CARGO_TEST) --no-fail-fast
 
 test-unit: ## Unit, model and command-line tests
-	$(call units,64,1)
+	$(call units,1)
 
 test-interleavings: ## Lock-free parts under shuttle's scheduler
 	$(CARGO_TEST) --features $(SHUTTLE) --test shuttle
@@ -105,7 +105,7 @@ test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/T
 	tests/fresh
 
 test-slow: deps-test lab ## The long tests: all programs, all modes, 10^7 steps of the pager model
-	$(call units,1000,8)
+	$(call units,8)
 	CANVAS_TEST_SCALE=8 $(MAKE) --no-print-directory test-interleavings
 	CANVAS_TEST_SCALE=400 $(CARGO) test --locked --release --package canvas-core --test all vm_model
 	CANVAS_TEST_SCALE=250 $(CARGO) test --locked --release --package canvas-sim
