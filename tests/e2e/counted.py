@@ -19,7 +19,7 @@ BY_KIND = [counter for counter, _, _ in KINDS.values() if counter] + ["pages_out
 def report(r, pages, tag, forks):
     """Report of a program with these arguments."""
     c = r.call([r.binary("counted"), pages, tag, forks], tag=f"{pages}-{tag}-{forks}", local="64M", pool="64M",
-               extra=["-o", "prefetch=none", "-o", "app-tier=off"])
+               extra=["-o", "prefetch=none", "-o", "app-tier=off", "-o", "proactive-threshold=off"])
     r.same(c.out(), "done\n", "output")
     return r.load_stats(c)
 
