@@ -83,7 +83,7 @@ impl Pages for Ours {
     fn oldest(&self, look_max: Option<usize>, take: impl FnMut(u32, Word) -> bool) {
         // Pages on a node are not in the pool.
         let on_node = |w: Word| pool().node_of(w.entry()).is_some();
-        SPILL.scan(&state::far_pages(), look_max, on_node, take);
+        SPILL.scan(&areas::far_pages(), look_max, on_node, take);
     }
     fn with_copies(&self, look_max: usize, take: impl FnMut(u32, Word) -> bool) {
         copies::scan(&COPIES, &areas::table(), look_max, take);

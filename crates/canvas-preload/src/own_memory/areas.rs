@@ -2,7 +2,7 @@
 //! opened for writing, and touched, when they are needed.
 
 use canvas_core::pager::regions::{Region, Regions};
-use canvas_core::pager::table::PageTable;
+use canvas_core::pager::table::{FarPages, PageTable};
 use canvas_core::pager::writes::Writes;
 use canvas_core::swap::classes::{RAW_HEADERS_BYTES, SLAB_BYTES};
 use canvas_core::swap::digests;
@@ -20,6 +20,7 @@ use canvas_types::{PAGE_SIZE, PageBuf, PageId};
 use core::ops::Range;
 
 use crate::own_memory::writable::{Mark, Steps, open};
+use crate::runtime::state::PAGER;
 
 // Also needed by readers from outside (`canvas read`, `canvas dump`), to find a page's bytes.
 pub use canvas_types::layout::{CACHE_META, CACHE_SLOTS_MAX, cache_buffers, pool};
@@ -319,6 +320,18 @@ pub fn touched_in_block() -> &'static [AtomicU32] {
 #[inline(always)]
 pub fn writes() -> Writes<'static> {
     Writes(atomics(WRITES_IN_BLOCK, WINDOW_BLOCKS))
+}
+
+/// The page words, for a search for far pages.
+#[inline]
+pub fn far_pages() -> FarPages<'static, impl Fn(usize) -> bool> {
+    let table = table();
+    FarPages {
+        words: table.words,
+        blocks: table.blocks(),
+        is_empty: all_resident,
+        now_epoch: PAGER.epoch.now(),
+    }
 }
 
 /// Whether all touched pages of the block are in memory, so that a search for far pages may skip it.

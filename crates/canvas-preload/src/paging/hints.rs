@@ -361,7 +361,7 @@ impl Server {
             let most = LOT.min(lot.len.saturating_add(task.left as usize));
             let mut scan = ScanCursor::range(task.at, task.end, LOOK_MAX);
             let out = &mut lot.pages[lot.len..most];
-            let n = state::far_pages().collect(&mut scan, out, may_come);
+            let n = areas::far_pages().collect(&mut scan, out, may_come);
             looked += 1 + scan.passed() as usize;
             lot.len += n;
             task.left -= n as i64;

@@ -106,7 +106,7 @@ pub fn background_round() -> bool {
 
 /// Moves the pages that left local memory longest ago into the pool. Returns how many, and whether the pool is full.
 fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
-    let far = state::far_pages();
+    let far = areas::far_pages();
     let (mut sunk, mut is_full) = (0, false);
     let other = |seen: Word| excess.of(seen).is_none();
     FAR.scan(&far, Some(LOOK_MAX), other, |page, seen| {

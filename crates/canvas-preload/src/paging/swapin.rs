@@ -117,7 +117,7 @@ impl SwapIn {
     /// Brings in up to `pages` pages while local memory is at most `most`. Returns true if some of them are on their
     /// way from beyond the pool.
     fn batch(&mut self, pages: usize, most: i64) -> bool {
-        let far = state::far_pages();
+        let far = areas::far_pages();
         let mut lot = [PageId::default(); LOT];
         let mut left = pages;
         while left > 0 && self.hand.goes_on() && goes_on() {

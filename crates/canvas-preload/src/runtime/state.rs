@@ -1,12 +1,10 @@
 //! State that all of libcanvas shares: the segment, our slot in it, the descriptors, the policy.
 
-use canvas_core::pager::table::FarPages;
 use canvas_core::vm::State;
 use canvas_shm::{Counter, ProcSlot, Segment};
 use canvas_sys::uffd::Uffd;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::own_memory::areas;
 use crate::runtime::thread;
 
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
@@ -68,18 +66,6 @@ pub fn uffd() -> Uffd {
 
 pub fn set_uffd(u: Uffd) {
     UFFD.store(u.0, Ordering::Release);
-}
-
-/// The page words, for a search for far pages.
-#[inline]
-pub fn far_pages() -> FarPages<'static, impl Fn(usize) -> bool> {
-    let table = areas::table();
-    FarPages {
-        words: table.words,
-        blocks: table.blocks(),
-        is_empty: areas::all_resident,
-        now_epoch: PAGER.epoch.now(),
-    }
 }
 
 /// Adds `n` to a counter.
