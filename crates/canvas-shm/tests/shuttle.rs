@@ -93,8 +93,9 @@ fn agent(w: &World) {
 fn check(f: impl Fn() + Send + Sync + 'static) {
     let f = std::sync::Arc::new(f);
     let g = f.clone();
-    shuttle::check_random(move || g(), 2000);
-    shuttle::check_pct(move || f(), 2000, 3);
+    let times = canvas_testing::random::scaled(400) as usize;
+    shuttle::check_random(move || g(), times);
+    shuttle::check_pct(move || f(), times, 3);
 }
 
 /// The place of a request, when there is one.

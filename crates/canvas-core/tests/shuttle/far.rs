@@ -12,7 +12,8 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Arc;
 use shuttle::thread;
 
-fn check(times: usize, f: impl Fn() + Send + Sync + 'static) {
+fn check(quick: u32, f: impl Fn() + Send + Sync + 'static) {
+    let times = canvas_testing::random::scaled(quick) as usize;
     let f = std::sync::Arc::new(f);
     let g = f.clone();
     let config = || {
@@ -27,7 +28,7 @@ fn check(times: usize, f: impl Fn() + Send + Sync + 'static) {
 
 #[test]
 fn a_job_is_ended_once_and_with_its_own_answer() {
-    check(2000, || {
+    check(400, || {
         let mailbox = Arc::new(Mailbox::new());
         // One place, reused by any thread that finds it free. Its buffer is a word.
         let (job, buffer) = (Arc::new(Job::new()), Arc::new(AtomicU32::new(0)));
@@ -128,7 +129,7 @@ fn ends(toy: &Toy, among: u64) {
 
 #[test]
 fn threads_that_end_spills_and_rewrite_their_pages_lose_none() {
-    check(150, || {
+    check(40, || {
         let (world, over) = (world(), AtomicU32::new(0));
         let toy = world.toy();
         fill(&toy);
@@ -159,7 +160,7 @@ fn threads_that_end_spills_and_rewrite_their_pages_lose_none() {
 
 #[test]
 fn threads_that_wait_for_one_extent_all_get_their_pages() {
-    check(150, || {
+    check(40, || {
         let (world, over) = (world(), AtomicU32::new(0));
         let toy = world.toy();
         fill(&toy);
