@@ -50,7 +50,7 @@ use swap_host::HostDevice;
 const TICK: Duration = Duration::from_secs(1);
 /// Interval of checking the agent, which may have died.
 const AGENT_TICK: Duration = Duration::from_millis(100);
-/// The same interval while a client reads metrics.
+/// Interval of checking the agent while a client reads metrics.
 const PEERS_TICK: Duration = Duration::from_millis(100);
 /// How long a pool must have had room before a full pool is reported again.
 const TOLD_AGAIN: Duration = Duration::from_secs(60);

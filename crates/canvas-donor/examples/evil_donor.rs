@@ -29,7 +29,7 @@ enum How {
     Corrupt,
     /// The first version of the extent that it received.
     Stale,
-    /// The same place in another extent, of any client.
+    /// What lies at this place in another extent, of any client.
     Swap,
     /// Zeros.
     Zeros,

@@ -62,7 +62,7 @@ pub struct ClassStats {
     pub bytes: u64,
     /// Time from posting to sending, summed over all sent requests.
     pub waited_ns: u64,
-    /// The same times as a histogram.
+    /// Histogram of the times from posting to sending.
     pub waits: Histogram,
 }
 

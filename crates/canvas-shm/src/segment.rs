@@ -528,7 +528,7 @@ pub struct Segment {
     pub orphan_pages: AtomicI64,
     /// [`ProcSlot::stalled_ns`] of the process that had most of it, of those that have ended.
     pub ended_stalled_ns: AtomicU64,
-    /// The same of the pool, in bytes.
+    /// Bytes of the pool that ended processes have left to relatives.
     pub orphan_pool_bytes: AtomicI64,
     /// When a process last forked, was forked (CLOCK_MONOTONIC).
     pub last_fork_ns: AtomicU64,

@@ -108,7 +108,7 @@ impl Word {
     pub fn entry(self) -> Entry {
         Entry(self.0 >> ENTRY_SHIFT)
     }
-    /// The same word with another copy.
+    /// This word with another copy.
     pub fn with_entry(self, entry: Entry) -> Word {
         debug_assert!(entry.0 < 1 << ENTRY_BITS);
         Word(entry.0 << ENTRY_SHIFT | self.0 & ((1 << ENTRY_SHIFT) - 1))
@@ -117,11 +117,11 @@ impl Word {
     pub fn is_referenced(self) -> bool {
         self.0 & REFERENCED != 0
     }
-    /// The same word with the referenced bit set.
+    /// This word with the referenced bit set.
     pub fn referenced(self) -> Word {
         Word(self.0 | REFERENCED)
     }
-    /// The same word with the referenced bit cleared.
+    /// This word with the referenced bit cleared.
     pub fn unreferenced(self) -> Word {
         Word(self.0 & !REFERENCED)
     }
