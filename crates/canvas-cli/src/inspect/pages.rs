@@ -120,12 +120,20 @@ fn far(t: &Target, entry: SwapEntry, out: &mut PageBuf) -> Result<Found, Problem
     if !entry.is_some() {
         return Ok(zeros(out));
     }
-    match record(t, entry)? {
+    let now = record(t, entry)?;
+    match now {
         Record::SameFilled(pattern) => {
             codec::fill(out, pattern);
             Ok(Found::Bytes)
         }
-        Record::Stored { slot, len, .. } => stored(t, slot, len.into(), out),
+        Record::Stored { slot, len, .. } => {
+            let found = stored(t, slot, len.into(), out)?;
+            // A copy that went beyond the pool meanwhile leaves its slot to another page, and its word as it was.
+            match record(t, entry)? == now {
+                true => Ok(found),
+                false => Err(Problem::Busy),
+            }
+        }
         Record::Deep(place) => Ok(Found::Deep(place)),
         Record::Free | Record::Empty | Record::Lost => Err(Problem::Busy),
     }
