@@ -352,7 +352,7 @@ def sockets_of(root):
     return max(count(pid) for pid in procs.tree(root))
 
 
-@check("lanes-cheat", timeout_s=200, modes=("signal",), needs=no_root)
+@check("lanes-cheat", timeout_s=200, modes=("signal",), needs=no_root, slow_only=True)
 def lanes_cheat(r):
     """A cheating tenant that takes all it can of the links, over as many channels as there are, next to an honest
     one: both have their own bytes, and the honest one goes on."""
