@@ -19,16 +19,8 @@ pub struct Magazines<const CELLS: usize>([Magazine<CELLS>; MAGAZINES]);
 impl<const CELLS: usize> Magazines<CELLS> {
     /// Creates empty magazines.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Magazines<CELLS> {
         Magazines([const { Magazine([const { AtomicU32::new(0) }; CELLS]) }; MAGAZINES])
-    }
-    /// Creates empty magazines.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> Magazines<CELLS> {
-        let empty = |_| Magazine(core::array::from_fn(|_| AtomicU32::new(0)));
-        Magazines(core::array::from_fn(empty))
     }
 
     /// Puts `number` into the magazine of `thread`; returns false if that is full.

@@ -117,15 +117,16 @@ pub struct Ended {
 }
 
 impl Job {
-    new!(
-        "An idle job.",
+    /// An idle job.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
         Job {
             state: AtomicU32::new(IDLE),
             kind: AtomicU32::new(JobKind::Fetch as u32),
             extent: AtomicU32::new(0),
             bytes: AtomicI64::new(0),
         }
-    );
+    }
 
     /// Begins, before the request is posted. The caller has claimed the request.
     pub fn begin(&self, kind: JobKind, extent: u32, bytes: i64) {

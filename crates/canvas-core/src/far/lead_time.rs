@@ -24,23 +24,15 @@ const PAGES_MAX: i64 = 256;
 /// Increase for each extent for which a thread waits; decreases by one for each that came in time.
 const PAGES_STEP: i64 = 16;
 
-#[cfg(not(feature = "shuttle"))]
-const fn places() -> [AtomicU64; PLACES] {
-    [const { AtomicU64::new(0) }; PLACES]
-}
-#[cfg(feature = "shuttle")]
-fn places() -> [AtomicU64; PLACES] {
-    core::array::from_fn(|_| AtomicU64::new(0))
-}
-
 impl LeadTime {
-    new!(
-        "Without requests.",
+    /// Without requests.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
         LeadTime {
-            requested: places(),
+            requested: [const { AtomicU64::new(0) }; PLACES],
             pages: AtomicI64::new(PAGES_MIN),
         }
-    );
+    }
 
     /// Records that an extent is requested ahead.
     pub(crate) fn note_requested(&self, extent: u32, now_ns: u64) {

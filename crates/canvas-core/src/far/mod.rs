@@ -17,24 +17,6 @@
 //! State is made of atomics. Any thread may call anything at any time; each page is processed by the
 //! thread that claimed it ([`traits::Pages::claim`]), and each end of a request by the one that took it.
 
-/// `const fn new()`; under shuttle, whose atomics cannot be constants, `fn new()`.
-macro_rules! new {
-    ($what:literal, $new:expr) => {
-        #[doc = $what]
-        #[allow(clippy::new_without_default)]
-        #[cfg(not(feature = "shuttle"))]
-        pub const fn new() -> Self {
-            $new
-        }
-        #[doc = $what]
-        #[allow(clippy::new_without_default)]
-        #[cfg(feature = "shuttle")]
-        pub fn new() -> Self {
-            $new
-        }
-    };
-}
-
 pub mod channel;
 pub mod compact;
 pub mod completion;

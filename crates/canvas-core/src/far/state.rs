@@ -21,14 +21,15 @@ pub(crate) struct DemotionPauses {
 }
 
 impl DemotionPauses {
-    new!(
-        "None.",
+    /// None.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
         DemotionPauses {
             found_none_until_ns: AtomicU64::new(0),
             no_homes_until_ns: AtomicU64::new(0),
             vain_until_ns: AtomicU64::new(0),
         }
-    );
+    }
 }
 
 /// No search before these times: the last one found none, or, of copies that are also far, too few.
@@ -38,13 +39,14 @@ pub(crate) struct CopyPauses {
 }
 
 impl CopyPauses {
-    new!(
-        "None.",
+    /// None.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
         CopyPauses {
             none_until_ns: AtomicU64::new(0),
             no_homes_until_ns: AtomicU64::new(0),
         }
-    );
+    }
 }
 
 /// State of compaction.
@@ -69,8 +71,9 @@ pub(crate) struct GiveBack {
 }
 
 impl Compaction {
-    new!(
-        "Starts at the first extent.",
+    /// Starts at the first extent.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
         Compaction {
             hand: CompactionHand::new(),
             paused_until_ns: AtomicU64::new(0),
@@ -82,7 +85,7 @@ impl Compaction {
                 waits: AtomicBool::new(false),
             },
         }
-    );
+    }
 }
 
 /// State of one process's far tier.
@@ -99,20 +102,12 @@ pub struct State {
     pub(crate) unit: Unit,
 }
 
-#[cfg(not(feature = "shuttle"))]
-const fn jobs() -> [Job; REQUESTS] {
-    [const { Job::new() }; REQUESTS]
-}
-#[cfg(feature = "shuttle")]
-fn jobs() -> [Job; REQUESTS] {
-    core::array::from_fn(|_| Job::new())
-}
-
 impl State {
-    new!(
-        "Nothing is under way, and nothing is learned yet.",
+    /// Nothing is under way, and nothing is learned yet.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
         State {
-            jobs: jobs(),
+            jobs: [const { Job::new() }; REQUESTS],
             contention: Contention::new(),
             lead_time: LeadTime::new(),
             writes: Writes::new(),
@@ -121,5 +116,5 @@ impl State {
             compaction: Compaction::new(),
             unit: Unit::new(),
         }
-    );
+    }
 }

@@ -39,8 +39,9 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    new!(
-        "The page alone.",
+    /// The page alone.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
         Unit {
             level: AtomicU32::new(0),
             reads: AtomicU32::new(0),
@@ -49,7 +50,7 @@ impl Unit {
             fetched_before: AtomicU32::new(0),
             rest: AtomicU64::new(0),
         }
-    );
+    }
 
     /// Number of extents to fetch with a page that is read now. `fixed`: the configured level; `has_room`: the pool has
     /// room for neighbours.

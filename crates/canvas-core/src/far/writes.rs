@@ -27,8 +27,9 @@ const PAUSE_NS: u64 = 200_000_000;
 const LOG_NS: u64 = 10_000_000_000;
 
 impl Writes {
-    new!(
-        "Nothing is being written.",
+    /// Nothing is being written.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
         Writes {
             paused_until_ns: AtomicU64::new(0),
             away_since_ns: AtomicU64::new(0),
@@ -38,7 +39,7 @@ impl Writes {
             made: AtomicU32::new(0),
             logged_ns: AtomicU64::new(0),
         }
-    );
+    }
 
     /// Whether far memory has stopped answering.
     pub(crate) fn is_stalled(&self) -> bool {

@@ -80,7 +80,6 @@ pub struct Clock {
 
 impl Clock {
     /// A clock with its hand at the first page.
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new(params: ClockParams) -> Clock {
         Clock {
             params,
@@ -90,20 +89,6 @@ impl Clock {
             taken: AtomicU32::new(0),
             pressure: AtomicU32::new(0),
             behind: [const { AtomicU32::new(NO_CHUNK) }; BEHIND_SLOTS],
-            behind_next: AtomicU32::new(0),
-        }
-    }
-    /// A clock with its hand at the first page.
-    #[cfg(feature = "shuttle")]
-    pub fn new(params: ClockParams) -> Clock {
-        Clock {
-            params,
-            hand: AtomicU64::new(0),
-            cooling: AtomicU32::new(0),
-            looked: AtomicU32::new(0),
-            taken: AtomicU32::new(0),
-            pressure: AtomicU32::new(0),
-            behind: core::array::from_fn(|_| AtomicU32::new(NO_CHUNK)),
             behind_next: AtomicU32::new(0),
         }
     }

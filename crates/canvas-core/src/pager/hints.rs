@@ -48,26 +48,16 @@ pub struct Ring {
     next: AtomicU32,
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Ring {
-            /// Creates an empty ring.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Ring {
-                Ring { places: constructor!(@places $($const)?), next: AtomicU32::new(0) }
-            }
-        }
-    };
-    (@places const) => { [const { AtomicU64::new(0) }; HINTS] };
-    (@places) => { core::array::from_fn(|_| AtomicU64::new(0)) };
-}
-
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
-
 impl Ring {
+    /// Creates an empty ring.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Ring {
+        Ring {
+            places: [const { AtomicU64::new(0) }; HINTS],
+            next: AtomicU32::new(0),
+        }
+    }
+
     /// The cells from the oldest hint on.
     fn in_order(&self) -> impl Iterator<Item = &AtomicU64> {
         let next = self.next.load(Ordering::Relaxed) as usize;

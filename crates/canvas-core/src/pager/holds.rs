@@ -49,21 +49,9 @@ fn is_over(begun_ns: u64, now_ns: u64) -> bool {
 impl Holds {
     /// Nothing in progress.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Holds {
         Holds {
             places: [const { AtomicU64::new(0) }; PLACES],
-            crowd: AtomicU32::new(0),
-            crowd_ns: AtomicU64::new(0),
-            batches: AtomicU32::new(0),
-        }
-    }
-    /// Nothing in progress.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> Holds {
-        Holds {
-            places: core::array::from_fn(|_| AtomicU64::new(0)),
             crowd: AtomicU32::new(0),
             crowd_ns: AtomicU64::new(0),
             batches: AtomicU32::new(0),

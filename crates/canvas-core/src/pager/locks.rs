@@ -14,14 +14,7 @@ pub struct Exclusive<'a>(&'a AtomicI32);
 impl SharedLock {
     /// Creates a free lock.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> SharedLock {
-        SharedLock(AtomicI32::new(0))
-    }
-    /// Creates a free lock.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> SharedLock {
         SharedLock(AtomicI32::new(0))
     }
 
@@ -98,15 +91,8 @@ impl Drop for Place<'_> {
 impl<const N: usize> Places<N> {
     /// Creates free places.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Places<N> {
         Places([const { AtomicBool::new(false) }; N])
-    }
-    /// Creates free places.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> Places<N> {
-        Places(core::array::from_fn(|_| AtomicBool::new(false)))
     }
 
     /// Takes a free place, searching from `first` on; waits while there is none.
@@ -149,19 +135,9 @@ impl Drop for Inside<'_> {
 impl<const N: usize> Gate<N> {
     /// Creates an open gate with no thread inside.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Gate<N> {
         Gate {
             inside: [const { Stripe(AtomicI32::new(0)) }; N],
-            closed: AtomicU32::new(0),
-        }
-    }
-    /// Creates an open gate with no thread inside.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> Gate<N> {
-        Gate {
-            inside: core::array::from_fn(|_| Stripe(AtomicI32::new(0))),
             closed: AtomicU32::new(0),
         }
     }

@@ -168,8 +168,10 @@ pub struct Control {
     magazines: Magazines<MAGAZINE_SLOTS>,
 }
 
-macro_rules! control_new {
-    () => {
+impl Control {
+    /// No slot in use, and none available before [`SlotTable::set_capacity`].
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Control {
         Control {
             lock: RawSpin::new(),
             free_top: AtomicU32::new(0),
@@ -182,21 +184,6 @@ macro_rules! control_new {
             tail: AtomicU64::new(0),
             magazines: Magazines::new(),
         }
-    };
-}
-
-impl Control {
-    /// No slot in use, and none available before [`SlotTable::set_capacity`].
-    #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
-    pub const fn new() -> Control {
-        control_new!()
-    }
-    /// No slot in use, and none available before [`SlotTable::set_capacity`].
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> Control {
-        control_new!()
     }
 }
 

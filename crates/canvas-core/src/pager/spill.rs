@@ -27,7 +27,6 @@ pub struct SpillHand {
 impl SpillHand {
     /// A hand at the first page.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> SpillHand {
         SpillHand {
             at: AtomicU32::new(0),

@@ -31,18 +31,7 @@ pub struct CompactionHand {
 impl CompactionHand {
     /// Starts at the first extent.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> CompactionHand {
-        CompactionHand {
-            at: AtomicU32::new(0),
-            part: AtomicU32::new(PART_START),
-            found: AtomicU32::new(0),
-        }
-    }
-    /// Starts at the first extent.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> CompactionHand {
         CompactionHand {
             at: AtomicU32::new(0),
             part: AtomicU32::new(PART_START),

@@ -106,16 +106,7 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    #[cfg(not(feature = "shuttle"))]
     const fn new() -> Search {
-        Search {
-            current: AtomicU32::new(0),
-            next: AtomicU32::new(0),
-            look: AtomicU32::new(0),
-        }
-    }
-    #[cfg(feature = "shuttle")]
-    fn new() -> Search {
         Search {
             current: AtomicU32::new(0),
             next: AtomicU32::new(0),
@@ -127,18 +118,7 @@ impl Search {
 impl BookState {
     /// No extents taken.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> BookState {
-        BookState {
-            taking: RawSpin::new(),
-            search: Search::new(),
-            emptied: AtomicU32::new(0),
-        }
-    }
-    /// No extents taken.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> BookState {
         BookState {
             taking: RawSpin::new(),
             search: Search::new(),

@@ -68,62 +68,41 @@ pub struct State {
     pub(super) full_told_ns: Time,
 }
 
-macro_rules! constructor {
-    ([$($const:tt)?] $repeat:ident) => {
-        impl State {
-            /// The state of a process that has no page yet.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> State {
-                State {
-                    clock: Clock::new(ClockParams::DEFAULT),
-                    epoch: EpochClock::new(),
-                    prefetchers: Prefetchers::new(),
-                    holds: Holds::new(),
-                    was_held: AtomicBool::new(false),
-                    resident_pages: AtomicI64::new(0),
-                    evicted_pages: AtomicU64::new(0),
-                    proactive_used: AtomicU64::new(0),
-                    headroom: Headroom::new(),
-                    dirty_share: DirtyShare::new(),
-                    in_line_busy: AtomicBool::new(false),
-                    nearly_full: AtomicBool::new(false),
-                    refused_until_ns: AtomicU64::new(0),
-                    silent_until_ns: AtomicU64::new(0),
-                    others_until_ns: AtomicU64::new(0),
-                    judged_ns: Time::new(0),
-                    returned: AtomicU64::new(0),
-                    quiet_ns: AtomicU64::new(0),
-                    ages_writer: RawSpin::new(),
-                    chunks: $repeat!(SharedLock::new()),
-                    blocks: $repeat!(AtomicBool::new(false)),
-                    spurious: $repeat!(AtomicU64::new(NO_FAULT)),
-                    damaged: AtomicU32::new(0),
-                    full_told_ns: Time::new(0),
-                }
-            }
+impl State {
+    /// The state of a process that has no page yet.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> State {
+        State {
+            clock: Clock::new(ClockParams::DEFAULT),
+            epoch: EpochClock::new(),
+            prefetchers: Prefetchers::new(),
+            holds: Holds::new(),
+            was_held: AtomicBool::new(false),
+            resident_pages: AtomicI64::new(0),
+            evicted_pages: AtomicU64::new(0),
+            proactive_used: AtomicU64::new(0),
+            headroom: Headroom::new(),
+            dirty_share: DirtyShare::new(),
+            in_line_busy: AtomicBool::new(false),
+            nearly_full: AtomicBool::new(false),
+            refused_until_ns: AtomicU64::new(0),
+            silent_until_ns: AtomicU64::new(0),
+            others_until_ns: AtomicU64::new(0),
+            judged_ns: Time::new(0),
+            returned: AtomicU64::new(0),
+            quiet_ns: AtomicU64::new(0),
+            ages_writer: RawSpin::new(),
+            chunks: [const { SharedLock::new() }; _],
+            blocks: [const { AtomicBool::new(false) }; _],
+            spurious: [const { AtomicU64::new(NO_FAULT) }; _],
+            damaged: AtomicU32::new(0),
+            full_told_ns: Time::new(0),
         }
-    };
+    }
 }
 
 /// A cell of [`State::spurious`] without a fault.
 const NO_FAULT: u64 = u64::MAX;
-
-#[cfg(not(feature = "shuttle"))]
-macro_rules! all_of {
-    ($new:expr) => {
-        [const { $new }; _]
-    };
-}
-#[cfg(not(feature = "shuttle"))]
-constructor!([const] all_of);
-#[cfg(feature = "shuttle")]
-macro_rules! each_of {
-    ($new:expr) => {
-        core::array::from_fn(|_| $new)
-    };
-}
-#[cfg(feature = "shuttle")]
-constructor!([] each_of);
 
 impl State {
     /// Counts consecutive faults on one page, for each group of threads: two threads that fault on two pages must not

@@ -39,18 +39,7 @@ pub struct Turn {
 impl Turn {
     /// There is no queue pair.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> Turn {
-        Turn {
-            state: AtomicU32::new(Claimers::None as u32),
-            unwanted: AtomicBool::new(false),
-        }
-    }
-
-    /// There is no queue pair.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> Turn {
         Turn {
             state: AtomicU32::new(Claimers::None as u32),
             unwanted: AtomicBool::new(false),

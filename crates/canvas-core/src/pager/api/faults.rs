@@ -40,39 +40,31 @@ pub struct Ring {
     dropped: AtomicU64,
 }
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Place {
-            $($const)? fn new() -> Place {
-                Place {
-                    state: AtomicU64::new(0),
-                    words: [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)],
-                }
-            }
+impl Place {
+    const fn new() -> Place {
+        Place {
+            state: AtomicU64::new(0),
+            words: [
+                AtomicU64::new(0),
+                AtomicU64::new(0),
+                AtomicU64::new(0),
+                AtomicU64::new(0),
+            ],
         }
-        impl Ring {
-            /// Creates an empty ring.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Ring {
-                Ring {
-                    places: constructor!(@places $($const)?),
-                    next: AtomicU64::new(0),
-                    read: AtomicU64::new(0),
-                    dropped: AtomicU64::new(0),
-                }
-            }
-        }
-    };
-    (@places const) => { [const { Place::new() }; FAULTS] };
-    (@places) => { core::array::from_fn(|_| Place::new()) };
+    }
 }
-
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
-
 impl Ring {
+    /// Creates an empty ring.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Ring {
+        Ring {
+            places: [const { Place::new() }; FAULTS],
+            next: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        }
+    }
+
     /// Adds a fault.
     pub fn push(&self, fault: Fault) {
         let n = self.next.fetch_add(1, Ordering::AcqRel);

@@ -41,26 +41,16 @@ pub struct Kinds {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Kinds {
-            /// Creates an empty table.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Kinds {
-                Kinds { places: constructor!(@places $($const)?), told: AtomicU64::new(0) }
-            }
-        }
-    };
-    (@places const) => { [const { AtomicU64::new(0) }; THREADS] };
-    (@places) => { core::array::from_fn(|_| AtomicU64::new(0)) };
-}
-
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
-
 impl Kinds {
+    /// Creates an empty table.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Kinds {
+        Kinds {
+            places: [const { AtomicU64::new(0) }; THREADS],
+            told: AtomicU64::new(0),
+        }
+    }
+
     fn places(&self, tid: u32) -> impl Iterator<Item = &AtomicU64> {
         let first = (tid.wrapping_mul(0x9e37_79b1) >> 16) as usize;
         (0..REACH).map(move |i| &self.places[(first + i) % THREADS])

@@ -61,35 +61,26 @@ pub struct Full;
 
 type Item = (u32, u32, Told);
 
-macro_rules! constructor {
-    ($($const:tt)?) => {
-        impl Place {
-            $($const)? fn new() -> Place {
-                Place { pages: AtomicU64::new(0), what: AtomicU64::new(0), base: AtomicU64::new(0) }
-            }
+impl Place {
+    const fn new() -> Place {
+        Place {
+            pages: AtomicU64::new(0),
+            what: AtomicU64::new(0),
+            base: AtomicU64::new(0),
         }
-        impl Refs {
-            /// Creates an empty list.
-            #[allow(clippy::new_without_default)]
-            pub $($const)? fn new() -> Refs {
-                Refs {
-                    change: AtomicU64::new(0),
-                    len: AtomicU64::new(0),
-                    places: constructor!(@places $($const)?),
-                }
-            }
-        }
-    };
-    (@places const) => { [const { Place::new() }; REGIONS] };
-    (@places) => { core::array::from_fn(|_| Place::new()) };
+    }
 }
-
-#[cfg(not(feature = "shuttle"))]
-constructor!(const);
-#[cfg(feature = "shuttle")]
-constructor!();
-
 impl Refs {
+    /// Creates an empty list.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Refs {
+        Refs {
+            change: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            places: [const { Place::new() }; REGIONS],
+        }
+    }
+
     fn len(&self) -> usize {
         (self.len.load(Ordering::Acquire) as usize).min(REGIONS)
     }

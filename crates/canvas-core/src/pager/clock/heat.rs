@@ -143,16 +143,7 @@ pub const EPOCHS_PER_MEMORY: u64 = 16;
 impl EpochClock {
     /// A clock in epoch 0, with nothing evicted yet.
     #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> EpochClock {
-        EpochClock {
-            state: AtomicU64::new(0),
-        }
-    }
-    /// A clock in epoch 0, with nothing evicted yet.
-    #[allow(clippy::new_without_default)]
-    #[cfg(feature = "shuttle")]
-    pub fn new() -> EpochClock {
         EpochClock {
             state: AtomicU64::new(0),
         }
