@@ -242,6 +242,20 @@ fn put(a: &AtomicU32, v: u32) {
     a.store(v, Ordering::Relaxed);
 }
 
+/// The one of `span` numbers that more than half of them are.
+fn majority(span: usize, at: impl Fn(usize) -> u32) -> Option<u32> {
+    // Boyer-Moore: the only candidate, then its count.
+    let (mut candidate, mut votes) = (0, 0u32);
+    for i in 0..span {
+        match votes {
+            0 => (candidate, votes) = (at(i), 1),
+            _ if at(i) == candidate => votes += 1,
+            _ => votes -= 1,
+        }
+    }
+    ((0..span).filter(|i| at(*i) == candidate).count() > span / 2).then_some(candidate)
+}
+
 /// `page + n * stride`, clamped to u32.
 fn next_page(page: u32, stride: i64, n: i64) -> u32 {
     (i64::from(page) + stride * n).clamp(0, i64::from(u32::MAX)) as u32

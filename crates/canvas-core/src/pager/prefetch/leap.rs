@@ -14,7 +14,7 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
-use super::{Fault, FaultKind, Plan, Prefetcher, Surroundings, get, next_page, put};
+use super::{Fault, FaultKind, Plan, Prefetcher, Surroundings, get, majority, next_page, put};
 
 /// Deltas kept (the paper's H_size).
 pub const HISTORY: usize = 32;
@@ -132,17 +132,8 @@ impl Leap {
         let at = |i: usize| get(&self.history[(last - i) % HISTORY]);
         let mut span = FIRST_WINDOW;
         while span <= HISTORY.min(last) {
-            // Boyer-Moore: the only candidate, then its count.
-            let (mut candidate, mut votes) = (0, 0u32);
-            for i in 0..span {
-                match votes {
-                    0 => (candidate, votes) = (at(i), 1),
-                    _ if at(i) == candidate => votes += 1,
-                    _ => votes -= 1,
-                }
-            }
-            if (0..span).filter(|i| at(*i) == candidate).count() > span / 2 {
-                return (candidate != 0).then_some(candidate as i32);
+            if let Some(delta) = majority(span, at) {
+                return (delta != 0).then_some(delta as i32);
             }
             span *= 2;
         }

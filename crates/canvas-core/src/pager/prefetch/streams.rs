@@ -16,7 +16,7 @@ use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
 use super::{
     Advice, Done, Fault, FaultKind, NO_WAY, Plan, Prefetcher, SAMPLE_EVERY, Surroundings, get,
-    next_page, put,
+    majority, next_page, put,
 };
 use crate::pager::table::CHUNK_PAGES;
 
@@ -579,23 +579,14 @@ impl Set {
         Some(way)
     }
 
-    /// Boyer-Moore majority over growing suffixes of the history.
+    /// The delta of more than half of the last 4, 8, 16 or 32 stray faults.
     fn majority(&self) -> Option<i64> {
         let total = get(&self.history_len) as usize;
         let mut span = 4;
         while span <= HISTORY && span <= total {
-            let at = |i: usize| get(&self.history[(total - 1 - i) % HISTORY]);
-            let (mut candidate, mut votes) = (0, 0u32);
-            for i in 0..span {
-                match votes {
-                    0 => (candidate, votes) = (at(i), 1),
-                    _ if at(i) == candidate => votes += 1,
-                    _ => votes -= 1,
-                }
-            }
-            let delta = i64::from(candidate as i32);
-            if (0..span).filter(|i| at(*i) == candidate).count() > span / 2 && delta != 0 {
-                return Some(delta);
+            let delta = majority(span, |i| get(&self.history[(total - 1 - i) % HISTORY]));
+            if let Some(delta) = delta.filter(|delta| *delta != 0) {
+                return Some(i64::from(delta as i32));
             }
             span *= 2;
         }
