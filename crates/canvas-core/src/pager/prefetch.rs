@@ -34,7 +34,7 @@ pub enum FaultKind {
 /// How the program says that it uses a region (madvise). It takes precedence over what faults teach.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Advice {
-    /// It has not said.
+    /// The program has given no advice.
     #[default]
     Normal,
     /// In no order: neighbours of a page are not wanted.
@@ -265,7 +265,7 @@ fn next_page(page: u32, stride: i64, n: i64) -> u32 {
 pub(crate) mod testing {
     use super::*;
 
-    /// Memory all of which is far, in these mappings.
+    /// Memory in these mappings; all of its pages are far.
     pub struct AllFar(pub fn(u32) -> Option<Area>);
 
     impl Surroundings for AllFar {

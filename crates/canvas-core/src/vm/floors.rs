@@ -1,4 +1,4 @@
-//! The processes of a tenant, and the floor of each: what it keeps whoever needs memory.
+//! The processes of a tenant, and the floor of each: the pages that it keeps when others need memory.
 
 use canvas_shm::{ProcSlot, Segment};
 use core::sync::atomic::Ordering;

@@ -64,7 +64,7 @@ struct Place {
 /// A process's channels to the donors of its tenant.
 pub struct Lanes {
     places: [Place; COUNT],
-    /// Of each donor.
+    /// One pause for each donor.
     rests: [Backoff<PAUSE_NS, PAUSE_NS_MAX>; DONORS_MAX],
     /// The process may not make the system calls that channels need.
     forbidden: AtomicBool,

@@ -512,7 +512,7 @@ impl ThreadStreams {
         self.first_plan(set, way, page, delta, 0)
     }
 
-    /// The first, short plan of a stream, `before` pages of which were brought in already.
+    /// The first, short plan of a stream that has brought in `before` pages.
     fn first_plan(&self, set: &Set, way: &Way, page: PageId, stride: i64, before: u32) -> Plan {
         let window = self.allowed().min(before.clamp(2, WINDOW_MAX));
         put(&way.window, window);

@@ -172,7 +172,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         }
     }
 
-    /// Copies a copy in the pool as it is stored, hash and payload: [`LocalPool::stored_len`] and [`HEADER_BYTES`]
+    /// Reads a pooled copy as it is stored, hash and payload: [`LocalPool::stored_len`] and [`HEADER_BYTES`]
     /// bytes. False when the entry has none of this length.
     pub fn copy_stored(&self, entry: SwapEntry, out: &mut [u8]) -> bool {
         let Record::Stored { slot, len, .. } = self.entries.get(entry) else {

@@ -189,11 +189,11 @@ pub struct PoolArrays<'a> {
 /// Result of demoting a page from a node ([`super::LocalPool::sink_node`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sank {
-    /// It is in the pool now.
+    /// The copy is in the pool now.
     Yes,
     /// The pool has no room for it: it stays.
     NoRoom,
-    /// It is on no node, or is damaged, which its load will report.
+    /// The copy is on no node, or is damaged, which its load will report.
     NotThis,
 }
 
