@@ -177,6 +177,11 @@ mod tests {
     /// Duration of a fault.
     const FAULT_S: f64 = 6e-6;
 
+    /// How many of the four programs a test tries.
+    fn seeds(quick: u32) -> u64 {
+        canvas_testing::random::scaled(quick).min(4).into()
+    }
+
     /// A program whose pages are touched by some popularity, under a clock algorithm that sees only refaults: refaulted
     /// pages are spared for longer and longer.
     struct Program {
@@ -281,7 +286,7 @@ mod tests {
 
     #[test]
     fn cold_memory_leaves_and_the_target_is_kept() {
-        for seed in 0..1 {
+        for seed in 0..seeds(1) {
             for target in [0.005, 0.02, 0.05] {
                 let mut p = Program::new(40_000, seed);
                 p.phase(0, 12_000, 1e9);
@@ -304,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_new_phase_is_followed_and_soon_within_the_target() {
-        for seed in 0..2 {
+        for seed in 0..seeds(2) {
             let mut p = Program::new(40_000, seed);
             p.phase(0, 12_000, 1e9);
             let mut c = Control::default();

@@ -292,7 +292,8 @@ fn an_agent_is_replaced_under_load() {
     let mut host = Host::new();
     let mut agent = host.agent(&[]);
     let runs = host.loaded(2);
-    for _ in 0..5 {
+    let replaced = u64::from(canvas_testing::random::scaled(5));
+    for _ in 0..replaced {
         let next = host.agent(&["--replace"]);
         assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
         next.wait_for("tenants taken over: 2");
@@ -302,7 +303,10 @@ fn an_agent_is_replaced_under_load() {
     for (far, err) in ends(runs) {
         // Nothing was reported.
         assert_eq!(err, "");
-        assert_eq!((&far["agents"], &far["corrupt"]), (&6.into(), &0.into()));
+        assert_eq!(
+            (&far["agents"], &far["corrupt"]),
+            (&(replaced + 1).into(), &0.into())
+        );
     }
 }
 

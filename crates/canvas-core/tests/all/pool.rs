@@ -341,7 +341,7 @@ fn threads_work_on_different_entries() {
                 let mut out = [0; PAGE_SIZE];
                 let mut mine: Vec<(SwapEntry, u64, usize)> = Vec::new();
                 let mut fulls = 0;
-                for i in 0..2000u64 {
+                for i in 0..u64::from(canvas_testing::random::scaled(2000)) {
                     if mine.is_empty() || rng.below(3) == 0 {
                         let random = rng.below(4600).min(4096) as usize;
                         match pool.store(
