@@ -24,7 +24,7 @@ use crate::far_tier::{
 };
 use crate::own_memory::areas;
 use crate::report;
-use crate::runtime::{state, state::ThisProcess, time};
+use crate::runtime::{state, state::PROCESS, time};
 use crate::tenant::{
     far_area,
     far_area::{our_mailbox, ring},
@@ -117,7 +117,7 @@ impl Host for Ours {
         state::seg().config.pool_bytes.load(Ordering::Relaxed)
     }
     fn keeps_places(&self) -> bool {
-        reserves(&ThisProcess)
+        reserves(&PROCESS)
     }
     fn ask_for_pool(&self, peer: PoolPeer) -> bool {
         members::ask_for_pool(peer).is_some()

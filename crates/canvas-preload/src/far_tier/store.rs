@@ -12,9 +12,9 @@ use crate::far_tier::{
     pool::{has_no_memory, pool},
     tier,
 };
-use crate::runtime::{state, state::ThisProcess};
+use crate::runtime::{state, state::Process};
 
-impl Store for ThisProcess {
+impl Store for Process {
     #[inline]
     fn load(
         &self,

@@ -11,7 +11,7 @@ use crate::memory::lock;
 use crate::paging::regions::Lists;
 use crate::runtime::{
     state,
-    state::{ThisProcess, count},
+    state::{PROCESS, count},
 };
 use crate::tenant::far_area;
 
@@ -42,7 +42,7 @@ pub(crate) fn admit(g: &Lists, new_pages: u64, attr: Attr) -> Result<(), Errno> 
     if is_filled && !locked::has_room(state::seg(), new_pages as i64) {
         return Err(Errno(libc::EAGAIN));
     }
-    if new_pages > 0 && is_writable && reclaim::far_limit_reached(&ThisProcess) {
+    if new_pages > 0 && is_writable && reclaim::far_limit_reached(&PROCESS) {
         count(Counter::MmapRefused, 1);
         return Err(Errno(libc::ENOMEM));
     }

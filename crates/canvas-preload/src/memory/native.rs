@@ -18,7 +18,7 @@ use crate::paging::{
 };
 use crate::runtime::{
     state,
-    state::{ThisProcess, uffd},
+    state::{PROCESS, uffd},
 };
 
 /// Makes a mapped range native, with its contents, which are brought in first. From then on it counts as native memory
@@ -38,7 +38,7 @@ pub(crate) fn release(start: u32, end: u32) -> Result<(), Errno> {
             word::publish(areas::word(page), cur);
             return;
         }
-        reclaim::forget(&ThisProcess, page, cur);
+        reclaim::forget(&PROCESS, page, cur);
         word::publish(areas::word(page), Word(0));
         touched::note_untouched(page.index() / BLOCK_PAGES, 1);
         state::seg().charge_footprint(-1);

@@ -14,7 +14,7 @@ use crate::paging::{
     regions::{addr_of, range},
     touched,
 };
-use crate::runtime::{state, state::ThisProcess};
+use crate::runtime::{state, state::PROCESS};
 use crate::tenant::{members, smaps};
 
 /// Makes a call on the range that it names; `None` if the range does not begin in managed memory.
@@ -93,7 +93,7 @@ pub(crate) fn discard(start: u32, end: u32) {
                 any = true;
             }
             n += 1;
-            reclaim::forget(&ThisProcess, page, cur);
+            reclaim::forget(&PROCESS, page, cur);
         });
         if any {
             let (at, bytes) = (addr_of(from), (to - from) as usize * PAGE_SIZE);

@@ -28,7 +28,7 @@ use crate::paging::{
 };
 use crate::runtime::{
     state,
-    state::{ThisProcess, uffd},
+    state::{PROCESS, uffd},
 };
 
 /// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must not select them at
@@ -60,7 +60,7 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
     let mut failed = None;
     // Held until the words are stored: a page that is present while its word still says Untouched would be taken for
     // absent, and be write-protected with its neighbours.
-    let held = chunk(&ThisProcess, PageId(to));
+    let held = chunk(&PROCESS, PageId(to));
     let resident = (0..n as usize)
         .filter(|i| before[*i].state() == State::Resident)
         .fold(0u64, |set, i| set | 1 << i);
@@ -97,7 +97,7 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
                 now = w;
                 let _ = place(dst, cache::buffer(slot)).map_err(|e| failed = Some(e));
                 state::seg().charge_local(state::slot(), 1);
-                ledger::note_resident(&ThisProcess, 1);
+                ledger::note_resident(&PROCESS, 1);
                 areas::table().note_resident(dst.index());
                 cache::slots().finish(taken);
             }

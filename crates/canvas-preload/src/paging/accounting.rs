@@ -12,7 +12,7 @@ use crate::own_memory::own;
 use crate::paging::{cache, fork_accounting};
 use crate::runtime::{
     state,
-    state::{PAGER, ThisProcess},
+    state::{PAGER, PROCESS},
     upcalls,
 };
 use crate::tenant::{
@@ -64,7 +64,7 @@ pub fn sleep_until_woken(timeout_ns: u64, arrived: impl Fn() -> bool) {
         || slot.pool_wanted_bytes.load(Ordering::Relaxed) > 0
         || is_asked_to_lend()
         || arrived();
-    if !asked && !ledger::short_of_room(&ThisProcess) {
+    if !asked && !ledger::short_of_room(&PROCESS) {
         proc::futex_wait(&slot.wake, seen, timeout_ns);
     }
     ASLEEP.store(false, Ordering::Release);
@@ -88,10 +88,10 @@ pub fn nap(ns: u64) {
 /// while a forked program runs, whose writes copy pages that relatives share), else 100 ms.
 pub fn idle_ns() -> u64 {
     let seg = state::seg();
-    let near = ledger::limit(seg).is_some_and(|l| ledger::charged(&ThisProcess) > l / 2);
+    let near = ledger::limit(seg).is_some_and(|l| ledger::charged(&PROCESS) > l / 2);
     match near {
         true if state::FORKED.load(Ordering::Relaxed)
-            && ages::program_runs(&ThisProcess, proc::now_ns()) =>
+            && ages::program_runs(&PROCESS, proc::now_ns()) =>
         {
             1_000_000
         }
@@ -173,7 +173,7 @@ fn look_at_metadata(now: u64) {
 
 /// Lets the reclaim thread update page ages from what came in and was freed, and record whether the program runs.
 pub fn look_at_ages() {
-    ages::look(&ThisProcess, PAGER.resident_pages.load(Ordering::Relaxed));
+    ages::look(&PROCESS, PAGER.resident_pages.load(Ordering::Relaxed));
     look_at_program();
 }
 
@@ -193,13 +193,13 @@ fn look_at_program() {
     let elapsed = now.saturating_sub(LOOKED_NS.swap(now, Ordering::Relaxed));
     let ran = program.saturating_sub(PROGRAM_NS.swap(program, Ordering::Relaxed));
     if ran > elapsed / AWAKE {
-        ages::ran(&ThisProcess);
+        ages::ran(&PROCESS);
     }
 }
 
 /// Copies the ages of `parent`'s pages to a fork's child.
 pub fn inherit_ages(parent: &ProcSlot) {
-    ages::inherit(&ThisProcess, parent);
+    ages::inherit(&PROCESS, parent);
     PROGRAM_NS.store(0, Ordering::Relaxed);
 }
 
@@ -219,7 +219,7 @@ pub fn after_fork_in_child(resident: i64) {
 /// ahead of the next measurement, which corrects it.
 pub fn expect_native(pages: i64) {
     state::seg().charge_native(state::slot(), pages);
-    if ledger::short_of_room(&ThisProcess) {
+    if ledger::short_of_room(&PROCESS) {
         wake_reclaimer();
     }
 }

@@ -30,7 +30,7 @@ use crate::own_memory::areas;
 use crate::paging::jvm;
 use crate::runtime::{
     state,
-    state::{PAGER, ThisProcess, count},
+    state::{PAGER, PROCESS, count},
     thread, time,
 };
 
@@ -296,9 +296,7 @@ fn far_page(address: usize) -> Option<PageId> {
 /// Reads a page ahead if it lies beyond the pool; returns whether it did.
 fn read_ahead(page: PageId, mark: u64) -> bool {
     let asked = page.index() < WINDOW_PAGES
-        && fill::request(&ThisProcess, page, |place| {
-            ThisProcess.read_ahead(page, place)
-        });
+        && fill::request(&PROCESS, page, |place| PROCESS.read_ahead(page, place));
     if asked {
         let slot = &RAISED[page.index() % RAISED.len()];
         slot.store(u64::from(page.0) << 1 | mark, Ordering::Relaxed);

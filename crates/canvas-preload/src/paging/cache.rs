@@ -12,7 +12,7 @@ use crate::own_memory::areas::{self, CACHE_SLOTS_MAX};
 use crate::paging::discard;
 use crate::runtime::{
     state,
-    state::{ThisProcess, count},
+    state::{PROCESS, count},
     thread,
 };
 use crate::tenant::{members, smaps};
@@ -59,7 +59,7 @@ pub fn give_back_idle(now: u64) {
     let pause_ns = if forked && slots().buffers() > slots().capacity() {
         // Nobody may need these slots, and writes by relatives make the kernel copy them.
         1_000_000
-    } else if ledger::short_of_room(&ThisProcess) {
+    } else if ledger::short_of_room(&PROCESS) {
         20_000_000
     } else {
         200_000_000
@@ -72,7 +72,7 @@ pub fn give_back_idle(now: u64) {
     let n = give_back(|ranges, discard| {
         still_shared += members::give_up_shared(|| smaps::shared_in(ranges), discard).1;
     });
-    ledger::uncharge(&ThisProcess, n);
+    ledger::uncharge(&PROCESS, n);
     state::slot().cached_pages.fetch_sub(n, Ordering::Relaxed);
     if still_shared > 0 {
         members::keep_charge(still_shared);

@@ -20,7 +20,7 @@ use crate::paging::freeze;
 use crate::report;
 use crate::runtime::{
     state,
-    state::{PAGER, ThisProcess},
+    state::{PAGER, PROCESS},
 };
 
 const _: () = assert!(
@@ -92,14 +92,12 @@ fn is_device(fd: usize) -> bool {
 fn give() {
     const WAITS_MAX: u32 = 20;
     let mut waits = 0;
-    while waits < WAITS_MAX && ledger::is_past_limit(&ThisProcess) {
+    while waits < WAITS_MAX && ledger::is_past_limit(&PROCESS) {
         let done = {
             let _inside = freeze::enter();
-            match ledger::excess(&ThisProcess) {
+            match ledger::excess(&PROCESS) {
                 0 => return,
-                pages => {
-                    reclaim::reclaim(&ThisProcess, pages.min(64) as u32, reclaim::Reason::Direct)
-                }
+                pages => reclaim::reclaim(&PROCESS, pages.min(64) as u32, reclaim::Reason::Direct),
             }
         };
         if done == 0 {

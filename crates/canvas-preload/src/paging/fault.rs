@@ -8,7 +8,7 @@ use canvas_core::vm::fault;
 use canvas_types::PageId;
 
 use crate::far_tier::tier;
-use crate::runtime::state::ThisProcess;
+use crate::runtime::state::PROCESS;
 
 pub use canvas_core::vm::fault::Resolved;
 
@@ -40,10 +40,10 @@ pub fn resolve(page: PageId, write: bool) -> Resolved {
 
 /// As [`resolve`], for a fault whose exact location is known.
 pub fn resolve_at(at: FaultSite, write: bool) -> Resolved {
-    fault::fault(&ThisProcess, at, write)
+    fault::fault(&PROCESS, at, write)
 }
 
 /// Fills `page` with zeros before its first touch if there is room below the limit, so that nothing is evicted for it.
 pub fn fill_if_room(page: PageId) {
-    fault::fill_if_room(&ThisProcess, page);
+    fault::fill_if_room(&PROCESS, page);
 }

@@ -20,7 +20,7 @@ use crate::own_memory::areas;
 use crate::paging::{accounting, swapin::Round};
 use crate::runtime::{
     state,
-    state::{PAGER, ThisProcess, count},
+    state::{PAGER, PROCESS, count},
 };
 
 /// Ranges to bring in.
@@ -290,7 +290,7 @@ impl Server {
     /// Runs one round of the reclaim thread's work on hints. The caller is inside `freeze::enter`.
     pub fn background_round(&mut self) -> Round {
         ARRIVED.store(false, Ordering::Relaxed);
-        if ledger::is_past_limit(&ThisProcess) {
+        if ledger::is_past_limit(&PROCESS) {
             return Round::Idle;
         }
         let out = self.take_out();
@@ -318,7 +318,7 @@ impl Server {
             return Round::Worked(0);
         }
         let to = task.end.min(from.saturating_add(LOOK_MAX as u32));
-        let (at, left) = reclaim::reclaim_chosen(&ThisProcess, from, to);
+        let (at, left) = reclaim::reclaim_chosen(&PROCESS, from, to);
         count(Counter::HintPagesOut, u64::from(left));
         task.at = at;
         let stuck = at == from;
@@ -416,16 +416,16 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
     let n = lot.len() as i64;
     // Stay as far below the limit as reclaim does, and use at most half of that headroom, which faults need.
     let (mark, top) = ledger::limit(state::seg()).map_or((i64::MAX >> 1, i64::MAX >> 1), |l| {
-        let low = ledger::gaps(&ThisProcess, l).0;
+        let low = ledger::gaps(&PROCESS, l).0;
         (l - low, l - low / 2)
     });
     let mut tries = 0;
     if seg.local_pages.load(Ordering::Relaxed) + n > mark {
-        reclaim::reclaim(&ThisProcess, n as u32, reclaim::Reason::Background);
+        reclaim::reclaim(&PROCESS, n as u32, reclaim::Reason::Background);
     }
     while !seg.charge_local_within(me, n, top) {
         tries += 1;
-        if tries > 3 || reclaim::reclaim(&ThisProcess, n as u32, reclaim::Reason::Background) == 0 {
+        if tries > 3 || reclaim::reclaim(&PROCESS, n as u32, reclaim::Reason::Background) == 0 {
             return wait;
         }
     }
@@ -445,7 +445,7 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
 pub fn lot_beside(lot: &[PageId], counter: Counter) {
     let n = lot.len() as i64;
     let mark =
-        ledger::limit(state::seg()).map_or(i64::MAX >> 1, |l| l - ledger::gaps(&ThisProcess, l).0);
+        ledger::limit(state::seg()).map_or(i64::MAX >> 1, |l| l - ledger::gaps(&PROCESS, l).0);
     if !state::seg().charge_local_within(state::slot(), n, mark) {
         return;
     }
@@ -460,8 +460,8 @@ fn charged_in(
     goes_on: impl Fn() -> bool,
     counter: Counter,
 ) -> SwappedIn {
-    let done = fill::swap_in(&ThisProcess, lot, beyond, goes_on, |_| false);
-    ledger::uncharge(&ThisProcess, lot.len() as i64 - i64::from(done.mapped));
+    let done = fill::swap_in(&PROCESS, lot, beyond, goes_on, |_| false);
+    ledger::uncharge(&PROCESS, lot.len() as i64 - i64::from(done.mapped));
     count(counter, u64::from(done.mapped));
     for page in lot {
         hints::spare(areas::word(*page));
@@ -471,6 +471,5 @@ fn charged_in(
 
 /// Lets reclaim and other processes' requests go first.
 fn goes_on() -> bool {
-    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0
-        && !ledger::is_past_limit(&ThisProcess)
+    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !ledger::is_past_limit(&PROCESS)
 }

@@ -28,7 +28,7 @@ use crate::paging::{
 };
 use crate::runtime::{
     state,
-    state::{ThisProcess, count},
+    state::{PROCESS, count},
 };
 use crate::tenant::{life, members};
 
@@ -216,7 +216,7 @@ impl Server {
             return Round::Idle;
         }
         let now_ns = proc::now_ns();
-        if ledger::is_past_limit(&ThisProcess) {
+        if ledger::is_past_limit(&PROCESS) {
             self.learner().disturbed(now_ns);
         }
         for _ in 0..RING {
@@ -371,7 +371,7 @@ impl Server {
         let Some(learner) = &mut self.learner else {
             return Round::Idle;
         };
-        if ledger::is_past_limit(&ThisProcess) || self.beyond_room <= 0 {
+        if ledger::is_past_limit(&PROCESS) || self.beyond_room <= 0 {
             return Round::Idle;
         }
         if self.lot.len() == 0 {
@@ -412,8 +412,8 @@ impl Server {
             };
             self.reach += 1;
             for page in entry.pages().map(PageId) {
-                fill::request(&ThisProcess, page, |place| {
-                    ThisProcess.fetch(place.extent);
+                fill::request(&PROCESS, page, |place| {
+                    PROCESS.fetch(place.extent);
                     true
                 });
             }
@@ -424,7 +424,7 @@ impl Server {
 /// Whether `pages` more pages would make reclaim evict others.
 fn has_no_room(pages: i64) -> bool {
     ledger::limit(state::seg()).is_some_and(|limit| {
-        let mark = limit - ledger::gaps(&ThisProcess, limit).0;
+        let mark = limit - ledger::gaps(&PROCESS, limit).0;
         state::seg().local_pages.load(Ordering::Relaxed) + pages > mark
     })
 }

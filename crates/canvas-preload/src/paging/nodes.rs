@@ -22,7 +22,7 @@ use crate::own_memory::areas;
 use crate::paging::context;
 use crate::runtime::{
     state,
-    state::{ThisProcess, count},
+    state::{PROCESS, count},
 };
 
 /// Pages that one round moves at most.
@@ -89,7 +89,7 @@ pub fn background_round() -> bool {
     // become far first.
     let worked = sunk > 0
         || drop_copies(&excess) > 0
-        || is_over && reclaim::write_out(&ThisProcess, &mut ctx, ROUND_PAGES as u32 / 2) > 0;
+        || is_over && reclaim::write_out(&PROCESS, &mut ctx, ROUND_PAGES as u32 / 2) > 0;
     if is_over {
         pool().trim_nodes();
     }

@@ -9,9 +9,9 @@ use canvas_types::{PageBuf, PageId};
 
 use crate::api;
 use crate::paging::{learn, trace};
-use crate::runtime::state::ThisProcess;
+use crate::runtime::state::Process;
 
-impl Observers for ThisProcess {
+impl Observers for Process {
     // Without this, the prefetcher is `PAGER`'s.
     #[inline(always)]
     fn prefetcher(&self) -> &impl Prefetcher {

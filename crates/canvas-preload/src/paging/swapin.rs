@@ -18,7 +18,7 @@ use crate::own_memory::areas;
 use crate::paging::cache;
 use crate::runtime::{
     state,
-    state::{PAGER, ThisProcess, count},
+    state::{PAGER, PROCESS, count},
 };
 
 /// Pages that come in at a time; between two such lots other work goes first.
@@ -163,10 +163,10 @@ impl SwapIn {
         }
         let slots = cache::slots();
         let samples = slots.available() > slots.capacity() / 2;
-        let done = fill::swap_in(&ThisProcess, pages, Beyond::Extents, goes_on, |i| {
+        let done = fill::swap_in(&PROCESS, pages, Beyond::Extents, goes_on, |i| {
             samples && (self.came + u64::from(i)).is_multiple_of(SAMPLE_EVERY)
         });
-        ledger::uncharge(&ThisProcess, charge - i64::from(done.mapped));
+        ledger::uncharge(&PROCESS, charge - i64::from(done.mapped));
         let came = u64::from(done.mapped + done.sampled);
         self.came += came;
         self.when.came(came, u64::from(done.sampled));
@@ -194,8 +194,7 @@ enum Came {
 
 /// Lets reclaim and other processes' requests go first.
 fn goes_on() -> bool {
-    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0
-        && !ledger::short_of_room(&ThisProcess)
+    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !ledger::short_of_room(&PROCESS)
 }
 
 /// The inputs of the decision; `None` without a limit.
@@ -204,7 +203,7 @@ fn look() -> Option<Seen> {
     let far = me.far_pages.load(Ordering::Relaxed);
     let limit = ledger::limit(state::seg())?;
     let setting = seg.proactive_pages(limit);
-    let threshold = setting.map(|pages| floor(pages, ledger::gaps(&ThisProcess, limit).1));
+    let threshold = setting.map(|pages| floor(pages, ledger::gaps(&PROCESS, limit).1));
     let now_ns = proc::now_ns();
     Some(Seen {
         now_ns,
@@ -221,6 +220,6 @@ fn look() -> Option<Seen> {
         far,
         evicted: PAGER.evicted_pages.load(Ordering::Relaxed),
         used: PAGER.proactive_used.load(Ordering::Relaxed),
-        runs: ages::program_runs(&ThisProcess, now_ns),
+        runs: ages::program_runs(&PROCESS, now_ns),
     })
 }

@@ -29,7 +29,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use crate::own_memory::areas;
 use crate::paging::{cache, context, freeze};
 use crate::report;
-use crate::runtime::{state, state::ThisProcess, thread, upcalls};
+use crate::runtime::{state, state::PROCESS, thread, upcalls};
 
 /// Entries of the ring: 1 MiB.
 const SLOTS: u64 = 1 << 15;
@@ -484,18 +484,18 @@ fn unmap_some() -> bool {
     let available = cache::slots().available();
     if available < half {
         // With a limit the cache is small, and reclaim needs most of it.
-        reclaim::write_out(&ThisProcess, ctx, half - available);
+        reclaim::write_out(&PROCESS, ctx, half - available);
     }
     let most = cache::slots()
         .available()
         .saturating_sub(half / 2)
         .min(STEP_PAGES);
-    let Some(_batch) = reclaim::begin_batch(&ThisProcess) else {
+    let Some(_batch) = reclaim::begin_batch(&PROCESS) else {
         return false;
     };
     ctx.victims.clear();
     select(&mut ctx.victims, most);
-    ctx.victims.pages() > 0 && unmap(&ThisProcess, ctx, Purpose::Trace) > 0
+    ctx.victims.pages() > 0 && unmap(&PROCESS, ctx, Purpose::Trace) > 0
 }
 
 /// Selects at most `most` resident sampled pages. Blocks are skipped at random: if pages were always unmapped in the

@@ -26,7 +26,7 @@ use crate::paging::{accounting, cache, context, discard, fork_accounting, region
 use crate::report;
 use crate::runtime::{
     state,
-    state::{PAGER, ThisProcess, uffd},
+    state::{PAGER, PROCESS, uffd},
     thread,
 };
 use crate::tenant::{members, smaps};
@@ -38,7 +38,7 @@ const _: () = assert!(
     "discard passes ranges to the kernel as they are"
 );
 
-impl Kernel for ThisProcess {
+impl Kernel for state::Process {
     #[inline]
     fn now_ns(&self) -> u64 {
         proc::now_ns()
@@ -133,7 +133,7 @@ fn stop(e: Errno) -> Stop {
     }
 }
 
-impl Process for ThisProcess {
+impl Process for state::Process {
     #[inline(always)]
     fn state(&self) -> &State {
         &PAGER

@@ -22,7 +22,7 @@ use crate::paging::{
 };
 use crate::paging::{freeze, jvm, slow};
 use crate::report;
-use crate::runtime::{fds, fds::Fd, report, state, state::ThisProcess, thread};
+use crate::runtime::{fds, fds::Fd, report, state, state::PROCESS, thread};
 use crate::shared::{beyond, members, pages};
 
 const STACK_BYTES: usize = thread::OWN_STACK_BYTES;
@@ -292,8 +292,8 @@ const HANDLER_TRIES: u32 = 1000;
 fn look_at_memory() {
     accounting::measure_native();
     accounting::look_at_ages();
-    ledger::look_at_headroom(&ThisProcess, proc::now_ns());
-    ledger::divide_room(&ThisProcess, proc::now_ns());
+    ledger::look_at_headroom(&PROCESS, proc::now_ns());
+    ledger::divide_room(&PROCESS, proc::now_ns());
     accounting::size_cache(trace::cache_pages());
     cache::give_back_idle(proc::now_ns());
     native_swap::look(proc::now_ns());
@@ -359,9 +359,9 @@ extern "C" fn reclaimer() -> ! {
                     .prefetchers
                     .choose(state::seg().config.prefetch());
             }
-            if ledger::short_of_room(&ThisProcess) {
+            if ledger::short_of_room(&PROCESS) {
                 // Short of room, but with nothing to take: everything is busy, pinned, or other processes'.
-                let pause_ns = if ledger::excess(&ThisProcess) > 0 {
+                let pause_ns = if ledger::excess(&PROCESS) > 0 {
                     2_000_000
                 } else {
                     10_000_000

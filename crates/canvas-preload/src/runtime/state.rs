@@ -30,7 +30,9 @@ pub static PAGER: State = State::new();
 
 /// This process, for [`canvas_core::vm`]: `paging` implements the kernel's and the process's part, `far_tier` the
 /// store, and `paging::observers` the optional features.
-pub struct ThisProcess;
+pub struct Process;
+
+pub static PROCESS: Process = Process;
 
 /// Attaches the segment at `addr`.
 ///
