@@ -1,6 +1,18 @@
 //! libcanvas: loaded into a program by LD_PRELOAD, it captures the program's anonymous memory and pages it.
 //! ARCHITECTURE.md follows a page through it.
 
+/// Declares the state of one mechanism, a struct with its one static: of each field the type, and the value at start.
+/// A fork's child goes on with a copy, but for what the function `after_fork_in_child` next to it resets.
+macro_rules! state {
+    ($(#[$of:meta])* $vis:vis static $NAME:ident: $Type:ident {
+        $($(#[$about:meta])* $seen:vis $field:ident: $type:ty = $start:expr,)*
+    }) => {
+        $(#[$of])*
+        $vis struct $Type { $($(#[$about])* $seen $field: $type,)* }
+        $vis static $NAME: $Type = $Type { $($field: $start,)* };
+    };
+}
+
 mod api;
 mod capture;
 mod far_tier;
@@ -339,7 +351,7 @@ fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     areas::map()
         .and_then(|()| context::open_first())
         .map_err(because("address space for page tables cannot be reserved"))?;
-    state::THREAD_MODE.store(thread_mode, Ordering::Relaxed);
+    state::PROCESS.begin(thread_mode);
     let u = procs::open_uffd(thread_mode)
         .map_err(because("userfaultfd is not available; see `canvas doctor`"))?;
     state::set_uffd(u);
@@ -349,7 +361,6 @@ fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     mm::reserve_window().map_err(because(
         "the range for managed memory cannot be reserved or registered",
     ))?;
-    state::PID.store(proc::pid(), Ordering::Relaxed);
     Ok(())
 }
 
@@ -372,7 +383,8 @@ fn join_tenant(fd: i32) -> Result<bool, Failure> {
     unsafe { keys::init() }.map_err(because("the kernel provides no random bytes (getrandom)"))?;
     // SAFETY: called once, after areas, segment and keys; what uses the pool comes later.
     unsafe { pool::init() };
-    state::PAGER
+    state::PROCESS
+        .pager
         .prefetchers
         .choose(state::seg().config.prefetch());
     trace::init();

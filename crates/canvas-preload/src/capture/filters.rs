@@ -2,7 +2,7 @@
 //! installed: later there would be no way to.
 
 use canvas_sys::gate::{self, raw};
-use canvas_sys::{mem, pagemap, proc, seccomp, uffd};
+use canvas_sys::{mem, pagemap, seccomp, uffd};
 use canvas_types::layout;
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -189,7 +189,7 @@ unsafe fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isi
                     exec::forbid();
                 }
                 // A vfork child restricts only itself.
-                let own = state::PID.load(Ordering::Relaxed) == proc::pid();
+                let own = !state::PROCESS.is_vfork_child();
                 if own && first(ops, len, &[OF_CHILD], seccomp::ends).is_some() {
                     procs::forbid_children();
                 }

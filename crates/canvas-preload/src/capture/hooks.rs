@@ -4,7 +4,6 @@ use canvas_sys::gate::{answer, raw};
 use canvas_sys::seccomp::{self, Scope};
 use canvas_sys::{Errno, proc};
 use canvas_types::layout::{in_window, may_be_far};
-use core::sync::atomic::Ordering;
 
 use crate::api;
 use crate::capture::filters;
@@ -200,14 +199,14 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
         match which {
             // The first call in a new glibc thread's life; the next arm is the last.
             Process::ThreadBegins => {
-                if !state::THREAD_MODE.load(Ordering::Relaxed) {
+                if !state::PROCESS.in_thread_mode() {
                     altstack::give();
                 }
                 as_it_is()
             }
             Process::Exit => {
                 // A vfork child only borrows its parent's state.
-                if state::PID.load(Ordering::Relaxed) == proc::pid() {
+                if !state::PROCESS.is_vfork_child() {
                     altstack::thread_exit();
                     if api::has_kinds() {
                         let _inside = freeze::enter();
@@ -242,9 +241,7 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6], make: Make) -> isiz
             Process::SetLimit => answer(procs::prlimit(0, a[0], a[1], 0)),
             Process::Limit => answer(procs::prlimit(a[0], a[1], a[2], a[3])),
             // Programs fall back; see `is_refused` in the table.
-            Process::Refused if !state::THREAD_MODE.load(Ordering::Relaxed) => {
-                -(libc::ENOSYS as isize)
-            }
+            Process::Refused if !state::PROCESS.in_thread_mode() => -(libc::ENOSYS as isize),
             Process::Refused => as_it_is(),
             Process::Ioctl if devices::refuses(a) => -(libc::EACCES as isize),
             Process::Ioctl if native::is_uffd_call(a) => native::uffd_call(a),

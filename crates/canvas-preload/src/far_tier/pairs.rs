@@ -106,7 +106,7 @@ pub static PAIRS: OurPairs = OurPairs {
 /// start-up.
 pub fn start(open_signals: u64) {
     let wanted = far_area::far().is_some_and(|f| f.lanes.has_rdma());
-    if !wanted || state::THREAD_MODE.load(Ordering::Relaxed) {
+    if !wanted || state::PROCESS.in_thread_mode() {
         return;
     }
     // The thread must not handle the program's signals.

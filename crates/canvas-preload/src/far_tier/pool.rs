@@ -64,7 +64,7 @@ impl SlotMem for Region {
     }
     fn release(&self, off: usize, len: usize) {
         assert!(off <= areas::POOL_BYTES && len <= areas::POOL_BYTES - off);
-        if state::FORKED.load(Ordering::Relaxed) {
+        if state::PROCESS.has_forked() {
             members::keep_pool_charge(areas::pool() + off, len);
         }
         // SAFETY: inside the region (asserted); the slot allocator says that nothing is stored there any more.

@@ -5,7 +5,7 @@ use canvas_core::vm::{locked, reclaim};
 use canvas_shm::Counter;
 use canvas_sys::{Errno, proc};
 use canvas_types::PAGE_SIZE;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::memory::lock;
 use crate::paging::regions::Lists;
@@ -15,15 +15,6 @@ use crate::runtime::{
 };
 use crate::tenant::far_area;
 
-/// The program's own soft RLIMIT_AS; canvas's memory would not fit under it.
-pub static LIMIT_AS: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The program's own soft RLIMIT_DATA.
-pub static LIMIT_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The hard RLIMIT_AS that the program has set; the kernel's is higher, because canvas needs it.
-pub static HARD_AS: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The hard RLIMIT_DATA that the program has set.
-pub static HARD_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
-
 /// Requests for fewer pages (64 MiB) are not compared with the host's memory.
 const LARGE_PAGES: u64 = 16 << 10;
 
@@ -32,8 +23,8 @@ const LARGE_PAGES: u64 = 16 << 10;
 pub(crate) fn admit(g: &Lists, new_pages: u64, attr: Attr) -> Result<(), Errno> {
     let is_writable = i32::from(attr.prot) & libc::PROT_WRITE != 0;
     let total = (g.window.pages() + new_pages).saturating_mul(PAGE_SIZE as u64);
-    if total > LIMIT_AS.load(Ordering::Relaxed)
-        || (is_writable && total > LIMIT_DATA.load(Ordering::Relaxed))
+    if total > PROCESS.address_space.soft.load(Ordering::Relaxed)
+        || (is_writable && total > PROCESS.data.soft.load(Ordering::Relaxed))
         || (is_writable && attr.kind & kind::NORESERVE == 0 && never_fits(new_pages))
     {
         return Err(Errno(libc::ENOMEM));

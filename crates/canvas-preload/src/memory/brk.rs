@@ -148,10 +148,7 @@ fn grow(g: &mut Lists, old_end: u32, new_end: u32) -> Result<(), Errno> {
 /// mode, in which no signal reports an access.
 fn opens_ahead(g: &Lists, old_end: u32, new_end: u32) -> u32 {
     let end = new_end + OPEN_AHEAD_PAGES;
-    if new_end - old_end > LITTLE_PAGES
-        || state::THREAD_MODE.load(Ordering::Relaxed)
-        || end > MMAP_FIRST
-    {
+    if new_end - old_end > LITTLE_PAGES || state::PROCESS.in_thread_mode() || end > MMAP_FIRST {
         return 0;
     }
     let mut is_free = true;
@@ -172,7 +169,7 @@ fn shrink(g: &mut Lists, new_end: u32, old_end: u32) -> Result<(), Errno> {
         && g.window.covers(new_end, old_end)
         && old_end - new_end <= LITTLE_PAGES
         && until - new_end <= OPEN_MAX_PAGES
-        && !state::THREAD_MODE.load(Ordering::Relaxed);
+        && !state::PROCESS.in_thread_mode();
     if !stays_open {
         close(old_end)?;
         return clear(g, new_end, old_end);

@@ -20,7 +20,7 @@ use canvas_types::{PAGE_SIZE, PageBuf, PageId};
 use core::ops::Range;
 
 use crate::own_memory::writable::{Mark, Steps, open};
-use crate::runtime::state::PAGER;
+use crate::runtime::state::PROCESS;
 
 // Also needed by readers from outside (`canvas read`, `canvas dump`), to find a page's bytes.
 pub use canvas_types::layout::{CACHE_META, CACHE_SLOTS_MAX, cache_buffers, pool};
@@ -330,7 +330,7 @@ pub fn far_pages() -> FarPages<'static, impl Fn(usize) -> bool> {
         words: table.words,
         blocks: table.blocks(),
         is_empty: all_resident,
-        now_epoch: PAGER.epoch.now(),
+        now_epoch: PROCESS.pager.epoch.now(),
     }
 }
 

@@ -6,15 +6,11 @@ use canvas_shm::ProcSlot;
 use canvas_shm::lend::Stage;
 use canvas_sys::proc;
 use canvas_types::{PAGE_SIZE, procfs};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::own_memory::own;
 use crate::paging::{cache, fork_accounting};
-use crate::runtime::{
-    state,
-    state::{PAGER, PROCESS},
-    upcalls,
-};
+use crate::runtime::{state, state::PROCESS, upcalls};
 use crate::tenant::{
     members,
     members::{live_slots, once_in},
@@ -22,8 +18,6 @@ use crate::tenant::{
 
 /// True while the reclaim thread sleeps and may be woken.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
-/// Nonzero once this process has a reclaim thread.
-pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
 static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
 /// When canvas's own memory was last counted.
 static METADATA_NS: AtomicU64 = AtomicU64::new(0);
@@ -32,7 +26,7 @@ const LOOK_PAUSE_NS: u64 = 5_000_000;
 
 /// Starts the reclaim thread, unless it runs.
 pub fn start_reclaimer() {
-    if RECLAIMER.load(Ordering::Relaxed) == 0 {
+    if PROCESS.reclaimer.load(Ordering::Relaxed) == 0 {
         upcalls::start_reclaimer();
     }
 }
@@ -90,11 +84,7 @@ pub fn idle_ns() -> u64 {
     let seg = state::seg();
     let near = ledger::limit(seg).is_some_and(|l| ledger::charged(&PROCESS) > l / 2);
     match near {
-        true if state::FORKED.load(Ordering::Relaxed)
-            && ages::program_runs(&PROCESS, proc::now_ns()) =>
-        {
-            1_000_000
-        }
+        true if PROCESS.has_forked() && ages::program_runs(&PROCESS, proc::now_ns()) => 1_000_000,
         true => 5_000_000,
         false => 100_000_000,
     }
@@ -110,7 +100,7 @@ pub fn size_cache(fixed: Option<usize>) {
     let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
     let room = ledger::limit(seg).unwrap_or(0) - seg.native_pages.load(Ordering::Relaxed);
     let level = seg.floor_level_pages.load(Ordering::Relaxed);
-    let held = match state::FORKED.load(Ordering::Relaxed) {
+    let held = match PROCESS.has_forked() {
         true => held_for_all(),
         false => state::slot().held_pages(),
     };
@@ -144,8 +134,8 @@ pub fn measure_native() {
     };
     let slot = state::slot();
     slot.swapped_pages.store(swapped, Ordering::Relaxed);
-    let booked =
-        PAGER.resident_pages.load(Ordering::Relaxed) + slot.cached_pages.load(Ordering::Relaxed);
+    let booked = PROCESS.pager.resident_pages.load(Ordering::Relaxed)
+        + slot.cached_pages.load(Ordering::Relaxed);
     let native = (anon - booked - crate::far_tier::pool::charged_pages()).max(0);
     state::seg().charge_native(slot, native - slot.native_pages.load(Ordering::Relaxed));
 }
@@ -173,7 +163,10 @@ fn look_at_metadata(now: u64) {
 
 /// Lets the reclaim thread update page ages from what came in and was freed, and record whether the program runs.
 pub fn look_at_ages() {
-    ages::look(&PROCESS, PAGER.resident_pages.load(Ordering::Relaxed));
+    ages::look(
+        &PROCESS,
+        PROCESS.pager.resident_pages.load(Ordering::Relaxed),
+    );
     look_at_program();
 }
 
@@ -206,8 +199,8 @@ pub fn inherit_ages(parent: &ProcSlot) {
 /// Resets the accounting in a fork's child. `resident` pages of its managed range are resident, all shared with the
 /// parent.
 pub fn after_fork_in_child(resident: i64) {
-    PAGER.after_fork_in_child(resident);
-    RECLAIMER.store(0, Ordering::Relaxed);
+    PROCESS.pager.after_fork_in_child(resident);
+    PROCESS.reclaimer.store(0, Ordering::Relaxed);
     ASLEEP.store(false, Ordering::Relaxed);
     METADATA_NS.store(0, Ordering::Relaxed);
     state::slot()
@@ -226,7 +219,7 @@ pub fn expect_native(pages: i64) {
 
 /// Makes the reclaim thread measure at once: resets its timer and wakes it.
 pub fn measure_soon() {
-    if !state::FORKED.load(Ordering::Relaxed) {
+    if !PROCESS.has_forked() {
         LAST_MEASURE_NS.store(0, Ordering::Relaxed);
     }
     wake_reclaimer();

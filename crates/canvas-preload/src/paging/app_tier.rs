@@ -30,7 +30,7 @@ use crate::own_memory::areas;
 use crate::paging::jvm;
 use crate::runtime::{
     state,
-    state::{PAGER, PROCESS, count},
+    state::{PROCESS, count},
     thread, time,
 };
 
@@ -109,7 +109,7 @@ fn chosen() -> AppTier {
 }
 
 /// The low tier.
-static LOW: &Prefetchers = &PAGER.prefetchers;
+static LOW: &Prefetchers = &PROCESS.pager.prefetchers;
 
 /// The low tier, with the application tier on top of it.
 pub struct TwoTiers;

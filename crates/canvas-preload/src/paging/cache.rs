@@ -55,7 +55,7 @@ pub fn buffer(slot: u32) -> usize {
 /// the reclaim thread, inside `freeze::enter`.
 pub fn give_back_idle(now: u64) {
     static LAST_NS: AtomicU64 = AtomicU64::new(0);
-    let forked = state::FORKED.load(Ordering::Relaxed);
+    let forked = PROCESS.has_forked();
     let pause_ns = if forked && slots().buffers() > slots().capacity() {
         // Nobody may need these slots, and writes by relatives make the kernel copy them.
         1_000_000

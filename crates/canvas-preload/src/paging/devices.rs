@@ -18,10 +18,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::paging::freeze;
 use crate::report;
-use crate::runtime::{
-    state,
-    state::{PAGER, PROCESS},
-};
+use crate::runtime::state::PROCESS;
 
 const _: () = assert!(
     holds::MAX_NS == 60_000_000_000,
@@ -33,7 +30,7 @@ pub struct Held(Call);
 
 impl Drop for Held {
     fn drop(&mut self) {
-        PAGER.holds.end(self.0);
+        PROCESS.pager.holds.end(self.0);
     }
 }
 
@@ -45,7 +42,7 @@ const KVM: u64 = libc::makedev(10, 232);
 /// Whether this is an `ioctl` that creates a virtual machine which could not run. Reports the first one.
 pub fn refuses(a: &[usize; 6]) -> bool {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    if a[1] as u32 != CREATE_VM || state::THREAD_MODE.load(Ordering::Relaxed) {
+    if a[1] as u32 != CREATE_VM || PROCESS.in_thread_mode() {
         return false;
     }
     let is_kvm = |f: libc::stat| f.st_mode & libc::S_IFMT == libc::S_IFCHR && f.st_rdev == KVM;
@@ -67,15 +64,15 @@ pub fn before_ioctl(a: &[usize; 6]) -> Option<Held> {
     if a[2] < PAGE_SIZE || !is_device(a[0]) {
         return None;
     }
-    let was_held = &PAGER.was_held;
+    let was_held = &PROCESS.pager.was_held;
     if was_held.load(Ordering::Relaxed) && was_held.swap(false, Ordering::Relaxed) {
         give();
     }
-    let held = Held(PAGER.holds.begin(proc::now_ns()));
+    let held = Held(PROCESS.pager.holds.begin(proc::now_ns()));
     // A batch takes at most a millisecond, but one in a vfork child that was killed never ends.
     const PATIENCE_NS: u64 = 1_000_000_000;
     let begun = proc::now_ns();
-    while !PAGER.holds.is_settled() && proc::now_ns() < begun + PATIENCE_NS {
+    while !PROCESS.pager.holds.is_settled() && proc::now_ns() < begun + PATIENCE_NS {
         gate::wait(50_000);
     }
     Some(held)

@@ -12,12 +12,14 @@ use crate::runtime::state;
 ///
 /// The caller owns the contents of all pages of the ranges, and needs them no longer.
 pub unsafe fn discard(ranges: &[libc::iovec]) -> bool {
-    if !state::NO_VECTOR_DISCARD.load(Ordering::Relaxed) {
+    if !state::PROCESS.no_vector_discard.load(Ordering::Relaxed) {
         // SAFETY: for all ranges the caller answers.
-        if unsafe { mem::discard_many(state::PIDFD.load(Ordering::Relaxed), ranges) } {
+        if unsafe { mem::discard_many(state::PROCESS.pidfd.load(Ordering::Relaxed), ranges) } {
             return true;
         }
-        state::NO_VECTOR_DISCARD.store(true, Ordering::Relaxed);
+        state::PROCESS
+            .no_vector_discard
+            .store(true, Ordering::Relaxed);
     }
     ranges.iter().fold(true, |all, r| {
         // SAFETY: for this range, like all others, the caller answers.

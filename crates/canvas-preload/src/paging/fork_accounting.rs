@@ -22,13 +22,8 @@ use canvas_sys::proc;
 use canvas_types::layout::NODES_MAX;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::runtime::{state, upcalls};
-use crate::tenant::{
-    life, members,
-    members::{DRIFT_PAGES, once_in},
-    smaps,
-    smaps::Unseen,
-};
+use crate::runtime::{state, state::PROCESS, upcalls};
+use crate::tenant::{life, members, members::once_in, smaps, smaps::Unseen};
 
 /// Pause between two looks at the copies made.
 const LOOK_PAUSE_NS: u64 = 1_000_000;
@@ -76,7 +71,7 @@ pub fn before_exit() {
     // Not a vfork's child, whose memory is its parent's, nor where nobody else is there to wait: its other
     // threads run on until the kernel ends them, and would take what was given back.
     let is_alone = || members::live_slots().nth(1).is_none();
-    if state::PID.load(Ordering::Relaxed) == proc::pid() && !is_alone() {
+    if !PROCESS.is_vfork_child() && !is_alone() {
         let slot = state::slot();
         slot.ending.store(1, Ordering::Relaxed);
         state::seg().give_back_own(slot, AT_ONCE_PAGES);
@@ -98,7 +93,7 @@ pub fn look(now: u64) -> bool {
     /// Measurements in a row that a fork may spoil; the next one counts whatever is forked meanwhile.
     const SPOILT_MAX: u64 = 8;
     let seg = state::seg();
-    let shares = state::FORKED.load(Ordering::Relaxed);
+    let shares = PROCESS.has_forked();
     let orphans = seg.orphan_pages.load(Ordering::Relaxed) != 0
         || seg.orphan_pool_bytes.load(Ordering::Relaxed) != 0
         || orphans_on_nodes(seg).iter().any(|n| *n != 0);
@@ -111,7 +106,7 @@ pub fn look(now: u64) -> bool {
     // A twentieth of the time at most; a fifth while the books are known to be too high by far, and an eightieth
     // where nothing was kept that may be free.
     let took = seg.measure_took_ns.load(Ordering::Relaxed);
-    let drift = DRIFT_PAGES.load(Ordering::Relaxed);
+    let drift = PROCESS.drift_pages.load(Ordering::Relaxed);
     let is_much = |pages: i64, part| ledger::limit(state::seg()).is_some_and(|l| pages > l / part);
     let soon = orphans || is_much(drift, 16);
     let times = match (soon, drift) {
@@ -138,7 +133,7 @@ pub fn look(now: u64) -> bool {
         let spent = proc::thread_ns() - began;
         if done {
             seg.measures_spoilt.store(0, Ordering::Relaxed);
-            DRIFT_PAGES.store(0, Ordering::Relaxed);
+            PROCESS.drift_pages.store(0, Ordering::Relaxed);
             seg.measure_took_ns.store(spent, Ordering::Relaxed);
         } else {
             seg.measures_spoilt.fetch_add(1, Ordering::Relaxed);
@@ -315,13 +310,15 @@ impl Correction {
 /// Does what touches memory of canvas's own, which is not counted as local memory: its minor faults are no copies of the
 /// program's pages.
 pub fn without_copies<T>(touches: impl FnOnce() -> T) -> T {
-    if !state::FORKED.load(Ordering::Relaxed) {
+    if !PROCESS.has_forked() {
         return touches();
     }
     let before = proc::minor_faults_of_thread();
     let out = touches();
     let faults = proc::minor_faults_of_thread().saturating_sub(before);
-    state::FAULTS_WITHOUT_COPY.fetch_add(faults, Ordering::Relaxed);
+    PROCESS
+        .faults_without_copy
+        .fetch_add(faults, Ordering::Relaxed);
     out
 }
 
@@ -330,7 +327,7 @@ fn copies_made() -> i64 {
     static SEEN: AtomicU64 = AtomicU64::new(0);
     static OF_PID: AtomicU32 = AtomicU32::new(0);
     // Faults that our handler threads serve are retried, and counted then.
-    let served = state::FAULTS_WITHOUT_COPY.load(Ordering::Relaxed);
+    let served = PROCESS.faults_without_copy.load(Ordering::Relaxed);
     let now = proc::minor_faults().wrapping_sub(served);
     let seen = SEEN.swap(now, Ordering::Relaxed);
     let pid = proc::pid();

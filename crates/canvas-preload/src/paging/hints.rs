@@ -20,7 +20,7 @@ use crate::own_memory::areas;
 use crate::paging::{accounting, swapin::Round};
 use crate::runtime::{
     state,
-    state::{PAGER, PROCESS, count},
+    state::{PROCESS, count},
 };
 
 /// Ranges to bring in.
@@ -174,7 +174,7 @@ pub fn cool(start: u32, end: u32) -> bool {
         let found = hints::cool(&table.words[page as usize..to as usize]);
         locked |= found.locked;
         if found.pages > 0 && chunks < COLD_CHUNKS {
-            PAGER.clock.stream_passed(PageId(page));
+            PROCESS.pager.clock.stream_passed(PageId(page));
             chunks += 1;
         }
         page = to;

@@ -12,7 +12,7 @@ use crate::paging::{learn, trace};
 use crate::runtime::state::Process;
 
 impl Observers for Process {
-    // Without this, the prefetcher is `PAGER`'s.
+    // Without this, the prefetcher is the pager's own.
     #[inline(always)]
     fn prefetcher(&self) -> &impl Prefetcher {
         &crate::paging::app_tier::TwoTiers

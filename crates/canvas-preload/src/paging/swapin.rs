@@ -18,7 +18,7 @@ use crate::own_memory::areas;
 use crate::paging::cache;
 use crate::runtime::{
     state,
-    state::{PAGER, PROCESS, count},
+    state::{PROCESS, count},
 };
 
 /// Pages that come in at a time; between two such lots other work goes first.
@@ -67,7 +67,7 @@ impl SwapIn {
             true => proc::now_ns() + CHILD_NS,
             false => 0,
         };
-        let limit_bytes = match state::FORKED.load(Ordering::Relaxed) {
+        let limit_bytes = match PROCESS.has_forked() {
             true => state::seg().config.local_bytes.load(Ordering::Relaxed),
             false => LIMIT_BYTES.load(Ordering::Relaxed),
         };
@@ -218,8 +218,8 @@ fn look() -> Option<Seen> {
                 .max(1),
         ),
         far,
-        evicted: PAGER.evicted_pages.load(Ordering::Relaxed),
-        used: PAGER.proactive_used.load(Ordering::Relaxed),
+        evicted: PROCESS.pager.evicted_pages.load(Ordering::Relaxed),
+        used: PROCESS.pager.proactive_used.load(Ordering::Relaxed),
         runs: ages::program_runs(&PROCESS, now_ns),
     })
 }

@@ -370,7 +370,7 @@ fn process() -> u16 {
         .iter()
         .position(|p| core::ptr::eq(p, me))
         .unwrap_or(0);
-    (i as u16 & 1023) | (state::PID.load(Ordering::Relaxed) as u16) << 10
+    (i as u16 & 1023) | (PROCESS.pid() as u16) << 10
 }
 
 fn append(bytes: &[u8]) {
@@ -434,7 +434,7 @@ pub fn at_exit() {
     }
     let _inside = freeze::enter();
     // A vfork child runs on its parent's tables.
-    if state::PID.load(Ordering::Relaxed) == proc::pid() && !ENDED.swap(true, Ordering::Relaxed) {
+    if !PROCESS.is_vfork_child() && !ENDED.swap(true, Ordering::Relaxed) {
         let touched = areas::touched_in_block();
         for block in
             (0..areas::table().blocks()).filter(|b| touched[*b].load(Ordering::Relaxed) != 0)

@@ -26,7 +26,7 @@ use crate::paging::{accounting, cache, context, discard, fork_accounting, region
 use crate::report;
 use crate::runtime::{
     state,
-    state::{PAGER, PROCESS, uffd},
+    state::{PROCESS, uffd},
     thread,
 };
 use crate::tenant::{members, smaps};
@@ -111,7 +111,7 @@ impl Kernel for state::Process {
         regions::is_present(page)
     }
     fn wake(&self, ranges: &[Range]) {
-        if state::THREAD_MODE.load(Ordering::Relaxed) {
+        if PROCESS.in_thread_mode() {
             for r in ranges {
                 uffd().wake(r.addr(), r.bytes());
             }
@@ -136,7 +136,7 @@ fn stop(e: Errno) -> Stop {
 impl Process for state::Process {
     #[inline(always)]
     fn state(&self) -> &State {
-        &PAGER
+        &PROCESS.pager
     }
     #[inline(always)]
     fn segment(&self) -> &Segment {
@@ -176,7 +176,7 @@ impl Process for state::Process {
         thread::thread_hash()
     }
     fn has_forked(&self) -> bool {
-        state::FORKED.load(Ordering::Relaxed)
+        PROCESS.has_forked()
     }
     #[inline]
     fn fill(&self) -> impl DerefMut<Target = Fill> {
@@ -190,7 +190,9 @@ impl Process for state::Process {
     }
     fn slots_opened(&self, n: usize) {
         // The kernel copied nothing for them.
-        state::FAULTS_WITHOUT_COPY.fetch_add(n as u64, Ordering::Relaxed);
+        PROCESS
+            .faults_without_copy
+            .fetch_add(n as u64, Ordering::Relaxed);
     }
     fn release_gone(&self, other: &ProcSlot) -> bool {
         members::release_gone(|s| core::ptr::eq(s, other))

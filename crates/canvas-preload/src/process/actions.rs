@@ -202,7 +202,7 @@ fn moves(sig: i32, action: &KernelSigaction) -> bool {
     action.handler > libc::SIG_IGN
         && (matches!(sig, libc::SIGSEGV | cancel::SIGNAL)
             || action.mask & beliefs::ours() != 0
-            || (!state::THREAD_MODE.load(Ordering::Relaxed)
+            || (!state::PROCESS.in_thread_mode()
                 && (action.flags & libc::SA_ONSTACK as u64 != 0
                     || STACKS_IN_WINDOW.load(Ordering::Relaxed))))
 }
@@ -244,11 +244,6 @@ fn seen(sig: i32, mine: &KernelSigaction, there: &KernelSigaction) -> KernelSiga
     }
 }
 
-/// Whether this is a vfork child, running on its parent's memory: its actions are its own, but the table is not.
-pub fn is_vfork_child() -> bool {
-    state::PID.load(Ordering::Relaxed) != canvas_sys::proc::pid()
-}
-
 /// `rt_sigaction` for a signal that can have an action: sets `wanted`, returns the previous action.
 ///
 /// # Safety
@@ -261,7 +256,8 @@ pub unsafe fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigac
         ..w
     });
     let inside = freeze::enter();
-    let borrowed = is_vfork_child();
+    // A vfork child's actions are its own, but the table is not.
+    let borrowed = state::PROCESS.is_vfork_child();
     let before = ACTIONS[sig as usize].change(&inside, |mine| {
         let before = *mine;
         if beliefs::ours() & bit(sig) != 0 {

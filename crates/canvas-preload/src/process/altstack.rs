@@ -153,7 +153,7 @@ pub fn is_on_own() -> bool {
 
 /// Gives the calling thread a stack of canvas if it has no signal stack. In thread mode no fault is a signal.
 pub fn give() {
-    let unused = thread::signal_stacks() == 0 || state::THREAD_MODE.load(Ordering::Relaxed);
+    let unused = thread::signal_stacks() == 0 || state::PROCESS.in_thread_mode();
     if unused || current().ss_flags & libc::SS_DISABLE == 0 {
         return;
     }

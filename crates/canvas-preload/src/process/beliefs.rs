@@ -17,7 +17,7 @@ pub type Info = [u64; 16];
 /// Canvas's signals in this mode, which must never be blocked: a fault (unless handler threads serve it) or a trapped
 /// call would end the program.
 pub fn ours() -> u64 {
-    let faults = match state::THREAD_MODE.load(Ordering::Relaxed) {
+    let faults = match state::PROCESS.in_thread_mode() {
         true => 0,
         false => bit(libc::SIGBUS),
     };

@@ -28,9 +28,10 @@ const ALL: u32 = u32::MAX;
 
 /// Records that a filter of this process kills callers of a system call that canvas makes at its start.
 pub fn forbid() {
-    let own = state::PID.load(Ordering::Relaxed);
-    let pid = proc::pid();
-    let whom = if pid == own { ALL } else { pid };
+    let whom = match state::PROCESS.is_vfork_child() {
+        true => proc::pid(),
+        false => ALL,
+    };
     KILLED.store(whom, Ordering::Relaxed);
 }
 
@@ -328,7 +329,7 @@ unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
         unsafe { why.tell(dir, a[path]) };
     }
     let _limits = limits::as_the_program_has_them();
-    let borrowed = actions::is_vfork_child();
+    let borrowed = state::PROCESS.is_vfork_child();
     for _ in 0..EXEC_TRIES {
         // SAFETY: path and vectors of the program's call, which leaves them alone until that returns; the second vector
         // may be the copy in `room`, which ends with null as well.

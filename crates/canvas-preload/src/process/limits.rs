@@ -6,16 +6,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use canvas_sys::descriptors;
 use canvas_sys::proc::{self, Limit};
 
-use crate::memory::admit;
+use crate::runtime::state::PROCESS;
 
-/// A limit of the kernel that is kept here.
+/// The soft limits of the kernel that canvas keeps.
 static KEPT: [(u32, &AtomicU64); 2] = [
-    (libc::RLIMIT_AS, &admit::LIMIT_AS),
-    (libc::RLIMIT_DATA, &admit::LIMIT_DATA),
+    (libc::RLIMIT_AS, &PROCESS.address_space.soft),
+    (libc::RLIMIT_DATA, &PROCESS.data.soft),
 ];
-
-/// The hard limit of descriptors that the program has set; the kernel's leaves room for canvas's above it.
-pub static HARD_FILES: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// The kernel's new hard limit of descriptors if the program sets `wanted` and the limit is `now`.
 pub fn with_room(wanted: u64, now: u64) -> u64 {
@@ -60,7 +57,7 @@ pub fn give_back() {
             set(resource, soft.min(now.hard), now.hard);
         }
     }
-    let files = HARD_FILES.load(Ordering::Relaxed);
+    let files = PROCESS.hard_files.load(Ordering::Relaxed);
     if let Some(now) = get(libc::RLIMIT_NOFILE).filter(|now| files < now.hard) {
         set(libc::RLIMIT_NOFILE, now.soft, files);
     }

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api;
 use crate::far_tier::{self, pool};
-use crate::memory::{admit, mm, uaccess};
+use crate::memory::{mm, uaccess};
 use crate::own_memory::own;
 use crate::paging::{accounting, fork_accounting, freeze, native_swap, regions, trace};
 use crate::process::{actions, altstack, beliefs, limits, threads};
@@ -186,7 +186,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6], flags: usize) -> (isize, u64) {
             members::wait_for_child(child_id, r > 0);
         }
         if r > 0 {
-            state::FORKED.store(true, Ordering::Relaxed);
+            state::PROCESS.note_forked();
             count(Counter::Forks, 1);
             fork_accounting::forked();
         } else {
@@ -230,7 +230,7 @@ fn may_have_uffd() -> Result<(), canvas_sys::Errno> {
     if ENDED_BY_FILTER.load(Ordering::Relaxed) {
         return Err(canvas_sys::Errno(libc::EPERM));
     }
-    new_uffd(state::THREAD_MODE.load(Ordering::Relaxed)).map(|u| u.close())
+    new_uffd(state::PROCESS.in_thread_mode()).map(|u| u.close())
 }
 
 /// In the parent: a slot for the child, which counts as living from now on; `None` if there is none, or the child could
@@ -265,24 +265,22 @@ fn child(
     let parent = state::slot();
     begin_in(slot);
     accounting::inherit_ages(parent);
-    state::FAULTS_WITHOUT_COPY.store(0, Ordering::Relaxed);
+    state::PROCESS.after_fork_in_child();
     canvas_sys::gate::after_fork_in_child();
     own::after_fork_in_child();
     threads::after_fork_in_child();
     native_swap::after_fork_in_child();
     api::after_fork_in_child();
     fork_accounting::was_forked();
-    state::FORKED.store(true, Ordering::Relaxed);
     let parents = state::uffd();
-    let thread_mode = state::THREAD_MODE.load(Ordering::Relaxed);
+    let thread_mode = state::PROCESS.in_thread_mode();
     fds::guard(Fd::Uffd, -1);
     // A copy through the parent's userfaultfd would go to the parent's memory.
     if has_its_own {
         parents.close();
     }
     state::set_uffd(open_uffd(thread_mode)?);
-    state::PID.store(proc::pid(), Ordering::Relaxed);
-    let pidfd = state::PIDFD.swap(-1, Ordering::Relaxed);
+    let pidfd = state::PROCESS.pidfd.swap(-1, Ordering::Relaxed);
     if pidfd >= 0 {
         // It names the parent.
         if has_its_own {
@@ -320,12 +318,12 @@ fn child(
 pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> Result<usize, Errno> {
     let (pid, resource) = (pid as u32, resource as u32);
     // A vfork child has limits of its own, which are not kept here.
-    let here = state::PID.load(Ordering::Relaxed) == proc::pid();
+    let here = !state::PROCESS.is_vfork_child();
     let mine = here && (pid == 0 || pid == proc::pid());
     let of_files = mine && resource == libc::RLIMIT_NOFILE;
     let kept = match resource {
-        libc::RLIMIT_AS => Some((&admit::LIMIT_AS, &admit::HARD_AS)),
-        libc::RLIMIT_DATA => Some((&admit::LIMIT_DATA, &admit::HARD_DATA)),
+        libc::RLIMIT_AS => Some(&state::PROCESS.address_space),
+        libc::RLIMIT_DATA => Some(&state::PROCESS.data),
         _ => None,
     };
     let wanted = (new != 0).then(|| uaccess::get::<Limit>(new));
@@ -340,16 +338,16 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> Re
         .filter(|(_, w)| w.soft <= w.hard);
     let kernels = wanted.filter(|_| keep.is_none());
     let mut before = proc::limit(pid, resource, kernels.as_ref())?;
-    if mine && let Some((soft, hard)) = kept {
-        before.soft = before.soft.min(soft.load(Ordering::Relaxed));
-        before.hard = before.hard.min(hard.load(Ordering::Relaxed));
+    if mine && let Some(kept) = kept {
+        before.soft = before.soft.min(kept.soft.load(Ordering::Relaxed));
+        before.hard = before.hard.min(kept.hard.load(Ordering::Relaxed));
     }
-    if let Some(((soft, hard), w)) = keep {
+    if let Some((kept, w)) = keep {
         if w.hard > before.hard && !proc::may_raise_limits() {
             return Err(Errno(libc::EPERM));
         }
-        soft.store(w.soft, Ordering::Relaxed);
-        hard.store(w.hard, Ordering::Relaxed);
+        kept.soft.store(w.soft, Ordering::Relaxed);
+        kept.hard.store(w.hard, Ordering::Relaxed);
     }
     if old != 0 {
         // SAFETY: where the program wants the old limits (the caller's promise).
@@ -366,7 +364,7 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> Re
 unsafe fn limit_files(wanted: Option<Limit>, old: usize) -> Result<usize, Errno> {
     let mut before = proc::limit(0, libc::RLIMIT_NOFILE, None)?;
     let now = before.hard;
-    before.hard = now.min(limits::HARD_FILES.load(Ordering::Relaxed));
+    before.hard = now.min(state::PROCESS.hard_files.load(Ordering::Relaxed));
     if let Some(w) = wanted {
         if w.soft <= w.hard && w.hard > before.hard && !proc::may_raise_limits() {
             return Err(Errno(libc::EPERM));
@@ -380,7 +378,7 @@ unsafe fn limit_files(wanted: Option<Limit>, old: usize) -> Result<usize, Errno>
             },
         };
         proc::limit(0, libc::RLIMIT_NOFILE, Some(&new))?;
-        limits::HARD_FILES.store(w.hard, Ordering::Relaxed);
+        state::PROCESS.hard_files.store(w.hard, Ordering::Relaxed);
     }
     if old != 0 {
         // SAFETY: where the program wants the old limits (the caller's promise).

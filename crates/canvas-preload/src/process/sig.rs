@@ -8,7 +8,6 @@ use canvas_sys::signal::{self, KernelSigaction, bit};
 use canvas_sys::{Errno, proc, seccomp, sys2, sys4};
 use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
-use core::sync::atomic::Ordering;
 
 use crate::memory::{
     args::{self, Make},
@@ -279,7 +278,7 @@ fn libc_blocks_all(mask: u64) -> bool {
     /// glibc's SIGCANCEL and SIGSETXID.
     const OF_LIBC: u64 = bit(32) | bit(33);
     // A vfork's child is not a thread of this process: what it got is not for its parent.
-    mask & OF_LIBC == OF_LIBC && state::PID.load(Ordering::Relaxed) == proc::pid()
+    mask & OF_LIBC == OF_LIBC && !state::PROCESS.is_vfork_child()
 }
 
 /// Passes a signal to the program: its handler by `next`, the default action, or later.

@@ -33,7 +33,7 @@ pub fn open_pidfd() {
         && let Ok(fd) = descriptors::moved(fd, true)
     {
         fds::guard(Fd::Pidfd, fd);
-        state::PIDFD.store(fd, Ordering::Relaxed);
+        PROCESS.pidfd.store(fd, Ordering::Relaxed);
     }
 }
 
@@ -117,10 +117,11 @@ pub fn start_reclaimer() {
     if !MAY_RECLAIM.load(Ordering::Acquire) {
         return;
     }
-    if state::PID.load(Ordering::Relaxed) != proc::pid() {
+    if PROCESS.is_vfork_child() {
         return;
     }
-    if accounting::RECLAIMER
+    if PROCESS
+        .reclaimer
         .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
         .is_err()
     {
@@ -128,7 +129,7 @@ pub fn start_reclaimer() {
     }
     // Direct reclaim still works; try again when it is needed again.
     if spawn(RECLAIMER, reclaimer).is_err() {
-        accounting::RECLAIMER.store(0, Ordering::Release);
+        PROCESS.reclaimer.store(0, Ordering::Release);
     }
 }
 
@@ -152,12 +153,12 @@ static BELL: AtomicUsize = AtomicUsize::new(0);
 pub fn alone<R>(call: impl FnOnce() -> R) -> R {
     // Canvas's threads are not a vfork child's but its parent's. If a second thread gets here, the program has more
     // than one thread anyway.
-    if state::PID.load(Ordering::Relaxed) != proc::pid() || IS_ALONE.swap(true, Ordering::AcqRel) {
+    if PROCESS.is_vfork_child() || IS_ALONE.swap(true, Ordering::AcqRel) {
         return call();
     }
     let mask = signal::set_mask(u64::MAX);
-    let handled = state::THREAD_MODE.load(Ordering::Relaxed);
-    let reclaimed = accounting::RECLAIMER.load(Ordering::Acquire) != 0;
+    let handled = PROCESS.in_thread_mode();
+    let reclaimed = PROCESS.reclaimer.load(Ordering::Acquire) != 0;
     END.store(true, Ordering::SeqCst);
     if reclaimed {
         end_reclaimer();
@@ -210,11 +211,11 @@ pub fn before_exit_group() {
 
 /// Whether the program has only one thread left. (The first one counts until the process has ended.)
 pub fn is_one_left() -> bool {
-    let handlers = match state::THREAD_MODE.load(Ordering::Relaxed) {
+    let handlers = match PROCESS.in_thread_mode() {
         true => HANDLERS as u64,
         false => 0,
     };
-    let reclaimer = u64::from(accounting::RECLAIMER.load(Ordering::Acquire) != 0);
+    let reclaimer = u64::from(PROCESS.reclaimer.load(Ordering::Acquire) != 0);
     members::own_threads().is_some_and(|threads| threads <= 1 + handlers + reclaimer)
 }
 
@@ -228,11 +229,11 @@ fn look_at_the_end() {
 
 fn end_reclaimer() {
     // If another thread could not start it, there is none.
-    while !OURS[RECLAIMER].is_gone() && accounting::RECLAIMER.load(Ordering::Acquire) != 0 {
+    while !OURS[RECLAIMER].is_gone() && PROCESS.reclaimer.load(Ordering::Acquire) != 0 {
         accounting::wake_reclaimer();
         gate::yield_now();
     }
-    accounting::RECLAIMER.store(0, Ordering::Release);
+    PROCESS.reclaimer.store(0, Ordering::Release);
 }
 
 /// Ends the handlers; returns false if they stay.
@@ -303,7 +304,7 @@ fn look_at_memory() {
 extern "C" fn reclaimer() -> ! {
     // Before it opens any file.
     if fds::leave_the_programs() {
-        report::borrow_stderr(state::PIDFD.load(Ordering::Relaxed));
+        report::borrow_stderr(PROCESS.pidfd.load(Ordering::Relaxed));
     }
     let mut rounds = 0u32;
     let mut used_ns = 0;
@@ -326,7 +327,7 @@ extern "C" fn reclaimer() -> ! {
         let worked = {
             let _inside = freeze::enter_masked();
             // Pages that relatives share are only estimated, which soon is far too high.
-            if rounds.is_multiple_of(16) || state::FORKED.load(Ordering::Relaxed) {
+            if rounds.is_multiple_of(16) || PROCESS.has_forked() {
                 look_at_memory();
             }
             // Both, so that neither waits until the other has no work left.
@@ -355,7 +356,8 @@ extern "C" fn reclaimer() -> ! {
                 let _inside = freeze::enter_masked();
                 look_at_memory();
                 // Both settings may be changed while the program runs.
-                state::PAGER
+                PROCESS
+                    .pager
                     .prefetchers
                     .choose(state::seg().config.prefetch());
             }
@@ -426,7 +428,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
         }
         return;
     }
-    state::FAULTS_WITHOUT_COPY.fetch_add(1, Ordering::Relaxed);
+    PROCESS.faults_without_copy.fetch_add(1, Ordering::Relaxed);
     let begun = slow::Begun::now();
     let page = PageId::of_addr(addr);
     let r = {

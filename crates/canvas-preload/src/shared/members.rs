@@ -8,7 +8,7 @@ use canvas_types::procfs::Stat;
 use core::sync::atomic::Ordering;
 
 use crate::far_tier::keys;
-use crate::paging::{accounting, freeze, regions};
+use crate::paging::{freeze, regions};
 use crate::report;
 use crate::runtime::{fds, fds::Fd, state, state::uffd};
 use crate::shared::{
@@ -116,12 +116,12 @@ fn leave(held: &Held, i: usize) {
 
 /// Called when the process is about to end. No other thread is inside `freeze::enter`, and none enters any more.
 pub fn before_exit() {
-    if !is_on() || state::PID.load(Ordering::Relaxed) != proc::pid() {
+    if !is_on() || state::PROCESS.is_vfork_child() {
         return;
     }
     // Other threads could write to pages that are another process's by then: such a process is buried like one that was
     // killed. (Canvas's own thread writes nowhere.)
-    let ours = u64::from(accounting::RECLAIMER.load(Ordering::Relaxed) != 0);
+    let ours = u64::from(state::PROCESS.reclaimer.load(Ordering::Relaxed) != 0);
     if own_threads().is_some_and(|threads| threads <= 1 + ours) {
         let _ = canvas_sys::signal::set_mask(u64::MAX);
         if let Some(frozen) = freeze::freeze() {
@@ -135,7 +135,7 @@ pub fn before_exit() {
 /// take over from a dead process.
 pub fn before_exec() -> Option<freeze::Frozen> {
     // A vfork child's exec ends no thread.
-    if !is_on() || state::PID.load(Ordering::Relaxed) != proc::pid() {
+    if !is_on() || state::PROCESS.is_vfork_child() {
         return None;
     }
     let mask = canvas_sys::signal::set_mask(u64::MAX);

@@ -8,10 +8,10 @@ use canvas_shm::ProcSlot;
 use canvas_shm::lives::GIVING_UP;
 use canvas_sys::{gate, lock, proc};
 use canvas_types::PAGE_SIZE;
-use core::sync::atomic::{AtomicI64, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::own_memory::areas;
-use crate::runtime::{fds, fds::Fd, state};
+use crate::runtime::{fds, fds::Fd, state, state::PROCESS};
 use crate::tenant::{far_area, life, smaps};
 
 /// The slots of all processes of the tenant.
@@ -66,13 +66,10 @@ pub fn ask_for_pool(peer: PoolPeer) -> Option<&'static ProcSlot> {
     }
 }
 
-/// Pages that this process has charged by estimate since it last measured.
-pub static DRIFT_PAGES: AtomicI64 = AtomicI64::new(0);
-
 /// Keeps `pages` pages charged that were evicted or discarded here but that a relative still maps: nothing was freed.
 /// The charge is corrected when the shares are measured.
 pub fn keep_charge(pages: i64) {
-    DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
+    PROCESS.drift_pages.fetch_add(pages, Ordering::Relaxed);
     state::seg().charge_local(state::slot(), pages);
     state::seg().charge_footprint(pages);
 }
@@ -83,7 +80,7 @@ pub fn keep_charge(pages: i64) {
 pub fn give_up_shared<T>(shared: impl Fn() -> i64, discard: impl FnOnce() -> T) -> (T, i64) {
     /// Stop waiting for a relative that may be stopped: the sum is then too high until it is measured.
     const LOOKS_MAX: u32 = 50;
-    if !state::FORKED.load(Ordering::Relaxed) || shared() == 0 {
+    if !PROCESS.has_forked() || shared() == 0 {
         return (discard(), 0);
     }
     let fd = fds::get(Fd::Segment).unwrap_or(-1);
@@ -116,7 +113,7 @@ pub fn keep_pool_charge(addr: usize, bytes: usize) {
         };
         pages += smaps::shared_in(&[range]);
     }
-    DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
+    PROCESS.drift_pages.fetch_add(pages, Ordering::Relaxed);
     let kept = pages * PAGE_SIZE as i64;
     match areas::node_at(addr) {
         None => state::seg().correct_pool(state::slot(), kept),
