@@ -278,7 +278,7 @@ fn try_start() -> Result<(), Failure> {
     accounting::measure_native();
     // SAFETY: start-up calls this once, after `areas::map`; what touches shared memory comes later.
     unsafe { members::start() };
-    users::start(fd);
+    users::look();
     // The reclaim thread keeps only those descriptors that are canvas's when it starts.
     threads::allow_reclaimer();
     if seg.has_limit() {

@@ -3,7 +3,7 @@
 use canvas_sys::mem;
 use core::sync::atomic::Ordering;
 
-use crate::runtime::state;
+use crate::runtime::{fds, state};
 
 /// Discards the contents of the ranges, with a single TLB flush if the kernel supports that. Returns false if some
 /// contents may remain.
@@ -14,7 +14,7 @@ use crate::runtime::state;
 pub unsafe fn discard(ranges: &[libc::iovec]) -> bool {
     if !state::PROCESS.no_vector_discard.load(Ordering::Relaxed) {
         // SAFETY: for all ranges the caller answers.
-        if unsafe { mem::discard_many(state::PROCESS.pidfd.load(Ordering::Relaxed), ranges) } {
+        if unsafe { mem::discard_many(fds::pidfd(), ranges) } {
             return true;
         }
         state::PROCESS

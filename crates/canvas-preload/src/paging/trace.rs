@@ -24,12 +24,12 @@ use canvas_sys::gate::yield_now;
 use canvas_sys::{Errno, proc};
 use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::own_memory::areas;
 use crate::paging::{cache, context, freeze};
 use crate::report;
-use crate::runtime::{state, state::PROCESS, thread, upcalls};
+use crate::runtime::{fds, fds::Fd, state, state::PROCESS, thread, upcalls};
 
 /// Entries of the ring: 1 MiB.
 const SLOTS: u64 = 1 << 15;
@@ -55,7 +55,6 @@ const CACHE_PAGES: usize = 1 << 22;
 
 static ON: AtomicBool = AtomicBool::new(false);
 static RATE: AtomicU32 = AtomicU32::new(0);
-static FD: AtomicI32 = AtomicI32::new(-1);
 /// Added to the monotonic clock's ns, it gives ns since the trace began.
 static ORIGIN_NS: AtomicU64 = AtomicU64::new(0);
 /// One moment by both clocks, early enough to compute the length of a tick from.
@@ -134,7 +133,6 @@ pub fn init() {
     TICKS_0.store(proc::ticks(), Ordering::Relaxed);
     MONOTONIC_0_NS.store(monotonic, Ordering::Relaxed);
     RATE.store(header.rate.0, Ordering::Relaxed);
-    FD.store(fd, Ordering::Relaxed);
     ON.store(true, Ordering::Release);
 }
 
@@ -378,7 +376,7 @@ fn append(bytes: &[u8]) {
     let r = unsafe {
         canvas_sys::sys3(
             libc::SYS_write,
-            FD.load(Ordering::Relaxed) as usize,
+            fds::get(Fd::Trace).unwrap_or(-1) as usize,
             bytes.as_ptr() as usize,
             bytes.len(),
         )

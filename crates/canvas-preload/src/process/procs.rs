@@ -272,27 +272,19 @@ fn child(
     native_swap::after_fork_in_child();
     api::after_fork_in_child();
     fork_accounting::was_forked();
-    let parents = state::uffd();
+    // These name the parent: a copy through its userfaultfd would go to its memory.
+    let [_, had_pidfd, _] = [Fd::Uffd, Fd::Pidfd, Fd::Pagemap].map(|what| {
+        let fd = fds::get(what);
+        fds::guard(what, -1);
+        if let Some(fd) = fd.filter(|_| has_its_own) {
+            proc::close(fd);
+        }
+        fd.is_some()
+    });
     let thread_mode = state::PROCESS.in_thread_mode();
-    fds::guard(Fd::Uffd, -1);
-    // A copy through the parent's userfaultfd would go to the parent's memory.
-    if has_its_own {
-        parents.close();
-    }
     state::set_uffd(open_uffd(thread_mode)?);
-    let pidfd = state::PROCESS.pidfd.swap(-1, Ordering::Relaxed);
-    if pidfd >= 0 {
-        // It names the parent.
-        if has_its_own {
-            proc::close(pidfd);
-        }
+    if had_pidfd {
         threads::open_pidfd();
-    }
-    if let Some(parents) = fds::get(Fd::Pagemap) {
-        fds::guard(Fd::Pagemap, -1);
-        if has_its_own {
-            proc::close(parents);
-        }
     }
     threads::open_pagemap();
     // First: what follows may release extents, and would do so as the parent, whose slabs would be freed.

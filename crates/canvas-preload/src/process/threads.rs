@@ -22,7 +22,7 @@ use crate::paging::{
 };
 use crate::paging::{freeze, jvm, slow};
 use crate::report;
-use crate::runtime::{fds, fds::Fd, report, state, state::PROCESS, thread};
+use crate::runtime::{fds, fds::Fd, state, state::PROCESS, thread};
 use crate::shared::{beyond, members, pages};
 
 const STACK_BYTES: usize = thread::OWN_STACK_BYTES;
@@ -33,7 +33,6 @@ pub fn open_pidfd() {
         && let Ok(fd) = descriptors::moved(fd, true)
     {
         fds::guard(Fd::Pidfd, fd);
-        PROCESS.pidfd.store(fd, Ordering::Relaxed);
     }
 }
 
@@ -303,9 +302,7 @@ fn look_at_memory() {
 
 extern "C" fn reclaimer() -> ! {
     // Before it opens any file.
-    if fds::leave_the_programs() {
-        report::borrow_stderr(PROCESS.pidfd.load(Ordering::Relaxed));
-    }
+    fds::leave_the_programs();
     let mut rounds = 0u32;
     let mut used_ns = 0;
     let mut swap_in = SwapIn::new();

@@ -4,23 +4,14 @@
 //! and all shared memory. The descriptor cannot be taken from a process that pages, whichever user it runs as.
 
 use canvas_sys::{file, proc};
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::report;
-use crate::runtime::state;
-
-/// The segment's descriptor.
-static SEGMENT: AtomicI32 = AtomicI32::new(-1);
-
-/// Remembers the segment's descriptor. Called once, at start-up.
-pub fn start(segment: i32) {
-    SEGMENT.store(segment, Ordering::Relaxed);
-    look();
-}
+use crate::runtime::{fds, fds::Fd, state};
 
 /// The user who created the tenant.
 fn tenants() -> Option<u32> {
-    let segment = file::stat(SEGMENT.load(Ordering::Relaxed));
+    let segment = file::stat(fds::get(Fd::Segment)?);
     segment.ok().map(|s| s.st_uid)
 }
 
@@ -28,7 +19,7 @@ fn first_time() -> bool {
     state::seg().told_user.swap(1, Ordering::Relaxed) == 0
 }
 
-/// Checks the user after a call that may have changed it.
+/// Checks the user, at start-up and after a call that may have changed it.
 pub fn look() {
     let (now, Some(tenants)) = (proc::user(), tenants()) else {
         return;

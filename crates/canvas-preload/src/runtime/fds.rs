@@ -67,6 +67,11 @@ pub fn get(what: Fd) -> Option<i32> {
     (fd >= 0).then_some(fd)
 }
 
+/// This process's pidfd, or -1 (the kernel's PIDFD_SELF is used then).
+pub fn pidfd() -> i32 {
+    get(Fd::Pidfd).unwrap_or(-1)
+}
+
 /// This process's pagemap, which is never closed; `None` without /proc.
 pub fn pagemap() -> Option<ManuallyDrop<Pagemap>> {
     get(Fd::Pagemap).map(Pagemap::of)
@@ -104,10 +109,10 @@ pub fn has_its_own() -> bool {
 
 /// Gives this thread a descriptor table of its own that contains only canvas's descriptors. A file that it opens then
 /// never gets the number that the program would get next: a shell that closes its input and opens a file relies on
-/// that. Returns false, without any change, if the kernel lacks the call.
-pub fn leave_the_programs() -> bool {
+/// that. Changes nothing if the kernel lacks the call.
+pub fn leave_the_programs() {
     if SHARED_FOR_EVER.load(Ordering::Relaxed) {
-        return false;
+        return;
     }
     let (mut from, mut flags) = (0, libc::CLOSE_RANGE_UNSHARE as usize);
     loop {
@@ -121,16 +126,14 @@ pub fn leave_the_programs() -> bool {
                 canvas_sys::sys3(libc::SYS_close_range, from as usize, to as usize, flags)
             };
             if closed.is_err() {
-                return flags == 0;
+                return;
             }
             flags = 0;
+            ITS_OWN.store(proc::tid(), Ordering::Relaxed);
         }
         match next {
             Some(fd) => from = fd as u32 + 1,
-            None => {
-                ITS_OWN.store(proc::tid(), Ordering::Relaxed);
-                return true;
-            }
+            None => return,
         }
     }
 }

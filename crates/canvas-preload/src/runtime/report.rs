@@ -2,17 +2,8 @@
 
 use canvas_sys::proc;
 use core::fmt::Write;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// The thread with a descriptor table of its own, and the pidfd through which it reaches the program's.
-static BORROWER: AtomicU32 = AtomicU32::new(0);
-static PIDFD: AtomicI32 = AtomicI32::new(-1);
-
-/// Records that this thread has left the program's descriptor table; its lines still go to the program's stderr.
-pub fn borrow_stderr(pidfd: i32) {
-    PIDFD.store(pidfd, Ordering::Relaxed);
-    BORROWER.store(proc::tid(), Ordering::Release);
-}
+use crate::runtime::fds;
 
 struct Line {
     buf: [u8; 256],
@@ -28,7 +19,7 @@ impl Write for Line {
     }
 }
 
-/// Writes "canvas: ..." and a newline to stderr in one call.
+/// Writes "canvas: ..." and a newline to the program's stderr in one call.
 pub fn line(args: core::fmt::Arguments<'_>) {
     let mut l = Line {
         buf: [0; 256],
@@ -38,10 +29,10 @@ pub fn line(args: core::fmt::Arguments<'_>) {
     let _ = l.write_fmt(args);
     l.buf[l.len] = b'\n';
     let line = &l.buf[..l.len + 1];
-    if BORROWER.load(Ordering::Acquire) != proc::tid() {
+    if !fds::has_its_own() {
         return proc::write_all(2, line);
     }
-    if let Ok(stderr) = proc::descriptor_of(PIDFD.load(Ordering::Relaxed), 2) {
+    if let Ok(stderr) = proc::descriptor_of(fds::pidfd(), 2) {
         proc::write_all(stderr, line);
         proc::close(stderr);
     }

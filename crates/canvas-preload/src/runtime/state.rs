@@ -46,8 +46,6 @@ state! {
         segment: AtomicUsize = AtomicUsize::new(0),
         slot: AtomicUsize = AtomicUsize::new(0),
         uffd: AtomicI32 = AtomicI32::new(-1),
-        /// This process's pidfd, or -1 (the kernel's PIDFD_SELF is used then).
-        pub pidfd: AtomicI32 = AtomicI32::new(-1),
         pid: AtomicU32 = AtomicU32::new(0),
         thread_mode: AtomicBool = AtomicBool::new(false),
         forked: AtomicBool = AtomicBool::new(false),

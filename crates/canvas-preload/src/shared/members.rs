@@ -14,7 +14,7 @@ use crate::runtime::{fds, fds::Fd, state, state::uffd};
 use crate::shared::{
     lock::{bury, bury_dead, collect, holder_of, lock, lock_word},
     mapping,
-    partition::{CONTROL, FDS, Held, ME, MY_LOCK, ON, control, fd, is_on, map, me, my_proc},
+    partition::{CONTROL, Held, ME, MY_LOCK, ON, control, fd, is_on, map, me, my_proc},
 };
 use crate::tenant::life;
 
@@ -36,10 +36,8 @@ pub unsafe fn start() {
     if control == 0 || !is_there() {
         return;
     }
-    for (i, ours) in FDS.iter().enumerate() {
-        let fd = fds[i].load(Ordering::Relaxed) as i32;
-        ours.store(fd, Ordering::Relaxed);
-        fds::guard(Fd::Shared(i), fd);
+    for (i, fd) in fds.iter().enumerate() {
+        fds::guard(Fd::Shared(i), fd.load(Ordering::Relaxed) as i32);
     }
     let joined =
         mem::map_shared(control, 0, layout::CONTROL_BYTES, mem::READ_WRITE).and_then(|at| {

@@ -6,17 +6,15 @@ use canvas_shm::shared::{Control, Map, Proc};
 use canvas_sys::shmem;
 use canvas_types::PAGE_SIZE;
 use canvas_types::layout::shared_base;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::paging::regions::Lists;
-use crate::runtime::state;
+use crate::runtime::{fds, fds::Fd, state};
 
 /// Whether this process maps the partition.
 pub(super) static ON: AtomicBool = AtomicBool::new(false);
-/// Where the control file is mapped, and all descriptors.
+/// Where the control file is mapped.
 pub(super) static CONTROL: AtomicUsize = AtomicUsize::new(0);
-pub(super) static FDS: [AtomicI32; shared_fd::COUNT] =
-    [const { AtomicI32::new(-1) }; shared_fd::COUNT];
 /// This process's number, and what it writes into the lock.
 pub(super) static ME: AtomicUsize = AtomicUsize::new(0);
 pub(super) static MY_LOCK: AtomicU64 = AtomicU64::new(0);
@@ -40,7 +38,7 @@ pub fn control() -> &'static Control {
 
 /// One of our descriptors ([`shared_fd`]).
 pub fn fd(which: usize) -> i32 {
-    FDS[which].load(Ordering::Relaxed)
+    fds::get(Fd::Shared(which)).unwrap_or(-1)
 }
 
 /// This process's number.
