@@ -48,7 +48,7 @@ impl Part {
             .map_or_else(
                 |now| now,
                 |_| {
-                    if ptr::eq(self, &raw const LASTING) {
+                    if ptr::eq(self, &raw const HEAP.lasting) {
                         own::note(new, PART_BYTES, kind::STAYS | kind::COUNTS);
                     }
                     new
@@ -82,26 +82,30 @@ impl Part {
     }
 }
 
-static LASTING: Part = Part::new();
-static DECODING: Part = Part::new();
-static DECODES: AtomicBool = AtomicBool::new(false);
-
-struct Heap;
+struct Heap {
+    lasting: Part,
+    decoding: Part,
+    decodes: AtomicBool,
+}
 
 // SAFETY: each call hands out memory that no other call has: parts are page-aligned (no layout here asks for more),
 // `used` only grows, and a part is mapped until nobody refers to it ([`decode`]).
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match DECODES.load(Ordering::Relaxed) {
-            true => DECODING.take(layout),
-            false => LASTING.take(layout),
+        match self.decodes.load(Ordering::Relaxed) {
+            true => self.decoding.take(layout),
+            false => self.lasting.take(layout),
         }
     }
     unsafe fn dealloc(&self, _at: *mut u8, _layout: Layout) {}
 }
 
 #[global_allocator]
-static HEAP: Heap = Heap;
+static HEAP: Heap = Heap {
+    lasting: Part::new(),
+    decoding: Part::new(),
+    decodes: AtomicBool::new(false),
+};
 
 /// Runs `f`, and frees all that it allocated. Called once, at start-up, with one thread.
 ///
@@ -109,10 +113,10 @@ static HEAP: Heap = Heap;
 ///
 /// Nothing may use afterwards what `f` allocated, including statics that it filled.
 pub unsafe fn decode<R: Copy>(f: impl FnOnce() -> R) -> R {
-    DECODES.store(true, Ordering::Relaxed);
+    HEAP.decodes.store(true, Ordering::Relaxed);
     let r = f();
-    DECODES.store(false, Ordering::Relaxed);
-    let base = DECODING.base.load(Ordering::Relaxed);
+    HEAP.decodes.store(false, Ordering::Relaxed);
+    let base = HEAP.decoding.base.load(Ordering::Relaxed);
     if base != 0 {
         // SAFETY: the mapping from which `f` allocated, to which nothing refers (the caller's promise).
         let _ = unsafe { mem::unmap(base, PART_BYTES) };

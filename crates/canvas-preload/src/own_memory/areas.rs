@@ -20,7 +20,7 @@ use canvas_types::{PAGE_SIZE, PageBuf, PageId};
 use core::ops::Range;
 
 use crate::own_memory::writable::{Mark, Steps, open};
-use crate::runtime::state::PROCESS;
+use crate::runtime::state::{CacheAligned, PROCESS};
 
 // Also needed by readers from outside (`canvas read`, `canvas dump`), to find a page's bytes.
 pub use canvas_types::layout::{CACHE_META, CACHE_SLOTS_MAX, cache_buffers, pool};
@@ -122,9 +122,6 @@ pub fn trace() -> usize {
     tables(TRACE)
 }
 
-/// One past the highest block with a resident page.
-static HIGH_BLOCK: AtomicU32 = AtomicU32::new(0);
-
 /// Maps all areas, and opens the parts that every process uses.
 pub fn map() -> Result<(), Errno> {
     // Not adjacent, so that each is a mapping of its own in /proc/self/smaps.
@@ -152,17 +149,35 @@ const WORDS_STEP: usize = 256 << 10;
 const WORDS_STEPS: usize = WINDOW_PAGES * 8 / WORDS_STEP;
 /// Blocks whose counts are opened at a time: those of 8 GiB of managed memory.
 const BLOCKS_STEP: usize = 4096;
-static WORDS_OPEN: Steps<{ WORDS_STEPS / 64 }> = Steps::new();
-static BLOCKS_OPEN: Steps<{ WINDOW_BLOCKS / BLOCKS_STEP / 64 }> = Steps::new();
-/// Pages whose words are open.
-static PAGES_OPEN: AtomicU64 = AtomicU64::new(0);
-static ENTRIES_OPEN: Mark = Mark::new(WORDS_STEP);
+/// Slabs of the far space whose extents are opened at a time: 1 GiB.
+const DEEP_STEP: usize = 16;
+
+state! {
+    /// How far the areas are used and open.
+    static AREAS: Areas {
+        /// One past the highest block with a resident page.
+        high_block: CacheAligned<AtomicU32> = CacheAligned(AtomicU32::new(0)),
+        words: Steps<{ WORDS_STEPS / 64 }> = Steps::new(),
+        blocks: Steps<{ WINDOW_BLOCKS / BLOCKS_STEP / 64 }> = Steps::new(),
+        deep: Steps<{ far::SLABS_MAX / DEEP_STEP / 64 }> = Steps::new(),
+        /// Pages whose words are open.
+        pages: AtomicU64 = AtomicU64::new(0),
+        entries: Mark = Mark::new(WORDS_STEP),
+        /// Of the pool's own slabs, and of each node's: their bytes, raw headers and metadata.
+        slabs: [[Mark; 3]; 1 + layout::NODES_MAX] =
+            [const { [Mark::new(1 << 20), Mark::new(64 << 10), Mark::new(64 << 10)] };
+                1 + layout::NODES_MAX],
+        cache: Mark = Mark::new(128 << 10),
+        regions_of_window: Mark = Mark::new(64 << 10),
+        regions_of_partition: Mark = Mark::new(16 << 10),
+    }
+}
 
 /// Opens the tables for the pages `start..end`, which are about to become accessible, and an entry for each page.
 /// Returns how many entries may be used, if their number has grown.
 pub fn open_pages(start: u32, end: u32) -> Result<Option<usize>, Errno> {
     let steps = |unit: usize| start as usize / unit..(end as usize).div_ceil(unit);
-    BLOCKS_OPEN.reach(steps(BLOCKS_STEP * BLOCK_PAGES), |run| {
+    let of_blocks = |run: Range<usize>| {
         for (table, each) in [
             (RESIDENT_IN_BLOCK, 4),
             (TOUCHED_IN_BLOCK, 4),
@@ -172,32 +187,31 @@ pub fn open_pages(start: u32, end: u32) -> Result<Option<usize>, Errno> {
             open(tables(table) + run.start * step, run.len() * step)?;
         }
         Ok(())
-    })?;
+    };
+    let blocks = steps(BLOCKS_STEP * BLOCK_PAGES);
+    AREAS.blocks.reach(blocks, of_blocks)?;
     let of_words = |run: Range<usize>| open(tables(run.start * WORDS_STEP), run.len() * WORDS_STEP);
-    let opened = WORDS_OPEN.reach(steps(WORDS_STEP / 8), of_words)?;
+    let opened = AREAS.words.reach(steps(WORDS_STEP / 8), of_words)?;
     if opened == 0 {
         return Ok(None);
     }
     // A page has one entry at most.
     let more = (opened * WORDS_STEP / 8) as u64;
-    let pages = PAGES_OPEN.fetch_add(more, Ordering::Relaxed) + more;
-    let bytes = ENTRIES_OPEN.reach(tables(ENTRIES), pages as usize * 8, ENTRIES_MAX * 8)?;
+    let pages = AREAS.pages.fetch_add(more, Ordering::Relaxed) + more;
+    let bytes = AREAS
+        .entries
+        .reach(tables(ENTRIES), pages as usize * 8, ENTRIES_MAX * 8)?;
     Ok(Some(bytes / 8))
 }
-
-/// How far the pool's own slabs, and each node's, are open: their bytes, raw headers and metadata.
-static SLABS_OPEN: [[Mark; 3]; 1 + layout::NODES_MAX] =
-    [const { [Mark::new(1 << 20), Mark::new(64 << 10), Mark::new(64 << 10)] };
-        1 + layout::NODES_MAX];
 
 /// Opens a slab of the pool's range. All slabs before it, in the pool or on its node, are open already.
 pub fn open_slab(slab: usize) -> Result<(), Errno> {
     let (first, slabs, marks) = match slab.checked_sub(layout::POOL_OWN_SLABS) {
-        None => (0, layout::POOL_OWN_SLABS, &SLABS_OPEN[0]),
+        None => (0, layout::POOL_OWN_SLABS, &AREAS.slabs[0]),
         Some(n) => {
             let node = n / layout::NODE_SLABS;
             let first = layout::POOL_OWN_SLABS + node * layout::NODE_SLABS;
-            (first, layout::NODE_SLABS, &SLABS_OPEN[1 + node])
+            (first, layout::NODE_SLABS, &AREAS.slabs[1 + node])
         }
     };
     let parts = [
@@ -213,12 +227,11 @@ pub fn open_slab(slab: usize) -> Result<(), Errno> {
 
 /// Opens the buffers of the swap cache's first `slots` slots; returns how many buffers are open.
 pub fn open_cache(slots: usize) -> usize {
-    static OPEN: Mark = Mark::new(128 << 10);
     let most = CACHE_SLOTS_MAX * PAGE_SIZE;
     let wanted = slots.min(CACHE_SLOTS_MAX) * PAGE_SIZE;
     // If there is no memory for more, those that are open must do.
-    let _ = OPEN.reach(cache_buffers(), wanted, most);
-    OPEN.bytes() / PAGE_SIZE
+    let _ = AREAS.cache.reach(cache_buffers(), wanted, most);
+    AREAS.cache.bytes() / PAGE_SIZE
 }
 
 /// Opens a list of regions for at least `wanted` of them; returns for how many it is open.
@@ -233,18 +246,13 @@ fn open_regions(mark: &Mark, at: usize, wanted: usize, most: usize) -> usize {
 }
 
 fn open_window_regions(wanted: usize) -> usize {
-    static OPEN: Mark = Mark::new(64 << 10);
-    open_regions(&OPEN, REGIONS, wanted, REGIONS_MAX)
+    open_regions(&AREAS.regions_of_window, REGIONS, wanted, REGIONS_MAX)
 }
 
 fn open_partition_regions(wanted: usize) -> usize {
-    static OPEN: Mark = Mark::new(16 << 10);
-    open_regions(&OPEN, PARTITION_REGIONS, wanted, PARTITION_REGIONS_MAX)
+    let mark = &AREAS.regions_of_partition;
+    open_regions(mark, PARTITION_REGIONS, wanted, PARTITION_REGIONS_MAX)
 }
-
-/// Slabs of the far space whose extents are opened at a time: 1 GiB.
-const DEEP_STEP: usize = 16;
-static DEEP_OPEN: Steps<{ far::SLABS_MAX / DEEP_STEP / 64 }> = Steps::new();
 
 /// Opens the extent book's numbers about slabs. Called once, in a process with far memory.
 pub fn open_extent_book() -> Result<(), Errno> {
@@ -262,7 +270,7 @@ pub fn open_extents(slab: u32) -> Result<(), Errno> {
         }
         Ok(())
     };
-    DEEP_OPEN.reach(step..step + 1, open_steps).map(|_| ())
+    AREAS.deep.reach(step..step + 1, open_steps).map(|_| ())
 }
 
 pub fn open_trace() -> Result<(), Errno> {
@@ -300,7 +308,7 @@ pub fn table() -> PageTable<'static> {
     PageTable {
         words: atomics(0, WINDOW_PAGES),
         resident_in_block: atomics(RESIDENT_IN_BLOCK, WINDOW_BLOCKS),
-        high_block: &HIGH_BLOCK,
+        high_block: &AREAS.high_block,
     }
 }
 

@@ -25,12 +25,27 @@ const AREAS: usize = 32;
 /// Canvas's threads in a process: the reclaim thread, and the handlers of thread mode.
 const STACKS: usize = 4;
 
-static NOTED: [Area; AREAS] = [const { Area::new() }; AREAS];
-static NOTED_COUNT: AtomicUsize = AtomicUsize::new(0);
-static STACKS_NOTED: [Area; STACKS] = [const { Area::new() }; STACKS];
-static STACKS_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// This process is a fork's child: pages that it has not written to since are shared with its parent and counted there.
-static IS_CHILD: AtomicBool = AtomicBool::new(false);
+state! {
+    /// Where canvas's own memory lies.
+    static OWN: Own {
+        noted: [Area; AREAS] = [const { Area::new() }; AREAS],
+        noted_count: AtomicUsize = AtomicUsize::new(0),
+        stacks: [Area; STACKS] = [const { Area::new() }; STACKS],
+        stacks_count: AtomicUsize = AtomicUsize::new(0),
+        /// This process is a fork's child: pages that it has not written to since are shared with its parent and
+        /// counted there.
+        is_child: AtomicBool = AtomicBool::new(false),
+    }
+}
+
+/// In a fork's child, which has none of its parent's threads.
+pub fn after_fork_in_child() {
+    OWN.is_child.store(true, Ordering::Relaxed);
+    for area in &OWN.stacks {
+        area.end.store(0, Ordering::Relaxed);
+    }
+    OWN.stacks_count.store(0, Ordering::Relaxed);
+}
 
 impl Area {
     const fn new() -> Area {
@@ -61,7 +76,7 @@ fn note_in(areas: &[Area], count: &AtomicUsize, start: usize, bytes: usize, kind
 
 /// Records an area; `kind` has bits of [`kind`]. For start-up.
 pub fn note(start: usize, bytes: usize, kind: u32) {
-    note_in(&NOTED, &NOTED_COUNT, start, bytes, kind);
+    note_in(&OWN.noted, &OWN.noted_count, start, bytes, kind);
 }
 
 /// Records the areas at fixed addresses: the managed range, all that lies at an offset from it, and the call gate.
@@ -79,20 +94,11 @@ pub fn note_fixed() {
 /// Records the stack of a thread of canvas.
 pub fn note_stack(start: usize, bytes: usize) {
     let kind = kind::STAYS | kind::COUNTS;
-    note_in(&STACKS_NOTED, &STACKS_COUNT, start, bytes, kind);
-}
-
-/// In a fork's child, which has none of its parent's threads.
-pub fn after_fork_in_child() {
-    IS_CHILD.store(true, Ordering::Relaxed);
-    for area in &STACKS_NOTED {
-        area.end.store(0, Ordering::Relaxed);
-    }
-    STACKS_COUNT.store(0, Ordering::Relaxed);
+    note_in(&OWN.stacks, &OWN.stacks_count, start, bytes, kind);
 }
 
 fn areas(bit: u32) -> impl Iterator<Item = &'static Area> {
-    let all = NOTED.iter().chain(&STACKS_NOTED);
+    let all = OWN.noted.iter().chain(&OWN.stacks);
     all.filter(move |area| area.is(bit))
 }
 
@@ -116,7 +122,7 @@ pub fn first_free(mut start: usize, mut end: usize) -> Option<(usize, usize)> {
 /// code that it patched. `None` if the kernel cannot tell (before Linux 6.7).
 pub fn resident_pages() -> Option<i64> {
     let map = fds::pagemap()?;
-    let exclusive = IS_CHILD.load(Ordering::Relaxed);
+    let exclusive = OWN.is_child.load(Ordering::Relaxed);
     let mut pages = 0;
     for area in areas(kind::COUNTS) {
         let (mut at, end) = (area.start(), area.end());

@@ -53,17 +53,27 @@ impl Fd {
     }
 }
 
-static OURS: [AtomicI32; OWN + shared_fd::COUNT] =
-    [const { AtomicI32::new(-1) }; OWN + shared_fd::COUNT];
+state! {
+    /// The program's descriptors that are canvas's, and who has a table without the program's.
+    static DESCRIPTORS: Descriptors {
+        /// By their place; -1 for none.
+        ours: [AtomicI32; OWN + shared_fd::COUNT] =
+            [const { AtomicI32::new(-1) }; OWN + shared_fd::COUNT],
+        /// A filter of the program forbids what [`leave_the_programs`] does.
+        forbidden: AtomicBool = AtomicBool::new(false),
+        /// The thread with a table of its own; 0 for none.
+        left: AtomicU32 = AtomicU32::new(0),
+    }
+}
 
 /// Protects a descriptor from the program; -1 if it no longer exists.
 pub fn guard(what: Fd, fd: i32) {
-    OURS[what.place()].store(fd, Ordering::Relaxed);
+    DESCRIPTORS.ours[what.place()].store(fd, Ordering::Relaxed);
 }
 
 /// The descriptor for `what`, if there is one.
 pub fn get(what: Fd) -> Option<i32> {
-    let fd = OURS[what.place()].load(Ordering::Relaxed);
+    let fd = DESCRIPTORS.ours[what.place()].load(Ordering::Relaxed);
     (fd >= 0).then_some(fd)
 }
 
@@ -79,7 +89,9 @@ pub fn pagemap() -> Option<ManuallyDrop<Pagemap>> {
 
 /// All of canvas's descriptors.
 pub fn ours() -> impl Iterator<Item = i32> {
-    OURS.iter()
+    DESCRIPTORS
+        .ours
+        .iter()
         .map(|o| o.load(Ordering::Relaxed))
         .filter(|fd| *fd >= 0)
 }
@@ -89,21 +101,15 @@ pub fn is_ours(fd: usize) -> bool {
     ours().any(|o| o == fd as i32)
 }
 
-/// Whether a filter of the program forbids what [`leave_the_programs`] does.
-static SHARED_FOR_EVER: AtomicBool = AtomicBool::new(false);
-
 /// Records that a filter of the program forbids close_range: threads started from now on share the program's
 /// descriptors.
 pub fn forbid_leaving() {
-    SHARED_FOR_EVER.store(true, Ordering::Relaxed);
+    DESCRIPTORS.forbidden.store(true, Ordering::Relaxed);
 }
-
-/// The thread with a descriptor table of its own; 0 for none.
-static ITS_OWN: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this thread has a descriptor table of its own.
 pub fn has_its_own() -> bool {
-    let thread = ITS_OWN.load(Ordering::Relaxed);
+    let thread = DESCRIPTORS.left.load(Ordering::Relaxed);
     thread != 0 && thread == proc::tid()
 }
 
@@ -111,7 +117,7 @@ pub fn has_its_own() -> bool {
 /// never gets the number that the program would get next: a shell that closes its input and opens a file relies on
 /// that. Changes nothing if the kernel lacks the call.
 pub fn leave_the_programs() {
-    if SHARED_FOR_EVER.load(Ordering::Relaxed) {
+    if DESCRIPTORS.forbidden.load(Ordering::Relaxed) {
         return;
     }
     let (mut from, mut flags) = (0, libc::CLOSE_RANGE_UNSHARE as usize);
@@ -129,7 +135,7 @@ pub fn leave_the_programs() {
                 return;
             }
             flags = 0;
-            ITS_OWN.store(proc::tid(), Ordering::Relaxed);
+            DESCRIPTORS.left.store(proc::tid(), Ordering::Relaxed);
         }
         match next {
             Some(fd) => from = fd as u32 + 1,

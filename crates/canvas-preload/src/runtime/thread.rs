@@ -9,7 +9,20 @@ pub const SIGNAL_STACK_BYTES: usize = 64 << 10;
 /// Number of adjacent signal stacks of canvas.
 pub const SIGNAL_STACKS: usize = 8192;
 
-static SIGNAL_STACKS_AT: AtomicUsize = AtomicUsize::new(0);
+state! {
+    /// The stacks by which threads are told apart, in a cache line that no other state shares: each fault reads it.
+    #[repr(align(64))]
+    static STACKS: Stacks {
+        /// Address of the first signal stack; 0 before there are any.
+        signal: AtomicUsize = AtomicUsize::new(0),
+        serving: [Server; SERVERS] = [const {
+            Server {
+                at: AtomicUsize::new(0),
+                served: AtomicUsize::new(0),
+            }
+        }; SERVERS],
+    }
+}
 
 /// Sets the address of the signal stacks.
 ///
@@ -17,12 +30,12 @@ static SIGNAL_STACKS_AT: AtomicUsize = AtomicUsize::new(0);
 ///
 /// All of them must be mapped there, for good, and nothing else may use them.
 pub unsafe fn signal_stacks_at(base: usize) {
-    SIGNAL_STACKS_AT.store(base, Ordering::Release);
+    STACKS.signal.store(base, Ordering::Release);
 }
 
 /// Address of the first signal stack; 0 before there are any.
 pub fn signal_stacks() -> usize {
-    SIGNAL_STACKS_AT.load(Ordering::Relaxed)
+    STACKS.signal.load(Ordering::Relaxed)
 }
 
 /// Index of the signal stack that `addr` lies on.
@@ -46,32 +59,26 @@ struct Server {
 
 /// Maximum threads that serve others' faults.
 pub const SERVERS: usize = 2;
-static SERVING: [Server; SERVERS] = [const {
-    Server {
-        at: AtomicUsize::new(0),
-        served: AtomicUsize::new(0),
-    }
-}; SERVERS];
 
 /// Registers the calling thread as server number `server`. Its stack has [`OWN_STACK_BYTES`].
 #[inline(never)]
 pub fn serve_others(server: usize) {
     let here = 0u8;
-    SERVING[server]
+    STACKS.serving[server]
         .at
         .store(&raw const here as usize, Ordering::Relaxed);
 }
 
 /// Records that the calling thread, server number `server`, now serves the thread `tid`.
 pub fn serve(server: usize, tid: usize) {
-    SERVING[server].served.store(tid, Ordering::Relaxed);
+    STACKS.serving[server].served.store(tid, Ordering::Relaxed);
 }
 
 /// The thread that is being served by the one whose stack `addr` lies on.
 #[inline(always)]
 fn served(addr: usize) -> Option<usize> {
     // Its address at start is the upper end of its stack, to within a page.
-    SERVING.iter().find_map(|s| {
+    STACKS.serving.iter().find_map(|s| {
         let begun = s.at.load(Ordering::Relaxed);
         (begun != 0 && (begun + PAGE_SIZE).wrapping_sub(addr) < OWN_STACK_BYTES)
             .then(|| s.served.load(Ordering::Relaxed))

@@ -10,30 +10,36 @@ pub type Entry = unsafe extern "C" fn();
 /// Makes, or emulates, a system call of the program.
 pub type Dispatch = unsafe extern "C" fn(*mut Call) -> isize;
 
-static START_RECLAIMER: OnceLock<fn()> = OnceLock::new();
-static DISPATCH: OnceLock<Dispatch> = OnceLock::new();
-static ENTRY: OnceLock<Entry> = OnceLock::new();
+struct Upcalls {
+    start_reclaimer: fn(),
+    dispatch: Dispatch,
+    entry: Entry,
+}
+
+static UPCALLS: OnceLock<Upcalls> = OnceLock::new();
 
 /// Sets the functions. Called once, by start-up, while there is one thread.
-pub fn set(start: fn(), dispatch: Dispatch, entry: Entry) {
-    let _ = START_RECLAIMER.set(start);
-    let _ = DISPATCH.set(dispatch);
-    let _ = ENTRY.set(entry);
+pub fn set(start_reclaimer: fn(), dispatch: Dispatch, entry: Entry) {
+    let _ = UPCALLS.set(Upcalls {
+        start_reclaimer,
+        dispatch,
+        entry,
+    });
 }
 
 /// Starts the reclaim thread of this process, unless it runs.
 pub fn start_reclaimer() {
-    if let Some(start) = START_RECLAIMER.get() {
-        start();
+    if let Some(to) = UPCALLS.get() {
+        (to.start_reclaimer)();
     }
 }
 
 /// The entry point of libc's calls.
 pub fn entry() -> Option<Entry> {
-    ENTRY.get().copied()
+    UPCALLS.get().map(|to| to.entry)
 }
 
 /// The function that handles the program's system calls; set before the filter that traps them.
 pub fn dispatch() -> Option<Dispatch> {
-    DISPATCH.get().copied()
+    UPCALLS.get().map(|to| to.dispatch)
 }
