@@ -7,36 +7,48 @@ use canvas_sys::proc;
 use canvas_types::PageId;
 use canvas_types::sync::RawSpin;
 
-static KINDS: Kinds = Kinds::new();
-static REFS: Refs = Refs::new();
-/// Lock of both tables, which have one writer at a time. Taken only inside `freeze::enter`, so that no fork finds it
-/// taken.
-static WRITER: RawSpin = RawSpin::new();
+state! {
+    /// What the program has declared.
+    static DECLARED: Declared {
+        /// Of threads.
+        kinds: Kinds = Kinds::new(),
+        /// Of regions.
+        refs: Refs = Refs::new(),
+        /// Lock of both tables, which have one writer at a time. Taken only inside `freeze::enter`, so that no fork
+        /// finds it taken.
+        writer: RawSpin = RawSpin::new(),
+    }
+}
+
+/// In a fork's child: removes the parent's threads.
+pub fn after_fork_in_child() {
+    DECLARED.kinds.clear();
+}
 
 /// The declared kind of the thread `tid`.
 #[inline]
 pub fn kind_of(tid: u32) -> Option<Kind> {
-    KINDS.of(tid)
+    DECLARED.kinds.of(tid)
 }
 
 /// The declared contents of the region of `page`.
 #[inline]
 pub fn regions_of(page: PageId) -> Option<Told> {
-    REFS.of(page.0)
+    DECLARED.refs.of(page.0)
 }
 
 /// Whether the kind of any thread is declared.
 pub fn has_kinds() -> bool {
-    KINDS.any()
+    DECLARED.kinds.any()
 }
 
 /// Declares the kind of the thread `tid`; `None` removes it. The caller is inside `freeze::enter`.
 pub fn tell_kind(tid: u32, kind: Option<Kind>) -> Result<(), kinds::Full> {
-    let _writer = WRITER.lock(yield_now);
+    let _writer = DECLARED.writer.lock(yield_now);
     match kind {
-        Some(kind) => KINDS.tell(tid, kind),
+        Some(kind) => DECLARED.kinds.tell(tid, kind),
         None => {
-            KINDS.forget(tid);
+            DECLARED.kinds.forget(tid);
             Ok(())
         }
     }
@@ -50,20 +62,15 @@ pub fn thread_ends() {
 /// Declares the contents of the pages `start..end`; `None` removes the declaration. The caller is inside
 /// `freeze::enter`.
 pub fn tell_content(start: u32, end: u32, told: Option<Told>) -> Result<(), refs::Full> {
-    let _writer = WRITER.lock(yield_now);
-    REFS.tell(start, end, told)
+    let _writer = DECLARED.writer.lock(yield_now);
+    DECLARED.refs.tell(start, end, told)
 }
 
 /// Records that the pages `start..end` are unmapped or replaced by another mapping. The caller is inside
 /// `freeze::enter`.
 pub fn unmapped(start: u32, end: u32) {
-    if REFS.any() {
+    if DECLARED.refs.any() {
         // A full list cannot be split by a hole; then what was declared about the rest stays valid.
         let _ = tell_content(start, end, None);
     }
-}
-
-/// In a fork's child: removes the parent's threads.
-pub fn after_fork_in_child() {
-    KINDS.clear();
 }

@@ -10,11 +10,14 @@ use crate::far_tier::{
 };
 use crate::tenant::{far_area, far_area::far};
 
-/// The forks through which this process inherited its references ([`Span`]), 0 for none.
-static BORN: AtomicU64 = AtomicU64::new(0);
-
-/// Number of the fork in progress.
-static NEXT_FORK: AtomicU32 = AtomicU32::new(0);
+state! {
+    static FORKS: Forks {
+        /// Those through which this process inherited its references ([`Span`]), 0 for none.
+        born: AtomicU64 = AtomicU64::new(0),
+        /// Number of the one in progress.
+        next: AtomicU32 = AtomicU32::new(0),
+    }
+}
 
 fn each_of_ours(f: &'static Far, on: impl FnMut(u32)) {
     book().each_slab(OurSlabs(f).high(), on);
@@ -24,7 +27,7 @@ fn each_of_ours(f: &'static Far, on: impl FnMut(u32)) {
 pub fn before_fork() {
     let Some(f) = far() else { return };
     let fork = f.number_fork();
-    NEXT_FORK.store(fork, Ordering::Relaxed);
+    FORKS.next.store(fork, Ordering::Relaxed);
     book().forks(fork, OurSlabs(f).high());
     each_of_ours(f, |slab| f.slabs[slab as usize].hold());
 }
@@ -42,9 +45,9 @@ pub fn after_fork_in_child() {
     lanes::after_fork_in_child();
     far_area::take_mailbox();
     let proc = far_area::index();
-    let parents = Span::of(BORN.load(Ordering::Relaxed));
-    let born = Span::of_child(parents, NEXT_FORK.load(Ordering::Relaxed)).raw();
-    BORN.store(born, Ordering::Relaxed);
+    let parents = Span::of(FORKS.born.load(Ordering::Relaxed));
+    let born = Span::of_child(parents, FORKS.next.load(Ordering::Relaxed)).raw();
+    FORKS.born.store(born, Ordering::Relaxed);
     f.set_born(proc, born);
     each_of_ours(f, |slab| f.slabs[slab as usize].inherit(proc));
     // Only after none of the parent's requests is kept: which extents the child itself may use.

@@ -19,8 +19,13 @@ struct Cell(UnsafeCell<PageHash<'static>>);
 unsafe impl Sync for Cell {}
 
 static NO_KEY: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-static OWN: Cell = Cell(UnsafeCell::new(PageHash::new(&NO_KEY, portable)));
-static SHARED: Cell = Cell(UnsafeCell::new(PageHash::new(&NO_KEY, portable)));
+
+state! {
+    static HASHES: Hashes {
+        own: Cell = Cell(UnsafeCell::new(PageHash::new(&NO_KEY, portable))),
+        shared: Cell = Cell(UnsafeCell::new(PageHash::new(&NO_KEY, portable))),
+    }
+}
 
 fn products() -> Products {
     clmul::fastest().unwrap_or(portable)
@@ -36,7 +41,7 @@ pub unsafe fn init() -> Result<(), Errno> {
     let key = unsafe { areas::key_memory(0) };
     proc::random_bytes(key)?;
     // SAFETY: nobody has called `own` yet (the caller's promise), so nothing refers to it.
-    unsafe { *OWN.0.get() = PageHash::new(key, products()) };
+    unsafe { *HASHES.own.0.get() = PageHash::new(key, products()) };
     Ok(())
 }
 
@@ -50,19 +55,19 @@ pub unsafe fn init_shared(map: Map) {
     let key = unsafe { areas::key_memory(1) };
     map.page_key(key);
     // SAFETY: nobody has called `shared` yet (the caller's promise), so nothing refers to it.
-    unsafe { *SHARED.0.get() = PageHash::new(key, products()) };
+    unsafe { *HASHES.shared.0.get() = PageHash::new(key, products()) };
 }
 
 /// The hash of this process's pages.
 #[inline(always)]
 pub fn own() -> &'static PageHash<'static> {
     // SAFETY: `init` wrote it before anything calls this, and nothing writes it again.
-    unsafe { &*OWN.0.get() }
+    unsafe { &*HASHES.own.0.get() }
 }
 
 /// The hash of shared pages.
 #[inline(always)]
 pub fn shared() -> &'static PageHash<'static> {
     // SAFETY: `init_shared` wrote it before anything calls this, and nothing writes it again.
-    unsafe { &*SHARED.0.get() }
+    unsafe { &*HASHES.shared.0.get() }
 }

@@ -31,9 +31,15 @@ use crate::tenant::{
     members,
 };
 
-static STATE: State = State::new();
-static SPILL: SpillHand = SpillHand::new();
-static COPIES: AtomicU32 = AtomicU32::new(0);
+state! {
+    /// What moves of pages out of the pool remember.
+    static MOVES: Moves {
+        state: State = State::new(),
+        oldest: SpillHand = SpillHand::new(),
+        /// The next page that may have a copy.
+        copies: AtomicU32 = AtomicU32::new(0),
+    }
+}
 
 /// This process: its pages and its pool.
 pub struct Ours;
@@ -83,10 +89,12 @@ impl Pages for Ours {
     fn oldest(&self, look_max: Option<usize>, take: impl FnMut(u32, Word) -> bool) {
         // Pages on a node are not in the pool.
         let on_node = |w: Word| pool().node_of(w.entry()).is_some();
-        SPILL.scan(&areas::far_pages(), look_max, on_node, take);
+        MOVES
+            .oldest
+            .scan(&areas::far_pages(), look_max, on_node, take);
     }
     fn with_copies(&self, look_max: usize, take: impl FnMut(u32, Word) -> bool) {
-        copies::scan(&COPIES, &areas::table(), look_max, take);
+        copies::scan(&MOVES.copies, &areas::table(), look_max, take);
     }
 }
 
@@ -146,7 +154,7 @@ impl Owner for Ours {
     }
     #[inline]
     fn state(&self) -> &State {
-        &STATE
+        &MOVES.state
     }
 }
 

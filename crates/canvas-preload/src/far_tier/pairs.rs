@@ -66,17 +66,6 @@ struct Place {
 // SAFETY: `turn` says whose the cell is: the one thread's (`serve`), or that of the thread which has claimed the lane.
 unsafe impl Sync for Place {}
 
-/// All queue pairs of this process.
-pub struct OurPairs {
-    places: [Place; fds::LANES],
-    /// There is a thread that creates them.
-    are_there: AtomicBool,
-    /// The thread is working.
-    is_at_work: AtomicBool,
-    /// Notifier: changed when there is something for the thread to do.
-    bell: AtomicU32,
-}
-
 /// A process opens its device at most this often: if the program closes its descriptors unnoticed, what the process had
 /// of it leaks.
 const OPENED_MAX: u32 = 8;
@@ -84,23 +73,29 @@ const OPENED_MAX: u32 = 8;
 /// How long to wait for what the thread is doing.
 const QUIET_NS_MAX: u64 = 1_000_000_000;
 
-/// The process's queue pairs, one per direct read channel.
-pub static PAIRS: OurPairs = OurPairs {
-    places: [const {
-        Place {
-            turn: Turn::new(),
-            cell: UnsafeCell::new(Cell {
-                reader: None,
-                file: None,
-                local: None,
-                peer: None,
-            }),
-        }
-    }; fds::LANES],
-    are_there: AtomicBool::new(false),
-    is_at_work: AtomicBool::new(false),
-    bell: AtomicU32::new(0),
-};
+state! {
+    /// The process's queue pairs, one per direct read channel.
+    pub static PAIRS: OurPairs {
+        places: [Place; fds::LANES] = [const {
+            Place {
+                turn: Turn::new(),
+                cell: UnsafeCell::new(Cell {
+                    reader: None,
+                    file: None,
+                    local: None,
+                    peer: None,
+                }),
+            }
+        }; fds::LANES],
+        /// There is a thread that creates them.
+        are_there: AtomicBool = AtomicBool::new(false),
+        /// The thread is working.
+        is_at_work: AtomicBool = AtomicBool::new(false),
+        /// Notifier: changed when there is something for the thread to do.
+        bell: AtomicU32 = AtomicU32::new(0),
+        device: Device = Device(UnsafeCell::new([None; fds::DEVICES])),
+    }
+}
 
 /// Starts the thread, with all signals blocked except these, if the tenant has donors by RDMA. The last step of
 /// start-up.
@@ -142,7 +137,7 @@ pub fn after_fork_in_child() {
     for which in 0..fds::DEVICES {
         fds::guard(Fd::Device(which), -1);
     }
-    for file in DEVICE.files().into_iter().flatten() {
+    for file in PAIRS.device.files().into_iter().flatten() {
         if file.is_here() {
             proc::close(file.fd);
         }
@@ -154,8 +149,6 @@ struct Device(UnsafeCell<[Option<File>; fds::DEVICES]>);
 
 // SAFETY: one thread writes it (`Worker`), and only a fork's child, which has no such thread, reads it.
 unsafe impl Sync for Device {}
-
-static DEVICE: Device = Device(UnsafeCell::new([None; fds::DEVICES]));
 
 impl Device {
     fn files(&self) -> [Option<File>; fds::DEVICES] {
@@ -225,7 +218,7 @@ impl Worker {
         for (which, fd) in fds.into_iter().enumerate() {
             fds::guard(Fd::Device(which), fd);
         }
-        DEVICE.set(fds.map(File::of));
+        PAIRS.device.set(fds.map(File::of));
         let file = File::of(fds[0]).ok_or("its descriptor was closed")?;
         Ok(Opened {
             local,

@@ -75,33 +75,27 @@ impl SlotMem for Region {
 /// The tenant's bound on pool memory, and this process's part of it.
 pub struct Budget;
 
-/// The host had no memory for the last new slab.
-static REFUSED: AtomicBool = AtomicBool::new(false);
-
 /// Whether the host, which does not overcommit, gives the pool no more memory.
 pub fn has_no_memory() -> bool {
-    REFUSED.load(Ordering::Relaxed)
+    OURS.refused.load(Ordering::Relaxed)
 }
-
-/// Bytes that this process has charged.
-static CHARGED: AtomicI64 = AtomicI64::new(0);
 
 impl PoolBudget for Budget {
     fn charge(&self, bytes: i64) -> bool {
         let ok = state::seg().charge_pool(state::slot(), bytes);
         if ok {
-            CHARGED.fetch_add(bytes, Ordering::Relaxed);
+            OURS.charged.fetch_add(bytes, Ordering::Relaxed);
         }
         ok
     }
     fn charge_past_bound(&self, bytes: i64) -> bool {
         state::seg().charge_pool_past_bound(state::slot(), bytes);
-        CHARGED.fetch_add(bytes, Ordering::Relaxed);
+        OURS.charged.fetch_add(bytes, Ordering::Relaxed);
         true
     }
     fn open_slab(&self, slab: u32) -> bool {
         let opened = areas::open_slab(slab as usize).is_ok();
-        REFUSED.store(!opened, Ordering::Relaxed);
+        OURS.refused.store(!opened, Ordering::Relaxed);
         opened
     }
     fn deep_gone(&self, place: DeepPlace) {
@@ -114,7 +108,7 @@ impl PoolBudget for Budget {
         }
         let ok = seg.charge_node(state::slot(), node, bytes);
         if ok {
-            NODES_CHARGED[node].fetch_add(bytes, Ordering::Relaxed);
+            OURS.nodes_charged[node].fetch_add(bytes, Ordering::Relaxed);
         }
         ok
     }
@@ -138,13 +132,11 @@ impl PoolBudget for Budget {
     }
 }
 
-/// Bytes that this process has charged to nodes.
-static NODES_CHARGED: [AtomicI64; NODES_MAX] = [const { AtomicI64::new(0) }; NODES_MAX];
-
 /// Pages of memory that this process uses in the pool and on nodes.
 pub fn charged_pages() -> i64 {
-    let nodes = NODES_CHARGED.iter().map(|n| n.load(Ordering::Relaxed));
-    (CHARGED.load(Ordering::Relaxed) + nodes.sum::<i64>()) / 4096
+    let nodes = OURS.nodes_charged.iter();
+    let nodes = nodes.map(|n| n.load(Ordering::Relaxed));
+    (OURS.charged.load(Ordering::Relaxed) + nodes.sum::<i64>()) / 4096
 }
 
 pub type Pool = LocalPool<'static, Chosen<Lz4>, Region, Budget>;
@@ -152,7 +144,34 @@ pub type Pool = LocalPool<'static, Chosen<Lz4>, Region, Budget>;
 struct Cell(UnsafeCell<MaybeUninit<Pool>>);
 // SAFETY: `init` alone writes it, before any other thread or handler can read it (its caller's promise).
 unsafe impl Sync for Cell {}
-static POOL: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+
+state! {
+    /// This process's pool, and what it has charged the tenant for it.
+    static OURS: Ours {
+        pool: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit())),
+        /// The host had no memory for the last new slab.
+        refused: AtomicBool = AtomicBool::new(false),
+        /// Bytes charged.
+        charged: AtomicI64 = AtomicI64::new(0),
+        /// Bytes charged to each node.
+        nodes_charged: [AtomicI64; NODES_MAX] = [const { AtomicI64::new(0) }; NODES_MAX],
+    }
+}
+
+/// In a fork's child, with the pool's locks just released. The child's pool is its parent's, page by page, until one of
+/// the two writes; the parent is charged for it.
+pub fn after_fork_in_child() {
+    let slot = state::slot();
+    slot.pool_bytes.store(0, Ordering::Relaxed);
+    let whole = OURS.charged.load(Ordering::Relaxed);
+    slot.pool_whole_bytes.store(whole, Ordering::Relaxed);
+    for (place, charged) in OURS.nodes_charged.iter().enumerate() {
+        slot.node_bytes[place].store(0, Ordering::Relaxed);
+        let whole = charged.load(Ordering::Relaxed);
+        slot.node_whole_bytes[place].store(whole, Ordering::Relaxed);
+    }
+    pool().publish_class_bytes(1);
+}
 
 /// Creates the pool.
 ///
@@ -184,7 +203,7 @@ pub unsafe fn init() {
     let pool = pool.with_nodes(nodes, &state::seg().class_bytes);
     pool.allow_entries(0);
     // SAFETY: nobody has called `pool` yet (the caller's promise), so nothing refers to it.
-    unsafe { (*POOL.0.get()).write(pool) };
+    unsafe { (*OURS.pool.0.get()).write(pool) };
 }
 
 /// Binds each node's part of the pool's range to that node. Returns how many nodes there are.
@@ -203,20 +222,5 @@ fn prefer_nodes() -> usize {
 #[inline(always)]
 pub fn pool() -> &'static Pool {
     // SAFETY: `init` wrote it before anything calls this, and nothing writes it again.
-    unsafe { (*POOL.0.get()).assume_init_ref() }
-}
-
-/// In a fork's child, with the pool's locks just released. The child's pool is its parent's, page by page, until one of
-/// the two writes; the parent is charged for it.
-pub fn after_fork_in_child() {
-    let slot = state::slot();
-    slot.pool_bytes.store(0, Ordering::Relaxed);
-    let whole = CHARGED.load(Ordering::Relaxed);
-    slot.pool_whole_bytes.store(whole, Ordering::Relaxed);
-    for (place, charged) in NODES_CHARGED.iter().enumerate() {
-        slot.node_bytes[place].store(0, Ordering::Relaxed);
-        let whole = charged.load(Ordering::Relaxed);
-        slot.node_whole_bytes[place].store(whole, Ordering::Relaxed);
-    }
-    pool().publish_class_bytes(1);
+    unsafe { (*OURS.pool.0.get()).assume_init_ref() }
 }

@@ -9,9 +9,15 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crate::own_memory::areas;
 use crate::runtime::state;
 
-static FAR: AtomicUsize = AtomicUsize::new(0);
-/// This process's index in the segment.
-static PROC: AtomicUsize = AtomicUsize::new(0);
+state! {
+    /// The far area, and this process's place in it.
+    static FAR: FarArea {
+        /// Where it is mapped; 0 without one.
+        at: AtomicUsize = AtomicUsize::new(0),
+        /// This process's index in the segment.
+        index: AtomicUsize = AtomicUsize::new(0),
+    }
+}
 
 /// Maps the far area, if the tenant has one. Called once, at start-up, before the slot is taken.
 pub fn map(fd: i32) -> Result<(), Errno> {
@@ -20,9 +26,9 @@ pub fn map(fd: i32) -> Result<(), Errno> {
     }
     areas::open_extent_book()?;
     let at = mem::map_shared(fd, far::OFFSET, far::FAR_BYTES, mem::READ_WRITE)?;
-    FAR.store(at, Ordering::Release);
+    FAR.at.store(at, Ordering::Release);
     if far().is_none_or(|f| f.magic.load(Ordering::Acquire) != far::MAGIC) {
-        FAR.store(0, Ordering::Relaxed);
+        FAR.at.store(0, Ordering::Relaxed);
         return Err(Errno(libc::EBADF));
     }
     Ok(())
@@ -31,7 +37,7 @@ pub fn map(fd: i32) -> Result<(), Errno> {
 /// Takes the mailbox that belongs to our slot, and clears what its last owner left in it.
 pub fn take_mailbox() {
     let proc = state::seg().index_of(state::slot());
-    PROC.store(proc, Ordering::Relaxed);
+    FAR.index.store(proc, Ordering::Relaxed);
     if let Some(f) = far() {
         our_mailbox(f).reset();
         drop_process(proc);
@@ -42,7 +48,7 @@ pub fn take_mailbox() {
 /// The far area, if the tenant has one.
 #[inline]
 pub fn far() -> Option<&'static Far> {
-    let at = FAR.load(Ordering::Relaxed);
+    let at = FAR.at.load(Ordering::Relaxed);
     // SAFETY: `map` mapped all of the area there, shared and writable, and it is never unmapped.
     (at != 0).then(|| unsafe { Far::at(at) })
 }
@@ -50,7 +56,7 @@ pub fn far() -> Option<&'static Far> {
 /// This process's index in the segment.
 #[inline]
 pub fn index() -> usize {
-    PROC.load(Ordering::Relaxed)
+    FAR.index.load(Ordering::Relaxed)
 }
 
 /// This process's requests.

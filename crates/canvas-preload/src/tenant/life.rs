@@ -11,17 +11,40 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::runtime::{fds, fds::Fd, lines::Lines, state};
 
-/// This process's identity.
-static ID: AtomicU64 = AtomicU64::new(0);
-/// Identity of the child of the fork in progress, and the address at which its lock's file is mapped (0 for none).
-static CHILD: AtomicU64 = AtomicU64::new(0);
-static CHILD_AT: AtomicUsize = AtomicUsize::new(0);
-/// The child of the last fork, if this process has locked its byte on its behalf; else 0.
-static LOCKED_FOR: AtomicU64 = AtomicU64::new(0);
+state! {
+    /// By what others see that this process lives.
+    static LIFE: Life {
+        /// This process's identity.
+        id: AtomicU64 = AtomicU64::new(0),
+        /// Identity of the child of the fork in progress.
+        child: AtomicU64 = AtomicU64::new(0),
+        /// Address at which the file of that child's lock is mapped; 0 for none.
+        child_at: AtomicUsize = AtomicUsize::new(0),
+        /// The child of the last fork, if this process has locked its byte on its behalf; else 0.
+        locked_for: AtomicU64 = AtomicU64::new(0),
+    }
+}
+
+/// In the child: takes on its own identity.
+pub fn after_fork_in_child() {
+    let (id, at) = (
+        LIFE.child.load(Ordering::Relaxed),
+        LIFE.child_at.swap(0, Ordering::Relaxed),
+    );
+    LIFE.id.store(id, Ordering::Relaxed);
+    LIFE.locked_for.store(0, Ordering::Relaxed);
+    if at == 0
+        && let Ok(fd) = segment()
+    {
+        let _ = lock::hold_with_process(fd, id);
+    }
+    not_for_children(at);
+    note_number();
+}
 
 /// This process's identity.
 pub fn id() -> u64 {
-    ID.load(Ordering::Relaxed)
+    LIFE.id.load(Ordering::Relaxed)
 }
 
 fn segment() -> Result<i32, Errno> {
@@ -91,7 +114,7 @@ pub fn begin() -> Result<bool, Errno> {
     lock::give_up(segment()?, 0, 0);
     let (id, at) = make()?;
     not_for_children(at);
-    ID.store(id, Ordering::Relaxed);
+    LIFE.id.store(id, Ordering::Relaxed);
     note_number();
     Ok(is_new)
 }
@@ -100,38 +123,22 @@ pub fn begin() -> Result<bool, Errno> {
 pub fn before_fork() -> Result<u64, Errno> {
     let (id, at) = make()?;
     // The previous child has a lock of its own by now, or has ended.
-    if let last @ 1.. = LOCKED_FOR.swap(if at == 0 { id } else { 0 }, Ordering::Relaxed) {
+    let locked = if at == 0 { id } else { 0 };
+    if let last @ 1.. = LIFE.locked_for.swap(locked, Ordering::Relaxed) {
         lock::give_up(segment()?, last, 1);
     }
-    CHILD.store(id, Ordering::Relaxed);
-    CHILD_AT.store(at, Ordering::Relaxed);
+    LIFE.child.store(id, Ordering::Relaxed);
+    LIFE.child_at.store(at, Ordering::Relaxed);
     Ok(id)
 }
 
 /// In the parent after a fork: the child keeps its lock itself, if there is a child.
 pub fn after_fork_in_parent() {
-    let at = CHILD_AT.swap(0, Ordering::Relaxed);
+    let at = LIFE.child_at.swap(0, Ordering::Relaxed);
     if at != 0 {
         // SAFETY: `before_fork` mapped it, in which nothing is read, and nobody else has its address (`swap`).
         let _ = unsafe { mem::unmap(at, PAGE_SIZE) };
     }
-}
-
-/// In the child: takes on its own identity.
-pub fn after_fork_in_child() {
-    let (id, at) = (
-        CHILD.load(Ordering::Relaxed),
-        CHILD_AT.swap(0, Ordering::Relaxed),
-    );
-    ID.store(id, Ordering::Relaxed);
-    LOCKED_FOR.store(0, Ordering::Relaxed);
-    if at == 0
-        && let Ok(fd) = segment()
-    {
-        let _ = lock::hold_with_process(fd, id);
-    }
-    not_for_children(at);
-    note_number();
 }
 
 /// Whether it is certain that no process with this identity has any memory left.
