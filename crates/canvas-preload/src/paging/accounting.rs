@@ -16,11 +16,38 @@ use crate::tenant::{
     members::{live_slots, once_in},
 };
 
-/// True while the reclaim thread sleeps and may be woken.
-static ASLEEP: AtomicBool = AtomicBool::new(false);
-static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
-/// When canvas's own memory was last counted.
-static METADATA_NS: AtomicU64 = AtomicU64::new(0);
+state! {
+    static ACCOUNTS: Accounts {
+        /// True while the reclaim thread sleeps and may be woken.
+        asleep: AtomicBool = AtomicBool::new(false),
+        /// When native memory was last measured.
+        measured_ns: AtomicU64 = AtomicU64::new(0),
+        /// When canvas's own memory was last counted.
+        counted_ns: AtomicU64 = AtomicU64::new(0),
+        /// The program's CPU time when it was last read, and when that was.
+        program_ns: AtomicU64 = AtomicU64::new(0),
+        program_read_ns: AtomicU64 = AtomicU64::new(0),
+    }
+}
+
+/// Copies the ages of `parent`'s pages to a fork's child.
+pub fn inherit_ages(parent: &ProcSlot) {
+    ages::inherit(&PROCESS, parent);
+    ACCOUNTS.program_ns.store(0, Ordering::Relaxed);
+}
+
+/// Resets the accounting in a fork's child. `resident` pages of its managed range are resident, all shared with the
+/// parent.
+pub fn after_fork_in_child(resident: i64) {
+    PROCESS.pager.after_fork_in_child(resident);
+    PROCESS.reclaimer.store(0, Ordering::Relaxed);
+    ACCOUNTS.asleep.store(false, Ordering::Relaxed);
+    ACCOUNTS.counted_ns.store(0, Ordering::Relaxed);
+    state::slot()
+        .resident_pages
+        .fetch_add(resident, Ordering::Relaxed);
+}
+
 /// Pause between two measurements of native memory.
 const LOOK_PAUSE_NS: u64 = 5_000_000;
 
@@ -34,7 +61,7 @@ pub fn start_reclaimer() {
 /// Wakes the reclaim thread or, after a fork, starts one.
 #[inline]
 pub fn wake_reclaimer() {
-    if ASLEEP.load(Ordering::Relaxed) && ASLEEP.swap(false, Ordering::AcqRel) {
+    if ACCOUNTS.asleep.load(Ordering::Relaxed) && ACCOUNTS.asleep.swap(false, Ordering::AcqRel) {
         members::wake(state::slot());
     } else {
         start_reclaimer();
@@ -51,8 +78,8 @@ fn is_asked_to_lend() -> bool {
 pub fn sleep_until_woken(timeout_ns: u64, arrived: impl Fn() -> bool) {
     let slot = state::slot();
     let seen = slot.wake.load(Ordering::Acquire);
-    ASLEEP.store(true, Ordering::Release);
-    // A wake-up since the check of the limit has either changed `wake` already or will see ASLEEP.
+    ACCOUNTS.asleep.store(true, Ordering::Release);
+    // A wake-up since the check of the limit has either changed `wake` already or will see `asleep`.
     let asked = slot.reclaim_wanted.load(Ordering::Relaxed) != 0
         || slot.offload_wanted.load(Ordering::Relaxed) != 0
         || slot.pool_wanted_bytes.load(Ordering::Relaxed) > 0
@@ -61,7 +88,7 @@ pub fn sleep_until_woken(timeout_ns: u64, arrived: impl Fn() -> bool) {
     if !asked && !ledger::short_of_room(&PROCESS) {
         proc::futex_wait(&slot.wake, seen, timeout_ns);
     }
-    ASLEEP.store(false, Ordering::Release);
+    ACCOUNTS.asleep.store(false, Ordering::Release);
 }
 
 /// Puts the reclaim thread to sleep when it found nothing to evict although the tenant is short: until it is asked for
@@ -126,7 +153,7 @@ pub fn measure_native() {
     if fork_accounting::look(now) {
         return;
     }
-    if !once_in(&LAST_MEASURE_NS, LOOK_PAUSE_NS, now) {
+    if !once_in(&ACCOUNTS.measured_ns, LOOK_PAUSE_NS, now) {
         return;
     }
     let Some((anon, swapped)) = anonymous_pages() else {
@@ -155,7 +182,7 @@ pub fn anonymous_pages() -> Option<(i64, i64)> {
 /// Publishes how much native memory canvas itself uses in this process: at start, then once a second.
 fn look_at_metadata(now: u64) {
     const PAUSE_NS: u64 = 1_000_000_000;
-    if once_in(&METADATA_NS, PAUSE_NS, now) {
+    if once_in(&ACCOUNTS.counted_ns, PAUSE_NS, now) {
         let pages = own::resident_pages().unwrap_or(ProcSlot::UNKNOWN);
         state::slot().metadata_pages.store(pages, Ordering::Relaxed);
     }
@@ -170,42 +197,20 @@ pub fn look_at_ages() {
     look_at_program();
 }
 
-/// The program's CPU time when it was last read.
-static PROGRAM_NS: AtomicU64 = AtomicU64::new(0);
-
 /// Records whether the program runs.
 fn look_at_program() {
     /// A program that uses less than this fraction of a CPU (1/32) counts as asleep: it may only serve timers or a
     /// watcher.
     const AWAKE: u64 = 32;
-    static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
     let now = proc::now_ns();
     // The reclaim thread's own CPU time is not the program's. Read it first, or the difference could seem to go down.
     let ours = proc::thread_ns();
     let program = proc::process_ns().saturating_sub(ours);
-    let elapsed = now.saturating_sub(LOOKED_NS.swap(now, Ordering::Relaxed));
-    let ran = program.saturating_sub(PROGRAM_NS.swap(program, Ordering::Relaxed));
+    let elapsed = now.saturating_sub(ACCOUNTS.program_read_ns.swap(now, Ordering::Relaxed));
+    let ran = program.saturating_sub(ACCOUNTS.program_ns.swap(program, Ordering::Relaxed));
     if ran > elapsed / AWAKE {
         ages::ran(&PROCESS);
     }
-}
-
-/// Copies the ages of `parent`'s pages to a fork's child.
-pub fn inherit_ages(parent: &ProcSlot) {
-    ages::inherit(&PROCESS, parent);
-    PROGRAM_NS.store(0, Ordering::Relaxed);
-}
-
-/// Resets the accounting in a fork's child. `resident` pages of its managed range are resident, all shared with the
-/// parent.
-pub fn after_fork_in_child(resident: i64) {
-    PROCESS.pager.after_fork_in_child(resident);
-    PROCESS.reclaimer.store(0, Ordering::Relaxed);
-    ASLEEP.store(false, Ordering::Relaxed);
-    METADATA_NS.store(0, Ordering::Relaxed);
-    state::slot()
-        .resident_pages
-        .fetch_add(resident, Ordering::Relaxed);
 }
 
 /// Charges an expected change of native memory (such as a new thread's stacks; negative: memory that has just left)
@@ -220,7 +225,7 @@ pub fn expect_native(pages: i64) {
 /// Makes the reclaim thread measure at once: resets its timer and wakes it.
 pub fn measure_soon() {
     if !PROCESS.has_forked() {
-        LAST_MEASURE_NS.store(0, Ordering::Relaxed);
+        ACCOUNTS.measured_ns.store(0, Ordering::Relaxed);
     }
     wake_reclaimer();
 }

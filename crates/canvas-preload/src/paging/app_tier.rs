@@ -30,7 +30,7 @@ use crate::own_memory::areas;
 use crate::paging::jvm;
 use crate::runtime::{
     state,
-    state::{PROCESS, count},
+    state::{CacheAligned, PROCESS, count},
     thread, time,
 };
 
@@ -46,47 +46,51 @@ struct Slot {
     thread: UnsafeCell<Thread>,
 }
 
-struct Threads([Slot; THREADS]);
 // SAFETY: `with_thread` alone touches a slot's thread, and holds the slot's lock.
-unsafe impl Sync for Threads {}
+unsafe impl Sync for Slot {}
 
 const NOBODY: Thread = Thread::new();
-static ALL: Threads = Threads(
-    [const {
-        Slot {
-            lock: RawSpin::new(),
-            who: AtomicU32::new(0),
-            thread: UnsafeCell::new(NOBODY),
-        }
-    }; THREADS],
-);
-static ARRAYS: Arrays = Arrays::new();
-static GROUPS: Groups = Groups::new();
-/// Decides whether reading ahead pays.
-static TRIAL: Trial = Trial::new();
-/// Number of pages for which links are kept.
-static LINKS_PAGES: AtomicU64 = AtomicU64::new(0);
-static HAS_FAR: AtomicBool = AtomicBool::new(false);
 
-/// Pages that were read ahead into the pool, newer ones overwriting older ones: `page << 1 | by reference`.
-static RAISED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+state! {
+    static TIER: Tier {
+        threads: [Slot; THREADS] = [const {
+            Slot {
+                lock: RawSpin::new(),
+                who: AtomicU32::new(0),
+                thread: UnsafeCell::new(NOBODY),
+            }
+        }; THREADS],
+        arrays: Arrays = Arrays::new(),
+        /// Decides whether reading ahead pays.
+        trial: Trial = Trial::new(),
+        /// Number of pages for which links are kept.
+        links_pages: AtomicU64 = AtomicU64::new(0),
+        has_far: CacheAligned<AtomicBool> = CacheAligned(AtomicBool::new(false)),
+    }
+}
+// Tables of zeros, which apart from the rest take no room in the library's file.
+static GROUPS: Groups = Groups::new();
+/// Pages that were promoted ahead, newer ones overwriting older ones: `page << 1 | by reference`.
+static PROMOTED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
 /// Sets up links and far-memory use at start-up.
 pub fn start() {
     let pages = state::seg().local_limit_pages().unwrap_or(0).max(0) as u64;
-    LINKS_PAGES.store(pages, Ordering::Relaxed);
+    TIER.links_pages.store(pages, Ordering::Relaxed);
     let has_far = tier::is_there() && areas::open_links(pages as usize).is_ok();
-    HAS_FAR.store(has_far, Ordering::Relaxed);
+    TIER.has_far.store(has_far, Ordering::Relaxed);
 }
 
 fn links() -> Links<'static> {
-    Links::new(areas::links(LINKS_PAGES.load(Ordering::Relaxed) as usize))
+    Links::new(areas::links(
+        TIER.links_pages.load(Ordering::Relaxed) as usize
+    ))
 }
 
 /// Runs `on` with the calling thread's state; `None` if another thread with the same slot is using it.
 fn with_thread<R>(on: impl FnOnce(&mut Thread) -> R) -> Option<R> {
     let hash = thread::thread_hash() as u32;
-    let slot = &ALL.0[hash as usize % THREADS];
+    let slot = &TIER.threads[hash as usize % THREADS];
     let _held = slot.lock.try_lock()?;
     // SAFETY: the slot's lock is held until this returns, and nothing else touches the cell; if `on` came back here, it
     // would not get the lock.
@@ -109,7 +113,10 @@ fn chosen() -> AppTier {
 }
 
 /// The low tier.
-static LOW: &Prefetchers = &PROCESS.pager.prefetchers;
+#[inline(always)]
+fn low() -> &'static Prefetchers {
+    &PROCESS.pager.prefetchers
+}
 
 /// The low tier, with the application tier on top of it.
 pub struct TwoTiers;
@@ -117,7 +124,7 @@ pub struct TwoTiers;
 impl Prefetcher for TwoTiers {
     #[inline]
     fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
-        let plan = LOW.plan(fault);
+        let plan = low().plan(fault);
         if fault.kind == FaultKind::SecondChance || chosen() == AppTier::Off {
             return plan;
         }
@@ -125,21 +132,23 @@ impl Prefetcher for TwoTiers {
     }
     #[inline]
     fn on_left(&self, page: PageId, plan: &Plan) {
-        ARRAYS.on_left(page, plan);
+        TIER.arrays.on_left(page, plan);
     }
     #[inline]
     fn carried_out(&self, plan: &Plan, done: &Done) {
-        ARRAYS.carried_out(plan, done);
-        LOW.carried_out(plan, done);
+        TIER.arrays.carried_out(plan, done);
+        low().carried_out(plan, done);
     }
     #[inline]
     fn on_used(&self, plan: &Plan) {
-        ARRAYS.on_used(plan);
-        LOW.on_used(plan);
+        TIER.arrays.on_used(plan);
+        low().on_used(plan);
     }
     #[inline]
     fn on_unused(&self, page: PageId) -> Option<u32> {
-        ARRAYS.on_unused(page).or_else(|| LOW.on_unused(page))
+        TIER.arrays
+            .on_unused(page)
+            .or_else(|| low().on_unused(page))
     }
     #[inline]
     fn came_in(&self, at: FaultSite, data: &PageBuf) {
@@ -172,7 +181,7 @@ fn plan_above(fault: &Fault<'_, impl Surroundings>, plan: Plan) -> Plan {
     if jvm::is_in_heap(page.addr()) || fault.advice != Advice::Normal {
         return plan;
     }
-    let ours = ARRAYS.plan(fault);
+    let ours = TIER.arrays.plan(fault);
     match Arrays::made(&ours) {
         true => ours,
         false => plan,
@@ -207,7 +216,7 @@ fn look_at_kind(t: &mut Thread) {
 #[inline]
 fn follow(at: FaultSite, bytes: &PageBuf) {
     let page = at.page;
-    if !HAS_FAR.load(Ordering::Relaxed) {
+    if !TIER.has_far.load(Ordering::Relaxed) {
         return;
     }
     let tier = chosen();
@@ -253,14 +262,14 @@ fn follow_forwarded(page: PageId, at: FaultSite, bytes: &PageBuf, tier: AppTier)
         let issued = issued.count() as u64;
         if issued > 0 {
             count(counter, issued);
-            TRIAL.issued(issued as u32);
+            TIER.trial.issued(issued as u32);
         }
     }
 }
 
 /// Whether reading ahead has paid so far, so that it may go on.
 fn compare() -> Answer {
-    let answer = TRIAL.on_fault(time::now_ns());
+    let answer = TIER.trial.on_fault(time::now_ns());
     match answer.vote {
         Some(true) => count(Counter::AppTrialsFor, 1),
         Some(false) => count(Counter::AppTrialsAgainst, 1),
@@ -298,7 +307,7 @@ fn read_ahead(page: PageId, mark: u64) -> bool {
     let asked = page.index() < WINDOW_PAGES
         && fill::request(&PROCESS, page, |place| PROCESS.read_ahead(page, place));
     if asked {
-        let slot = &RAISED[page.index() % RAISED.len()];
+        let slot = &PROMOTED[page.index() % PROMOTED.len()];
         slot.store(u64::from(page.0) << 1 | mark, Ordering::Relaxed);
     }
     asked
@@ -306,7 +315,7 @@ fn read_ahead(page: PageId, mark: u64) -> bool {
 
 /// Counts a fault on a page that had been read ahead.
 fn note_use(page: PageId) {
-    let slot = &RAISED[page.index() % RAISED.len()];
+    let slot = &PROMOTED[page.index() % PROMOTED.len()];
     let seen = slot.load(Ordering::Relaxed);
     if seen != 0 && seen >> 1 == u64::from(page.0) {
         slot.store(0, Ordering::Relaxed);

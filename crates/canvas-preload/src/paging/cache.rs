@@ -121,8 +121,8 @@ fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
 /// Adds to a counter how often the locks of the swap cache and of the pool's allocators were contended since the last
 /// call. Called by one thread at a time.
 fn count_lock_waits() {
-    static TOLD: AtomicU32 = AtomicU32::new(0);
+    static COUNTED: AtomicU32 = AtomicU32::new(0);
     let now = slots().lock_waits().wrapping_add(pool().lock_waits());
-    let before = TOLD.swap(now, Ordering::Relaxed);
+    let before = COUNTED.swap(now, Ordering::Relaxed);
     count(Counter::AllocLockWait, u64::from(now.wrapping_sub(before)));
 }

@@ -23,16 +23,20 @@ const _: () = assert!(
     core::mem::size_of::<Fill>() <= FILL_STEP && core::mem::size_of::<Batch>() <= FILL_STEP
 );
 
-static FILL_PLACES: Places<FILLS> = Places::new();
-static RECLAIM_PLACES: Places<RECLAIMS> = Places::new();
-static FILLS_OPEN: Steps<1> = Steps::new();
-static RECLAIMS_OPEN: Steps<1> = Steps::new();
+state! {
+    static CONTEXTS: Contexts {
+        fills: Places<FILLS> = Places::new(),
+        fills_open: Steps<1> = Steps::new(),
+        reclaims: Places<RECLAIMS> = Places::new(),
+        reclaims_open: Steps<1> = Steps::new(),
+    }
+}
 const _: () = assert!(FILLS <= 64 && RECLAIMS <= 64);
 
 /// Opens one context of each kind, so that a waiting thread always has one to wait for. Called once, at start-up.
 pub fn open_first() -> Result<(), Errno> {
-    open_place::<Fill>(&FILLS_OPEN, 0, fills())?;
-    open_place::<Batch>(&RECLAIMS_OPEN, 0, reclaims())
+    open_place::<Fill>(&CONTEXTS.fills_open, 0, fills())?;
+    open_place::<Batch>(&CONTEXTS.reclaims_open, 0, reclaims())
 }
 
 /// Opens a context at its first use.
@@ -96,13 +100,15 @@ unsafe fn hold<T, const N: usize>(
 /// Takes a context for bringing pages in.
 #[inline]
 pub fn fill() -> Held<Fill> {
+    let (places, open) = (&CONTEXTS.fills, &CONTEXTS.fills_open);
     // SAFETY: zeros are a `Fill`, and its contexts lie there.
-    unsafe { hold(&FILL_PLACES, &FILLS_OPEN, thread::thread_hash(), fills()) }
+    unsafe { hold(places, open, thread::thread_hash(), fills()) }
 }
 
 /// Takes a context for reclaim.
 pub fn reclaim() -> Held<Batch> {
     // Take the lowest free one: contexts that are never needed at the same time use no memory.
+    let (places, open) = (&CONTEXTS.reclaims, &CONTEXTS.reclaims_open);
     // SAFETY: zeros are a `Batch`, and its contexts lie there, behind those of the fills.
-    unsafe { hold(&RECLAIM_PLACES, &RECLAIMS_OPEN, 0, reclaims()) }
+    unsafe { hold(places, open, 0, reclaims()) }
 }

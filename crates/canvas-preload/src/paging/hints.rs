@@ -23,14 +23,26 @@ use crate::runtime::{
     state::{PROCESS, count},
 };
 
-/// Ranges to bring in.
-static IN: Ring = Ring::new();
-/// Ranges to evict.
-static OUT: Ring = Ring::new();
-/// Set when a hint is queued; cleared when the reclaim thread takes hints.
-static ARRIVED: AtomicBool = AtomicBool::new(false);
-/// Pages that the current hint may still bring in.
-static UNDER_WAY: AtomicI64 = AtomicI64::new(0);
+state! {
+    static HINTS: Hints {
+        /// Ranges to bring in.
+        coming: Ring = Ring::new(),
+        /// Ranges to evict.
+        leaving: Ring = Ring::new(),
+        /// Set when a hint is queued; cleared when the reclaim thread takes hints.
+        arrived: AtomicBool = AtomicBool::new(false),
+        /// Pages that the current hint may still bring in.
+        under_way: AtomicI64 = AtomicI64::new(0),
+    }
+}
+
+/// In a fork's child: drops the parent's hints.
+pub fn after_fork_in_child() {
+    HINTS.coming.clear();
+    HINTS.leaving.clear();
+    HINTS.arrived.store(false, Ordering::Relaxed);
+    HINTS.under_way.store(0, Ordering::Relaxed);
+}
 
 /// Pages that come in at a time; between two such lots other work goes first.
 pub const LOT: usize = 64;
@@ -51,19 +63,11 @@ pub struct Busy;
 
 /// Whether there is a hint that the reclaim thread has not seen.
 pub fn arrived() -> bool {
-    ARRIVED.load(Ordering::Relaxed)
-}
-
-/// In a fork's child: drops the parent's hints.
-pub fn after_fork_in_child() {
-    IN.clear();
-    OUT.clear();
-    ARRIVED.store(false, Ordering::Relaxed);
-    UNDER_WAY.store(0, Ordering::Relaxed);
+    HINTS.arrived.load(Ordering::Relaxed)
 }
 
 fn call_reclaimer() {
-    ARRIVED.store(true, Ordering::Release);
+    HINTS.arrived.store(true, Ordering::Release);
     accounting::wake_reclaimer();
 }
 
@@ -93,8 +97,8 @@ fn away(hint: Hint, most: i64) -> i64 {
 
 /// Pages that queued hints may still bring in; counting may stop at `most`.
 fn waiting(most: i64) -> i64 {
-    let mut sum = UNDER_WAY.load(Ordering::Relaxed);
-    for hint in IN.waiting() {
+    let mut sum = HINTS.under_way.load(Ordering::Relaxed);
+    for hint in HINTS.coming.waiting() {
         if sum >= most {
             break;
         }
@@ -115,10 +119,10 @@ pub fn will_need(start: u32, end: u32) {
         return;
     }
     let mut dropped = 0;
-    while waiting(most) + wanted > most && IN.take().is_some() {
+    while waiting(most) + wanted > most && HINTS.coming.take().is_some() {
         dropped += 1;
     }
-    dropped += u64::from(IN.push(hint).is_some());
+    dropped += u64::from(HINTS.coming.push(hint).is_some());
     if dropped > 0 {
         count(Counter::HintsDropped, dropped);
     }
@@ -139,11 +143,11 @@ pub fn try_will_need(ranges: &[(u32, u32)]) -> Result<i64, Busy> {
             continue;
         }
         let waits = accepted + *before.get_or_insert_with(|| waiting(most));
-        busy = IN.is_full() || waits > 0 && waits + wanted > most;
+        busy = HINTS.coming.is_full() || waits > 0 && waits + wanted > most;
         if busy {
             break;
         }
-        if IN.push(hint).is_some() {
+        if HINTS.coming.push(hint).is_some() {
             count(Counter::HintsDropped, 1);
         }
         accepted += wanted;
@@ -187,7 +191,7 @@ pub fn cool(start: u32, end: u32) -> bool {
 pub fn page_out(start: u32, end: u32) -> bool {
     let locked = cool(start, end);
     if let Some(hint) = Hint::of(start, end) {
-        if OUT.push(hint).is_some() {
+        if HINTS.leaving.push(hint).is_some() {
             count(Counter::HintsDropped, 1);
         }
         call_reclaimer();
@@ -289,7 +293,7 @@ impl Lot {
 impl Server {
     /// Runs one round of the reclaim thread's work on hints. The caller is inside `freeze::enter`.
     pub fn background_round(&mut self) -> Round {
-        ARRIVED.store(false, Ordering::Relaxed);
+        HINTS.arrived.store(false, Ordering::Relaxed);
         if ledger::is_past_limit(&PROCESS) {
             return Round::Idle;
         }
@@ -297,7 +301,7 @@ impl Server {
         let come = self.bring_in();
         let rest = |task: Task| task.left.min(i64::from(task.end - task.at));
         let under_way = self.lot.len as i64 + self.coming.map_or(0, rest);
-        UNDER_WAY.store(under_way, Ordering::Relaxed);
+        HINTS.under_way.store(under_way, Ordering::Relaxed);
         match (out, come) {
             (Round::Idle, other) | (other, Round::Idle) => other,
             (Round::Worked(a), Round::Worked(b)) => Round::Worked(a.min(b)),
@@ -305,7 +309,7 @@ impl Server {
     }
 
     fn take_out(&mut self) -> Round {
-        let next = || OUT.take().map(|hint| Task::of(hint, 0));
+        let next = || HINTS.leaving.take().map(|hint| Task::of(hint, 0));
         let Some(mut task) = self.leaving.take().or_else(next) else {
             return Round::Idle;
         };
@@ -354,7 +358,7 @@ impl Server {
     fn fill_lot(&mut self) -> bool {
         let (lot, mut looked) = (&mut self.lot, 0);
         while lot.len < LOT && looked < LOOK_MAX {
-            let next = || IN.take().map(|hint| Task::of(hint, pages_max()));
+            let next = || HINTS.coming.take().map(|hint| Task::of(hint, pages_max()));
             let Some(mut task) = self.coming.take().or_else(next) else {
                 break;
             };

@@ -20,13 +20,21 @@ const READ: u32 = 4;
 const PERIOD_NS: u64 = 1_000_000_000;
 const LOOKS_MAX: u32 = 30;
 
-static STATE: AtomicU32 = AtomicU32::new(UNASKED);
-static LOOKS: AtomicU32 = AtomicU32::new(0);
-static BASE: AtomicUsize = AtomicUsize::new(0);
-/// The shift plus 1; 0 if unknown.
-static SHIFT: AtomicU32 = AtomicU32::new(0);
-static HEAP: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-static NEXT_NS: AtomicU64 = AtomicU64::new(0);
+state! {
+    /// What is known of the JVM.
+    static JVM: Jvm {
+        stage: AtomicU32 = AtomicU32::new(UNASKED),
+        looks: AtomicU32 = AtomicU32::new(0),
+        /// When to look next.
+        next_ns: AtomicU64 = AtomicU64::new(0),
+        /// As in [`Narrow`].
+        base: AtomicUsize = AtomicUsize::new(0),
+        /// As in [`Narrow`], plus 1; 0 if unknown.
+        shift: AtomicU32 = AtomicU32::new(0),
+        /// Its start and its end.
+        heap: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2],
+    }
+}
 
 /// How compressed references are expanded: address = base + value << shift.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,40 +47,42 @@ pub struct Narrow {
 
 /// Whether there is a JVM, as far as is known. The first call starts the search.
 pub fn is_here() -> bool {
-    let _ = STATE.compare_exchange(UNASKED, ASKED, Ordering::Relaxed, Ordering::Relaxed);
-    matches!(STATE.load(Ordering::Relaxed), HERE | READ)
+    let _ = JVM
+        .stage
+        .compare_exchange(UNASKED, ASKED, Ordering::Relaxed, Ordering::Relaxed);
+    matches!(JVM.stage.load(Ordering::Relaxed), HERE | READ)
 }
 
 /// Whether the address lies in the heap of a JVM, as far as is known.
 pub fn is_in_heap(address: usize) -> bool {
-    let [start, end] = HEAP.each_ref().map(|x| x.load(Ordering::Relaxed));
+    let [start, end] = JVM.heap.each_ref().map(|x| x.load(Ordering::Relaxed));
     (start..end).contains(&address)
 }
 
 /// How references are compressed in the JVM's heap, if `address` lies there and that is known.
 pub fn narrow(address: usize) -> Option<Narrow> {
-    let shift = SHIFT.load(Ordering::Acquire).checked_sub(1)?;
+    let shift = JVM.shift.load(Ordering::Acquire).checked_sub(1)?;
     is_in_heap(address).then(|| Narrow {
-        base: BASE.load(Ordering::Relaxed),
+        base: JVM.base.load(Ordering::Relaxed),
         shift,
     })
 }
 
 /// Searches for the JVM if it was asked for and it is time. Called by the reclaim thread.
 pub fn look(now_ns: u64) {
-    let state = STATE.load(Ordering::Relaxed);
-    if !matches!(state, ASKED | HERE) || now_ns < NEXT_NS.load(Ordering::Relaxed) {
+    let stage = JVM.stage.load(Ordering::Relaxed);
+    if !matches!(stage, ASKED | HERE) || now_ns < JVM.next_ns.load(Ordering::Relaxed) {
         return;
     }
-    NEXT_NS.store(now_ns + PERIOD_NS, Ordering::Relaxed);
-    let is_last = LOOKS.fetch_add(1, Ordering::Relaxed) + 1 >= LOOKS_MAX;
+    JVM.next_ns.store(now_ns + PERIOD_NS, Ordering::Relaxed);
+    let is_last = JVM.looks.fetch_add(1, Ordering::Relaxed) + 1 >= LOOKS_MAX;
     match libjvm() {
-        None if is_last => STATE.store(NONE, Ordering::Relaxed),
+        None if is_last => JVM.stage.store(NONE, Ordering::Relaxed),
         None => {}
         Some(base) => {
-            STATE.store(HERE, Ordering::Relaxed);
+            JVM.stage.store(HERE, Ordering::Relaxed);
             if read_tables(base).is_some() || is_last {
-                STATE.store(READ, Ordering::Relaxed);
+                JVM.stage.store(READ, Ordering::Relaxed);
             }
         }
     }
@@ -269,13 +279,13 @@ fn read_tables(base: usize) -> Option<()> {
         shift: memory.u32(narrow_shift?.address)?,
     };
     let end = start.checked_add(bytes)?;
-    HEAP[0].store(start, Ordering::Relaxed);
-    HEAP[1].store(end, Ordering::Relaxed);
-    BASE.store(narrow.base, Ordering::Relaxed);
+    JVM.heap[0].store(start, Ordering::Relaxed);
+    JVM.heap[1].store(end, Ordering::Relaxed);
+    JVM.base.store(narrow.base, Ordering::Relaxed);
     // Without a base and a shift, 32 bits cannot reach a heap beyond 4 GiB: its references are not compressed.
     let is_compressed = narrow.base != 0 || end >> 32 >> narrow.shift.min(8) == 0;
     if is_compressed {
-        SHIFT.store(narrow.shift + 1, Ordering::Release);
+        JVM.shift.store(narrow.shift + 1, Ordering::Release);
     }
     Some(())
 }

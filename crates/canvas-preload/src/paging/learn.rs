@@ -28,7 +28,7 @@ use crate::paging::{
 };
 use crate::runtime::{
     state,
-    state::{PROCESS, count},
+    state::{CacheAligned, PROCESS, count},
 };
 use crate::tenant::{life, members};
 
@@ -43,11 +43,31 @@ const REACH: usize = 16;
 /// Flag of a ring entry: the page came in during a fault on another page. The bits below hold the page number plus one.
 const AHEAD: u32 = 1 << 31;
 
-static ON: AtomicBool = AtomicBool::new(false);
-static PLACES: [AtomicU32; RING] = [const { AtomicU32::new(0) }; RING];
-/// HEAD counts the faults ever recorded, TAIL those that the reclaim thread has taken.
-static HEAD: AtomicU32 = AtomicU32::new(0);
-static TAIL: AtomicU32 = AtomicU32::new(0);
+state! {
+    static LEARN: Learn {
+        on: AtomicBool = AtomicBool::new(false),
+        ring: [AtomicU32; RING] = [const { AtomicU32::new(0) }; RING],
+        /// Faults ever recorded.
+        head: CacheAligned<AtomicU32> = CacheAligned(AtomicU32::new(0)),
+        /// Those of them that the reclaim thread has taken.
+        tail: AtomicU32 = AtomicU32::new(0),
+        /// The program was quiet and there are recordings: a thread that finds the reclaim thread behind may wait for
+        /// it, once.
+        may_wait: AtomicBool = AtomicBool::new(false),
+        /// Number of the recording that is replayed, plus 1; 0 for none. Its table ([`areas::learnt`]) is complete.
+        replayed: AtomicU32 = AtomicU32::new(0),
+        /// Index after the entry of the last fault that matched the recording; 0 before the first.
+        front: AtomicUsize = AtomicUsize::new(0),
+    }
+}
+
+/// In a fork's child: drops the parent's faults.
+pub fn after_fork_in_child() {
+    LEARN.replayed.store(0, Ordering::Relaxed);
+    LEARN.may_wait.store(false, Ordering::Relaxed);
+    let head = LEARN.head.load(Ordering::Relaxed);
+    LEARN.tail.store(head, Ordering::Relaxed);
+}
 
 fn recordings() -> &'static Recordings {
     &state::seg().recordings
@@ -56,26 +76,26 @@ fn recordings() -> &'static Recordings {
 /// Reads the setting at start-up, once the process has its slot.
 pub fn start() {
     let flags = state::seg().config.flags.load(Ordering::Relaxed);
-    ON.store(flags & config_flag::LEARN != 0, Ordering::Relaxed);
-}
-
-/// In a fork's child: drops the parent's faults.
-pub fn after_fork_in_child() {
-    REPLAYED.store(0, Ordering::Relaxed);
-    MAY_WAIT.store(false, Ordering::Relaxed);
-    TAIL.store(HEAD.load(Ordering::Relaxed), Ordering::Relaxed);
+    LEARN
+        .on
+        .store(flags & config_flag::LEARN != 0, Ordering::Relaxed);
 }
 
 /// Whether there are enough faults for the reclaim thread to look at them.
 pub fn arrived() -> bool {
-    let noted = HEAD.load(Ordering::Relaxed);
-    noted.wrapping_sub(TAIL.load(Ordering::Relaxed)) >= WAKE
+    behind() >= WAKE
+}
+
+/// Faults that the reclaim thread has not taken.
+fn behind() -> u32 {
+    let head = LEARN.head.load(Ordering::Relaxed);
+    head.wrapping_sub(LEARN.tail.load(Ordering::Relaxed))
 }
 
 /// Records a fault on a far page. The caller is inside `freeze::enter`.
 #[inline]
 pub fn note(page: PageId) {
-    if ON.load(Ordering::Relaxed) {
+    if LEARN.on.load(Ordering::Relaxed) {
         put(page.0.wrapping_add(1) & !AHEAD);
     }
 }
@@ -83,22 +103,21 @@ pub fn note(page: PageId) {
 /// Records a page that comes in during a fault on another page. The caller is inside `freeze::enter`.
 #[inline]
 pub fn note_ahead(page: PageId) {
-    if ON.load(Ordering::Relaxed) {
+    if LEARN.on.load(Ordering::Relaxed) {
         put(page.0.wrapping_add(1) | AHEAD);
     }
 }
 
 fn put(value: u32) {
-    let at = HEAD.fetch_add(1, Ordering::Relaxed);
-    PLACES[at as usize % RING].store(value, Ordering::Release);
+    let at = LEARN.head.fetch_add(1, Ordering::Relaxed);
+    LEARN.ring[at as usize % RING].store(value, Ordering::Release);
     if (at + 1).is_multiple_of(WAKE) {
         accounting::wake_reclaimer();
     }
 }
 
-/// The program was quiet and there are recordings: a thread that finds the reclaim thread behind may wait for it, once.
-static MAY_WAIT: AtomicBool = AtomicBool::new(false);
-/// How many faults the reclaim thread must be behind for that, and how often the waiting thread polls, 50 us apart.
+/// How many faults the reclaim thread must be behind for a thread to wait for it, and how often that thread polls, 50 us
+/// apart.
 const BEHIND: u32 = 2 * FIRST as u32;
 const CATCH_UP_LOOKS: u32 = 20;
 
@@ -106,12 +125,7 @@ const CATCH_UP_LOOKS: u32 = 20;
 /// That is the time of 150 faults; if it finds a recording, it saves far more.
 #[cold]
 fn let_it_catch_up() {
-    if HEAD
-        .load(Ordering::Relaxed)
-        .wrapping_sub(TAIL.load(Ordering::Relaxed))
-        < BEHIND
-        || !MAY_WAIT.swap(false, Ordering::Relaxed)
-    {
+    if behind() < BEHIND || !LEARN.may_wait.swap(false, Ordering::Relaxed) {
         return;
     }
     accounting::wake_reclaimer();
@@ -123,24 +137,18 @@ fn let_it_catch_up() {
     }
 }
 
-/// Number of the recording that is replayed, plus 1; 0 for none. Its table ([`areas::learnt`]) is complete.
-static REPLAYED: AtomicU32 = AtomicU32::new(0);
-
-/// Index after the entry of the last fault that matched the recording; 0 before the first.
-static FRONT: AtomicUsize = AtomicUsize::new(0);
-
 /// After a fault on a far page: if a recording with this page is being replayed, brings in the other pages of the
 /// page's chunk that are in the recording. So even without a free CPU a resumption goes as fast as its own threads. The
 /// caller is inside `freeze::enter`.
 #[inline]
 pub fn bring_in_beside(page: PageId) {
-    if !ON.load(Ordering::Relaxed) {
+    if !LEARN.on.load(Ordering::Relaxed) {
         return;
     }
-    let replayed = REPLAYED.load(Ordering::Acquire);
+    let replayed = LEARN.replayed.load(Ordering::Acquire);
     if replayed != 0 && !is_left_out(page.0) {
         beside(page, replayed);
-    } else if MAY_WAIT.load(Ordering::Relaxed) {
+    } else if LEARN.may_wait.load(Ordering::Relaxed) {
         let_it_catch_up();
     }
 }
@@ -157,7 +165,7 @@ fn beside(page: PageId, replayed: u32) {
     let Some(entry) = entry.filter(|e| e.chunk == chunk && e.has(page.0)) else {
         return;
     };
-    FRONT.store(of.unwrap_or(0) + 1, Ordering::Relaxed);
+    LEARN.front.store(of.unwrap_or(0) + 1, Ordering::Relaxed);
     let mut lot = Lot::default();
     lot.extend(entry.pages().filter(|p| !is_left_out(*p)).map(PageId));
     if lot.len() > 0 {
@@ -167,7 +175,10 @@ fn beside(page: PageId, replayed: u32) {
 
 /// Takes the next recorded fault, if its thread has finished writing it.
 fn take() -> Option<u32> {
-    let (head, tail) = (HEAD.load(Ordering::Acquire), TAIL.load(Ordering::Relaxed));
+    let (head, tail) = (
+        LEARN.head.load(Ordering::Acquire),
+        LEARN.tail.load(Ordering::Relaxed),
+    );
     let waiting = head.wrapping_sub(tail);
     if waiting == 0 {
         return None;
@@ -177,11 +188,11 @@ fn take() -> Option<u32> {
         true => head.wrapping_sub(RING as u32),
         false => tail,
     };
-    let value = PLACES[tail as usize % RING].swap(0, Ordering::AcqRel);
+    let value = LEARN.ring[tail as usize % RING].swap(0, Ordering::AcqRel);
     if value == 0 && waiting < RING as u32 / 2 {
         return None;
     }
-    TAIL.store(tail.wrapping_add(1), Ordering::Relaxed);
+    LEARN.tail.store(tail.wrapping_add(1), Ordering::Relaxed);
     Some(value)
 }
 
@@ -212,7 +223,7 @@ impl Server {
 
     /// Runs one round of the reclaim thread's part. The caller is inside `freeze::enter`.
     pub fn background_round(&mut self) -> Round {
-        if !ON.load(Ordering::Relaxed) {
+        if !LEARN.on.load(Ordering::Relaxed) {
             return Round::Idle;
         }
         let now_ns = proc::now_ns();
@@ -242,8 +253,8 @@ impl Server {
         }
         let is_quiet = self.learner.as_ref().is_none_or(|l| l.is_quiet(now_ns));
         let has_some = || recordings().places.iter().any(|r| !r.is_empty());
-        if is_quiet && !MAY_WAIT.load(Ordering::Relaxed) && has_some() {
-            MAY_WAIT.store(true, Ordering::Relaxed);
+        if is_quiet && !LEARN.may_wait.load(Ordering::Relaxed) && has_some() {
+            LEARN.may_wait.store(true, Ordering::Relaxed);
         }
         let mut round = Round::Idle;
         for _ in 0..LOTS {
@@ -325,13 +336,15 @@ impl Server {
     fn publish(&self) {
         let same = |r: &Recording| self.replays.is_some_and(|now| core::ptr::eq(now, r));
         let i = recordings().places.iter().position(same);
-        FRONT.store(0, Ordering::Relaxed);
-        REPLAYED.store(i.map_or(0, |i| i as u32 + 1), Ordering::Release);
+        LEARN.front.store(0, Ordering::Relaxed);
+        LEARN
+            .replayed
+            .store(i.map_or(0, |i| i as u32 + 1), Ordering::Release);
     }
 
     /// Ends the replay, because it is over or has turned out wrong, and updates how useful its recording is.
     fn judge_replay(&mut self) -> Option<&'static Recording> {
-        REPLAYED.store(0, Ordering::Release);
+        LEARN.replayed.store(0, Ordering::Release);
         let recording = self.replays.take()?;
         let is_stopped = self.learner.as_ref().is_some_and(Learner::is_stopped);
         let useful = recording.useful.load(Ordering::Relaxed);
@@ -376,7 +389,7 @@ impl Server {
         }
         if self.lot.len() == 0 {
             let mut next = [0; LOT];
-            let n = learner.next(FRONT.load(Ordering::Relaxed), &mut next);
+            let n = learner.next(LEARN.front.load(Ordering::Relaxed), &mut next);
             if n == 0 {
                 return Round::Idle;
             }

@@ -25,67 +25,71 @@ const LOOK_PAGES: usize = 4096;
 /// On kernels that do not skip empty space on their own (before Linux 6.7), mappings larger than this are skipped.
 const UNSEEN_BYTES: usize = 4 << 30;
 
-/// A seccomp filter of the program forbids the calls that this needs. Filters are never removed.
-static FORBIDDEN: AtomicBool = AtomicBool::new(false);
-/// The program has locked all its memory.
-static LOCKED: AtomicBool = AtomicBool::new(false);
-
-/// The current round: where it is, where it began, how many pages it may still page out, and how many it has.
-static CURSOR: AtomicUsize = AtomicUsize::new(0);
-static BEGAN_AT: AtomicUsize = AtomicUsize::new(0);
-static TO_GIVE: AtomicI64 = AtomicI64::new(0);
-static GIVEN: AtomicI64 = AtomicI64::new(0);
-/// Pages of this process in the host's swap when the last round ended.
-static SWAPPED: AtomicI64 = AtomicI64::new(0);
-static PAUSES: Pauses = Pauses::new(0);
-
-/// Turns this off for good: a filter of the program forbids it from now on.
-pub fn forbid() {
-    FORBIDDEN.store(true, Ordering::Relaxed);
-}
-
-/// Records that the program has locked all of its memory, so that none of it may leave, or has unlocked it.
-pub fn lock(locked: bool) {
-    LOCKED.store(locked, Ordering::Relaxed);
+state! {
+    static SWAP: NativeSwap {
+        /// A seccomp filter of the program forbids the calls that this needs. Filters are never removed.
+        forbidden: AtomicBool = AtomicBool::new(false),
+        /// The program has locked all its memory.
+        locked: AtomicBool = AtomicBool::new(false),
+        /// Where the current round is, and where it began.
+        at: AtomicUsize = AtomicUsize::new(0),
+        began_at: AtomicUsize = AtomicUsize::new(0),
+        /// How many pages it may still page out, and how many it has.
+        to_give: AtomicI64 = AtomicI64::new(0),
+        given: AtomicI64 = AtomicI64::new(0),
+        /// Pages of this process in the host's swap when the last round ended.
+        swapped: AtomicI64 = AtomicI64::new(0),
+        pauses: Pauses = Pauses::new(0),
+    }
 }
 
 /// In a fork's child: locks are not inherited, and the round is the parent's.
 pub fn after_fork_in_child() {
     lock(false);
-    for n in [&TO_GIVE, &GIVEN, &SWAPPED] {
+    for n in [&SWAP.to_give, &SWAP.given, &SWAP.swapped] {
         n.store(0, Ordering::Relaxed);
     }
-    CURSOR.store(0, Ordering::Relaxed);
-    PAUSES.succeeded();
-    PAUSES.pause_until(0);
+    SWAP.at.store(0, Ordering::Relaxed);
+    SWAP.pauses.succeeded();
+    SWAP.pauses.pause_until(0);
+}
+
+/// Turns this off for good: a filter of the program forbids it from now on.
+pub fn forbid() {
+    SWAP.forbidden.store(true, Ordering::Relaxed);
+}
+
+/// Records that the program has locked all of its memory, so that none of it may leave, or has unlocked it.
+pub fn lock(locked: bool) {
+    SWAP.locked.store(locked, Ordering::Relaxed);
 }
 
 /// Runs a part of a round if it is time for one. Only the reclaim thread calls this.
 pub fn look(now: u64) {
     let seg = state::seg();
     if seg.native_in_the_way.load(Ordering::Relaxed) == 0
-        || PAUSES.is_paused(now)
+        || SWAP.pauses.is_paused(now)
         || !seg.config.native_swap()
-        || FORBIDDEN.load(Ordering::Relaxed)
-        || LOCKED.load(Ordering::Relaxed)
+        || SWAP.forbidden.load(Ordering::Relaxed)
+        || SWAP.locked.load(Ordering::Relaxed)
     {
         return;
     }
-    if TO_GIVE.load(Ordering::Relaxed) <= 0 && !begin_round(now) {
+    if SWAP.to_give.load(Ordering::Relaxed) <= 0 && !begin_round(now) {
         return;
     }
-    let most = TO_GIVE.load(Ordering::Relaxed).min(STEP_PAGES as i64);
+    let most = SWAP.to_give.load(Ordering::Relaxed).min(STEP_PAGES as i64);
     let Some(step) = Step::new(most as usize) else {
         return end_round(now);
     };
-    let from = CURSOR.load(Ordering::Relaxed);
+    let from = SWAP.at.load(Ordering::Relaxed);
     let step = step.walk(from);
     state::count(Counter::NativeOut, step.given as u64);
     // An estimate, which the next measurement corrects.
     accounting::expect_native(-step.given);
-    GIVEN.fetch_add(step.given, Ordering::Relaxed);
-    let left = TO_GIVE.fetch_sub(step.given, Ordering::Relaxed) - step.given;
-    CURSOR.store(step.next.unwrap_or(0), Ordering::Relaxed);
+    SWAP.given.fetch_add(step.given, Ordering::Relaxed);
+    let left = SWAP.to_give.fetch_sub(step.given, Ordering::Relaxed) - step.given;
+    SWAP.at.store(step.next.unwrap_or(0), Ordering::Relaxed);
     if step.next.is_none() || left <= 0 {
         end_round(now);
     }
@@ -95,30 +99,32 @@ pub fn look(now: u64) {
 /// swap.
 fn begin_round(now: u64) -> bool {
     if free_swap_pages() < ROUND_PAGES {
-        PAUSES.pause_until(now + PAUSE_NS);
+        SWAP.pauses.pause_until(now + PAUSE_NS);
         return false;
     }
-    let given = GIVEN.swap(0, Ordering::Relaxed);
+    let given = SWAP.given.swap(0, Ordering::Relaxed);
     if given > 0 {
-        let back = (SWAPPED.load(Ordering::Relaxed) - swapped_pages()).max(0);
-        judge(&PAUSES, given, back, now - PAUSE_NS);
-        if PAUSES.is_paused(now) {
+        let back = (SWAP.swapped.load(Ordering::Relaxed) - swapped_pages()).max(0);
+        judge(&SWAP.pauses, given, back, now - PAUSE_NS);
+        if SWAP.pauses.is_paused(now) {
             return false;
         }
     }
-    BEGAN_AT.store(CURSOR.load(Ordering::Relaxed), Ordering::Relaxed);
-    TO_GIVE.store(ROUND_PAGES, Ordering::Relaxed);
+    ROUND
+        .began_at
+        .store(SWAP.at.load(Ordering::Relaxed), Ordering::Relaxed);
+    SWAP.to_give.store(ROUND_PAGES, Ordering::Relaxed);
     true
 }
 
 fn end_round(now: u64) {
-    TO_GIVE.store(0, Ordering::Relaxed);
-    SWAPPED.store(swapped_pages(), Ordering::Relaxed);
-    if GIVEN.load(Ordering::Relaxed) > 0 {
-        PAUSES.pause_until(now + PAUSE_NS);
-    } else if BEGAN_AT.load(Ordering::Relaxed) == 0 {
+    SWAP.to_give.store(0, Ordering::Relaxed);
+    SWAP.swapped.store(swapped_pages(), Ordering::Relaxed);
+    if SWAP.given.load(Ordering::Relaxed) > 0 {
+        SWAP.pauses.pause_until(now + PAUSE_NS);
+    } else if SWAP.began_at.load(Ordering::Relaxed) == 0 {
         // A whole pass over all mappings paged out nothing.
-        judge(&PAUSES, 0, 0, now);
+        judge(&SWAP.pauses, 0, 0, now);
     }
 }
 

@@ -33,9 +33,15 @@ const LOOK_MAX: usize = 1 << 18;
 const FOUND_NONE_NS: u64 = 2_000_000;
 const POOL_FULL_NS: u64 = 10_000_000;
 
-static FAR: SpillHand = SpillHand::new();
-static COPIES: AtomicU32 = AtomicU32::new(0);
-static RESTS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+state! {
+    /// Where demotion from nodes goes on, and when.
+    static NEXT: Next {
+        oldest: SpillHand = SpillHand::new(),
+        /// The next page that may have a copy.
+        copies: AtomicU32 = AtomicU32::new(0),
+        not_before_ns: AtomicU64 = AtomicU64::new(0),
+    }
+}
 
 /// By how many of this process's pages each node is too full.
 #[derive(Default)]
@@ -80,7 +86,7 @@ pub fn background_round() -> bool {
     }
     let excess = Excess::now(nodes);
     let now = proc::now_ns();
-    if !excess.any() || now < RESTS_UNTIL_NS.load(Ordering::Relaxed) {
+    if !excess.any() || now < NEXT.not_before_ns.load(Ordering::Relaxed) {
         return false;
     }
     let mut ctx = context::reclaim();
@@ -99,7 +105,7 @@ pub fn background_round() -> bool {
         } else {
             FOUND_NONE_NS
         };
-        RESTS_UNTIL_NS.store(now + pause_ns, Ordering::Relaxed);
+        NEXT.not_before_ns.store(now + pause_ns, Ordering::Relaxed);
     }
     worked
 }
@@ -109,7 +115,8 @@ fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
     let far = areas::far_pages();
     let (mut sunk, mut is_full) = (0, false);
     let other = |seen: Word| excess.of(seen).is_none();
-    FAR.scan(&far, Some(LOOK_MAX), other, |page, seen| {
+    let hand = &NEXT.oldest;
+    hand.scan(&far, Some(LOOK_MAX), other, |page, seen| {
         let (false, true, Some(left)) = (is_full, sunk < ROUND_PAGES, excess.of(seen)) else {
             return !is_full && sunk < ROUND_PAGES;
         };
@@ -135,7 +142,7 @@ fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
 /// Drops copies of pages that are in local memory; returns how many.
 fn drop_copies(excess: &Excess) -> i64 {
     let mut dropped = 0;
-    copies::scan(&COPIES, &areas::table(), LOOK_MAX, |page, seen| {
+    copies::scan(&NEXT.copies, &areas::table(), LOOK_MAX, |page, seen| {
         if dropped == ROUND_PAGES || !excess.any() {
             return false;
         }

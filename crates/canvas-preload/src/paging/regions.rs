@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::own_memory::areas;
 use crate::paging::{freeze, slow, touched};
+use crate::runtime::state::CacheAligned;
 use crate::tenant::smaps;
 
 /// The lists of mapped regions, guarded by the mapping lock.
@@ -26,11 +27,18 @@ pub struct Lists {
     pub partition: Regions<'static>,
 }
 
-static LOCK: RawSpin = RawSpin::new();
 struct Cell(UnsafeCell<MaybeUninit<Lists>>);
 // SAFETY: after `init`, which one thread makes, it is reached only through a `Locked`, of which there is one at a time.
 unsafe impl Sync for Cell {}
-static LISTS: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+
+state! {
+    static MAPPED: Mapped {
+        lock: RawSpin = RawSpin::new(),
+        lists: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit())),
+        /// The program has given advice on some region ([`advice_of`]).
+        advised: CacheAligned<AtomicBool> = CacheAligned(AtomicBool::new(false)),
+    }
+}
 
 /// The held mapping lock: it serialises all mapping calls.
 pub struct Locked {
@@ -43,7 +51,7 @@ impl Deref for Locked {
     fn deref(&self) -> &Lists {
         // SAFETY: `init` ran before anybody locks; a `Locked` holds the one lock on the lists, so no other one refers
         // to them, and this one hands them out only as long as it is borrowed.
-        unsafe { (*LISTS.0.get()).assume_init_ref() }
+        unsafe { (*MAPPED.lists.0.get()).assume_init_ref() }
     }
 }
 
@@ -51,7 +59,7 @@ impl DerefMut for Locked {
     fn deref_mut(&mut self) -> &mut Lists {
         // SAFETY: `init` ran before anybody locks; a `Locked` holds the one lock on the lists, so no other one refers
         // to them, and this one, borrowed mutably, has handed out nothing else.
-        unsafe { (*LISTS.0.get()).assume_init_mut() }
+        unsafe { (*MAPPED.lists.0.get()).assume_init_mut() }
     }
 }
 
@@ -64,20 +72,20 @@ pub unsafe fn init() {
     // SAFETY: nobody refers to the lists yet, and this is called once, after `areas::map` (the caller's promise).
     unsafe {
         let [window, partition] = areas::region_lists();
-        (*LISTS.0.get()).write(Lists { window, partition });
+        (*MAPPED.lists.0.get()).write(Lists { window, partition });
     }
 }
 
 /// Takes the mapping lock.
 pub fn lock() -> Locked {
     Locked {
-        _held: LOCK.lock(slow::yield_to_mapping),
+        _held: MAPPED.lock.lock(slow::yield_to_mapping),
     }
 }
 
 /// Takes the mapping lock if it is free.
 pub fn try_lock() -> Option<Locked> {
-    LOCK.try_lock().map(|held| Locked { _held: held })
+    MAPPED.lock.try_lock().map(|held| Locked { _held: held })
 }
 
 /// Claims `page` and up to `ahead` untouched neighbours in the direction of `stride` (1 or -1), in its region and
@@ -139,18 +147,15 @@ pub fn area_of(page: PageId) -> Option<Area> {
     Some(Area { start, end })
 }
 
-/// The program has given advice on some region ([`advice_of`]).
-static ADVISED: AtomicBool = AtomicBool::new(false);
-
 /// Makes faults look up the advice on their region from now on.
 pub fn note_advised() {
-    ADVISED.store(true, Ordering::Relaxed);
+    MAPPED.advised.store(true, Ordering::Relaxed);
 }
 
 /// The program's advice on the page's region, for the prefetcher. Only tries the lock, like [`area_of`].
 #[inline]
 pub fn advice_of(page: PageId) -> Advice {
-    if !ADVISED.load(Ordering::Relaxed) {
+    if !MAPPED.advised.load(Ordering::Relaxed) {
         return Advice::Normal;
     }
     let region = try_lock().and_then(|g| g.window.at(page.0));

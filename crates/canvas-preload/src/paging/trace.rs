@@ -29,7 +29,13 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::own_memory::areas;
 use crate::paging::{cache, context, freeze};
 use crate::report;
-use crate::runtime::{fds, fds::Fd, state, state::PROCESS, thread, upcalls};
+use crate::runtime::{
+    fds,
+    fds::Fd,
+    state,
+    state::{CacheAligned, PROCESS},
+    thread, upcalls,
+};
 
 /// Entries of the ring: 1 MiB.
 const SLOTS: u64 = 1 << 15;
@@ -53,21 +59,26 @@ const IDLE_NS: u64 = 100_000_000;
 /// Size of the swap cache if local memory has no limit: room for all sampled pages (16 GiB).
 const CACHE_PAGES: usize = 1 << 22;
 
-static ON: AtomicBool = AtomicBool::new(false);
-static RATE: AtomicU32 = AtomicU32::new(0);
-/// Added to the monotonic clock's ns, it gives ns since the trace began.
-static ORIGIN_NS: AtomicU64 = AtomicU64::new(0);
-/// One moment by both clocks, early enough to compute the length of a tick from.
-static TICKS_0: AtomicU64 = AtomicU64::new(0);
-static MONOTONIC_0_NS: AtomicU64 = AtomicU64::new(0);
-static HEAD: AtomicU64 = AtomicU64::new(0);
-static TAIL: AtomicU64 = AtomicU64::new(0);
-static FLUSHING: AtomicBool = AtomicBool::new(false);
-static NEXT_ROUND_NS: AtomicU64 = AtomicU64::new(0);
-/// The discard of all pages at exit has been recorded.
-static ENDED: AtomicBool = AtomicBool::new(false);
-/// Page at which the next round begins.
-static HAND: AtomicU32 = AtomicU32::new(0);
+state! {
+    static TRACE: Trace {
+        on: AtomicBool = AtomicBool::new(false),
+        rate: AtomicU32 = AtomicU32::new(0),
+        /// Added to the monotonic clock's ns, it gives ns since the trace began.
+        origin_ns: AtomicU64 = AtomicU64::new(0),
+        /// One moment by both clocks, early enough to compute the length of a tick from.
+        ticks_0: AtomicU64 = AtomicU64::new(0),
+        monotonic_0_ns: AtomicU64 = AtomicU64::new(0),
+        /// The first record of the ring, and one past the last.
+        head: AtomicU64 = AtomicU64::new(0),
+        tail: CacheAligned<AtomicU64> = CacheAligned(AtomicU64::new(0)),
+        flushing: AtomicBool = AtomicBool::new(false),
+        next_round_ns: AtomicU64 = AtomicU64::new(0),
+        /// The discard of all pages at exit has been recorded.
+        ended: AtomicBool = AtomicBool::new(false),
+        /// Page at which the next round begins.
+        next_page: AtomicU32 = AtomicU32::new(0),
+    }
+}
 
 /// An entry of the ring. `turn` is `2 * lap` while free and `2 * lap + 1` while it holds a record, so zeroed memory is
 /// an empty ring.
@@ -129,11 +140,13 @@ pub fn init() {
         clock_ns(libc::CLOCK_MONOTONIC),
     );
     let since_start = wall.wrapping_sub(header.start_unix_s.wrapping_mul(1_000_000_000));
-    ORIGIN_NS.store(since_start.wrapping_sub(monotonic), Ordering::Relaxed);
-    TICKS_0.store(proc::ticks(), Ordering::Relaxed);
-    MONOTONIC_0_NS.store(monotonic, Ordering::Relaxed);
-    RATE.store(header.rate.0, Ordering::Relaxed);
-    ON.store(true, Ordering::Release);
+    TRACE
+        .origin_ns
+        .store(since_start.wrapping_sub(monotonic), Ordering::Relaxed);
+    TRACE.ticks_0.store(proc::ticks(), Ordering::Relaxed);
+    TRACE.monotonic_0_ns.store(monotonic, Ordering::Relaxed);
+    TRACE.rate.store(header.rate.0, Ordering::Relaxed);
+    TRACE.on.store(true, Ordering::Release);
 }
 
 /// Starts the reclaim thread in a process that records, even without a limit.
@@ -154,7 +167,7 @@ fn clock_ns(clock: i32) -> u64 {
 /// Whether a trace is being written.
 #[inline(always)]
 pub fn on() -> bool {
-    ON.load(Ordering::Relaxed)
+    TRACE.on.load(Ordering::Relaxed)
 }
 
 /// The swap cache's bound while a trace is written without a limit on local memory.
@@ -164,7 +177,7 @@ pub fn cache_pages() -> Option<usize> {
 
 #[inline(always)]
 fn sampled(page: PageId) -> bool {
-    is_sampled(page, SampleRate(RATE.load(Ordering::Relaxed)))
+    is_sampled(page, SampleRate(TRACE.rate.load(Ordering::Relaxed)))
 }
 
 /// Whether events of this page are recorded.
@@ -230,12 +243,13 @@ pub fn moved(from: PageId, to: PageId) {
 
 #[cold]
 fn push(page: PageId, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
-    let mut at = TAIL.load(Ordering::Relaxed);
+    let tail = &TRACE.tail;
+    let mut at = tail.load(Ordering::Relaxed);
     let place = loop {
         let s = slot(at);
         let (turn, free) = (s.turn.load(Ordering::Acquire), at / SLOTS * 2);
         if turn == free {
-            match TAIL.compare_exchange_weak(at, at + 1, Ordering::Relaxed, Ordering::Relaxed) {
+            match tail.compare_exchange_weak(at, at + 1, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => break s,
                 Err(now) => at = now,
             }
@@ -244,7 +258,7 @@ fn push(page: PageId, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
             state::count(Counter::TraceDropped, 1);
             return;
         } else {
-            at = TAIL.load(Ordering::Relaxed);
+            at = tail.load(Ordering::Relaxed);
         }
     };
     let thread = thread::thread_hash() as u16;
@@ -255,7 +269,7 @@ fn push(page: PageId, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
     place.took_ticks.store(took_ticks, Ordering::Relaxed);
     place.what.store(what, Ordering::Relaxed);
     place.turn.store(at / SLOTS * 2 + 1, Ordering::Release);
-    if at - HEAD.load(Ordering::Relaxed) > SLOTS / 2 {
+    if at - TRACE.head.load(Ordering::Relaxed) > SLOTS / 2 {
         flush();
     }
 }
@@ -273,9 +287,11 @@ impl Now {
         let (ticks, monotonic) = (proc::ticks(), clock_ns(libc::CLOCK_MONOTONIC));
         Now {
             ticks,
-            trace_ns: monotonic.wrapping_add(ORIGIN_NS.load(Ordering::Relaxed)),
-            elapsed_ticks: ticks.saturating_sub(TICKS_0.load(Ordering::Relaxed)).max(1),
-            elapsed_ns: monotonic.saturating_sub(MONOTONIC_0_NS.load(Ordering::Relaxed)),
+            trace_ns: monotonic.wrapping_add(TRACE.origin_ns.load(Ordering::Relaxed)),
+            elapsed_ticks: ticks
+                .saturating_sub(TRACE.ticks_0.load(Ordering::Relaxed))
+                .max(1),
+            elapsed_ns: monotonic.saturating_sub(TRACE.monotonic_0_ns.load(Ordering::Relaxed)),
         }
     }
     fn ns_of(&self, ticks: u64) -> u64 {
@@ -285,28 +301,28 @@ impl Now {
 
 /// Appends the ring's records to the file, unless another thread is doing so. The caller is inside `freeze::enter`.
 pub fn flush() {
-    if FLUSHING.load(Ordering::Relaxed) || FLUSHING.swap(true, Ordering::Acquire) {
+    if TRACE.flushing.load(Ordering::Relaxed) || TRACE.flushing.swap(true, Ordering::Acquire) {
         return;
     }
-    // SAFETY: FLUSHING was set just now.
+    // SAFETY: `flushing` was set just now.
     unsafe { write_out() };
-    FLUSHING.store(false, Ordering::Release);
+    TRACE.flushing.store(false, Ordering::Release);
 }
 
 /// Does the work of [`flush`].
 ///
 /// # Safety
 ///
-/// The caller must have set FLUSHING.
+/// The caller must have set `flushing`.
 unsafe fn write_out() {
     let buffer = (areas::trace() + SLOTS as usize * core::mem::size_of::<Slot>()) as *mut u8;
-    // SAFETY: behind the ring, in the trace's area, which `init` has opened; FLUSHING is set (the caller's promise), so
-    // that no other reference exists.
+    // SAFETY: behind the ring, in the trace's area, which `init` has opened; `flushing` is set (the caller's promise),
+    // so that no other reference exists.
     let buffer = unsafe { core::slice::from_raw_parts_mut(buffer, WRITE_RECORDS * RECORD_BYTES) };
     let now = Now::get();
     let process = process();
     loop {
-        let mut head = HEAD.load(Ordering::Relaxed);
+        let mut head = TRACE.head.load(Ordering::Relaxed);
         let mut n = 0;
         for out in buffer.chunks_exact_mut(RECORD_BYTES) {
             let s = slot(head);
@@ -331,7 +347,7 @@ unsafe fn write_out() {
             head += 1;
             n += 1;
         }
-        HEAD.store(head, Ordering::Relaxed);
+        TRACE.head.store(head, Ordering::Relaxed);
         if n > 0 {
             append(&buffer[..n * RECORD_BYTES]);
         }
@@ -389,7 +405,7 @@ fn append(bytes: &[u8]) {
         Counter::TraceDropped,
         ((bytes.len() - r.unwrap_or(0)) / RECORD_BYTES) as u64,
     );
-    if ON.swap(false, Ordering::Relaxed) {
+    if TRACE.on.swap(false, Ordering::Relaxed) {
         report!(
             "the trace cannot be written (error {}): it stops here",
             r.err().unwrap_or(Errno(libc::ENOSPC)).0
@@ -399,12 +415,12 @@ fn append(bytes: &[u8]) {
 
 /// Writes all records so far, waiting if another thread is writing.
 fn flush_all() {
-    while FLUSHING.swap(true, Ordering::Acquire) {
+    while TRACE.flushing.swap(true, Ordering::Acquire) {
         yield_now();
     }
-    // SAFETY: FLUSHING was set just now.
+    // SAFETY: `flushing` was set just now.
     unsafe { write_out() };
-    FLUSHING.store(false, Ordering::Release);
+    TRACE.flushing.store(false, Ordering::Release);
 }
 
 /// Flushes the ring before exec replaces the program's image, which holds it.
@@ -432,7 +448,7 @@ pub fn at_exit() {
     }
     let _inside = freeze::enter();
     // A vfork child runs on its parent's tables.
-    if !PROCESS.is_vfork_child() && !ENDED.swap(true, Ordering::Relaxed) {
+    if !PROCESS.is_vfork_child() && !TRACE.ended.swap(true, Ordering::Relaxed) {
         let touched = areas::touched_in_block();
         for block in
             (0..areas::table().blocks()).filter(|b| touched[*b].load(Ordering::Relaxed) != 0)
@@ -454,7 +470,7 @@ pub fn background() -> u64 {
         return IDLE_NS;
     }
     let now = proc::now_ns();
-    let next = NEXT_ROUND_NS.load(Ordering::Relaxed);
+    let next = TRACE.next_round_ns.load(Ordering::Relaxed);
     if now < next {
         return next - now;
     }
@@ -470,7 +486,9 @@ pub fn background() -> u64 {
     }
     let took = used();
     let pause = (took * PAUSE).max(ROUND_NS);
-    NEXT_ROUND_NS.store(proc::now_ns() + pause, Ordering::Relaxed);
+    TRACE
+        .next_round_ns
+        .store(proc::now_ns() + pause, Ordering::Relaxed);
     pause
 }
 
@@ -501,7 +519,8 @@ fn unmap_some() -> bool {
 fn select(batch: &mut VictimBatch, most: u32) {
     let table = areas::table();
     let end = (table.blocks() * BLOCK_PAGES) as u32;
-    let mut scan = ScanCursor::new(HAND.load(Ordering::Relaxed), end, STEP_WORDS).rounds(ROUNDS);
+    let mut scan =
+        ScanCursor::new(TRACE.next_page.load(Ordering::Relaxed), end, STEP_WORDS).rounds(ROUNDS);
     let mut random = proc::ticks();
     while batch.pages() < most
         && let Some(mut page) = scan.look()
@@ -531,5 +550,5 @@ fn select(batch: &mut VictimBatch, most: u32) {
             batch.push_page(page, false);
         }
     }
-    HAND.store(scan.at(), Ordering::Relaxed);
+    TRACE.next_page.store(scan.at(), Ordering::Relaxed);
 }
