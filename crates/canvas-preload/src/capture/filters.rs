@@ -137,8 +137,8 @@ pub fn dispatches(a: &[usize; 6]) -> bool {
 /// Answers it like a kernel without this feature: calls that canvas makes in that thread, even during a fault, would be
 /// sent there, too.
 pub fn refuse_dispatch() -> isize {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if !TOLD.swap(true, Ordering::Relaxed) {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    if !REPORTED.swap(true, Ordering::Relaxed) {
         report!(
             "this program's syscall user dispatch is refused (EINVAL): it would catch the calls that bring far pages \
              back; run what depends on it (Windows programs that make system calls themselves) without canvas"
@@ -269,8 +269,8 @@ fn first(
 }
 
 fn tell(name: &str) {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if !TOLD.swap(true, Ordering::Relaxed) {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    if !REPORTED.swap(true, Ordering::Relaxed) {
         report!(
             "this program's seccomp filter forbids {name}, which brings far pages back: the next far page \
              may end it; allow {name}, or run it without canvas"

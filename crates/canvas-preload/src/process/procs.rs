@@ -237,8 +237,8 @@ fn may_have_uffd() -> Result<(), canvas_sys::Errno> {
 /// not open a userfaultfd.
 fn child_slot() -> Option<&'static ProcSlot> {
     if let Err(e) = may_have_uffd() {
-        static TOLD: AtomicBool = AtomicBool::new(false);
-        if !TOLD.swap(true, Ordering::Relaxed) {
+        static REPORTED: AtomicBool = AtomicBool::new(false);
+        if !REPORTED.swap(true, Ordering::Relaxed) {
             report!(
                 "fork fails with EAGAIN: this process may not open a userfaultfd any more (error {}), and without one \
                  a child's far memory would read as zeros; fork first, or run it without canvas",
