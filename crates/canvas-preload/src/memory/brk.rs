@@ -17,7 +17,7 @@ use crate::memory::{
     admit::admit,
     lock as locking,
     mm::{clear, map_at, refuse_sealed},
-    open_pages::{MMAP_FIRST, NOW, OPEN_UNTIL, RW, close, end_page, protect},
+    open_pages::{BREAK, MMAP_FIRST, RW, close, end_page, protect},
     ranges::discard,
 };
 use crate::own_memory::areas;
@@ -27,11 +27,6 @@ use crate::paging::{
 };
 use crate::runtime::state;
 
-// Both change only under the mapping lock.
-static FILLS: Fills = Fills {
-    left: AtomicU32::new(0),
-    left_alone: AtomicU32::new(NO_PAGE),
-};
 const NO_PAGE: u32 = u32::MAX;
 
 /// Moves by up to this many pages (64 KiB) are small.
@@ -43,12 +38,15 @@ const OPEN_MAX_PAGES: u32 = 64;
 /// Growths in a row whose first page is filled, before one is left alone.
 const FILLS_IN_A_ROW: u32 = 15;
 
-/// Decides whether to fill the first page of a growth. The touch of a filled page is not visible. So one growth in
-/// sixteen is left alone, and only if the program touches that one's first page are more filled.
-struct Fills {
-    left: AtomicU32,
-    /// First page of the growth that was left alone.
-    left_alone: AtomicU32,
+state! {
+    /// Decides whether to fill the first page of a growth. The touch of a filled page is not visible. So one growth in
+    /// sixteen is left alone, and only if the program touches that one's first page are more filled. Changes only under
+    /// the mapping lock.
+    static FILLS: Fills {
+        left: AtomicU32 = AtomicU32::new(0),
+        /// First page of the growth that was left alone.
+        left_alone: AtomicU32 = AtomicU32::new(NO_PAGE),
+    }
 }
 
 impl Fills {
@@ -87,7 +85,7 @@ pub fn begin() -> Result<usize, Errno> {
     let first = PageId(1).addr();
     let mut g = lock();
     map_at(&mut g, 0, 1, heap())?;
-    NOW.store(first - window_base(), Ordering::Relaxed);
+    BREAK.now.store(first - window_base(), Ordering::Relaxed);
     Ok(first)
 }
 
@@ -95,7 +93,7 @@ pub fn begin() -> Result<usize, Errno> {
 pub fn brk(a: &[usize; 6]) -> usize {
     let _inside = freeze::enter();
     let mut g = lock();
-    let now = NOW.load(Ordering::Relaxed);
+    let now = BREAK.now.load(Ordering::Relaxed);
     let want = match a[0].checked_sub(window_base()) {
         Some(want) if want <= BRK_BYTES => want,
         _ => return window_base() + now,
@@ -109,7 +107,7 @@ pub fn brk(a: &[usize; 6]) -> usize {
     if done.is_err() {
         return window_base() + now;
     }
-    NOW.store(want, Ordering::Relaxed);
+    BREAK.now.store(want, Ordering::Relaxed);
     let by_little = new_end > old_end && new_end - old_end <= LITTLE_PAGES;
     let fills = by_little && FILLS.wants(old_end);
     // A first touch takes the lock itself.
@@ -128,7 +126,7 @@ fn grow(g: &mut Lists, old_end: u32, new_end: u32) -> Result<(), Errno> {
     if heap.kind & kind::LOCKED != 0 {
         return map_at(g, old_end, new_end, heap);
     }
-    let open = OPEN_UNTIL.load(Ordering::Relaxed).max(old_end);
+    let open = BREAK.open_until.load(Ordering::Relaxed).max(old_end);
     g.window
         .insert(old_end, new_end, heap)
         .map_err(|_| Errno(libc::ENOMEM))?;
@@ -140,7 +138,7 @@ fn grow(g: &mut Lists, old_end: u32, new_end: u32) -> Result<(), Errno> {
         let _ = g.window.remove(old_end, new_end);
         return Err(e);
     }
-    OPEN_UNTIL.store(new_end + ahead, Ordering::Relaxed);
+    BREAK.open_until.store(new_end + ahead, Ordering::Relaxed);
     Ok(())
 }
 
@@ -159,7 +157,7 @@ fn opens_ahead(g: &Lists, old_end: u32, new_end: u32) -> u32 {
 fn shrink(g: &mut Lists, new_end: u32, old_end: u32) -> Result<(), Errno> {
     refuse_sealed(g, new_end, old_end)?;
     FILLS.judge();
-    let until = OPEN_UNTIL.load(Ordering::Relaxed).max(old_end);
+    let until = BREAK.open_until.load(Ordering::Relaxed).max(old_end);
     let mut plain = true;
     g.window.each(new_end, old_end, |r| {
         plain &= i32::from(r.attr.prot) == RW && r.attr.kind & (kind::NATIVE | kind::LOCKED) == 0;
@@ -178,6 +176,6 @@ fn shrink(g: &mut Lists, new_end: u32, old_end: u32) -> Result<(), Errno> {
         .remove(new_end, old_end)
         .map_err(|_| Errno(libc::ENOMEM))?;
     discard(new_end, old_end);
-    OPEN_UNTIL.store(until, Ordering::Relaxed);
+    BREAK.open_until.store(until, Ordering::Relaxed);
     Ok(())
 }

@@ -13,11 +13,15 @@ pub(crate) const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// First page that mmap may use: the break area lies below.
 pub(crate) const MMAP_FIRST: u32 = (BRK_BYTES / PAGE_SIZE) as u32;
 
-// Both change only under the mapping lock.
-/// Bytes of the managed range below the break.
-pub(crate) static NOW: AtomicUsize = AtomicUsize::new(0);
-/// One past the last page that is open beyond the break; not beyond it if none is.
-pub(crate) static OPEN_UNTIL: AtomicU32 = AtomicU32::new(0);
+state! {
+    /// The program's break. Changes only under the mapping lock.
+    pub(super) static BREAK: Break {
+        /// Bytes of the managed range below it.
+        pub(super) now: AtomicUsize = AtomicUsize::new(0),
+        /// One past the last page that is open beyond it; not beyond it if none is.
+        pub(super) open_until: AtomicU32 = AtomicU32::new(0),
+    }
+}
 
 /// Protects managed pages, and nothing else. Opens the words of pages that become accessible; ENOMEM if the host has no
 /// memory for them.
@@ -40,7 +44,7 @@ pub(crate) fn end_page(offset: usize) -> u32 {
 
 /// Closes the pages that are open beyond the break, which is at page `end`.
 pub(crate) fn close(end: u32) -> Result<(), Errno> {
-    let until = OPEN_UNTIL.swap(0, Ordering::Relaxed);
+    let until = BREAK.open_until.swap(0, Ordering::Relaxed);
     if until <= end {
         return Ok(());
     }
@@ -52,17 +56,17 @@ pub(crate) fn make_way(_held: &mut Lists, start: u32) -> Result<(), Errno> {
     if start >= MMAP_FIRST {
         return Ok(());
     }
-    close(end_page(NOW.load(Ordering::Relaxed)))
+    close(end_page(BREAK.now.load(Ordering::Relaxed)))
 }
 
 /// Handles an access to `page`, which is not mapped. Returns true if it was open nevertheless, and closes it: when
 /// repeated, the access ends like one to any page that is not mapped. The caller is inside `freeze::enter`.
 pub fn close_open(page: PageId) -> bool {
-    if page.0 >= OPEN_UNTIL.load(Ordering::Relaxed) {
+    if page.0 >= BREAK.open_until.load(Ordering::Relaxed) {
         return false;
     }
     let _held = lock();
-    let end = end_page(NOW.load(Ordering::Relaxed));
+    let end = end_page(BREAK.now.load(Ordering::Relaxed));
     let is_open = (end..OPEN_UNTIL.load(Ordering::Relaxed)).contains(&page.0);
     is_open && close(end).is_ok()
 }

@@ -12,19 +12,15 @@ use core::sync::atomic::{AtomicU32, Ordering};
 /// those near the kernel's own mappings.
 pub const RANGE: Range<usize> = 4 << 40..0x5800_0000_0000;
 
-/// The last reservation that got another address than requested, and the size whose hints are meant. Changes only under
-/// the mapping lock.
-pub struct Wish {
-    start: AtomicU32,
-    end: AtomicU32,
-    meant_pages: AtomicU32,
+state! {
+    /// The last reservation that got another address than requested, and the size whose hints are meant. Changes only
+    /// under the mapping lock.
+    pub static WISH: Wish {
+        start: AtomicU32 = AtomicU32::new(0),
+        end: AtomicU32 = AtomicU32::new(0),
+        meant_pages: AtomicU32 = AtomicU32::new(0),
+    }
 }
-
-pub static WISH: Wish = Wish {
-    start: AtomicU32::new(0),
-    end: AtomicU32::new(0),
-    meant_pages: AtomicU32::new(0),
-};
 
 impl Wish {
     /// Records that a reservation was put at `start..end` rather than at its hint.

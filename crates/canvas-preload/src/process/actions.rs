@@ -17,16 +17,29 @@ const NEVER_BLOCKED: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 /// One past the highest signal number.
 const SIGNALS: usize = 65;
 
-/// Entry points for the kernel: before handlers of the program, and for canvas's signals.
-static ENTRIES: OnceLock<[Handler; 2]> = OnceLock::new();
+state! {
+    static TABLE: Table {
+        /// Entry points for the kernel: before handlers of the program, and for canvas's signals.
+        entries: OnceLock<[Handler; 2]> = OnceLock::new(),
+        /// The program's actions.
+        actions: [Action; SIGNALS] = [const {
+            Action {
+                seq: AtomicU32::new(0),
+                value: [const { AtomicU64::new(0) }; 4],
+            }
+        }; SIGNALS],
+        /// A stack of the program lies in managed memory, where the kernel cannot push a signal frame.
+        stacks_in_window: AtomicBool = AtomicBool::new(false),
+    }
+}
 
 /// Sets the entry points, at start-up before any action is set.
 pub fn enter_by(of_program: Handler, of_canvas: Handler) {
-    let _ = ENTRIES.set([of_program, of_canvas]);
+    let _ = TABLE.entries.set([of_program, of_canvas]);
 }
 
 fn entries() -> [usize; 2] {
-    let entries = ENTRIES.get();
+    let entries = TABLE.entries.get();
     entries.map_or([0; 2], |all| all.map(|entry| entry as *const () as usize))
 }
 
@@ -36,13 +49,6 @@ struct Action {
     /// Handler, flags, restorer, mask; all 0 for the default action.
     value: [AtomicU64; 4],
 }
-
-static ACTIONS: [Action; SIGNALS] = [const {
-    Action {
-        seq: AtomicU32::new(0),
-        value: [const { AtomicU64::new(0) }; 4],
-    }
-}; SIGNALS];
 
 impl Action {
     /// The action, of which parts may be older than others while it is changed.
@@ -103,12 +109,12 @@ impl Action {
 
 /// The program's action for `sig`.
 pub fn get(sig: i32) -> KernelSigaction {
-    ACTIONS[sig as usize].get()
+    TABLE.actions[sig as usize].get()
 }
 
 /// Installs canvas's handler for `sig`, one of its signals, with `flags` besides its own; returns the previous action.
 pub fn take(sig: i32, flags: u64) -> Result<KernelSigaction, Errno> {
-    let [_, of_canvas] = ENTRIES.get().ok_or(Errno(libc::EINVAL))?;
+    let [_, of_canvas] = TABLE.entries.get().ok_or(Errno(libc::EINVAL))?;
     // SAFETY: the entry serves any signal wherever it interrupts: what is not canvas's goes to the program's handler.
     unsafe { signal::install(sig, *of_canvas, flags) }
 }
@@ -158,7 +164,7 @@ fn ignored() -> impl Iterator<Item = (i32, KernelSigaction)> {
 /// It must be the kernel's: its handler runs when such a signal is the program's.
 pub unsafe fn note(sig: i32, action: KernelSigaction) {
     let inside = freeze::enter();
-    ACTIONS[sig as usize].change(&inside, |mine| *mine = action);
+    TABLE.actions[sig as usize].change(&inside, |mine| *mine = action);
 }
 
 /// Resets the table in a child whose handlers the kernel has reset (CLONE_CLEAR_SIGHAND), including canvas's. The
@@ -166,7 +172,7 @@ pub unsafe fn note(sig: i32, action: KernelSigaction) {
 pub fn were_cleared() {
     let inside = freeze::enter_masked();
     for sig in 1..SIGNALS as i32 {
-        let action = ACTIONS[sig as usize].change(&inside, |mine| {
+        let action = TABLE.actions[sig as usize].change(&inside, |mine| {
             if mine.handler != libc::SIG_IGN {
                 *mine = KernelSigaction::DEFAULT;
             }
@@ -185,7 +191,7 @@ pub fn begin(sig: i32, action: &KernelSigaction) -> bool {
         return true;
     }
     let inside = freeze::enter_masked();
-    ACTIONS[sig as usize].change(&inside, |mine| {
+    TABLE.actions[sig as usize].change(&inside, |mine| {
         let still = mine.handler == action.handler;
         if still {
             mine.handler = libc::SIG_DFL;
@@ -194,9 +200,6 @@ pub fn begin(sig: i32, action: &KernelSigaction) -> bool {
     })
 }
 
-/// A stack of the program lies in managed memory, where the kernel cannot push a signal frame.
-static STACKS_IN_WINDOW: AtomicBool = AtomicBool::new(false);
-
 /// Whether the handler of `action` may have to move to another stack.
 fn moves(sig: i32, action: &KernelSigaction) -> bool {
     action.handler > libc::SIG_IGN
@@ -204,7 +207,7 @@ fn moves(sig: i32, action: &KernelSigaction) -> bool {
             || action.mask & beliefs::ours() != 0
             || (!state::PROCESS.in_thread_mode()
                 && (action.flags & libc::SA_ONSTACK as u64 != 0
-                    || STACKS_IN_WINDOW.load(Ordering::Relaxed))))
+                    || TABLE.stacks_in_window.load(Ordering::Relaxed))))
 }
 
 /// The action to install in the kernel for `action`.
@@ -218,7 +221,7 @@ fn installed(sig: i32, action: &KernelSigaction) -> KernelSigaction {
             _ => entries()[1],
         };
         k.flags |= libc::SA_SIGINFO as u64;
-        if STACKS_IN_WINDOW.load(Ordering::Relaxed) {
+        if TABLE.stacks_in_window.load(Ordering::Relaxed) {
             k.flags |= libc::SA_ONSTACK as u64;
         }
         // Block everything until the handler runs on its proper stack.
@@ -258,7 +261,7 @@ pub unsafe fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigac
     let inside = freeze::enter();
     // A vfork child's actions are its own, but the table is not.
     let borrowed = state::PROCESS.is_vfork_child();
-    let before = ACTIONS[sig as usize].change(&inside, |mine| {
+    let before = TABLE.actions[sig as usize].change(&inside, |mine| {
         let before = *mine;
         if beliefs::ours() & bit(sig) != 0 {
             // The kernel keeps canvas's action: it only adopts whether interrupted calls are restarted.
@@ -294,21 +297,21 @@ pub unsafe fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigac
 /// stacks. The caller has all signals blocked and is not inside `freeze::enter`.
 #[cold]
 pub fn stack_in_window() {
-    if STACKS_IN_WINDOW.load(Ordering::Relaxed) {
+    if TABLE.stacks_in_window.load(Ordering::Relaxed) {
         return;
     }
     let inside = freeze::enter_masked();
     for sig in (1..SIGNALS as i32).filter(|s| beliefs::ours() & bit(*s) == 0) {
-        ACTIONS[sig as usize].change(&inside, |mine| {
+        TABLE.actions[sig as usize].change(&inside, |mine| {
             // SAFETY: without a new action nothing changes.
             let there = unsafe { signal::exchange(sig, None) }.unwrap_or_default();
             // Before the first action is changed, earlier ones must be read by the old rule.
             *mine = seen(sig, mine, &there);
         });
     }
-    STACKS_IN_WINDOW.store(true, Ordering::Relaxed);
+    TABLE.stacks_in_window.store(true, Ordering::Relaxed);
     for sig in (1..SIGNALS as i32).filter(|s| beliefs::ours() & bit(*s) == 0) {
-        ACTIONS[sig as usize].change(&inside, |mine| {
+        TABLE.actions[sig as usize].change(&inside, |mine| {
             if mine.handler > libc::SIG_IGN {
                 // SAFETY: the program's handler, which the kernel had, or an entry of ours, which serves any signal and
                 // leads to that handler.
@@ -320,5 +323,5 @@ pub fn stack_in_window() {
 
 /// Whether [`stack_in_window`] has been called.
 pub fn stacks_in_window() -> bool {
-    STACKS_IN_WINDOW.load(Ordering::Relaxed)
+    TABLE.stacks_in_window.load(Ordering::Relaxed)
 }

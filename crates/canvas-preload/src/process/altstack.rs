@@ -20,9 +20,26 @@ const BYTES: usize = thread::SIGNAL_STACK_BYTES;
 /// Threads that can have a stack at one time; others go without.
 const COUNT: usize = thread::SIGNAL_STACKS;
 
-static TAKEN: [AtomicU64; COUNT / 64] = [const { AtomicU64::new(0) }; COUNT / 64];
-/// Stacks that were opened, except their lowest page, which is a guard.
-static OPEN: Steps<{ COUNT / 64 }> = Steps::new();
+state! {
+    static STACKS: Stacks {
+        taken: [AtomicU64; COUNT / 64] = [const { AtomicU64::new(0) }; COUNT / 64],
+        /// Stacks that were opened, except their lowest page, which is a guard.
+        open: Steps<{ COUNT / 64 }> = Steps::new(),
+    }
+}
+
+/// In a fork's child: frees all stacks except that of its one thread, and the one it runs on now.
+pub fn after_fork_in_child() {
+    let here = 0u8;
+    let mine = [current().ss_sp as usize, &raw const here as usize].map(thread::signal_stack);
+    for (i, word) in STACKS.taken.iter().enumerate() {
+        let bits = mine.iter().flatten().filter(|m| **m / 64 == i);
+        word.store(
+            bits.fold(0, |all, m| all | 1 << (m % 64)),
+            Ordering::Relaxed,
+        );
+    }
+}
 
 /// Maps the stacks (lazily) and gives the calling thread one. Called once, at start-up.
 pub fn init() {
@@ -47,12 +64,12 @@ fn take(first: usize) -> Option<usize> {
     if stacks_at == 0 {
         return None;
     }
-    let words = TAKEN.len();
+    let words = STACKS.taken.len();
     for i in (0..words).map(|i| (first / 64 + i) % words) {
-        let mut bits = TAKEN[i].load(Ordering::Relaxed);
+        let mut bits = STACKS.taken[i].load(Ordering::Relaxed);
         while bits != u64::MAX {
             let free = (!bits).trailing_zeros();
-            match TAKEN[i].compare_exchange(
+            match STACKS.taken[i].compare_exchange(
                 bits,
                 bits | 1 << free,
                 Ordering::AcqRel,
@@ -61,11 +78,11 @@ fn take(first: usize) -> Option<usize> {
                 Ok(_) => {
                     let which = i * 64 + free as usize;
                     let at = stacks_at + which * BYTES;
-                    let opened = OPEN.reach(which..which + 1, |_| {
+                    let opened = STACKS.open.reach(which..which + 1, |_| {
                         open(at + PAGE_SIZE, BYTES - PAGE_SIZE)
                     });
                     if opened.is_err() {
-                        TAKEN[i].fetch_and(!(1 << free), Ordering::Release);
+                        STACKS.taken[i].fetch_and(!(1 << free), Ordering::Release);
                         return None;
                     }
                     return Some(at);
@@ -132,19 +149,6 @@ unsafe extern "C" fn call_on(
     )
 }
 
-/// In a fork's child: frees all stacks except that of its one thread, and the one it runs on now.
-pub fn after_fork_in_child() {
-    let here = 0u8;
-    let mine = [current().ss_sp as usize, &raw const here as usize].map(thread::signal_stack);
-    for (i, word) in TAKEN.iter().enumerate() {
-        let bits = mine.iter().flatten().filter(|m| **m / 64 == i);
-        word.store(
-            bits.fold(0, |all, m| all | 1 << (m % 64)),
-            Ordering::Relaxed,
-        );
-    }
-}
-
 /// Whether the calling thread runs on its signal stack. That stack is resident, and the kernel must see that it is in
 /// use.
 pub fn is_on_own() -> bool {
@@ -178,7 +182,7 @@ pub fn give() {
 /// No thread may use it any more, or be about to.
 pub unsafe fn put_back(addr: usize) {
     if let Some(i) = thread::signal_stack(addr) {
-        TAKEN[i / 64].fetch_and(!(1 << (i % 64)), Ordering::AcqRel);
+        STACKS.taken[i / 64].fetch_and(!(1 << (i % 64)), Ordering::AcqRel);
     }
 }
 

@@ -42,21 +42,64 @@ struct Belief {
 }
 
 /// Threads that believe to have something blocked, hashed by number. Further threads are treated as believing nothing.
-const BELIEFS: usize = 1024;
+const PLACES: usize = 1024;
 /// A thread's entry is one of this many from its hash on.
 const WAYS: usize = 8;
-static TABLE: [Belief; BELIEFS] = [const {
-    Belief {
-        tid: AtomicU32::new(0),
-        blocked: AtomicU8::new(0),
+
+state! {
+    static BELIEFS: Beliefs {
+        table: [Belief; PLACES] = [const {
+            Belief {
+                tid: AtomicU32::new(0),
+                blocked: AtomicU8::new(0),
+            }
+        }; PLACES],
+        /// Entries in use; never less than the actual number.
+        believers: AtomicUsize = AtomicUsize::new(0),
     }
-}; BELIEFS];
-/// Entries in use; never less than the actual number.
-static BELIEVERS: AtomicUsize = AtomicUsize::new(0);
+}
+
+state! {
+    static KEPT: Kept {
+        pending: [Pending; 64] = [const {
+            Pending {
+                tid: AtomicU32::new(NOBODY),
+                signal: AtomicU32::new(0),
+                info: UnsafeCell::new([0; 16]),
+            }
+        }; 64],
+        /// Number of signals that are kept.
+        count: AtomicUsize = AtomicUsize::new(0),
+        /// Taken only inside `freeze::enter`, so that a fork finds it free.
+        lock: RawSpin = RawSpin::new(),
+        /// Threads that wait for canvas's signals (`sigwait`), by number; 0 for none.
+        waiting: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16],
+        waiters: AtomicUsize = AtomicUsize::new(0),
+    }
+}
+
+/// In a fork's child: its one thread believes what the forking thread did, and nothing is pending.
+pub fn after_fork_in_child(believed: u8) {
+    for b in &BELIEFS.table {
+        b.tid.store(0, Ordering::Relaxed);
+    }
+    BELIEFS.believers.store(0, Ordering::Relaxed);
+    if believed != 0 {
+        set(proc::tid(), believed);
+    }
+    KEPT.waiters.store(0, Ordering::Relaxed);
+    for one in &KEPT.pending {
+        one.tid.store(NOBODY, Ordering::Relaxed);
+    }
+    KEPT.count.store(0, Ordering::Relaxed);
+    for w in &KEPT.waiting {
+        w.store(0, Ordering::Relaxed);
+    }
+}
 
 fn places(tid: u32) -> impl Iterator<Item = &'static Belief> {
-    let first = tid as usize * WAYS % BELIEFS;
-    TABLE[first..first + WAYS].iter()
+    let first = tid as usize * WAYS % PLACES;
+    BELIEFS.table[first..first + WAYS].iter()
 }
 
 fn entry(tid: u32) -> Option<&'static Belief> {
@@ -69,11 +112,11 @@ fn claim(tid: u32) -> Option<&'static Belief> {
         b.tid.compare_exchange(from, tid, success, failure).is_ok()
     };
     // Counted first: a handler in between must not see zero.
-    BELIEVERS.fetch_add(1, Ordering::Relaxed);
+    BELIEFS.believers.fetch_add(1, Ordering::Relaxed);
     if let Some(b) = places(tid).find(|b| take(b, 0)) {
         return Some(b);
     }
-    BELIEVERS.fetch_sub(1, Ordering::Relaxed);
+    BELIEFS.believers.fetch_sub(1, Ordering::Relaxed);
     // Reuse the entry of a vfork child that has called exec, or of a thread that ended unnoticed.
     places(tid).find(|b| {
         let whose = b.tid.load(Ordering::Relaxed);
@@ -86,7 +129,7 @@ fn set(tid: u32, blocked: u8) {
         (Some(b), 0) => {
             b.blocked.store(0, Ordering::Relaxed);
             b.tid.store(0, Ordering::Release);
-            BELIEVERS.fetch_sub(1, Ordering::Relaxed);
+            BELIEFS.believers.fetch_sub(1, Ordering::Relaxed);
         }
         (Some(b), blocked) => b.blocked.store(blocked, Ordering::Relaxed),
         (None, 0) => {}
@@ -101,7 +144,7 @@ fn set(tid: u32, blocked: u8) {
 /// Changes what the calling thread believes to have blocked of canvas's signals; returns what it believed before.
 pub fn change(change: impl Fn(u8) -> u8) -> u8 {
     // Ask for the thread's number only if the answer matters, which is seldom: libc blocks everything only for moments.
-    if BELIEVERS.load(Ordering::Relaxed) == 0 && change(0) == 0 {
+    if BELIEFS.believers.load(Ordering::Relaxed) == 0 && change(0) == 0 {
         return 0;
     }
     let tid = proc::tid();
@@ -123,25 +166,6 @@ pub fn thread_exit() {
     change(|_| 0);
 }
 
-/// In a fork's child: its one thread believes what the forking thread did, and nothing is pending.
-pub fn after_fork_in_child(believed: u8) {
-    for b in &TABLE {
-        b.tid.store(0, Ordering::Relaxed);
-    }
-    BELIEVERS.store(0, Ordering::Relaxed);
-    if believed != 0 {
-        set(proc::tid(), believed);
-    }
-    WAITERS.store(0, Ordering::Relaxed);
-    for one in &PENDING {
-        one.tid.store(NOBODY, Ordering::Relaxed);
-    }
-    HELD.store(0, Ordering::Relaxed);
-    for w in &WAITING {
-        w.store(0, Ordering::Relaxed);
-    }
-}
-
 /// A signal that is kept until a thread unblocks it.
 struct Pending {
     /// The thread that it was sent to, [`ALL`] if it was sent to the process, [`NOBODY`] for none.
@@ -149,24 +173,11 @@ struct Pending {
     signal: AtomicU32,
     info: UnsafeCell<Info>,
 }
-// SAFETY: `info` is touched under LOCK only.
+// SAFETY: `info` is touched under the lock only.
 unsafe impl Sync for Pending {}
 
 const NOBODY: u32 = u32::MAX;
 const ALL: u32 = 0;
-static PENDING: [Pending; 64] = [const {
-    Pending {
-        tid: AtomicU32::new(NOBODY),
-        signal: AtomicU32::new(0),
-        info: UnsafeCell::new([0; 16]),
-    }
-}; 64];
-/// Taken only inside `freeze::enter`, so that a fork finds it free.
-static LOCK: RawSpin = RawSpin::new();
-
-/// Threads that wait for canvas's signals (`sigwait`), by number; 0 for none.
-static WAITING: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
-static WAITERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Handles a signal that was sent and that the calling thread believes to have blocked: passes it to a thread that
 /// waits for it, or keeps it. The caller has all signals blocked and is not inside `freeze::enter`.
@@ -180,26 +191,27 @@ pub unsafe fn keep(sig: i32, info: *const libc::siginfo_t) {
     let to_thread = code == libc::SI_TKILL;
     let whose = if to_thread { proc::tid() } else { ALL };
     let _inside = freeze::enter_masked();
-    let _g = LOCK.lock(yield_now);
+    let _g = KEPT.lock.lock(yield_now);
     // These signals do not queue: one that is kept already suffices.
     let is_it = |p: &&Pending| {
         p.tid.load(Ordering::Relaxed) == whose && p.signal.load(Ordering::Relaxed) == sig as u32
     };
-    if PENDING.iter().any(|p| is_it(&p)) {
+    if KEPT.pending.iter().any(|p| is_it(&p)) {
         return;
     }
-    let free = PENDING
+    let free = KEPT
+        .pending
         .iter()
         .find(|p| p.tid.load(Ordering::Relaxed) == NOBODY);
     if let Some(p) = free {
-        // SAFETY: LOCK is held, so nobody else touches it.
+        // SAFETY: the lock is held, so nobody else touches it.
         unsafe { p.info.get().write(bytes) };
         p.signal.store(sig as u32, Ordering::Relaxed);
         p.tid.store(whose, Ordering::Relaxed);
-        HELD.fetch_add(1, Ordering::Relaxed);
+        KEPT.count.fetch_add(1, Ordering::Relaxed);
     }
     // Under the lock: a waiting thread either looked for kept signals before this, or is seen here.
-    if !to_thread && WAITERS.load(Ordering::Relaxed) > 0 {
+    if !to_thread && KEPT.waiters.load(Ordering::Relaxed) > 0 {
         ring(sig);
     }
 }
@@ -224,7 +236,7 @@ fn ring(sig: i32) {
         0,
         0,
     ];
-    for w in &WAITING {
+    for w in &KEPT.waiting {
         let tid = w.load(Ordering::Relaxed);
         if tid != 0 && signal::queue(tid, sig, &bell).is_ok() {
             return;
@@ -235,24 +247,23 @@ fn ring(sig: i32) {
 /// `si_code` of canvas's own notification to a waiting thread.
 pub const BELL: i32 = -0x6361;
 
-/// Number of signals that are kept.
-static HELD: AtomicUsize = AtomicUsize::new(0);
-
 /// Takes one of the kept signals in `of` that the calling thread may have.
 pub fn take(of: u8) -> Option<(i32, Info)> {
     // A waiting thread must not miss a signal that is being kept right now.
-    if of == 0 || (HELD.load(Ordering::Relaxed) == 0 && WAITERS.load(Ordering::Relaxed) == 0) {
+    if of == 0
+        || (KEPT.count.load(Ordering::Relaxed) == 0 && KEPT.waiters.load(Ordering::Relaxed) == 0)
+    {
         return None;
     }
     let _inside = freeze::enter();
     let tid = proc::tid();
-    let _g = LOCK.lock(yield_now);
-    let p = PENDING.iter().find(|p| may_have(p, tid, of))?;
+    let _g = KEPT.lock.lock(yield_now);
+    let p = KEPT.pending.iter().find(|p| may_have(p, tid, of))?;
     let sig = p.signal.load(Ordering::Relaxed) as i32;
-    // SAFETY: LOCK is held, so nobody else touches it.
+    // SAFETY: the lock is held, so nobody else touches it.
     let info = unsafe { p.info.get().read() };
     p.tid.store(NOBODY, Ordering::Relaxed);
-    HELD.fetch_sub(1, Ordering::Relaxed);
+    KEPT.count.fetch_sub(1, Ordering::Relaxed);
     Some((sig, info))
 }
 
@@ -264,13 +275,13 @@ fn may_have(p: &Pending, tid: u32, of: u8) -> bool {
 
 /// The kept signals that the calling thread may have.
 pub fn pending() -> u64 {
-    if HELD.load(Ordering::Relaxed) == 0 {
+    if KEPT.count.load(Ordering::Relaxed) == 0 {
         return 0;
     }
     let _inside = freeze::enter();
     let tid = proc::tid();
-    let _g = LOCK.lock(yield_now);
-    let mine = PENDING.iter().filter(|p| may_have(p, tid, u8::MAX));
+    let _g = KEPT.lock.lock(yield_now);
+    let mine = KEPT.pending.iter().filter(|p| may_have(p, tid, u8::MAX));
     mine.fold(0, |set, p| {
         set | bit(p.signal.load(Ordering::Relaxed) as i32)
     })
@@ -288,16 +299,16 @@ pub fn deliver(blocked: u8) -> bool {
 
 /// Drops what is kept of `sig`, which the program now ignores.
 pub fn discard(sig: i32) {
-    if pack(bit(sig)) == 0 || HELD.load(Ordering::Relaxed) == 0 {
+    if pack(bit(sig)) == 0 || KEPT.count.load(Ordering::Relaxed) == 0 {
         return;
     }
     let _inside = freeze::enter();
-    let _g = LOCK.lock(yield_now);
-    for p in &PENDING {
+    let _g = KEPT.lock.lock(yield_now);
+    for p in &KEPT.pending {
         let there = p.tid.load(Ordering::Relaxed) != NOBODY;
         if there && p.signal.load(Ordering::Relaxed) == sig as u32 {
             p.tid.store(NOBODY, Ordering::Relaxed);
-            HELD.fetch_sub(1, Ordering::Relaxed);
+            KEPT.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -308,11 +319,11 @@ pub struct Waiter(Option<&'static AtomicU32>);
 /// From now on [`keep`] notifies the calling thread, which really has canvas's signals blocked. Before it waits it must
 /// [`take`] what is kept.
 pub fn wait() -> Waiter {
-    WAITERS.fetch_add(1, Ordering::Relaxed);
+    KEPT.waiters.fetch_add(1, Ordering::Relaxed);
     let tid = proc::tid();
     let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
     let free = |w: &&AtomicU32| w.compare_exchange(0, tid, success, failure).is_ok();
-    Waiter(WAITING.iter().find(|w| free(w)))
+    Waiter(KEPT.waiting.iter().find(|w| free(w)))
 }
 
 impl Drop for Waiter {
@@ -320,6 +331,6 @@ impl Drop for Waiter {
         if let Some(w) = self.0 {
             w.store(0, Ordering::Release);
         }
-        WAITERS.fetch_sub(1, Ordering::Relaxed);
+        KEPT.waiters.fetch_sub(1, Ordering::Relaxed);
     }
 }

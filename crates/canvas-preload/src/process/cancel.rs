@@ -18,34 +18,43 @@ pub const SIGNAL: i32 = 32;
 /// Bytes of the [`upcalls::Entry`] throughout which the call's registers are unchanged and rcx leads to the trampoline.
 pub const ENTRY_BYTES: usize = 32;
 
-/// How often the signal has come.
-static ARRIVED: AtomicU32 = AtomicU32::new(0);
-
-/// Threads that the signal interrupted elsewhere, by number: they may be on their way to a call.
-static MET: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+state! {
+    static CANCEL: Cancel {
+        /// How often the signal has come.
+        arrived: AtomicU32 = AtomicU32::new(0),
+        /// Threads that the signal interrupted elsewhere, by number: they may be on their way to a call.
+        met: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64],
+        /// Start and end of the trampolines of each patched piece of code.
+        trampolines: [[AtomicUsize; 2]; TEXTS] =
+            [const { [const { AtomicUsize::new(0) }; 2] }; TEXTS],
+    }
+}
 
 /// Whether the signal has interrupted the calling thread since this was last asked.
 fn was_met() -> bool {
     // Ask the kernel for the thread's number only if any thread was interrupted.
-    if MET.iter().all(|met| met.load(Ordering::Relaxed) == 0) {
+    if CANCEL
+        .met
+        .iter()
+        .all(|met| met.load(Ordering::Relaxed) == 0)
+    {
         return false;
     }
     let tid = proc::tid();
     let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-    MET.iter()
+    CANCEL
+        .met
+        .iter()
         .any(|met| met.compare_exchange(tid, 0, success, failure).is_ok())
 }
 
 /// Forgets the calling thread, which ends.
 pub fn thread_exit() {
-    if ARRIVED.load(Ordering::Relaxed) != 0 {
+    if CANCEL.arrived.load(Ordering::Relaxed) != 0 {
         was_met();
     }
 }
 
-/// Start and end of the trampolines of each patched piece of code.
-static TRAMPOLINES: [[AtomicUsize; 2]; TEXTS] =
-    [const { [const { AtomicUsize::new(0) }; 2] }; TEXTS];
 /// Pieces of code that can be patched: of libc, of the loader, and of the former libpthread.
 pub const TEXTS: usize = 8;
 
@@ -55,13 +64,13 @@ pub const TEXTS: usize = 8;
 ///
 /// Whole pages must be mapped there, readable, and for good.
 pub unsafe fn trampolines_at(text: usize, start: usize, end: usize) {
-    let [first, behind] = &TRAMPOLINES[text];
+    let [first, behind] = &CANCEL.trampolines[text];
     first.store(start, Ordering::Relaxed);
     behind.store(end, Ordering::Relaxed);
 }
 
 fn is_trampoline(at: usize) -> bool {
-    TRAMPOLINES.iter().any(|[start, end]| {
+    CANCEL.trampolines.iter().any(|[start, end]| {
         (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&at)
     })
 }
@@ -95,12 +104,12 @@ pub unsafe fn can_cancel(back: usize) -> bool {
 ///
 /// As for [`gate::raw`].
 pub unsafe fn call(nr: usize, a: &[usize; 6]) -> isize {
-    let seen = ARRIVED.load(Ordering::Relaxed);
+    let seen = CANCEL.arrived.load(Ordering::Relaxed);
     if seen != 0 && was_met() {
         return -(libc::EINTR as isize);
     }
     // SAFETY: for the call the caller answers.
-    unsafe { gate::raw_while(&ARRIVED, seen, nr, *a) }
+    unsafe { gate::raw_while(&CANCEL.arrived, seen, nr, *a) }
 }
 
 /// Handles the arrival of the signal.
@@ -109,7 +118,7 @@ pub unsafe fn call(nr: usize, a: &[usize; 6]) -> isize {
 ///
 /// `uc` must be the kernel's, of the calling thread.
 pub unsafe fn arrived(uc: &mut libc::ucontext_t) {
-    let n = ARRIVED.fetch_add(1, Ordering::Relaxed);
+    let n = CANCEL.arrived.fetch_add(1, Ordering::Relaxed);
     let g = &mut uc.uc_mcontext.gregs;
     let (ip, sp) = (
         g[libc::REG_RIP as usize] as usize,
@@ -137,5 +146,5 @@ pub unsafe fn arrived(uc: &mut libc::ucontext_t) {
         g[libc::REG_RSP as usize] = with as i64;
         return;
     }
-    MET[n as usize % MET.len()].store(proc::tid(), Ordering::Relaxed);
+    CANCEL.met[n as usize % CANCEL.met.len()].store(proc::tid(), Ordering::Relaxed);
 }

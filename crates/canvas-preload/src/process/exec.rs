@@ -13,18 +13,22 @@ use crate::report;
 use crate::runtime::state;
 use crate::shared::members;
 
-/// Canvas's variables for the environment: "NAME=value" strings, set at start-up.
-static VARS: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+state! {
+    /// What a new image needs to be managed.
+    static EXEC: Exec {
+        /// Canvas's variables for the environment: "NAME=value" strings, set at start-up.
+        vars: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3],
+        /// The process with a filter that would kill a managed program at its start: its number, or [`ALL`] for this
+        /// process and all that it forks. (A vfork(2) child shares this memory, but not its filters.)
+        killed: AtomicU32 = AtomicU32::new(0),
+    }
+}
+const ALL: u32 = u32::MAX;
 
 /// Remembers a "NAME=value" string for exec'd programs.
 pub fn remember_var(i: usize, text: &'static core::ffi::CStr) {
-    VARS[i].store(text.as_ptr() as usize, Ordering::Relaxed);
+    EXEC.vars[i].store(text.as_ptr() as usize, Ordering::Relaxed);
 }
-
-/// The process with a filter that would kill a managed program at its start: its number, or [`ALL`] for this process
-/// and all that it forks. (A vfork(2) child shares this memory, but not its filters.)
-static KILLED: AtomicU32 = AtomicU32::new(0);
-const ALL: u32 = u32::MAX;
 
 /// Records that a filter of this process kills callers of a system call that canvas makes at its start.
 pub fn forbid() {
@@ -32,7 +36,7 @@ pub fn forbid() {
         true => proc::pid(),
         false => ALL,
     };
-    KILLED.store(whom, Ordering::Relaxed);
+    EXEC.killed.store(whom, Ordering::Relaxed);
 }
 
 /// Maximum entries of an environment that is rebuilt on the stack.
@@ -106,7 +110,7 @@ const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// `envp` must be what the program passed to execve: null, or an array of C strings that ends with null, which nobody
 /// changes meanwhile.
 unsafe fn with_our_vars(envp: usize, room: &mut Room, with: bool) -> Result<usize, Errno> {
-    let ours: [usize; 3] = [0, 1, 2].map(|i| VARS[i].load(Ordering::Relaxed));
+    let ours: [usize; 3] = [0, 1, 2].map(|i| EXEC.vars[i].load(Ordering::Relaxed));
     // SAFETY: an address other than 0 is of a C string that lives for ever (`remember_var`).
     let text_of =
         |our: usize| (our != 0).then(|| unsafe { CStr::from_ptr(our as *const c_char) }.to_bytes());
@@ -225,11 +229,11 @@ impl Unfit {
 /// Why the file at `path`, relative to directory `dir`, cannot be managed, if that can be told. A file that cannot be
 /// read is left for the kernel to refuse.
 fn unfit(dir: usize, path: usize) -> Option<Unfit> {
-    let killed = KILLED.load(Ordering::Relaxed);
+    let killed = EXEC.killed.load(Ordering::Relaxed);
     if killed == ALL || killed == proc::pid() {
         return Some(Unfit::Filter);
     }
-    let library = VARS[2].load(Ordering::Relaxed);
+    let library = EXEC.vars[2].load(Ordering::Relaxed);
     if library == 0 {
         return None;
     }

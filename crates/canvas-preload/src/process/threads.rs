@@ -65,18 +65,48 @@ impl Ours {
 
 /// Fault handler threads of thread mode.
 const HANDLERS: usize = thread::SERVERS;
-/// The handlers, and the reclaim thread.
-static OURS: [Ours; HANDLERS + 1] = [const {
-    Ours {
-        tid: AtomicU32::new(0),
-        stack: AtomicUsize::new(0),
-    }
-}; HANDLERS + 1];
 const RECLAIMER: usize = HANDLERS;
+
+state! {
+    static THREADS: Threads {
+        /// The handlers, and the reclaim thread.
+        ours: [Ours; HANDLERS + 1] = [const {
+            Ours {
+                tid: AtomicU32::new(0),
+                stack: AtomicUsize::new(0),
+            }
+        }; HANDLERS + 1],
+        /// Whether all descriptors are open that the reclaim thread uses.
+        may_reclaim: AtomicBool = AtomicBool::new(false),
+        /// A thread is in [`alone`].
+        is_alone: AtomicBool = AtomicBool::new(false),
+        /// Canvas's threads must end.
+        end: AtomicBool = AtomicBool::new(false),
+        /// Address of pages, one per handler, whose faults wake the handlers that must end.
+        notifiers: AtomicUsize = AtomicUsize::new(0),
+        /// The program's first thread has ended, before others.
+        first_ended: AtomicBool = AtomicBool::new(false),
+        /// Exit code of the last thread that has ended since.
+        last_code: AtomicU32 = AtomicU32::new(0),
+        /// Handlers ever started, in this process or those that it was forked from.
+        handlers_started: AtomicUsize = AtomicUsize::new(0),
+    }
+}
+
+/// In a fork's child, which has none of its parent's threads.
+pub fn after_fork_in_child() {
+    for ours in &THREADS.ours {
+        ours.tid.store(0, Ordering::Relaxed);
+        ours.stack.store(0, Ordering::Relaxed);
+    }
+    for flag in [&THREADS.first_ended, &THREADS.is_alone, &THREADS.end] {
+        flag.store(false, Ordering::Relaxed);
+    }
+}
 
 /// Starts a thread in a place that has none.
 fn spawn(place: usize, entry: extern "C" fn() -> !) -> Result<(), Errno> {
-    let ours = &OURS[place];
+    let ours = &THREADS.ours[place];
     ours.tid.store(0, Ordering::Release);
     if ours.stack.load(Ordering::Relaxed) == 0 {
         let base = mem::map_lazy(0, STACK_BYTES, libc::PROT_READ | libc::PROT_WRITE)?;
@@ -91,29 +121,15 @@ fn spawn(place: usize, entry: extern "C" fn() -> !) -> Result<(), Errno> {
     Ok(())
 }
 
-/// In a fork's child, which has none of its parent's threads.
-pub fn after_fork_in_child() {
-    for ours in &OURS {
-        ours.tid.store(0, Ordering::Relaxed);
-        ours.stack.store(0, Ordering::Relaxed);
-    }
-    FIRST_ENDED.store(false, Ordering::Relaxed);
-    IS_ALONE.store(false, Ordering::Relaxed);
-    END.store(false, Ordering::Relaxed);
-}
-
-/// Whether all descriptors are open that the reclaim thread uses.
-static MAY_RECLAIM: AtomicBool = AtomicBool::new(false);
-
 /// Allows the reclaim thread to be started from now on.
 pub fn allow_reclaimer() {
-    MAY_RECLAIM.store(true, Ordering::Release);
+    THREADS.may_reclaim.store(true, Ordering::Release);
 }
 
 /// Starts the reclaim thread of this process, once, if that is allowed yet. Does nothing in a vfork child: the thread
 /// would belong to a process that is about to exec another program.
 pub fn start_reclaimer() {
-    if !MAY_RECLAIM.load(Ordering::Acquire) {
+    if !THREADS.may_reclaim.load(Ordering::Acquire) {
         return;
     }
     if PROCESS.is_vfork_child() {
@@ -134,36 +150,29 @@ pub fn start_reclaimer() {
 
 /// Starts the fault handlers, for thread mode.
 pub fn start_handlers() -> Result<(), Errno> {
-    let missing = |place: &usize| OURS[*place].tid.load(Ordering::Relaxed) == 0;
+    let missing = |place: &usize| THREADS.ours[*place].tid.load(Ordering::Relaxed) == 0;
     (0..HANDLERS)
         .filter(missing)
         .try_for_each(|place| spawn(place, handler))
 }
-
-/// A thread is in [`alone`].
-static IS_ALONE: AtomicBool = AtomicBool::new(false);
-/// Canvas's threads must end.
-static END: AtomicBool = AtomicBool::new(false);
-/// Address of pages, one per handler, whose faults wake the handlers that must end.
-static BELL: AtomicUsize = AtomicUsize::new(0);
 
 /// Makes a call of the program that the kernel grants only to programs with one thread, while canvas's threads are
 /// stopped.
 pub fn alone<R>(call: impl FnOnce() -> R) -> R {
     // Canvas's threads are not a vfork child's but its parent's. If a second thread gets here, the program has more
     // than one thread anyway.
-    if PROCESS.is_vfork_child() || IS_ALONE.swap(true, Ordering::AcqRel) {
+    if PROCESS.is_vfork_child() || THREADS.is_alone.swap(true, Ordering::AcqRel) {
         return call();
     }
     let mask = signal::set_mask(u64::MAX);
     let handled = PROCESS.in_thread_mode();
     let reclaimed = PROCESS.reclaimer.load(Ordering::Acquire) != 0;
-    END.store(true, Ordering::SeqCst);
+    THREADS.end.store(true, Ordering::SeqCst);
     if reclaimed {
         end_reclaimer();
     }
     let handled = handled && end_handlers();
-    END.store(false, Ordering::SeqCst);
+    THREADS.end.store(false, Ordering::SeqCst);
     let r = call();
     if handled {
         start_handlers_again();
@@ -171,29 +180,28 @@ pub fn alone<R>(call: impl FnOnce() -> R) -> R {
     if reclaimed {
         start_reclaimer();
     }
-    IS_ALONE.store(false, Ordering::Release);
+    THREADS.is_alone.store(false, Ordering::Release);
     signal::set_mask(mask);
     r
 }
 
-/// The program's first thread has ended, before others.
-static FIRST_ENDED: AtomicBool = AtomicBool::new(false);
-/// Exit code of the last thread that has ended since.
-static LAST_CODE: AtomicU32 = AtomicU32::new(0);
-
 /// Called when the calling thread is about to end with `code`. If it is the program's last thread the process ends, as
 /// it would without canvas's threads.
 pub fn before_exit(code: i32) {
-    if FIRST_ENDED.load(Ordering::SeqCst) {
-        LAST_CODE.store(code as u32 & 0xff, Ordering::SeqCst);
+    if THREADS.first_ended.load(Ordering::SeqCst) {
+        THREADS
+            .last_code
+            .store(code as u32 & 0xff, Ordering::SeqCst);
     }
     // For other threads than the first: libc ends the process with the last of them, and so does the reclaim thread.
     if proc::tid() != proc::pid() {
         return;
     }
     if !is_one_left() {
-        LAST_CODE.store(code as u32 & 0xff, Ordering::SeqCst);
-        FIRST_ENDED.store(true, Ordering::SeqCst);
+        THREADS
+            .last_code
+            .store(code as u32 & 0xff, Ordering::SeqCst);
+        THREADS.first_ended.store(true, Ordering::SeqCst);
         start_reclaimer();
         return;
     }
@@ -220,15 +228,15 @@ pub fn is_one_left() -> bool {
 
 /// For the reclaim thread: ends the process if all threads except canvas's have ended.
 fn look_at_the_end() {
-    if FIRST_ENDED.load(Ordering::Relaxed) && is_one_left() {
+    if THREADS.first_ended.load(Ordering::Relaxed) && is_one_left() {
         before_exit_group();
-        proc::exit_group(LAST_CODE.load(Ordering::SeqCst) as i32);
+        proc::exit_group(THREADS.last_code.load(Ordering::SeqCst) as i32);
     }
 }
 
 fn end_reclaimer() {
     // If another thread could not start it, there is none.
-    while !OURS[RECLAIMER].is_gone() && PROCESS.reclaimer.load(Ordering::Acquire) != 0 {
+    while !THREADS.ours[RECLAIMER].is_gone() && PROCESS.reclaimer.load(Ordering::Acquire) != 0 {
         accounting::wake_reclaimer();
         gate::yield_now();
     }
@@ -238,34 +246,34 @@ fn end_reclaimer() {
 /// Ends the handlers; returns false if they stay.
 fn end_handlers() -> bool {
     let bytes = HANDLERS * PAGE_SIZE;
-    let Ok(bell) = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE) else {
+    let Ok(notifiers) = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE) else {
         return false;
     };
     // SAFETY: pages mapped just now, which only this function and `end_handler` use; handlers resolve faults there.
-    let rings = unsafe { state::uffd().register(bell, bytes, false) }.is_ok();
-    if rings {
-        BELL.store(bell, Ordering::SeqCst);
+    let is_registered = unsafe { state::uffd().register(notifiers, bytes, false) }.is_ok();
+    if is_registered {
+        THREADS.notifiers.store(notifiers, Ordering::SeqCst);
         for page in 0..HANDLERS {
             // SAFETY: a readable page of the mapping; the access waits until a handler has filled it.
-            unsafe { ((bell + page * PAGE_SIZE) as *const u8).read_volatile() };
+            unsafe { ((notifiers + page * PAGE_SIZE) as *const u8).read_volatile() };
         }
-        for ours in &OURS[..HANDLERS] {
+        for ours in &THREADS.ours[..HANDLERS] {
             while !ours.is_gone() {
                 gate::yield_now();
             }
             ours.tid.store(0, Ordering::Release);
         }
-        BELL.store(0, Ordering::SeqCst);
+        THREADS.notifiers.store(0, Ordering::SeqCst);
     }
     // SAFETY: mapped above; no handler is left that could fill its pages, or none was told of it.
-    let _ = unsafe { mem::unmap(bell, bytes) };
-    rings
+    let _ = unsafe { mem::unmap(notifiers, bytes) };
+    is_registered
 }
 
 /// Handles a fault on such a page: this handler ends.
 fn end_handler(u: uffd::Uffd, page: usize) -> ! {
     static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-    // SAFETY: an absent page of the bell's, for which `end_handlers` waits; ZEROS is a present page.
+    // SAFETY: an absent page of the notifiers, for which `end_handlers` waits; ZEROS is a present page.
     let _ = unsafe { u.copy(page, ZEROS.as_ptr() as usize, PAGE_SIZE, false) };
     // SAFETY: `spawn` made this thread; its loop holds nothing here, and nobody else refers to its stack.
     unsafe { proc::exit_thread() }
@@ -311,7 +319,7 @@ extern "C" fn reclaimer() -> ! {
     let mut lender = lending::Lender::default();
     loop {
         lender.round();
-        if END.load(Ordering::Acquire) {
+        if THREADS.end.load(Ordering::Acquire) {
             drop(lender);
             // SAFETY: `spawn` made this thread; nobody else refers to what is on its stack.
             unsafe { proc::exit_thread() };
@@ -391,12 +399,9 @@ fn beyond_idle_ns() -> u64 {
     tier::idle_ns().min(beyond::idle_ns())
 }
 
-/// Handlers ever started, in this process or those that it was forked from.
-static HANDLERS_STARTED: AtomicUsize = AtomicUsize::new(0);
-
 extern "C" fn handler() -> ! {
     let u = state::uffd();
-    let number = HANDLERS_STARTED.fetch_add(1, Ordering::Relaxed) % HANDLERS;
+    let number = THREADS.handlers_started.fetch_add(1, Ordering::Relaxed) % HANDLERS;
     thread::serve_others(number);
     let mut poll = libc::pollfd {
         fd: u.0,
@@ -419,8 +424,8 @@ extern "C" fn handler() -> ! {
 fn serve(u: uffd::Uffd, msg: &Msg) {
     let addr = msg.address as usize & !(PAGE_SIZE - 1);
     if !in_window(addr) {
-        let bell = BELL.load(Ordering::SeqCst);
-        if bell != 0 && (bell..bell + HANDLERS * PAGE_SIZE).contains(&addr) {
+        let notifiers = THREADS.notifiers.load(Ordering::SeqCst);
+        if notifiers != 0 && (notifiers..notifiers + HANDLERS * PAGE_SIZE).contains(&addr) {
             end_handler(u, addr);
         }
         return;

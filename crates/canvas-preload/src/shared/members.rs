@@ -14,7 +14,7 @@ use crate::runtime::{fds, fds::Fd, state, state::uffd};
 use crate::shared::{
     lock::{bury, bury_dead, collect, holder_of, lock, lock_word},
     mapping,
-    partition::{CONTROL, Held, ME, MY_LOCK, ON, control, fd, is_on, map, me, my_proc},
+    partition::{Held, MEMBER, control, fd, is_on, map, me, my_proc},
 };
 use crate::tenant::life;
 
@@ -41,13 +41,13 @@ pub unsafe fn start() {
     }
     let joined =
         mem::map_shared(control, 0, layout::CONTROL_BYTES, mem::READ_WRITE).and_then(|at| {
-            CONTROL.store(at, Ordering::Release);
+            MEMBER.control.store(at, Ordering::Release);
             // SAFETY: called once, after the areas are mapped (the caller's promise); nothing hashes shared pages yet.
             unsafe { keys::init_shared(map()) };
             join()
         });
     match joined {
-        Ok(()) => ON.store(true, Ordering::Release),
+        Ok(()) => MEMBER.on.store(true, Ordering::Release),
         Err(e) => report!(
             "this program's shared memory cannot be managed (error {}): it stays native",
             e.0
@@ -88,7 +88,7 @@ fn join() -> Result<(), Errno> {
 fn take_number() -> Result<(), Errno> {
     let c = control();
     let id = life::id();
-    MY_LOCK.store(lock_word(id, VISITOR), Ordering::Relaxed);
+    MEMBER.lock.store(lock_word(id, VISITOR), Ordering::Relaxed);
     for _ in 0..2 {
         let free = |p: &Proc| {
             p.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Relaxed)
@@ -96,8 +96,8 @@ fn take_number() -> Result<(), Errno> {
         };
         if let Some(i) = c.procs.iter().position(free) {
             c.procs_end.fetch_max(i as u32 + 1, Ordering::SeqCst);
-            ME.store(i, Ordering::Relaxed);
-            MY_LOCK.store(lock_word(id, i), Ordering::Relaxed);
+            MEMBER.number.store(i, Ordering::Relaxed);
+            MEMBER.lock.store(lock_word(id, i), Ordering::Relaxed);
             return Ok(());
         }
         bury_dead(&lock());
@@ -148,10 +148,10 @@ pub fn after_fork_in_child(lists: &mut regions::Lists) -> Result<(), Errno> {
         return Ok(());
     }
     let parent = my_proc();
-    let parents = fork_mark(holder_of(MY_LOCK.load(Ordering::Relaxed)).0);
+    let parents = fork_mark(holder_of(MEMBER.lock.load(Ordering::Relaxed)).0);
     let joined = join().and_then(|()| mapping::inherit(&lock(), lists));
     if joined.is_err() {
-        ON.store(false, Ordering::Release);
+        MEMBER.on.store(false, Ordering::Release);
     }
     // If the parent was killed, its place may be another process's by now.
     let waits = parent

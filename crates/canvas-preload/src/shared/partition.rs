@@ -11,24 +11,29 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::paging::regions::Lists;
 use crate::runtime::{fds, fds::Fd, state};
 
-/// Whether this process maps the partition.
-pub(super) static ON: AtomicBool = AtomicBool::new(false);
-/// Where the control file is mapped.
-pub(super) static CONTROL: AtomicUsize = AtomicUsize::new(0);
-/// This process's number, and what it writes into the lock.
-pub(super) static ME: AtomicUsize = AtomicUsize::new(0);
-pub(super) static MY_LOCK: AtomicU64 = AtomicU64::new(0);
+state! {
+    /// This process among those that share the partition.
+    pub(super) static MEMBER: Member {
+        /// Whether this process maps the partition.
+        pub(super) on: AtomicBool = AtomicBool::new(false),
+        /// Where the control file is mapped.
+        pub(super) control: AtomicUsize = AtomicUsize::new(0),
+        /// This process's number, and what it writes into the lock.
+        pub(super) number: AtomicUsize = AtomicUsize::new(0),
+        pub(super) lock: AtomicU64 = AtomicU64::new(0),
+    }
+}
 
 /// Whether shared memory is managed here.
 #[inline(always)]
 pub fn is_on() -> bool {
-    ON.load(Ordering::Relaxed)
+    MEMBER.on.load(Ordering::Relaxed)
 }
 
 /// The control file.
 pub fn map() -> Map {
     // SAFETY: before anything calls this, `members::start` has mapped all of the file there, shared and writable, for good.
-    unsafe { Map::at(CONTROL.load(Ordering::Relaxed)) }
+    unsafe { Map::at(MEMBER.control.load(Ordering::Relaxed)) }
 }
 
 /// The state that the processes share.
@@ -43,7 +48,7 @@ pub fn fd(which: usize) -> i32 {
 
 /// This process's number.
 pub fn me() -> usize {
-    ME.load(Ordering::Relaxed)
+    MEMBER.number.load(Ordering::Relaxed)
 }
 
 /// This process's entry.
@@ -114,7 +119,7 @@ impl Drop for Held {
 
 /// Takes the lock from `holder`, a dead process, or 0 where it is free.
 pub(super) fn take_from(holder: u64) -> Option<Held> {
-    let mine = MY_LOCK.load(Ordering::Relaxed);
+    let mine = MEMBER.lock.load(Ordering::Relaxed);
     let (order, failed) = (Ordering::SeqCst, Ordering::Relaxed);
     let taken = control().lock.compare_exchange(holder, mine, order, failed);
     taken.is_ok().then(|| Held(()))
