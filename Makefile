@@ -18,8 +18,8 @@ DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
 BINDING_PACKAGES := gcc libc6-dev python3-dev python3-pip python3-setuptools python3-wheel openjdk-17-jdk-headless
 
-.PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-fresh test-slow sim \
-	bindings bench bench-quick lint deps-test deps-demo clean
+.PHONY: help build lab install uninstall deb demo test test-unit test-interleavings test-e2e test-fresh test-miri \
+	test-sanitizers test-slow sim bindings bench bench-quick lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -103,6 +103,23 @@ test-e2e: ## Real and hostile programs under canvas, small sizes
 test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/TESTING.md)
 	$(call install,$(FRESH_PACKAGES))
 	tests/fresh
+
+# The segment has half a million atomics: references to it are not followed one by one. It is mapped for good.
+MIRI := -Zmiri-tree-borrows -Zmiri-tree-borrows-no-precise-interior-mut -Zmiri-permissive-provenance \
+	-Zmiri-disable-isolation -Zmiri-ignore-leaks
+
+test-miri: ## Tests of types, segment and core under Miri (nightly Rust)
+	PROPTEST_CASES=2 MIRIFLAGS='$(MIRI)' $(CARGO) +nightly miri test --locked --features canvas-shm/std \
+		-p canvas-types -p canvas-shm -p canvas-core --lib --test all
+
+# $(call sanitized,SANITIZER,PACKAGES,OPTIONS): all but canvas-preload, which takes over the process that is watched.
+sanitized = ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS='-Zsanitizer=$(1) --cfg canvas_sanitizer' $(CARGO) +nightly test \
+	--locked --target x86_64-unknown-linux-gnu --target-dir $(TARGET)/$(1) $(3) $(2:%=-p canvas-%) --lib --test all
+SANITIZED := types shm core direct disk donor agent
+
+test-sanitizers: ## Unit tests under the address and thread sanitizers (nightly Rust)
+	$(call sanitized,address,$(SANITIZED) sys)
+	$(call sanitized,thread,$(SANITIZED),-Zbuild-std)
 
 test-slow: deps-test lab ## The long tests: all programs, all modes, 10^7 steps of the pager model
 	$(call units,8)

@@ -108,7 +108,8 @@ fn memory(name: &core::ffi::CStr, bytes: usize) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-#[cfg(test)]
+// Miri has no memory files.
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
 

@@ -112,12 +112,11 @@ fn at_least_1(n: u64) -> i64 {
 
 #[cfg(all(test, feature = "std"))]
 mod tests {
-    use crate::Segment;
     use core::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn the_hosts_bounds_hold_beside_the_tenants_own() {
-        let (_fd, s) = Segment::create(false).unwrap();
+        let (s, _) = crate::tenant();
         s.config.pool_bytes.store(1000, Relaxed);
         s.config.local_bytes.store(100 << 12, Relaxed);
         let slot = &s.procs[0];

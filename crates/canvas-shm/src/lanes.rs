@@ -462,8 +462,7 @@ mod tests {
 
     #[test]
     fn a_read_goes_to_the_shard_that_has_all_of_it() {
-        let (fd, _) = crate::Segment::create(true).unwrap();
-        let far = Far::map(&fd).unwrap();
+        let (_, far) = crate::tenant();
         let way = |extent, offset, len| {
             let kind = Kind::Read;
             let ask = Ask {

@@ -117,11 +117,10 @@ impl Recordings {
 #[cfg(all(test, feature = "std"))]
 mod tests {
     use super::*;
-    use crate::Segment;
     use std::vec;
 
     fn none() -> &'static Recordings {
-        &Segment::create(false).unwrap().1.recordings
+        &crate::tenant().0.recordings
     }
 
     fn fill(r: &Recording, first: u32, useful: u32, made: u32) {

@@ -29,3 +29,20 @@ pub mod slow;
 pub use far::Far;
 pub use mailbox::Mailbox;
 pub use segment::{Config, Counter, Mode, ProcSlot, Segment};
+
+/// A tenant's segment and far area, for tests: in a memory file, which Miri does not have, or in ordinary memory.
+#[cfg(all(test, feature = "std"))]
+fn tenant() -> (&'static Segment, &'static Far) {
+    use std::alloc::{Layout, alloc_zeroed};
+    if !cfg!(miri) {
+        let (fd, segment) = Segment::create(true).unwrap();
+        return (segment, Far::map(fd).unwrap());
+    }
+    let layout = Layout::from_size_align(far::OFFSET + far::FAR_BYTES, 4096).unwrap();
+    // SAFETY: the layout is not empty.
+    let at = unsafe { alloc_zeroed(layout) };
+    assert!(!at.is_null());
+    let at = at.expose_provenance();
+    // SAFETY: memory of both sizes, one behind the other on page borders, which nobody frees.
+    unsafe { (Segment::at(at), Far::at(at + far::OFFSET)) }
+}

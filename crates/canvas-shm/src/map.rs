@@ -236,7 +236,8 @@ unsafe fn map_at(
     Ok(addr.as_ptr() as usize)
 }
 
-#[cfg(test)]
+// Miri has no memory files.
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
     use crate::Counter;

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_nodes_bound_holds_for_all_processes_together() {
-        let (_fd, s) = Segment::create(false).unwrap();
+        let (s, _) = crate::tenant();
         assert!(s.nodes().is_empty());
         s.nodes[0].begin(0, 100);
         s.nodes[1].begin(7, 50);
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn what_the_dead_had_is_free_unless_relatives_may_hold_it() {
-        let (_fd, s) = Segment::create(false).unwrap();
+        let (s, _) = crate::tenant();
         s.nodes[0].begin(1, 1000);
         for (i, slot) in s.procs[..2].iter().enumerate() {
             slot.id.store(10 + i as u64, Ordering::Relaxed);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_node_without_memory_is_full_for_a_while() {
-        let (_fd, s) = Segment::create(false).unwrap();
+        let (s, _) = crate::tenant();
         let node = &s.nodes[0];
         assert!(!node.is_full(|| unreachable!()));
         node.note_full(5);

@@ -1,4 +1,4 @@
-//! Repeatable randomised tests: their seed is printed, or taken from [`SEED`]; [`SCALE`] makes them longer.
+//! Repeatable randomised tests: their seed is printed, or taken from [`SEED`]; longer by [`SCALE`], shorter under Miri.
 
 use std::time::UNIX_EPOCH;
 
@@ -11,14 +11,20 @@ pub const SEED: &str = "CANVAS_TEST_SEED";
 /// The environment variable for the length of the tests, a factor; `make test-slow` sets it.
 pub const SCALE: &str = "CANVAS_TEST_SCALE";
 
-/// Steps or cases of a test: `quick` of them, times [`SCALE`].
+/// Steps or cases of a test: `quick` of them, times [`SCALE`]; under Miri a fiftieth, but two if `quick` are.
 ///
 /// # Panics
 ///
 /// If [`SCALE`] is not a number.
 pub fn scaled(quick: u32) -> u32 {
     let scale = std::env::var(SCALE);
-    quick * scale.map_or(1, |n| n.parse().expect("CANVAS_TEST_SCALE is a number"))
+    let all = quick * scale.map_or(1, |n| n.parse().expect("CANVAS_TEST_SCALE is a number"));
+    sized(all, (all / 50).max(all.min(2)))
+}
+
+/// A size that does not scale: `usual`, or `under_miri`, which runs a program some thousand times slower.
+pub const fn sized<T: Copy>(usual: T, under_miri: T) -> T {
+    if cfg!(miri) { under_miri } else { usual }
 }
 
 /// Prints and returns a seed: that of the environment, or a new one.

@@ -351,6 +351,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "the program is Miri")]
     fn a_program_is_known_by_the_symbols_of_a_sanitizer() {
         let me = std::fs::read("/proc/self/exe").unwrap();
         assert_eq!(sanitizer(&me[..]), None);

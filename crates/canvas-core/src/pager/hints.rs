@@ -138,7 +138,7 @@ pub fn spare(w: &AtomicU64) {
 mod tests {
     use super::*;
     use crate::pager::word::Word;
-    use canvas_testing::random::scaled;
+    use canvas_testing::random::{scaled, sized};
     use canvas_types::SwapEntry;
     use canvas_types::layout::WINDOW_PAGES;
     use proptest::prelude::*;
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn no_hint_is_lost_or_taken_twice_among_threads() {
-        const EACH: u32 = 20_000;
+        const EACH: u32 = sized(20_000, 500);
         let ring = Ring::new();
         let mut came: Vec<u32> = std::thread::scope(|s| {
             let ring = &ring;

@@ -252,6 +252,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "a million pages")]
     fn sampling_takes_its_share() {
         for n in [1, 2, 16, 64] {
             let rate = SampleRate::one_in(n);

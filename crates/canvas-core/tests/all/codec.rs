@@ -1,6 +1,7 @@
 //! Classification.
 use crate::common;
 use canvas_core::swap::codec::{Content, classify, fill};
+use canvas_testing::random::sized;
 use canvas_types::PAGE_SIZE;
 use proptest::prelude::*;
 
@@ -27,7 +28,7 @@ fn one_byte_makes_a_page_data() {
             Content::SameFilled(pattern)
         };
         assert_eq!(classify(&page), want);
-        for at in 0..PAGE_SIZE {
+        for at in (0..PAGE_SIZE).step_by(sized(1, 61)) {
             page[at] ^= 0x10;
             assert_eq!(classify(&page), Content::Data, "byte {at}");
             page[at] ^= 0x10;

@@ -7,7 +7,7 @@
 use crate::pools::*;
 use canvas_core::swap::classes::HEADER_BYTES;
 use canvas_core::swap::{Kind, Scratch};
-use canvas_testing::random::seed;
+use canvas_testing::random::{seed, sized};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -81,7 +81,7 @@ fn neighbours_write(seed: u64) -> (PageBuf, PageBuf) {
 
 fn pairs() -> Vec<(PageBuf, PageBuf)> {
     let seed = seed();
-    let pairs: Vec<_> = (0..50)
+    let pairs: Vec<_> = (0..sized(50, 1))
         .flat_map(|i| [own_write(seed ^ i), neighbours_write(seed ^ i)])
         .collect();
     for (before, after) in &pairs {

@@ -32,6 +32,7 @@ fn place(pool: &Pool<'_>, entry: SwapEntry, slabs: usize) -> (usize, usize, usiz
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of loads")]
 fn any_flipped_bit_is_found() {
     const SLABS: usize = 16;
     let world = World::new(100, SLABS, i64::MAX);
@@ -96,6 +97,7 @@ fn a_swapped_copy_is_found() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "hundreds of pages")]
 fn pages_that_hardly_shrink_are_raw() {
     let world = World::new(4200, 700, i64::MAX);
     let pool = world.pool();
@@ -118,6 +120,7 @@ fn pages_that_hardly_shrink_are_raw() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of pages")]
 fn memory_is_given_back() {
     const SLABS: usize = 300;
     let world = World::new(5000, SLABS, i64::MAX);

@@ -695,6 +695,7 @@ proptest! {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "40,000 steps")]
 fn processes_are_killed_in_the_middle_and_pages_are_evicted() {
     let mut sum = [0; 5];
     for seed in 0..40 {

@@ -85,6 +85,7 @@ fn is_full_for(
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "few steps fill no pool")]
 fn behaves_like_a_set_of_intervals() {
     let op = prop_oneof![
         8 => (0..CLASSES).prop_map(Op::Alloc),

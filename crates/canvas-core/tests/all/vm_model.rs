@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use canvas_core::vm::{Process, ledger, reclaim};
 use canvas_shm::Counter;
+use canvas_testing::random::sized;
 use canvas_types::PageId;
 
 use crate::pools::Rng;
@@ -139,6 +140,9 @@ fn no_page_is_lost_and_the_books_add_up() {
             *sum += sim.segment().total(counter);
         }
     }
+    if cfg!(miri) {
+        return; // A few steps do not meet all of it.
+    }
     for what in [
         "evicted",
         "came in from far",
@@ -222,7 +226,7 @@ fn a_process_that_is_killed_in_any_call_leaves_right_books() {
     }));
     let (sim, mine) = (Sim::new(plan), values());
     let mut killed = 0;
-    while killed < 40 {
+    while killed < sized(40, 3) {
         let (other, theirs) = (sim.relative(plan), values());
         other.kill_after(1 + rng.below(3_000));
         let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

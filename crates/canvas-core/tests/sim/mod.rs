@@ -38,7 +38,8 @@ use std::sync::Mutex;
 
 /// A page of one number.
 pub fn page_of(n: u64) -> PageBuf {
-    core::array::from_fn(|i| n.to_le_bytes()[i % 8])
+    let words = [n.to_le_bytes(); PAGE_SIZE / 8];
+    words.as_flattened().try_into().unwrap()
 }
 
 /// The number of a page; all of it must be the same.

@@ -152,6 +152,7 @@ impl Ring {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use canvas_testing::random::sized;
     use proptest::prelude::*;
     use std::boxed::Box;
     use std::collections::VecDeque;
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn no_reader_gets_half_of_a_fault_or_one_twice() {
-        const EACH: u64 = 50_000;
+        const EACH: u64 = sized(50_000, 500);
         let ring = Box::new(Ring::new());
         let ended = AtomicU64::new(0);
         let mut seen = [0u64; 4];

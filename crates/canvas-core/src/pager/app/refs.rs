@@ -224,6 +224,7 @@ impl Groups {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use canvas_testing::random::sized;
 
     fn page_with(values: &[(usize, u64)]) -> Box<PageBuf> {
         let mut page = Box::new([0; PAGE_SIZE]);
@@ -331,7 +332,7 @@ mod tests {
         let (groups, mut ring) = (Box::new(Groups::new()), Ring::default());
         let mut rng = fastrand::Rng::with_seed(3);
         let mut asked_for = 0;
-        for _ in 0..20_000 {
+        for _ in 0..sized(20_000, 1000) {
             let mut found = [Candidate::default(); CANDIDATES_MAX];
             for (i, c) in found.iter_mut().enumerate() {
                 *c = Candidate {

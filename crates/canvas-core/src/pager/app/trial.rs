@@ -205,6 +205,7 @@ mod tests {
 
         /// Reading ahead continues if it is faster by a tenth, and stops if it is slower, or not faster.
         #[test]
+        #[cfg_attr(miri, ignore = "millions of faults")]
         fn the_faster_side_gets_nearly_all(rate in 20u64..60, more in 15u64..200, noise in 0u64..40) {
             let faster = rate + rate * more / 100 + 1;
             let mut p = Program::new();

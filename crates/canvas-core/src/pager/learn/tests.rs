@@ -1,7 +1,7 @@
 //! Compared with naive models: lists of pages for the entries, sets for what a replay brings in.
 
 use super::*;
-use canvas_testing::random::scaled;
+use canvas_testing::random::{scaled, sized};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::vec::Vec;
@@ -122,9 +122,9 @@ proptest! {
     /// only pages of the recording come in, each once, and few come in for nothing.
     #[test]
     fn a_replay_brings_in_what_is_needed_and_little_else(
-        knows in proptest::collection::hash_set(0u32..20_000, 64..3000),
+        knows in proptest::collection::hash_set(0u32..20_000, 64..sized(3000, 200)),
         keeps in 0usize..=4,
-        others in proptest::collection::hash_set(30_000u32..60_000, 100..3000),
+        others in proptest::collection::hash_set(30_000u32..60_000, 100..sized(3000, 200)),
         speed in 1usize..80,
     ) {
         let knows: Vec<u32> = knows.into_iter().collect();

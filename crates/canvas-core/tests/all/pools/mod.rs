@@ -7,7 +7,7 @@ use canvas_core::swap::hash::{PageHash, portable};
 use canvas_core::swap::pool::NodeSlabs;
 use canvas_core::swap::slots::SLAB_WORDS;
 use canvas_core::swap::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
-use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering, Threads};
+use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU64, Ordering, Threads};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
 use std::sync::Mutex;
 
@@ -26,39 +26,30 @@ impl Lz for Lz4 {
     }
 }
 
-/// Slot memory whose released ranges are filled with junk, since nobody may read them.
-pub struct Mem(pub Vec<AtomicU8>, pub AtomicU64);
+/// Slot memory, and how many slabs were released: those are filled with junk, since nobody may read them.
+pub struct Mem(Mutex<Vec<u8>>, pub AtomicU64);
 
 impl Mem {
     pub fn new(slabs: usize) -> Mem {
-        Mem(
-            (0..region_bytes(slabs)).map(|_| AtomicU8::new(0)).collect(),
-            AtomicU64::new(0),
-        )
+        Mem(Mutex::new(vec![0; region_bytes(slabs)]), AtomicU64::new(0))
     }
     pub fn flip(&self, off: usize, bit: u32) {
-        self.0[off].fetch_xor(1 << bit, Ordering::Relaxed);
+        self.0.lock().unwrap()[off] ^= 1 << bit;
     }
 }
 
 impl SlotMem for &Mem {
     fn copy_out(&self, off: usize, dst: &mut [u8]) {
-        for (d, s) in dst.iter_mut().zip(&self.0[off..]) {
-            *d = s.load(Ordering::Relaxed);
-        }
+        dst.copy_from_slice(&self.0.lock().unwrap()[off..off + dst.len()]);
     }
     fn copy_in(&self, off: usize, src: &[u8]) {
-        for (s, d) in src.iter().zip(&self.0[off..]) {
-            d.store(*s, Ordering::Relaxed);
-        }
+        self.0.lock().unwrap()[off..off + src.len()].copy_from_slice(src);
     }
     fn release(&self, off: usize, len: usize) {
         assert!(off.is_multiple_of(SLAB_BYTES) && len.is_multiple_of(SLAB_BYTES));
         self.1
             .fetch_add((len / SLAB_BYTES) as u64, Ordering::Relaxed);
-        self.0[off..off + len]
-            .iter()
-            .for_each(|b| b.store(0xdb, Ordering::Relaxed));
+        self.0.lock().unwrap()[off..off + len].fill(0xdb);
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use canvas_testing::random::scaled;
+use canvas_testing::random::{scaled, sized};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -115,7 +115,7 @@ proptest! {
     #[test]
     fn does_what_the_rules_say(
         // Thread, one of 40 chunks in two regions, page or run in it, epochs that pass, what is evicted.
-        steps in prop::collection::vec((0u32..2, 0u32..40, 0u32..64, 1u32..12, 0u8..12), 1..400),
+        steps in prop::collection::vec((0u32..2, 0u32..40, 0u32..64, 1u32..12, 0u8..12), 1..sized(400, 40)),
     ) {
         let (nearby, mut oracle) = (Box::new(Nearby::new()), Oracle::default());
         let mut far: BTreeSet<u32> = (0..8192).collect();
