@@ -23,7 +23,7 @@ use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment, lives};
 use canvas_sys::{Errno, gate, proc};
-use canvas_types::{DeepPlace, SwapEntry};
+use canvas_types::{ExtentRef, SwapEntry};
 
 use crate::pool::{Lz4, PoolStore, Slots, entry_of, has_copy, pause, thread_number};
 use crate::sys::lazy::LazyArray;
@@ -167,12 +167,12 @@ impl Tenant {
     }
 
     /// Records that an entry names a copy there; false if there can be none.
-    pub(crate) fn keep(&self, place: DeepPlace) -> bool {
+    pub(crate) fn keep(&self, place: ExtentRef) -> bool {
         self.book().take_over_extent(place.extent)
     }
 
     /// Records that the entry does not name it any more.
-    pub(crate) fn keep_not(&self, place: DeepPlace) {
+    pub(crate) fn release_extent(&self, place: ExtentRef) {
         self.book().unhold(place.extent, &OurSlabs(self));
     }
 
@@ -320,7 +320,7 @@ impl PoolBudget for Bound<'_> {
             }
         }
     }
-    fn deep_gone(&self, place: DeepPlace) {
+    fn drop_extent_ref(&self, place: ExtentRef) {
         if let Bound::Tenant(t) = self {
             t.book().unhold(place.extent, &OurSlabs(t));
         }
@@ -369,7 +369,7 @@ impl Pages for PoolStore<'_> {
     fn publish(&self, page: u32, seen: Seen, outcome: PageOutcome) {
         let next = match outcome {
             PageOutcome::Unchanged | PageOutcome::NoCopy => seen.state,
-            PageOutcome::InFar => seen.state & !(USED | CAME | ASKED) | BEYOND,
+            PageOutcome::InFarTier => seen.state & !(USED | CAME | ASKED) | BEYOND,
             PageOutcome::InPool => seen.state & !BEYOND,
             PageOutcome::PromotedAhead if seen.state & ASKED != 0 => seen.state & !BEYOND | USED,
             PageOutcome::PromotedAhead => seen.state & !BEYOND | USED | CAME,
@@ -431,7 +431,7 @@ impl Host for PoolStore<'_> {
         self.tenant
             .map_or(u64::MAX, |t| t.segment.config.pool_bytes.load(Relaxed))
     }
-    fn keeps_places(&self) -> bool {
+    fn keeps_far_copies(&self) -> bool {
         true
     }
     /// There is no other process.
@@ -491,7 +491,7 @@ impl Channel for DiskFar<'_, '_> {
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64) {
         proc::futex_wait(word, value, ns);
     }
-    fn give_way(&self) {
+    fn yield_cpu(&self) {
         gate::give_way();
     }
     fn wait_ns_max(&self) -> u64 {
@@ -550,7 +550,7 @@ pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
         {
             continue;
         }
-        if let Some(place) = b.store.pool.deep_place(entry_of(page)) {
+        if let Some(place) = b.store.pool.extent_ref(entry_of(page)) {
             if before == Some(place.extent) {
                 fetch::fetch(b, place.extent);
             } else if i > 0 {

@@ -163,7 +163,7 @@ fn entries_that_name_no_extent_are_damage() {
         for n in 0..PAGES {
             store.write(n, &page(n), &mut scratch).unwrap();
         }
-        while store.pool.deep_place(entry_of(8)).is_none() {
+        while store.pool.extent_ref(entry_of(8)).is_none() {
             store.background_round();
         }
         let entries = file.entries().unwrap();
@@ -178,7 +178,7 @@ fn entries_that_name_no_extent_are_damage() {
         for (n, bits) in wrong {
             assert!(matches!(
                 Record::decode(word(n).load(Relaxed)),
-                Record::Deep(_)
+                Record::InFarTier(_)
             ));
             word(n).fetch_or(bits, Relaxed);
         }

@@ -34,12 +34,7 @@ fn check_extents(store: &PoolStore<'_>) {
         return;
     };
     let entries = (0..store.pages() as u32).map(entry_of);
-    let place = |entry| {
-        store
-            .pool
-            .deep_place(entry)
-            .or(store.pool.home_place(entry))
-    };
+    let place = |entry| store.pool.extent_ref(entry).or(store.pool.home_ref(entry));
     let named: BTreeSet<u32> = entries.filter_map(place).map(|p| p.extent).collect();
     assert_eq!(tenant.kept_extents(), named.len() as u64);
 }

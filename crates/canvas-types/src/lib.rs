@@ -32,7 +32,7 @@ pub mod units;
 
 pub use lz::LzScratch;
 pub use numa::{NodeBound, NodeBoundError};
-pub use page::{DeepPlace, PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
+pub use page::{ExtentRef, PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
 pub use policy::{AppTier, Codec, Prefetch};
 pub use proactive::Threshold;
 pub use slo::Slo;

@@ -262,8 +262,8 @@ impl Sim {
             }
             State::Cached => {
                 self.out.second_chances += 1;
-                let plan = self.learn(page, thread, FaultKind::SecondChance);
-                self.fill(page, FillKind::SecondChance);
+                let plan = self.learn(page, thread, FaultKind::VictimHit);
+                self.fill(page, FillKind::VictimHit);
                 self.follow(&plan);
             }
             _ => {

@@ -5,7 +5,7 @@ use crate::swap::classes::HEADER_BYTES;
 use crate::swap::extent::{self, EXTENT_BYTES};
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
-use canvas_types::DeepPlace;
+use canvas_types::ExtentRef;
 use canvas_types::sync::backoff;
 
 use crate::far::job::{Job, JobKind, SinglePageRead};
@@ -127,7 +127,7 @@ pub(crate) fn wait(
         let waited = owner.now_ns() - begun;
         if spins && waited < SPIN_NS && !contention.is_here(begun + waited) {
             // Where processors are few, the agent or its disk's thread may need this one.
-            far.give_way();
+            far.yield_cpu();
             contention.gave_way(begun + waited, owner.now_ns());
             continue;
         }
@@ -165,7 +165,7 @@ pub(crate) fn is_under_way(far: &impl FarStore, extent: u32) -> bool {
 }
 
 /// The job that brings this record of a page back, alone or with its extent.
-pub(crate) fn under_way(far: &impl FarStore, page: u32, place: DeepPlace) -> Option<usize> {
+pub(crate) fn under_way(far: &impl FarStore, page: u32, place: ExtentRef) -> Option<usize> {
     let alone = SinglePageRead::at(page, place);
     find(far, |job| {
         job.brings(place.extent) || job.brings_alone(place.extent, alone)
@@ -173,7 +173,7 @@ pub(crate) fn under_way(far: &impl FarStore, page: u32, place: DeepPlace) -> Opt
 }
 
 /// Whether a page is on its way from this place.
-pub fn is_on_its_way(far: &impl FarStore, page: u32, place: DeepPlace) -> bool {
+pub fn is_in_flight(far: &impl FarStore, page: u32, place: ExtentRef) -> bool {
     under_way(far, page, place).is_some()
 }
 

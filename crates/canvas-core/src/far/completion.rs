@@ -2,7 +2,7 @@
 
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{FETCHES, Status, WRITES};
-use canvas_types::{DeepPlace, PAGE_SIZE};
+use canvas_types::{ExtentRef, PAGE_SIZE};
 
 use crate::far::channel;
 use crate::far::fetch;
@@ -92,7 +92,7 @@ pub(crate) fn finish(far: &impl FarStore, i: usize) -> bool {
 
 /// Waits for the prefetch that brings the page, and promotes what it brings. The caller must not have claimed the page,
 /// and looks at it again afterwards.
-pub fn arrives<F: FarStore>(far: &F, page: u32, place: DeepPlace) {
+pub fn wait_for_arrival<F: FarStore>(far: &F, page: u32, place: ExtentRef) {
     let Some(i) = channel::under_way(far, page, place) else {
         return;
     };

@@ -39,7 +39,7 @@ pub(crate) fn demote(far: &impl FarStore, line: &Line, extent: u32, stored: &[u8
             .pool()
             .demote(line.entry, hash, line.place(extent))
         {
-            return Some(PageOutcome::InFar);
+            return Some(PageOutcome::InFarTier);
         }
         far.unhold(extent);
         None
@@ -50,7 +50,7 @@ pub(crate) fn demote(far: &impl FarStore, line: &Line, extent: u32, stored: &[u8
 pub(crate) fn promote(far: &impl FarStore, line: &Line, extent: u32, stored: &[u8]) -> bool {
     let owner = far.owner();
     with_page(owner, line, || {
-        let keeps = owner.keeps_places();
+        let keeps = owner.keeps_far_copies();
         let place = line.place(extent);
         let promoted = owner.pool().promote(line.entry, place, stored, keeps);
         promoted.then_some(PageOutcome::PromotedAhead)
@@ -78,7 +78,7 @@ pub(crate) fn promote_alone<F: FarStore>(
         let from = place.offset as usize;
         let record = bytes.get(from..from + HEADER_BYTES + usize::from(place.len));
         record.is_some_and(|stored| {
-            let (entry, keeps) = (F::Owner::entry(seen), owner.keeps_places());
+            let (entry, keeps) = (F::Owner::entry(seen), owner.keeps_far_copies());
             owner.pool().promote(entry, place, stored, keeps)
         })
     });
@@ -112,7 +112,7 @@ pub(crate) fn vacate<F: FarStore>(
         return false;
     }
     let pool = owner.pool();
-    let (left, outcome) = if is_far || pool.home_place(line.entry) == Some(place) {
+    let (left, outcome) = if is_far || pool.home_ref(line.entry) == Some(place) {
         let left = pool.vacate(line.entry, place, stored, past_bound);
         let outcome = if left && is_far {
             PageOutcome::InPool
@@ -120,7 +120,7 @@ pub(crate) fn vacate<F: FarStore>(
             PageOutcome::Unchanged
         };
         (left, outcome)
-    } else if pool.deep_place(line.entry) == Some(place) {
+    } else if pool.extent_ref(line.entry) == Some(place) {
         pool.drop_copy(line.entry);
         (true, PageOutcome::NoCopy)
     } else {

@@ -30,7 +30,7 @@ pub enum PageOutcome {
     /// As it was.
     Unchanged,
     /// Far, in far memory (or not to be offered by [`Pages::oldest`] again).
-    InFar,
+    InFarTier,
     /// Far, in the pool.
     InPool,
     /// Far, in the pool again because it came with a neighbour: not the next one to be demoted.
@@ -90,7 +90,7 @@ pub trait Host {
     /// Pool size the tenant was configured with, in bytes.
     fn pool_configured_bytes(&self) -> u64;
     /// Whether a page that is promoted into the pool may keep its far copy as well.
-    fn keeps_places(&self) -> bool;
+    fn keeps_far_copies(&self) -> bool;
     /// Asks other processes of the tenant to give back some of the pool. False when there are none.
     fn ask_for_pool(&self, peer: PoolPeer) -> bool;
     /// Logs that pages cannot be demoted; rate-limited.
@@ -149,7 +149,7 @@ pub trait Channel {
     /// Sleeps while `word`, one of the mailbox's, has `value`, and not much longer than `ns`.
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64);
     /// Yields the processor to another thread.
-    fn give_way(&self);
+    fn yield_cpu(&self);
     /// How long to wait for an answer, in ns.
     fn wait_ns_max(&self) -> u64;
     /// Percent of the pool's limit past which its oldest pages are demoted.

@@ -26,7 +26,7 @@ pub enum FaultKind {
     /// The page was in the swap cache because a prefetch had left it there.
     PrefetchHit = 1,
     /// The page was in the swap cache because reclaim had unmapped it.
-    SecondChance = 2,
+    VictimHit = 2,
     /// The fault waited for a prefetch of the same page.
     PrefetchLate = 3,
 }
@@ -111,7 +111,7 @@ pub trait Prefetcher {
     }
     /// A far page is present, with these contents.
     #[inline]
-    fn came_in(&self, _at: FaultSite, _data: &PageBuf) {}
+    fn swapped_in(&self, _at: FaultSite, _data: &PageBuf) {}
 }
 
 /// A prefetcher that learns from what becomes of its own plans, which it knows again by this. The streams do not.

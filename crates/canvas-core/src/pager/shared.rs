@@ -7,7 +7,7 @@
 //! ([`Kernel`]), which the model test implements.
 
 pub mod ahead;
-pub mod beyond;
+pub mod demotion;
 pub mod word;
 
 use canvas_types::PAGE_SIZE;

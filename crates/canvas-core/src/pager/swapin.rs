@@ -89,7 +89,7 @@ impl Hand {
     }
 
     /// Makes the hand skip pages beyond the pool from now on.
-    pub fn leave_out_deep(&mut self) {
+    pub fn skip_far_tier(&mut self) {
         self.only_pool = true;
     }
 
@@ -123,7 +123,7 @@ impl Hand {
     fn wants(&self, w: Word, now_epoch: u8) -> bool {
         w.state() == State::Far
             && !w.has(flag::STUCK)
-            && !(self.only_pool && w.has(flag::DEEP))
+            && !(self.only_pool && w.has(flag::IN_FAR_TIER))
             && rank(w, now_epoch) < self.rank_end
     }
 }
@@ -204,7 +204,7 @@ mod tests {
             (0, far(0).with_state(State::Resident)),
             (1, far(0).set(flag::STUCK)),
             (2, far(0).with_state(State::Cached)),
-            (3, far(0).set(flag::DEEP)),
+            (3, far(0).set(flag::IN_FAR_TIER)),
         ]);
         assert_eq!(bring_in(&mut begun(Reach::Recent), &w, 1000, 4), [3]);
     }
@@ -228,7 +228,7 @@ mod tests {
         // The very last page: the batch that contains it ends the round.
         let last = BLOCKS * BLOCK_PAGES - 1;
         for deep in [3, last] {
-            let w = words(&[(deep, far(0).set(flag::DEEP)), (last - 1, far(0))]);
+            let w = words(&[(deep, far(0).set(flag::IN_FAR_TIER)), (last - 1, far(0))]);
             let mut hand = begun(Reach::Recent);
             let mut out = [PageId(0); 8];
             assert_eq!(hand.next(&table(&w), 1 << 20, &mut out), 2);
@@ -237,7 +237,7 @@ mod tests {
             let again = hand.next(&table(&w), 1 << 20, &mut out);
             assert!(out[..again].contains(&PageId(deep as u32)));
             hand.back_to(PageId(deep as u32));
-            hand.leave_out_deep();
+            hand.skip_far_tier();
             let want = if deep == last {
                 vec![]
             } else {

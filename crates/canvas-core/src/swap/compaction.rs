@@ -20,7 +20,7 @@ const PART_START: u32 = 8;
 const PART_MAX: u32 = 12;
 
 /// The hand of the search. It moves under the book's lock.
-pub struct CompactionHand {
+pub struct CompactionScan {
     /// The next extent.
     at: AtomicU32,
     part: AtomicU32,
@@ -28,11 +28,11 @@ pub struct CompactionHand {
     found: AtomicU32,
 }
 
-impl CompactionHand {
+impl CompactionScan {
     /// Starts at the first extent.
     #[allow(clippy::new_without_default)]
-    pub const fn new() -> CompactionHand {
-        CompactionHand {
+    pub const fn new() -> CompactionScan {
+        CompactionScan {
             at: AtomicU32::new(0),
             part: AtomicU32::new(PART_START),
             found: AtomicU32::new(0),
@@ -69,7 +69,7 @@ pub enum Look {
 impl ExtentBook<'_> {
     /// The next extent worth emptying: durable, mostly empty, and reusable only by this process when it is empty.
     /// Visits about `look_max` extents.
-    pub fn sparse(&self, hand: &CompactionHand, look_max: u32, slabs: &impl Slabs) -> Look {
+    pub fn sparse(&self, hand: &CompactionScan, look_max: u32, slabs: &impl Slabs) -> Look {
         let _held = self.state.taking.lock(self.yield_now);
         let n = self.slab_extents;
         let end = slabs.high() * n;

@@ -273,7 +273,7 @@ pub(super) fn ask_oldest(vm: &(impl Kernel + Process), over: i64, any: bool) -> 
     let Some((p, pages)) = by_age.or_else(|| any.then(by_size).flatten()) else {
         return false;
     };
-    if vm.release_gone(p) {
+    if vm.release_dead(p) {
         return true;
     }
     let pages = over.clamp(1, 1024).min(pages) as u32;

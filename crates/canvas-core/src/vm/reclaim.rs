@@ -537,7 +537,7 @@ fn far_is_full(vm: &impl Vm) {
         FarFull::Stalled
     } else if vm.has_no_memory() {
         FarFull::NoMemory
-    } else if !vm.has_beyond() {
+    } else if !vm.has_far_tier() {
         FarFull::PoolFull
     } else {
         FarFull::AllFull

@@ -184,12 +184,12 @@ pub(super) fn far_word(vm: &impl Vm, before: Word, entry: SwapEntry) -> Word {
     let w = before
         .with_state(State::Far)
         .with_entry(entry)
-        .clear(flag::PROACTIVE | flag::SAMPLED | flag::DEEP);
+        .clear(flag::PROACTIVE | flag::SAMPLED | flag::IN_FAR_TIER);
     if !entry.is_some() {
         return w.clear(flag::FAR_COPY);
     }
-    match vm.deep_place(entry) {
-        Some(_) => w.set(flag::FAR_COPY | flag::DEEP),
+    match vm.extent_ref(entry) {
+        Some(_) => w.set(flag::FAR_COPY | flag::IN_FAR_TIER),
         None => w.set(flag::FAR_COPY),
     }
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use canvas_core::swap::compaction::{CompactionHand, Look};
+use canvas_core::swap::compaction::{CompactionScan, Look};
 use canvas_core::swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_testing::random::scaled;
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -28,7 +28,7 @@ struct Tenant {
 struct Memory {
     live: Vec<AtomicU8>,
     written: Vec<AtomicU8>,
-    hand: CompactionHand,
+    hand: CompactionScan,
     spans: Vec<AtomicU64>,
     slab_live: Vec<AtomicU32>,
     roles: Vec<AtomicU32>,
@@ -41,7 +41,7 @@ impl Memory {
         Memory {
             live: (0..SLABS * PER_SLAB).map(|_| AtomicU8::new(0)).collect(),
             written: (0..SLABS * PER_SLAB).map(|_| AtomicU8::new(0)).collect(),
-            hand: CompactionHand::new(),
+            hand: CompactionScan::new(),
             spans: (0..SLABS * PER_SLAB).map(|_| AtomicU64::new(0)).collect(),
             slab_live: (0..SLABS).map(|_| AtomicU32::new(0)).collect(),
             roles: (0..SLABS).map(|_| AtomicU32::new(0)).collect(),

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use canvas_core::swap::units::{FarCopy, PAGE_UNITS, Place, UNITS_MAX, Units, units_of};
-use canvas_types::DeepPlace;
+use canvas_types::ExtentRef;
 use proptest::prelude::*;
 
 const PAGES: usize = 5;
@@ -63,7 +63,7 @@ proptest! {
 
     #[test]
     fn places_beyond_the_pool_are_other_numbers(extent in 0u32..1 << 26, offset in 0u32..1 << 11, len in 1u16..=4096) {
-        let copy = FarCopy::Beyond(DeepPlace { extent, offset: offset * 16, len });
+        let copy = FarCopy::InExtent(ExtentRef { extent, offset: offset * 16, len });
         prop_assert!(copy.number() >= 1 << 44 && copy.number() < 1 << 50);
         prop_assert_eq!(FarCopy::of(copy.number()), copy);
     }

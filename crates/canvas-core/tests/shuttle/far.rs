@@ -168,7 +168,7 @@ fn threads_that_wait_for_one_extent_all_get_their_pages() {
             world.agent.lock().unwrap().step(&world);
             completion::finish_all(&toy);
         }
-        let place = |n: u32| toy.pool.deep_place(toy.word(n).entry());
+        let place = |n: u32| toy.pool.extent_ref(toy.word(n).entry());
         let deep: Vec<u32> = (0..14).filter(|n| place(*n).is_some()).collect();
         assert!(deep.len() > 2, "{deep:?}");
         fetch::fetch(&toy, place(deep[0]).unwrap().extent);

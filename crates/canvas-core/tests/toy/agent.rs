@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use canvas_core::swap::classes::HEADER_BYTES;
 use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_shm::mailbox::{Ask, Kind, REQUESTS, Status};
-use canvas_types::DeepPlace;
+use canvas_types::ExtentRef;
 
 use super::World;
 
@@ -71,7 +71,7 @@ impl Agent {
     }
 
     /// The bytes of a record.
-    pub fn record(&self, place: DeepPlace) -> Option<Vec<u8>> {
+    pub fn record(&self, place: ExtentRef) -> Option<Vec<u8>> {
         let at = place.offset as usize;
         let len = HEADER_BYTES + place.len as usize;
         Some(self.extents.get(&place.extent)?[at..at + len].to_vec())

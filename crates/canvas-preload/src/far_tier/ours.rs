@@ -5,7 +5,7 @@ use canvas_core::far::{
     Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request, State,
 };
 use canvas_core::pager::copies;
-use canvas_core::pager::spill::SpillHand;
+use canvas_core::pager::demotion::DemotionScan;
 use canvas_core::pager::word::{self, State as At, Word, flag};
 use canvas_core::swap::extents::ExtentBook;
 use canvas_core::swap::{Chosen, LocalPool};
@@ -32,7 +32,7 @@ use crate::tenant::{
 };
 
 static STATE: State = State::new();
-static SPILL: SpillHand = SpillHand::new();
+static SPILL: DemotionScan = DemotionScan::new();
 static COPIES: AtomicU32 = AtomicU32::new(0);
 
 /// This process: its pages and its pool.
@@ -53,7 +53,7 @@ impl Pages for Ours {
         match seen.state() {
             At::Resident => PageLocation::Local,
             At::Far => PageLocation::Far {
-                in_far_tier: seen.has(flag::DEEP),
+                in_far_tier: seen.has(flag::IN_FAR_TIER),
             },
             _ => PageLocation::Other,
         }
@@ -71,11 +71,11 @@ impl Pages for Ours {
     fn publish(&self, page: u32, seen: Word, outcome: PageOutcome) {
         let next = match outcome {
             // The word of a resident page does not say where its copy lies: the bit has another meaning there.
-            PageOutcome::InFar | PageOutcome::InPool if seen.state() == At::Resident => seen,
+            PageOutcome::InFarTier | PageOutcome::InPool if seen.state() == At::Resident => seen,
             PageOutcome::Unchanged => seen,
-            PageOutcome::InFar => seen.set(flag::DEEP),
-            PageOutcome::InPool => seen.clear(flag::DEEP),
-            PageOutcome::PromotedAhead => seen.clear(flag::DEEP).set(flag::REFERENCED),
+            PageOutcome::InFarTier => seen.set(flag::IN_FAR_TIER),
+            PageOutcome::InPool => seen.clear(flag::IN_FAR_TIER),
+            PageOutcome::PromotedAhead => seen.clear(flag::IN_FAR_TIER).set(flag::REFERENCED),
             PageOutcome::NoCopy => seen.clear(flag::FAR_COPY),
         };
         word::publish(areas::word(PageId(page)), next);
@@ -116,7 +116,7 @@ impl Host for Ours {
     fn pool_configured_bytes(&self) -> u64 {
         state::seg().config.pool_bytes.load(Ordering::Relaxed)
     }
-    fn keeps_places(&self) -> bool {
+    fn keeps_far_copies(&self) -> bool {
         reserves(&ThisProcess)
     }
     fn ask_for_pool(&self, peer: PoolPeer) -> bool {
@@ -192,7 +192,7 @@ impl Channel for OurFar {
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64) {
         proc::futex_wait(word, value, ns);
     }
-    fn give_way(&self) {
+    fn yield_cpu(&self) {
         gate::give_way();
     }
     #[inline]

@@ -118,7 +118,7 @@ impl Prefetcher for TwoTiers {
     #[inline]
     fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
         let plan = LOW.plan(fault);
-        if fault.kind == FaultKind::SecondChance || chosen() == AppTier::Off {
+        if fault.kind == FaultKind::VictimHit || chosen() == AppTier::Off {
             return plan;
         }
         plan_above(fault, plan)
@@ -142,7 +142,7 @@ impl Prefetcher for TwoTiers {
         ARRAYS.on_unused(page).or_else(|| LOW.on_unused(page))
     }
     #[inline]
-    fn came_in(&self, at: FaultSite, data: &PageBuf) {
+    fn swapped_in(&self, at: FaultSite, data: &PageBuf) {
         follow(at, data);
     }
 }

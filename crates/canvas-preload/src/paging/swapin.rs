@@ -4,7 +4,7 @@
 use canvas_core::pager::swapin::Hand;
 use canvas_core::pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
 use canvas_core::pager::word::{self, flag};
-use canvas_core::vm::fill::{self, Beyond};
+use canvas_core::vm::fill::{self, FarRead};
 use canvas_core::vm::{ages, ledger};
 use canvas_shm::Counter;
 use canvas_shm::segment::shares;
@@ -126,9 +126,9 @@ impl SwapIn {
             if n == 0 {
                 return false;
             }
-            let is_deep = |page: &PageId| word::load(areas::word(*page)).has(flag::DEEP);
+            let is_deep = |page: &PageId| word::load(areas::word(*page)).has(flag::IN_FAR_TIER);
             if lot[..n].iter().any(is_deep) && !tier::pool_makes_way() {
-                self.hand.leave_out_deep();
+                self.hand.skip_far_tier();
                 self.hand.back_to(lot[0]);
                 continue;
             }
@@ -145,7 +145,7 @@ impl SwapIn {
                     return true;
                 }
                 // Far memory does not answer.
-                Came::Beyond(_) => self.hand.leave_out_deep(),
+                Came::Beyond(_) => self.hand.skip_far_tier(),
             }
         }
         false
@@ -163,7 +163,7 @@ impl SwapIn {
         }
         let slots = cache::slots();
         let samples = slots.available() > slots.capacity() / 2;
-        let done = fill::swap_in(&ThisProcess, pages, Beyond::Extents, goes_on, |i| {
+        let done = fill::swap_in(&ThisProcess, pages, FarRead::Extents, goes_on, |i| {
             samples && (self.came + u64::from(i)).is_multiple_of(SAMPLE_EVERY)
         });
         ledger::uncharge(&ThisProcess, charge - i64::from(done.mapped));

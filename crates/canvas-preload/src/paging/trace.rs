@@ -189,7 +189,7 @@ pub fn fault(begun: u64, page: PageId, met: Word, write: bool) {
         State::Far => Kind::Demand,
         State::Cached if met.has(flag::SAMPLED) => Kind::SampledTouch,
         State::Cached if met.has(flag::PREFETCHED) => Kind::PrefetchHit,
-        State::Cached => Kind::SecondChance,
+        State::Cached => Kind::VictimHit,
         // This fault waited for the prefetch of the page. Otherwise the thread that brought it in records it.
         State::Resident if met.has(flag::PREFETCHED) => Kind::PrefetchHit,
         _ => return,
@@ -349,7 +349,7 @@ fn kind_of(raw: u8) -> Kind {
     [
         FirstTouch,
         Demand,
-        SecondChance,
+        VictimHit,
         SampledTouch,
         Prefetch,
         PrefetchHit,

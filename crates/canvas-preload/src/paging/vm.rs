@@ -192,7 +192,7 @@ impl Process for ThisProcess {
         // The kernel copied nothing for them.
         state::FAULTS_WITHOUT_COPY.fetch_add(n as u64, Ordering::Relaxed);
     }
-    fn release_gone(&self, other: &ProcSlot) -> bool {
+    fn release_dead(&self, other: &ProcSlot) -> bool {
         members::release_gone(|s| core::ptr::eq(s, other))
     }
     fn wake_other(&self, other: &ProcSlot) {
@@ -233,7 +233,7 @@ impl Process for ThisProcess {
                 match why {
                     LoadError::Verify => "in the pool",
                     LoadError::NoCopy => "its entry has none",
-                    LoadError::Deep(_) => "beyond the pool",
+                    LoadError::InFarTier(_) => "beyond the pool",
                 },
                 if is_last {
                     " (further ones are counted as verify_failures only)"

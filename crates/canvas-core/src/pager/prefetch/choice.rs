@@ -85,7 +85,7 @@ impl Prefetchers {
     fn instead_of_streams(&self, chosen: Prefetch, fault: &Fault<'_, impl Surroundings>) -> Plan {
         // Nothing is prefetched for the streams, so no fault is a hit for them.
         let seen = match fault.kind {
-            FaultKind::SecondChance => fault.kind,
+            FaultKind::VictimHit => fault.kind,
             _ => FaultKind::Demand,
         };
         let of_stream = self.streams.on_fault(fault.thread, fault.page, seen);

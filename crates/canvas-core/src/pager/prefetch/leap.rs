@@ -186,7 +186,7 @@ mod tests {
         fn fault(&mut self, page: i64, kind: FaultKind) -> Vec<i64> {
             self.pages.push(page);
             if kind != FaultKind::Demand {
-                self.hits += u32::from(kind != FaultKind::SecondChance);
+                self.hits += u32::from(kind != FaultKind::VictimHit);
                 return Vec::new();
             }
             let now = self.find_trend();
@@ -229,7 +229,7 @@ mod tests {
             4 => Just(FaultKind::Demand),
             3 => Just(FaultKind::PrefetchHit),
             1 => Just(FaultKind::PrefetchLate),
-            1 => Just(FaultKind::SecondChance),
+            1 => Just(FaultKind::VictimHit),
         ]
     }
 

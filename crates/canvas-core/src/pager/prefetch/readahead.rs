@@ -104,7 +104,7 @@ impl Readahead {
             place.memory.store(memory.pack(), Ordering::Relaxed);
         };
         if kind != FaultKind::Demand {
-            let hit = u32::from(kind != FaultKind::SecondChance);
+            let hit = u32::from(kind != FaultKind::VictimHit);
             remember(before.window, (before.hits + hit).min(HITS_MAX));
             return Plan::NONE;
         }
@@ -163,7 +163,7 @@ mod tests {
             let (last, last_window, hits) = *self.0.entry(area.start).or_insert((0, 0, HITS_FIRST));
             let page = i64::from(page);
             if kind != FaultKind::Demand {
-                let hits = if kind == FaultKind::SecondChance {
+                let hits = if kind == FaultKind::VictimHit {
                     hits
                 } else {
                     63.min(hits + 1)
@@ -234,7 +234,7 @@ mod tests {
                     0..=4 => FaultKind::Demand,
                     5..=6 => FaultKind::PrefetchHit,
                     7 => FaultKind::PrefetchLate,
-                    _ => FaultKind::SecondChance,
+                    _ => FaultKind::VictimHit,
                 };
                 let plan = policy.on_fault(PageId(next), kind, area);
                 prop_assert_eq!(planned(&plan, next), oracle.fault(next, kind, area));

@@ -435,7 +435,7 @@ impl ThreadStreams {
             behind,
             ..Plan::NONE
         };
-        if ahead > 0 && (kind == FaultKind::SecondChance || ahead > window / 4) {
+        if ahead > 0 && (kind == FaultKind::VictimHit || ahead > window / 4) {
             return plan;
         }
         // The unmapped page was passed without a touch: not all that was prefetched was wanted.

@@ -4,7 +4,7 @@ use core::cell::Cell;
 
 use canvas_types::layout::NODES_MAX;
 use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, Threads};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use super::journal::Journal;
 use super::nodes::{NodeSlabs, Nodes, OfNode};
@@ -227,10 +227,10 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                         .fetch_sub(stored_len(len), Ordering::Relaxed);
                 }
                 if let Some(place) = home {
-                    self.budget.deep_gone(place);
+                    self.budget.drop_extent_ref(place);
                 }
             }
-            Record::Deep(place) => self.budget.deep_gone(place),
+            Record::InFarTier(place) => self.budget.drop_extent_ref(place),
             _ => {}
         }
     }
@@ -245,7 +245,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     }
 
     /// The place in far memory of a copy in the pool, if it has one.
-    pub(super) fn home(&self, record: Record) -> Option<DeepPlace> {
+    pub(super) fn home(&self, record: Record) -> Option<ExtentRef> {
         let Record::Stored {
             slot,
             len,
@@ -255,12 +255,12 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             return None;
         };
         let place = self.home_at(slot, len);
-        debug_assert!(place.is_some(), "written when it was raised");
+        debug_assert!(place.is_some(), "written when it was promoted");
         place
     }
 
     /// The place that is stored with a slot.
-    pub(super) fn home_at(&self, slot: SlotId, len: u16) -> Option<DeepPlace> {
+    pub(super) fn home_at(&self, slot: SlotId, len: u16) -> Option<ExtentRef> {
         let mut bytes = [0; HOME_BYTES];
         self.mem.copy_out(self.home_offset(slot, len), &mut bytes);
         Record::home_of(bytes)
@@ -268,20 +268,23 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
 
     /// The entry's record is no longer needed.
     pub(super) fn drop_record(&self, entry: SwapEntry, old: Record) {
-        self.forget_deep(entry, old);
+        self.forget_digest(entry, old);
         self.free_slot(old);
     }
 
     /// Forgets the digest of the entry's copy in far memory, if it has one.
-    fn forget_deep(&self, entry: SwapEntry, old: Record) {
-        if matches!(old, Record::Deep(_) | Record::Stored { home: true, .. }) {
+    fn forget_digest(&self, entry: SwapEntry, old: Record) {
+        if matches!(
+            old,
+            Record::InFarTier(_) | Record::Stored { home: true, .. }
+        ) {
             self.digests.forget(entry);
         }
     }
 
     /// The entry's copy is about to change: forgets one in far memory, which is stale. Returns the remaining record.
-    pub(super) fn only_here(&self, entry: SwapEntry, old: Record) -> Record {
-        self.forget_deep(entry, old);
+    pub(super) fn drop_home(&self, entry: SwapEntry, old: Record) -> Record {
+        self.forget_digest(entry, old);
         let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
             return old;
         };
@@ -291,7 +294,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             home: false,
         };
         self.entries.set(entry, alone);
-        self.budget.deep_gone(place);
+        self.budget.drop_extent_ref(place);
         alone
     }
 
@@ -299,7 +302,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     pub(super) fn is_copy(&self, entry: SwapEntry, old: Record, digest: &Hash) -> bool {
         match old {
             Record::Stored { .. } => self.stored_hash(old).is_some_and(|h| same(&h, digest)),
-            Record::Deep(_) => self.digests.is(entry, digest),
+            Record::InFarTier(_) => self.digests.is(entry, digest),
             _ => false,
         }
     }

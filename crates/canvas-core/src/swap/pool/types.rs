@@ -1,7 +1,7 @@
 //! What a pool is made of, and what its calls return.
 
 use canvas_types::sync::{AtomicI64, AtomicU64};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use crate::swap::classes::{COMPRESSED_MAX, HEADER_BYTES};
 use crate::swap::slots::{PoolBudget, SlabRelease, SlotId};
@@ -78,7 +78,7 @@ pub enum LoadError {
     /// The entry holds no far copy (reserved only, or not allocated): a bug of the caller.
     NoCopy,
     /// The copy is not in the pool: the caller reads the extent, and completes the load with [`super::LocalPool::decode`].
-    Deep(DeepPlace),
+    InFarTier(ExtentRef),
 }
 
 /// How a page was stored.
@@ -139,13 +139,13 @@ pub enum StoreError {
     NoEntry,
 }
 
-/// What happened to a copy that was only a cache ([`super::LocalPool::spare`]).
+/// What happened to a copy that was only a cache ([`super::LocalPool::free_cached_copy`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Spared {
+pub enum FreedCopy {
     /// Nothing: it has no slot in the pool.
     Nothing,
     /// The copy in far memory is left; this many bytes of slots were freed.
-    Sunk(usize),
+    Demoted(usize),
     /// There is no far copy any more, the entry stays reserved; this many bytes of slots were freed.
     Dropped(usize),
 }
@@ -186,9 +186,9 @@ pub struct PoolArrays<'a> {
     pub digests: &'a [AtomicU64],
 }
 
-/// Result of demoting a page from a node ([`super::LocalPool::sink_node`]).
+/// Result of demoting a page from a node ([`super::LocalPool::demote_from_node`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sank {
+pub enum NodeDemotion {
     /// The copy is in the pool now.
     Yes,
     /// The pool has no room for it: it stays.

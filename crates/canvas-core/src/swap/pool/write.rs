@@ -43,7 +43,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         digest: &Hash,
         scratch: &mut Scratch,
     ) -> Option<(Kind, bool)> {
-        let old = self.only_here(entry, old);
+        let old = self.drop_home(entry, old);
         if self.nodes.are_there()
             && let Some(slot_taken) = self.write_to_node(entry, old, page, digest)
         {
