@@ -59,19 +59,19 @@ pub struct Tenant {
 
 /// An entry among a tenant's processes, with its mailbox.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct ProcessEntry {
     segment: &'static Segment,
     far: &'static Far,
     slot: &'static ProcSlot,
 }
 
-impl Place {
+impl ProcessEntry {
     /// Takes an entry for this process, in the tenant with the segment in `fd`.
     pub fn take(
         fd: impl AsFd,
         segment: &'static Segment,
         far: &'static Far,
-    ) -> Result<Place, Errno> {
+    ) -> Result<ProcessEntry, Errno> {
         let id = live_in(fd, segment)?;
         let slot = segment.procs.iter().find(|s| s.take(id)).ok_or(NO_PLACE)?;
         let index = segment.index_of(slot);
@@ -80,7 +80,7 @@ impl Place {
         far.mailboxes[index].reset();
         far.drop_process(index);
         far.set_born(index, 0);
-        Ok(Place { segment, far, slot })
+        Ok(ProcessEntry { segment, far, slot })
     }
 
     /// Takes over the entry of process `pid` with all its far memory: of a process that has ended
@@ -90,13 +90,13 @@ impl Place {
         segment: &'static Segment,
         far: &'static Far,
         pid: u32,
-    ) -> Option<Place> {
+    ) -> Option<ProcessEntry> {
         let slot = segment.procs.iter().find(|s| s.pid.load(Acquire) == pid)?;
         let (theirs, ours) = (slot.identity()?, live_in(fd, segment).ok()?);
         let turn = slot.id.compare_exchange(theirs, ours, AcqRel, Relaxed);
         turn.ok()?;
         slot.pid.store(proc::pid(), Release);
-        Some(Place { segment, far, slot })
+        Some(ProcessEntry { segment, far, slot })
     }
 
     /// Releases the entry and its far memory.
@@ -120,12 +120,12 @@ impl Tenant {
         segment: &'static Segment,
         far: &'static Far,
     ) -> Result<Tenant, Errno> {
-        Tenant::at(Place::take(fd, segment, far)?)
+        Tenant::at(ProcessEntry::take(fd, segment, far)?)
     }
 
     /// The tenant at an entry that was taken.
-    pub fn at(place: Place) -> Result<Tenant, Errno> {
-        let Place { segment, far, slot } = place;
+    pub fn at(place: ProcessEntry) -> Result<Tenant, Errno> {
+        let ProcessEntry { segment, far, slot } = place;
         let index = segment.index_of(slot);
         Ok(Tenant {
             segment,
@@ -152,7 +152,7 @@ impl Tenant {
         self.far.wait_ms_max.store(0, Relaxed);
         self.lanes.close(&Ours);
         let (segment, far, slot) = (self.segment, self.far, self.slot);
-        Place { segment, far, slot }.leave();
+        ProcessEntry { segment, far, slot }.leave();
     }
 
     /// Starts to take over what another process had at this entry.

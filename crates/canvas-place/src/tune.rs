@@ -81,31 +81,31 @@ pub struct Verdict {
 
 /// Where far memory is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum Medium {
     Disk,
     Donor,
 }
 
-impl Place {
-    fn of(policy: Policy) -> Option<Place> {
+impl Medium {
+    fn of(policy: Policy) -> Option<Medium> {
         match (policy.donors, policy.disk, policy.late) {
-            (0, true, _) => Some(Place::Disk),
-            (1, true, false) => Some(Place::Donor),
+            (0, true, _) => Some(Medium::Disk),
+            (1, true, false) => Some(Medium::Donor),
             // A change would change durability.
             _ => None,
         }
     }
 
-    fn other(self) -> Place {
+    fn other(self) -> Medium {
         match self {
-            Place::Disk => Place::Donor,
-            Place::Donor => Place::Disk,
+            Medium::Disk => Medium::Donor,
+            Medium::Donor => Medium::Disk,
         }
     }
 
     fn policy(self) -> Policy {
         Policy {
-            donors: usize::from(self == Place::Donor),
+            donors: usize::from(self == Medium::Donor),
             disk: true,
             late: false,
             code: None,
@@ -114,8 +114,8 @@ impl Place {
 
     fn name(self) -> &'static str {
         match self {
-            Place::Disk => "the disk",
-            Place::Donor => "a donor",
+            Medium::Disk => "the disk",
+            Medium::Donor => "a donor",
         }
     }
 }
@@ -153,9 +153,9 @@ impl Tuner {
         }
         let cost = look.read_ns as f64 / 1e9 / look.elapsed_s.max(1e-3);
         let read_ns = look.read_ns as f64 / look.reads as f64;
-        let place = Place::of(copies);
-        if let Some(place) = place.filter(|_| look.is_whole) {
-            self.note(place, read_ns);
+        let medium = Medium::of(copies);
+        if let Some(medium) = medium.filter(|_| look.is_whole) {
+            self.note(medium, read_ns);
         }
         if cost < COST_MIN {
             self.better = 0;
@@ -167,7 +167,7 @@ impl Tuner {
         if let Some(verdict) = self.pool(look) {
             return verdict;
         }
-        let Some(place) = place else {
+        let Some(medium) = medium else {
             return keep(format!(
                 "copies={copies} has no other place that is as durable"
             ));
@@ -175,23 +175,23 @@ impl Tuner {
         if !look.is_whole {
             return keep("far memory is being moved or repaired".to_owned());
         }
-        self.path(place, read_ns, look.has_donors)
+        self.path(medium, read_ns, look.has_donors)
     }
 
     /// Adds a measured latency at a place.
-    fn note(&mut self, place: Place, read_ns: f64) {
-        let known = match place {
-            Place::Disk => &mut self.disk_ns,
-            Place::Donor => &mut self.donor_ns,
+    fn note(&mut self, medium: Medium, read_ns: f64) {
+        let known = match medium {
+            Medium::Disk => &mut self.disk_ns,
+            Medium::Donor => &mut self.donor_ns,
         };
         *known = Some(known.map_or(read_ns, |before| (before + read_ns) / 2.0));
         self.measured = self.measured.saturating_add(1);
     }
 
-    fn known_ns(&self, place: Place) -> Option<f64> {
-        match place {
-            Place::Disk => self.disk_ns,
-            Place::Donor => self.donor_ns,
+    fn known_ns(&self, medium: Medium) -> Option<f64> {
+        match medium {
+            Medium::Disk => self.disk_ns,
+            Medium::Donor => self.donor_ns,
         }
     }
 
@@ -214,24 +214,24 @@ impl Tuner {
     }
 
     /// Stay, move, or move back.
-    fn path(&mut self, place: Place, read_ns: f64, has_donors: bool) -> Verdict {
+    fn path(&mut self, medium: Medium, read_ns: f64, has_donors: bool) -> Verdict {
         let keep = |why: String| Verdict { change: None, why };
         let us = |ns: f64| (ns / 1e3).round();
-        let other = place.other();
-        if other == Place::Donor && !has_donors {
+        let other = medium.other();
+        if other == Medium::Donor && !has_donors {
             return keep(
                 "there is no donor for a copy; name one at the start (--to HOST:PORT)".to_owned(),
             );
         }
         if let Some(before_ns) = self.before_ns {
             if self.measured < PERIODS {
-                return keep(format!("{} is being measured", place.name()));
+                return keep(format!("{} is being measured", medium.name()));
             }
             self.before_ns = None;
             if read_ns * BETTER > before_ns {
                 let why = format!(
                     "{} takes {} us a read, and {} took {}: the move did not pay off",
-                    place.name(),
+                    medium.name(),
                     us(read_ns),
                     other.name(),
                     us(before_ns)
@@ -242,8 +242,8 @@ impl Tuner {
             self.hold_s = HOLD_S;
         }
         let believed = match other {
-            Place::Disk => DISK_NS,
-            Place::Donor => DONOR_NS,
+            Medium::Disk => DISK_NS,
+            Medium::Donor => DONOR_NS,
         };
         let known = self.known_ns(other);
         let other_ns = known.unwrap_or(believed);
@@ -251,7 +251,7 @@ impl Tuner {
             self.better = 0;
             return keep(format!(
                 "{} takes {} us a read; {} is no faster ({}{} us)",
-                place.name(),
+                medium.name(),
                 us(read_ns),
                 other.name(),
                 if known.is_some() { "" } else { "about " },
@@ -263,12 +263,12 @@ impl Tuner {
             return keep(format!(
                 "{} seems faster than {}; waiting for more measurements",
                 other.name(),
-                place.name()
+                medium.name()
             ));
         }
         let why = format!(
             "{} takes {} us a read, and {} {}{}",
-            place.name(),
+            medium.name(),
             us(read_ns),
             other.name(),
             if known.is_some() { "" } else { "about " },
@@ -277,7 +277,7 @@ impl Tuner {
         self.moves(other, Some(read_ns), why)
     }
 
-    fn moves(&mut self, to: Place, before_ns: Option<f64>, why: String) -> Verdict {
+    fn moves(&mut self, to: Medium, before_ns: Option<f64>, why: String) -> Verdict {
         self.hold_s = self.hold_s.max(HOLD_S);
         self.held_s = self.hold_s;
         self.better = 0;

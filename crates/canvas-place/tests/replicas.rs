@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use canvas_place::choose::choose;
 use canvas_place::replicas::map::Gaps;
-use canvas_place::replicas::placement::{self, Placed, has_room};
+use canvas_place::replicas::placement::{self, PlacementResult, has_room};
 use canvas_place::replicas::read::{Answer, Ask, OnDisk, Otherwise, Read, Then};
 use canvas_place::replicas::repair::{From, HOPELESS_NS, Repairs, Verified};
 use canvas_place::replicas::{
@@ -229,7 +229,7 @@ proptest! {
                     let short = |e: &Slab| e.is_short(&o.donors[..], want, o.now);
                     let got = placement::allocated(&mut map, slab, donor, granted, || false, short, &o.donors[..]);
                     let again = o.count(slab, true) < want;
-                    prop_assert_eq!(got, if ok { Placed::Yes } else { Placed::No { again } });
+                    prop_assert_eq!(got, if ok { PlacementResult::Yes } else { PlacementResult::No { again } });
                     if ok {
                         o.refused.remove(&(slab, donor));
                         o.again.remove(&slab);

@@ -12,7 +12,7 @@ use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 use crate::histogram::Histogram;
 use crate::host::HostWatch;
 use crate::learn::Recordings;
-use crate::lend::Place;
+use crate::lend::RequestCell;
 use crate::lives::LEAVING;
 use crate::nodes::NodeBook;
 use crate::slow::SlowFaults;
@@ -349,7 +349,7 @@ pub struct ProcSlot {
     /// Bytes of the pool that other processes ask this process to release; 0 when it has done so.
     pub pool_wanted_bytes: AtomicI64,
     /// Requests of other processes to keep pages present while they copy.
-    pub lend: Place,
+    pub lend: RequestCell,
     /// Refaults of this process so far.
     pub came_back: AtomicU64,
     /// Demand for local memory by those refaults, in pages; 0 when unknown.
@@ -402,8 +402,8 @@ impl ProcSlot {
             .resident_pages
             .load(Ordering::Relaxed)
             .saturating_add(cached);
-        let stays = self.locked_pages.load(Ordering::Relaxed);
-        held.saturating_sub(stays).max(0)
+        let kept_pages = self.locked_pages.load(Ordering::Relaxed);
+        held.saturating_sub(kept_pages).max(0)
     }
 
     /// Part of its charge that is free when it ends, because nobody else maps it. Unknown for a process that has

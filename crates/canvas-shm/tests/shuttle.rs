@@ -5,7 +5,7 @@
 #![cfg(feature = "shuttle")]
 
 use canvas_shm::far::{Slab, count_slab, slab_state};
-use canvas_shm::lend::{Asker, Place, Request, Stage};
+use canvas_shm::lend::{CopyRequest, RequestCell, Requester, Stage};
 use canvas_shm::mailbox::{Ask, Kind, Mailbox, Status};
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use shuttle::sync::Arc;
@@ -419,7 +419,7 @@ fn who_is_refused_a_slab_takes_nobody_elses() {
 
 /// A page's frames, of which the first that is not [`GONE`] is mapped.
 struct Page {
-    lend: Place,
+    lend: RequestCell,
     /// The number of the frame; `GONE` while the page is evicted.
     mapped: AtomicU32,
     frames: Vec<AtomicU64>,
@@ -432,7 +432,7 @@ const PAGE: u32 = 9;
 fn leaves_and_comes_back(page: &Page, frame: u32) {
     {
         let batch = page.lend.batch();
-        if (batch.stays()).is_some_and(|(first, end)| (first..end).contains(&PAGE)) {
+        if (batch.kept_pages()).is_some_and(|(first, end)| (first..end).contains(&PAGE)) {
             return;
         }
         let old = page.mapped.load(Ordering::SeqCst);
@@ -445,8 +445,8 @@ fn leaves_and_comes_back(page: &Page, frame: u32) {
 
 /// The kernel, for another process: finds the mapped frame, and writes into it. False when there is none.
 fn writes(page: &Page, thread: u32, bit: u64) -> bool {
-    let asker = Asker { process: 1, thread };
-    let used = Request::of(asker, PAGE, 1).at(Stage::Used);
+    let requester = Requester { process: 1, thread };
+    let used = CopyRequest::of(requester, PAGE, 1).at(Stage::Copying);
     while !page.lend.put(used) {
         thread::yield_now();
     }
@@ -457,7 +457,7 @@ fn writes(page: &Page, thread: u32, bit: u64) -> bool {
     if frame != GONE {
         page.frames[frame as usize].fetch_or(bit, Ordering::SeqCst);
     }
-    assert!(page.lend.take_away(used));
+    assert!(page.lend.remove(used));
     frame != GONE
 }
 
@@ -465,7 +465,7 @@ fn writes(page: &Page, thread: u32, bit: u64) -> bool {
 fn what_is_written_into_a_page_stays_when_it_leaves() {
     check(|| {
         let page = Arc::new(Page {
-            lend: Place::new(),
+            lend: RequestCell::new(),
             mapped: AtomicU32::new(0),
             frames: (0..3).map(|_| AtomicU64::new(0)).collect(),
         });

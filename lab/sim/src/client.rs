@@ -1,7 +1,7 @@
 //! A tenant's agent: carries out the decisions of `canvas_place::replicas` as events.
 
 use canvas_place::choose::{Candidate, choose};
-use canvas_place::replicas::placement::{self, Due, Placed, has_room};
+use canvas_place::replicas::placement::{self, Due, PlacementResult, has_room};
 use canvas_place::replicas::read::{self, Ask, OnDisk, Otherwise, Read, Then};
 use canvas_place::replicas::{REPAIRS, REQUEST_NS, Standing, is_durable, map};
 
@@ -156,9 +156,9 @@ impl World {
         );
         match placed {
             // Slabs of living tenants are never freed.
-            Placed::Useless => return,
-            Placed::Yes => self.stats.placed += 1,
-            Placed::No { again } => {
+            PlacementResult::Useless => return,
+            PlacementResult::Yes => self.stats.placed += 1,
+            PlacementResult::No { again } => {
                 self.stats.refused += 1;
                 if again {
                     self.place(a, slab);

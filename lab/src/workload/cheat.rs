@@ -100,7 +100,7 @@ fn open_lanes(far: &'static Far, until: Instant) {
 }
 
 fn address(donor: &Donor) -> io::Result<SocketAddr> {
-    let place = donor.place().ok_or(io::ErrorKind::NotConnected)?;
+    let place = donor.address().ok_or(io::ErrorKind::NotConnected)?;
     let v4: [u8; 4] = [place.ip[0], place.ip[1], place.ip[2], place.ip[3]];
     let ip: IpAddr = if place.is_v6 {
         place.ip.into()

@@ -10,7 +10,7 @@ use canvas_link::Address;
 use canvas_place::replicas::{Code, Donors, Policy, Replica, RunId, Slab};
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENT_BYTES, SLABS_MAX};
-use canvas_shm::lanes::{DONORS_MAX, Place, Route, SHARDS_MAX};
+use canvas_shm::lanes::{DONORS_MAX, DonorAddress, Route, SHARDS_MAX};
 use canvas_wire::frame::{Lane, LaneRate, Request};
 use canvas_wire::{VERSION_LANE_PAIRS, VERSION_LANES};
 
@@ -148,7 +148,7 @@ impl Lanes {
 }
 
 /// Where the donor grants channels, if it can.
-fn place_of(donor: &Donor) -> Option<Place> {
+fn address_of(donor: &Donor) -> Option<DonorAddress> {
     let version = donor.links.first()?.welcome().version;
     if !donor.is_up() || version < VERSION_LANES {
         return None;
@@ -165,7 +165,7 @@ fn place_of(donor: &Donor) -> Option<Place> {
             true
         }
     };
-    Some(Place {
+    Some(DonorAddress {
         ip,
         port: addr.addr.port(),
         is_v6,
@@ -238,7 +238,7 @@ impl Replicas {
         let has_rdma = self.donors.iter().any(|d| d.addr.rdma);
         self.far.lanes.set_has_rdma(has_rdma);
         for donor in &self.far.lanes.donors {
-            donor.set_place(None);
+            donor.set_address(None);
             donor.drop_ticket();
         }
         let used = self
@@ -297,8 +297,8 @@ impl Replicas {
     fn look_at_donor(&mut self, donor: usize) {
         let d = &self.donors[donor];
         let there = &self.far.lanes.donors[donor];
-        let place = place_of(d);
-        let open = place.is_some() && d.suspect.is_none();
+        let address = address_of(d);
+        let open = address.is_some() && d.suspect.is_none();
         let of = &mut self.lanes.donors[donor];
         if of.run != d.run || !d.is_up() {
             // Its channels end with its link, now or soon.
@@ -310,7 +310,7 @@ impl Replicas {
         if of.open != open {
             of.open = open;
             self.lanes.changed = true;
-            there.set_place(place.filter(|_| open));
+            there.set_address(address.filter(|_| open));
         }
         if self.lanes.may == Direct::None || !self.far.lanes.is_wanted() {
             return self.end_lanes(donor);

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use canvas_link::{Address, Completion, Completions, LinkConfig, SubmitError, Timeouts};
 use canvas_place::choose::choose;
 pub use canvas_place::replicas::Policy;
-use canvas_place::replicas::placement::{self, Placed};
+use canvas_place::replicas::placement::{self, PlacementResult};
 use canvas_place::replicas::{
     DonorView, Donors, Map, REQUEST_NS, Slab, Standing, TICK_NS, is_durable, map,
 };
@@ -420,15 +420,15 @@ impl Replicas {
             &donors,
         );
         match placed {
-            Placed::Useless => {
+            PlacementResult::Useless => {
                 self.useless.extend(handle.map(|handle| (donor, handle)));
                 return;
             }
-            Placed::Yes => self.save(slab),
-            Placed::No { again: true } => {
+            PlacementResult::Yes => self.save(slab),
+            PlacementResult::No { again: true } => {
                 self.place(slab);
             }
-            Placed::No { again: false } => {}
+            PlacementResult::No { again: false } => {}
         }
         self.placed(slab);
     }

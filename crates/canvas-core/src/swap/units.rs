@@ -21,21 +21,21 @@ const LENGTH_BITS: u32 = 13;
 
 /// Where a record is: its first unit, and the bytes of its payload (1 to a page).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct StoreRef {
     /// Number of its first unit in the store.
     pub unit: u32,
     /// Bytes after the header.
     pub bytes: usize,
 }
 
-impl Place {
+impl StoreRef {
     /// Encodes it as a number below 2^44, and not 0.
     pub fn number(self) -> u64 {
         u64::from(self.unit) << LENGTH_BITS | self.bytes as u64
     }
-    /// Decodes [`Place::number`].
-    pub fn of(number: u64) -> Place {
-        Place {
+    /// Decodes [`StoreRef::number`].
+    pub fn of(number: u64) -> StoreRef {
+        StoreRef {
             unit: (number >> LENGTH_BITS) as u32,
             bytes: (number & ((1 << LENGTH_BITS) - 1)) as usize,
         }
@@ -54,7 +54,7 @@ impl Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FarCopy {
     /// In the store.
-    Stored(Place),
+    Stored(StoreRef),
     /// In far memory, in a record of an extent.
     InExtent(ExtentRef),
 }
@@ -80,7 +80,7 @@ impl FarCopy {
     /// Decodes [`FarCopy::number`].
     pub fn of(number: u64) -> FarCopy {
         if number & IN_EXTENT == 0 {
-            return FarCopy::Stored(Place::of(number));
+            return FarCopy::Stored(StoreRef::of(number));
         }
         let bits = |from: u32, n: u32| (number >> from) as u32 & ((1 << n) - 1);
         FarCopy::InExtent(ExtentRef {

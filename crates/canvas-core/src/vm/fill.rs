@@ -324,7 +324,7 @@ impl Pending {
 /// Puts a prefetched page into the swap cache, unmapped, so that its use will be seen.
 fn leave_in_cache(vm: &impl Vm, page: PageId, cur: Word, data: &PageBuf, mark: u64) -> bool {
     let slots = vm.cache();
-    let mut place = [slot::Place::default()];
+    let mut place = [slot::SlotRef::default()];
     let (got, fresh) = slots.alloc(&mut place);
     if got == 0 {
         return false;

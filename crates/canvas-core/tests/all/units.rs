@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use canvas_core::swap::units::{FarCopy, PAGE_UNITS, Place, UNITS_MAX, Units, units_of};
+use canvas_core::swap::units::{FarCopy, PAGE_UNITS, StoreRef, UNITS_MAX, Units, units_of};
 use canvas_types::ExtentRef;
 use proptest::prelude::*;
 
@@ -54,9 +54,9 @@ proptest! {
 
     #[test]
     fn places_are_numbers(unit in 0u32..1 << 31, bytes in 1usize..=4096) {
-        let place = Place { unit, bytes };
+        let place = StoreRef { unit, bytes };
         prop_assert!(place.number() > 0 && place.number() < 1 << 44);
-        prop_assert_eq!(Place::of(place.number()), place);
+        prop_assert_eq!(StoreRef::of(place.number()), place);
         let copy = FarCopy::Stored(place);
         prop_assert_eq!((copy.number(), FarCopy::of(copy.number())), (place.number(), copy));
     }

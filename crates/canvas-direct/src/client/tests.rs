@@ -279,7 +279,7 @@ impl World {
         let mut ip = [0; 16];
         ip[..4].copy_from_slice(&[127, 0, 0, 1]);
         let port = listener.local_addr().unwrap().port();
-        far.lanes.donors[1].set_place(Some(lanes::Place {
+        far.lanes.donors[1].set_address(Some(lanes::DonorAddress {
             ip,
             port,
             is_v6: false,

@@ -79,13 +79,17 @@ impl Code {
     }
 
     /// Where a range of an extent's `bytes` is: shards, and a range of each.
-    pub fn places(self, bytes: usize, range: Range<usize>) -> impl Iterator<Item = Place> {
+    pub fn shard_ranges(
+        self,
+        bytes: usize,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = ShardRange> {
         let shard = self.shard_bytes(bytes);
         let shards = range.start / shard..range.end.div_ceil(shard);
         shards.map(move |n| {
             let from = range.start.max(n * shard);
             let to = range.end.min((n + 1) * shard);
-            Place {
+            ShardRange {
                 shard: n,
                 range: from - n * shard..to - n * shard,
             }
@@ -101,7 +105,7 @@ impl fmt::Display for Code {
 
 /// A range of one shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct ShardRange {
     /// The shard.
     pub shard: usize,
     /// The range within it.

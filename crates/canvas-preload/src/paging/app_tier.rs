@@ -7,7 +7,7 @@
 
 use canvas_core::pager::api::refs::Content;
 use canvas_core::pager::app::arrays::Arrays;
-use canvas_core::pager::app::links::{Asked, Links, Place};
+use canvas_core::pager::app::links::{Asked, Links, Position};
 use canvas_core::pager::app::refs::{Candidate, Encoding, Groups, candidates};
 use canvas_core::pager::app::trial::{Answer, Trial};
 use canvas_core::pager::app::{self, Thread};
@@ -231,7 +231,7 @@ fn follow_forwarded(page: PageId, at: FaultSite, bytes: &PageBuf, tier: AppTier)
                 return nothing;
             }
         }
-        let by_link = t.chain.on_fault(&links(), Place::new(page, at.offset));
+        let by_link = t.chain.on_fault(&links(), Position::new(page, at.offset));
         let mut by_ref = Asked::default();
         if tier.has_refs() {
             let mut found = [Candidate::default(); app::refs::CANDIDATES_MAX];

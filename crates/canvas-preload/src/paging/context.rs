@@ -1,7 +1,7 @@
 //! Working memory of fills and reclaim: a fixed number of contexts in canvas's own memory, each taken for one
 //! operation. When all are taken the next thread waits, so memory stays bounded.
 
-use canvas_core::pager::locks::{Place as Taken, Places};
+use canvas_core::pager::locks::{ContextGuard as Taken, ContextPool};
 use canvas_core::vm::context::Batch;
 use canvas_core::vm::context::Fill;
 use canvas_sys::Errno;
@@ -23,8 +23,8 @@ const _: () = assert!(
     core::mem::size_of::<Fill>() <= FILL_STEP && core::mem::size_of::<Batch>() <= FILL_STEP
 );
 
-static FILL_PLACES: Places<FILLS> = Places::new();
-static RECLAIM_PLACES: Places<RECLAIMS> = Places::new();
+static FILL_PLACES: ContextPool<FILLS> = ContextPool::new();
+static RECLAIM_PLACES: ContextPool<RECLAIMS> = ContextPool::new();
 static FILLS_OPEN: Steps<1> = Steps::new();
 static RECLAIMS_OPEN: Steps<1> = Steps::new();
 const _: () = assert!(FILLS <= 64 && RECLAIMS <= 64);
@@ -73,9 +73,10 @@ impl<T> DerefMut for Held<T> {
 ///
 /// # Safety
 ///
-/// All zeros must be a `T`, and `base` that of contexts of that type, one per place, reached only through this function.
+/// All zeros must be a `T`, and `base` that of contexts of that type, one per place, reached only through this
+/// function.
 unsafe fn hold<T, const N: usize>(
-    places: &'static Places<N>,
+    places: &'static ContextPool<N>,
     open_ones: &Steps<1>,
     first: usize,
     base: usize,

@@ -8,7 +8,7 @@ use canvas_core::pager::shared::word::Entry;
 use canvas_core::swap::classes::HEADER_BYTES;
 use canvas_core::swap::extent::{self, Packer};
 use canvas_core::swap::hash::{self, Hash};
-use canvas_core::swap::units::{FarCopy, Place};
+use canvas_core::swap::units::{FarCopy, StoreRef};
 use canvas_shm::Counter;
 use canvas_shm::far::{self, EXTENT_BYTES, Far};
 use canvas_shm::mailbox::{Ask, Kind, Status, WRITES};
@@ -40,7 +40,7 @@ const LOOK_MAX: u32 = 1 << 18;
 /// Copies of resident pages that are dropped at a time.
 const COPIES: u32 = 64;
 
-fn place_of(entry: Entry) -> Option<Place> {
+fn place_of(entry: Entry) -> Option<StoreRef> {
     match FarCopy::of(entry.0) {
         FarCopy::Stored(place) if entry.is_some() => Some(place),
         _ => None,
@@ -138,7 +138,7 @@ impl Demoter for Here {
         for k in 0..records {
             let line = buffer(f, request, |bytes| extent::line(&bytes[..], records, k));
             if let Some(line) = line {
-                let from = Place {
+                let from = StoreRef {
                     unit: line.entry.0,
                     bytes: line.len.into(),
                 };

@@ -6,7 +6,7 @@ use canvas_core::pager::shared::{Fill, Kernel};
 use canvas_core::swap::classes::HEADER_BYTES;
 use canvas_core::swap::codec::{self, Content, Lz};
 use canvas_core::swap::hash::{self, Hash};
-use canvas_core::swap::units::{FarCopy, Place, Units, units_of};
+use canvas_core::swap::units::{FarCopy, StoreRef, Units, units_of};
 use canvas_shm::segment::shared_fd;
 use canvas_shm::shared as layout;
 use canvas_sys::gate::{self, give_way};
@@ -154,7 +154,7 @@ impl Kernel for Here {
         let end = (pages + pages / 4 + 256).min(layout::STORE_PAGES);
         control().store_end.fetch_max(end as u32, Ordering::SeqCst);
         let unit = units().take(units_of(bytes), end)?;
-        let new = Place { unit, bytes };
+        let new = StoreRef { unit, bytes };
         if !shmem::write_at(store, new.offset(), &room[..header + bytes]) {
             free(new);
             return None;
@@ -285,7 +285,7 @@ fn decode(record: &[u8], want: Option<&Hash>, to: &mut PageBuf) -> bool {
     decoded && hash::same(&keys::shared().of(to), want.unwrap_or(head))
 }
 
-fn free(place: Place) {
+fn free(place: StoreRef) {
     units().free(place.unit, place.units(), |page| {
         // SAFETY: no unit of the page is in use, and none is taken meanwhile: this runs under the shared lock. The
         // store is read by copies only.

@@ -9,7 +9,7 @@
 use std::fmt::Write;
 
 use canvas_place::choose::choose;
-use canvas_place::replicas::placement::{self, Placed};
+use canvas_place::replicas::placement::{self, PlacementResult};
 use canvas_place::replicas::{Code, DonorView, GRACE_NS, Map, Policy, Standing};
 
 use super::Size;
@@ -178,7 +178,7 @@ fn place(
         |_| false,
         &views[..],
     );
-    assert_eq!(placed, Placed::Yes);
+    assert_eq!(placed, PlacementResult::Yes);
 }
 
 /// A named way to draw the hosts that die.

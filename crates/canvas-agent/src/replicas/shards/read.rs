@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
 use canvas_place::replicas::Code;
-use canvas_place::replicas::code::{GRAIN, Gather, Holder, Place};
+use canvas_place::replicas::code::{GRAIN, Gather, Holder, ShardRange};
 use canvas_shm::far::EXTENT_BYTES;
 use canvas_wire::frame::Request;
 
@@ -41,7 +41,7 @@ struct Read {
 struct Part {
     window: Range<usize>,
     /// The parts of the range that are wanted.
-    places: Vec<Place>,
+    places: Vec<ShardRange>,
     gather: Gather,
     pieces: Vec<Piece>,
 }
@@ -74,7 +74,7 @@ impl Reads {
 
 /// Divides a read into parts.
 fn parts(code: Code, range: Range<usize>) -> Vec<Part> {
-    let places: Vec<Place> = code.places(EXTENT_BYTES, range).collect();
+    let places: Vec<ShardRange> = code.shard_ranges(EXTENT_BYTES, range).collect();
     let apart: usize = places.iter().map(|p| p.range.len()).sum();
     let shards = places.len();
     let together = part(code, places.clone());
@@ -85,7 +85,7 @@ fn parts(code: Code, range: Range<usize>) -> Vec<Part> {
     vec![together]
 }
 
-fn part(code: Code, places: Vec<Place>) -> Part {
+fn part(code: Code, places: Vec<ShardRange>) -> Part {
     let from = places.iter().map(|p| p.range.start).min().unwrap_or(0);
     let to = places.iter().map(|p| p.range.end).max().unwrap_or(0);
     let wants = places.iter().fold(0, |bits, p| bits | 1 << p.shard);
@@ -100,7 +100,7 @@ fn part(code: Code, places: Vec<Place>) -> Part {
 impl Read {
     /// From here on it gathers all shards that any donor has.
     fn search(&mut self) {
-        let places = self.code.places(EXTENT_BYTES, self.range.clone());
+        let places = self.code.shard_ranges(EXTENT_BYTES, self.range.clone());
         let mut all = part(self.code, places.collect());
         all.gather = Gather::thorough(self.code);
         self.parts = vec![all];

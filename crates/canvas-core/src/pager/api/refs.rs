@@ -39,7 +39,7 @@ pub struct Told {
 /// Regions that can be declared.
 pub const REGIONS: usize = 4096;
 
-struct Place {
+struct Cell {
     /// `start << 32 | end`, in pages.
     pages: AtomicU64,
     /// `shift << 8 | content`.
@@ -52,7 +52,7 @@ pub struct Refs {
     /// Odd while the list changes.
     change: AtomicU64,
     len: AtomicU64,
-    places: [Place; REGIONS],
+    cells: [Cell; REGIONS],
 }
 
 /// There is no cell left; nothing was changed.
@@ -61,9 +61,9 @@ pub struct Full;
 
 type Item = (u32, u32, Told);
 
-impl Place {
-    const fn new() -> Place {
-        Place {
+impl Cell {
+    const fn new() -> Cell {
+        Cell {
             pages: AtomicU64::new(0),
             what: AtomicU64::new(0),
             base: AtomicU64::new(0),
@@ -77,7 +77,7 @@ impl Refs {
         Refs {
             change: AtomicU64::new(0),
             len: AtomicU64::new(0),
-            places: [const { Place::new() }; REGIONS],
+            cells: [const { Cell::new() }; REGIONS],
         }
     }
 
@@ -85,26 +85,26 @@ impl Refs {
         (self.len.load(Ordering::Acquire) as usize).min(REGIONS)
     }
     fn pages(&self, i: usize) -> (u32, u32) {
-        let v = self.places[i].pages.load(Ordering::Acquire);
+        let v = self.cells[i].pages.load(Ordering::Acquire);
         ((v >> 32) as u32, v as u32)
     }
     fn get(&self, i: usize) -> Option<Item> {
         let (start, end) = self.pages(i);
-        let what = self.places[i].what.load(Ordering::Acquire);
+        let what = self.cells[i].what.load(Ordering::Acquire);
         let told = Told {
             content: Content::from_number(what & 0xff)?,
-            base: self.places[i].base.load(Ordering::Acquire),
+            base: self.cells[i].base.load(Ordering::Acquire),
             shift: (what >> 8) as u8,
         };
         Some((start, end, told))
     }
     fn put(&self, i: usize, (start, end, told): Item) {
-        let place = &self.places[i];
+        let cell = &self.cells[i];
         let pages = u64::from(start) << 32 | u64::from(end);
         let what = u64::from(told.shift) << 8 | told.content as u64;
-        place.pages.store(pages, Ordering::Release);
-        place.what.store(what, Ordering::Release);
-        place.base.store(told.base, Ordering::Release);
+        cell.pages.store(pages, Ordering::Release);
+        cell.what.store(what, Ordering::Release);
+        cell.base.store(told.base, Ordering::Release);
     }
     /// Index of the first region that ends after `page`.
     fn first_after(&self, page: u32) -> usize {

@@ -24,19 +24,19 @@ const HITS_FIRST: u32 = 4;
 
 /// What is remembered of a mapping.
 #[derive(Clone, Copy)]
-struct Memory {
+struct MappingState {
     /// Page of the last fault.
     page: u32,
     window: u32,
     hits: u32,
 }
 
-impl Memory {
+impl MappingState {
     fn pack(self) -> u64 {
         u64::from(self.page) << 32 | u64::from(self.window) << 8 | u64::from(self.hits)
     }
-    fn unpack(v: u64) -> Memory {
-        Memory {
+    fn unpack(v: u64) -> MappingState {
+        MappingState {
             page: (v >> 32) as u32,
             window: (v >> 8) as u32 & 0xff,
             hits: v as u32 & 0xff,
@@ -44,7 +44,7 @@ impl Memory {
     }
 }
 
-struct Place {
+struct Cell {
     /// The mapping's first page, plus one; 0 for none.
     owner: AtomicU32,
     memory: AtomicU64,
@@ -53,12 +53,12 @@ struct Place {
 /// The state of all mappings of a process: 16 KiB, usable as a static. Threads that fault in one mapping at the same
 /// time may lose a hit, as in the kernel.
 pub struct Readahead {
-    places: [Place; AREAS],
+    cells: [Cell; AREAS],
 }
 
-impl Place {
-    const fn new() -> Place {
-        Place {
+impl Cell {
+    const fn new() -> Cell {
+        Cell {
             owner: AtomicU32::new(0),
             memory: AtomicU64::new(0),
         }
@@ -70,7 +70,7 @@ impl Readahead {
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Readahead {
         Readahead {
-            places: [const { Place::new() }; AREAS],
+            cells: [const { Cell::new() }; AREAS],
         }
     }
 }
@@ -89,19 +89,19 @@ impl Readahead {
     /// Handles a fault on a page of `area`.
     fn on_fault(&self, page: PageId, kind: FaultKind, area: Area) -> Plan {
         let page = page.0;
-        let place = &self.places[(area.start.wrapping_mul(0x9e37_79b1) >> 16) as usize % AREAS];
-        let before = if place.owner.swap(area.start + 1, Ordering::Relaxed) == area.start + 1 {
-            Memory::unpack(place.memory.load(Ordering::Relaxed))
+        let cell = &self.cells[(area.start.wrapping_mul(0x9e37_79b1) >> 16) as usize % AREAS];
+        let before = if cell.owner.swap(area.start + 1, Ordering::Relaxed) == area.start + 1 {
+            MappingState::unpack(cell.memory.load(Ordering::Relaxed))
         } else {
-            Memory {
+            MappingState {
                 page: 0,
                 window: 0,
                 hits: HITS_FIRST,
             }
         };
         let remember = |window, hits| {
-            let memory = Memory { page, window, hits };
-            place.memory.store(memory.pack(), Ordering::Relaxed);
+            let memory = MappingState { page, window, hits };
+            cell.memory.store(memory.pack(), Ordering::Relaxed);
         };
         if kind != FaultKind::Demand {
             let hit = u32::from(kind != FaultKind::VictimHit);
@@ -138,7 +138,7 @@ impl Readahead {
 }
 
 /// Pages of the next window, by the kernel's `__swapin_nr_pages` (mm/swap_state.c).
-fn window(before: Memory, page: u32) -> u32 {
+fn window(before: MappingState, page: u32) -> u32 {
     let pages = match before.hits {
         0 if page.abs_diff(before.page) == 1 => 2,
         0 => 1,

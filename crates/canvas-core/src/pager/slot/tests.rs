@@ -14,7 +14,7 @@ std::thread_local! {
 
 /// Begins to write the oldest slot out.
 fn write_oldest(t: &SlotTable) -> Option<Job> {
-    let mut place = [Place::default()];
+    let mut place = [SlotRef::default()];
     (t.oldest(&mut place) == 1).then(|| t.begin_write(place[0]).expect("it counts"))
 }
 
@@ -54,8 +54,8 @@ impl Memory {
 }
 
 /// One slot with page 7 in it, enqueued.
-fn full(t: &SlotTable, entry: u32) -> Place {
-    let mut got = [Place::default()];
+fn full(t: &SlotTable, entry: u32) -> SlotRef {
+    let mut got = [SlotRef::default()];
     assert_eq!(t.alloc(&mut got).0, 1);
     t.fill(got[0], PageId(7), SwapEntry(entry), entry != 0);
     t.enqueue(&got);
@@ -126,7 +126,7 @@ fn a_job_moves_the_word_only_while_it_names_the_slot() {
 fn the_bound_holds_and_may_move() {
     let m = Memory::new();
     let t = m.table();
-    let mut out = [Place::default(); SLOTS];
+    let mut out = [SlotRef::default(); SLOTS];
     t.set_capacity(2);
     assert_eq!(t.alloc(&mut out), (2, 2));
     assert_eq!((t.used(), t.available()), (2, 0));
@@ -143,12 +143,12 @@ fn the_bound_holds_and_may_move() {
 fn a_place_that_comes_late_is_none() {
     let m = Memory::new();
     let t = m.table();
-    let mut first = [Place::default()];
+    let mut first = [SlotRef::default()];
     t.alloc(&mut first);
     t.fill(first[0], PageId(7), SwapEntry::NONE, false);
     // Taken before it is enqueued, and handed out again.
     t.finish(t.take(first[0].slot()));
-    let mut second = [Place::default()];
+    let mut second = [SlotRef::default()];
     t.alloc(&mut second);
     assert_eq!(first[0].slot(), second[0].slot());
     t.fill(second[0], PageId(8), SwapEntry::NONE, false);
@@ -248,7 +248,7 @@ fn the_ring_never_overflows() {
 fn single_slots_go_by_magazines_and_no_magazine_keeps_them_from_others() {
     let m = Memory::new();
     let t = m.table();
-    let mut out = [Place::default(); SLOTS];
+    let mut out = [SlotRef::default(); SLOTS];
     t.alloc(&mut out);
     let stacked = || t.control.free_top.load(Ordering::Relaxed);
     // A magazine has room for two; with the third, all go to the stack.
@@ -269,7 +269,7 @@ fn single_slots_go_by_magazines_and_no_magazine_keeps_them_from_others() {
 fn what_lies_in_magazines_does_not_pass_a_lower_bound() {
     let m = Memory::new();
     let t = m.table();
-    let mut out = [Place::default(); 4];
+    let mut out = [SlotRef::default(); 4];
     t.alloc(&mut out);
     for place in &out[..2] {
         t.fill(*place, PageId(1), SwapEntry::NONE, false);
@@ -286,8 +286,8 @@ fn what_lies_in_magazines_does_not_pass_a_lower_bound() {
 fn a_writer_takes_several_places_and_what_is_taken_meanwhile_counts_no_more() {
     let m = Memory::new();
     let t = m.table();
-    let want: Vec<Place> = (0..4).map(|_| full(&t, 1)).collect();
-    let mut places = [Place::default(); 3];
+    let want: Vec<SlotRef> = (0..4).map(|_| full(&t, 1)).collect();
+    let mut places = [SlotRef::default(); 3];
     assert_eq!(t.oldest(&mut places), 3);
     assert_eq!(places[..], want[..3]);
     // One slot is taken and has another page by now; no other thread gets the rest.
@@ -308,7 +308,7 @@ fn a_writer_takes_several_places_and_what_is_taken_meanwhile_counts_no_more() {
 fn idle_slots_lose_their_buffers_and_get_new_ones() {
     let m = Memory::new();
     let t = m.table();
-    let mut out = [Place::default(); SLOTS];
+    let mut out = [SlotRef::default(); SLOTS];
     assert_eq!(t.alloc(&mut out[..4]), (4, 4));
     t.give_back(&out[..3]);
     // They were in use a moment ago.
@@ -330,7 +330,7 @@ fn slots_that_are_made_idle_lose_their_buffers_at_once() {
     let m = Memory::new();
     let t = m.table();
     let kept = full(&t, 7);
-    let mut out = [Place::default(); SLOTS];
+    let mut out = [SlotRef::default(); SLOTS];
     assert_eq!(t.alloc(&mut out[..3]), (3, 3));
     // Two go to the free stack, one to a magazine.
     t.give_back(&out[..2]);
@@ -428,10 +428,10 @@ struct Oracle {
     backed: BTreeSet<u32>,
     /// Lowest number of free ones since idle ones were last taken.
     idle: usize,
-    owned: Vec<Place>,
+    owned: Vec<SlotRef>,
     held: BTreeMap<u32, Held>,
     /// Filled; the reclaimer makes their places later, if they are still valid.
-    unqueued: Vec<(Place, u64)>,
+    unqueued: Vec<(SlotRef, u64)>,
     fifo: VecDeque<u32>,
     life: BTreeMap<u32, u64>,
     lives: u64,
@@ -474,7 +474,7 @@ impl Oracle {
         all.map(|(s, _)| *s).collect()
     }
     fn alloc(&mut self, t: &SlotTable, n: usize) {
-        let mut out = vec![Place::default(); n];
+        let mut out = vec![SlotRef::default(); n];
         let (got, fresh) = t.alloc(&mut out);
         assert_eq!(got, n.min(self.capacity.saturating_sub(self.used())));
         let mut new = 0;
@@ -599,7 +599,7 @@ impl Oracle {
         }
     }
     fn bare(&mut self, t: &SlotTable, n: usize) {
-        let mut out = vec![Place::default(); n];
+        let mut out = vec![SlotRef::default(); n];
         let got = t.take_idle(&mut out);
         // Slots that were in magazines since then were not counted: two each of three threads.
         assert!(got <= self.idle.min(n) && got + 6 >= self.idle.min(n));
@@ -641,7 +641,7 @@ fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
         Op::Bare(n) => o.bare(t, n),
         Op::Thread(n) => THREAD.set(n),
         Op::Look(n) => {
-            let mut places = vec![Place::default(); n];
+            let mut places = vec![SlotRef::default(); n];
             let got = t.oldest(&mut places);
             let all: Vec<u32> = places[..got].iter().map(|p| p.slot()).collect();
             assert!(o.fifo.iter().take(n).eq(&all));

@@ -8,7 +8,7 @@ use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use super::journal::Journal;
 use super::nodes::{NodeSlabs, Nodes, OfNode};
-use super::types::{LoadError, Placed, PoolArrays, Releaser, STORED_MAX, SlotMem, stored_len};
+use super::types::{CopyTarget, LoadError, PoolArrays, Releaser, STORED_MAX, SlotMem, stored_len};
 use crate::swap::classes::{HEADER_BYTES, RAW_CLASS};
 use crate::swap::codec::Lz;
 use crate::swap::delta;
@@ -181,7 +181,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// otherwise a new one. The old copy may be overwritten at once: while its page's new content is in the swap cache,
     /// everybody reads that, and the old copy is stale. On `None` the entry is empty; but with
     /// [`LocalPool::keeping_old`] it is unchanged.
-    pub(super) fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<Placed> {
+    pub(super) fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<CopyTarget> {
         let reused = match old {
             Record::Stored { slot, len, .. }
                 if slot.class() == class && self.nodes.of(slot).is_none() =>
@@ -193,7 +193,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         if reused.is_none()
             && let Some(slot) = self.slots.alloc(class, &self.budget)
         {
-            return Some(Placed::Beside(slot));
+            return Some(CopyTarget::Beside(slot));
         }
         // Without a slab for the right size, use a larger slot, or one on a node: the old one, or any.
         let reused = reused.or(match old {
@@ -203,10 +203,10 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         if let Some((slot, len)) = reused {
             self.stored_bytes
                 .fetch_sub(stored_len(len), Ordering::Relaxed);
-            return Some(Placed::Over(slot));
+            return Some(CopyTarget::Over(slot));
         }
         if self.keeps_old {
-            return self.slots.alloc_larger(class).map(Placed::Beside);
+            return self.slots.alloc_larger(class).map(CopyTarget::Beside);
         }
         // The stale copy may have been its slab's last: then the slab can serve the new class.
         self.entries.set(entry, Record::Empty);
@@ -214,7 +214,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         self.slots
             .alloc(class, &self.budget)
             .or_else(|| self.slots.alloc_larger(class))
-            .map(Placed::Instead)
+            .map(CopyTarget::Instead)
     }
 
     /// Frees what a record names.

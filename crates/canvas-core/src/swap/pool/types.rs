@@ -7,8 +7,8 @@ use crate::swap::classes::{COMPRESSED_MAX, HEADER_BYTES};
 use crate::swap::slots::{PoolBudget, SlabRelease, SlotId};
 use canvas_types::LzScratch;
 
-/// The region of memory that holds the slots: at least [`crate::swap::classes::region_bytes`] for the pool's slabs, backed
-/// only where it is written. Ranges in use by concurrent calls never overlap.
+/// The region of memory that holds the slots: at least [`crate::swap::classes::region_bytes`] for the pool's slabs,
+/// backed only where it is written. Ranges in use by concurrent calls never overlap.
 pub trait SlotMem {
     /// Copies `dst.len()` bytes out, from offset `off`.
     fn copy_out(&self, off: usize, dst: &mut [u8]);
@@ -77,7 +77,8 @@ pub enum LoadError {
     Verify,
     /// The entry holds no far copy (reserved only, or not allocated): a bug of the caller.
     NoCopy,
-    /// The copy is not in the pool: the caller reads the extent, and completes the load with [`super::LocalPool::decode`].
+    /// The copy is not in the pool: the caller reads the extent, and completes the load with
+    /// [`super::LocalPool::decode`].
     InFarTier(ExtentRef),
 }
 
@@ -205,7 +206,7 @@ pub(super) fn stored_len(payload: u16) -> i64 {
 
 /// Where a page's new copy goes.
 #[derive(Clone, Copy)]
-pub(super) enum Placed {
+pub(super) enum CopyTarget {
     /// To a new slot; the old copy is there until the entry names the new one.
     Beside(SlotId),
     /// Over the old copy.

@@ -4,7 +4,7 @@ use canvas_types::sync::Ordering;
 use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry, score};
 
 use super::copies::{LocalPool, REWRITES};
-use super::types::{Kind, Placed, Releaser, STORED_MAX, Scratch, SlotMem, stored_len};
+use super::types::{CopyTarget, Kind, Releaser, STORED_MAX, Scratch, SlotMem, stored_len};
 use crate::swap::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
 use crate::swap::codec::Lz;
 use crate::swap::delta::{self, Delta};
@@ -59,11 +59,12 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             _ => class_for(HEADER_BYTES + len),
         };
         let placed = self.place(entry, old, class)?;
-        let (Placed::Beside(slot) | Placed::Over(slot) | Placed::Instead(slot)) = placed;
+        let (CopyTarget::Beside(slot) | CopyTarget::Over(slot) | CopyTarget::Instead(slot)) =
+            placed;
         let stored = &mut scratch.stored;
         let put = |stored| self.put(entry, slot, digest, kind, len, page, stored);
         match placed {
-            Placed::Over(_) => {
+            CopyTarget::Over(_) => {
                 let record = Record::Stored {
                     slot,
                     len: len as u16,
@@ -75,12 +76,12 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                 put(stored);
                 noted.done();
             }
-            Placed::Beside(_) => {
+            CopyTarget::Beside(_) => {
                 put(stored);
                 // Free it only now that no entry names it: its next owner may write to it at once.
                 self.free_slot(old);
             }
-            Placed::Instead(_) => put(stored),
+            CopyTarget::Instead(_) => put(stored),
         }
         let in_place = matches!(old, Record::Stored { slot: before, .. } if before == slot);
         Some((kind, !in_place))

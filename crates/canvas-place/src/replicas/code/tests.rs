@@ -38,7 +38,7 @@ proptest! {
         prop_assert!(shard % GRAIN == 0 && shard * code.data() >= EXTENT);
         prop_assert!(shard * code.data() < EXTENT + GRAIN * code.data());
         let mut at = range.start;
-        for place in code.places(EXTENT, range.clone()) {
+        for place in code.shard_ranges(EXTENT, range.clone()) {
             prop_assert!(place.shard < code.data() && place.range.end <= shard);
             prop_assert_eq!(place.shard * shard + place.range.start, at);
             at += place.range.len();
