@@ -94,7 +94,7 @@ fn clock_ns() -> u64 {
 
 /// Whether other threads want the processors, so that sleeping is better than polling.
 pub(crate) fn is_contended() -> bool {
-    CONTENTION.is_here(clock_ns())
+    CONTENTION.is_contended(clock_ns())
 }
 
 /// Pauses between two polls. Where processors are few it yields, since the thread that makes work may need this one.
@@ -104,7 +104,7 @@ pub(crate) fn relax() {
     if *FEW {
         let began_ns = clock_ns();
         std::thread::yield_now();
-        CONTENTION.gave_way(began_ns, clock_ns());
+        CONTENTION.record_yield(began_ns, clock_ns());
     } else {
         std::hint::spin_loop();
     }

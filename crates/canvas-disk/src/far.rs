@@ -337,7 +337,7 @@ pub struct Seen {
 
 impl Pages for PoolStore<'_> {
     type Seen = Seen;
-    fn look(&self, page: u32) -> Option<Seen> {
+    fn read_state(&self, page: u32) -> Option<Seen> {
         let state = self.states.get(page as usize)?.load(Acquire);
         let stored = has_copy(self.record(entry_of(page)));
         Some(Seen {
@@ -376,15 +376,15 @@ impl Pages for PoolStore<'_> {
         };
         self.states[page as usize].store(next & !BUSY, Release);
     }
-    fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Seen) -> bool) {
+    fn oldest(&self, scan_max: Option<usize>, mut take: impl FnMut(u32, Seen) -> bool) {
         let pages = self.high.load(Relaxed);
         // One round clears their use, a second one takes them.
         let rounds = 2 * pages as usize;
-        for _ in 0..look_max.unwrap_or(rounds).min(rounds) {
+        for _ in 0..scan_max.unwrap_or(rounds).min(rounds) {
             // Threads share the position at each page: two that scanned side by side would take what was just used.
             let at = self.hand.load(Relaxed);
             let page = if at < pages { at } else { 0 };
-            let Some(seen) = self.look(page) else {
+            let Some(seen) = self.read_state(page) else {
                 return;
             };
             if Self::location(seen) == (PageLocation::Far { in_far_tier: false }) {
@@ -542,7 +542,7 @@ pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
     let mut before = None;
     for (i, page) in pages.take(EXPECT_MAX).enumerate() {
         let page = page as u32;
-        let Some(seen) = b.store.look(page) else {
+        let Some(seen) = b.store.read_state(page) else {
             return;
         };
         if PoolStore::location(seen) != (PageLocation::Far { in_far_tier: true })

@@ -524,10 +524,10 @@ impl Link<'_> {
             }
             let contention = &self.shared.contention;
             let began_ns = self.shared.now_ns();
-            if !contention.is_here(began_ns) && spin.goes_on(now) {
+            if !contention.is_contended(began_ns) && spin.goes_on(now) {
                 // With few processors, the peer may be waiting for this one.
                 std::thread::yield_now();
-                contention.gave_way(began_ns, self.shared.now_ns());
+                contention.record_yield(began_ns, self.shared.now_ns());
                 continue;
             }
             let silent_ms = self.shared.now_ms().saturating_sub(self.client.last_ms());

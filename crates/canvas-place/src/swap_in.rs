@@ -88,7 +88,7 @@ pub fn calls(pieces: &mut [Piece], ranges_max: usize) -> impl Iterator<Item = &[
 
 /// The system's state before pages come back.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Look {
+pub struct SystemSample {
     /// Memory available without swapping.
     pub available_bytes: u64,
     /// Bytes swapped out and not also in memory.
@@ -130,18 +130,18 @@ pub fn room(available_bytes: u64, free_bytes: u64) -> u64 {
 }
 
 /// Whether to bring pages back now: how many bytes at most, or why not.
-pub fn judge(look: &Look, free_bytes: u64) -> Result<u64, Why> {
-    let room = room(look.available_bytes, free_bytes);
-    if look.swapped_bytes == 0 {
+pub fn judge(sample: &SystemSample, free_bytes: u64) -> Result<u64, Why> {
+    let room = room(sample.available_bytes, free_bytes);
+    if sample.swapped_bytes == 0 {
         Err(Why::NothingSwapped)
-    } else if look.written_pages_per_s > WRITTEN_PAGES_PER_S_MAX {
+    } else if sample.written_pages_per_s > WRITTEN_PAGES_PER_S_MAX {
         Err(Why::PagesLeave)
-    } else if look
+    } else if sample
         .pressure_percent
         .is_some_and(|p| p > PRESSURE_PERCENT_MAX)
     {
         Err(Why::Pressure)
-    } else if room < look.swapped_bytes.min(ROOM_BYTES_MIN) {
+    } else if room < sample.swapped_bytes.min(ROOM_BYTES_MIN) {
         Err(Why::NoRoom)
     } else {
         Ok(room)
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn it_waits_while_memory_is_short() {
-        let calm = Look {
+        let calm = SystemSample {
             available_bytes: 3 << 30,
             swapped_bytes: 1 << 30,
             written_pages_per_s: 0.0,
@@ -200,10 +200,10 @@ mod tests {
         };
         let free = 1 << 30;
         assert_eq!(judge(&calm, free), Ok(2 << 30));
-        let with = |change: fn(&mut Look)| {
-            let mut look = calm;
-            change(&mut look);
-            judge(&look, free)
+        let with = |change: fn(&mut SystemSample)| {
+            let mut sample = calm;
+            change(&mut sample);
+            judge(&sample, free)
         };
         assert_eq!(with(|l| l.swapped_bytes = 0), Err(Why::NothingSwapped));
         assert_eq!(
@@ -221,7 +221,7 @@ mod tests {
             with(|l| l.available_bytes = (1 << 30) + (8 << 20)),
             Err(Why::NoRoom)
         );
-        let all = Look {
+        let all = SystemSample {
             available_bytes: little,
             swapped_bytes: 4 << 20,
             ..calm

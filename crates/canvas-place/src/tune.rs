@@ -36,7 +36,7 @@ const GROWS_MIN: u64 = 1 << 20;
 
 /// Measurements of a run in one period.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct RunSample {
     /// Length of the period, in seconds.
     pub elapsed_s: f64,
     /// Far reads for which faults waited.
@@ -139,22 +139,22 @@ pub struct Tuner {
 
 impl Tuner {
     /// The decision after one more period.
-    pub fn step(&mut self, look: &Look) -> Verdict {
-        self.held_s = (self.held_s - look.elapsed_s).max(0.0);
+    pub fn step(&mut self, sample: &RunSample) -> Verdict {
+        self.held_s = (self.held_s - sample.elapsed_s).max(0.0);
         let keep = |why: String| Verdict { change: None, why };
-        let Some(copies) = look.copies else {
+        let Some(copies) = sample.copies else {
             return self
-                .pool(look)
+                .pool(sample)
                 .unwrap_or_else(|| keep("there is no far memory (--far)".to_owned()));
         };
-        if look.reads < READS_MIN {
+        if sample.reads < READS_MIN {
             self.better = 0;
             return keep("there were too few reads beyond the pool to judge by".to_owned());
         }
-        let cost = look.read_ns as f64 / 1e9 / look.elapsed_s.max(1e-3);
-        let read_ns = look.read_ns as f64 / look.reads as f64;
+        let cost = sample.read_ns as f64 / 1e9 / sample.elapsed_s.max(1e-3);
+        let read_ns = sample.read_ns as f64 / sample.reads as f64;
         let medium = Medium::of(copies);
-        if let Some(medium) = medium.filter(|_| look.is_whole) {
+        if let Some(medium) = medium.filter(|_| sample.is_whole) {
             self.note(medium, read_ns);
         }
         if cost < COST_MIN {
@@ -164,7 +164,7 @@ impl Tuner {
                 cost * 100.0
             ));
         }
-        if let Some(verdict) = self.pool(look) {
+        if let Some(verdict) = self.pool(sample) {
             return verdict;
         }
         let Some(medium) = medium else {
@@ -172,10 +172,10 @@ impl Tuner {
                 "copies={copies} has no other place that is as durable"
             ));
         };
-        if !look.is_whole {
+        if !sample.is_whole {
             return keep("far memory is being moved or repaired".to_owned());
         }
-        self.path(medium, read_ns, look.has_donors)
+        self.path(medium, read_ns, sample.has_donors)
     }
 
     /// Adds a measured latency at a place.
@@ -196,19 +196,19 @@ impl Tuner {
     }
 
     /// Grows the pool while it is nearly full and this host has memory to spare.
-    fn pool(&self, look: &Look) -> Option<Verdict> {
-        let spills_at = look.pool_bytes_max / 100 * look.spill_percent.min(100);
-        let is_full = look.pool_bytes >= spills_at / 5 * 4;
-        let more = (look.spare_bytes / SPARE_PART).min(look.pool_bytes_max / 4);
-        if look.reads < READS_MIN || !look.pool_is_own || !is_full || more < GROWS_MIN {
+    fn pool(&self, sample: &RunSample) -> Option<Verdict> {
+        let spills_at = sample.pool_bytes_max / 100 * sample.spill_percent.min(100);
+        let is_full = sample.pool_bytes >= spills_at / 5 * 4;
+        let more = (sample.spare_bytes / SPARE_PART).min(sample.pool_bytes_max / 4);
+        if sample.reads < READS_MIN || !sample.pool_is_own || !is_full || more < GROWS_MIN {
             return None;
         }
-        let to = look.pool_bytes_max.saturating_add(more) / GROWS_MIN * GROWS_MIN;
+        let to = sample.pool_bytes_max.saturating_add(more) / GROWS_MIN * GROWS_MIN;
         Some(Verdict {
             change: Some(Change::Pool(to)),
             why: format!(
                 "pages are read beyond the pool, and this host has {} MiB to spare",
-                look.spare_bytes >> 20
+                sample.spare_bytes >> 20
             ),
         })
     }
@@ -297,8 +297,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn look(reads: u64, read_us: u64, copies: &str) -> Look {
-        Look {
+    fn sample_of(reads: u64, read_us: u64, copies: &str) -> RunSample {
+        RunSample {
             elapsed_s: 6.0,
             reads,
             read_ns: reads * read_us * 1000,
@@ -328,7 +328,7 @@ mod tests {
                 "disk" => at_disk += 1,
                 _ => at_donor += 1,
             }
-            let verdict = tuner.step(&look(5000, read_us, copies));
+            let verdict = tuner.step(&sample_of(5000, read_us, copies));
             if let Some(Change::Copies(to)) = verdict.change {
                 moves += 1;
                 copies = if to.donors == 0 { "disk" } else { "1+disk" };
@@ -365,53 +365,53 @@ mod tests {
 
     #[test]
     fn nothing_is_changed_where_nothing_is_to_be_won() {
-        let change = |look: Look| Tuner::default().step(&look).change;
-        assert_eq!(change(look(0, 0, "disk")), None);
+        let change = |sample: RunSample| Tuner::default().step(&sample).change;
+        assert_eq!(change(sample_of(0, 0, "disk")), None);
         // 0.5 % of the time.
         assert_eq!(
-            change(Look {
+            change(RunSample {
                 spare_bytes: 1 << 30,
-                ..look(100, 300, "disk")
+                ..sample_of(100, 300, "disk")
             }),
             None
         );
         for copies in ["2", "1", "1+disk-async"] {
             let mut tuner = Tuner::default();
-            let none = (0..50).all(|_| tuner.step(&look(5000, 5000, copies)).change.is_none());
+            let none = (0..50).all(|_| tuner.step(&sample_of(5000, 5000, copies)).change.is_none());
             assert!(none, "{copies}");
         }
         let mut alone = Tuner::default();
-        let look = Look {
+        let sample = RunSample {
             has_donors: false,
-            ..look(5000, 9000, "disk")
+            ..sample_of(5000, 9000, "disk")
         };
-        assert!((0..50).all(|_| alone.step(&look).change.is_none()));
+        assert!((0..50).all(|_| alone.step(&sample).change.is_none()));
     }
 
     #[test]
     fn the_pool_grows_while_this_host_has_memory() {
-        let roomy = Look {
+        let roomy = RunSample {
             spare_bytes: 1 << 30,
-            ..look(5000, 300, "disk")
+            ..sample_of(5000, 300, "disk")
         };
-        let change = |look: Look| Tuner::default().step(&look).change;
+        let change = |sample: RunSample| Tuner::default().step(&sample).change;
         assert_eq!(change(roomy), Some(Change::Pool(80 * MIB)));
         assert_eq!(
-            change(Look {
+            change(RunSample {
                 spare_bytes: 20 * MIB,
                 ..roomy
             }),
             Some(Change::Pool(69 * MIB))
         );
         assert_eq!(
-            change(Look {
+            change(RunSample {
                 pool_is_own: false,
                 ..roomy
             }),
             None
         );
         assert_eq!(
-            change(Look {
+            change(RunSample {
                 pool_bytes: 10 * MIB,
                 ..roomy
             }),

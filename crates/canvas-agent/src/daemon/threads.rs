@@ -246,7 +246,7 @@ impl ServingThreads {
             tenant.seen_ns = tenant.served_ns.load(Relaxed);
         }
         let idle = self.idle.look();
-        if let Some(change) = self.decide.look(&loads, idle) {
+        if let Some(change) = self.decide.rebalance(&loads, idle) {
             self.carry_out(change);
         }
     }

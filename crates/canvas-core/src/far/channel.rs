@@ -125,10 +125,10 @@ pub(crate) fn wait(
             break None;
         }
         let waited = owner.now_ns() - begun;
-        if spins && waited < SPIN_NS && !contention.is_here(begun + waited) {
+        if spins && waited < SPIN_NS && !contention.is_contended(begun + waited) {
             // Where processors are few, the agent or its disk's thread may need this one.
             far.yield_cpu();
-            contention.gave_way(begun + waited, owner.now_ns());
+            contention.record_yield(begun + waited, owner.now_ns());
             continue;
         }
         if waited > far.wait_ns_max() {

@@ -204,7 +204,7 @@ pub fn fetch_for_stream<F: FarStore>(far: &F, start: u32, stride: i32, n: u32) {
         let Ok(page) = u32::try_from(page) else {
             return;
         };
-        let Some(seen) = owner.look(page) else {
+        let Some(seen) = owner.read_state(page) else {
             return;
         };
         if F::Owner::location(seen) != (PageLocation::Far { in_far_tier: true })

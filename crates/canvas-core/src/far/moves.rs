@@ -12,7 +12,7 @@ use crate::far::traits::{FarStore, Host, Owner, PageLocation, PageOutcome, Pages
 
 /// Claims the page of a line while it is far and has the line's entry.
 fn with_page<O: Owner>(owner: &O, line: &Line, on: impl FnOnce() -> Option<PageOutcome>) -> bool {
-    let Some(seen) = owner.look(line.page) else {
+    let Some(seen) = owner.read_state(line.page) else {
         return false;
     };
     if !matches!(O::location(seen), PageLocation::Far { .. })
@@ -66,7 +66,7 @@ pub(crate) fn promote_alone<F: FarStore>(
 ) -> bool {
     let owner = far.owner();
     let place = alone.place(extent);
-    let Some(seen) = owner.look(alone.page) else {
+    let Some(seen) = owner.read_state(alone.page) else {
         return false;
     };
     let is_in_far_tier = F::Owner::location(seen) == (PageLocation::Far { in_far_tier: true });
@@ -100,7 +100,7 @@ pub(crate) fn vacate<F: FarStore>(
     past_bound: bool,
 ) -> bool {
     let (owner, place) = (far.owner(), line.place(extent));
-    let Some(seen) = owner.look(line.page) else {
+    let Some(seen) = owner.read_state(line.page) else {
         return false;
     };
     let is_far = match F::Owner::location(seen) {

@@ -45,7 +45,7 @@ pub trait Pages {
     /// A page's state at the moment when it was read.
     type Seen: Copy;
     /// Reads a page's state; `None` when there is no such page.
-    fn look(&self, page: u32) -> Option<Self::Seen>;
+    fn read_state(&self, page: u32) -> Option<Self::Seen>;
     /// The entry that names its copy.
     fn entry(seen: Self::Seen) -> SwapEntry;
     /// Where it was.

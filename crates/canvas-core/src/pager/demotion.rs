@@ -36,19 +36,19 @@ impl DemotionScan {
     }
 
     /// Offers pages that are far, in the pool, and old enough to `take`, which returns false to stop (the page is
-    /// offered again next time). Skips pages for which `other` returns true. Examines at most about `look_max` words;
+    /// offered again next time). Skips pages for which `other` returns true. Examines at most about `scan_max` words;
     /// `None`: until there is no page of any age left.
     pub fn scan<E: Fn(usize) -> bool>(
         &self,
         far: &FarPages<'_, E>,
-        look_max: Option<usize>,
+        scan_max: Option<usize>,
         other: impl Fn(Word) -> bool,
         mut take: impl FnMut(u32, Word) -> bool,
     ) {
-        let (at, urgent) = (self.at.load(Ordering::Relaxed), look_max.is_none());
-        let mut scan = ScanCursor::new(at, far.end(), look_max.unwrap_or(usize::MAX));
+        let (at, urgent) = (self.at.load(Ordering::Relaxed), scan_max.is_none());
+        let mut scan = ScanCursor::new(at, far.end(), scan_max.unwrap_or(usize::MAX));
         let (mut idle_rounds, mut found, mut begun) = (0, false, false);
-        while let Some(page) = scan.look() {
+        while let Some(page) = scan.peek() {
             if scan.wrapped() {
                 let age = self.round_ended(urgent);
                 idle_rounds = if found { 0 } else { idle_rounds + 1 };
@@ -233,10 +233,10 @@ mod tests {
             is_empty: |b| b < 2,
             now_epoch: NOW,
         };
-        let mut step = |hand: &DemotionScan, look_max| {
+        let mut step = |hand: &DemotionScan, scan_max| {
             hand.scan(
                 &far,
-                Some(look_max),
+                Some(scan_max),
                 |_| false,
                 |page, _| {
                     got.push(page);

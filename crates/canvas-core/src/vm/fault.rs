@@ -343,7 +343,7 @@ fn cache_hit(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
         count(
             vm,
             Counter::ProactiveUsed,
-            crate::pager::swapin::when::SAMPLE_EVERY,
+            crate::pager::swapin::schedule::SAMPLE_EVERY,
         );
     } else if !traced {
         count(vm, Counter::CacheHitVictim, 1);

@@ -484,7 +484,7 @@ fn count_unused(vm: &impl Vm, page: PageId, cur: Word) {
         count(
             vm,
             Counter::ProactiveUnused,
-            crate::pager::swapin::when::SAMPLE_EVERY,
+            crate::pager::swapin::schedule::SAMPLE_EVERY,
         );
     } else if cur.has(flag::PREFETCHED) {
         let stands_for = vm.prefetcher().on_unused(page).unwrap_or(0);

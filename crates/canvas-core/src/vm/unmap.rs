@@ -118,7 +118,7 @@ fn publish(vm: &impl Vm, dirty: &[PageId], slots: &[SlotRef], clean: &[PageId], 
     }
     vm.cache().enqueue(slots);
     clean.iter().for_each(|p| leave_clean(vm, *p, epoch));
-    ledger::note_gave(vm, all);
+    ledger::record_evicted(vm, all);
     ledger::uncharge(vm, all);
     if purpose == Purpose::Evict {
         count(vm, Counter::ReclaimCopyPath, dirty.len() as u64);

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use canvas_core::pager::shared::demotion::{DemotedCopy, Demoter};
 use canvas_core::pager::shared::word::{Entry, State, load};
-use canvas_core::pager::shared::{Fill, Journal, Kernel, Look, Partition, VICTIMS_MAX, phase};
+use canvas_core::pager::shared::{
+    ClaimOutcome, Fill, Journal, Kernel, Partition, VICTIMS_MAX, phase,
+};
 use canvas_testing::random::scaled;
 use canvas_types::{PAGE_SIZE, PageBuf};
 use proptest::prelude::*;
@@ -281,10 +283,10 @@ impl Process<'_> {
         let p = self.world.partition();
         for _ in 0..3 {
             match p.claim(page, self.me as u16) {
-                Look::Present => return true,
-                Look::Poisoned => panic!("page {page} is damaged"),
-                Look::Claimed(word) => assert_ne!(p.fill(self, page, word), Fill::Damaged),
-                Look::Busy(owner) => {
+                ClaimOutcome::Present => return true,
+                ClaimOutcome::Poisoned => panic!("page {page} is damaged"),
+                ClaimOutcome::Claimed(word) => assert_ne!(p.fill(self, page, word), Fill::Damaged),
+                ClaimOutcome::Busy(owner) => {
                     let dead = owner.is_some_and(|o| !self.world.alive[o as usize].get());
                     let holder = self.world.lock.get();
                     let orphan =

@@ -333,7 +333,7 @@ pub struct Toy<'a> {
 
 impl Pages for Toy<'_> {
     type Seen = Word;
-    fn look(&self, page: u32) -> Option<Word> {
+    fn read_state(&self, page: u32) -> Option<Word> {
         let word = self.w.words.get(page as usize)?;
         Some(Word(word.load(Ordering::Acquire)))
     }
@@ -369,13 +369,13 @@ impl Pages for Toy<'_> {
             },
         );
     }
-    fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Word) -> bool) {
+    fn oldest(&self, scan_max: Option<usize>, mut take: impl FnMut(u32, Word) -> bool) {
         if self.w.all_used.load(Relaxed) > 0 {
             self.w.all_used.fetch_sub(1, Relaxed);
             return;
         }
         let n = self.w.words.len();
-        let rounds = if look_max.is_some() { 1 } else { 2 };
+        let rounds = if scan_max.is_some() { 1 } else { 2 };
         for _ in 0..n * rounds {
             let page = self.w.hand.load(Relaxed) as usize % n;
             let seen = Word(self.w.words[page].load(Ordering::Acquire));
@@ -519,7 +519,7 @@ impl Toy<'_> {
     }
 
     pub fn word(&self, page: u32) -> Word {
-        self.look(page).unwrap()
+        self.read_state(page).unwrap()
     }
 
     /// Writes to a page of local memory. True when it was local, or new.

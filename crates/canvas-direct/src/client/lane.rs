@@ -5,7 +5,7 @@ use canvas_shm::mailbox::Ask;
 use canvas_sys::gate;
 use canvas_sys::net::Stream;
 use canvas_types::contention::Contention;
-use canvas_types::look::Look;
+use canvas_types::spin::SpinBudget;
 
 use super::Process;
 use super::pairing::{By, Pairing, With};
@@ -15,7 +15,7 @@ use crate::wire::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Ticket};
 
 /// How long to poll for an answer at least before sleeping, where the donor may run on another processor: a near donor
 /// takes less. On a single processor it cannot answer meanwhile.
-const LOOK_NS: u64 = 50_000;
+const SPIN_NS: u64 = 50_000;
 /// A donor that takes longer is left to the agent.
 const PATIENCE_NS: u64 = 20_000_000;
 /// Time limit for opening a channel.
@@ -58,9 +58,9 @@ pub struct Lane {
     /// Bytes of an answer received so far.
     got: usize,
     /// Another processor is available for the donor.
-    looks: bool,
+    may_spin: bool,
     /// Recent answer times.
-    look: Look,
+    spin: SpinBudget,
     has_slept: bool,
     strikes: u32,
     pairing: Pairing,
@@ -94,8 +94,8 @@ impl Lane {
             records: None,
             ticket: [0; 16],
             got: 0,
-            looks: false,
-            look: Look::new(LOOK_NS),
+            may_spin: false,
+            spin: SpinBudget::new(SPIN_NS),
             has_slept: false,
             strikes: 0,
             pairing: Pairing::new(),
@@ -130,15 +130,15 @@ impl Lane {
         &mut self,
         stream: Stream,
         (ticket, has_pairs): (Ticket, bool),
-        looks: bool,
+        may_spin: bool,
         now_ns: u64,
     ) {
         self.pairing.begin(has_pairs);
         self.stage = Stage::Connecting(now_ns);
         self.stream = Some(stream);
-        (self.ticket, self.looks) = (ticket, looks);
+        (self.ticket, self.may_spin) = (ticket, may_spin);
         (self.got, self.strikes) = (0, 0);
-        (self.look, self.has_slept) = (Look::new(LOOK_NS), false);
+        (self.spin, self.has_slept) = (SpinBudget::new(SPIN_NS), false);
     }
 
     /// Sets the keys of its messages.
@@ -225,7 +225,11 @@ impl Lane {
             contention,
             process,
             begun_ns: with.now_ns,
-            look_ns: if self.looks { self.look.limit_ns() } else { 0 },
+            spin_ns: if self.may_spin {
+                self.spin.limit_ns()
+            } else {
+                0
+            },
             sleeps: false,
             got: 0,
         };
@@ -244,14 +248,14 @@ impl Lane {
                     return Err(Failed::Busy);
                 }
                 // The answer needs no processor.
-                wait.look_ns = self.look.limit_ns();
-                wait.look(index, &mut self.answer[record.clone()])?;
+                wait.spin_ns = self.spin.limit_ns();
+                wait.poll_device(index, &mut self.answer[record.clone()])?;
                 Came::ByPair
             }
         };
         self.has_slept = wait.sleeps;
-        self.look
-            .came(process.now_ns().saturating_sub(wait.begun_ns));
+        self.spin
+            .record(process.now_ns().saturating_sub(wait.begun_ns));
         let Wanted { ask, seal, .. } = *wanted;
         let records = self.records.as_ref().ok_or(Failed::Broken)?;
         records
@@ -320,7 +324,7 @@ struct Wait<'w, P> {
     process: &'w P,
     begun_ns: u64,
     /// Time to poll before sleeping.
-    look_ns: u64,
+    spin_ns: u64,
     sleeps: bool,
     /// Bytes received.
     got: usize,
@@ -336,7 +340,7 @@ impl<P: Process> Wait<'_, P> {
                 return Err(Failed::Broken);
             }
             // Nothing can have arrived just after the request was sent, so yield to the peer first.
-            self.sleeps |= !self.looks_on(now, waited);
+            self.sleeps |= !self.spin_once(now, waited);
             let came = self.stream.receive(&mut answer[self.got..], self.sleeps);
             self.got += came.map_err(|_| Failed::Broken)?;
         }
@@ -344,17 +348,17 @@ impl<P: Process> Wait<'_, P> {
     }
 
     /// Yields the processor once, while it is not yet time to sleep. False when it is.
-    fn looks_on(&self, now: u64, waited: u64) -> bool {
-        let looks = waited < self.look_ns && !self.contention.is_here(now);
-        if looks {
+    fn spin_once(&self, now: u64, waited: u64) -> bool {
+        let spins = waited < self.spin_ns && !self.contention.is_contended(now);
+        if spins {
             gate::give_way();
-            self.contention.gave_way(now, self.process.now_ns());
+            self.contention.record_yield(now, self.process.now_ns());
         }
-        looks
+        spins
     }
 
     /// Waits for what the channel's device was asked to read. There is nothing to sleep on.
-    fn look(&mut self, index: usize, record: &mut [u8]) -> Result<(), Failed> {
+    fn poll_device(&mut self, index: usize, record: &mut [u8]) -> Result<(), Failed> {
         let broken = |Refused| Failed::Broken;
         let pairs = self.process.pairs();
         while !pairs.take(index, record).map_err(broken)? {
@@ -363,7 +367,7 @@ impl<P: Process> Wait<'_, P> {
             if waited > PATIENCE_NS {
                 return Err(Failed::Broken);
             }
-            if !self.looks_on(now, waited) {
+            if !self.spin_once(now, waited) {
                 self.sleeps = true;
                 gate::wait(NAP_NS);
             }

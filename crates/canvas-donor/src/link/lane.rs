@@ -10,8 +10,8 @@ use canvas_direct::wire::{
     Answerer, Ask, Code, EXPOSE_BYTES, Given, HEAD_BYTES, JOIN_BYTES, MESSAGE_BYTES,
     READ_BYTES_MAX, Read, exposed_to_bytes,
 };
-use canvas_types::look::Look;
 use canvas_types::rdma::QueuePair;
+use canvas_types::spin::SpinBudget;
 use canvas_wire::VERSION_LANES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Range, Request};
@@ -96,7 +96,7 @@ impl Lane<'_> {
     }
 
     fn run_inner(&mut self) -> Result<End, End> {
-        let mut look = Look::new(self.shared.config.spin.as_nanos() as u64);
+        let mut spin = SpinBudget::new(self.shared.config.spin.as_nanos() as u64);
         let mut asked_ns = self.shared.now_ns();
         loop {
             if self.outbox.is_closed() {
@@ -116,15 +116,15 @@ impl Lane<'_> {
             let now_ns = self.shared.now_ns();
             let waited_ns = now_ns.saturating_sub(asked_ns);
             if progress {
-                look.came(waited_ns);
+                spin.record(waited_ns);
                 asked_ns = now_ns;
             }
             let contention = &self.shared.contention;
-            let is_due = waited_ns < look.limit_ns() || progress;
-            if is_due && !contention.is_here(now_ns) {
+            let is_due = waited_ns < spin.limit_ns() || progress;
+            if is_due && !contention.is_contended(now_ns) {
                 // Also after an answer: its receiver may need this processor.
                 std::thread::yield_now();
-                contention.gave_way(now_ns, self.shared.now_ns());
+                contention.record_yield(now_ns, self.shared.now_ns());
             } else if !progress {
                 self.wire.wait(&self.outbox, SLEEP)?;
             }

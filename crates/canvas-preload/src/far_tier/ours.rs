@@ -41,7 +41,7 @@ pub struct Ours;
 impl Pages for Ours {
     type Seen = Word;
     #[inline]
-    fn look(&self, page: u32) -> Option<Word> {
+    fn read_state(&self, page: u32) -> Option<Word> {
         areas::table().words.get(page as usize).map(word::load)
     }
     #[inline]

@@ -312,7 +312,7 @@ impl Server {
         let is_empty =
             |block: usize| areas::table().resident_in_block[block].load(Ordering::Relaxed) == 0;
         let mut scan = ScanCursor::range(task.at, task.end, LOOK_MAX);
-        while scan.look().is_some() && scan.skip_block(is_empty) {}
+        while scan.peek().is_some() && scan.skip_block(is_empty) {}
         let from = scan.at();
         if from >= task.end || state::slot().held_pages() <= LEAST_PAGES {
             return Round::Worked(0);

@@ -1,8 +1,8 @@
 //! Proactive swap-in: while local memory is free, the reclaim thread brings the most recently evicted pages back in
 //! batches, before they are touched. [`canvas_core::pager::swapin`] decides when and which.
 
-use canvas_core::pager::swapin::Hand;
-use canvas_core::pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
+use canvas_core::pager::swapin::SwapInScan;
+use canvas_core::pager::swapin::schedule::{CHILD_NS, Inputs, SAMPLE_EVERY, Schedule, Step, floor};
 use canvas_core::pager::word::{self, flag};
 use canvas_core::vm::fill::{self, FarRead};
 use canvas_core::vm::{ages, ledger};
@@ -42,8 +42,8 @@ pub fn start() {
 
 /// State of the reclaim thread's proactive swap-in.
 pub struct SwapIn {
-    when: When,
-    hand: Hand,
+    schedule: Schedule,
+    hand: SwapInScan,
     /// Tries in vain for a page that is on its way.
     waits: u32,
     /// Pages that came in, to choose the samples among them.
@@ -72,8 +72,8 @@ impl SwapIn {
             false => LIMIT_BYTES.load(Ordering::Relaxed),
         };
         SwapIn {
-            when: When::new(limit_bytes, not_before_ns),
-            hand: Hand::new(),
+            schedule: Schedule::new(limit_bytes, not_before_ns),
+            hand: SwapInScan::new(),
             waits: 0,
             came: 0,
         }
@@ -84,14 +84,14 @@ impl SwapIn {
         let Some(seen) = look() else {
             return Round::Idle;
         };
-        let pages = match self.when.look(&seen) {
+        let pages = match self.schedule.step(&seen) {
             Step::Nothing => return Round::Idle,
             Step::Begin(reach, pages) => {
                 self.hand.begin(reach);
                 self.waits = 0;
                 pages
             }
-            Step::GoOn(pages) => pages,
+            Step::Continue(pages) => pages,
         };
         let came_back = || state::slot().came_back.load(Ordering::Relaxed);
         let faults_before = came_back();
@@ -103,8 +103,8 @@ impl SwapIn {
             return Round::Worked(WAIT_NS);
         }
         if !self.hand.goes_on() {
-            self.when
-                .through(state::slot().far_pages.load(Ordering::Relaxed));
+            self.schedule
+                .end(state::slot().far_pages.load(Ordering::Relaxed));
         }
         // Others may need this CPU, and faults may need the locks.
         yield_now();
@@ -169,7 +169,7 @@ impl SwapIn {
         ledger::uncharge(&ThisProcess, charge - i64::from(done.mapped));
         let came = u64::from(done.mapped + done.sampled);
         self.came += came;
-        self.when.came(came, u64::from(done.sampled));
+        self.schedule.record(came, u64::from(done.sampled));
         if came > 0 {
             self.waits = 0;
         }
@@ -199,14 +199,14 @@ fn goes_on() -> bool {
 }
 
 /// The inputs of the decision; `None` without a limit.
-fn look() -> Option<Seen> {
+fn look() -> Option<Inputs> {
     let (seg, me) = (state::seg(), state::slot());
     let far = me.far_pages.load(Ordering::Relaxed);
     let limit = ledger::limit(state::seg())?;
     let setting = seg.proactive_pages(limit);
     let threshold = setting.map(|pages| floor(pages, ledger::gaps(&ThisProcess, limit).1));
     let now_ns = proc::now_ns();
-    Some(Seen {
+    Some(Inputs {
         now_ns,
         limit_bytes: seg.config.local_bytes.load(Ordering::Relaxed),
         free: limit - seg.local_pages.load(Ordering::Relaxed),

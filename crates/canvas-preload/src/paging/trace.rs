@@ -506,7 +506,7 @@ fn select(batch: &mut VictimBatch, most: u32) {
     let mut scan = ScanCursor::new(HAND.load(Ordering::Relaxed), end, STEP_WORDS).rounds(ROUNDS);
     let mut random = proc::ticks();
     while batch.pages() < most
-        && let Some(mut page) = scan.look()
+        && let Some(mut page) = scan.peek()
     {
         if page.is_multiple_of(BLOCK_PAGES as u32) {
             let Some(used) = scan.seek(|from| table.next_used_page(from)) else {

@@ -292,7 +292,7 @@ const HANDLER_TRIES: u32 = 1000;
 fn look_at_memory() {
     accounting::measure_native();
     accounting::look_at_ages();
-    ledger::look_at_headroom(&ThisProcess, proc::now_ns());
+    ledger::update_headroom(&ThisProcess, proc::now_ns());
     ledger::divide_room(&ThisProcess, proc::now_ns());
     accounting::size_cache(trace::cache_pages());
     cache::give_back_idle(proc::now_ns());

@@ -8,7 +8,7 @@
 use canvas_core::pager::shared::ahead::{Plan, Streams, WINDOW_MAX};
 use canvas_core::pager::shared::demotion::Demoter;
 use canvas_core::pager::shared::word::{State, Word, load};
-use canvas_core::pager::shared::{Fill, Look};
+use canvas_core::pager::shared::{ClaimOutcome, Fill};
 use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_core::swap::units::FarCopy;
 use canvas_shm::Counter;
@@ -160,11 +160,11 @@ fn claim(page: u32, plan: Plan, extent: Option<u32>) -> Neighbours {
         }
         match p.claim(page, me() as u16) {
             // The page may have been stored elsewhere by now.
-            Look::Claimed(word) if word.state() == State::FillingFar && is_near(word) => {
+            ClaimOutcome::Claimed(word) if word.state() == State::FillingFar && is_near(word) => {
                 near.pages[near.n] = (page, word);
                 near.n += 1;
             }
-            Look::Claimed(word) => leave(page, word),
+            ClaimOutcome::Claimed(word) => leave(page, word),
             _ => {}
         }
     }

@@ -128,11 +128,11 @@ impl Refs {
     /// What was declared about the region of `page`.
     pub fn of(&self, page: u32) -> Option<Told> {
         /// Attempts, each of which may meet a change.
-        const LOOKS: u32 = 4;
+        const ATTEMPTS: u32 = 4;
         if !self.any() {
             return None;
         }
-        for _ in 0..LOOKS {
+        for _ in 0..ATTEMPTS {
             let before = self.change.load(Ordering::Acquire);
             let i = self.first_after(page);
             let found = if i < self.len() { self.get(i) } else { None };

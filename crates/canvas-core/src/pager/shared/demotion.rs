@@ -44,12 +44,12 @@ pub trait Demoter: Kernel {
 }
 
 impl Partition<'_> {
-    /// Sends a request with the copies that have been in the store longest, examining at most `look_max` pages below
+    /// Sends a request with the copies that have been in the store longest, examining at most `scan_max` pages below
     /// `end`. Returns how many copies it carries. The caller holds the lock.
-    pub fn demote(&self, k: &impl Demoter, look_max: u32, end: u32) -> u32 {
+    pub fn demote(&self, k: &impl Demoter, scan_max: u32, end: u32) -> u32 {
         let Some(request) = k.begin() else { return 0 };
         let mut n = 0;
-        self.each_from(self.copies_hand, look_max, end, |page, w, cur| {
+        self.each_from(self.copies_hand, scan_max, end, |page, w, cur| {
             if cur.state() != State::Far || !k.is_in_store(cur.entry()) {
                 return true;
             }
@@ -114,11 +114,11 @@ impl Partition<'_> {
         true
     }
 
-    /// Drops up to `want` copies in the store that belong to resident pages, examining at most `look_max` pages below
+    /// Drops up to `want` copies in the store that belong to resident pages, examining at most `scan_max` pages below
     /// `end`. Such a page is stored again when it is evicted. Returns how many. The caller holds the lock.
-    pub fn drop_copies(&self, k: &impl Demoter, want: u32, look_max: u32, end: u32) -> u32 {
+    pub fn drop_copies(&self, k: &impl Demoter, want: u32, scan_max: u32, end: u32) -> u32 {
         let mut n = 0;
-        self.each_from(self.copies_hand, look_max, end, |_, w, cur| {
+        self.each_from(self.copies_hand, scan_max, end, |_, w, cur| {
             if cur.state() == State::Resident && k.is_in_store(cur.entry()) {
                 k.step();
                 // Only the lock holder changes Resident words.
