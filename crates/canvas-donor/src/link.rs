@@ -61,7 +61,7 @@ enum End {
     /// A message does not open.
     Session(SessionError),
     /// A message of a direct read channel is invalid.
-    Lane(canvas_direct::wire::Bad),
+    Lane(canvas_direct::wire::LaneError),
     /// A frame is invalid.
     Decode(DecodeError),
     /// A frame is not allowed at this point.

@@ -337,7 +337,7 @@ impl Lanes {
 }
 
 /// Where to send a read.
-pub struct Way<'f> {
+pub struct ReadTarget<'f> {
     /// The route it uses.
     pub route: &'f Route,
     /// The donor.
@@ -351,7 +351,7 @@ pub struct Way<'f> {
 impl Far {
     /// Program: the donor from which to read what `ask` names. `None` when the agent must read it, also where it
     /// crosses from one shard into the next.
-    pub fn way(&self, ask: &Ask) -> Option<Way<'_>> {
+    pub fn read_target(&self, ask: &Ask) -> Option<ReadTarget<'_>> {
         let extent = ask.extent as usize;
         let (slab, within) = (extent / SLAB_EXTENTS, extent % SLAB_EXTENTS);
         let (begin, len) = (ask.offset as usize, ask.len as usize);
@@ -368,7 +368,7 @@ impl Far {
             }
         };
         let (donor, handle) = route.get(self.lanes.is_disk_first())?;
-        Some(Way {
+        Some(ReadTarget {
             route,
             donor,
             handle,
@@ -464,7 +464,7 @@ mod tests {
     fn a_read_goes_to_the_shard_that_has_all_of_it() {
         let (fd, _) = crate::Segment::create(true).unwrap();
         let far = Far::map(&fd).unwrap();
-        let way = |extent, offset, len| {
+        let target = |extent, offset, len| {
             let kind = Kind::Read;
             let ask = Ask {
                 kind,
@@ -472,35 +472,35 @@ mod tests {
                 offset,
                 len,
             };
-            far.way(&ask).map(|w| (w.donor, w.handle, w.offset))
+            far.read_target(&ask).map(|w| (w.donor, w.handle, w.offset))
         };
         let extent = SLAB_EXTENTS as u32 + 3;
-        assert_eq!(way(extent, 64, 200), None);
+        assert_eq!(target(extent, 64, 200), None);
         far.routes[1].set(5, 50, false);
         let at = 3 * EXTENT_BYTES as u32 + 64;
-        assert_eq!(way(extent, 64, 200), Some((5, 50, at)));
+        assert_eq!(target(extent, 64, 200), Some((5, 50, at)));
         // In three shards, the last one padded; the second has no donor.
         let shard = 10_944;
         for (n, donor) in [(0, 1), (2, 2)] {
             far.shard_routes[1][n].set(donor, 10 + n as u64, false);
         }
         far.routes[1].set_in_shards(shard as usize);
-        assert_eq!(way(extent, 64, 200), Some((1, 10, 3 * shard + 64)));
-        assert_eq!(way(extent, 0, shard), Some((1, 10, 3 * shard)));
-        assert_eq!(way(extent, 2 * shard, 300), Some((2, 12, 3 * shard)));
+        assert_eq!(target(extent, 64, 200), Some((1, 10, 3 * shard + 64)));
+        assert_eq!(target(extent, 0, shard), Some((1, 10, 3 * shard)));
+        assert_eq!(target(extent, 2 * shard, 300), Some((2, 12, 3 * shard)));
         assert_eq!(
-            way(extent, shard - 100, 200),
+            target(extent, shard - 100, 200),
             None,
             "from one into the next"
         );
-        assert_eq!(way(extent, shard, 200), None, "nobody has it");
+        assert_eq!(target(extent, shard, 200), None, "nobody has it");
         // The tenant can write any number there.
         for bytes in [0, 1, EXTENT_BYTES as u64 + 1, u64::MAX] {
             far.routes[1].handle.store(bytes, Ordering::Relaxed);
-            assert_eq!(way(extent, 640, 200), None);
+            assert_eq!(target(extent, 640, 200), None);
         }
-        assert_eq!(way(u32::MAX, 0, 200), None, "no such slab");
+        assert_eq!(target(u32::MAX, 0, 200), None, "no such slab");
         far.routes[1].set(5, 50, false);
-        assert_eq!(way(extent, 64, 200), Some((5, 50, at)), "copies again");
+        assert_eq!(target(extent, 64, 200), Some((5, 50, at)), "copies again");
     }
 }

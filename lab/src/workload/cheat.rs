@@ -119,7 +119,7 @@ fn answer(
     let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head)?;
     let head = caller
-        .answered(&head)
+        .decode_head(&head)
         .map_err(|_| io::ErrorKind::InvalidData)?;
     let len = head.len as usize;
     let to = bytes.get_mut(..len).ok_or(io::ErrorKind::InvalidData)?;
@@ -156,7 +156,7 @@ fn read_lane(
             offset: (random.usize(..pieces) * READ_BYTES_MAX) as u32,
             len: READ_BYTES_MAX as u32,
         };
-        stream.write_all(&caller.ask(read).map_err(unfit)?)?;
+        stream.write_all(&caller.read(read).map_err(unfit)?)?;
         let (_, len) = answer(stream, &mut caller, &mut bytes)?;
         if len > 0 {
             far.stats.lane_reads.fetch_add(1, Relaxed);

@@ -1,6 +1,6 @@
 //! One direct read channel: a connection to a donor, from its opening on.
 
-use canvas_shm::lanes::{KEYS_BYTES, Way};
+use canvas_shm::lanes::{KEYS_BYTES, ReadTarget};
 use canvas_shm::mailbox::Ask;
 use canvas_sys::gate;
 use canvas_sys::net::Stream;
@@ -8,7 +8,7 @@ use canvas_types::contention::Contention;
 use canvas_types::spin::SpinBudget;
 
 use super::Process;
-use super::pairing::{By, Pairing, With};
+use super::pairing::{Pairing, PairingContext, ReadMethod};
 use super::pairs::{Pairs, Refused};
 use crate::wire::record::RecordKey;
 use crate::wire::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Ticket};
@@ -68,8 +68,8 @@ pub struct Lane {
 }
 
 /// The record to read, and how it may be read.
-pub struct Wanted<'r> {
-    pub way: &'r Way<'r>,
+pub struct RecordRead<'r> {
+    pub target: &'r ReadTarget<'r>,
     pub ask: &'r Ask,
     /// The record's seal number.
     pub seal: u64,
@@ -79,9 +79,9 @@ pub struct Wanted<'r> {
 
 /// How a record was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Came {
-    OverConnection,
-    ByPair,
+pub enum ReadVia {
+    Connection,
+    Pair,
 }
 
 impl Lane {
@@ -176,7 +176,7 @@ impl Lane {
             match stream.send(&opening) {
                 Ok(true) => self.stage = Stage::Opening(now_ns),
                 Ok(false) => {
-                    caller.take_back();
+                    caller.undo_opening();
                     return Err(waits(since));
                 }
                 Err(_) => return Err(Failed::Broken),
@@ -188,7 +188,7 @@ impl Lane {
             let Some(head) = self.answer[..self.got].first_chunk::<HEAD_BYTES>() else {
                 return Err(waits(since));
             };
-            let answer = caller.answered(head).map_err(|_| Failed::Broken)?;
+            let answer = caller.decode_head(head).map_err(|_| Failed::Broken)?;
             if answer.code != Code::Done || stream.set_patience(PATIENCE_NS).is_err() {
                 return Err(Failed::Broken);
             }
@@ -202,15 +202,15 @@ impl Lane {
     pub fn read(
         &mut self,
         index: usize,
-        wanted: &Wanted<'_>,
+        wanted: &RecordRead<'_>,
         contention: &Contention,
         process: &impl Process,
-    ) -> Result<Came, Failed> {
+    ) -> Result<ReadVia, Failed> {
         let (Some(stream), Some(caller)) = (self.stream, &mut self.caller) else {
             return Err(Failed::Broken);
         };
         is_here(stream, &mut self.strikes)?;
-        let mut with = With {
+        let mut with = PairingContext {
             lane: index,
             pairs: process.pairs(),
             stream,
@@ -219,7 +219,7 @@ impl Lane {
         };
         let by = self
             .pairing
-            .by((wanted.pairs, wanted.way.handle), &mut with)?;
+            .read_method((wanted.pairs, wanted.target.handle), &mut with)?;
         let mut wait = Wait {
             stream,
             contention,
@@ -235,14 +235,17 @@ impl Lane {
         };
         let record = HEAD_BYTES..HEAD_BYTES + wanted.ask.len as usize;
         let came = match by {
-            By::Connection => {
+            ReadMethod::Connection => {
                 receive(caller, &mut wait, wanted, &mut self.answer[..record.end])?;
-                Came::OverConnection
+                ReadVia::Connection
             }
-            By::Pair(exposed) => {
+            ReadMethod::Pair(exposed) => {
                 let pairs = process.pairs();
-                let offset = wanted.way.offset;
-                if pairs.ask(index, exposed, offset, record.len()).is_err() {
+                let offset = wanted.target.offset;
+                if pairs
+                    .post_read(index, exposed, offset, record.len())
+                    .is_err()
+                {
                     // The connection is unaffected.
                     self.pairing.refuse(index, pairs);
                     return Err(Failed::Busy);
@@ -250,13 +253,13 @@ impl Lane {
                 // The answer needs no processor.
                 wait.spin_ns = self.spin.limit_ns();
                 wait.poll_device(index, &mut self.answer[record.clone()])?;
-                Came::ByPair
+                ReadVia::Pair
             }
         };
         self.has_slept = wait.sleeps;
         self.spin
             .record(process.now_ns().saturating_sub(wait.begun_ns));
-        let Wanted { ask, seal, .. } = *wanted;
+        let RecordRead { ask, seal, .. } = *wanted;
         let records = self.records.as_ref().ok_or(Failed::Broken)?;
         records
             .open(
@@ -274,22 +277,22 @@ impl Lane {
 fn receive(
     caller: &mut Caller,
     wait: &mut Wait<'_, impl Process>,
-    wanted: &Wanted<'_>,
+    wanted: &RecordRead<'_>,
     answer: &mut [u8],
 ) -> Result<(), Failed> {
     let read = Read {
-        handle: wanted.way.handle,
-        offset: wanted.way.offset,
+        handle: wanted.target.handle,
+        offset: wanted.target.offset,
         len: wanted.ask.len,
     };
-    let message = caller.ask(read).map_err(|_| Failed::Broken)?;
+    let message = caller.read(read).map_err(|_| Failed::Broken)?;
     if wait.stream.send(&message) != Ok(true) {
         return Err(Failed::Broken);
     }
     // The record follows the head, usually together with it.
     wait.fill(answer, HEAD_BYTES)?;
     let head = answer.first_chunk::<HEAD_BYTES>();
-    let head = head.and_then(|head| caller.answered(head).ok());
+    let head = head.and_then(|head| caller.decode_head(head).ok());
     let code = head.ok_or(Failed::Broken)?.code;
     if code != Code::Done && wait.got > HEAD_BYTES {
         return Err(Failed::Broken);
@@ -361,7 +364,7 @@ impl<P: Process> Wait<'_, P> {
     fn poll_device(&mut self, index: usize, record: &mut [u8]) -> Result<(), Failed> {
         let broken = |Refused| Failed::Broken;
         let pairs = self.process.pairs();
-        while !pairs.take(index, record).map_err(broken)? {
+        while !pairs.poll_read(index, record).map_err(broken)? {
             let now = self.process.now_ns();
             let waited = now.saturating_sub(self.begun_ns);
             if waited > PATIENCE_NS {

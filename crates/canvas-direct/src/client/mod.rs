@@ -17,12 +17,12 @@ use spin::{Mutex, MutexGuard};
 
 use crate::wire::{HEAD_BYTES, READ_BYTES_MAX};
 
+pub mod handoff;
 mod lane;
 mod pairing;
 pub mod pairs;
-pub mod turn;
 
-use lane::{Came, Failed, Lane, Stage, Wanted};
+use lane::{Failed, Lane, ReadVia, RecordRead, Stage};
 use pairs::Pairs;
 
 /// Channels of a process.
@@ -114,7 +114,7 @@ impl Claim<'_> {
         let stream = Stream::begin(address, process.fd_floor()).map_err(|_| Failed::Broken)?;
         process.keep_fd(self.index, stream.fd());
         let (lane, now_ns) = (&mut *self.lane, process.now_ns());
-        let has_pairs = at.has_rdma && process.pairs().are_there();
+        let has_pairs = at.has_rdma && process.pairs().available();
         lane.begin(stream, (ticket, has_pairs), proc::processors() > 1, now_ns);
         // One after the other, each in place, because a fault may have a small stack.
         lane.set_caller(&keys);
@@ -233,10 +233,10 @@ impl Lanes {
             return false;
         }
         let (extent, len) = (ask.extent as usize, ask.len as usize);
-        let Some(way) = far.way(ask) else {
+        let Some(target) = far.read_target(ask) else {
             return false;
         };
-        let donor = way.donor;
+        let donor = target.donor;
         // A record that verifies under this number is the last one written.
         let seal = far.seals[extent].load(Ordering::Acquire);
         let fits = (to.len()..=READ_BYTES_MAX).contains(&len);
@@ -251,8 +251,8 @@ impl Lanes {
             return false;
         };
         let begun_ns = process.now_ns();
-        let wanted = Wanted {
-            way: &way,
+        let wanted = RecordRead {
+            target: &target,
             ask,
             seal,
             pairs: lanes.pairs(),
@@ -261,12 +261,12 @@ impl Lanes {
         let outcome = claim.lane.read(index, &wanted, &self.contention, process);
         let stats = &far.stats;
         match outcome {
-            Ok(came) => {
+            Ok(via) => {
                 to.copy_from_slice(&claim.lane.answer()[HEAD_BYTES..][..to.len()]);
                 self.rests[donor].succeeded();
-                way.route.note();
+                target.route.note();
                 stats.lane_reads.fetch_add(1, Ordering::Relaxed);
-                if came == Came::ByPair {
+                if via == ReadVia::Pair {
                     stats.lane_pair_reads.fetch_add(1, Ordering::Relaxed);
                 }
                 stats.lane_bytes.fetch_add(len as u64, Ordering::Relaxed);
@@ -279,7 +279,7 @@ impl Lanes {
                 claim.close(process);
                 self.rests[donor].failed(process.now_ns());
             }
-            Err(Failed::Elsewhere) => way.route.clear(),
+            Err(Failed::Elsewhere) => target.route.clear(),
             Err(Failed::Busy) => {}
         }
         stats.lane_failures.fetch_add(1, Ordering::Relaxed);

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use canvas_direct::wire::{
-    Answerer, Ask, Code, EXPOSE_BYTES, Given, HEAD_BYTES, JOIN_BYTES, MESSAGE_BYTES,
-    READ_BYTES_MAX, Read, exposed_to_bytes,
+    Answerer, Code, EXPOSE_BYTES, HEAD_BYTES, JOIN_BYTES, LaneRequest, MESSAGE_BYTES,
+    READ_BYTES_MAX, Read, Tail, exposed_to_bytes,
 };
 use canvas_types::rdma::QueuePair;
 use canvas_types::spin::SpinBudget;
@@ -175,13 +175,17 @@ impl Lane<'_> {
         let Some(mut serving) = outbox.serve() else {
             return Err(End::Closed);
         };
-        match self.answerer.asked(&message[..len]).map_err(End::Lane)? {
-            Ask::Read(read) => self.answer_read(read)?,
-            Ask::Join(pair) => {
+        match self
+            .answerer
+            .decode_request(&message[..len])
+            .map_err(End::Lane)?
+        {
+            LaneRequest::Read(read) => self.answer_read(read)?,
+            LaneRequest::Join(pair) => {
                 let joined = self.join(&mut serving, &pair);
                 self.give(joined.map(|end| end.to_bytes()))?;
             }
-            Ask::Expose(handle) => match (self.slab(handle), &*serving) {
+            LaneRequest::Expose(handle) => match (self.slab(handle), &*serving) {
                 (Some(slab), Some(rdma)) => {
                     rdma.expose(0, slab, &outbox);
                     self.is_exposing = true;
@@ -229,10 +233,10 @@ impl Lane<'_> {
     }
 
     /// Answers with `given`, or with the reason for the refusal.
-    fn give(&mut self, given: Result<Given, Code>) -> Result<(), End> {
+    fn give(&mut self, given: Result<Tail, Code>) -> Result<(), End> {
         match given {
             Ok(given) => {
-                let head = self.answerer.give(&given).map_err(End::Lane)?;
+                let head = self.answerer.answer_with_tail(&given).map_err(End::Lane)?;
                 let out = self.wire.outgoing.end();
                 out.extend_from_slice(&head);
                 out.extend_from_slice(&given);
