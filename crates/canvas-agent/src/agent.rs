@@ -21,12 +21,12 @@ use tracing::{error, info, warn};
 
 use crate::block::Block;
 use crate::dispatch::{Dispatch, Lane};
-use crate::host::{Found, Served};
 use crate::idle::Idle;
 use crate::numbers::SealNumbers;
 use crate::request_table::{Begun, From, Limits, RequestTable};
 use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
-use crate::share::Live;
+use crate::serve_loop::{Gathered, TenantAgent};
+use crate::share::LiveShare;
 use crate::store::{About, Direct, Event, ONCE, OWN_MAX, Outcome, Store};
 
 /// Most operations under way, by class.
@@ -73,7 +73,7 @@ pub struct Setup {
     /// How long to poll after the last request before sleeping.
     pub spin: Duration,
     /// The tenant's share; it may change at any time.
-    pub share: Live,
+    pub share: LiveShare,
 }
 
 /// A request being served.
@@ -135,7 +135,7 @@ pub struct Agent<S> {
     sealer: Sealer,
     store: S,
     idle: Idle,
-    share: Live,
+    share: LiveShare,
     /// Version of the share that the dispatcher has.
     share_seen: u32,
     /// How much the tenant's processes may read directly.
@@ -158,7 +158,7 @@ pub struct Agent<S> {
     ahead_seen: Box<[u64; BUCKETS]>,
     looked_ns: u64,
     /// Processes that have notified the agent and were not checked yet, a bit each.
-    rung: [u64; PROCS_MAX / 64],
+    notified: [u64; PROCS_MAX / 64],
     /// The next slab to scan for released ones; `None` when the scan is complete.
     released: Option<u32>,
 }
@@ -205,7 +205,7 @@ impl<S: Store> Agent<S> {
             through: Vec::new(),
             ahead_seen: Box::new([0; BUCKETS]),
             looked_ns: 0,
-            rung: [0; PROCS_MAX / 64],
+            notified: [0; PROCS_MAX / 64],
             released: None,
         }
     }
@@ -241,10 +241,10 @@ impl<S: Store> Agent<S> {
     /// One turn over everything. True when there was work.
     fn turn(&mut self, dispatch: &mut Dispatch) -> bool {
         let began = Instant::now();
-        dispatch.look();
+        dispatch.tick();
         let found = self.gather(dispatch, ALONE, usize::MAX);
         let mut worked = found.work || found.more;
-        dispatch.look();
+        dispatch.tick();
         while let Some(decision) = dispatch.decide() {
             self.start(decision, dispatch.now_ns());
             worked = true;
@@ -269,7 +269,7 @@ impl<S: Store> Agent<S> {
 
     /// Takes at most `most` requests of the tenant's processes, and submits those that may run to the dispatcher, where
     /// the tenant's number is `id`. The rest waits for the next turn.
-    pub fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
+    pub fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Gathered {
         let far = self.far;
         let version = self.share.version();
         if version != self.share_seen {
@@ -277,20 +277,20 @@ impl<S: Store> Agent<S> {
             dispatch.set(id, self.share.get().into());
             self.set_direct(self.direct);
         }
-        let mut found = Found::default();
-        if self.rung.iter().all(|word| *word == 0) {
+        let mut found = Gathered::default();
+        if self.notified.iter().all(|word| *word == 0) {
             // A process that notifies while others wait for their turn comes after them.
-            far.rung(|proc| self.rung[proc / 64] |= 1 << (proc % 64));
+            far.take_notified(|proc| self.notified[proc / 64] |= 1 << (proc % 64));
         }
         for _ in 0..MAILBOXES {
-            let Some(w) = self.rung.iter().position(|word| *word != 0) else {
+            let Some(w) = self.notified.iter().position(|word| *word != 0) else {
                 break;
             };
-            let proc = w * 64 + self.rung[w].trailing_zeros() as usize;
-            self.rung[w] &= self.rung[w] - 1;
+            let proc = w * 64 + self.notified[w].trailing_zeros() as usize;
+            self.notified[w] &= self.notified[w] - 1;
             found.work |= self.look_at(dispatch, proc);
         }
-        found.more = self.rung.iter().any(|word| *word != 0);
+        found.more = self.notified.iter().any(|word| *word != 0);
         if self.released.is_none()
             && far.released.load(Relaxed) != 0
             && far.released.swap(0, SeqCst) != 0
@@ -370,7 +370,7 @@ impl<S: Store> Agent<S> {
         if worked {
             // Read the clock after the events: with an earlier time (the thread may have waited for a processor since)
             // links would seem faster than they are.
-            dispatch.look();
+            dispatch.tick();
         }
         for event in events.drain(..) {
             self.apply(event, dispatch.now_ns());
@@ -861,8 +861,8 @@ impl<S: Store> Agent<S> {
     }
 }
 
-impl<S: Store + Send> Served for Agent<S> {
-    fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
+impl<S: Store + Send> TenantAgent for Agent<S> {
+    fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Gathered {
         Agent::gather(self, dispatch, id, most)
     }
     fn start(&mut self, decision: Decision, now_ns: u64) {
@@ -906,7 +906,7 @@ impl<S: Store + Send> Served for Agent<S> {
     fn far(&self) -> &'static Far {
         self.far
     }
-    fn share(&self) -> &Live {
+    fn share(&self) -> &LiveShare {
         &self.share
     }
 }

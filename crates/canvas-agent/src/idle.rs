@@ -40,8 +40,8 @@ impl Idle {
     /// Polls for `spin` after the last work.
     pub fn new(spin: Duration) -> Idle {
         Idle {
-            spin: looking(spin),
-            expect: looking(EXPECT),
+            spin: spin_time(spin),
+            expect: spin_time(EXPECT),
             last_work: Instant::now(),
             in_vain: false,
         }
@@ -112,7 +112,7 @@ pub(crate) fn relax() {
 
 /// The polling time to use where `time` is wanted: zero on a single processor, where no other thread can make work
 /// while this one polls.
-pub(crate) fn looking(time: Duration) -> Duration {
+pub(crate) fn spin_time(time: Duration) -> Duration {
     match std::thread::available_parallelism() {
         Ok(n) if n.get() > 1 => time,
         _ => Duration::ZERO,

@@ -49,7 +49,7 @@ fn release_some(lives: Lives, segment: &Segment, far: Option<&Far>, most: u32) -
 
 /// Notifies the agent that process `index` left work.
 fn wake_agent(far: &Far, index: usize) {
-    if far.ring(index) {
+    if far.notify(index) {
         futex_wake(&far.asleep, 1);
     }
 }
@@ -173,7 +173,10 @@ mod tests {
             (state(mine), state(dead)),
             (slab_state::USED, slab_state::RELEASED)
         );
-        assert!(far.rung(|p| assert_eq!(p, 4)), "the agent is notified");
+        assert!(
+            far.take_notified(|p| assert_eq!(p, 4)),
+            "the agent is notified"
+        );
     }
 
     /// The slots are written by members; only a process that has the segment's file open keeps a tenant alive.

@@ -18,7 +18,7 @@ use crate::journal::Journal;
 use crate::numbers::SealNumbers;
 use crate::replicas::{self, Replicas};
 use crate::seal::Sealer;
-use crate::share::Live;
+use crate::share::LiveShare;
 use crate::{Agent, Setup};
 use canvas_gossip::GossipError;
 use canvas_link::Address;
@@ -135,7 +135,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
         again.map_err(fail("its journal"))
     };
     let notes = again()?;
-    let share = Live::new(notes.share().unwrap_or_default());
+    let share = LiveShare::new(notes.share().unwrap_or_default());
     let copies = notes.copies().ok_or(Errno::ENODATA);
     let copies = LiveCopies::new(copies.map_err(fail("its copies"))?);
     let follows = (share.clone(), copies.clone());
@@ -226,7 +226,7 @@ fn watch(
     mut control: File,
     waker: Waker,
     notes: Journal,
-    (share, copies): (Live, LiveCopies),
+    (share, copies): (LiveShare, LiveCopies),
 ) -> std::io::Result<Arc<AtomicU8>> {
     let state = Arc::new(AtomicU8::new(RUNNING));
     let ours = state.clone();

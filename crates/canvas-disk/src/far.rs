@@ -162,7 +162,7 @@ impl Tenant {
         self.segment.charge_pool_past_bound(self.slot, -charged);
         let book = self.book();
         if (self.far).take_over_slabs(self.index, |slab| book.take_over(slab)) {
-            self.ring();
+            self.notify_agent();
         }
     }
 
@@ -216,8 +216,8 @@ impl Tenant {
         }
     }
 
-    fn ring(&self) {
-        if self.far.ring(self.index) {
+    fn notify_agent(&self) {
+        if self.far.notify(self.index) {
             proc::futex_wake(&self.far.asleep, 1);
         }
     }
@@ -267,7 +267,7 @@ impl Slabs for OurSlabs<'_> {
     }
     fn give_up(&self, slab: u32) {
         if self.0.far.drop_slab(slab, self.0.index) {
-            self.0.ring();
+            self.0.notify_agent();
         }
     }
     fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool {
@@ -465,8 +465,8 @@ impl Channel for DiskFar<'_, '_> {
     fn mailbox(&self) -> &Mailbox {
         &self.tenant.far.mailboxes[self.tenant.index]
     }
-    fn ring(&self) {
-        self.tenant.ring();
+    fn notify_agent(&self) {
+        self.tenant.notify_agent();
     }
     fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R {
         let mut copy = Box::new([0; EXTENT_BYTES]);

@@ -11,7 +11,7 @@ use canvas_agent::dispatch::Dispatch;
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
-use canvas_agent::share::Live;
+use canvas_agent::share::LiveShare;
 use canvas_agent::{Agent, Setup};
 use canvas_core::swap::Record;
 use canvas_shm::far::{Slab, slab_state};
@@ -63,7 +63,7 @@ fn with_agent<R>(
                 numbers: SealNumbers::new(journal),
                 slabs: Box::new(move || slabs),
                 spin: Duration::ZERO,
-                share: Live::new(Default::default()),
+                share: LiveShare::new(Default::default()),
             };
             let file = tempfile::tempfile().unwrap();
             let disk = Disk::new(vec![file], None, Waker(far)).unwrap();

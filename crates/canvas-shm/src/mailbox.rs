@@ -158,7 +158,7 @@ impl Mailbox {
         }
     }
 
-    /// Program: posts a claimed request. The caller then notifies the agent ([`crate::far::Far::ring`]).
+    /// Program: posts a claimed request. The caller then notifies the agent ([`crate::far::Far::notify`]).
     pub fn post(&self, i: usize, ask: Ask, now_ns: u64) {
         let r = &self.requests[i];
         let kind = match ask.kind {
@@ -186,7 +186,7 @@ impl Mailbox {
             .then(|| Status::from_raw(r.status.load(Ordering::Relaxed)))
     }
 
-    /// Program: a thread waits for a prefetch. True when the agent must be notified ([`crate::far::Far::ring`]). An
+    /// Program: a thread waits for a prefetch. True when the agent must be notified ([`crate::far::Far::notify`]). An
     /// urge of a request that has ended meanwhile may speed up the next one at this index, and has no other effect.
     pub fn urge(&self, i: usize) -> bool {
         self.urged.fetch_or(1 << i, Ordering::SeqCst) & 1 << i == 0

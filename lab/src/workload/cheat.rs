@@ -206,7 +206,7 @@ fn post_demands(far: &Far, index: usize, until: Instant) {
         };
         // The time of posting is 0, long ago, as in a request that asks to go first.
         mailbox.post(i, ask, 0);
-        if far.ring(index) {
+        if far.notify(index) {
             proc::futex_wake(&far.asleep, 1);
         }
         posted.push(i);

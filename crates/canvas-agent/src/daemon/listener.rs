@@ -694,7 +694,7 @@ impl Listener {
                 }
             }
             self.begin_memory();
-            self.threads.go_on();
+            self.threads.resume();
             self.stays(&who, why);
         }
         gone.is_ok()

@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use crate::copies::LiveCopies;
 use crate::disk::{self, Disk};
-use crate::host::Served;
 use crate::idle::Waker;
 use crate::journal::{Journal, PoolGrant, random};
 use crate::numbers::SealNumbers;
 use crate::replicas::{self, Policy, Replicas};
 use crate::seal::Sealer;
-use crate::share::Live;
+use crate::serve_loop::TenantAgent;
+use crate::share::LiveShare;
 use crate::{Agent, Setup, Share};
 use canvas_link::Address;
 use canvas_shm::lives::Lives;
@@ -365,7 +365,7 @@ impl Tenant {
     }
 
     /// Creates the agent that serves it. No other agent may serve it at the same time.
-    pub fn agent(&self, service: &Service) -> Result<Box<dyn Served>, AdmissionError> {
+    pub fn agent(&self, service: &Service) -> Result<Box<dyn TenantAgent>, AdmissionError> {
         let far = self.lease.far();
         let waker = Waker(far);
         let system = |source| AdmissionError::System {
@@ -392,7 +392,7 @@ impl Tenant {
             },
             // The host's thread decides when to sleep.
             spin: Duration::ZERO,
-            share: Live::new(self.share(service)),
+            share: LiveShare::new(self.share(service)),
         };
         match disk {
             Some(disk) if service.servers.is_empty() && service.finder.is_none() => {

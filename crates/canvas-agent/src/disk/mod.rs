@@ -25,10 +25,10 @@ use canvas_shm::Far;
 use canvas_shm::far::SLAB_EXTENTS;
 use canvas_types::units::Amount;
 
-use crate::bell::PollBell;
 use crate::block::Block;
 use crate::dispatch::Lane;
 use crate::idle::Waker;
+use crate::notifier::PollNotifier;
 use crate::store::About;
 use crate::store::{Event, ONCE, Outcome, Store, place};
 use path::{Done, Job, Path};
@@ -81,7 +81,7 @@ pub struct Disk {
     started: Instant,
     far: &'static Far,
     /// Notified when an operation has ended.
-    bell: Arc<PollBell>,
+    notifier: Arc<PollNotifier>,
 }
 
 impl Disk {
@@ -107,10 +107,10 @@ impl Disk {
             }
         }
         let choice = Paths::new(files.len());
-        let bell = Arc::new(PollBell::new()?);
+        let notifier = Arc::new(PollNotifier::new()?);
         let paths = files
             .into_iter()
-            .map(|file| Path::new(file, reserve, waker, bell.clone()));
+            .map(|file| Path::new(file, reserve, waker, notifier.clone()));
         Ok(Disk {
             paths: paths.collect::<io::Result<_>>()?,
             choice,
@@ -123,7 +123,7 @@ impl Disk {
             done: Vec::new(),
             started: Instant::now(),
             far: waker.0,
-            bell,
+            notifier,
         })
     }
 
@@ -138,8 +138,8 @@ impl Disk {
 
     /// Notified when an operation has ended, for a thread that also waits for other things. [`Store::is_ready`] says
     /// whether one has.
-    pub(crate) fn bell(&self) -> &PollBell {
-        &self.bell
+    pub(crate) fn notifier(&self) -> &PollNotifier {
+        &self.notifier
     }
 
     /// The file that has an extent, if any.

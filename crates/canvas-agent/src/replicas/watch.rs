@@ -116,10 +116,10 @@ pub fn await_any<'l>(
     let Some(disk) = disk else {
         return poll(&mut fds, time);
     };
-    fds.push(PollFd::new(disk.bell().listen(), PollFlags::POLLIN));
+    fds.push(PollFd::new(disk.notifier().arm(), PollFlags::POLLIN));
     let came = disk.is_ready() || poll(&mut fds, time);
-    let rung = fds.last().and_then(PollFd::any).unwrap_or(false);
-    disk.bell().heard(rung);
+    let readable = fds.last().and_then(PollFd::any).unwrap_or(false);
+    disk.notifier().disarm(readable);
     came
 }
 

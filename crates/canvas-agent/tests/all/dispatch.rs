@@ -10,7 +10,7 @@ use canvas_agent::block::Block;
 use canvas_agent::dispatch::{Dispatch, Lane};
 use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
-use canvas_agent::share::Live;
+use canvas_agent::share::LiveShare;
 use canvas_agent::store::{Event, ONCE, Outcome, Store};
 use canvas_agent::{Agent, Setup, Share};
 use canvas_core::swap::extent::Packer;
@@ -86,7 +86,7 @@ struct Tenant {
     agent: Agent<Slow>,
     link: Arc<Mutex<Link>>,
     first: u32,
-    live: Live,
+    live: LiveShare,
 }
 
 const PROC: usize = 0;
@@ -121,7 +121,7 @@ impl Tenant {
         let far = Far::map(&fd).unwrap();
         far.slabs_max.store(1, std::sync::atomic::Ordering::Relaxed);
         let link = Arc::new(Mutex::new(Link::default()));
-        let live = Live::new(share);
+        let live = LiveShare::new(share);
         let setup = Setup {
             far,
             tenant: [id as u8; 16],
@@ -166,7 +166,7 @@ impl Tenant {
             len: EXTENT_BYTES as u32,
         };
         self.far.mailboxes[PROC].post(i, ask, canvas_sys::proc::now_ns());
-        self.far.ring(PROC);
+        self.far.notify(PROC);
     }
 
     /// Reads extents 0 to `n`; returns their indices in the mailbox.
@@ -190,7 +190,7 @@ impl Tenant {
 
     /// Alone on its dispatcher.
     fn turn(&mut self, dispatch: &mut Dispatch) {
-        dispatch.look();
+        dispatch.tick();
         self.gather(dispatch);
         while let Some(decision) = dispatch.decide() {
             self.agent.start(decision, dispatch.now_ns());
@@ -241,7 +241,7 @@ fn a_demand_goes_before_what_is_read_ahead_and_so_does_what_is_waited_for() {
     let now = t.ask(DEMANDS, 1)[0];
     let mailbox = &t.far.mailboxes[PROC];
     assert!(mailbox.urge(ahead[17]));
-    t.far.ring(PROC);
+    t.far.notify(PROC);
     t.turn(&mut dispatch);
     assert_eq!(t.begun().len(), WINDOW);
     while t.deliver() {
@@ -343,7 +343,7 @@ fn the_rest_of_what_is_waited_for_goes_before_what_is_not() {
     for waited_for in [0, 7] {
         assert!(t.far.mailboxes[PROC].urge(ahead[waited_for]));
     }
-    t.far.ring(PROC);
+    t.far.notify(PROC);
     t.turn(&mut dispatch);
     while t.ended(ahead[0]).is_none() || t.ended(ahead[7]).is_none() {
         assert!(t.deliver());
@@ -551,9 +551,9 @@ fn nobody_waits_for_reads_that_a_donor_is_silent_about() {
     assert!(asked.iter().all(|i| other.ended(*i) == Some(Status::Ok)));
 }
 
-/// A turn of both, as `canvas_agent::host::Host` has it.
+/// A turn of both, as `canvas_agent::serve_loop::ServeLoop` has it.
 fn round(dispatch: &mut Dispatch, tenants: &mut [&mut Tenant]) {
-    dispatch.look();
+    dispatch.tick();
     for t in tenants.iter_mut() {
         t.gather(dispatch);
     }

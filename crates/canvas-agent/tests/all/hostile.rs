@@ -10,7 +10,7 @@ use canvas_agent::block::Block;
 use canvas_agent::dispatch::{Dispatch, Lane};
 use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
-use canvas_agent::share::Live;
+use canvas_agent::share::LiveShare;
 use canvas_agent::store::{Event, ONCE, Outcome, Store};
 use canvas_agent::{Agent, Setup, Share};
 use canvas_core::swap::extent::Packer;
@@ -77,7 +77,7 @@ impl Tenant {
             numbers: SealNumbers::new(journal),
             slabs: Box::new(|| 1),
             spin: Duration::ZERO,
-            share: Live::default(),
+            share: LiveShare::default(),
         };
         let store = Nothing::default();
         let frees = store.frees.clone();
@@ -101,13 +101,13 @@ impl Tenant {
             len: EXTENT_BYTES as u32,
         };
         mailbox.post(i, ask, posted_ns);
-        self.far.ring(proc);
+        self.far.notify(proc);
         i
     }
 
     /// A turn; returns whether work is left.
     fn turn(&mut self) -> bool {
-        self.dispatch.look();
+        self.dispatch.tick();
         let found = self.agent.gather(&mut self.dispatch, ID, usize::MAX);
         while let Some(decision) = self.dispatch.decide() {
             self.agent.start(decision, self.dispatch.now_ns());
@@ -230,7 +230,7 @@ fn all_processes_at_once_are_looked_at_in_several_turns_and_none_is_passed_over(
     assert!((1..=64).contains(&ended(&t)), "{}", ended(&t));
     for _ in 0..20 {
         // One of them keeps notifying.
-        t.far.ring(0);
+        t.far.notify(0);
         t.turn();
     }
     assert_eq!(ended(&t), PROCS_MAX);
@@ -270,7 +270,7 @@ fn rings_and_urges_for_nothing_are_no_work() {
         for i in 0..64 {
             t.far.mailboxes[proc].urge(i);
         }
-        t.far.ring(proc);
+        t.far.notify(proc);
         let found = t.agent.gather(&mut t.dispatch, ID, usize::MAX);
         assert!(!found.work && !found.more, "{found:?}");
     }
@@ -311,7 +311,7 @@ fn no_seal_number_comes_again_after_a_restart_whatever_the_tenant_wrote() {
                 len: EXTENT_BYTES as u32,
             };
             mailbox.post(i, ask, 0);
-            far.ring(0);
+            far.notify(0);
             t.turns();
             assert_eq!(mailbox.ended(i), Some(Status::Ok));
             mailbox.release(i);

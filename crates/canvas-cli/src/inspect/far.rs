@@ -75,7 +75,7 @@ impl<'t> Extents<'t> {
             len: EXTENT_BYTES as u32,
         };
         self.mailbox.post(i, ask, proc::now_ns());
-        if self.far.ring(self.target.index) {
+        if self.far.notify(self.target.index) {
             proc::futex_wake(&self.far.asleep, 1);
         }
         let status = self.wait(i);

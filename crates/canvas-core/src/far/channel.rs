@@ -33,7 +33,7 @@ pub(crate) fn claim_demand<F: FarStore>(far: &F) -> Request {
 /// Posts a request; returns its index in the mailbox.
 pub(crate) fn post(c: &impl Channel, request: Request, ask: Ask, now_ns: u64) -> usize {
     c.mailbox().post(request.0, ask, now_ns);
-    c.ring();
+    c.notify_agent();
     request.0
 }
 

@@ -91,7 +91,7 @@ pub(crate) fn round(far: &impl FarStore, in_need: bool) -> bool {
             SearchOutcome::Found(extent) if !channel::is_under_way(far, extent) => {
                 let i = channel::begin(far, request, JobKind::Compact, extent, 0);
                 if in_need && far.mailbox().urge(i) {
-                    far.ring();
+                    far.notify_agent();
                 }
                 begun = true;
             }

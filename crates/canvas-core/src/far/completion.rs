@@ -102,7 +102,7 @@ pub fn wait_for_arrival<F: FarStore>(far: &F, page: u32, place: ExtentRef) {
         if job.kind() != JobKind::Compact {
             learn(far.owner(), true);
         }
-        far.ring();
+        far.notify_agent();
     }
     let ours = || job.is_open(place.extent);
     if channel::wait(far, i, false, ours).is_some() {

@@ -134,7 +134,7 @@ pub trait Channel {
     /// This process's mailbox.
     fn mailbox(&self) -> &Mailbox;
     /// Notifies the agent of a post.
-    fn ring(&self);
+    fn notify_agent(&self);
     /// Passes the buffer of a request that has ended to `on`.
     fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R;
     /// Passes the buffer of a request that is not posted yet to `on`.

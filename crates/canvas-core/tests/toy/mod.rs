@@ -455,7 +455,7 @@ impl Channel for Toy<'_> {
     fn mailbox(&self) -> &Mailbox {
         &self.w.mailbox
     }
-    fn ring(&self) {}
+    fn notify_agent(&self) {}
     fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R {
         on(&self.w.buffers[of.index()].try_lock().expect("ours alone"))
     }

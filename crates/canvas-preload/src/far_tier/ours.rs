@@ -165,7 +165,7 @@ impl Channel for OurFar {
     fn mailbox(&self) -> &Mailbox {
         our_mailbox(self.0)
     }
-    fn ring(&self) {
+    fn notify_agent(&self) {
         ring(self.0);
     }
     fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R {
