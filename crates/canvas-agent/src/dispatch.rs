@@ -27,7 +27,7 @@ use crate::notifier::Notifier;
 
 /// The link that a request uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lane {
+pub enum IoLink {
     /// From donors.
     In,
     /// To donors.
@@ -44,12 +44,12 @@ const _: () = assert!(LINKS <= canvas_sched::LINKS_MAX);
 /// Most serving threads: a bit each in a word.
 pub const THREADS_MAX: usize = 64;
 
-impl Lane {
-    fn link(self) -> usize {
+impl IoLink {
+    fn index(self) -> usize {
         match self {
-            Lane::In => 0,
-            Lane::Out => 1,
-            Lane::Disk(path) => 2 + usize::from(path) % PATHS_MAX,
+            IoLink::In => 0,
+            IoLink::Out => 1,
+            IoLink::Disk(path) => 2 + usize::from(path) % PATHS_MAX,
         }
     }
 }
@@ -285,23 +285,23 @@ impl Dispatch {
         &mut self,
         id: u64,
         class: Class,
-        lane: Lane,
+        link: IoLink,
         bytes: u32,
         tag: u32,
         posted_ns: u64,
     ) -> Option<Ticket> {
         let posted_ns = posted_ns.min(self.now_ns);
         let mut core = self.core();
-        let link = core.links[lane.link()];
+        let link = core.links[link.index()];
         core.sched
             .submit(TenantId(id), class, link, bytes, tag.into(), posted_ns)
             .ok()
     }
 
     /// Whether a prefetch would wait too long behind `ahead_bytes` that the tenant has requested before.
-    pub fn is_too_far_ahead(&self, id: u64, lane: Lane, bytes: u32, ahead_bytes: u64) -> bool {
+    pub fn is_too_far_ahead(&self, id: u64, link: IoLink, bytes: u32, ahead_bytes: u64) -> bool {
         let core = self.core();
-        let link = core.links[lane.link()];
+        let link = core.links[link.index()];
         core.sched
             .is_too_far_ahead(TenantId(id), link, bytes, ahead_bytes)
     }
@@ -312,12 +312,12 @@ impl Dispatch {
     }
 
     /// How much of a request to transfer at a time, so that nobody waits long for it.
-    pub fn piece_bytes(&self, lane: Lane) -> u32 {
-        if let Lane::Disk(_) = lane {
+    pub fn piece_bytes(&self, link: IoLink) -> u32 {
+        if let IoLink::Disk(_) = link {
             // A disk does each operation whole.
             return u32::MAX;
         }
-        self.lane(lane).map_or(u32::MAX, |s| s.piece_bytes)
+        self.link_stats(link).map_or(u32::MAX, |s| s.piece_bytes)
     }
 
     /// The next decision for this thread.
@@ -362,18 +362,19 @@ impl Dispatch {
         self.core().sched.used_after(TenantId(id), ns, count);
     }
 
-    /// Charges a tenant for bytes that it has moved over a lane without a request here. While others wait, returns how
+    /// Charges a tenant for bytes that it has moved over a link without a request here. While others wait, returns how
     /// many bytes the tenant is ahead of its share.
-    pub fn charge(&mut self, id: u64, lane: Lane, bytes: u64) -> Option<u64> {
+    pub fn charge(&mut self, id: u64, link: IoLink, bytes: u64) -> Option<u64> {
         let mut core = self.core();
-        let link = core.links[lane.link()];
+        let link = core.links[link.index()];
         core.sched.charge(TenantId(id), link, bytes)
     }
 
-    /// Bytes started for a tenant on a lane so far.
-    pub fn sent_bytes(&self, id: u64, lane: Lane) -> u64 {
+    /// Bytes started for a tenant on a link so far.
+    pub fn sent_bytes(&self, id: u64, link: IoLink) -> u64 {
         let core = self.core();
-        core.sched.sent_bytes(TenantId(id), core.links[lane.link()])
+        core.sched
+            .sent_bytes(TenantId(id), core.links[link.index()])
     }
 
     /// Counts changes of the number of tenants that use the links.
@@ -389,7 +390,7 @@ impl Dispatch {
         let before = using(&core);
         core.uses.extend(mine.iter().copied());
         let is_new = using(&core) != before;
-        let link = core.sched.link_stats(core.links[Lane::In.link()]);
+        let link = core.sched.link_stats(core.links[IoLink::In.index()]);
         let all: Vec<TenantUse> = core.uses.values().copied().collect();
         let parts = divide(link.map_or(0, |l| l.rate_bytes_s), &all);
         let parts: BTreeMap<u64, Direct> = core.uses.keys().copied().zip(parts).collect();
@@ -416,10 +417,10 @@ impl Dispatch {
         Some(Duration::from_nanos(due.saturating_sub(self.now_ns)))
     }
 
-    /// A lane's statistics.
-    pub fn lane(&self, lane: Lane) -> Option<LinkStats> {
+    /// A link's statistics.
+    pub fn link_stats(&self, link: IoLink) -> Option<LinkStats> {
         let core = self.core();
-        core.sched.link_stats(core.links[lane.link()])
+        core.sched.link_stats(core.links[link.index()])
     }
 }
 
@@ -519,7 +520,7 @@ mod tests {
                     m.next_tag += 1;
                     let now_ns = all[at].tick();
                     let taken =
-                        all[at].submit(id, Class::Demand, Lane::In, BYTES, m.next_tag, now_ns);
+                        all[at].submit(id, Class::Demand, IoLink::In, BYTES, m.next_tag, now_ns);
                     m.tickets.insert(m.next_tag.into(), taken.unwrap());
                     m.waiting.insert(m.next_tag.into(), id);
                 }
@@ -581,7 +582,7 @@ mod tests {
                 apply(&Op::Done(usize::MAX), &mut all, &mut m)?;
             }
             prop_assert!(m.waiting.is_empty(), "forgotten: {:?}", m.waiting);
-            prop_assert_eq!(all[0].lane(Lane::In).unwrap().under_way_bytes, 0);
+            prop_assert_eq!(all[0].link_stats(IoLink::In).unwrap().under_way_bytes, 0);
         }
     }
 

@@ -19,7 +19,7 @@ use canvas_shm::Far;
 use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, thread_ns};
 
 use crate::direct::{Direct, Reads, TenantUse};
-use crate::dispatch::{Dispatch, Lane};
+use crate::dispatch::{Dispatch, IoLink};
 use crate::idle::{AWAIT, EXPECT, SLEEP_MAX, is_contended, relax, spin_time};
 use crate::round_robin::{NotifyThrottle, RoundRobin, SPURIOUS_PAUSE};
 use crate::share::{LiveShare, Share};
@@ -76,8 +76,8 @@ pub trait TenantAgent: Send {
     fn is_busy(&self) -> bool;
     /// See [`crate::store::Store::is_quiet`].
     fn is_quiet(&self) -> bool;
-    /// See [`crate::Agent::leave`].
-    fn leave(&mut self);
+    /// See [`crate::Agent::free_all`].
+    fn free_all(&mut self);
     /// The tenant's far area.
     fn far(&self) -> &'static Far;
     /// The tenant's share.
@@ -454,9 +454,9 @@ impl ServeLoop {
             if bytes > 0 {
                 slot.used = Some(now);
             }
-            let sent_bytes = self.dispatch.sent_bytes(slot.id, Lane::In);
+            let sent_bytes = self.dispatch.sent_bytes(slot.id, IoLink::In);
             slot.read.add(bytes, sent_bytes, now);
-            let ahead = self.dispatch.charge(slot.id, Lane::In, bytes);
+            let ahead = self.dispatch.charge(slot.id, IoLink::In, bytes);
             let most = if slot.is_ahead {
                 AHEAD_BYTES.1
             } else {

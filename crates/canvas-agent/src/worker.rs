@@ -196,7 +196,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
         let store = Replicas::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
         let mut agent = Agent::new(setup, store);
         agent.serve(dispatch, is_over);
-        agent.leave();
+        agent.free_all();
     }
     Ok(())
 }

@@ -303,7 +303,7 @@ fn run_commands(serving: &mut ServeLoop, commands: &Receiver<Command>) -> bool {
                 let agent = serving.remove(id);
                 let ends = move || {
                     if let Some(mut agent) = agent {
-                        agent.leave();
+                        agent.free_all();
                     }
                     drop(rest);
                 };
@@ -327,7 +327,7 @@ fn run_commands(serving: &mut ServeLoop, commands: &Receiver<Command>) -> bool {
 mod tests {
     use super::*;
     use crate::direct::Direct;
-    use crate::dispatch::Lane;
+    use crate::dispatch::IoLink;
     use crate::serve_loop::Found;
     use crate::share::LiveShare;
     use canvas_sched::{Class, Decision, LinkConfig, Ticket};
@@ -368,7 +368,7 @@ mod tests {
                 for _ in 0..taken {
                     let (tag, now_ns) = (own.left, dispatch.now_ns());
                     own.left -= 1;
-                    let ticket = dispatch.submit(id, Class::Demand, Lane::In, BYTES, tag, now_ns);
+                    let ticket = dispatch.submit(id, Class::Demand, IoLink::In, BYTES, tag, now_ns);
                     own.tickets.insert(tag.into(), ticket.unwrap());
                 }
                 Found {
@@ -419,7 +419,7 @@ mod tests {
         fn is_busy(&self) -> bool {
             !self.tickets.is_empty()
         }
-        fn leave(&mut self) {}
+        fn free_all(&mut self) {}
         fn far(&self) -> &'static Far {
             self.far
         }

@@ -14,8 +14,8 @@
 //!   extent. Data are verified before they are copied from one place to another.
 
 pub mod donor;
+mod free_all;
 mod lanes;
-mod leave;
 pub mod line;
 mod read;
 mod repair;
@@ -49,14 +49,14 @@ use canvas_wire::key::ClusterKey;
 use crate::block::Block;
 use crate::copies::LiveCopies;
 use crate::disk::Disk;
-use crate::dispatch::Lane;
+use crate::dispatch::IoLink;
 use crate::erasure::Coder;
 use crate::finder::Found;
 use crate::idle::Waker;
 use crate::journal::Journal;
 use crate::seal::Sealer;
-use crate::store::About;
-use crate::store::{Direct, Event, ONCE, Store};
+use crate::store::LogTopic;
+use crate::store::{Direct, Event, Store, TRANSFER_COST};
 use donor::{Donor, PROMPT_BYTES, State};
 use line::{from_line, to_line};
 use read::Reads;
@@ -181,7 +181,7 @@ pub struct Replicas {
     wrote: Vec<u32>,
     calls: HashMap<u64, Sent>,
     next_tag: u64,
-    /// Slabs that donors still lend to a tenant that has ended ([`Replicas::leave`]): donor and handle.
+    /// Slabs that donors still lend to a tenant that has ended ([`Replicas::free_all`]): donor and handle.
     useless: Vec<(usize, u64)>,
     /// Slab values being sent to donors.
     worths: worth::Tellings,
@@ -488,10 +488,10 @@ impl Replicas {
 
     // Donors.
 
-    fn line(&mut self, about: About, donor: usize, text: std::fmt::Arguments) {
+    fn line(&mut self, about: LogTopic, donor: usize, text: std::fmt::Arguments) {
         let addr = self.donors[donor].addr;
         self.events
-            .push(Event::Line(about, format!("donor {addr}: {text}")));
+            .push(Event::Log(about, format!("donor {addr}: {text}")));
     }
 
     /// Polls a donor's links: `all` of them, or those that owe an answer.
@@ -501,7 +501,7 @@ impl Replicas {
                 Ok(()) => self.connected(donor),
                 Err(why) if !self.donors[donor].told => {
                     self.donors[donor].told = true;
-                    self.line(About::DonorLost(donor), donor, format_args!("{why}"));
+                    self.line(LogTopic::DonorLost(donor), donor, format_args!("{why}"));
                 }
                 Err(_) => {}
             }
@@ -542,7 +542,7 @@ impl Replicas {
         if let Some(why) = broken {
             self.donors[donor].lost();
             self.donors[donor].told = true;
-            self.line(About::DonorLost(donor), donor, format_args!("{why}"));
+            self.line(LogTopic::DonorLost(donor), donor, format_args!("{why}"));
         }
         while std::mem::take(&mut self.donors[donor].orphans) {
             self.orphans(donor);
@@ -581,7 +581,7 @@ impl Replicas {
         d.listed = Vec::new();
         d.lost();
         if !std::mem::replace(&mut d.told, true) {
-            self.line(About::DonorLost(donor), donor, format_args!("{why}"));
+            self.line(LogTopic::DonorLost(donor), donor, format_args!("{why}"));
         }
     }
 
@@ -597,7 +597,7 @@ impl Replicas {
         self.donors[donor].state = State::Up;
         if std::mem::take(&mut self.donors[donor].told) {
             self.line(
-                About::DonorBack(donor),
+                LogTopic::DonorBack(donor),
                 donor,
                 format_args!("it serves again"),
             );
@@ -610,7 +610,7 @@ impl Replicas {
         for slab in map::gone(&mut self.map, donor, handle) {
             self.save(slab);
             self.line(
-                About::DonorForgot(donor),
+                LogTopic::DonorForgot(donor),
                 donor,
                 format_args!("it no longer has slab {slab}; its pages are copied again"),
             );
@@ -799,19 +799,21 @@ impl Donors for Views<'_> {
 }
 
 impl Store for Replicas {
-    fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32) {
+    fn link(&mut self, id: u32, extent: u32, writes: bool) -> (IoLink, u32) {
         let slab = extent / SLAB_EXTENTS as u32;
         if !writes && self.code_of(slab).is_some() {
-            return (Lane::In, ONCE);
+            return (IoLink::In, TRANSFER_COST);
         }
         if !writes {
-            return (self.read_lane(id, extent), ONCE);
+            return (self.read_link(id, extent), TRANSFER_COST);
         }
         let policy = self.policy_of(slab);
-        let share = policy.code.map_or(ONCE, |code| ONCE / code.data() as u32);
+        let share = policy
+            .code
+            .map_or(TRANSFER_COST, |code| TRANSFER_COST / code.data() as u32);
         match &mut self.disk {
-            Some(disk) if policy.donors == 0 => disk.lane(id, extent, writes),
-            _ => (Lane::Out, policy.donors.max(1) as u32 * share),
+            Some(disk) if policy.donors == 0 => disk.link(id, extent, writes),
+            _ => (IoLink::Out, policy.donors.max(1) as u32 * share),
         }
     }
 
@@ -819,12 +821,12 @@ impl Store for Replicas {
         self.begin_write(id, extent, block, to);
     }
 
-    fn write_on(&mut self, id: u32, to: usize) {
+    fn continue_write(&mut self, id: u32, to: usize) {
         self.go_on_writing(id, to);
     }
 
-    fn move_own(&mut self, slot: u32, bytes: usize) {
-        self.move_own(slot as usize, bytes);
+    fn grant_move(&mut self, slot: u32, bytes: usize) {
+        self.grant_move(slot as usize, bytes);
     }
 
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block) {
@@ -903,8 +905,8 @@ impl Store for Replicas {
         self.lanes.take_bytes()
     }
 
-    fn leave(&mut self, patience: Duration) {
-        self.leave(patience);
+    fn free_all(&mut self, patience: Duration) {
+        self.free_all(patience);
     }
 
     fn is_quiet(&self) -> bool {

@@ -15,7 +15,7 @@ use canvas_wire::frame::{Answer, Request};
 
 use super::{Call, Replicas, Views};
 use crate::block::Block;
-use crate::dispatch::Lane;
+use crate::dispatch::IoLink;
 use crate::store::{Event, Outcome, Store, place};
 
 /// The disk's numbers for this module's reads begin here. They differ from read ids because a read for which another
@@ -126,7 +126,7 @@ impl Turns {
 
 impl Replicas {
     /// The links for a read. Where donors and the disk both have the extent, [`Turns`] chooses.
-    pub(super) fn read_lane(&mut self, id: u32, extent: u32) -> Lane {
+    pub(super) fn read_link(&mut self, id: u32, extent: u32) -> IoLink {
         let (slab, within) = place(extent);
         let on_disk = self.on_disk(slab, within);
         let donors = Views::of(&self.donors, self.started);
@@ -151,8 +151,8 @@ impl Replicas {
             (OnDisk::No | OnDisk::Unsure, _) => DONORS,
         };
         match &self.disk {
-            Some(disk) if path == DISK => disk.lane_of(extent),
-            _ => Lane::In,
+            Some(disk) if path == DISK => disk.link_of(extent),
+            _ => IoLink::In,
         }
     }
 

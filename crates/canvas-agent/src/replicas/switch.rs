@@ -9,7 +9,7 @@ use canvas_place::replicas::read::OnDisk;
 use canvas_shm::far::SLAB_EXTENTS;
 
 use super::{Replicas, Views};
-use crate::store::About;
+use crate::store::LogTopic;
 use crate::store::{Event, Store};
 
 /// The possible policy nearest to `wanted`: without a disk, copies on donors only.
@@ -42,7 +42,7 @@ impl Replicas {
             self.meet_unmet();
         }
         let line = format!("the copies policy is {now} now; far memory moves to the new places");
-        self.events.push(Event::Line(About::Copies, line));
+        self.events.push(Event::Log(LogTopic::Copies, line));
     }
 
     /// The policy that applies to a slab.

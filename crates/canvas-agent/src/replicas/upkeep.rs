@@ -12,8 +12,8 @@ use canvas_wire::frame::{Reply, Request};
 use super::donor::{Donor, State};
 use super::{Call, Replicas, SERVERS_MAX, Views, shards};
 use crate::finder::Found;
-use crate::store::About;
 use crate::store::Event;
+use crate::store::LogTopic;
 
 /// A donor that was away for this long, and holds no copy that is relied on, gives up its place to another.
 const FORGOTTEN: Duration = Duration::from_secs(60);
@@ -147,7 +147,7 @@ impl Replicas {
         for addr in found.into_iter().flatten() {
             let addr = Address::from(addr);
             match self.meet(addr) {
-                Some(i) => self.line(About::DonorFound(i), i, format_args!("found by gossip")),
+                Some(i) => self.line(LogTopic::DonorFound(i), i, format_args!("found by gossip")),
                 None => self.is_unmet(addr),
             }
         }

@@ -311,7 +311,7 @@ impl Replicas {
         }
         if op.sent < EXTENT_BYTES && !op.targets.is_empty() {
             op.waits = true;
-            self.events.push(Event::Part(id));
+            self.events.push(Event::WriteAdvanced(id));
             return;
         }
         if op.to_disk {

@@ -73,7 +73,7 @@ impl TenantAgent for Counts {
     fn is_ready(&self) -> bool {
         self.left.load(Relaxed) > 0
     }
-    fn leave(&mut self) {}
+    fn free_all(&mut self) {}
     fn far(&self) -> &'static Far {
         self.far
     }
@@ -345,13 +345,13 @@ fn all_bells_wake_the_thread() {
 
 #[test]
 fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
-    const LANES: [Lane; 4] = [Lane::In, Lane::Out, Lane::Disk(0), Lane::Disk(7)];
+    const LINKS: [IoLink; 4] = [IoLink::In, IoLink::Out, IoLink::Disk(0), IoLink::Disk(7)];
     let mut t = tenants(1);
     for id in 0..1000 {
         let dispatch = &mut t.serving.dispatch;
-        for lane in LANES {
+        for link in LINKS {
             for class in Class::ALL {
-                let taken = dispatch.submit(id, class, lane, 32 << 10, 7, 0);
+                let taken = dispatch.submit(id, class, link, 32 << 10, 7, 0);
                 assert!(taken.is_some());
             }
         }
@@ -361,15 +361,18 @@ fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
         }
         assert_eq!(
             begun,
-            3 * LANES.len(),
+            3 * LINKS.len(),
             "the links have room for tenant {id}"
         );
         // Nobody will report the end of its operations.
         let agent = t.serving.remove(id).unwrap();
         t.serving.add(id + 1, agent, Arc::default());
     }
-    for lane in LANES {
-        assert_eq!(t.serving.dispatch.lane(lane).unwrap().under_way_bytes, 0);
+    for link in LINKS {
+        assert_eq!(
+            t.serving.dispatch.link_stats(link).unwrap().under_way_bytes,
+            0
+        );
     }
 }
 

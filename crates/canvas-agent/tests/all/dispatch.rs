@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use canvas_agent::block::Block;
-use canvas_agent::dispatch::{Dispatch, Lane};
+use canvas_agent::dispatch::{Dispatch, IoLink};
 use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
 use canvas_agent::share::LiveShare;
-use canvas_agent::store::{Event, ONCE, Outcome, Store};
+use canvas_agent::store::{Event, Outcome, Store, TRANSFER_COST};
 use canvas_agent::{Agent, Setup, Share};
 use canvas_core::swap::extent::Packer;
 use canvas_sched::{Decision, LinkConfig};
@@ -44,16 +44,16 @@ impl Store for Slow {
         let mut link = self.0.lock().unwrap();
         link.writes.insert(id, (extent, block, 0));
         drop(link);
-        self.write_on(id, to);
+        self.continue_write(id, to);
     }
-    fn write_on(&mut self, id: u32, to: usize) {
+    fn continue_write(&mut self, id: u32, to: usize) {
         let mut link = self.0.lock().unwrap();
         let (extent, block, got) = link.writes.remove(&id).unwrap();
         assert!(got < to && to <= EXTENT_BYTES);
         link.wrote.push((extent, to));
         if to < EXTENT_BYTES {
             link.writes.insert(id, (extent, block, to));
-            link.events.push(Event::Part(id));
+            link.events.push(Event::WriteAdvanced(id));
             return;
         }
         link.extents.insert(extent, block.to_vec());
@@ -68,8 +68,8 @@ impl Store for Slow {
         link.pieces.push((extent, range.clone()));
         link.reads.push_back((id, extent, range, block));
     }
-    fn lane(&mut self, _: u32, _: u32, writes: bool) -> (Lane, u32) {
-        (if writes { Lane::Out } else { Lane::In }, ONCE)
+    fn link(&mut self, _: u32, _: u32, writes: bool) -> (IoLink, u32) {
+        (if writes { IoLink::Out } else { IoLink::In }, TRANSFER_COST)
     }
     fn free(&mut self, _: u32) {}
     fn poll(&mut self, events: &mut Vec<Event>) {

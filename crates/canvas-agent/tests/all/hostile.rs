@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use canvas_agent::block::Block;
-use canvas_agent::dispatch::{Dispatch, Lane};
+use canvas_agent::dispatch::{Dispatch, IoLink};
 use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
 use canvas_agent::share::LiveShare;
-use canvas_agent::store::{Event, ONCE, Outcome, Store};
+use canvas_agent::store::{Event, Outcome, Store, TRANSFER_COST};
 use canvas_agent::{Agent, Setup, Share};
 use canvas_core::swap::extent::Packer;
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX, slab_state};
@@ -35,8 +35,8 @@ impl Store for Nothing {
         let outcome = Outcome::NoCopy;
         self.events.push(Event::Ended { id, outcome, block });
     }
-    fn lane(&mut self, _: u32, _: u32, writes: bool) -> (Lane, u32) {
-        (if writes { Lane::Out } else { Lane::In }, ONCE)
+    fn link(&mut self, _: u32, _: u32, writes: bool) -> (IoLink, u32) {
+        (if writes { IoLink::Out } else { IoLink::In }, TRANSFER_COST)
     }
     fn free(&mut self, slab: u32) {
         self.frees.lock().unwrap().push(slab);

@@ -14,7 +14,7 @@ use canvas_wire::frame::Request;
 
 use super::super::{Call, Replicas};
 use crate::block::Block;
-use crate::dispatch::Lane;
+use crate::dispatch::IoLink;
 use crate::erasure::{Coder, Piece, assemble, candidates};
 use crate::store::{Event, place};
 
@@ -122,13 +122,13 @@ impl Replicas {
             return;
         };
         let left = gathering.coder.shard_bytes() - gathering.got;
-        let (lane, bytes) = match gathering.out.is_empty() {
-            true => (Lane::In, left * gathering.sources.len()),
-            false => (Lane::Out, left),
+        let (link, bytes) = match gathering.out.is_empty() {
+            true => (IoLink::In, left * gathering.sources.len()),
+            false => (IoLink::Out, left),
         };
-        self.events.push(Event::Wants {
+        self.events.push(Event::MoveWanted {
             slot: slot as u32,
-            lane,
+            link,
             bytes: bytes as u32,
         });
     }

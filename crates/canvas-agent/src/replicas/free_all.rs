@@ -8,11 +8,11 @@ use canvas_wire::frame::Request;
 use super::{Call, Replicas};
 
 /// Pause between two polls for answers.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_PAUSE: Duration = Duration::from_micros(200);
 
 impl Replicas {
     /// Frees all slabs at reachable donors, and waits at most `patience` for their answers.
-    pub(super) fn leave(&mut self, patience: Duration) {
+    pub(super) fn free_all(&mut self, patience: Duration) {
         let until = Instant::now() + patience;
         // Nobody waits for the other answers any more. A slab that is being allocated is freed once its handle is
         // known.
@@ -34,7 +34,7 @@ impl Replicas {
                 self.poll_donor(donor, true);
             }
             if !self.calls.is_empty() {
-                sleep(LOOK);
+                sleep(POLL_PAUSE);
             }
         }
     }
