@@ -13,7 +13,7 @@ use canvas_sched::{Class, Decision, Ticket};
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENTS_MAX, SHARED, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
-use canvas_shm::mailbox::{self, Ask, Kind, REQUESTS, Status};
+use canvas_shm::mailbox::{self, Kind, REQUESTS, RequestFields, Status};
 use canvas_shm::segment::PROCS_MAX;
 use canvas_sys::proc::futex_wake;
 use nix::errno::Errno;
@@ -79,7 +79,7 @@ pub struct Setup {
 /// A request being served.
 struct Work {
     from: Origin,
-    ask: Ask,
+    ask: RequestFields,
     class: Class,
     posted_ns: u64,
     /// The dispatcher's ticket, while it has the request.
@@ -92,7 +92,7 @@ struct Work {
     got: u32,
     piece: u32,
     /// A thread waits for this prefetch.
-    urged: bool,
+    escalated: bool,
     /// Seal number of the extent that is read or written.
     seal: u64,
     /// Number of the copy that is read, or was last.
@@ -318,11 +318,11 @@ impl<S: Store> Agent<S> {
     /// Reads the mailbox of a process that has notified. False when it is empty.
     fn read_mailbox(&mut self, dispatch: &mut Dispatch, proc: usize) -> bool {
         let mailbox = &self.far.mailboxes[proc];
-        let (posted, urged) = mailbox.news();
+        let (posted, escalated) = mailbox.take_new();
         self.requests.post(proc, posted);
-        let urged = urged & mailbox::FETCHES;
-        let promoted = urged != 0 && self.urge(dispatch, proc, urged);
-        posted != 0 || promoted
+        let escalated = escalated & mailbox::FETCHES;
+        let moved = escalated != 0 && self.escalate(dispatch, proc, escalated);
+        posted != 0 || moved
     }
 
     /// Starts one of this tenant's operations, as the dispatcher has decided.
@@ -354,7 +354,7 @@ impl<S: Store> Agent<S> {
         }
         stats.sent_bytes[class].fetch_add(request.bytes.into(), Relaxed);
         let (mailbox, i) = (&self.far.mailboxes[work.from.proc], work.from.i);
-        if work.ask.kind == Kind::Read && !mailbox.wanted(i) {
+        if work.ask.kind == Kind::Read && !mailbox.is_awaited(i) {
             self.finish(id, Status::Refused);
         } else {
             self.run(id);
@@ -400,7 +400,7 @@ impl<S: Store> Agent<S> {
             let (link, times) = self
                 .store
                 .link(op, work.ask.extent, work.ask.kind == Kind::Write);
-            let class = if work.urged {
+            let class = if work.escalated {
                 Class::Demand
             } else {
                 work.class
@@ -431,7 +431,7 @@ impl<S: Store> Agent<S> {
     /// Bytes of prefetches on a link for which no thread waits.
     fn ahead_bytes(&self, link: IoLink) -> u64 {
         let ahead = |w: &&Work| {
-            w.class == Class::Prefetch && !w.urged && w.ticket.is_some() && w.link == Some(link)
+            w.class == Class::Prefetch && !w.escalated && w.ticket.is_some() && w.link == Some(link)
         };
         let all = self.work.iter().flatten().filter(ahead);
         all.map(|w| u64::from(w.bytes() - w.got)).sum()
@@ -455,26 +455,27 @@ impl<S: Store> Agent<S> {
     }
 
     /// Threads wait for these prefetches, a bit each. False when none of them is waiting here.
-    fn urge(&mut self, dispatch: &mut Dispatch, proc: usize, urged: u64) -> bool {
-        let waits = |i: &usize| urged & 1 << i != 0 && self.requests.urge(Origin { proc, i: *i });
-        let mut promoted = (0..REQUESTS).filter(waits).count();
-        // One pass, however many are urged.
+    fn escalate(&mut self, dispatch: &mut Dispatch, proc: usize, escalated: u64) -> bool {
+        let waits =
+            |i: &usize| escalated & 1 << i != 0 && self.requests.escalate(Origin { proc, i: *i });
+        let mut count = (0..REQUESTS).filter(waits).count();
+        // One pass, however many are escalated.
         for work in self.work.iter_mut().flatten() {
-            if work.from.proc != proc || urged & 1 << work.from.i == 0 {
+            if work.from.proc != proc || escalated & 1 << work.from.i == 0 {
                 continue;
             }
             // The rest of a request that is under way goes as a demand read.
             let rest = work.begun_ns != 0 && work.got + work.piece < work.ask.len;
             let moved = match work.ticket {
-                Some(ticket) if work.begun_ns == 0 => dispatch.promote(ticket),
-                _ => rest && !work.urged,
+                Some(ticket) if work.begun_ns == 0 => dispatch.escalate(ticket),
+                _ => rest && !work.escalated,
             };
-            work.urged = true;
-            promoted += usize::from(moved);
+            work.escalated = true;
+            count += usize::from(moved);
         }
         let stats = &self.far.stats;
-        stats.promoted.fetch_add(promoted as u64, Relaxed);
-        promoted > 0
+        stats.promoted.fetch_add(count as u64, Relaxed);
+        count > 0
     }
 
     /// Reports to the dispatcher how long before their use pages were prefetched, since the last check.
@@ -565,7 +566,7 @@ impl<S: Store> Agent<S> {
             begun_ns: 0,
             got: 0,
             piece: ask.len,
-            urged: false,
+            escalated: false,
             seal: 0,
             copy: 0,
             corrupt: false,
@@ -579,7 +580,7 @@ impl<S: Store> Agent<S> {
 
     /// Validates a request as far as possible without its bytes. An error without a reason: the request is of a process
     /// that has ended, and the extent it names may belong to another process by now.
-    fn validate(&self, from: Origin, ask: Ask) -> Result<(), Option<&'static str>> {
+    fn validate(&self, from: Origin, ask: RequestFields) -> Result<(), Option<&'static str>> {
         if ask.extent as usize >= EXTENTS_MAX {
             return Err(Some("the extent's number is out of range"));
         }

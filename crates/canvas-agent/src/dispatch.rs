@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use canvas_place::paths::PATHS_MAX;
 use canvas_sched::{
-    Class, Decision, LinkConfig, LinkId, LinkStats, Promoted, Scheduler, TenantConfig, TenantId,
+    Class, Decision, Escalation, LinkConfig, LinkId, LinkStats, Scheduler, TenantConfig, TenantId,
     Ticket,
 };
 use nix::time::{ClockId, clock_gettime};
@@ -351,10 +351,10 @@ impl Dispatch {
     }
 
     /// A thread waits for this prefetch. True when it has moved to the demand queue.
-    pub fn promote(&mut self, ticket: Ticket) -> bool {
+    pub fn escalate(&mut self, ticket: Ticket) -> bool {
         let mut core = self.core();
         let now_ns = core.at(self.now_ns);
-        core.sched.promote(ticket, now_ns) == Promoted::Moved
+        core.sched.escalate(ticket, now_ns) == Escalation::Moved
     }
 
     /// Records that `count` of a tenant's pages were prefetched `ns` before their use.

@@ -127,7 +127,7 @@ impl RequestTable {
     }
 
     /// A thread waits for this prefetch: from here on it is a demand read. False when it is not waiting here.
-    pub fn urge(&mut self, from: Origin) -> bool {
+    pub fn escalate(&mut self, from: Origin) -> bool {
         let Origin { proc, i } = from;
         if self.waiting[proc] & FETCHES & 1 << i == 0 {
             return false;

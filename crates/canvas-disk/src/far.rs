@@ -20,7 +20,7 @@ use canvas_core::swap::{Chosen, LocalPool, PoolBudget};
 use canvas_direct::client::pairs::NoPairs;
 use canvas_direct::client::{Lanes, Process};
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
-use canvas_shm::mailbox::{Ask, Mailbox, Status};
+use canvas_shm::mailbox::{Mailbox, RequestFields, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment, lives};
 use canvas_sys::{Errno, gate, proc};
 use canvas_types::{ExtentRef, SwapEntry};
@@ -484,7 +484,7 @@ impl Channel for DiskFar<'_, '_> {
         let far = self.tenant.far;
         far.copy_out(self.tenant.index, of.index(), offset, out);
     }
-    fn read_directly(&self, ask: &Ask, to: &mut [u8]) -> bool {
+    fn read_directly(&self, ask: &RequestFields, to: &mut [u8]) -> bool {
         let tenant = self.tenant;
         tenant.lanes.read(tenant.far, ask, to, &Ours)
     }

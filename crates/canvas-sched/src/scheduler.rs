@@ -7,8 +7,8 @@ use crate::link::{Link, LinkConfig, LinkStats};
 use crate::queue::{Choice, NONE};
 use crate::tenant::{State, Tenant, TenantConfig, TenantStats};
 use crate::{
-    Class, Decision, LINKS_MAX, LinkId, Promoted, REQUEST_BYTES_MAX, Refused, Request, TENANTS_MAX,
-    TenantError, TenantId, Ticket, WEIGHTS,
+    Class, Decision, Escalation, LINKS_MAX, LinkId, REQUEST_BYTES_MAX, Refused, Request,
+    TENANTS_MAX, TenantError, TenantId, Ticket, WEIGHTS,
 };
 
 /// Virtual time of a byte at weight 1: rounding is then below a millionth of the smallest request.
@@ -502,27 +502,27 @@ impl Scheduler {
 
     /// A thread waits for this request: a waiting prefetch becomes a demand. This records the prefetch's timeliness as
     /// well: do not call [`Scheduler::used_after`] for it.
-    pub fn promote(&mut self, ticket: Ticket, now_ns: u64) -> Promoted {
+    pub fn escalate(&mut self, ticket: Ticket, now_ns: u64) -> Escalation {
         let seat = self.seats.get_mut(ticket.seat as usize);
         let Some(tenant) = seat.and_then(Option::as_mut) else {
-            return Promoted::Gone;
+            return Escalation::Gone;
         };
         let Some(slot) = tenant.slot_of(ticket) else {
-            return Promoted::Gone;
+            return Escalation::Gone;
         };
         let (state, class, link) = (slot.state, slot.class, slot.link as usize);
         if class == Class::Prefetch {
             tenant.needed(ticket.slot, now_ns);
         }
         if state == State::UnderWay {
-            return Promoted::UnderWay;
+            return Escalation::UnderWay;
         }
         if class != Class::Prefetch {
-            return Promoted::Already;
+            return Escalation::Already;
         }
-        tenant.promote(ticket.slot);
+        tenant.escalate(ticket.slot);
         self.wake(ticket.seat, link);
-        Promoted::Moved
+        Escalation::Moved
     }
 
     /// Records that `count` prefetched pages of a tenant were used `ns` after their prefetch was posted. Pages that

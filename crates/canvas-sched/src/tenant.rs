@@ -264,7 +264,7 @@ impl Tenant {
     }
 
     /// A waiting prefetch becomes a demand, at the end of their queue.
-    pub(crate) fn promote(&mut self, at: u32) {
+    pub(crate) fn escalate(&mut self, at: u32) {
         self.unlink(at);
         let slot = &mut self.slots[at as usize];
         debug_assert_eq!(slot.class, Class::Prefetch);

@@ -7,7 +7,7 @@
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
-use crate::mailbox::Ask;
+use crate::mailbox::RequestFields;
 
 /// Most donors to which a tenant can have channels.
 pub const DONORS_MAX: usize = 64;
@@ -351,7 +351,7 @@ pub struct ReadTarget<'f> {
 impl Far {
     /// Program: the donor from which to read what `ask` names. `None` when the agent must read it, also where it
     /// crosses from one shard into the next.
-    pub fn read_target(&self, ask: &Ask) -> Option<ReadTarget<'_>> {
+    pub fn read_target(&self, ask: &RequestFields) -> Option<ReadTarget<'_>> {
         let extent = ask.extent as usize;
         let (slab, within) = (extent / SLAB_EXTENTS, extent % SLAB_EXTENTS);
         let (begin, len) = (ask.offset as usize, ask.len as usize);
@@ -466,7 +466,7 @@ mod tests {
         let far = Far::map(&fd).unwrap();
         let target = |extent, offset, len| {
             let kind = Kind::Read;
-            let ask = Ask {
+            let ask = RequestFields {
                 kind,
                 extent,
                 offset,

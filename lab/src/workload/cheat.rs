@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use canvas_direct::wire::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::lanes::{DONORS_MAX, Donor};
-use canvas_shm::mailbox::{Ask, DEMANDS, Kind};
+use canvas_shm::mailbox::{DEMANDS, Kind, RequestFields};
 use canvas_shm::{Far, Segment};
 use canvas_sys::proc;
 
@@ -198,7 +198,7 @@ fn post_demands(far: &Far, index: usize, until: Instant) {
             thread::sleep(TICK);
             continue;
         };
-        let ask = Ask {
+        let ask = RequestFields {
             kind: Kind::Read,
             extent,
             offset: 0,

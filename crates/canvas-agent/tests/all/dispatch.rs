@@ -17,7 +17,7 @@ use canvas_core::swap::extent::Packer;
 use canvas_sched::{Decision, LinkConfig};
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
 use canvas_shm::histogram::BUCKETS;
-use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
+use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, RequestFields, Status, WRITES};
 use canvas_shm::{Segment, far};
 
 /// What one tenant has on the link.
@@ -159,7 +159,7 @@ impl Tenant {
     }
 
     fn post(&self, i: usize, kind: Kind, extent: u32) {
-        let ask = Ask {
+        let ask = RequestFields {
             kind,
             extent: self.first + extent,
             offset: 0,
@@ -240,7 +240,7 @@ fn a_demand_goes_before_what_is_read_ahead_and_so_does_what_is_waited_for() {
     );
     let now = t.ask(DEMANDS, 1)[0];
     let mailbox = &t.far.mailboxes[PROC];
-    assert!(mailbox.urge(ahead[17]));
+    assert!(mailbox.escalate(ahead[17]));
     t.far.notify(PROC);
     t.turn(&mut dispatch);
     assert_eq!(t.begun().len(), WINDOW);
@@ -341,7 +341,7 @@ fn the_rest_of_what_is_waited_for_goes_before_what_is_not() {
     t.turn(&mut dispatch);
     // One that is under way, and one that waits.
     for waited_for in [0, 7] {
-        assert!(t.far.mailboxes[PROC].urge(ahead[waited_for]));
+        assert!(t.far.mailboxes[PROC].escalate(ahead[waited_for]));
     }
     t.far.notify(PROC);
     t.turn(&mut dispatch);
@@ -498,7 +498,7 @@ fn what_would_come_too_late_is_done_when_nothing_is_to_be_dropped() {
     let mailbox = &t.far.mailboxes[PROC];
     ahead.iter().for_each(|i| mailbox.release(*i));
     let waited_for = t.ask(FETCHES, 1)[0];
-    assert!(t.far.mailboxes[PROC].urge(waited_for));
+    assert!(t.far.mailboxes[PROC].escalate(waited_for));
     t.ask(DEMANDS, 3);
     t.turn(&mut dispatch);
     t.deliver_all(&mut dispatch);

@@ -15,7 +15,7 @@ use canvas_agent::store::{Event, Outcome, Store, TRANSFER_COST};
 use canvas_agent::{Agent, Setup, Share};
 use canvas_core::swap::extent::Packer;
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX, slab_state};
-use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
+use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, RequestFields, Status, WRITES};
 use canvas_shm::segment::PROCS_MAX;
 use canvas_shm::{Segment, far};
 
@@ -94,7 +94,7 @@ impl Tenant {
     fn post(&self, proc: usize, among: u64, kind: Kind, extent: u32, posted_ns: u64) -> usize {
         let mailbox = &self.far.mailboxes[proc];
         let i = mailbox.claim(among).unwrap();
-        let ask = Ask {
+        let ask = RequestFields {
             kind,
             extent,
             offset: 0,
@@ -263,12 +263,12 @@ fn slabs_that_are_said_to_be_released_are_freed_a_few_at_a_time() {
 }
 
 #[test]
-fn rings_and_urges_for_nothing_are_no_work() {
+fn notifications_and_escalations_for_nothing_are_no_work() {
     let mut t = Tenant::new();
     t.turns();
     for proc in [0, 63, 64, 1023] {
         for i in 0..64 {
-            t.far.mailboxes[proc].urge(i);
+            t.far.mailboxes[proc].escalate(i);
         }
         t.far.notify(proc);
         let found = t.agent.gather(&mut t.dispatch, ID, usize::MAX);
@@ -304,7 +304,7 @@ fn no_seal_number_comes_again_after_a_restart_whatever_the_tenant_wrote() {
             let mailbox = &far.mailboxes[0];
             let i = mailbox.claim(WRITES).unwrap();
             far.copy_in(0, i, 0, &packed());
-            let ask = Ask {
+            let ask = RequestFields {
                 kind: Kind::Write,
                 extent,
                 offset: 0,

@@ -40,7 +40,7 @@ enum Step {
     /// The store has freed a slab.
     Freed,
     /// A thread waits for a prefetch.
-    Urge {
+    Escalate {
         proc: usize,
         i: usize,
     },
@@ -63,7 +63,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..5usize).prop_map(|slabs| Step::Bound { slabs }),
         1 => Just(Step::Freed),
         2 => (0..PROCS.len(), prop_oneof![Just(0), Just(32), Just(33), Just(56)])
-            .prop_map(|(p, i)| Step::Urge { proc: PROCS[p], i }),
+            .prop_map(|(p, i)| Step::Escalate { proc: PROCS[p], i }),
     ];
     prop::collection::vec(step, 1..200)
 }
@@ -82,7 +82,7 @@ struct Op {
 #[derive(Default)]
 struct Oracle {
     posted: Vec<Origin>,
-    urged: Vec<Origin>,
+    escalated: Vec<Origin>,
     /// Process taken from last, by class.
     last: [usize; 3],
     ops: Vec<Op>,
@@ -100,7 +100,7 @@ fn class_of(i: usize) -> usize {
 
 impl Oracle {
     fn class(&self, from: Origin) -> usize {
-        if self.urged.contains(&from) {
+        if self.escalated.contains(&from) {
             0
         } else {
             class_of(from.i)
@@ -122,7 +122,7 @@ impl Oracle {
                 .copied();
             if let Some(best) = best {
                 self.posted.retain(|f| *f != best);
-                self.urged.retain(|f| *f != best);
+                self.escalated.retain(|f| *f != best);
                 self.last[class] = (best.proc + 1) % 1024;
                 return Some((best, Class::ALL[class]));
             }
@@ -220,12 +220,12 @@ proptest! {
                     slabs_max = slabs;
                     requests.set_slabs_max(slabs);
                 }
-                Step::Urge { proc, i } => {
+                Step::Escalate { proc, i } => {
                     let from = Origin { proc, i };
                     let waits = class_of(i) == 1 && o.posted.contains(&from);
-                    prop_assert_eq!(requests.urge(from), waits);
-                    if waits && !o.urged.contains(&from) {
-                        o.urged.push(from);
+                    prop_assert_eq!(requests.escalate(from), waits);
+                    if waits && !o.escalated.contains(&from) {
+                        o.escalated.push(from);
                     }
                 }
                 Step::Freed => {

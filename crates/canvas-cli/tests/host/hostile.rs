@@ -294,7 +294,7 @@ fn attack(how: Attack, far: &'static Far, file: &fs::File, over: &AtomicBool, se
             }
             Attack::Ring => {
                 (0..64).for_each(|i| {
-                    mailbox.urge(i);
+                    mailbox.escalate(i);
                 });
                 (0..PROCS_MAX).for_each(|proc| {
                     far.notify(proc);

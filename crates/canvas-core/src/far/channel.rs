@@ -4,7 +4,7 @@
 use crate::swap::classes::HEADER_BYTES;
 use crate::swap::extent::{self, EXTENT_BYTES};
 use canvas_shm::Counter;
-use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
+use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, RequestFields, Status};
 use canvas_types::ExtentRef;
 use canvas_types::sync::backoff;
 
@@ -31,7 +31,7 @@ pub(crate) fn claim_demand<F: FarStore>(far: &F) -> Request {
 }
 
 /// Posts a request; returns its index in the mailbox.
-pub(crate) fn post(c: &impl Channel, request: Request, ask: Ask, now_ns: u64) -> usize {
+pub(crate) fn post(c: &impl Channel, request: Request, ask: RequestFields, now_ns: u64) -> usize {
     c.mailbox().post(request.0, ask, now_ns);
     c.notify_agent();
     request.0
@@ -51,7 +51,7 @@ pub(crate) fn begin(
     bytes: i64,
 ) -> usize {
     job(far, request.0).begin(kind, extent, bytes);
-    let ask = Ask {
+    let ask = RequestFields {
         kind: match kind {
             JobKind::Demote => Kind::Write,
             JobKind::Fetch | JobKind::Compact | JobKind::Page => Kind::Read,
@@ -71,7 +71,7 @@ pub(crate) fn begin_alone(
     alone: SinglePageRead,
 ) {
     job(far, request.0).begin(JobKind::Page, extent, alone.bytes());
-    let ask = Ask {
+    let ask = RequestFields {
         kind: Kind::Read,
         extent,
         offset: alone.offset,

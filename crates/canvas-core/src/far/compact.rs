@@ -90,7 +90,7 @@ pub(crate) fn round(far: &impl FarStore, in_need: bool) -> bool {
         match book.sparse(&state.compaction.hand, SCAN_MAX, &slabs) {
             SearchOutcome::Found(extent) if !channel::is_under_way(far, extent) => {
                 let i = channel::begin(far, request, JobKind::Compact, extent, 0);
-                if in_need && far.mailbox().urge(i) {
+                if in_need && far.mailbox().escalate(i) {
                     far.notify_agent();
                 }
                 begun = true;

@@ -98,7 +98,7 @@ pub fn wait_for_arrival<F: FarStore>(far: &F, page: u32, place: ExtentRef) {
     };
     let job = channel::job(far, i);
     // It is a demand read now: if the agent has not started it, it goes before prefetches.
-    if far.mailbox().urge(i) {
+    if far.mailbox().escalate(i) {
         if job.kind() != JobKind::Compact {
             learn(far.owner(), true);
         }

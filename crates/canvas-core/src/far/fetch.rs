@@ -5,7 +5,7 @@
 use crate::swap::classes::HEADER_BYTES;
 use crate::swap::extent::{EXTENT_BYTES, record_bytes};
 use canvas_shm::Counter;
-use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
+use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, RequestFields, Status};
 use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use crate::far::channel;
@@ -51,7 +51,7 @@ pub fn read(
 ) -> Result<(), Lost> {
     let owner = far.owner();
     let len = HEADER_BYTES + place.len as usize;
-    let ask = Ask {
+    let ask = RequestFields {
         kind: Kind::Read,
         extent: place.extent,
         offset: place.offset,
@@ -82,7 +82,7 @@ pub fn read(
 /// Asks the agent for a demand read, and returns what `on` makes of the request that brings it.
 fn demand<R>(
     far: &impl FarStore,
-    ask: Ask,
+    ask: RequestFields,
     begun: u64,
     on: impl FnOnce(&Request) -> Result<R, Lost>,
 ) -> Result<R, Lost> {
@@ -113,7 +113,7 @@ pub fn read_whole<R>(
     extent: u32,
     on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R,
 ) -> Result<R, Lost> {
-    let ask = Ask {
+    let ask = RequestFields {
         kind: Kind::Read,
         extent,
         offset: 0,

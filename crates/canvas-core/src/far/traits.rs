@@ -4,7 +4,7 @@ use crate::swap::extent::EXTENT_BYTES;
 use crate::swap::extents::{ExtentBook, Slabs};
 use crate::swap::{LocalPool, Lz, PoolBudget, SlotMem};
 use canvas_shm::Counter;
-use canvas_shm::mailbox::{Ask, Mailbox, Status};
+use canvas_shm::mailbox::{Mailbox, RequestFields, Status};
 use canvas_types::SwapEntry;
 use canvas_types::sync::AtomicU32;
 
@@ -143,7 +143,7 @@ pub trait Channel {
     fn copy_out(&self, of: &Request, offset: usize, out: &mut [u8]);
     /// Reads a record without the agent, if possible, and puts its first bytes into `to`. The bytes are the last ones
     /// written; otherwise the result is false.
-    fn read_directly(&self, _ask: &Ask, _to: &mut [u8]) -> bool {
+    fn read_directly(&self, _ask: &RequestFields, _to: &mut [u8]) -> bool {
         false
     }
     /// Sleeps while `word`, one of the mailbox's, has `value`, and not much longer than `ns`.

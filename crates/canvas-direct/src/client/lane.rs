@@ -1,7 +1,7 @@
 //! One direct read channel: a connection to a donor, from its opening on.
 
 use canvas_shm::lanes::{KEYS_BYTES, ReadTarget};
-use canvas_shm::mailbox::Ask;
+use canvas_shm::mailbox::RequestFields;
 use canvas_sys::gate;
 use canvas_sys::net::Stream;
 use canvas_types::contention::Contention;
@@ -70,7 +70,7 @@ pub struct Lane {
 /// The record to read, and how it may be read.
 pub struct RecordRead<'r> {
     pub target: &'r ReadTarget<'r>,
-    pub ask: &'r Ask,
+    pub ask: &'r RequestFields,
     /// The record's seal number.
     pub seal: u64,
     /// The current period in which queue pairs may be used, if they may.

@@ -7,7 +7,7 @@
 //! signal stacks of 8 KiB, of which the signal's frame takes 3.
 
 use canvas_shm::lanes::{DONORS_MAX, Donor};
-use canvas_shm::{Far, mailbox::Ask};
+use canvas_shm::{Far, mailbox::RequestFields};
 use canvas_sys::net::{Address, Stream};
 use canvas_sys::proc;
 use canvas_types::contention::Contention;
@@ -227,7 +227,13 @@ impl Lanes {
 
     /// Reads what `ask` names from a donor, and puts the first bytes of the record into `to`. False when the agent must
     /// read it. The caller keeps the extent from being rewritten meanwhile.
-    pub fn read(&self, far: &Far, ask: &Ask, to: &mut [u8], process: &impl Process) -> bool {
+    pub fn read(
+        &self,
+        far: &Far,
+        ask: &RequestFields,
+        to: &mut [u8],
+        process: &impl Process,
+    ) -> bool {
         let lanes = &far.lanes;
         if !lanes.is_direct() || self.forbidden.load(Ordering::Relaxed) {
             return false;

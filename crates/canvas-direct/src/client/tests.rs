@@ -326,7 +326,7 @@ impl World {
     }
 
     fn read_at(&self, offset: u32) -> Option<[u8; LEN]> {
-        let ask = Ask {
+        let ask = RequestFields {
             kind: Kind::Read,
             extent: self.extent,
             offset,

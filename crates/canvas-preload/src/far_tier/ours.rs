@@ -11,7 +11,7 @@ use canvas_core::swap::extents::ExtentBook;
 use canvas_core::swap::{Chosen, LocalPool};
 use canvas_core::vm::ledger::reserves;
 use canvas_shm::far::{self, Far};
-use canvas_shm::mailbox::{Ask, Mailbox, Status};
+use canvas_shm::mailbox::{Mailbox, RequestFields, Status};
 use canvas_shm::{Counter, far::EXTENT_BYTES};
 use canvas_sys::{gate, proc};
 use canvas_types::{PageId, SwapEntry};
@@ -186,7 +186,7 @@ impl Channel for OurFar {
         self.0.copy_out(far_area::index(), of.index(), offset, out);
     }
     #[inline]
-    fn read_directly(&self, ask: &Ask, to: &mut [u8]) -> bool {
+    fn read_directly(&self, ask: &RequestFields, to: &mut [u8]) -> bool {
         lanes::read(self.0, ask, to)
     }
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64) {

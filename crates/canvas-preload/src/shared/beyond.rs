@@ -11,7 +11,7 @@ use canvas_core::swap::hash::{self, Hash};
 use canvas_core::swap::units::{FarCopy, StoreRef};
 use canvas_shm::Counter;
 use canvas_shm::far::{self, EXTENT_BYTES, Far};
-use canvas_shm::mailbox::{Ask, Kind, Status, WRITES};
+use canvas_shm::mailbox::{Kind, RequestFields, Status, WRITES};
 use canvas_shm::segment::shared_fd;
 use canvas_sys::{proc, shmem};
 use canvas_types::{ExtentRef, SwapEntry};
@@ -107,7 +107,7 @@ impl Demoter for Here {
                 packer.finish();
             }
         });
-        let ask = Ask {
+        let ask = RequestFields {
             kind: Kind::Write,
             extent: control().request_extents[request].load(Ordering::Relaxed),
             offset: 0,

@@ -255,7 +255,7 @@ impl Naive {
     }
 
     /// True when it was a waiting prefetch.
-    pub fn promote(&mut self, tag: u64) -> bool {
+    pub fn escalate(&mut self, tag: u64) -> bool {
         let at = self
             .waiting
             .iter()
