@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use canvas_place::replicas::REPAIRS;
-use canvas_place::replicas::repair::{self, Found, From, TRIES, Verified};
+use canvas_place::replicas::repair::{self, Found, RepairSource, TRIES, Verified};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
 use super::shards::Gathering;
-use super::{Call, OURS, Replicas, Views};
+use super::{OURS, Purpose, Replicas, Views};
 use crate::block::Block;
 use crate::dispatch::IoLink;
 use crate::store::LogTopic;
@@ -118,9 +118,9 @@ impl Replicas {
         let donors = Views::of(&self.donors, self.started);
         let has_disk = self.disk.is_some();
         match self.repairs.jobs.source(slot, &self.map, &donors, has_disk) {
-            From::Donor(_) => self.want(slot, IoLink::In),
-            From::Disk => self.want(slot, self.disk_link(slot)),
-            From::Nowhere => self.end_repair(slot, false),
+            RepairSource::Donor(_) => self.request_move(slot, IoLink::In),
+            RepairSource::Disk => self.request_move(slot, self.disk_link(slot)),
+            RepairSource::Unavailable => self.end_repair(slot, false),
         }
     }
 
@@ -132,7 +132,7 @@ impl Replicas {
     }
 
     /// Requests to move the rest of what a job reads or writes.
-    fn want(&mut self, slot: usize, link: IoLink) {
+    fn request_move(&mut self, slot: usize, link: IoLink) {
         self.events.push(Event::MoveWanted {
             slot: slot as u32,
             link,
@@ -182,7 +182,7 @@ impl Replicas {
         let handle = source.handle;
         let request = Request::Read { handle, range };
         if !self.is_there(slab, source)
-            || !self.submit(source.donor, Call::RepairRead(slot), &request)
+            || !self.submit(source.donor, Purpose::RepairRead(slot), &request)
         {
             self.moved(slot, false);
             self.read_for_repair(slot);
@@ -205,7 +205,7 @@ impl Replicas {
                 if whole {
                     self.write_for_repair(slot);
                 } else {
-                    self.want(slot, IoLink::In);
+                    self.request_move(slot, IoLink::In);
                 }
             }
             _ => {
@@ -245,7 +245,7 @@ impl Replicas {
             Verified::Write(target) => {
                 self.repairs.moving[slot].got = 0;
                 let link = target.map_or_else(|| self.disk_link(slot), |_| IoLink::Out);
-                self.want(slot, link);
+                self.request_move(slot, link);
             }
             Verified::Has => self.end_repair(slot, true),
             Verified::End => self.end_repair(slot, false),
@@ -303,7 +303,7 @@ impl Replicas {
             data: &block[piece],
         };
         let sent = self.is_there(extent / SLAB_EXTENTS as u32, target)
-            && self.submit(target.donor, Call::RepairWrite(slot), &request);
+            && self.submit(target.donor, Purpose::RepairWrite(slot), &request);
         self.repairs.moving[slot].block = Some(block);
         if !sent {
             self.moved(slot, false);
@@ -330,7 +330,7 @@ impl Replicas {
         let more = ok && !job.void && moving.got < EXTENT_BYTES;
         self.moved(slot, ok);
         if more {
-            self.want(slot, IoLink::Out);
+            self.request_move(slot, IoLink::Out);
         } else {
             self.end_repair(slot, ok);
         }

@@ -16,23 +16,23 @@ use crate::idle::Waker;
 use crate::store::Store;
 
 /// Polls links on a thread of its own.
-pub struct Watch(Arc<Both>);
+pub struct Watch(Arc<WatchShared>);
 
 /// Shared with the thread: it would never see an event of an eventfd that is closed first.
-struct Both {
+struct WatchShared {
     epoll: Epoll,
     ready: AtomicBool,
     /// Ends the thread.
     end: EventFd,
 }
 
-/// Epoll data of [`Both::end`]; that of links is 0.
+/// Epoll data of [`WatchShared::end`]; that of links is 0.
 const END: u64 = 1;
 
 impl Watch {
     /// Starts the thread.
     pub fn new(waker: Waker) -> std::io::Result<Watch> {
-        let both = Arc::new(Both {
+        let both = Arc::new(WatchShared {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             ready: AtomicBool::new(false),
             end: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,

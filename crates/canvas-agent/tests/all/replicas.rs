@@ -490,7 +490,7 @@ fn a_tenant_at_rest_looks_at_few_slabs() {
     let outcomes = rig.write(&extents, |_| {});
     assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
     let rest = |rig: &mut Rig, ticks: u32| {
-        let before = rig.store.slabs_looked_at();
+        let before = rig.store.slabs_visited();
         let looked = Instant::now();
         let mut seen = 0;
         while seen < ticks {
@@ -498,7 +498,7 @@ fn a_tenant_at_rest_looks_at_few_slabs() {
             std::thread::sleep(Duration::from_millis(21));
             seen += 1;
         }
-        (rig.store.slabs_looked_at() - before, looked.elapsed())
+        (rig.store.slabs_visited() - before, looked.elapsed())
     };
     rest(&mut rig, 3);
     let (looked, took) = rest(&mut rig, 60);

@@ -247,13 +247,13 @@ impl Gather {
     }
 
     /// A holder was asked, or could not be.
-    pub fn asked(&mut self, holder: Holder, sent: bool) {
+    pub fn on_sent(&mut self, holder: Holder, sent: bool) {
         let state = if sent { State::Waits } else { State::Failed };
         self.asked.push((holder.donor, holder.shard, state));
     }
 
     /// A donor has answered, or (not `ok`) never will. Returns the shard, if its bytes are of use.
-    pub fn answered(&mut self, donor: usize, ok: bool) -> Option<usize> {
+    pub fn on_answer(&mut self, donor: usize, ok: bool) -> Option<usize> {
         let mut all = self.asked.iter_mut();
         let open = |state: State| matches!(state, State::Waits | State::Late);
         let (_, shard, state) = all.find(|(d, _, state)| *d == donor && open(*state))?;
@@ -275,7 +275,7 @@ impl Gather {
     }
 
     /// Donors that did not deliver may be asked again.
-    pub fn try_again(&mut self) {
+    pub fn retry(&mut self) {
         self.asked.retain(|(.., state)| *state != State::Failed);
     }
 }

@@ -39,7 +39,7 @@ pub struct RemovedReplica {
 }
 
 /// Chooses the donor to ask for a replica of a slab, and records it: donors are asked one at a time, so until it has
-/// answered it counts as having refused. The caller reports with [`Slab::asked`] that the request was sent.
+/// answered it counts as having refused. The caller reports with [`Slab::on_alloc_sent`] that the request was sent.
 pub fn place(
     map: &mut Map,
     slab: u32,
@@ -116,7 +116,7 @@ pub fn has_room(donors: &(impl Donors + ?Sized), slab_bytes: u64) -> bool {
 
 impl Slab {
     /// A request for a replica was sent.
-    pub fn asked(&mut self) {
+    pub fn on_alloc_sent(&mut self) {
         self.allocating += 1;
     }
 
@@ -173,7 +173,7 @@ impl Slab {
     }
 
     /// Removes the replica that is to be released now, if any. `room`: [`has_room`].
-    pub fn let_go(
+    pub fn remove_surplus(
         &mut self,
         donors: &(impl Donors + ?Sized),
         policy: Policy,
@@ -213,7 +213,7 @@ impl Slab {
 
     /// Releases the disk's copy if the policy wants none and donors have as many complete copies as it wants. False
     /// when it stays, or there is none.
-    pub fn let_go_of_disk(
+    pub fn drop_disk_copy(
         &mut self,
         donors: &(impl Donors + ?Sized),
         policy: Policy,
@@ -253,13 +253,13 @@ impl Slab {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replicas::{DonorView, Standing};
+    use crate::replicas::{ConnectionState, DonorView};
 
     /// One donor dies while it is asked, and another one grants after that: the first is asked again when it is back.
     #[test]
     fn a_refusal_is_over_whatever_others_have_granted() {
         let up = DonorView {
-            standing: Standing::Up,
+            connection: ConnectionState::Up,
             pressure: false,
             free_bytes: 1 << 30,
             suspect: false,

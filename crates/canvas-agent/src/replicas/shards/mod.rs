@@ -81,7 +81,7 @@ impl Replicas {
     }
 
     /// Logs that no combination of shards gives the extent.
-    fn tell_unrepairable(&mut self, extent: u32) {
+    fn log_unrepairable(&mut self, extent: u32) {
         let line = format!("the shards of extent {extent} that can be read do not restore it");
         self.events.push(Event::Log(LogTopic::Corrupt, line));
     }

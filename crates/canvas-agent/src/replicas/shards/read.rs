@@ -17,7 +17,7 @@ use canvas_place::replicas::code::{GRAIN, Gather, Holder, ShardRange};
 use canvas_shm::far::EXTENT_BYTES;
 use canvas_wire::frame::Request;
 
-use super::super::{Call, Replicas, Views};
+use super::super::{Purpose, Replicas, Views};
 use crate::block::Block;
 use crate::erasure::{Coder, Piece, assemble, candidates};
 use crate::store::{Event, Outcome, place};
@@ -165,11 +165,11 @@ impl Replicas {
             read.search();
         }
         self.shard_reads.by_id.insert(id, read);
-        self.go_on_gathering(id);
+        self.continue_gathering(id);
     }
 
     /// Sends requests to the donors that remain. A complete read is returned; one that cannot continue ends or waits.
-    fn go_on_gathering(&mut self, id: u32) {
+    fn continue_gathering(&mut self, id: u32) {
         let Some(read) = self.shard_reads.by_id.get(&id) else {
             return;
         };
@@ -212,12 +212,12 @@ impl Replicas {
             handle: holder.handle,
             range,
         };
-        let sent = self.submit(holder.donor, Call::Shard(id, serial, part), &request);
+        let sent = self.submit(holder.donor, Purpose::Shard(id, serial, part), &request);
         let hedge_ns = self.donors[holder.donor].pace.hedge_ns();
         let Some(read) = self.shard_reads.by_id.get_mut(&id) else {
             return;
         };
-        read.parts[part].gather.asked(holder, sent);
+        read.parts[part].gather.on_sent(holder, sent);
         if sent {
             let due = Instant::now() + Duration::from_nanos(hedge_ns);
             let due = Reverse((due, id, serial, part, holder.donor));
@@ -240,7 +240,7 @@ impl Replicas {
             return;
         };
         let data = data.filter(|data| data.len() == part.window.len());
-        let shard = part.gather.answered(donor, data.is_some());
+        let shard = part.gather.on_answer(donor, data.is_some());
         match data.zip(shard) {
             Some((data, shard)) => {
                 part.pieces.push(Piece {
@@ -254,7 +254,7 @@ impl Replicas {
             }
             None => self.failed_over(donor),
         }
-        self.go_on_gathering(id);
+        self.continue_gathering(id);
     }
 
     /// No donor is left that could give the missing shards.
@@ -277,7 +277,7 @@ impl Replicas {
             self.shard_reads.serial += 1;
             read.serial = self.shard_reads.serial;
             read.search();
-            self.go_on_gathering(id);
+            self.continue_gathering(id);
         }
     }
 
@@ -380,9 +380,9 @@ impl Replicas {
                 read.search();
                 self.shard_reads.serial = next;
             } else {
-                read.parts.iter_mut().for_each(|p| p.gather.try_again());
+                read.parts.iter_mut().for_each(|p| p.gather.retry());
             }
-            self.go_on_gathering(id);
+            self.continue_gathering(id);
         }
     }
 
@@ -407,7 +407,7 @@ impl Replicas {
             if is_late {
                 self.failed_over(donor);
                 self.suspect(donor);
-                self.go_on_gathering(id);
+                self.continue_gathering(id);
             }
         }
     }
