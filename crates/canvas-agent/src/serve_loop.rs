@@ -532,14 +532,14 @@ impl ServeLoop {
         }
     }
 
-    /// How long to sleep at most, given that `bells` tenants' futexes can wake the thread.
-    fn sleep_max(&self, bells: usize, now: Instant) -> Duration {
+    /// How long to sleep at most, given that `armed` tenants' futexes can wake the thread.
+    fn sleep_max(&self, armed: usize, now: Instant) -> Duration {
         let throttled = self
             .slots
             .iter()
             .filter(|s| s.throttled_until.is_some())
             .count();
-        let all = bells + throttled == self.slots.len();
+        let all = armed + throttled == self.slots.len();
         let long = if all { SLEEP_MAX } else { CONTENDED };
         let long = if throttled > 0 {
             long.min(SPURIOUS_PAUSE)
@@ -560,14 +560,14 @@ impl ServeLoop {
             relax();
             return;
         }
-        let bells = self
+        let armed = self
             .slots
             .iter()
             .filter(|s| s.throttled_until.is_none())
             .map(|s| WaitOn::new(&s.agent.far().asleep, 1));
         let notifier = self.dispatch.notifier().clone();
         let mut words = vec![notifier.wait_on(seen)];
-        words.extend(bells.take(WAIT_ANY_MAX - 1));
+        words.extend(armed.take(WAIT_ANY_MAX - 1));
         let long = self.sleep_max(words.len() - 1, Instant::now());
         if futex_wait_any(&words, long.as_nanos() as u64).is_err() {
             // The kernel has no futex_waitv: poll every tenant instead of sleeping on its futex.

@@ -30,7 +30,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::finder::Finder;
-use crate::members::Orphan;
+use crate::members::RunnerlessTenant;
 use canvas_control::text::reason;
 use canvas_types::units::Amount;
 
@@ -165,12 +165,12 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
         share,
     };
     let dispatch = Dispatch::new().with_timeliness(args.timeliness);
-    let mut orphan = Orphan::default();
+    let mut runnerless = RunnerlessTenant::default();
     let lives = Lives::of(&segment_fd);
     let is_over = || match runner.load(SeqCst) {
         RUNNING => false,
         RUN_OVER => true,
-        _ => orphan.is_over(lives, segment, far),
+        _ => runnerless.is_over(lives, segment, far),
     };
     if args.servers.is_empty() && args.seeds.is_empty() {
         let disk = disk.ok_or(WorkerError::NoPlace)?;

@@ -93,7 +93,7 @@ impl Class {
 /// Identifies one request; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket {
-    pub(crate) seat: u32,
+    pub(crate) index: u32,
     pub(crate) slot: u32,
     pub(crate) serial: u64,
 }

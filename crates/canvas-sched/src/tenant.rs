@@ -295,11 +295,11 @@ impl Tenant {
         self.free.push(at);
     }
 
-    pub(crate) fn request(&self, at: u32, seat: u32) -> Request {
+    pub(crate) fn request(&self, at: u32, index: u32) -> Request {
         let slot = self.slot(at);
         Request {
             ticket: Ticket {
-                seat,
+                index,
                 slot: at,
                 serial: slot.serial,
             },

@@ -244,7 +244,7 @@ impl Tenant {
     }
 
     /// Gives a prepared tenant to a run of user `uid`: completely, or not at all with the reason.
-    pub fn give(&mut self, to: &Take, uid: u32, service: &Service) -> Result<(), AdmissionError> {
+    pub fn claim(&mut self, to: &Take, uid: u32, service: &Service) -> Result<(), AdmissionError> {
         let terms = service.terms(&self.hello.name);
         terms.allow_pool(to.pool_bytes)?;
         let before = std::mem::replace(&mut self.uid, uid);
@@ -418,7 +418,7 @@ impl Tenant {
     }
 
     /// Descriptors that its runner keeps for the next agent: journal and backing files, read-only.
-    pub fn keepsakes(&self) -> std::io::Result<Vec<OwnedFd>> {
+    pub fn recovery_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
         std::iter::once(self.journal.file())
             .chain(&self.backing)
             .map(|file| Ok(File::open(in_proc(file.as_fd()))?.into()))
@@ -632,7 +632,7 @@ mod tests {
         let fd = segment();
         let again = |fd: &OwnedFd| fd.try_clone().unwrap();
         let first = Tenant::judge(hello(), 7, vec![again(&fd)], &service).unwrap();
-        let kept = first.keepsakes().unwrap();
+        let kept = first.recovery_fds().unwrap();
         assert_eq!(kept.len(), 2);
         for file in &kept {
             let flags = fcntl(file, FcntlArg::F_GETFL).unwrap();
@@ -716,7 +716,7 @@ mod tests {
         assert_eq!((first.hello.slabs, bound()), (5, 5));
         // Neither the segment nor what the runner says to the next agent can raise it.
         far_of(&fd).slabs_max.store(1000, Relaxed);
-        let kept = first.keepsakes().unwrap();
+        let kept = first.recovery_fds().unwrap();
         let fds = || vec![again(&fd), again(&kept[0]), again(&kept[1])];
         let greedy = || Hello {
             slabs: 1000,

@@ -291,19 +291,19 @@ fn what_a_store_is_due_to_do_is_done_while_its_tenant_sleeps() {
         };
         t.serving.add(id, Box::new(agent), Arc::default());
     }
-    let bells = t.serving.slots.len();
+    let armed = t.serving.slots.len();
     while t.serving.slots.iter().any(|s| s.asleep.is_none()) {
         t.serving.round();
     }
     let looks = || reaped.iter().map(|r| r.load(Relaxed)).collect::<Vec<_>>();
     let now = Instant::now();
-    assert_eq!(t.serving.sleep_max(bells, now), Duration::ZERO);
+    assert_eq!(t.serving.sleep_max(armed, now), Duration::ZERO);
     let before = looks();
     t.serving.round();
     assert_eq!(looks(), [before[0], before[1] + 1, before[2]]);
     // Without it the thread sleeps as long as ever; with a later due time, until then.
     t.serving.remove(2);
-    let asleep = |t: &Tenants| t.serving.sleep_max(bells - 1, now);
+    let asleep = |t: &Tenants| t.serving.sleep_max(armed - 1, now);
     assert_eq!(asleep(&t), SLEEP_MAX);
     t.serving.slots[1].due = Some(now + Duration::from_millis(7));
     assert_eq!(asleep(&t), Duration::from_millis(7));
