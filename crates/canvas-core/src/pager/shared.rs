@@ -2,8 +2,8 @@
 //! middle of a step (docs/SHARED.md).
 //!
 //! All of this state lies in shared memory, and a process may die between any two steps. A process that finds the
-//! lock's holder or a page's owner dead repeats the step ([`Partition::recover`], [`Partition::bury`]) from what is
-//! recorded: the words, and a journal of the one eviction that can be in progress. The kernel is behind a trait
+//! lock's holder or a page's owner dead repeats the step ([`Partition::recover`], [`Partition::recover_owner`]) from
+//! what is recorded: the words, and a journal of the one eviction that can be in progress. The kernel is behind a trait
 //! ([`Kernel`]), which the model test implements.
 
 pub mod ahead;
@@ -353,7 +353,7 @@ impl<'a> Partition<'a> {
     }
 
     /// Settles the pages that a dead process was filling. The caller holds the lock.
-    pub fn bury(&self, k: &impl Kernel, owner: u16, end: u32) {
+    pub fn recover_owner(&self, k: &impl Kernel, owner: u16, end: u32) {
         for (page, w) in self.words[..end as usize].iter().enumerate() {
             let cur = load(w);
             if cur.is_filled_by(owner) {

@@ -233,7 +233,7 @@ impl Job {
 
 /// A taken slot.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct TakenSlot {
     slot: u32,
     /// The entry that the page owns from now on (none if a writer is using it).
     pub entry: SwapEntry,
@@ -742,14 +742,14 @@ impl<'a> SlotTable<'a> {
     /// Takes a slot whose page the caller has just moved out of Cached. The contents stay valid until
     /// [`SlotTable::finish`].
     #[inline]
-    pub fn take(&self, slot: u32) -> Taken {
+    pub fn take(&self, slot: u32) -> TakenSlot {
         loop {
             let s = self.state(slot);
             match s {
                 SlotState::Full => {
                     if self.step(slot, s, SlotState::Taken) {
                         let (entry, far_copy) = self.entry(slot);
-                        return Taken {
+                        return TakenSlot {
                             slot,
                             entry,
                             far_copy,
@@ -759,7 +759,7 @@ impl<'a> SlotTable<'a> {
                 }
                 SlotState::Writing => {
                     if self.step(slot, s, SlotState::Detached) {
-                        return Taken {
+                        return TakenSlot {
                             slot,
                             entry: SwapEntry::NONE,
                             far_copy: false,
@@ -774,14 +774,14 @@ impl<'a> SlotTable<'a> {
 
     /// Ends the use of a taken slot's contents.
     #[inline]
-    pub fn finish(&self, t: Taken) {
+    pub fn finish(&self, t: TakenSlot) {
         if !(t.detached && self.step(t.slot, SlotState::Detached, SlotState::TakerDone)) {
             self.free(t.slot);
         }
     }
 
     /// Puts a taken slot back: its page could not be brought in, and the caller is about to make its word Cached again.
-    pub fn untake(&self, t: Taken) {
+    pub fn undo_take(&self, t: TakenSlot) {
         let mut old = SlotState::Taken;
         if t.detached {
             // The writer is still reading: it never learns that the slot was taken.

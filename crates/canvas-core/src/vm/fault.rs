@@ -311,7 +311,7 @@ fn cache_hit(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
         // Only possible if the program unmapped the page during its own access.
         drop(held);
         ledger::uncharge(vm, 1);
-        slots.untake(taken);
+        slots.undo_take(taken);
         word::publish(w, cur);
         return Some(why_not(copied.stopped));
     }

@@ -10,7 +10,7 @@ use super::context::{Batch, Fill};
 use super::spans::{Held, Range};
 use super::state::State;
 use crate::far::fetch::{Lost, Stored};
-use crate::pager::prefetch::{Advice, Area, FaultSite, Prefetcher, Surroundings};
+use crate::pager::prefetch::{Advice, Area, FaultSite, MemoryView, Prefetcher};
 use crate::pager::slot::SlotTable;
 use crate::pager::table::PageTable;
 use crate::pager::word::{self, Word};
@@ -350,7 +350,7 @@ pub trait Observers: Process {
 }
 
 /// The process's memory, as prefetchers see it.
-impl<T: Process> Surroundings for T {
+impl<T: Process> MemoryView for T {
     #[inline]
     fn area_of(&self, page: PageId) -> Option<Area> {
         Process::area_of(self, page)

@@ -259,7 +259,7 @@ impl Process<'_> {
         // Dead processes are replaced once all that was theirs is settled.
         for slot in 0..PROCS {
             if !w.alive[slot].get() {
-                w.partition().bury(self, slot as u16, PAGES as u32);
+                w.partition().recover_owner(self, slot as u16, PAGES as u32);
                 self.step();
                 w.alive[slot].set(true);
             }

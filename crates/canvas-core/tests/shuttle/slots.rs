@@ -290,7 +290,7 @@ impl World {
         if fail {
             thread::yield_now();
             if let Some(t) = taken {
-                self.slots().untake(t);
+                self.slots().undo_take(t);
             }
             word::publish(w, cur);
             return;

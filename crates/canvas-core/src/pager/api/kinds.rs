@@ -73,7 +73,7 @@ impl Kinds {
             .and_then(|p| Kind::from_number(p.load(Ordering::Acquire) & 0xff))
     }
     /// Declares the kind of the thread `tid` (not 0). One writer at a time.
-    pub fn tell(&self, tid: u32, kind: Kind) -> Result<(), Full> {
+    pub fn declare(&self, tid: u32, kind: Kind) -> Result<(), Full> {
         let word = u64::from(tid) << 8 | kind as u64;
         if let Some(cell) = self.cell_of(tid) {
             cell.store(word, Ordering::Release);
@@ -116,7 +116,7 @@ mod tests {
             for (i, (tid, kind)) in ops.into_iter().enumerate() {
                 let tid = tid * 4097;
                 match Kind::from_number(kind) {
-                    Some(kind) if kinds.tell(tid, kind).is_ok() => {
+                    Some(kind) if kinds.declare(tid, kind).is_ok() => {
                         oracle.insert(tid, kind);
                     }
                     Some(_) => prop_assert!(oracle.len() >= REACH),

@@ -137,19 +137,19 @@ const DEPTH_MAX: u32 = 24;
 /// Links that one fault follows at most.
 const STEPS_MAX: usize = 16;
 /// Pages that one fault requests at most.
-pub const ASKED_MAX: usize = 8;
+pub const PREFETCH_LIST_MAX: usize = 8;
 
 /// Pages to bring in because of one fault.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Asked {
-    pages: [PageId; ASKED_MAX],
+pub struct PrefetchList {
+    pages: [PageId; PREFETCH_LIST_MAX],
     n: usize,
 }
 
-impl Asked {
+impl PrefetchList {
     /// Adds a page, unless it is in the list or there is no room.
     pub fn push(&mut self, page: PageId) {
-        if self.n < ASKED_MAX && !self.pages().contains(&page) {
+        if self.n < PREFETCH_LIST_MAX && !self.pages().contains(&page) {
             self.pages[self.n] = page;
             self.n += 1;
         }
@@ -189,7 +189,7 @@ impl Chain {
     }
 
     /// Handles a fault of the thread at `here`; returns the pages to request.
-    pub fn on_fault(&mut self, links: &Links<'_>, here: Position) -> Asked {
+    pub fn on_fault(&mut self, links: &Links<'_>, here: Position) -> PrefetchList {
         if let Some(last) = self.last.replace(here)
             && last.page() != here.page()
         {
@@ -210,14 +210,14 @@ impl Chain {
         self.extend(links, here)
     }
 
-    fn extend(&mut self, links: &Links<'_>, here: Position) -> Asked {
-        let mut asked = Asked::default();
+    fn extend(&mut self, links: &Links<'_>, here: Position) -> PrefetchList {
+        let mut asked = PrefetchList::default();
         let mut at = match self.n {
             0 => here,
             n => self.ahead[n - 1],
         };
         for _ in 0..STEPS_MAX {
-            if self.n >= self.depth as usize || asked.n == ASKED_MAX {
+            if self.n >= self.depth as usize || asked.n == PREFETCH_LIST_MAX {
                 break;
             }
             let Some(next) = links.next(at) else { break };

@@ -173,7 +173,7 @@ fn a_heat_of_h_is_offered_every_2_to_the_h_sweeps() {
                     &world.table(),
                     1,
                     sweep,
-                    (Level::Normal, Among::All),
+                    (Level::Normal, SweepScope::All),
                     &mut out,
                 );
                 world.put(100, resident().with_heat(heat));

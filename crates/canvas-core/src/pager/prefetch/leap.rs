@@ -14,7 +14,7 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
-use super::{Fault, FaultKind, Plan, Prefetcher, Surroundings, get, majority, next_page, put};
+use super::{Fault, FaultKind, MemoryView, Plan, Prefetcher, get, majority, next_page, put};
 
 /// Deltas kept (the paper's H_size).
 pub const HISTORY: usize = 32;
@@ -57,7 +57,7 @@ impl Leap {
 }
 
 impl Prefetcher for Leap {
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan {
         self.on_fault(fault.page, fault.kind)
     }
 }

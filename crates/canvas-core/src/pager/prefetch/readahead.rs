@@ -11,7 +11,7 @@ use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
-use super::{Area, Fault, FaultKind, Plan, Prefetcher, Surroundings};
+use super::{Area, Fault, FaultKind, MemoryView, Plan, Prefetcher};
 
 /// Most pages of a window, including the faulting one (1 << page_cluster).
 pub const WINDOW_MAX: u32 = 8;
@@ -77,7 +77,7 @@ impl Readahead {
 
 impl Prefetcher for Readahead {
     /// Without a known mapping, plans and learns nothing.
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan {
         match fault.around.area_of(fault.page) {
             Some(area) => self.on_fault(fault.page, fault.kind, area),
             None => Plan::NONE,

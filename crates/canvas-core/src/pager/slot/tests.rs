@@ -205,16 +205,16 @@ fn a_fill_that_fails_undoes_the_take() {
         if stage == 0 {
             let taken = t.take(slot);
             assert_eq!(taken.entry, SwapEntry(5));
-            t.untake(taken);
+            t.undo_take(taken);
         } else {
             write_oldest(&t).unwrap();
             let taken = t.take(slot);
             if stage == 1 {
-                t.untake(taken);
+                t.undo_take(taken);
                 assert_eq!(t.abort_write(slot, SwapEntry(5), true), None);
             } else {
                 assert_eq!(t.abort_write(slot, SwapEntry(5), true), Some(SwapEntry(5)));
-                t.untake(taken);
+                t.undo_take(taken);
             }
         }
         let job = write_oldest(&t).expect("it waits again");
@@ -238,7 +238,7 @@ fn the_ring_never_overflows() {
     // Fills that fail over and over.
     let other = full(&t, 2).slot();
     for _ in 0..100 {
-        t.untake(t.take(other));
+        t.undo_take(t.take(other));
     }
     let order: Vec<u32> = std::iter::from_fn(|| write_oldest(&t).map(|j| j.slot)).collect();
     assert_eq!(order, [oldest, other]);
@@ -378,7 +378,7 @@ enum Op {
     AbortWrite(usize, u32),
     Take(u32),
     Finish(usize),
-    Untake(usize),
+    UndoTake(usize),
     Capacity(usize),
     /// Idle slots lose their buffers, at most this many.
     Bare(usize),
@@ -400,7 +400,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (which.clone(), 0u32..4).prop_map(|(i, e)| Op::AbortWrite(i, e)),
         4 => (0..PAGES).prop_map(Op::Take),
         3 => which.clone().prop_map(Op::Finish),
-        2 => which.prop_map(Op::Untake),
+        2 => which.prop_map(Op::UndoTake),
         1 => (0usize..SLOTS + 2).prop_map(Op::Capacity),
         2 => (1usize..4).prop_map(Op::Bare),
         6 => (0usize..3).prop_map(Op::Thread),
@@ -415,7 +415,7 @@ struct Held {
     entry: (u32, bool),
     writing: bool,
     /// Set while a taker has it.
-    taken: Option<Taken>,
+    taken: Option<TakenSlot>,
     /// No word names it any more.
     gone: bool,
 }
@@ -578,7 +578,7 @@ impl Oracle {
             }
         }
     }
-    fn untake(&mut self, t: &SlotTable, i: usize) {
+    fn undo_take(&mut self, t: &SlotTable, i: usize) {
         if let Some(s) = pick(&self.taken(), i) {
             let h = self.held.get_mut(&s).unwrap();
             // The page is elsewhere by now: the program has it in another slot.
@@ -592,7 +592,7 @@ impl Oracle {
                 self.held.get_mut(&s).unwrap().taken = Some(taken);
                 return;
             }
-            t.untake(taken);
+            t.undo_take(taken);
             if !self.held[&s].writing {
                 self.wait_again(s);
             }
@@ -633,7 +633,7 @@ fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
         Op::AbortWrite(i, entry) => o.abort_write(t, i, entry),
         Op::Take(page) => o.take(t, page),
         Op::Finish(i) => o.finish(t, i),
-        Op::Untake(i) => o.untake(t, i),
+        Op::UndoTake(i) => o.undo_take(t, i),
         Op::Capacity(n) => {
             t.set_capacity(n);
             o.capacity = n.min(SLOTS);

@@ -7,7 +7,7 @@ use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, Threads};
 use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use super::journal::Journal;
-use super::nodes::{NodeSlabs, Nodes, OfNode};
+use super::nodes::{NodeBudget, NodeSlabs, Nodes};
 use super::types::{CopyTarget, LoadError, PoolArrays, Releaser, STORED_MAX, SlotMem, stored_len};
 use crate::swap::classes::{HEADER_BYTES, RAW_CLASS};
 use crate::swap::codec::Lz;
@@ -111,8 +111,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     }
 
     /// The limit of a node.
-    pub(super) fn of_node(&self, node: usize) -> OfNode<'_, B> {
-        OfNode {
+    pub(super) fn node_budget(&self, node: usize) -> NodeBudget<'_, B> {
+        NodeBudget {
             budget: &self.budget,
             node,
             charged: Cell::new(false),
@@ -128,7 +128,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                 .nodes
                 .used()
                 .get(node)
-                .is_some_and(|slots| slots.free(slot, &self.of_node(node), &memory)),
+                .is_some_and(|slots| slots.free(slot, &self.node_budget(node), &memory)),
         }
     }
 

@@ -359,7 +359,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     /// Releases the nodes' empty slabs.
     pub fn trim_nodes(&self) {
         for (node, slots) in self.nodes.used().iter().enumerate() {
-            slots.trim(&self.of_node(node), &Releaser(&self.mem));
+            slots.trim(&self.node_budget(node), &Releaser(&self.mem));
         }
     }
 

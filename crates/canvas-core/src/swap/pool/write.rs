@@ -117,7 +117,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         if self.budget.node_is_over(node) {
             return None;
         }
-        let (slots, budget) = (&self.nodes.slots[node], self.of_node(node));
+        let (slots, budget) = (&self.nodes.slots[node], self.node_budget(node));
         let slot = slots.alloc(RAW_CLASS, &budget)?;
         self.put_raw(slot, page, digest);
         if budget.charged.get() && !self.budget.lies_on_node(node, slot.offset()) {
