@@ -24,7 +24,7 @@ pub struct Fault {
     pub time_ns: u64,
 }
 
-struct Cell {
+struct FaultCell {
     /// `2n + 1` while fault number n is written, `2n + 2` when it is complete.
     state: AtomicU64,
     words: [AtomicU64; 4],
@@ -32,7 +32,7 @@ struct Cell {
 
 /// The ring. About 40 KiB, usable as a static.
 pub struct Ring {
-    cells: [Cell; FAULTS],
+    cells: [FaultCell; FAULTS],
     /// Number of the next fault.
     next: AtomicU64,
     /// Number of the next fault to read.
@@ -40,9 +40,9 @@ pub struct Ring {
     dropped: AtomicU64,
 }
 
-impl Cell {
-    const fn new() -> Cell {
-        Cell {
+impl FaultCell {
+    const fn new() -> FaultCell {
+        FaultCell {
             state: AtomicU64::new(0),
             words: [
                 AtomicU64::new(0),
@@ -58,7 +58,7 @@ impl Ring {
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Ring {
         Ring {
-            cells: [const { Cell::new() }; FAULTS],
+            cells: [const { FaultCell::new() }; FAULTS],
             next: AtomicU64::new(0),
             read: AtomicU64::new(0),
             dropped: AtomicU64::new(0),

@@ -39,7 +39,7 @@ pub struct Declaration {
 /// Regions that can be declared.
 pub const REGIONS: usize = 4096;
 
-struct Cell {
+struct RegionCell {
     /// `start << 32 | end`, in pages.
     pages: AtomicU64,
     /// `shift << 8 | content`.
@@ -52,7 +52,7 @@ pub struct Refs {
     /// Odd while the list changes.
     change: AtomicU64,
     len: AtomicU64,
-    cells: [Cell; REGIONS],
+    cells: [RegionCell; REGIONS],
 }
 
 /// There is no cell left; nothing was changed.
@@ -61,9 +61,9 @@ pub struct Full;
 
 type Item = (u32, u32, Declaration);
 
-impl Cell {
-    const fn new() -> Cell {
-        Cell {
+impl RegionCell {
+    const fn new() -> RegionCell {
+        RegionCell {
             pages: AtomicU64::new(0),
             what: AtomicU64::new(0),
             base: AtomicU64::new(0),
@@ -77,7 +77,7 @@ impl Refs {
         Refs {
             change: AtomicU64::new(0),
             len: AtomicU64::new(0),
-            cells: [const { Cell::new() }; REGIONS],
+            cells: [const { RegionCell::new() }; REGIONS],
         }
     }
 

@@ -44,7 +44,7 @@ impl MappingState {
     }
 }
 
-struct Cell {
+struct MappingCell {
     /// The mapping's first page, plus one; 0 for none.
     owner: AtomicU32,
     memory: AtomicU64,
@@ -53,12 +53,12 @@ struct Cell {
 /// The state of all mappings of a process: 16 KiB, usable as a static. Threads that fault in one mapping at the same
 /// time may lose a hit, as in the kernel.
 pub struct Readahead {
-    cells: [Cell; AREAS],
+    cells: [MappingCell; AREAS],
 }
 
-impl Cell {
-    const fn new() -> Cell {
-        Cell {
+impl MappingCell {
+    const fn new() -> MappingCell {
+        MappingCell {
             owner: AtomicU32::new(0),
             memory: AtomicU64::new(0),
         }
@@ -70,7 +70,7 @@ impl Readahead {
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Readahead {
         Readahead {
-            cells: [const { Cell::new() }; AREAS],
+            cells: [const { MappingCell::new() }; AREAS],
         }
     }
 }
