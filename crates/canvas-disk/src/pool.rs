@@ -502,7 +502,7 @@ impl<'m> PoolStore<'m> {
                 if let Some(b) = self.far() {
                     fetch::used(&b, entry);
                     if held.has(CAME) {
-                        fetch::used_beside(self);
+                        fetch::neighbour_used(self);
                     }
                 }
                 held.clear(CAME | ASKED);
@@ -528,7 +528,7 @@ impl<'m> PoolStore<'m> {
         let mut stored = Stored::new();
         match fetch::load(&b, entry, place, out, &mut stored) {
             Ok(()) => {
-                fetch::comes_beside(&b, place.extent);
+                fetch::fetch_neighbours(&b, place.extent);
                 held.clear(ASKED);
                 if fetch::keep(&b, entry, place, &stored) {
                     held.clear(BEYOND);
